@@ -1,0 +1,49 @@
+"""The errors that mpips raises on purpose; each carries the exit code of its kind."""
+
+from __future__ import annotations
+
+
+class MpipsError(Exception):
+    """Base of all errors that carry a sentence for the user; `exit_code` ends the process."""
+
+    exit_code = 1
+
+
+class ConfigError(MpipsError):
+    """A file, flag or option is wrong: what, where, and what is accepted."""
+
+    exit_code = 2
+
+
+class DataError(MpipsError):
+    """A data file cannot be read or holds something that cannot be trained on."""
+
+    exit_code = 2
+
+
+class KernelError(ConfigError):
+    """An unknown or unavailable instruction set was forced."""
+
+
+class CapabilityError(MpipsError):
+    """The machine, the MPI or a library lacks what the job needs."""
+
+    exit_code = 69
+
+
+class RegionError(CapabilityError):
+    """A shared-memory region cannot be made, attached or grown."""
+
+
+class TransportError(CapabilityError):
+    """Two ranks cannot be connected in the way that was asked for."""
+
+
+class ProtocolError(MpipsError):
+    """A record that no correct peer sends: a gap, a bad checksum, a foreign generation."""
+
+
+class StallError(MpipsError):
+    """A wait ran out of time; names the late rank and what it was doing."""
+
+    exit_code = 124

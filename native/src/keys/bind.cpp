@@ -1,0 +1,7 @@
+#include "register.hpp"
+
+namespace mpips {
+
+void register_keys(pybind11::module_&) {}
+
+}  // namespace mpips

@@ -1,0 +1,12 @@
+#include <pybind11/pybind11.h>
+
+#include "register.hpp"
+
+PYBIND11_MODULE(_native, m) {
+  m.doc() = "C++ kernels, key tables, rings and shards of mpips";
+  mpips::register_kernels(m);
+  mpips::register_keys(m);
+  mpips::register_data(m);
+  mpips::register_ring(m);
+  mpips::register_server(m);
+}

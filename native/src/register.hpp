@@ -1,0 +1,13 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace mpips {
+
+void register_kernels(pybind11::module_& m);
+void register_keys(pybind11::module_& m);
+void register_data(pybind11::module_& m);
+void register_ring(pybind11::module_& m);
+void register_server(pybind11::module_& m);
+
+}  // namespace mpips
