@@ -1,0 +1,99 @@
+"""Typed access to the C++ vector kernels.
+
+Each kernel exists once per instruction set ("scalar", "avx2", "avx512"); all give the same bits,
+and `mpips.kernels.reference` defines them. The widest that the machine supports is used, unless the
+environment variable MPIPS_KERNELS or the argument `kernels` names another. Arrays are float32 and
+contiguous, taken as they are and never copied (else TypeError); the interpreter lock is released
+while a kernel runs. A name that this machine does not have is a `mpips.errors.KernelError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpips import _native
+from mpips._native import OptimizerConfig, available_kernels, kernels_name
+
+__all__ = [
+    "OptimizerConfig",
+    "add",
+    "all_finite",
+    "available_kernels",
+    "compensate",
+    "kernels_name",
+    "scale",
+    "update",
+]
+
+Float32 = NDArray[np.float32]
+
+
+def update(
+    config: OptimizerConfig,
+    values: Float32,
+    state: Sequence[Float32] | Float32,
+    gradient: Float32,
+    step: int = 1,
+    gradient_scale: float = 1.0,
+    kernels: str | None = None,
+) -> None:
+    """Apply one gradient in place; `values` and `state` change.
+
+    Args:
+        config: The rule and its hyperparameters.
+        values: float32, any shape of n elements.
+        state: `config.n_state` arrays of n float32; slot k starts as `config.initial_state(k)`.
+        gradient: float32, n elements.
+        step: Counts the updates of these values, this one included, from 1.
+        gradient_scale: Multiplied onto the gradient before anything else.
+        kernels: An instruction set by name; None is the chosen one.
+
+    Raises:
+        ValueError: Sizes differ, the state has not the slots of the rule, or `step` is 0.
+    """
+    if len(state) != config.n_state:
+        raise ValueError(f"{config.kind} has {config.n_state} states, not {len(state)}")
+    slots = [state[k] if k < config.n_state else None for k in range(2)]
+    _native.update(config, values, slots[0], slots[1], gradient, step, gradient_scale, kernels)
+
+
+def add(dst: Float32, src: Float32, kernels: str | None = None) -> None:
+    """`dst += src`; float32, of the same size."""
+    _native.add(dst, src, kernels)
+
+
+def scale(dst: Float32, factor: float, kernels: str | None = None) -> None:
+    """`dst *= factor`, the factor rounded to float32 first."""
+    _native.scale(dst, factor, kernels)
+
+
+def all_finite(src: Float32, kernels: str | None = None) -> bool:
+    """True if `src` holds neither NaN nor infinity; stops at the first."""
+    return _native.all_finite(src, kernels)
+
+
+def compensate(
+    out: Float32,
+    gradient: Float32,
+    values: Float32,
+    base: Float32,
+    lambda_: float,
+    kernels: str | None = None,
+) -> None:
+    """Correct a late gradient: `out = gradient + lambda_ gradient^2 (values - base)`.
+
+    Delay compensation of Zheng et al., "Asynchronous Stochastic Gradient Descent with Delay
+    Compensation", ICML 2017.
+
+    Args:
+        out: float32, n elements; may be `gradient` itself.
+        gradient: float32, n elements, computed on `base`.
+        values: float32, n elements: the values now.
+        base: float32, n elements: the values then.
+        lambda_: Strength of the correction; 0 is none.
+        kernels: An instruction set by name; None is the chosen one.
+    """
+    _native.compensate(out, gradient, values, base, lambda_, kernels)

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+// Plain types that every instruction set shares. Files compiled with ISA flags include this and no
+// standard header with inline functions: a copy made there could be linked into the baseline.
+namespace mpips {
+
+enum class OptimizerKind : std::uint8_t {
+  sgd,
+  momentum,
+  nesterov,
+  adagrad,
+  rmsprop,
+  adam,
+  adamw,
+  ftrl
+};
+
+constexpr std::size_t n_optimizers = 8;
+
+// What the inner loops read; made by `prepare`. A rule reads the fields it needs.
+struct UpdateArgs {
+  float gradient_scale;
+  float clip_value;       // infinity if off
+  float coupled_decay;    // gradient += coupled_decay * w
+  float decoupled_decay;  // w -= decoupled_decay * w
+  float lr;               // adam, adamw: divided by the first bias correction
+  float momentum;
+  float decay1, rest1;  // of the first moment: beta1 and 1 - beta1
+  float decay2, rest2;  // of the second moment: beta2 or rho, and 1 minus it
+  float root_scale;     // 1 / sqrt(second bias correction)
+  float eps;
+  float inverse_lr;
+  float l1, l2, beta;
+};
+
+// Changes n weights (and their state) in place. A state that the rule does not have may be null.
+using UpdateFn = void (*)(float* w, float* s0, float* s1, const float* g, std::size_t n,
+                          const UpdateArgs& args) noexcept;
+
+// One instruction set's kernels. No alignment is asked for; all tables give the same bits.
+struct KernelTable {
+  const char* name;
+  UpdateFn update[n_optimizers];  // by OptimizerKind
+  // dst += src
+  void (*add)(float* dst, const float* src, std::size_t n) noexcept;
+  // dst *= a
+  void (*scale)(float* dst, float a, std::size_t n) noexcept;
+  // True if there is no NaN and no infinity.
+  bool (*all_finite)(const float* src, std::size_t n) noexcept;
+  // out = g + lambda * g * g * (w - base); out may be g (DC-ASGD, Zheng et al., ICML 2017).
+  void (*compensate)(float* out, const float* g, const float* w, const float* base, float lambda,
+                     std::size_t n) noexcept;
+};
+
+}  // namespace mpips

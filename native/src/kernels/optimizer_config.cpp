@@ -1,0 +1,91 @@
+#include "kernels/optimizer_config.hpp"
+
+#include <cmath>
+#include <limits>
+
+namespace mpips {
+namespace {
+
+struct KindTraits {
+  const char* name;
+  std::size_t n_state;
+};
+
+constexpr KindTraits traits[n_optimizers] = {{"sgd", 0},     {"momentum", 1}, {"nesterov", 1},
+                                             {"adagrad", 1}, {"rmsprop", 1},  {"adam", 2},
+                                             {"adamw", 2},   {"ftrl", 2}};
+
+constexpr std::size_t longest_table = 32768;
+
+const KindTraits& traits_of(OptimizerKind kind) noexcept {
+  return traits[static_cast<std::size_t>(kind)];
+}
+
+BiasCorrection correction(const OptimizerConfig& c, std::uint64_t step) noexcept {
+  const auto t = static_cast<double>(step);
+  const double second = 1.0 - std::pow(c.beta2, t);
+  return {1.0 - std::pow(c.beta1, t), static_cast<float>(1.0 / std::sqrt(second))};
+}
+
+// beta < 1, so that once both powers have vanished beside 1 they stay so.
+bool is_final(const BiasCorrection& b) noexcept { return b.first == 1.0 && b.root_scale == 1.0F; }
+
+BiasCorrection look_up(const OptimizerConfig& c, std::uint64_t step) noexcept {
+  const BiasTable* table = c.bias_table.get();
+  if (table == nullptr || table->empty()) return correction(c, step);
+  if (step <= table->size()) return (*table)[step - 1];
+  return is_final(table->back()) ? table->back() : correction(c, step);
+}
+
+}  // namespace
+
+const char* name_of(OptimizerKind kind) noexcept { return traits_of(kind).name; }
+
+std::size_t n_state(OptimizerKind kind) noexcept { return traits_of(kind).n_state; }
+
+bool uses_step(OptimizerKind kind) noexcept {
+  return kind == OptimizerKind::adam || kind == OptimizerKind::adamw;
+}
+
+float initial_state(const OptimizerConfig& config, std::size_t slot) noexcept {
+  const bool is_accumulator = config.kind == OptimizerKind::adagrad && slot == 0;
+  return is_accumulator ? static_cast<float>(config.initial_accumulator) : 0.0F;
+}
+
+std::shared_ptr<const BiasTable> make_bias_table(const OptimizerConfig& config) {
+  if (!uses_step(config.kind)) return nullptr;
+  auto table = std::make_shared<BiasTable>();
+  do {
+    table->push_back(correction(config, table->size() + 1));
+  } while (!is_final(table->back()) && table->size() < longest_table);
+  return table;
+}
+
+UpdateArgs prepare(const OptimizerConfig& c, std::uint64_t step, float gradient_scale) noexcept {
+  const bool decoupled = c.kind == OptimizerKind::adamw;
+  const bool rms = c.kind == OptimizerKind::rmsprop;
+  const double decay2 = rms ? c.rho : c.beta2;
+  const BiasCorrection bias = uses_step(c.kind) ? look_up(c, step) : BiasCorrection{1.0, 1.0F};
+
+  UpdateArgs a;
+  a.gradient_scale = gradient_scale;
+  a.clip_value =
+      c.clip_value > 0 ? static_cast<float>(c.clip_value) : std::numeric_limits<float>::infinity();
+  a.coupled_decay = decoupled ? 0.0F : static_cast<float>(c.weight_decay);
+  a.decoupled_decay = decoupled ? static_cast<float>(c.lr * c.weight_decay) : 0.0F;
+  a.lr = static_cast<float>(c.lr / bias.first);
+  a.momentum = static_cast<float>(c.momentum);
+  a.decay1 = static_cast<float>(c.beta1);
+  a.rest1 = static_cast<float>(1.0 - c.beta1);
+  a.decay2 = static_cast<float>(decay2);
+  a.rest2 = static_cast<float>(1.0 - decay2);
+  a.root_scale = bias.root_scale;
+  a.eps = static_cast<float>(c.eps);
+  a.inverse_lr = static_cast<float>(1.0 / c.lr);
+  a.l1 = static_cast<float>(c.l1);
+  a.l2 = static_cast<float>(c.l2);
+  a.beta = static_cast<float>(c.beta);
+  return a;
+}
+
+}  // namespace mpips

@@ -1,0 +1,349 @@
+"""Every kernel, on every instruction set present, against its NumPy definition: bit for bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpips import kernels
+from mpips.errors import KernelError
+from mpips.kernels import reference
+from mpips.model.optimizer import OPTIMIZERS
+
+LENGTHS = [0, 1, 7, 15, 16, 17, 33, 1000]
+NAMES = kernels.available_kernels()
+RULES = list(OPTIMIZERS)
+COMMON = {
+    "plain": {},
+    "clip": {"clip_value": 0.5},
+    "decay": {"weight_decay": 0.1},
+    "clip and decay": {"clip_value": 0.25, "weight_decay": 0.03},
+}
+OWN = {
+    "momentum": {"momentum": 0.8},
+    "nesterov": {"momentum": 0.8},
+    "adagrad": {"initial_accumulator": 0.1},
+    "rmsprop": {"rho": 0.7},
+    "adam": {"beta1": 0.7, "beta2": 0.95},
+    "adamw": {"beta1": 0.7, "beta2": 0.95},
+    "ftrl": {"l1": 0.3, "l2": 0.2, "beta": 0.5},
+}
+
+
+@pytest.fixture(params=NAMES)
+def isa(request):
+    return request.param
+
+
+def config_of(rule, common="plain", **options):
+    options = {"lr": 0.05, **OWN.get(rule, {}), **COMMON[common], **options}
+    return OPTIMIZERS[rule](**options).native()
+
+
+def array(n, seed, shift=0):
+    """Floats over many magnitudes, some zero, starting `shift` floats off a 64-byte line."""
+    rng = np.random.default_rng(seed)
+    memory = np.empty(n + 32, dtype=np.float32)
+    start = (-memory.ctypes.data // 4) % 16 + shift
+    out = memory[start : start + n]
+    out[:] = rng.normal(size=n) * 10.0 ** rng.integers(-6, 3, size=n)
+    out[rng.random(n) < 0.2] = 0.0
+    return out
+
+
+def state_of(config, n, shift=0):
+    states = [array(n, 0, shift) for _ in range(config.n_state)]
+    for k, state in enumerate(states):
+        state[:] = config.initial_state(k)
+    return states
+
+
+def assert_same_bits(got, expected):
+    """Equal bit for bit; one NaN is as good as another."""
+    got, expected = np.asarray(got), np.asarray(expected)
+    same = (got.view(np.uint32) == expected.view(np.uint32)) | (np.isnan(got) & np.isnan(expected))
+    assert same.all(), f"differ at {np.argwhere(~same)[:5].tolist()}"
+
+
+def train(config, n, updates, scale, isa, shift=0, cuts=()):
+    """Values and state after some updates; `isa` None is the reference."""
+    values, state = array(n, 1, shift), state_of(config, n, shift)
+    for step in range(1, updates + 1):
+        gradient = array(n, 1 + step, shift)
+        for low, high in zip((0, *cuts), (*cuts, n), strict=True):
+            part = [s[low:high] for s in state]
+            args = (values[low:high], part, gradient[low:high], step, scale)
+            if isa is None:
+                reference.update(config, *args)
+            else:
+                kernels.update(config, *args, kernels=isa)
+    return [values, *state]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("common", COMMON)
+@pytest.mark.parametrize("scale", [1.0, 0.125, 1 / 3])
+def test_update_equals_reference(isa, rule, common, scale):
+    config = config_of(rule, common)
+    for n in LENGTHS:
+        expected = train(config, n, 4, scale, None)
+        for shift in (0, 1, 7):
+            got = train(config, n, 4, scale, isa, shift)
+            for a, b in zip(got, expected, strict=True):
+                assert_same_bits(a, b)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_update_leaves_memory_around_it_alone(isa, rule):
+    config = config_of(rule, "clip and decay")
+    for n in LENGTHS[:-1]:
+        memory = [np.full(n + 40, 7.0, dtype=np.float32) for _ in range(1 + config.n_state)]
+        inner = [m[20 : 20 + n] for m in memory]
+        kernels.update(config, inner[0], inner[1:], array(n, 3), kernels=isa)
+        for m in memory:
+            assert (m[:20] == 7.0).all()
+            assert (m[20 + n :] == 7.0).all()
+
+
+@pytest.mark.parametrize("rule", RULES)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_update_does_not_depend_on_cuts(rule, data):
+    n = data.draw(st.integers(1, 200))
+    cuts = tuple(sorted(data.draw(st.lists(st.integers(0, n), max_size=4))))
+    config = config_of(rule, "clip and decay")
+    for isa in NAMES:
+        whole = train(config, n, 2, 0.5, isa)
+        pieces = train(config, n, 2, 0.5, isa, cuts=cuts)
+        for a, b in zip(pieces, whole, strict=True):
+            assert_same_bits(a, b)
+
+
+FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("rule", RULES)
+@settings(max_examples=40, deadline=None)
+@given(rows=st.lists(st.tuples(FLOATS, FLOATS), min_size=1, max_size=40), clipped=st.booleans())
+def test_update_equals_reference_for_any_floats(rule, rows, clipped):
+    config = config_of(rule, "clip and decay" if clipped else "decay")
+    values, gradient = np.array(rows, dtype=np.float32).T.copy()
+    expected, expected_state = values.copy(), state_of(config, len(values))
+    reference.update(config, expected, expected_state, gradient)
+    for isa in NAMES:
+        got, state = values.copy(), state_of(config, len(values))
+        kernels.update(config, got, state, gradient, kernels=isa)
+        for a, b in zip([got, *state], [expected, *expected_state], strict=True):
+            assert_same_bits(a, b)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_nan_gradient_is_not_hidden_by_clipping(isa, rule):
+    config = config_of(rule, "clip")
+    values, gradient = np.ones(20, dtype=np.float32), np.ones(20, dtype=np.float32)
+    gradient[[3, 18]] = np.nan
+    kernels.update(config, values, state_of(config, 20), gradient, kernels=isa)
+    assert np.flatnonzero(np.isnan(values)).tolist() == [3, 18]
+
+
+@pytest.mark.parametrize("rule", ["adam", "adamw"])
+@pytest.mark.parametrize(("beta1", "beta2"), [(0.9, 0.999), (0.0, 0.0), (0.99, 1 - 1e-9)])
+def test_bias_correction_is_right_at_every_step(isa, rule, beta1, beta2):
+    config = config_of(rule, beta1=beta1, beta2=beta2)
+    # Around the ends of the table (final from 16,000 or so on; 32768 entries) and far beyond.
+    for step in [*range(1, 400), *range(15900, 17000, 7), 32767, 32768, 32769, 10**6, 2**40]:
+        got = [array(3, 5), *(np.abs(array(3, k)) for k in (6, 7))]
+        expected = [a.copy() for a in got]
+        gradient = array(3, 8)
+        kernels.update(config, got[0], got[1:], gradient, step, kernels=isa)
+        reference.update(config, expected[0], expected[1:], gradient, step)
+        for a, b in zip(got, expected, strict=True):
+            assert_same_bits(a, b)
+
+
+def test_steps_change_adam_only():
+    for rule in RULES:
+        config = config_of(rule)
+        early, late = (
+            [array(5, 1), *(np.abs(array(5, k)) for k in range(config.n_state))] for _ in range(2)
+        )
+        kernels.update(config, early[0], early[1:], array(5, 9), step=1)
+        kernels.update(config, late[0], late[1:], array(5, 9), step=50)
+        assert (early[0].tobytes() != late[0].tobytes()) == config.uses_step, rule
+        assert config.uses_step == (rule in ("adam", "adamw"))
+
+
+def test_add_and_scale_equal_reference(isa):
+    for n in LENGTHS:
+        for shift in (0, 3):
+            got, expected = array(n, 1, shift), array(n, 1)
+            kernels.add(got, array(n, 2, 1), kernels=isa)
+            reference.add(expected, array(n, 2))
+            assert_same_bits(got, expected)
+            kernels.scale(got, 1 / 3, kernels=isa)
+            reference.scale(expected, 1 / 3)
+            assert_same_bits(got, expected)
+
+
+def test_compensate_equals_reference_also_in_place(isa):
+    for n in LENGTHS:
+        gradient, values, base = (array(n, k, k) for k in range(3))
+        expected, out = np.empty(n, np.float32), np.empty(n, np.float32)
+        reference.compensate(expected, gradient, values, base, 0.04)
+        kernels.compensate(out, gradient, values, base, 0.04, kernels=isa)
+        assert_same_bits(out, expected)
+        kernels.compensate(gradient, gradient, values, base, 0.04, kernels=isa)
+        assert_same_bits(gradient, expected)
+
+
+def test_compensate_is_nothing_without_staleness(isa):
+    gradient, values = array(33, 1), array(33, 2)
+    out = np.empty(33, np.float32)
+    kernels.compensate(out, gradient, values, values.copy(), 0.5, kernels=isa)
+    assert (out == gradient).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_all_finite_finds_the_bad_value_at_each_position(isa, bad):
+    largest = np.finfo(np.float32).max
+    for n in range(70):
+        values = np.where(np.arange(n) % 2, largest, -largest).astype(np.float32)
+        assert kernels.all_finite(values, kernels=isa)
+        for i in range(n):
+            values[i], kept = bad, values[i]
+            assert not kernels.all_finite(values, kernels=isa), (n, i)
+            assert not reference.all_finite(values)
+            values[i] = kept
+
+
+def test_all_finite_does_not_look_beyond_the_end(isa):
+    for n in range(40):
+        values = np.full(n + 20, np.nan, dtype=np.float32)
+        values[10 : 10 + n] = 1.0
+        assert kernels.all_finite(values[10 : 10 + n], kernels=isa)
+
+
+def test_arrays_are_never_converted():
+    config = config_of("momentum")
+    values, state, gradient = (np.zeros(8, np.float32) for _ in range(3))
+    for wrong in (gradient.astype(np.float64), np.zeros(16, np.float32)[::2], [0.0] * 8):
+        with pytest.raises(TypeError):
+            kernels.update(config, values, [state], wrong)
+        with pytest.raises(TypeError):
+            kernels.update(config, wrong, [state], gradient)
+        with pytest.raises(TypeError):
+            kernels.add(wrong, gradient)
+
+
+def test_read_only_arrays_are_refused():
+    frozen = np.zeros(8, np.float32)
+    frozen.flags.writeable = False
+    with pytest.raises(ValueError, match="writeable"):
+        kernels.add(frozen, np.ones(8, np.float32))
+    with pytest.raises(ValueError, match="writeable"):
+        kernels.update(config_of("sgd"), frozen, [], np.ones(8, np.float32))
+
+
+def test_wrong_sizes_states_and_steps_are_refused():
+    config = config_of("adam")
+    a = np.zeros(8, np.float32)
+    with pytest.raises(ValueError, match="gradient holds 7 values, expected 8"):
+        kernels.update(config, a, [a, a], a[:7])
+    with pytest.raises(ValueError, match="state1 holds 7 values, expected 8"):
+        kernels.update(config, a, [a, a[:7]], a)
+    with pytest.raises(ValueError, match="adam has 2 states, not 1"):
+        kernels.update(config, a, [a], a)
+    with pytest.raises(ValueError, match="steps count from 1"):
+        kernels.update(config, a, [a, a], a, step=0)
+    with pytest.raises(ValueError, match="src holds 7 values"):
+        kernels.add(a, a[:7])
+    with pytest.raises(ValueError, match="base holds 7 values"):
+        kernels.compensate(a, a, a, a[:7], 0.1)
+
+
+def test_scalar_is_always_there_and_unknown_names_list_what_is():
+    assert NAMES[0] == "scalar"
+    assert len(set(NAMES)) == len(NAMES)
+    with pytest.raises(KernelError, match=f"'sse9'.*{', '.join(NAMES)}"):
+        kernels.scale(np.zeros(1, np.float32), 1.0, kernels="sse9")
+
+
+CPU_FLAGS = {"avx2": {"avx2"}, "avx512": {"avx512f", "avx512dq", "avx512bw", "avx512vl"}}
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="asks Linux for the CPU's flags")
+def test_available_kernels_are_what_the_cpu_has():
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    flags = next((set(line.split()) for line in lines if line.startswith("flags")), set())
+    assert ["scalar", *(name for name, need in CPU_FLAGS.items() if need <= flags)] == NAMES
+
+
+def run_with_kernels(forced, code):
+    env = {**os.environ, "MPIPS_KERNELS": forced}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_environment_variable_forces_a_table(isa):
+    done = run_with_kernels(isa, "from mpips import kernels; print(kernels.kernels_name())")
+    assert (done.returncode, done.stdout.strip()) == (0, isa), done.stderr
+
+
+def test_empty_environment_variable_means_the_widest():
+    done = run_with_kernels("", "from mpips import kernels; print(kernels.kernels_name())")
+    assert (done.returncode, done.stdout.strip()) == (0, NAMES[-1]), done.stderr
+
+
+CALLS = [
+    "kernels.kernels_name()",
+    "kernels.all_finite(np.zeros(3, np.float32))",
+    "SGD().native()",
+]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_bad_environment_variable_raises_at_first_use_not_at_import(call):
+    code = f"""
+import numpy as np
+from mpips import kernels
+from mpips.errors import KernelError
+from mpips.model.optimizer import SGD
+print("imported")
+try:
+    {call}
+except KernelError as error:
+    print(error)
+"""
+    done = run_with_kernels("avx1024", code)
+    assert done.returncode == 0, done.stderr
+    imported, message = done.stdout.splitlines()
+    assert imported == "imported"
+    assert message == (
+        f"MPIPS_KERNELS = 'avx1024': this machine has the instruction sets {', '.join(NAMES)}"
+    )
+
+
+def test_config_reads_back_what_it_was_given():
+    for name, cls in OPTIMIZERS.items():
+        optimizer = cls(**{"lr": 0.03, **OWN.get(name, {}), **COMMON["clip and decay"]})
+        config = optimizer.native()
+        assert (config.kind, config.n_state) == (name, cls.n_state)
+        for field in dataclasses.fields(optimizer):
+            assert getattr(config, field.name) == getattr(optimizer, field.name), field.name
+
+
+def test_initial_state_is_zero_but_for_the_accumulator():
+    for rule in RULES:
+        config = config_of(rule)
+        expected = [np.float32(0.1)] if rule == "adagrad" else [0.0] * config.n_state
+        assert [config.initial_state(k) for k in range(config.n_state)] == expected
