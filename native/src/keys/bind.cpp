@@ -1,7 +1,126 @@
+#include "keys/bind.hpp"
+
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "keys/initializer.hpp"
+#include "keys/row_map.hpp"
 #include "register.hpp"
 
 namespace mpips {
 
-void register_keys(pybind11::module_&) {}
+namespace {
+
+Array<std::uint32_t> find(const RowMap& map, const Array<std::int64_t>& keys) {
+  require_vector(keys, "keys");
+  Array<std::uint32_t> rows(keys.shape(0));
+  const std::int64_t* from = keys.data();
+  std::uint32_t* to = rows.mutable_data();
+  {
+    const Release release;
+    map.find(from, length(keys), to);
+  }
+  return rows;
+}
+
+py::tuple find_or_insert(RowMap& map, const Array<std::int64_t>& keys) {
+  require_vector(keys, "keys");
+  Array<std::uint32_t> rows(keys.shape(0));
+  const std::int64_t* from = keys.data();
+  std::uint32_t* to = rows.mutable_data();
+  std::size_t n_new = 0;
+  {
+    const Release release;
+    n_new = map.find_or_insert(from, length(keys), to);
+  }
+  return py::make_tuple(std::move(rows), n_new);
+}
+
+void bind_row_map(py::module_& m) {
+  py::class_<RowMap> row_map(m, "RowMap");
+  row_map.def(py::init<std::size_t>(), py::arg("capacity_hint"))
+      .def("__len__", &RowMap::size)
+      .def_property_readonly("capacity", &RowMap::capacity)
+      .def("memory_bytes", &RowMap::memory_bytes)
+      .def("find", &find, py::arg("keys").noconvert())
+      .def("find_or_insert", &find_or_insert, py::arg("keys").noconvert())
+      .def("clear", &RowMap::clear)
+      .def("reserve", &RowMap::reserve, py::arg("n"), py::call_guard<Release>())
+      .def("longest_probe", &RowMap::longest_probe, py::call_guard<Release>());
+  row_map.attr("npos") = py::int_(RowMap::npos);
+}
+
+constexpr std::pair<const char*, Initializer::Kind> kinds[] = {
+    {"zeros", Initializer::Kind::zeros},
+    {"constant", Initializer::Kind::constant},
+    {"uniform", Initializer::Kind::uniform},
+    {"normal", Initializer::Kind::normal},
+    {"xavier_uniform", Initializer::Kind::xavier_uniform},
+    {"xavier_normal", Initializer::Kind::xavier_normal},
+};
+
+Initializer::Kind kind_named(const std::string& name) {
+  std::string known;
+  for (const auto& [known_name, kind] : kinds) {
+    if (name == known_name) return kind;
+    known += (known.empty() ? "" : ", ") + std::string(known_name);
+  }
+  throw py::value_error("no initializer is named '" + name + "'; there are " + known);
+}
+
+Initializer make_initializer(const std::string& kind, float scale, std::uint64_t seed,
+                             std::uint32_t fan_in, std::uint32_t fan_out) {
+  const Initializer made{kind_named(kind), scale, seed, fan_in, fan_out};
+  const bool needs_fans = made.kind == Initializer::Kind::xavier_uniform ||
+                          made.kind == Initializer::Kind::xavier_normal;
+  if (needs_fans && fan_in == 0 && fan_out == 0)
+    throw py::value_error("initializer '" + kind + "' needs a positive fan_in or fan_out");
+  if (!std::isfinite(scale))
+    throw py::value_error("the scale of an initializer is a finite float32, not " +
+                          std::to_string(scale));
+  return made;
+}
+
+void fill_rows(const Initializer& initializer, const Array<std::int64_t>& keys, Array<float>& out) {
+  require_vector(keys, "keys");
+  const std::size_t dim = require_rows(out, length(keys), "out");
+  const std::int64_t* from = keys.data();
+  float* to = out.mutable_data();
+  const Release release;
+  for (std::size_t i = 0; i < length(keys); ++i)
+    initialize_row(initializer, from[i], to + i * dim, dim);
+}
+
+void fill_range(const Initializer& initializer, std::uint64_t first, Array<float>& out) {
+  require_vector(out, "out");
+  float* to = out.mutable_data();
+  const Release release;
+  initialize_range(initializer, first, to, length(out));
+}
+
+void bind_initializer(py::module_& m) {
+  py::class_<Initializer>(m, "Initializer")
+      .def(py::init(&make_initializer), py::arg("kind"), py::arg("scale"), py::arg("seed"),
+           py::arg("fan_in"), py::arg("fan_out"))
+      .def_property_readonly(
+          "kind", [](const Initializer& self) { return kinds[static_cast<int>(self.kind)].first; })
+      .def_readonly("scale", &Initializer::scale)
+      .def_readonly("seed", &Initializer::seed)
+      .def_readonly("fan_in", &Initializer::fan_in)
+      .def_readonly("fan_out", &Initializer::fan_out);
+  m.def("initialize_rows", &fill_rows, py::arg("initializer"), py::arg("keys").noconvert(),
+        py::arg("out").noconvert());
+  m.def("initialize_range", &fill_range, py::arg("initializer"), py::arg("first"),
+        py::arg("out").noconvert());
+}
+
+}  // namespace
+
+void register_keys(py::module_& m) {
+  bind_row_map(m);
+  bind_initializer(m);
+  bind_plans(m);
+}
 
 }  // namespace mpips

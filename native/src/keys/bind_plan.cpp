@@ -1,0 +1,134 @@
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "keys/bind.hpp"
+#include "keys/key_plan.hpp"
+#include "keys/partitioner.hpp"
+
+namespace mpips {
+
+namespace {
+
+template <class T>
+std::vector<T> to_vector(const Array<T>& array, const char* name) {
+  require_vector(array, name);
+  return std::vector<T>(array.data(), array.data() + array.shape(0));
+}
+
+Array<std::uint16_t> owners(const Partitioner& partitioner, const Array<std::int64_t>& keys) {
+  require_vector(keys, "keys");
+  Array<std::uint16_t> servers(keys.shape(0));
+  const std::int64_t* from = keys.data();
+  std::uint16_t* to = servers.mutable_data();
+  {
+    const Release release;
+    partitioner.owners(from, length(keys), to);
+  }
+  return servers;
+}
+
+const char* mode_name(const Partitioner& partitioner) {
+  constexpr const char* names[] = {"hash", "range", "buckets"};
+  return names[static_cast<int>(partitioner.mode())];
+}
+
+void bind_partitioner(py::module_& m) {
+  // A missing key is a KeyError in Python, as in a dict.
+  py::register_local_exception_translator([](std::exception_ptr error) {
+    try {
+      if (error) std::rethrow_exception(error);
+    } catch (const KeyOutsidePartition& outside) {
+      py::set_error(PyExc_KeyError, outside.what());
+    }
+  });
+
+  py::class_<Partitioner>(m, "Partitioner")
+      .def_static("hash", &Partitioner::by_hash, py::arg("n_servers"))
+      .def_static(
+          "range",
+          [](const Array<std::int64_t>& boundaries) {
+            return Partitioner::by_range(to_vector(boundaries, "boundaries"));
+          },
+          py::arg("boundaries").noconvert())
+      .def_static(
+          "buckets",
+          [](const Array<std::uint16_t>& servers, std::size_t n_servers) {
+            return Partitioner::by_buckets(to_vector(servers, "servers"), n_servers);
+          },
+          py::arg("servers").noconvert(), py::arg("n_servers"))
+      .def_property_readonly("mode", &mode_name)
+      .def_property_readonly("n_servers", &Partitioner::n_servers)
+      .def("owner", &Partitioner::owner, py::arg("key"))
+      .def("owners", &owners, py::arg("keys").noconvert());
+}
+
+void build(KeyPlan& plan, const Array<std::int64_t>& keys, const Partitioner& partitioner) {
+  require_vector(keys, "keys");
+  const std::int64_t* from = keys.data();
+  const Release release;
+  plan.build(from, length(keys), partitioner);
+}
+
+// Copies: the plan's own memory is written anew by the next `build`.
+Array<std::int64_t> unique_keys(const KeyPlan& plan) {
+  return Array<std::int64_t>(static_cast<py::ssize_t>(plan.n_unique()), plan.unique_keys());
+}
+
+Array<std::uint32_t> inverse(const KeyPlan& plan) {
+  return Array<std::uint32_t>(static_cast<py::ssize_t>(plan.size()), plan.inverse());
+}
+
+Array<std::uint64_t> group_starts(const KeyPlan& plan) {
+  Array<std::uint64_t> starts(static_cast<py::ssize_t>(plan.n_servers() + 1));
+  for (std::size_t s = 0; s <= plan.n_servers(); ++s)
+    starts.mutable_at(static_cast<py::ssize_t>(s)) = plan.group_start(s);
+  return starts;
+}
+
+Array<float> sum_rows(const KeyPlan& plan, const Array<float>& rows) {
+  const std::size_t dim = require_rows(rows, plan.size(), "rows");
+  Array<float> sums({plan.n_unique(), dim});
+  const float* from = rows.data();
+  float* to = sums.mutable_data();
+  {
+    const Release release;
+    plan.sum_rows(from, dim, to);
+  }
+  return sums;
+}
+
+void scatter_rows(const KeyPlan& plan, const Array<float>& unique_rows, Array<float>& out) {
+  const std::size_t dim = require_rows(unique_rows, plan.n_unique(), "unique_rows");
+  if (require_rows(out, plan.size(), "out") != dim)
+    throw py::value_error("out has shape " + shape_text(out) + ", expected rows of length " +
+                          std::to_string(dim));
+  const float* from = unique_rows.data();
+  float* to = out.mutable_data();
+  const Release release;
+  plan.scatter_rows(from, dim, to);
+}
+
+void bind_key_plan(py::module_& m) {
+  py::class_<KeyPlan>(m, "KeyPlan")
+      .def(py::init<>())
+      .def("build", &build, py::arg("keys").noconvert(), py::arg("partitioner"))
+      .def("__len__", &KeyPlan::size)
+      .def_property_readonly("n_unique", &KeyPlan::n_unique)
+      .def_property_readonly("n_servers", &KeyPlan::n_servers)
+      .def_property_readonly("unique_keys", &unique_keys)
+      .def_property_readonly("group_starts", &group_starts)
+      .def_property_readonly("inverse", &inverse)
+      .def("sum_rows", &sum_rows, py::arg("rows").noconvert())
+      .def("scatter_rows", &scatter_rows, py::arg("unique_rows").noconvert(),
+           py::arg("out").noconvert());
+}
+
+}  // namespace
+
+void bind_plans(py::module_& m) {
+  bind_partitioner(m);
+  bind_key_plan(m);
+}
+
+}  // namespace mpips

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "keys/partitioner.hpp"
+#include "keys/row_map.hpp"
+
+namespace mpips {
+
+// What a worker does with the keys of one batch: each key once, grouped by the server that owns it,
+// and the way back from there to the batch.
+//
+// Group s is unique_keys()[group_start(s) .. group_start(s + 1)), in order of first appearance;
+// keys[i] == unique_keys()[inverse()[i]]. A plan is built again for every batch and keeps its
+// memory: once it has seen the largest batch it allocates no more. Pointers hold until the next
+// `build`. Not thread-safe, except that any number of threads may call const members at a time.
+class KeyPlan {
+ public:
+  // Throws KeyOutsidePartition, std::length_error (n above 2^32 - 1) or std::bad_alloc; the plan is
+  // then that of an empty batch.
+  void build(const std::int64_t* keys, std::size_t n, const Partitioner& partitioner);
+
+  std::size_t size() const noexcept { return inverse_.size(); }
+  std::size_t n_unique() const noexcept { return unique_keys_.size(); }
+  std::size_t n_servers() const noexcept { return group_starts_.size() - 1; }
+
+  const std::int64_t* unique_keys() const noexcept { return unique_keys_.data(); }
+  // s from 0 to n_servers(), both included.
+  std::size_t group_start(std::size_t s) const noexcept { return group_starts_[s]; }
+  const std::uint32_t* inverse() const noexcept { return inverse_.data(); }
+
+  // out[u] = sum of rows[i] over all i with inverse[i] == u, added in order of i, so that the bits
+  // are repeatable. rows: size() x dim, out: n_unique() x dim, row-major, not overlapping.
+  void sum_rows(const float* rows, std::size_t dim, float* out) const noexcept;
+
+  // out[i] = unique_rows[inverse[i]]. unique_rows: n_unique() x dim, out: size() x dim, row-major,
+  // not overlapping.
+  void scatter_rows(const float* unique_rows, std::size_t dim, float* out) const noexcept;
+
+ private:
+  void reset(std::size_t n_servers);
+  void number_keys(const std::int64_t* keys, std::size_t n);
+  void group_by_owner(const Partitioner& partitioner);
+
+  std::vector<std::int64_t> unique_keys_;
+  std::vector<std::uint32_t> inverse_;
+  std::vector<std::size_t> group_starts_ = {0};
+  bool in_order_ = true;  // unique_keys() is the batch itself
+
+  // Scratch. A key's number is its place in the order of first appearance.
+  RowMap numbers_;
+  std::vector<std::int64_t> appeared_;     // number -> key
+  std::vector<std::uint32_t> first_;       // place in unique_keys_ -> first i in the batch
+  std::vector<std::uint32_t> first_seen_;  // number -> first i in the batch
+  std::vector<std::uint16_t> owners_;      // number -> server
+  std::vector<std::uint32_t> places_;      // number -> place in unique_keys_
+  std::vector<std::size_t> next_place_;    // server -> next free place of its group
+};
+
+}  // namespace mpips

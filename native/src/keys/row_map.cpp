@@ -1,0 +1,168 @@
+#include "keys/row_map.hpp"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "keys/mix.hpp"
+
+namespace mpips {
+
+namespace {
+
+constexpr std::size_t min_buckets = 64;  // one page of memory
+constexpr std::size_t huge_page_bytes = std::size_t{2} << 20;
+
+// How many keys ahead memory is asked for: enough to cover its latency.
+constexpr std::size_t n_ahead = 32;
+
+// Bit s is set where slot s of `keys` equals `key`: without branches, for none could be predicted.
+template <class Bucket>
+unsigned equal_slots(const Bucket& bucket, std::int64_t key) noexcept {
+  unsigned mask = 0;
+  for (unsigned s = 0; s < sizeof(bucket.keys) / sizeof(bucket.keys[0]); ++s)
+    mask |= static_cast<unsigned>(bucket.keys[s] == key) << s;
+  return mask;
+}
+
+}  // namespace
+
+RowMap::RowMap(std::size_t capacity_hint)
+    : buckets_(map_buckets(buckets_for(capacity_hint))),
+      n_buckets_(buckets_for(capacity_hint)),
+      shift_(shift_for(n_buckets_)) {}
+
+void RowMap::Unmap::operator()(Bucket* buckets) const noexcept { munmap(buckets, n_bytes); }
+
+RowMap::Buckets RowMap::map_buckets(std::size_t n_buckets) {
+  const std::size_t n_bytes = n_buckets * sizeof(Bucket);
+  void* pages = mmap(nullptr, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (pages == MAP_FAILED) throw std::bad_alloc();
+
+  // Random look-ups in a large map miss the TLB on 4 KiB pages; a refusal costs only speed.
+  if (n_bytes >= huge_page_bytes) madvise(pages, n_bytes, MADV_HUGEPAGE);
+  return Buckets(static_cast<Bucket*>(pages), Unmap{n_bytes});
+}
+
+std::size_t RowMap::buckets_for(std::size_t n) {
+  if (n > npos)
+    throw std::length_error("a row map holds at most 4294967295 keys, not " + std::to_string(n));
+  std::size_t n_buckets = min_buckets;
+  while (capacity_of(n_buckets) < n) n_buckets *= 2;
+  return n_buckets;
+}
+
+unsigned RowMap::shift_for(std::size_t n_buckets) noexcept {
+  return 64u - static_cast<unsigned>(__builtin_ctzll(n_buckets));
+}
+
+inline std::size_t RowMap::home(std::int64_t key) const noexcept {
+  return mix_murmur(static_cast<std::uint64_t>(key)) >> shift_;
+}
+
+inline unsigned RowMap::live(const Bucket& bucket) const noexcept {
+  const std::uint32_t count = bucket.stamp ^ generation_;
+  return count <= bucket_slots ? count : 0;
+}
+
+inline void RowMap::prefetch(std::int64_t key) const noexcept {
+  __builtin_prefetch(&buckets_[home(key)]);
+}
+
+inline std::uint32_t RowMap::find_one(std::int64_t key) const noexcept {
+  for (std::size_t b = home(key);; b = (b + 1) & (n_buckets_ - 1)) {
+    const Bucket& bucket = buckets_[b];
+    const unsigned n_live = live(bucket);
+    const unsigned hits = equal_slots(bucket, key) & ((1u << n_live) - 1);
+    if (hits != 0) return bucket.rows[__builtin_ctz(hits)];
+    if (n_live < bucket_slots) return npos;
+  }
+}
+
+inline std::uint32_t RowMap::find_or_insert_one(std::int64_t key) noexcept {
+  for (std::size_t b = home(key);; b = (b + 1) & (n_buckets_ - 1)) {
+    Bucket& bucket = buckets_[b];
+    const unsigned n_live = live(bucket);
+    const unsigned hits = equal_slots(bucket, key) & ((1u << n_live) - 1);
+    if (hits != 0) return bucket.rows[__builtin_ctz(hits)];
+    if (n_live == bucket_slots) continue;
+
+    bucket.keys[n_live] = key;
+    bucket.rows[n_live] = static_cast<std::uint32_t>(size_);
+    bucket.stamp = generation_ | (n_live + 1);
+    return static_cast<std::uint32_t>(size_++);
+  }
+}
+
+// rows[i] = look_up(keys[i]), with the memory of the next keys on its way.
+template <class LookUp>
+void RowMap::look_up_all(const std::int64_t* keys, std::size_t n, std::uint32_t* rows,
+                         LookUp look_up) const noexcept {
+  for (std::size_t i = 0; i < std::min(n, n_ahead); ++i) prefetch(keys[i]);
+  const std::size_t n_prefetching = n - std::min(n, n_ahead);
+  for (std::size_t i = 0; i < n_prefetching; ++i) {
+    prefetch(keys[i + n_ahead]);
+    rows[i] = look_up(keys[i]);
+  }
+  for (std::size_t i = n_prefetching; i < n; ++i) rows[i] = look_up(keys[i]);
+}
+
+void RowMap::find(const std::int64_t* keys, std::size_t n, std::uint32_t* rows) const noexcept {
+  look_up_all(keys, n, rows, [this](std::int64_t key) { return find_one(key); });
+}
+
+std::size_t RowMap::find_or_insert(const std::int64_t* keys, std::size_t n, std::uint32_t* rows) {
+  if (n > capacity() - size_) make_room(keys, n, rows);
+
+  const std::size_t before = size_;
+  look_up_all(keys, n, rows, [this](std::int64_t key) { return find_or_insert_one(key); });
+  return size_ - before;
+}
+
+// Grow before the first insertion, so that a failed allocation leaves nothing to undo.
+void RowMap::make_room(const std::int64_t* keys, std::size_t n, std::uint32_t* rows) {
+  find(keys, n, rows);
+  reserve(size_ + static_cast<std::size_t>(std::count(rows, rows + n, npos)));
+}
+
+void RowMap::reserve(std::size_t n) {
+  const std::size_t n_buckets = buckets_for(n);
+  if (n_buckets <= n_buckets_) return;
+
+  RowMap grown(n);
+  for (std::size_t b = 0; b < n_buckets_; ++b) {
+    const Bucket& bucket = buckets_[b];
+    for (unsigned s = 0; s < live(bucket); ++s) {
+      grown.size_ = bucket.rows[s];  // the row that the insertion gives
+      grown.find_or_insert_one(bucket.keys[s]);
+    }
+  }
+  grown.size_ = size_;
+  *this = std::move(grown);
+}
+
+void RowMap::clear() noexcept {
+  size_ = 0;
+  generation_ += count_bits + 1;
+  if (generation_ != 0) return;
+
+  // The generations are used up: old stamps would come back to life.
+  for (std::size_t b = 0; b < n_buckets_; ++b) buckets_[b].stamp = 0;
+}
+
+std::size_t RowMap::longest_probe() const noexcept {
+  std::size_t longest = 0;
+  for (std::size_t b = 0; b < n_buckets_; ++b) {
+    for (unsigned s = 0; s < live(buckets_[b]); ++s) {
+      const std::size_t distance = (b - home(buckets_[b].keys[s])) & (n_buckets_ - 1);
+      longest = std::max(longest, distance + 1);
+    }
+  }
+  return longest;
+}
+
+}  // namespace mpips

@@ -1,0 +1,92 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+namespace mpips {
+
+// Map from any int64 key to a row, rows numbered 0, 1, 2, ... in order of insertion.
+//
+// An open-addressing table of buckets, one cache line each: five keys, their rows and a stamp. A
+// key lives in its home bucket or, when that is full, in the first one after it that is not; since
+// nothing is ever removed, a search ends at the first bucket with a free slot. Bucket = leading
+// bits of the hash, so growing moves keys from old to new memory in order, as a stream.
+//
+// The stamp holds the number of keys in its low three bits and the generation above them. A bucket
+// of another generation counts as empty: `clear` is one addition, and fresh zeroed pages need no
+// initialisation.
+//
+// Not thread-safe, except that any number of threads may call const members at a time. A map that
+// was moved from may only be destroyed or assigned to.
+class RowMap {
+ public:
+  static constexpr std::uint32_t npos = 0xFFFFFFFFu;
+
+  // Room for `capacity_hint` keys. Throws std::bad_alloc, or std::length_error above npos.
+  explicit RowMap(std::size_t capacity_hint = 0);
+
+  std::size_t size() const noexcept { return size_; }
+  // How many keys fit without growing.
+  std::size_t capacity() const noexcept { return capacity_of(n_buckets_); }
+  std::size_t memory_bytes() const { return n_buckets_ * sizeof(Bucket) + sizeof(RowMap); }
+
+  // rows[i] = row of keys[i], or npos.
+  void find(const std::int64_t* keys, std::size_t n, std::uint32_t* rows) const noexcept;
+
+  // The same, giving unknown keys the next rows in order of their first occurrence; returns how
+  // many were new. Keys may repeat. Throws as `reserve` does, and then the map is unchanged and
+  // `rows` unspecified. If it grows, it makes room for all unknown keys as though each were unique.
+  std::size_t find_or_insert(const std::int64_t* keys, std::size_t n, std::uint32_t* rows);
+
+  // Forgets all keys, keeps the memory.
+  void clear() noexcept;
+
+  // Room for n keys in all. Throws std::bad_alloc or std::length_error and changes nothing then.
+  void reserve(std::size_t n);
+
+  // The most buckets that a search for a present key visits: the health of the hash.
+  std::size_t longest_probe() const noexcept;
+
+ private:
+  static constexpr unsigned bucket_slots = 5;
+  static constexpr std::uint32_t count_bits = 7;
+
+  struct alignas(64) Bucket {
+    std::int64_t keys[bucket_slots];
+    std::uint32_t rows[bucket_slots];
+    std::uint32_t stamp;
+  };
+
+  struct Unmap {
+    std::size_t n_bytes = 0;
+    void operator()(Bucket* buckets) const noexcept;
+  };
+  using Buckets = std::unique_ptr<Bucket[], Unmap>;
+
+  // 3.5 keys per bucket: above that, searches for absent keys become long.
+  static constexpr std::size_t capacity_of(std::size_t n_buckets) noexcept {
+    return n_buckets * 7 / 2 < npos ? n_buckets * 7 / 2 : npos;
+  }
+  static Buckets map_buckets(std::size_t n_buckets);
+  static std::size_t buckets_for(std::size_t n);
+  static unsigned shift_for(std::size_t n_buckets) noexcept;
+
+  std::size_t home(std::int64_t key) const noexcept;
+  unsigned live(const Bucket& bucket) const noexcept;
+  void prefetch(std::int64_t key) const noexcept;
+  std::uint32_t find_one(std::int64_t key) const noexcept;
+  std::uint32_t find_or_insert_one(std::int64_t key) noexcept;
+  template <class LookUp>
+  void look_up_all(const std::int64_t* keys, std::size_t n, std::uint32_t* rows,
+                   LookUp look_up) const noexcept;
+  void make_room(const std::int64_t* keys, std::size_t n, std::uint32_t* rows);
+
+  Buckets buckets_;
+  std::size_t n_buckets_ = 0;     // a power of two
+  unsigned shift_ = 0;            // 64 - log2(n_buckets_)
+  std::uint32_t generation_ = 0;  // a multiple of count_bits + 1
+  std::size_t size_ = 0;
+};
+
+}  // namespace mpips

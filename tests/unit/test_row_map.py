@@ -1,0 +1,183 @@
+"""The key-to-row map against a dict."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpips._native import Partitioner, RowMap
+
+INT64 = np.iinfo(np.int64)
+NPOS = 0xFFFFFFFF
+
+# Few small keys, so that batches repeat them, and the extremes.
+any_key = st.one_of(
+    st.integers(-20, 20), st.sampled_from([INT64.min, INT64.max]), st.integers(INT64.min, INT64.max)
+)
+batches = st.lists(st.lists(any_key, max_size=60), max_size=8)
+
+
+def int64(keys: object) -> np.ndarray:
+    return np.array(keys, dtype=np.int64)
+
+
+@given(batches=batches, absent=st.lists(any_key, max_size=30))
+def test_map_agrees_with_a_dict(batches: list[list[int]], absent: list[int]) -> None:
+    rows = RowMap(0)
+    model: dict[int, int] = {}
+    for batch in batches:
+        before = len(model)
+        expected = [model.setdefault(key, len(model)) for key in batch]
+        found, n_new = rows.find_or_insert(int64(batch))
+        assert found.dtype == np.uint32
+        assert found.tolist() == expected
+        assert n_new == len(model) - before
+        assert len(rows) == len(model)
+    keys = [*absent, *model]
+    assert rows.find(int64(keys)).tolist() == [model.get(key, NPOS) for key in keys]
+
+
+@given(batches=batches)
+def test_clear_forgets_every_key_and_keeps_capacity(batches: list[list[int]]) -> None:
+    rows = RowMap(0)
+    for batch in batches:
+        rows.find_or_insert(int64(batch))
+        capacity = rows.capacity
+        rows.clear()
+        assert len(rows) == 0
+        assert rows.capacity == capacity
+        assert (rows.find(int64(batch)) == NPOS).all()
+
+
+def test_rows_are_kept_while_the_map_grows() -> None:
+    keys = np.random.default_rng(1).permutation(int64(np.arange(-30_000, 30_000)) * 1_000_003)
+    rows = RowMap(0)
+    first_bytes = rows.memory_bytes()
+    for start in range(0, keys.size, 777):
+        _, n_new = rows.find_or_insert(keys[start : start + 777])
+        assert n_new == min(777, keys.size - start)
+        assert (rows.find(keys[: start + 777]) == np.arange(min(start + 777, keys.size))).all()
+    assert rows.memory_bytes() > first_bytes
+    assert len(rows) <= rows.capacity
+
+
+def test_a_batch_of_repeats_that_forces_growth_numbers_each_key_once() -> None:
+    rows = RowMap(0)
+    batch = np.tile(int64([7, -7, INT64.min]), 5000)
+    found, n_new = rows.find_or_insert(batch)
+    assert n_new == 3
+    assert (found == np.tile([0, 1, 2], 5000)).all()
+
+
+def test_reserve_makes_room_once() -> None:
+    rows = RowMap(0)
+    rows.find_or_insert(int64([5]))
+    rows.reserve(100_000)
+    reserved = rows.memory_bytes()
+    rows.find_or_insert(np.arange(99_999, dtype=np.int64) + 10)
+    assert rows.memory_bytes() == reserved == RowMap(100_000).memory_bytes()
+    assert rows.find(int64([5])).tolist() == [0]
+
+
+def test_million_keys() -> None:
+    keys = np.unique(np.random.default_rng(2).integers(INT64.min, INT64.max, 1_000_000))
+    np.random.default_rng(3).shuffle(keys)
+    rows = RowMap(0)
+    found, n_new = rows.find_or_insert(keys)
+    assert n_new == keys.size == len(rows)
+    assert (found == np.arange(keys.size)).all()
+    order = np.random.default_rng(4).permutation(keys.size)
+    assert (rows.find(keys[order]) == order).all()
+    absent = np.setdiff1d(keys + 1, keys)
+    assert (rows.find(absent) == NPOS).all()
+    assert rows.memory_bytes() <= 40 * keys.size
+
+
+def key_patterns() -> dict[str, np.ndarray]:
+    steps = np.arange(100_000, dtype=np.int64)
+    patterns = {f"multiples of 2^{k}": steps << k for k in range(0, 48, 4)}
+    patterns["negative"] = -steps * 4096
+    patterns["high and low halves"] = (steps % 300 << 32) | steps // 300
+    patterns["multiples of the golden ratio's inverse"] = (
+        steps.view(np.uint64) * np.uint64(0xF1DE83E19937733D)
+    ).view(np.int64)
+    patterns["keys of one server of 64"] = steps_of_one_server(Partitioner.hash(64))
+    patterns["keys of one of 4096 buckets"] = steps_of_one_server(Partitioner.hash(4096))
+    return patterns
+
+
+def steps_of_one_server(partitioner: Partitioner) -> np.ndarray:
+    keys = np.arange(4_000_000, dtype=np.int64)
+    return keys[partitioner.owners(keys) == 1]
+
+
+@pytest.mark.parametrize("pattern", key_patterns().items(), ids=lambda pattern: pattern[0])
+def test_searches_stay_short_for_regular_keys(pattern: tuple[str, np.ndarray]) -> None:
+    _, keys = pattern
+    rows = RowMap(0)
+    rows.find_or_insert(keys)
+    # Random keys at the highest load need about 30 buckets, a degenerate hash thousands.
+    assert rows.longest_probe() <= 50
+    assert (rows.find(keys) == np.arange(keys.size)).all()
+
+
+def test_searches_stay_short_at_the_highest_load() -> None:
+    rows = RowMap(200_000)
+    rows.find_or_insert(np.random.default_rng(5).integers(INT64.min, INT64.max, rows.capacity))
+    assert rows.capacity == RowMap(rows.capacity).capacity
+    assert rows.longest_probe() <= 60
+
+
+OUT_OF_MEMORY = """
+import resource, numpy as np
+from mpips._native import RowMap
+rows = RowMap(0)
+batch = np.arange(50_000, dtype=np.int64) * 3
+rows.find_or_insert(batch)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (24 << 20),) * 2)
+n, state = len(batch), None
+try:
+    while n < 10_000_000:
+        state = len(rows), rows.memory_bytes()
+        rows.find_or_insert(batch + 3 * n)
+        n += len(batch)
+except MemoryError:
+    assert (len(rows), rows.memory_bytes()) == state == (n, state[1])
+    for start in range(0, n, len(batch)):
+        assert (rows.find(batch + 3 * start) == np.arange(start, start + len(batch))).all()
+    assert (rows.find(batch + 3 * n) == RowMap.npos).all()
+    print("unchanged")
+"""
+
+
+def test_failed_growth_leaves_the_map_unchanged() -> None:
+    child = subprocess.run(
+        [sys.executable, "-c", OUT_OF_MEMORY], capture_output=True, text=True, timeout=60
+    )
+    assert child.stdout.strip() == "unchanged", child.stderr
+
+
+def test_too_many_keys_are_refused() -> None:
+    rows = RowMap(0)
+    with pytest.raises(ValueError, match="at most 4294967295 keys, not 4294967296"):
+        rows.reserve(2**32)
+    assert len(rows) == 0
+
+
+@pytest.mark.parametrize(
+    "keys", [np.zeros(3, np.int32), np.zeros(3), np.zeros(6, np.int64)[::2]], ids=str
+)
+def test_other_arrays_are_refused(keys: np.ndarray) -> None:
+    with pytest.raises(TypeError):
+        RowMap(0).find(keys)
+
+
+def test_matrices_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"keys has shape \(2, 3\), expected one dimension"):
+        RowMap(0).find_or_insert(np.zeros((2, 3), np.int64))
