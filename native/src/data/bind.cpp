@@ -1,7 +1,57 @@
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "data/libsvm.hpp"
 #include "register.hpp"
 
-namespace mpips {
+namespace py = pybind11;
 
-void register_data(pybind11::module_&) {}
+namespace mpips {
+namespace {
+
+// Hand a vector's memory to a NumPy array without copying it.
+template <typename T>
+py::array_t<T> to_array(std::vector<T>&& from) {
+  auto owner = std::make_unique<std::vector<T>>(std::move(from));
+  const auto size = static_cast<py::ssize_t>(owner->size());
+  T* const first = owner->data();
+  py::capsule release(owner.get(), [](void* held) { delete static_cast<std::vector<T>*>(held); });
+  owner.release();
+  return py::array_t<T>(size, first, release);
+}
+
+py::tuple parse_libsvm(const py::buffer& text, std::int64_t stride, std::int64_t offset, int base) {
+  const py::buffer_info info = text.request();
+  if (info.itemsize != 1 || info.ndim != 1 || (info.size > 1 && info.strides[0] != 1))
+    throw py::value_error("text must be contiguous bytes");
+  if (stride < 1 || offset < 0 || offset >= stride)
+    throw py::value_error("stride and offset must satisfy 0 <= offset < stride");
+  if (base != 0 && base != 1 && base != data::kAutoBase)
+    throw py::value_error("base must be 0, 1 or -1 (decide from the smallest index)");
+  data::LibsvmPart part;
+  {
+    py::gil_scoped_release release;
+    part = data::parse_libsvm(static_cast<const char*>(info.ptr),
+                              static_cast<std::size_t>(info.size), {stride, offset, base});
+  }
+  return py::make_tuple(to_array(std::move(part.labels)), to_array(std::move(part.indptr)),
+                        to_array(std::move(part.indices)), to_array(std::move(part.values)),
+                        part.n_samples, part.min_index, part.max_index, part.base);
+}
+
+}  // namespace
+
+void register_data(py::module_& m) {
+  py::register_exception<data::LibsvmError>(m, "LibsvmError", PyExc_ValueError);
+  m.def("parse_libsvm", &parse_libsvm, py::arg("text"), py::arg("stride"), py::arg("offset"),
+        py::arg("base"),
+        "Parse LIBSVM text into (labels float64, indptr int64, indices int64, values float32,\n"
+        "n_samples, min_index, max_index, base); only samples i % stride == offset are kept,\n"
+        "the last four describe the whole text. Releases the GIL. Raises LibsvmError.");
+}
 
 }  // namespace mpips

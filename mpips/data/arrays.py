@@ -1,0 +1,104 @@
+"""Dense arrays in files: npz and HDF5, with `x` (or `X`) and `y` (or `Y`)."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mpips.data.dataset import DenseData
+from mpips.data.info import Part, describe
+from mpips.data.options import ReadOptions, Share
+from mpips.errors import CapabilityError, DataError
+
+BLOCK_BYTES = 16 << 20
+
+
+def read_npz(path: str, options: ReadOptions, share: Share) -> Part:
+    """Read a share of `x`, shape (n, ...), and `y`, shape (n,), from an npz file.
+
+    Axes of `x` after the first are flattened. Each worker unpacks the whole of `x` for a moment;
+    use HDF5 where that is too much. Pickled objects are refused.
+
+    Raises:
+        DataError: The file is not npz, lacks an array, or shapes or dtypes do not fit.
+    """
+    try:
+        archive = np.load(path, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise DataError(f"{path}: is a single array, expected an npz file with x and y")
+        with archive:
+            x_name, y_name = _names(path, archive.files)
+            x, y = archive[x_name], archive[y_name]
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path}: is not an npz file of plain arrays: {error}") from error
+    _check(path, x, y)
+    own = slice(share.offset, None, share.stride)
+    return _part(path, x[own], y[own], len(y))
+
+
+def read_hdf5(path: str, options: ReadOptions, share: Share) -> Part:
+    """Read a share of the datasets `x`, shape (n, ...), and `y`, shape (n,), block by block.
+
+    Raises:
+        CapabilityError: h5py is not installed.
+        DataError: The file is not HDF5, lacks a dataset, or shapes or dtypes do not fit.
+    """
+    try:
+        import h5py
+    except ImportError as error:
+        raise CapabilityError(f"{path}: reading HDF5 needs h5py: pip install h5py") from error
+    with open(path, "rb"):
+        pass
+    if not h5py.is_hdf5(path):
+        raise DataError(f"{path}: is not an HDF5 file")
+    with h5py.File(path, "r") as file:
+        x_name, y_name = _names(path, list(file))
+        x, y = file[x_name], file[y_name]
+        if not isinstance(x, h5py.Dataset) or not isinstance(y, h5py.Dataset):
+            raise DataError(f"{path}: {x_name} and {y_name} must be datasets, not groups")
+        _check(path, x, y)
+        return _part(path, _read_blocks(x, share), _read_blocks(y, share), len(y))
+
+
+def _read_blocks(dataset: Any, share: Share) -> npt.NDArray[Any]:
+    """Read contiguous blocks and keep the share of each: HDF5 is slow at strided selections."""
+    n = len(dataset)
+    row_bytes = max(1, dataset.dtype.itemsize * int(np.prod(dataset.shape[1:])))
+    n_rows = max(1, BLOCK_BYTES // row_bytes)
+    kept = [
+        dataset[start : start + n_rows][share.first_from(start) - start :: share.stride].copy()
+        for start in range(0, n, n_rows)
+    ]
+    return np.concatenate(kept) if kept else np.empty((0, *dataset.shape[1:]), dataset.dtype)
+
+
+def _names(path: str, found: Collection[str]) -> tuple[str, str]:
+    x_name = next((name for name in ("x", "X") if name in found), None)
+    y_name = next((name for name in ("y", "Y") if name in found), None)
+    if x_name is None or y_name is None:
+        raise DataError(f"{path}: expected arrays x and y (or X and Y), found {sorted(found)}")
+    return x_name, y_name
+
+
+def _check(path: str, x: Any, y: Any) -> None:
+    for name, array in (("x", x), ("y", y)):
+        if array.dtype.kind not in "fiub":
+            raise DataError(f"{path}: {name} has dtype {array.dtype}, expected numbers")
+    if len(x.shape) < 2 or len(y.shape) != 1 or x.shape[0] != y.shape[0]:
+        raise DataError(
+            f"{path}: x has shape {tuple(x.shape)} and y {tuple(y.shape)}, expected (n, d) and (n,)"
+        )
+
+
+def _part(path: str, x: npt.NDArray[Any], y: npt.NDArray[Any], n_samples: int) -> Part:
+    n_columns = int(np.prod(x.shape[1:]))
+    with np.errstate(over="ignore"):
+        rows = np.ascontiguousarray(x.reshape(len(x), n_columns), dtype=np.float32)
+    labels = y.astype(np.float64)
+    if not np.isfinite(rows).all() or not np.isfinite(labels).all():
+        raise DataError(f"{path}: holds NaN, infinity or a number beyond float32")
+    return describe(DenseData(rows, labels), n_samples, path)

@@ -1,0 +1,190 @@
+"""CSV with a header: numbers as a dense matrix, or, with categorical columns, as hashed keys.
+
+A hashed sample is a list of (key, value): for a categorical cell the key is the hash of column name
+and cell text, the value 1; for a numeric cell the key is the hash of the column name alone and the
+value the number. Empty cells are absent. Keys are uniform in 0..2**62-1, so that a collision is not
+to be expected below a billion distinct ones, and the same on every machine.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from hashlib import blake2b
+
+import numpy as np
+import numpy.typing as npt
+
+from mpips.data.dataset import DenseData, SparseData
+from mpips.data.info import Part, describe
+from mpips.data.options import ReadOptions, Share
+from mpips.errors import DataError
+
+KEY_BITS = 62
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column's place, name and role."""
+
+    place: int
+    name: str
+    categorical: bool
+
+
+@lru_cache(maxsize=1 << 20)
+def hash_key(column: str, cell: str = "") -> int:
+    """Return the key of a cell in a categorical column, or of a numeric column itself."""
+    # The length in front keeps ("ab", "c") and ("a", "bc") apart.
+    text = f"{len(column)}:{column}{cell}".encode()
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") >> (64 - KEY_BITS)
+
+
+def read_csv(path: str, options: ReadOptions, share: Share) -> Part:
+    """Read a share of a CSV file whose first line names the columns.
+
+    Raises:
+        DataError: A column is unknown, or a cell is empty or no number where one is needed; names
+            file, line, column and cell.
+        OSError: The file cannot be opened.
+    """
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        try:
+            return _Table(path, options, file).read(share)
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path}: is not UTF-8 text: {error}") from error
+        except csv.Error as error:
+            raise DataError(f"{path}: is not CSV: {error}") from error
+
+
+class _Table:
+    """One open file: where it is, what its columns mean."""
+
+    def __init__(self, path: str, options: ReadOptions, file: Iterator[str]) -> None:
+        self._path = path
+        self._reader = csv.reader(file, strict=True)
+        header = [name.strip() for name in next(self._reader, [])]
+        if not header:
+            raise DataError(f"{path}: holds no header line")
+        self._width = len(header)
+        self._label = self._find_label(header, options.label)
+        self._features = self._find_features(header, options.categorical)
+        self._sparse = bool(options.categorical)
+        auto = "log" if self._sparse else "raw"
+        self._log = (auto if options.numeric == "auto" else options.numeric) == "log"
+        self._zero_if_empty = options.empty == "zero"
+
+    def read(self, share: Share) -> Part:
+        return self._read_sparse(share) if self._sparse else self._read_dense(share)
+
+    def _read_dense(self, share: Share) -> Part:
+        labels: list[float] = []
+        rows: list[npt.NDArray[np.float32]] = []
+        n_samples = 0
+        for row in self._rows():
+            if share.owns(n_samples):
+                labels.append(self._number(row[self._label.place], self._label))
+                cells = [self._number(row[c.place], c) for c in self._features]
+                rows.append(np.array(cells, dtype=np.float32))
+            n_samples += 1
+        x = np.array(rows, dtype=np.float32).reshape(len(rows), len(self._features))
+        return describe(DenseData(x, np.array(labels, dtype=np.float64)), n_samples, self._path)
+
+    def _read_sparse(self, share: Share) -> Part:
+        labels: list[float] = []
+        keys: list[int] = []
+        values: list[float] = []
+        indptr = [0]
+        n_samples = 0
+        for row in self._rows():
+            if share.owns(n_samples):
+                labels.append(self._number(row[self._label.place], self._label))
+                for key, value in self._entries(row):
+                    keys.append(key)
+                    values.append(value)
+                indptr.append(len(keys))
+            n_samples += 1
+        data = SparseData(
+            np.array(indptr, dtype=np.int64),
+            np.array(keys, dtype=np.int64),
+            np.array(values, dtype=np.float32),
+            np.array(labels, dtype=np.float64),
+            n_features=1 << KEY_BITS,
+        )
+        return describe(data, n_samples, self._path)
+
+    def _rows(self) -> Iterator[list[str]]:
+        for row in self._reader:
+            if not row:
+                continue
+            if len(row) != self._width:
+                raise DataError(
+                    f"{self._path}:{self._reader.line_num}: {len(row)} cells, "
+                    f"the header names {self._width}"
+                )
+            yield row
+
+    def _entries(self, row: list[str]) -> Iterator[tuple[int, float]]:
+        for column in self._features:
+            cell = row[column.place].strip()
+            if not cell:
+                continue
+            if column.categorical:
+                yield hash_key(column.name, cell), 1.0
+            else:
+                yield hash_key(column.name), self._number(cell, column)
+
+    def _number(self, cell: str, column: Column) -> float:
+        is_label = column is self._label
+        cell = cell.strip()
+        if not cell and self._zero_if_empty and not is_label:
+            return 0.0
+        try:
+            value = float(cell)
+        except ValueError:
+            value = math.nan
+        if not abs(value) <= FLOAT32_MAX:
+            raise DataError(self._complaint(cell, column, is_label))
+        if self._log and not is_label:
+            return math.copysign(math.log1p(abs(value)), value)
+        return value
+
+    def _complaint(self, cell: str, column: Column, is_label: bool) -> str:
+        if is_label:
+            wayout = "labels are finite numbers; set label to the column that holds them"
+        elif cell:
+            wayout = (
+                f'features are finite numbers; to hash text, set categorical = ["{column.name}"]'
+            )
+        else:
+            wayout = 'set empty = "zero" to read empty cells as 0'
+        found = f"'{cell}'" if cell else "an empty cell"
+        return (
+            f"{self._path}:{self._reader.line_num}: column '{column.name}' holds {found}: {wayout}"
+        )
+
+    def _find_label(self, header: list[str], wanted: str | None) -> Column:
+        if len(set(header)) < len(header):
+            twin = next(name for name in header if header.count(name) > 1)
+            raise DataError(f"{self._path}: the header names '{twin}' twice")
+        if wanted is None:
+            wanted = "label" if "label" in header else header[0]
+        if wanted not in header:
+            raise DataError(f"{self._path}: no label column '{wanted}'; columns: {header}")
+        return Column(header.index(wanted), wanted, categorical=False)
+
+    def _find_features(self, header: list[str], patterns: tuple[str, ...]) -> list[Column]:
+        names = [name for name in header if name != self._label.name]
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise DataError(f"{self._path}: categorical '{pattern}' matches none of {names}")
+        return [
+            Column(place, name, any(fnmatchcase(name, pattern) for pattern in patterns))
+            for place, name in enumerate(header)
+            if name != self._label.name
+        ]

@@ -1,0 +1,123 @@
+"""Samples in memory, and batches taken from them.
+
+Sparse samples are compressed rows: sample i owns `keys[indptr[i]:indptr[i+1]]` and the values
+beside them. A reader leaves labels as they stand in the file (float64); `align` turns them into
+classes (int64), which is what every batch that reaches a task holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Labels: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.float64]
+Rows: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class SparseBatch:
+    """Samples as lists of (key, value).
+
+    Attributes:
+        indptr: int64, shape (n + 1,).
+        keys: int64, shape (nnz,); no key occurs twice in a sample.
+        values: float32, shape (nnz,).
+        labels: int64 classes, shape (n,).
+        weight: What the mean gradient over the batch is multiplied by.
+    """
+
+    indptr: npt.NDArray[np.int64]
+    keys: npt.NDArray[np.int64]
+    values: npt.NDArray[np.float32]
+    labels: Labels
+    weight: float = 1.0
+
+    @property
+    def n(self) -> int:
+        """Number of samples; may be 0."""
+        return len(self.labels)
+
+    @property
+    def row_ids(self) -> npt.NDArray[np.int64]:
+        """The sample that each entry belongs to, int64, shape (nnz,), ascending; made anew."""
+        return np.repeat(np.arange(self.n, dtype=np.int64), np.diff(self.indptr))
+
+    def densify(self, n_features: int) -> npt.NDArray[np.float32]:
+        """Return the samples as float32, shape (n, n_features); keys must be below `n_features`."""
+        x = np.zeros((self.n, n_features), dtype=np.float32)
+        x[self.row_ids, self.keys] = self.values
+        return x
+
+
+@dataclass(frozen=True)
+class DenseBatch:
+    """Samples as rows: `x` float32, shape (n, d); `labels` int64 classes, shape (n,)."""
+
+    x: npt.NDArray[np.float32]
+    labels: Labels
+    weight: float = 1.0
+
+    @property
+    def n(self) -> int:
+        """Number of samples; may be 0."""
+        return len(self.labels)
+
+
+Batch: TypeAlias = SparseBatch | DenseBatch
+
+
+@dataclass(frozen=True)
+class SparseData:
+    """A worker's samples in compressed rows, as in `SparseBatch`; indices below `n_features`."""
+
+    indptr: npt.NDArray[np.int64]
+    indices: npt.NDArray[np.int64]
+    values: npt.NDArray[np.float32]
+    labels: Labels
+    n_features: int
+
+    @property
+    def n(self) -> int:
+        """Number of samples."""
+        return len(self.labels)
+
+    def take(self, rows: Rows, weight: float = 1.0) -> SparseBatch:
+        """Copy samples `rows` (int64, shape (n,), any order) into a batch."""
+        starts = self.indptr[rows]
+        lengths = self.indptr[rows + 1] - starts
+        indptr = np.zeros(len(rows) + 1, dtype=np.int64)
+        np.cumsum(lengths, out=indptr[1:])
+
+        # Entry e of the batch lies as far from its row's start here as it does there.
+        entries = np.repeat(starts - indptr[:-1], lengths) + np.arange(indptr[-1])
+        return SparseBatch(
+            indptr, self.indices[entries], self.values[entries], self.labels[rows], weight
+        )
+
+
+@dataclass(frozen=True)
+class DenseData:
+    """A worker's samples as rows: `x` float32, shape (n, d); `labels` shape (n,)."""
+
+    x: npt.NDArray[np.float32]
+    labels: Labels
+
+    @property
+    def n(self) -> int:
+        """Number of samples."""
+        return len(self.labels)
+
+    @property
+    def n_features(self) -> int:
+        """Number of columns."""
+        return int(self.x.shape[1])
+
+    def take(self, rows: Rows, weight: float = 1.0) -> DenseBatch:
+        """Copy samples `rows` (int64, shape (n,), any order) into a batch."""
+        return DenseBatch(self.x[rows], self.labels[rows], weight)
+
+
+Dataset: TypeAlias = SparseData | DenseData

@@ -1,0 +1,43 @@
+"""scikit-learn's bundled digits: 1797 images of 8x8 pixels, ten classes, no download."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from mpips.data.dataset import DenseData
+from mpips.data.info import Part, describe
+from mpips.data.options import ReadOptions, Share
+from mpips.errors import CapabilityError
+
+TEST_FRACTION = 0.2
+
+
+def read_digits(path: str, options: ReadOptions, share: Share) -> Part:
+    """Read a share of the training or the test part; `path` is ignored.
+
+    The parts are 80 and 20 per cent of each class, drawn by `options.split_seed`.
+
+    Raises:
+        CapabilityError: scikit-learn is not installed.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise CapabilityError("digits come with scikit-learn: pip install scikit-learn") from error
+    x, y = load_digits(return_X_y=True)
+    in_test = _draw_test(y, options.split_seed)
+    rows = np.flatnonzero(in_test if options.split == "test" else ~in_test)
+    own = rows[share.offset :: share.stride]
+    data = DenseData(np.ascontiguousarray(x[own], dtype=np.float32), y[own].astype(np.float64))
+    return describe(data, len(rows), f"digits ({options.split})")
+
+
+def _draw_test(labels: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.bool_]:
+    """Mark the same share of each class, shape (n,)."""
+    generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
+    in_test = np.zeros(len(labels), dtype=np.bool_)
+    for label in np.unique(labels):
+        members = generator.permutation(np.flatnonzero(labels == label))
+        in_test[members[: round(TEST_FRACTION * len(members))]] = True
+    return in_test

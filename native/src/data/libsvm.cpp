@@ -1,0 +1,182 @@
+// The grammar, one sample per line:
+//   label [qid:ID] index:value index:value ... [# comment]
+// Blank lines and lines that hold only a comment are no samples. A carriage return is a space.
+#include "data/libsvm.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "data/number.hpp"
+
+namespace mpips::data {
+namespace {
+
+constexpr std::size_t kShownLength = 40;
+
+struct Entry {
+  std::int64_t index;
+  float value;
+  const char* at;
+};
+
+struct Token {
+  const char* begin;
+  const char* end;
+};
+
+bool is_space(char c) noexcept { return c == ' ' || c == '\t' || c == '\r'; }
+
+class Parser {
+ public:
+  Parser(const char* text, std::size_t length, const LibsvmOptions& options)
+      : at_(text), end_(text + length), line_begin_(text), options_(options) {
+    static const char kByteOrderMark[] = "\xef\xbb\xbf";
+    if (length >= 3 && std::memcmp(text, kByteOrderMark, 3) == 0) at_ += 3;
+  }
+
+  LibsvmPart run() {
+    reserve();
+    while (at_ != end_) parse_line();
+    part_.base = decide_base();
+    if (part_.base != 0)
+      for (auto& index : part_.indices) index -= part_.base;
+    return std::move(part_);
+  }
+
+ private:
+  // Colons count the features; growing by doubling would copy them several times.
+  void reserve() {
+    const auto n_features = std::count(at_, end_, ':') / options_.stride;
+    part_.indices.reserve(static_cast<std::size_t>(n_features));
+    part_.values.reserve(static_cast<std::size_t>(n_features));
+  }
+
+  void parse_line() {
+    ++line_;
+    line_begin_ = at_;
+    Token token;
+    if (next_token(token)) {
+      if (part_.n_samples++ % options_.stride == options_.offset)
+        keep_sample(token);
+      else
+        skip_sample();
+    }
+    const void* newline = std::memchr(at_, '\n', static_cast<std::size_t>(end_ - at_));
+    at_ = newline == nullptr ? end_ : static_cast<const char*>(newline) + 1;
+  }
+
+  // The next run of non-space characters before the end of the line or a comment.
+  bool next_token(Token& token) noexcept {
+    while (at_ != end_ && is_space(*at_)) ++at_;
+    token.begin = at_;
+    while (at_ != end_ && !is_space(*at_) && *at_ != '\n' && *at_ != '#') ++at_;
+    token.end = at_;
+    return token.begin != token.end;
+  }
+
+  bool next_feature(Token& token, bool first) noexcept {
+    if (!next_token(token)) return false;
+    const bool is_query =
+        first && token.end - token.begin >= 4 && std::memcmp(token.begin, "qid:", 4) == 0;
+    return is_query ? next_token(token) : true;
+  }
+
+  void keep_sample(const Token& label) {
+    double value;
+    if (!parse_double(label.begin, label.end, value))
+      fail(label.begin, label, "expected a label: one finite number such as 0, 1, -1 or 3.5");
+    part_.labels.push_back(value);
+    row_.clear();
+    bool sorted = true;
+    Token token;
+    for (bool first = true; next_feature(token, first); first = false) {
+      const Entry entry = parse_feature(token);
+      sorted = sorted && (row_.empty() || row_.back().index < entry.index);
+      row_.push_back(entry);
+    }
+    if (!sorted) sort_row();
+    append_row();
+  }
+
+  void append_row() {
+    for (const Entry& entry : row_) {
+      part_.indices.push_back(entry.index);
+      part_.values.push_back(entry.value);
+    }
+    part_.indptr.push_back(static_cast<std::int64_t>(part_.indices.size()));
+  }
+
+  void skip_sample() {
+    Token token;
+    for (bool first = true; next_feature(token, first); first = false) {
+      const char* colon = token.begin;
+      parse_index_of(token, colon);
+    }
+  }
+
+  Entry parse_feature(const Token& token) {
+    const char* colon = token.begin;
+    const std::int64_t index = parse_index_of(token, colon);
+    double value;
+    if (!parse_double(colon + 1, token.end, value) || !std::isfinite(static_cast<float>(value)))
+      fail(colon + 1, {colon + 1, token.end},
+           "expected a finite number within the range of float32 after the colon");
+    return {index, static_cast<float>(value), token.begin};
+  }
+
+  // Leaves `colon` at the colon behind the index.
+  std::int64_t parse_index_of(const Token& token, const char*& colon) {
+    std::int64_t index = 0;
+    if (!parse_index(colon, token.end, index) || colon == token.end || *colon != ':')
+      fail(token.begin, token, "expected index:value with a whole index, such as 7:0.5");
+    if (options_.base == 1 && index == 0)
+      fail(token.begin, token, "the smallest index is 1, because features are counted from 1 here");
+    if (part_.min_index < 0 || index < part_.min_index) part_.min_index = index;
+    if (index > part_.max_index) part_.max_index = index;
+    return index;
+  }
+
+  void sort_row() {
+    std::stable_sort(row_.begin(), row_.end(),
+                     [](const Entry& a, const Entry& b) { return a.index < b.index; });
+    const auto twin =
+        std::adjacent_find(row_.begin(), row_.end(),
+                           [](const Entry& a, const Entry& b) { return a.index == b.index; });
+    if (twin == row_.end()) return;
+    const char* begin = (twin + 1)->at;
+    const char* stop = begin;
+    while (*stop != ':') ++stop;
+    fail(begin, {begin, stop}, "expected each index once in a sample, this one is repeated");
+  }
+
+  int decide_base() const noexcept {
+    if (options_.base != kAutoBase) return options_.base;
+    return part_.min_index == 0 ? 0 : 1;
+  }
+
+  [[noreturn]] void fail(const char* where, const Token& found, const char* expected) const {
+    std::string shown;
+    for (const char* at = found.begin; at != found.end && shown.size() < kShownLength; ++at)
+      shown += (*at >= ' ' && *at <= '~') ? *at : '?';
+    throw LibsvmError(std::to_string(line_) + ":" + std::to_string(where - line_begin_ + 1) +
+                      ": found '" + shown + "': " + expected);
+  }
+
+  const char* at_;
+  const char* end_;
+  const char* line_begin_;
+  std::int64_t line_ = 0;
+  LibsvmOptions options_;
+  LibsvmPart part_;
+  std::vector<Entry> row_;
+};
+
+}  // namespace
+
+LibsvmPart parse_libsvm(const char* text, std::size_t length, const LibsvmOptions& options) {
+  return Parser(text, length, options).run();
+}
+
+}  // namespace mpips::data

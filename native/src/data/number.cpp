@@ -1,0 +1,76 @@
+#include "data/number.hpp"
+
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <system_error>
+
+namespace mpips::data {
+namespace {
+
+constexpr double kPowersOfTen[] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
+                                   1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
+                                   1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
+// Up to 15 digits fit a double's mantissa, so one division by a power of ten rounds correctly.
+constexpr int kExactDigits = 15;
+
+bool is_digit(char c) noexcept { return c >= '0' && c <= '9'; }
+
+// The common case: a short plain decimal. False means "not this case", not "not a number".
+bool parse_short(const char* at, const char* end, double& value) noexcept {
+  std::uint64_t mantissa = 0;
+  int n_digits = 0, n_decimals = 0;
+  for (; at != end && is_digit(*at); ++at, ++n_digits) mantissa = mantissa * 10 + (*at - '0');
+  if (at != end && *at == '.') {
+    for (++at; at != end && is_digit(*at); ++at, ++n_digits, ++n_decimals)
+      mantissa = mantissa * 10 + (*at - '0');
+  }
+  if (at != end || n_digits == 0 || n_digits > kExactDigits) return false;
+  value = static_cast<double>(mantissa) / kPowersOfTen[n_decimals];
+  return true;
+}
+
+// from_chars does not say which way a number left the range: a number whose leading digit stands
+// left of the point and whose exponent is not negative is large.
+bool is_underflow(const char* begin, const char* end) noexcept {
+  for (const char* at = begin; at != end; ++at)
+    if (*at == 'e' || *at == 'E') return at + 1 != end && at[1] == '-';
+  return *begin == '0' || *begin == '.';
+}
+
+}  // namespace
+
+bool parse_double(const char* begin, const char* end, double& value) noexcept {
+  const bool negative = begin != end && *begin == '-';
+  if (begin != end && (*begin == '-' || *begin == '+')) ++begin;
+  if (begin == end || (!is_digit(*begin) && *begin != '.')) return false;
+
+  if (!parse_short(begin, end, value)) {
+    const auto [stop, error] = std::from_chars(begin, end, value);
+    if (stop != end) return false;
+    if (error == std::errc::result_out_of_range) {
+      if (!is_underflow(begin, end)) return false;
+      value = 0.0;
+    } else if (error != std::errc()) {
+      return false;
+    }
+  }
+  if (negative) value = -value;
+  return std::isfinite(value);
+}
+
+bool parse_index(const char*& at, const char* end, std::int64_t& index) noexcept {
+  constexpr std::int64_t kLargest = std::numeric_limits<std::int64_t>::max();
+  constexpr std::int64_t kBeforeLast = kLargest / 10;
+  const char* const begin = at;
+  std::int64_t value = 0;
+  for (; at != end && is_digit(*at); ++at) {
+    const int digit = *at - '0';
+    if (value > kBeforeLast || (value == kBeforeLast && digit > kLargest % 10)) return false;
+    value = value * 10 + digit;
+  }
+  index = value;
+  return at != begin;
+}
+
+}  // namespace mpips::data

@@ -1,0 +1,83 @@
+"""Metrics against their definitions, spelt out."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpips.data.metrics import EvalShare, accuracy, auc, cross_entropy, log_loss, merge
+
+cases = st.lists(
+    st.tuples(st.integers(0, 8).map(lambda i: i / 8), st.integers(0, 1)), min_size=1, max_size=40
+)
+
+
+@settings(deadline=None)
+@given(cases)
+def test_binary_metrics_are_their_definitions(case: list[tuple[float, int]]) -> None:
+    scores, labels = (np.array(column) for column in zip(*case, strict=True))
+    ones = [score for score, label in case if label]
+    zeros = [score for score, label in case if not label]
+    wins = sum((one > zero) + 0.5 * (one == zero) for one in ones for zero in zeros)
+    expected = wins / (len(ones) * len(zeros)) if ones and zeros else math.nan
+    assert auc(scores, labels) == pytest.approx(expected, abs=1e-12, nan_ok=True)
+
+    right = sum((score >= 0.5) == label for score, label in case)
+    assert accuracy(scores, labels) == pytest.approx(right / len(case))
+
+    chances = [max(score if label else 1 - score, 1e-15) for score, label in case]
+    loss = sum(-math.log(chance) for chance in chances) / len(case)
+    assert log_loss(scores, labels) == pytest.approx(loss)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 12), st.integers(2, 5), st.integers(0, 2**32 - 1))
+def test_class_metrics_are_their_definitions(n: int, k: int, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    scores = generator.dirichlet(np.ones(k), n).astype(np.float32)
+    labels = generator.integers(0, k, n)
+    loss = sum(-math.log(scores[i, labels[i]]) for i in range(n)) / n
+    assert cross_entropy(scores, labels) == pytest.approx(loss)
+    right = sum(max(range(k), key=lambda c: scores[i, c]) == labels[i] for i in range(n))
+    assert accuracy(scores, labels) == pytest.approx(right / n)
+
+
+def test_certain_and_wrong_costs_the_floor_not_infinity() -> None:
+    floor = -math.log(1e-15)
+    assert log_loss(np.array([0.0, 1.0], np.float32), np.array([1, 0])) == pytest.approx(floor)
+    assert cross_entropy(np.array([[1.0, 0.0]], np.float32), np.array([1])) == pytest.approx(floor)
+
+
+def test_no_samples_make_nan_without_a_warning() -> None:
+    nothing, labels = np.zeros(0, np.float32), np.zeros(0, np.int64)
+    assert all(math.isnan(metric(nothing, labels)) for metric in (accuracy, auc, log_loss))
+    assert math.isnan(cross_entropy(np.zeros((0, 3)), labels))
+
+
+@pytest.mark.parametrize("k", [None, 3])
+def test_merged_metrics_do_not_depend_on_the_number_of_workers(k: int | None) -> None:
+    generator = np.random.default_rng(7)
+    n = 37
+    if k is None:
+        scores, labels = generator.random(n, np.float32), generator.integers(0, 2, n)
+    else:
+        scores = generator.dirichlet(np.ones(k), n).astype(np.float32)
+        labels = generator.integers(0, k, n)
+    whole = merge([EvalShare(scores, labels)])
+    for n_workers in (2, 3, 5, 40):
+        shares = [EvalShare(scores[w::n_workers], labels[w::n_workers]) for w in range(n_workers)]
+        assert merge(shares) == whole
+    names = ["accuracy", "auc", "log_loss"] if k is None else ["accuracy", "cross_entropy"]
+    assert list(whole) == names
+
+
+def test_shares_of_different_shape_are_refused() -> None:
+    labels = np.zeros(2, np.int64)
+    with pytest.raises(ValueError, match=r"\(2,\), \(2, 3\)"):
+        merge([EvalShare(np.zeros(2), labels), EvalShare(np.zeros((2, 3)), labels)])
+    with pytest.raises(ValueError, match="at least one"):
+        merge([])
