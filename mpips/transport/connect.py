@@ -1,0 +1,143 @@
+"""Choosing a transport for each pair of worker and server, and proving that it works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from mpi4py import MPI
+
+from mpips import _native
+from mpips.errors import RegionError, TransportError
+from mpips.transport.channel import Channel, ShmChannel
+from mpips.transport.p2p import P2pMemory
+from mpips.transport.region import attach, token_words
+from mpips.transport.remote import RemoteChannel
+from mpips.transport.rma import Guard, RmaMemory
+
+_HEADER_BYTES = 64
+NO_WINDOW = (
+    "this MPI could not make a window over the servers' regions; set OMPI_MCA_osc=^ucx (Open MPI "
+    "without InfiniBand), use Open MPI 5 or MPICH, or transport = 'p2p'"
+)
+
+
+@dataclass
+class Connector:
+    """Makes a worker's channels. Not collective; the servers must be entering MPI meanwhile.
+
+    Attributes:
+        notes: Why a faster transport was not used, for people.
+    """
+
+    worker: int
+    name: str
+    transport: str
+    token: str
+    window: MPI.Win | None
+    p2p_comm: MPI.Intracomm
+    n_workers: int
+    n_tables: int
+    checksums: bool
+    oversubscribed: bool
+    timeout_s: float
+    guard: Guard
+    idle: Callable[[], None]
+    notes: list[str] = field(default_factory=list)
+
+    def connect(
+        self, server: int, server_name: str, rank: int, same_node: bool, layout: _native.Layout
+    ) -> Channel:
+        """The channel to one server, by the transport asked for or the best that works.
+
+        Raises:
+            TransportError: The transport asked for cannot connect this pair.
+        """
+        pair = f"{self.name} and {server_name}"
+        if self.transport == "local":
+            raise TransportError("transport = 'local' is for one rank; use 'auto'")
+        if self.transport in ("auto", "shm"):
+            channel = self._by_memory(server, pair, same_node, layout)
+            if channel is not None:
+                return channel
+        if self.transport in ("auto", "rma"):
+            channel = self._by_window(server, pair, rank, layout)
+            if channel is not None:
+                return channel
+        memory = P2pMemory(self.p2p_comm, rank, self.timeout_s, self.idle)
+        return RemoteChannel(memory, layout, self.worker, self.n_workers, self._writer_of(layout))
+
+    def _by_memory(
+        self, server: int, pair: str, same_node: bool, layout: _native.Layout
+    ) -> Channel | None:
+        forced = self.transport == "shm"
+        if not same_node:
+            if forced:
+                raise TransportError(
+                    f"transport = 'shm', but {pair} are on different nodes; use 'auto' or 'rma'"
+                )
+            return None
+        try:
+            memory = attach(self.token, f"s{server}", layout.tables_offset)
+            if not self._is_ours(memory.view(0, _HEADER_BYTES, False), server, layout):
+                raise RegionError(f"the region of server {server} is not the one of this job")
+        except RegionError as error:
+            if forced:
+                raise TransportError(f"transport = 'shm' between {pair}: {error}") from None
+            self.notes.append(f"no shared memory between {pair}: {error}")
+            return None
+        writer = _native.RingWriter(
+            memory,
+            layout.mailbox_offset(self.worker),
+            layout.geometry,
+            self.worker,
+            0,
+            self.checksums,
+            self.n_tables,
+        )
+        return ShmChannel(memory, layout, writer, self.n_workers, self.oversubscribed)
+
+    def _by_window(
+        self, server: int, pair: str, rank: int, layout: _native.Layout
+    ) -> Channel | None:
+        forced = self.transport == "rma"
+        if self.window is None:
+            if forced:
+                raise TransportError(f"transport = 'rma' between {pair}: {NO_WINDOW}")
+            self.notes.append(f"no window between {pair}: {NO_WINDOW}")
+            return None
+        memory = RmaMemory(self.window, rank, self.guard)
+        header = np.zeros(_HEADER_BYTES, np.uint8)
+        try:
+            memory.get(0, header)
+            memory.flush()
+            works = self._is_ours(header, server, layout)
+        except MPI.Exception:
+            works = False
+        if not works:
+            text = f"a test read through the window between {pair} failed"
+            if forced:
+                raise TransportError(f"transport = 'rma': {text}; use transport = 'p2p'")
+            self.notes.append(text)
+            return None
+        return RemoteChannel(memory, layout, self.worker, self.n_workers, self._writer_of(layout))
+
+    def _is_ours(
+        self,
+        header: np.ndarray[tuple[int], np.dtype[np.uint8]],
+        server: int,
+        layout: _native.Layout,
+    ) -> bool:
+        low, high = token_words(self.token)
+        return _native.region_header_matches(header, layout, 0, server, low, high)
+
+    def _writer_of(
+        self, layout: _native.Layout
+    ) -> Callable[[_native.SharedMemory], _native.RingWriter]:
+        def make(mirror: _native.SharedMemory) -> _native.RingWriter:
+            return _native.RingWriter(
+                mirror, 0, layout.geometry, self.worker, 0, True, self.n_tables
+            )
+
+        return make

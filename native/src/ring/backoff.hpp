@@ -1,0 +1,66 @@
+#pragma once
+
+#include <sched.h>
+#include <time.h>
+
+#include <cstdint>
+
+namespace mpips {
+
+inline double now_s() noexcept {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
+inline void cpu_relax() noexcept {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// What a process does between two looks at a word that has not changed: spin, then yield, then
+// sleep. With more ranks than cores spinning takes the core from the one that is waited for, so it
+// yields at once there.
+class Backoff {
+ public:
+  Backoff(bool oversubscribed, std::uint32_t max_sleep_us)
+      : spins_(oversubscribed ? 0 : 4000),
+        yields_(oversubscribed ? 64 : 256),
+        max_sleep_us_(max_sleep_us) {}
+
+  void reset() noexcept { count_ = 0; }
+  void set_max_sleep_us(std::uint32_t us) noexcept { max_sleep_us_ = us; }
+
+  void pause() noexcept {
+    if (count_ < spins_) {
+      cpu_relax();
+    } else if (count_ < spins_ + yields_) {
+      sched_yield();
+    } else {
+      sleep_us(sleep_length());
+    }
+    if (count_ < 0x7fffffffU) ++count_;
+  }
+
+  bool spinning() const noexcept { return count_ < spins_; }
+
+ private:
+  std::uint32_t sleep_length() const noexcept {
+    const std::uint32_t slept = count_ - spins_ - yields_;
+    const std::uint32_t length = 20 + 2 * (slept < 1000 ? slept : 1000);
+    return length < max_sleep_us_ ? length : max_sleep_us_;
+  }
+
+  static void sleep_us(std::uint32_t us) noexcept {
+    timespec t{0, static_cast<long>(us) * 1000};
+    nanosleep(&t, nullptr);
+  }
+
+  std::uint32_t spins_, yields_, max_sleep_us_;
+  std::uint32_t count_ = 0;
+};
+
+}  // namespace mpips

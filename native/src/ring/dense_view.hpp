@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+
+#include "ring/backoff.hpp"
+#include "ring/layout.hpp"
+
+// Dense values under versioned blocks (a seqlock each). The server is the only writer: it makes the
+// block's word odd, fences, changes the values, and makes the word even again (release). A reader
+// takes the word (acquire), copies, fences, and takes the word again: equal and even means that no
+// store fell between. After H.-J. Boehm, "Can seqlocks get along with programming language memory
+// models?", MSPC 2012.
+namespace mpips {
+
+class BlockWriter {
+ public:
+  explicit BlockWriter(PairWord* word) noexcept
+      : word_(word), version_(load_relaxed(&word->value)) {
+    store_relaxed(&word_->value, version_ + 1);
+    store_relaxed(&word_->complement, ~(version_ + 1));
+    fence_release();
+  }
+  ~BlockWriter() { publish(word_, version_ + 2); }
+  BlockWriter(const BlockWriter&) = delete;
+  BlockWriter& operator=(const BlockWriter&) = delete;
+
+ private:
+  PairWord* word_;
+  std::uint64_t version_;
+};
+
+// Copies values [start, stop) of a shard; false if a block kept changing until `deadline`.
+inline bool copy_dense(const PairWord* versions, const float* values, std::size_t start,
+                       std::size_t stop, float* out, double deadline,
+                       bool oversubscribed) noexcept {
+  for (std::size_t from = start; from < stop;) {
+    const std::size_t block = from / block_floats;
+    const std::size_t end = (block + 1) * block_floats;
+    const std::size_t to = end < stop ? end : stop;
+    Backoff backoff(oversubscribed, 50);
+    for (;;) {
+      const std::uint64_t before = load_acquire(&versions[block].value);
+      if ((before & 1) == 0) {
+        std::memcpy(out + (from - start), values + from, (to - from) * sizeof(float));
+        fence_acquire();
+        if (load_relaxed(&versions[block].value) == before) break;
+      }
+      backoff.pause();
+      if (!backoff.spinning() && now_s() > deadline) return false;
+    }
+    from = to;
+  }
+  return true;
+}
+
+}  // namespace mpips

@@ -1,0 +1,267 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <vector>
+
+#include "ring/memory_order.hpp"
+
+// What lies where in the region of a server. Pure arithmetic: every rank computes the same offsets
+// from the same numbers, so nothing about the layout travels.
+//
+//   header | turn | clocks[worker] | heads[table] | mailbox[worker] ... | dense shards ...
+//
+// Everything up to `tables_offset` may be written by workers (each its own mailbox); what follows
+// is written by the server alone, and workers of the same node map it read-only.
+namespace mpips {
+
+constexpr std::uint64_t region_magic = 0x3153504950534d31ULL;
+constexpr std::uint32_t record_magic = 0x5243504dU;
+constexpr std::uint32_t layout_version = 1;
+constexpr std::size_t line_bytes = 64;
+constexpr std::size_t page_bytes = 4096;
+constexpr std::size_t block_floats = 16384;  // one version word guards 64 KiB of values
+constexpr std::uint32_t finished_clock = 0xffffffffU;
+
+inline std::size_t round_up(std::size_t n, std::size_t unit) noexcept {
+  return (n + unit - 1) / unit * unit;
+}
+
+enum class RecordKind : std::uint8_t {
+  push_dense = 1,
+  push_rows = 2,
+  pull_rows = 3,
+  tick = 4,
+  finish = 5,
+};
+
+enum RecordFlags : std::uint16_t {
+  flag_first = 1,     // first segment of a push
+  flag_last = 2,      // last segment of a push: the push is complete
+  flag_checksum = 4,  // both checksums are set
+  flag_base = 8,      // the payload also holds the values that the update was computed on
+  flag_staged =
+      16,  // the payload is a StagedPayload: the update lies in the worker's staging region
+};
+
+struct RecordHeader {
+  std::uint32_t magic;
+  std::uint8_t version;
+  std::uint8_t kind;
+  std::uint16_t flags;
+  std::uint32_t generation;
+  std::uint16_t worker;
+  std::uint16_t table;
+  std::uint64_t sequence;
+  std::uint64_t base_version;
+  std::uint32_t clock;
+  std::uint32_t count;   // elements or rows in this segment
+  std::uint64_t offset;  // first element or row of this segment in its push
+  std::uint32_t payload_bytes;
+  std::uint32_t codec;
+  std::uint32_t header_checksum;
+  std::uint32_t payload_checksum;
+};
+static_assert(sizeof(RecordHeader) == line_bytes);
+
+struct StagedPayload {
+  std::uint64_t offset;       // bytes into the staging region
+  std::uint64_t base_offset;  // bytes, or all ones where no base values are given
+};
+
+struct ReplyHeader {
+  std::uint64_t sequence;
+  std::uint64_t version;
+  std::uint32_t count;
+  std::uint32_t checksum;  // of header and rows; 0 where checksums are off
+  std::uint64_t pad[5];
+};
+static_assert(sizeof(ReplyHeader) == line_bytes);
+
+// Written by the server, read by one worker.
+struct AckLine {
+  PairWord applied;  // number of records consumed: the next sequence number expected
+  std::uint64_t pad[6];
+};
+static_assert(sizeof(AckLine) == line_bytes);
+
+struct TableHead {
+  PairWord version;
+  PairWord min_clock;
+  std::uint64_t pad[4];
+};
+static_assert(sizeof(TableHead) == line_bytes);
+
+struct ClockLine {
+  PairWord clock;
+  std::uint64_t pad[6];
+};
+static_assert(sizeof(ClockLine) == line_bytes);
+
+struct RegionHeader {
+  std::uint64_t magic;
+  std::uint32_t version;
+  std::uint32_t generation;
+  std::uint64_t token[2];
+  std::uint32_t server;
+  std::uint32_t n_workers;
+  std::uint32_t n_slots;
+  std::uint32_t slot_bytes;
+  std::uint64_t total_bytes;
+  std::uint64_t pad;
+};
+static_assert(sizeof(RegionHeader) == line_bytes);
+
+// BSP: the worker whose part of the current clock the server is waiting for.
+struct TurnLine {
+  PairWord turn;
+  std::uint64_t pad[6];
+};
+static_assert(sizeof(TurnLine) == line_bytes);
+
+// How the server judged a record; the low byte of its result word. Above it lie 24 bits of the
+// sequence number, so that a remote reader can tell a fresh word from the one before it in the same
+// slot, and the staleness in the high half.
+enum class Outcome : std::uint8_t {
+  none = 0,
+  applied = 1,
+  scaled = 2,
+  compensated = 3,
+  rejected = 4,
+  late = 5,
+  accumulated = 6,
+  answered = 7,
+  segment = 8,
+};
+
+inline std::uint64_t make_result(std::uint64_t sequence, Outcome outcome,
+                                 std::uint64_t staleness) noexcept {
+  const std::uint64_t clipped = staleness > 0xffffffffULL ? 0xffffffffULL : staleness;
+  return static_cast<std::uint64_t>(outcome) | ((sequence & 0xffffff) << 8) | (clipped << 32);
+}
+
+inline bool result_is_of(std::uint64_t word, std::uint64_t sequence) noexcept {
+  return (word & 0xff) != 0 && ((word >> 8) & 0xffffff) == (sequence & 0xffffff);
+}
+
+inline Outcome outcome_of(std::uint64_t word) noexcept { return static_cast<Outcome>(word & 0xff); }
+inline std::uint64_t staleness_of(std::uint64_t word) noexcept { return word >> 32; }
+
+struct RingGeometry {
+  std::uint32_t n_slots;
+  std::uint32_t slot_bytes;  // header and payload of one record
+  bool replies;              // a reply slot beside each record slot, for pulls of rows
+
+  std::size_t ack_offset() const noexcept { return 0; }
+  std::size_t results_offset() const noexcept { return sizeof(AckLine); }
+  std::size_t stamps_offset() const noexcept {
+    return results_offset() + round_up(n_slots * sizeof(std::uint64_t), line_bytes);
+  }
+  std::size_t slots_offset() const noexcept {
+    return round_up(stamps_offset() + n_slots * line_bytes, page_bytes);
+  }
+  std::size_t replies_offset() const noexcept {
+    return slots_offset() + static_cast<std::size_t>(n_slots) * slot_bytes;
+  }
+  std::size_t mailbox_bytes() const noexcept {
+    return round_up(
+        replies_offset() + (replies ? static_cast<std::size_t>(n_slots) * slot_bytes : 0),
+        page_bytes);
+  }
+  std::size_t payload_capacity() const noexcept { return slot_bytes - sizeof(RecordHeader); }
+};
+
+// One worker's mailbox at one server: pointers into the region, or into a mirror of it.
+struct Mailbox {
+  AckLine* ack;
+  std::uint64_t* results;
+  std::uint8_t* stamps;
+  std::uint8_t* slots;
+  std::uint8_t* replies;
+  RingGeometry geometry;
+
+  Mailbox(std::uint8_t* base, const RingGeometry& g) noexcept
+      : ack(reinterpret_cast<AckLine*>(base + g.ack_offset())),
+        results(reinterpret_cast<std::uint64_t*>(base + g.results_offset())),
+        stamps(base + g.stamps_offset()),
+        slots(base + g.slots_offset()),
+        replies(base + g.replies_offset()),
+        geometry(g) {}
+
+  std::uint64_t* stamp(std::uint64_t sequence) const noexcept {
+    return reinterpret_cast<std::uint64_t*>(stamps + (sequence % geometry.n_slots) * line_bytes);
+  }
+  std::uint8_t* slot(std::uint64_t sequence) const noexcept {
+    return slots + (sequence % geometry.n_slots) * geometry.slot_bytes;
+  }
+  std::uint8_t* reply(std::uint64_t sequence) const noexcept {
+    return replies + (sequence % geometry.n_slots) * geometry.slot_bytes;
+  }
+  std::uint64_t* result(std::uint64_t sequence) const noexcept {
+    return results + sequence % geometry.n_slots;
+  }
+};
+
+struct DenseExtent {
+  std::uint64_t n;  // float32 elements of the shard; 0: this server holds nothing of the table
+  std::uint32_t n_state;                            // float32 state values per element
+  std::uint32_t table;                              // index of the table
+  std::size_t versions = 0, values = 0, state = 0;  // offsets, filled in by Layout
+};
+
+class Layout {
+ public:
+  Layout(std::uint32_t n_workers, std::uint32_t n_tables, RingGeometry geometry,
+         std::vector<DenseExtent> dense)
+      : n_workers_(n_workers), n_tables_(n_tables), geometry_(geometry), dense_(std::move(dense)) {
+    if (geometry_.n_slots < 2 || geometry_.slot_bytes < 256 || geometry_.slot_bytes % line_bytes)
+      throw std::invalid_argument(
+          "a ring needs at least 2 slots of 256 bytes or more, in whole lines");
+    mailboxes_ = round_up(heads() + n_tables_ * sizeof(TableHead), page_bytes);
+    tables_ = mailboxes_ + n_workers_ * geometry_.mailbox_bytes();
+    std::size_t end = tables_;
+    for (DenseExtent& d : dense_) {
+      d.versions = end;
+      d.values = round_up(d.versions + n_blocks(d.n) * sizeof(PairWord), page_bytes);
+      d.state = round_up(d.values + d.n * sizeof(float), page_bytes);
+      end = d.state + d.n_state * round_up(d.n * sizeof(float), page_bytes);
+    }
+    total_ = round_up(end, page_bytes);
+  }
+
+  static std::size_t n_blocks(std::uint64_t n) noexcept {
+    return (n + block_floats - 1) / block_floats;
+  }
+
+  std::uint32_t n_workers() const noexcept { return n_workers_; }
+  std::uint32_t n_tables() const noexcept { return n_tables_; }
+  const RingGeometry& geometry() const noexcept { return geometry_; }
+  const std::vector<DenseExtent>& dense() const noexcept { return dense_; }
+  std::size_t turn() const noexcept { return sizeof(RegionHeader); }
+  std::size_t clocks() const noexcept { return turn() + sizeof(TurnLine); }
+  std::size_t heads() const noexcept { return clocks() + n_workers_ * sizeof(ClockLine); }
+  std::size_t head(std::uint32_t table) const noexcept {
+    return heads() + table * sizeof(TableHead);
+  }
+  std::size_t mailbox(std::uint32_t worker) const noexcept {
+    return mailboxes_ + worker * geometry_.mailbox_bytes();
+  }
+  std::size_t tables_offset() const noexcept { return tables_; }
+  std::size_t total_bytes() const noexcept { return total_; }
+
+  const DenseExtent& extent(std::uint32_t table) const {
+    for (const DenseExtent& d : dense_)
+      if (d.table == table) return d;
+    throw std::out_of_range("no dense table with this index");
+  }
+
+ private:
+  std::uint32_t n_workers_;
+  std::uint32_t n_tables_;
+  RingGeometry geometry_;
+  std::vector<DenseExtent> dense_;
+  std::size_t mailboxes_ = 0, tables_ = 0, total_ = 0;
+};
+
+}  // namespace mpips

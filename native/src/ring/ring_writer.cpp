@@ -1,0 +1,245 @@
+#include "ring/ring_writer.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "ring/backoff.hpp"
+#include "ring/checksum.hpp"
+
+namespace mpips {
+namespace {
+
+constexpr std::size_t history = 4096;
+constexpr double reply_patience_s = 2.0;
+constexpr std::uint8_t role_other = 0, role_push_end = 1, role_tick = 2;
+
+std::uint16_t segment_flags(std::size_t done, std::size_t count, std::size_t n) noexcept {
+  return static_cast<std::uint16_t>((done == 0 ? flag_first : 0) |
+                                    (done + count == n ? flag_last : 0));
+}
+
+std::uint8_t* append(std::uint8_t* at, const void* from, std::size_t bytes) noexcept {
+  std::memcpy(at, from, bytes);
+  return at + bytes;
+}
+
+}  // namespace
+
+RingWriter::RingWriter(std::uint8_t* mailbox, const RingGeometry& geometry, std::uint16_t worker,
+                       std::uint32_t generation, bool checksums, std::size_t n_tables)
+    : box_(mailbox, geometry),
+      worker_(worker),
+      generation_(generation),
+      checksums_(checksums),
+      base_(n_tables, 0),
+      past_(history),
+      role_(geometry.n_slots, 0) {}
+
+// Results lie in slots that the server will use again, but only after this worker has written the
+// record behind them, which needs a credit, which needs the old result to have been read here.
+std::uint64_t RingWriter::applied() noexcept {
+  consumed_ = read_pair_spin(&box_.ack->applied, consumed_);
+  for (; retired_ < consumed_; ++retired_) {
+    const std::uint64_t word = load_acquire(box_.result(retired_));
+    if (!result_is_of(word, retired_)) break;
+    retire(retired_, word);
+  }
+  return retired_;
+}
+
+std::size_t RingWriter::credits() noexcept {
+  std::uint64_t floor = applied();
+  if (!pulls_.empty()) floor = std::min(floor, pulls_.front().sequence);
+  return static_cast<std::size_t>(floor + box_.geometry.n_slots - next_);
+}
+
+RecordHeader RingWriter::header(RecordKind kind, std::uint16_t table,
+                                std::uint32_t clock) const noexcept {
+  RecordHeader h{};
+  h.magic = record_magic;
+  h.version = layout_version;
+  h.kind = static_cast<std::uint8_t>(kind);
+  h.generation = generation_;
+  h.worker = worker_;
+  h.table = table;
+  h.sequence = next_;
+  h.base_version = base_[table];
+  h.clock = clock;
+  return h;
+}
+
+void RingWriter::finish_record(RecordHeader* h, std::uint8_t role) noexcept {
+  std::uint8_t* slot = box_.slot(next_);
+  if (checksums_) {
+    h->flags = static_cast<std::uint16_t>(h->flags | flag_checksum);
+    h->payload_checksum = checksum(slot + sizeof *h, h->payload_bytes);
+    h->header_checksum = header_checksum(*h);
+  }
+  std::memcpy(slot, h, sizeof *h);
+  role_[next_ % box_.geometry.n_slots] = role;
+  counters_.pushed += role == role_push_end;
+  store_release(box_.stamp(next_), next_ + 1);
+  ++next_;
+}
+
+bool RingWriter::write_tick(RecordKind kind, std::uint32_t clock) {
+  if (credits() == 0) return false;
+  RecordHeader h = header(kind, 0, clock);
+  finish_record(&h, role_tick);
+  return true;
+}
+
+std::size_t RingWriter::push_dense(std::uint16_t table, std::uint32_t clock, const float* update,
+                                   const float* base, std::size_t n, std::size_t done) {
+  const std::size_t parts = base != nullptr ? 2 : 1;
+  const std::size_t capacity = box_.geometry.payload_capacity() / (parts * sizeof(float));
+  std::size_t free = credits();
+  for (; done < n && free > 0; --free) {
+    const std::size_t count = std::min(capacity, n - done);
+    RecordHeader h = header(RecordKind::push_dense, table, clock);
+    h.flags = static_cast<std::uint16_t>(segment_flags(done, count, n) | (base ? flag_base : 0));
+    h.count = static_cast<std::uint32_t>(count);
+    h.offset = done;
+    h.payload_bytes = static_cast<std::uint32_t>(parts * count * sizeof(float));
+    std::uint8_t* at = box_.slot(next_) + sizeof h;
+    at = append(at, update + done, count * sizeof(float));
+    if (base != nullptr) append(at, base + done, count * sizeof(float));
+    done += count;
+    finish_record(&h, done == n ? role_push_end : role_other);
+  }
+  return done;
+}
+
+bool RingWriter::push_staged(std::uint16_t table, std::uint32_t clock, StagedPayload where,
+                             std::size_t n) {
+  if (credits() == 0) return false;
+  RecordHeader h = header(RecordKind::push_dense, table, clock);
+  const bool has_base = where.base_offset != ~std::uint64_t{0};
+  h.flags =
+      static_cast<std::uint16_t>(flag_first | flag_last | flag_staged | (has_base ? flag_base : 0));
+  h.count = static_cast<std::uint32_t>(n);
+  h.payload_bytes = sizeof where;
+  std::memcpy(box_.slot(next_) + sizeof h, &where, sizeof where);
+  finish_record(&h, role_push_end);
+  return true;
+}
+
+std::size_t RingWriter::push_rows(std::uint16_t table, std::uint32_t clock,
+                                  const std::int64_t* keys, const float* rows, const float* base,
+                                  std::size_t n, std::size_t dim, std::size_t done) {
+  const std::size_t parts = base != nullptr ? 2 : 1;
+  const std::size_t row_bytes = dim * sizeof(float);
+  const std::size_t capacity =
+      box_.geometry.payload_capacity() / (sizeof(std::int64_t) + parts * row_bytes);
+  if (capacity == 0) throw std::invalid_argument("a row does not fit into a ring slot");
+  std::size_t free = credits();
+  for (; done < n && free > 0; --free) {
+    const std::size_t count = std::min(capacity, n - done);
+    RecordHeader h = header(RecordKind::push_rows, table, clock);
+    h.flags = static_cast<std::uint16_t>(segment_flags(done, count, n) | (base ? flag_base : 0));
+    h.count = static_cast<std::uint32_t>(count);
+    h.offset = done;
+    h.payload_bytes =
+        static_cast<std::uint32_t>(count * (sizeof(std::int64_t) + parts * row_bytes));
+    std::uint8_t* at = box_.slot(next_) + sizeof h;
+    at = append(at, keys + done, count * sizeof(std::int64_t));
+    at = append(at, rows + done * dim, count * row_bytes);
+    if (base != nullptr) append(at, base + done * dim, count * row_bytes);
+    done += count;
+    finish_record(&h, done == n ? role_push_end : role_other);
+  }
+  return done;
+}
+
+std::size_t RingWriter::pull_rows(std::uint16_t table, std::uint32_t clock,
+                                  const std::int64_t* keys, std::size_t n, std::size_t dim,
+                                  std::size_t done, float* out) {
+  const std::size_t by_key = box_.geometry.payload_capacity() / sizeof(std::int64_t);
+  const std::size_t by_row =
+      (box_.geometry.slot_bytes - sizeof(ReplyHeader)) / (dim * sizeof(float));
+  const std::size_t capacity = std::min(by_key, by_row);
+  if (capacity == 0) throw std::invalid_argument("a row does not fit into a reply slot");
+  std::size_t free = credits();
+  for (; done < n && free > 0; --free) {
+    const std::size_t count = std::min(capacity, n - done);
+    RecordHeader h = header(RecordKind::pull_rows, table, clock);
+    h.flags = segment_flags(done, count, n);
+    h.count = static_cast<std::uint32_t>(count);
+    h.offset = done;
+    h.payload_bytes = static_cast<std::uint32_t>(count * sizeof(std::int64_t));
+    append(box_.slot(next_) + sizeof h, keys + done, count * sizeof(std::int64_t));
+    pulls_.push_back({next_, count * dim, h.count, table, done == 0, out + done * dim});
+    done += count;
+    finish_record(&h, role_other);
+  }
+  return done;
+}
+
+std::size_t RingWriter::collect() {
+  const std::uint64_t consumed = applied();
+  while (!pulls_.empty() && pulls_.front().sequence < consumed) {
+    const OpenPull& pull = pulls_.front();
+    const std::uint8_t* reply = box_.reply(pull.sequence);
+    ReplyHeader h;
+    std::memcpy(&h, reply, sizeof h);
+    const std::uint8_t* rows = reply + sizeof h;
+    if (h.sequence != pull.sequence || h.count != pull.count ||
+        (checksums_ && h.checksum != reply_checksum(h, rows, pull.floats * sizeof(float)))) {
+      reply_is_late(pull.sequence);
+      break;
+    }
+    bad_reply_since_ = 0.0;
+    std::memcpy(pull.out, rows, pull.floats * sizeof(float));
+    if (pull.first) base_[pull.table] = h.version;  // the oldest of what a large pull brought
+    pulls_.pop_front();
+  }
+  return pulls_.size();
+}
+
+// A mirror may have been filled with the acknowledgement but not yet with the reply. For a while
+// that is only late.
+void RingWriter::reply_is_late(std::uint64_t sequence) {
+  const double now = now_s();
+  if (bad_reply_since_ == 0.0) bad_reply_since_ = now;
+  if (now - bad_reply_since_ > reply_patience_s)
+    throw std::runtime_error("the reply to pull " + std::to_string(sequence) + " is damaged");
+}
+
+std::vector<std::pair<std::uint64_t, std::size_t>> RingWriter::open_pulls() const {
+  std::vector<std::pair<std::uint64_t, std::size_t>> list;
+  for (const OpenPull& pull : pulls_)
+    list.emplace_back(pull.sequence, sizeof(ReplyHeader) + pull.floats * sizeof(float));
+  return list;
+}
+
+std::uint64_t RingWriter::open_pulls_end() const noexcept {
+  return pulls_.empty() ? next_ : pulls_.front().sequence;
+}
+
+void RingWriter::retire(std::uint64_t sequence, std::uint64_t result) noexcept {
+  past_[sequence % history] = {sequence, result};
+  const std::uint8_t role = role_[sequence % box_.geometry.n_slots];
+  auto& outcomes = counters_.outcomes;
+  if (role == role_push_end) {
+    outcomes[std::min<std::size_t>(result & 0xff, outcomes.size() - 1)] += 1;
+    counters_.max_staleness = std::max(counters_.max_staleness, staleness_of(result));
+  } else if (role == role_tick && outcome_of(result) == Outcome::late) {
+    // The clock closed without this worker: its pushes, first taken in, were dropped.
+    outcomes[static_cast<std::size_t>(Outcome::accumulated)] -= staleness_of(result);
+    outcomes[static_cast<std::size_t>(Outcome::late)] += staleness_of(result);
+  }
+}
+
+std::uint64_t RingWriter::result(std::uint64_t sequence) noexcept {
+  applied();
+  const Past& past = past_[sequence % history];
+  return past.sequence == sequence ? past.result : 0;
+}
+
+const PushCounters& RingWriter::counters() noexcept {
+  applied();
+  return counters_;
+}
+
+}  // namespace mpips

@@ -1,0 +1,106 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <utility>
+#include <vector>
+
+#include "ring/layout.hpp"
+
+// The worker's end of a ring. Writes records into the slots of its mailbox and reads what the
+// server says about them. The mailbox is the server's memory (same node, same process) or a private
+// mirror of it that a remote transport copies over: this class does not know which.
+//
+// Who writes what, and what orders it. Slot and stamp of sequence q are written by this worker
+// only, and only while q - applied < n_slots, that is after the server has published (release) that
+// it is done with q - n_slots, which the worker has read (acquire). The stamp q+1 is stored
+// (release) after the record, and the server reads the record only after it has seen the stamp
+// (acquire). Ack line, results and replies are written by the server only, results and replies
+// before `applied`.
+namespace mpips {
+
+struct PushCounters {
+  std::uint64_t pushed = 0;  // complete pushes written
+  std::array<std::uint64_t, 9> outcomes{};
+  std::uint64_t max_staleness = 0;
+  std::uint64_t credit_stalls = 0;
+};
+
+class RingWriter {
+ public:
+  RingWriter(std::uint8_t* mailbox, const RingGeometry& geometry, std::uint16_t worker,
+             std::uint32_t generation, bool checksums, std::size_t n_tables);
+
+  std::uint64_t next_sequence() const noexcept { return next_; }
+  std::uint64_t published() const noexcept { return published_; }
+  void set_published(std::uint64_t sequence) noexcept { published_ = sequence; }
+  const RingGeometry& geometry() const noexcept { return box_.geometry; }
+  const Mailbox& mailbox() const noexcept { return box_; }
+
+  // Records consumed by the server whose result is known, as far as this memory tells.
+  std::uint64_t applied() noexcept;
+  // Slots that may be written now. A slot whose reply has not been collected is not free.
+  std::size_t credits() noexcept;
+
+  bool write_tick(RecordKind kind, std::uint32_t clock);
+  // Each continues from element (row) `done` and returns how far it came before credits ran out.
+  std::size_t push_dense(std::uint16_t table, std::uint32_t clock, const float* update,
+                         const float* base, std::size_t n, std::size_t done);
+  bool push_staged(std::uint16_t table, std::uint32_t clock, StagedPayload where, std::size_t n);
+  std::size_t push_rows(std::uint16_t table, std::uint32_t clock, const std::int64_t* keys,
+                        const float* rows, const float* base, std::size_t n, std::size_t dim,
+                        std::size_t done);
+  // Rows arrive in `out` (which must stay) when `collect` has passed the record.
+  std::size_t pull_rows(std::uint16_t table, std::uint32_t clock, const std::int64_t* keys,
+                        std::size_t n, std::size_t dim, std::size_t done, float* out);
+
+  // Copies the replies that are there, in order; returns the number of pulls still open.
+  std::size_t collect();
+  // Sequence and bytes of the reply of every open pull, oldest first. A remote transport brings
+  // replies into the mirror before it calls `collect`.
+  std::vector<std::pair<std::uint64_t, std::size_t>> open_pulls() const;
+  std::uint64_t open_pulls_end() const noexcept;
+
+  std::uint64_t base_version(std::uint16_t table) const { return base_.at(table); }
+  void set_base_version(std::uint16_t table, std::uint64_t v) { base_.at(table) = v; }
+
+  // The result word of a consumed record; 0 if it is not consumed yet or too long ago.
+  std::uint64_t result(std::uint64_t sequence) noexcept;
+  const PushCounters& counters() noexcept;
+  void count_credit_stall() noexcept { ++counters_.credit_stalls; }
+
+ private:
+  struct OpenPull {
+    std::uint64_t sequence;
+    std::size_t floats;
+    std::uint32_t count;
+    std::uint16_t table;
+    bool first;  // of the records of one pull
+    float* out;
+  };
+  struct Past {
+    std::uint64_t sequence = ~std::uint64_t{0};
+    std::uint64_t result = 0;
+  };
+
+  RecordHeader header(RecordKind kind, std::uint16_t table, std::uint32_t clock) const noexcept;
+  void finish_record(RecordHeader* h, std::uint8_t role) noexcept;
+  void reply_is_late(std::uint64_t sequence);
+  void retire(std::uint64_t sequence, std::uint64_t result) noexcept;
+
+  Mailbox box_;
+  std::uint16_t worker_;
+  std::uint32_t generation_;
+  bool checksums_;
+  std::uint64_t next_ = 0, published_ = 0, consumed_ = 0, retired_ = 0;
+  std::vector<std::uint64_t> base_;
+  std::deque<OpenPull> pulls_;
+  std::vector<Past> past_;
+  std::vector<std::uint8_t> role_;  // of the record in each slot: 1 end of a push, 2 tick
+  PushCounters counters_;
+  double bad_reply_since_ = 0.0;
+};
+
+}  // namespace mpips

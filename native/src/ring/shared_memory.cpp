@@ -1,0 +1,199 @@
+#include "ring/shared_memory.hpp"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "ring/layout.hpp"
+
+namespace mpips {
+namespace {
+
+std::string reason(int error) { return std::string(std::strerror(error)); }
+
+[[noreturn]] void fail(const std::string& what, const std::string& name, int error) {
+  throw SharedMemoryError("cannot " + what + " shared memory /dev/shm/" + name + ": " +
+                          reason(error));
+}
+
+std::string mib(std::size_t bytes) { return std::to_string((bytes >> 20) + 1) + " MiB"; }
+
+// Take the pages now, so that a full file system is an error and not a signal at first touch.
+void take_pages(int fd, const std::string& name, std::size_t offset, std::size_t bytes) {
+  // What cannot fit is refused before it is tried: trying takes the memory of everybody else first.
+  struct statvfs fs{};
+  const bool known = fstatvfs(fd, &fs) == 0 && fs.f_blocks != 0;
+  int error = ENOSPC;
+  if (!known || bytes / fs.f_frsize <= fs.f_bavail) {
+    do {
+      error = posix_fallocate(fd, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+    } while (error == EINTR);
+  }
+  if (error == 0) return;
+  if (error != ENOSPC && error != ENOMEM) fail("size", name, error);
+  throw SharedMemoryError(
+      "/dev/shm is too small: " + mib(bytes) + " more are needed, " +
+      (known ? mib(static_cast<std::size_t>(fs.f_bavail) * fs.f_frsize) + " of " +
+                   mib(static_cast<std::size_t>(fs.f_blocks) * fs.f_frsize) + " are free"
+             : std::string("it is full")) +
+      "; enlarge it (mount -o remount,size=..., docker --shm-size) or use fewer or smaller tables");
+}
+
+std::uint8_t* map(int fd, std::size_t bytes, int protection, int flags, void* at,
+                  const std::string& name, std::size_t offset = 0) {
+  void* p = mmap(at, bytes, protection, flags, fd, static_cast<off_t>(offset));
+  if (p == MAP_FAILED) fail("map", name, errno);
+  return static_cast<std::uint8_t*>(p);
+}
+
+// True if the name still leads to the file behind `fd`.
+bool still_named(int fd, const std::string& path) {
+  struct stat mine{}, named{};
+  return fstat(fd, &mine) == 0 && lstat(path.c_str(), &named) == 0 && mine.st_ino == named.st_ino &&
+         mine.st_dev == named.st_dev;
+}
+
+std::string path_of(const std::string& name) { return "/dev/shm/" + name; }
+
+int create_file(const std::string& name) {
+  // A cleaner may remove a fresh file before it is locked; then it is made again.
+  for (int attempt = 0; attempt < 16; ++attempt) {
+    const int fd = open(path_of(name).c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
+                        S_IRUSR | S_IWUSR);
+    if (fd < 0) fail("create", name, errno);
+    if (flock(fd, LOCK_SH) == 0 && still_named(fd, path_of(name))) return fd;
+    close(fd);
+  }
+  fail("lock", name, EAGAIN);
+}
+
+}  // namespace
+
+SharedMemory SharedMemory::create(const std::string& name, std::size_t bytes, std::size_t reserve) {
+  SharedMemory m = create_sparse(name, bytes);
+  take_pages(m.fd_, name, 0, m.bytes_);
+  if (reserve > m.bytes_) {
+    munmap(m.data_, m.bytes_);
+    m.data_ = nullptr;
+    m.reserve_ = round_up(reserve, page_bytes);
+    m.data_ =
+        map(-1, m.reserve_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, nullptr, name);
+    map(m.fd_, m.bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, m.data_, name);
+  }
+  return m;
+}
+
+SharedMemory SharedMemory::create_sparse(const std::string& name, std::size_t bytes) {
+  SharedMemory m;
+  m.name_ = name;
+  m.fd_ = create_file(name);
+  m.owner_ = getpid();
+  m.bytes_ = m.reserve_ = m.writable_ = round_up(bytes ? bytes : 1, page_bytes);
+  if (ftruncate(m.fd_, static_cast<off_t>(m.bytes_)) != 0) fail("size", name, errno);
+  m.data_ = map(m.fd_, m.bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, nullptr, name);
+  return m;
+}
+
+SharedMemory SharedMemory::anonymous(std::size_t bytes, std::size_t reserve) {
+  SharedMemory m;
+  m.bytes_ = m.writable_ = round_up(bytes ? bytes : 1, page_bytes);
+  m.reserve_ = round_up(reserve > m.bytes_ ? reserve : m.bytes_, page_bytes);
+  m.data_ = map(-1, m.reserve_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, nullptr,
+                "(anonymous)");
+  if (mprotect(m.data_, m.bytes_, PROT_READ | PROT_WRITE) != 0) fail("map", "(anonymous)", errno);
+  return m;
+}
+
+SharedMemory SharedMemory::attach(const std::string& name, std::size_t writable) {
+  SharedMemory m;
+  m.name_ = name;
+  m.fd_ = open(path_of(name).c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+  if (m.fd_ < 0) fail("attach", name, errno);
+  struct stat status{};
+  if (fstat(m.fd_, &status) != 0) fail("attach", name, errno);
+  if (status.st_uid != geteuid() || (status.st_mode & 0077) != 0)
+    throw SharedMemoryError("shared memory /dev/shm/" + name +
+                            " belongs to another user or is open to others; refusing to use it");
+  if (flock(m.fd_, LOCK_SH | LOCK_NB) != 0) fail("lock", name, errno);
+  m.bytes_ = m.reserve_ = static_cast<std::size_t>(status.st_size);
+  m.writable_ = round_up(writable < m.bytes_ ? writable : m.bytes_, page_bytes);
+  m.data_ = map(m.fd_, m.bytes_, PROT_READ, MAP_SHARED, nullptr, name);
+  if (m.writable_ != 0 && mprotect(m.data_, m.writable_, PROT_READ | PROT_WRITE) != 0)
+    fail("map", name, errno);
+  return m;
+}
+
+void SharedMemory::grow(std::size_t bytes) {
+  const std::size_t wanted = round_up(bytes, page_bytes);
+  if (wanted <= bytes_) return;
+  if (wanted > reserve_)
+    throw SharedMemoryError("a table outgrew its reserved address space of " + mib(reserve_));
+  if (fd_ < 0) {
+    if (mprotect(data_ + bytes_, wanted - bytes_, PROT_READ | PROT_WRITE) != 0)
+      fail("grow", "(anonymous)", errno);
+  } else {
+    take_pages(fd_, name_, bytes_, wanted - bytes_);
+    map(fd_, wanted - bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, data_ + bytes_, name_,
+        bytes_);
+  }
+  bytes_ = writable_ = wanted;
+}
+
+void SharedMemory::commit(std::size_t offset, std::size_t bytes) {
+  if (offset > bytes_ || bytes > bytes_ - offset) throw std::out_of_range("beyond the segment");
+  if (fd_ >= 0 && bytes != 0) take_pages(fd_, name_, offset, bytes);
+}
+
+void SharedMemory::unlink() noexcept {
+  if (owner_ != getpid() || fd_ < 0) return;  // a fork of the creator does not own the name
+  if (still_named(fd_, path_of(name_))) ::unlink(path_of(name_).c_str());
+  owner_ = 0;
+}
+
+void SharedMemory::close() noexcept { release(); }
+
+bool SharedMemory::remove_if_unused(const std::string& name) {
+  const int fd = open(path_of(name).c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+  if (fd < 0) return false;
+  struct stat status{};
+  const bool free = fstat(fd, &status) == 0 && status.st_uid == geteuid() &&
+                    flock(fd, LOCK_EX | LOCK_NB) == 0 && still_named(fd, path_of(name)) &&
+                    ::unlink(path_of(name).c_str()) == 0;
+  ::close(fd);
+  return free;
+}
+
+void SharedMemory::release() noexcept {
+  unlink();
+  if (data_ != nullptr) munmap(data_, reserve_);
+  if (fd_ >= 0) ::close(fd_);
+  data_ = nullptr;
+  fd_ = -1;
+  bytes_ = reserve_ = writable_ = 0;
+}
+
+SharedMemory::SharedMemory(SharedMemory&& other) noexcept { *this = std::move(other); }
+
+SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
+  if (this == &other) return *this;
+  release();
+  name_ = std::move(other.name_);
+  data_ = std::exchange(other.data_, nullptr);
+  bytes_ = std::exchange(other.bytes_, 0);
+  reserve_ = std::exchange(other.reserve_, 0);
+  writable_ = std::exchange(other.writable_, 0);
+  fd_ = std::exchange(other.fd_, -1);
+  owner_ = std::exchange(other.owner_, 0);
+  return *this;
+}
+
+SharedMemory::~SharedMemory() { release(); }
+
+}  // namespace mpips

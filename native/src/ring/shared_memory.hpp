@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+// A stretch of memory with a stable address: a POSIX shared-memory segment or, for one process,
+// anonymous memory. All segments of mpips are made, sized, attached and removed here.
+//
+// Life of a segment. The creator makes it exclusively (no link is followed, mode 0600) and holds a
+// shared flock on it; everyone who attaches holds one too. A segment on which an exclusive flock
+// can be had is therefore used by no living process, however its users ended, and may be removed.
+// Memory is reserved with posix_fallocate before it is touched: a full /dev/shm is an error here,
+// not a SIGBUS later.
+namespace mpips {
+
+class SharedMemoryError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+class SharedMemory {
+ public:
+  // `reserve` bytes of address space are kept so that `grow` never moves the memory.
+  static SharedMemory create(const std::string& name, std::size_t bytes, std::size_t reserve);
+  static SharedMemory anonymous(std::size_t bytes, std::size_t reserve);
+  // The first `writable` bytes may be written, the rest is read-only. A sparse segment (see
+  // `create_sparse`) may be attached before its pages exist.
+  static SharedMemory attach(const std::string& name, std::size_t writable);
+  // Sized but without pages: `commit` takes them piece by piece.
+  static SharedMemory create_sparse(const std::string& name, std::size_t bytes);
+
+  SharedMemory(SharedMemory&& other) noexcept;
+  SharedMemory& operator=(SharedMemory&& other) noexcept;
+  SharedMemory(const SharedMemory&) = delete;
+  SharedMemory& operator=(const SharedMemory&) = delete;
+  ~SharedMemory();
+
+  std::uint8_t* data() const noexcept { return data_; }
+  std::size_t size() const noexcept { return bytes_; }
+  std::size_t writable_bytes() const noexcept { return writable_; }
+  const std::string& name() const noexcept { return name_; }
+
+  void grow(std::size_t bytes);
+  void commit(std::size_t offset, std::size_t bytes);
+  void unlink() noexcept;  // removes the name if this process created it; the memory stays mapped
+  void close() noexcept;   // unmaps
+
+  // Removes the segment if no process uses it and it belongs to this user; true if removed.
+  static bool remove_if_unused(const std::string& name);
+
+ private:
+  SharedMemory() = default;
+  void release() noexcept;
+
+  std::string name_;
+  std::uint8_t* data_ = nullptr;
+  std::size_t bytes_ = 0, reserve_ = 0, writable_ = 0;
+  int fd_ = -1;
+  int owner_ = 0;  // the process that created the segment, 0 where it was attached
+};
+
+}  // namespace mpips

@@ -1,0 +1,28 @@
+#pragma once
+
+#include "ring/backoff.hpp"
+#include "ring/ring_writer.hpp"
+
+// Bounded waits of a worker on memory that a server writes. Each returns after `max_s` at the
+// latest, so that the caller can look at signals, deadlines and the scheduler.
+namespace mpips {
+
+template <class Done>
+bool wait_until(Done done, double max_s, bool oversubscribed) {
+  if (done()) return true;
+  const double end = now_s() + max_s;
+  Backoff backoff(oversubscribed, 100);
+  do {
+    backoff.pause();
+    if (done()) return true;
+  } while (now_s() < end);
+  return false;
+}
+
+inline bool head_reached(const TableHead* head, std::uint64_t version, std::uint64_t min_clock) {
+  std::uint64_t value = 0;
+  if (version != 0 && (!read_pair(&head->version, &value) || value < version)) return false;
+  return min_clock == 0 || (read_pair(&head->min_clock, &value) && value >= min_clock);
+}
+
+}  // namespace mpips
