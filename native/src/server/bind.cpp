@@ -1,7 +1,238 @@
+#include <pybind11/functional.h>
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+
+#include "bind_arrays.hpp"
 #include "register.hpp"
+#include "ring/shared_memory.hpp"
+#include "server/dense_shard.hpp"
+#include "server/embedding_shard.hpp"
+#include "server/server_core.hpp"
+
+namespace py = pybind11;
 
 namespace mpips {
+namespace {
 
-void register_server(pybind11::module_&) {}
+// The capsule owns nothing: the arrays must not outlive the call they are made for.
+py::array_t<float> view_of(float* data, std::size_t n) {
+  return py::array_t<float>(static_cast<py::ssize_t>(n), data, py::capsule(data, [](void*) {}));
+}
+
+// Shape (n_state, n); the state arrays lie at equal distances.
+py::array_t<float> state_view(float* const* state, std::size_t n_state, std::size_t n) {
+  static float nothing = 0.0F;
+  float* first = n_state > 0 ? state[0] : &nothing;
+  const py::ssize_t stride = n_state > 1 ? (state[1] - state[0]) : static_cast<py::ssize_t>(n);
+  const py::ssize_t unit = sizeof(float);
+  return py::array_t<float>(
+      std::vector<py::ssize_t>{static_cast<py::ssize_t>(n_state), static_cast<py::ssize_t>(n)},
+      std::vector<py::ssize_t>{stride * unit, unit}, first, py::capsule(first, [](void*) {}));
+}
+
+PythonUpdate python_update(py::object rule) {
+  if (rule.is_none()) return {};
+  auto shared = std::make_shared<py::object>(std::move(rule));
+  return [shared](float* values, float* const* state, std::size_t n_state, const float* update,
+                  std::size_t n, std::uint64_t step) {
+    py::gil_scoped_acquire acquire;
+    (*shared)(view_of(values, n), state_view(state, n_state, n),
+              view_of(const_cast<float*>(update), n), step);
+  };
+}
+
+// Calls back at most every `interval_s`; a server with remote peers enters MPI there.
+Progress throttled(py::object callback, double interval_s) {
+  if (callback.is_none()) return {};
+  auto shared = std::make_shared<py::object>(std::move(callback));
+  auto last = std::make_shared<double>(now_s());
+  return [shared, last, interval_s] {
+    if (now_s() - *last < interval_s) return;
+    py::gil_scoped_acquire acquire;
+    (*shared)();
+    *last = now_s();
+  };
+}
+
+py::dict stats_dict(const ServerCore& core, std::uint16_t table) {
+  const TableStats& s = core.stats(table);
+  py::dict d;
+  d["pushed"] = s.pushed;
+  d["applied"] = s.applied;
+  d["scaled"] = s.scaled;
+  d["compensated"] = s.compensated;
+  d["rejected"] = s.rejected;
+  d["late"] = s.late;
+  d["updates"] = s.updates;
+  d["pulled_rows"] = s.pulled_rows;
+  d["staleness"] = std::vector<std::uint64_t>(s.staleness.begin(), s.staleness.end());
+  return d;
+}
+
+// Keeps the C++ core and the Python-made shards' owners together.
+class Server {
+ public:
+  Server(SharedMemory& region, Layout layout, std::uint32_t generation, std::uint32_t backup,
+         bool oversubscribed, py::object progress, double progress_interval_s)
+      : region_(&region),
+        layout_(layout),
+        progress_(throttled(std::move(progress), progress_interval_s)),
+        core_(region.data(), layout, generation, backup, oversubscribed) {
+    if (region.writable_bytes() < layout.total_bytes())
+      throw py::value_error("the region is smaller than its layout");
+  }
+
+  void add_dense(std::uint16_t table, const OptimizerConfig& optimizer, std::size_t n_state_values,
+                 py::object python_rule, ConsistencyConfig consistency) {
+    auto shard = std::make_unique<DenseShard>(
+        region_->data(), layout_.extent(table),
+        Rule{optimizer, n_state_values, python_update(std::move(python_rule))}, layout_.n_workers(),
+        progress_);
+    dense_[table] = shard.get();
+    core_.add_dense(table, std::move(shard), consistency);
+  }
+
+  void add_embedding(std::uint16_t table, const OptimizerConfig& optimizer,
+                     std::size_t n_state_values, py::object python_rule,
+                     ConsistencyConfig consistency, std::size_t dim, const Initializer& init,
+                     SharedMemory& rows, SharedMemory& keys) {
+    auto shard = std::make_unique<EmbeddingShard>(
+        std::move(rows), std::move(keys), dim,
+        Rule{optimizer, n_state_values, python_update(std::move(python_rule))}, init,
+        layout_.n_workers(), progress_);
+    embedding_[table] = shard.get();
+    core_.add_embedding(table, std::move(shard), consistency);
+  }
+
+  void initialize_dense(std::uint16_t table, const Initializer& init, std::uint64_t first) {
+    DenseShard* shard = dense_.at(table);
+    py::gil_scoped_release release;
+    initialize_range(init, first, shard->values(), shard->size());
+  }
+
+  void set_dense(std::uint16_t table, const FloatArray& values) {
+    DenseShard* shard = dense_.at(table);
+    if (static_cast<std::size_t>(values.size()) != shard->size())
+      throw py::value_error("the values do not have the length of the shard");
+    std::copy_n(values.data(), shard->size(), shard->values());
+  }
+
+  py::array_t<float> dense_values(std::uint16_t table) const {
+    const DenseShard* shard = dense_.at(table);
+    py::array_t<float> copy(static_cast<py::ssize_t>(shard->size()));
+    std::copy_n(shard->values(), shard->size(), copy.mutable_data());
+    return copy;
+  }
+
+  // All rows, sorted by key.
+  py::tuple embedding_rows(std::uint16_t table) const {
+    const EmbeddingShard* shard = embedding_.at(table);
+    const std::size_t n = shard->n_rows(), dim = shard->dim();
+    std::vector<std::size_t> order(n);
+    for (std::size_t i = 0; i < n; ++i) order[i] = i;
+    std::sort(order.begin(), order.end(),
+              [&](std::size_t a, std::size_t b) { return shard->keys()[a] < shard->keys()[b]; });
+    KeyArray keys(static_cast<py::ssize_t>(n));
+    FloatArray rows({static_cast<py::ssize_t>(n), static_cast<py::ssize_t>(dim)});
+    for (std::size_t i = 0; i < n; ++i) {
+      keys.mutable_data()[i] = shard->keys()[order[i]];
+      std::copy_n(shard->row(order[i]), dim, rows.mutable_data() + i * dim);
+    }
+    return py::make_tuple(keys, rows);
+  }
+
+  std::size_t n_rows(std::uint16_t table) const { return embedding_.at(table)->n_rows(); }
+
+  ServerCore& core() { return core_; }
+
+ private:
+  SharedMemory* region_;
+  Layout layout_;
+  Progress progress_;
+  ServerCore core_;
+  std::map<std::uint16_t, DenseShard*> dense_;
+  std::map<std::uint16_t, EmbeddingShard*> embedding_;
+};
+
+void bind_consistency(py::module_& m) {
+  py::enum_<Model>(m, "Model")
+      .value("BSP", Model::bsp)
+      .value("SSP", Model::ssp)
+      .value("ASP", Model::asp);
+  py::enum_<Policy>(m, "Policy")
+      .value("ACCEPT", Policy::accept)
+      .value("SCALE", Policy::scale)
+      .value("REJECT", Policy::reject)
+      .value("COMPENSATE", Policy::compensate);
+  py::class_<ConsistencyConfig>(m, "ConsistencyConfig")
+      .def(py::init([](Model model, std::uint32_t bound, Policy policy, std::uint32_t max_staleness,
+                       float lambda, bool mean) {
+             return ConsistencyConfig{model, bound, policy, max_staleness, lambda, mean};
+           }),
+           py::arg("model"), py::arg("bound"), py::arg("policy"), py::arg("max_staleness"),
+           py::arg("lambda_"), py::arg("mean"));
+}
+
+}  // namespace
+
+void register_server(py::module_& m) {
+  py::register_exception<ProtocolViolation>(m, "ProtocolViolation");
+  bind_consistency(m);
+  using Release = py::call_guard<py::gil_scoped_release>;
+  py::class_<Server>(m, "ServerCore")
+      .def(
+          py::init<SharedMemory&, Layout, std::uint32_t, std::uint32_t, bool, py::object, double>(),
+          py::arg("region"), py::arg("layout"), py::arg("generation"), py::arg("backup"),
+          py::arg("oversubscribed"), py::arg("progress"), py::arg("progress_interval_s"),
+          py::keep_alive<1, 2>())
+      .def("add_dense", &Server::add_dense, py::arg("table"), py::arg("optimizer"),
+           py::arg("n_state"), py::arg("python_rule"), py::arg("consistency"))
+      .def("add_embedding", &Server::add_embedding, py::arg("table"), py::arg("optimizer"),
+           py::arg("n_state"), py::arg("python_rule"), py::arg("consistency"), py::arg("dim"),
+           py::arg("initializer"), py::arg("rows"), py::arg("keys"))
+      .def(
+          "add_absent",
+          [](Server& s, std::uint16_t table, ConsistencyConfig c) {
+            s.core().add_absent(table, c);
+          },
+          py::arg("table"), py::arg("consistency"))
+      .def("initialize_dense", &Server::initialize_dense, py::arg("table"), py::arg("initializer"),
+           py::arg("first"))
+      .def("set_dense", &Server::set_dense, py::arg("table"), py::arg("values").noconvert())
+      .def(
+          "set_staging",
+          [](Server& s, std::size_t worker, const SharedMemory& memory) {
+            s.core().set_staging(worker, {memory.data(), memory.size()});
+          },
+          py::arg("worker"), py::arg("memory"), py::keep_alive<1, 3>())
+      .def(
+          "set_patience", [](Server& s, double seconds) { s.core().set_patience(seconds); },
+          py::arg("seconds"))
+      .def("start", [](Server& s) { s.core().start(); })
+      .def(
+          "drain",
+          [](Server& s, double max_s, std::uint32_t max_sleep_us) {
+            return s.core().drain(max_s, max_sleep_us);
+          },
+          py::arg("max_s"), py::arg("max_sleep_us"), Release())
+      .def(
+          "stats", [](Server& s, std::uint16_t t) { return stats_dict(s.core(), t); },
+          py::arg("table"))
+      .def("counters", [](Server& s) { return s.core().counters(); })
+      .def(
+          "version", [](Server& s, std::uint16_t t) { return s.core().version(t); },
+          py::arg("table"))
+      .def(
+          "clock", [](Server& s, std::size_t w) { return s.core().clocks().clock(w); },
+          py::arg("worker"))
+      .def(
+          "finished", [](Server& s, std::size_t w) { return s.core().clocks().finished(w); },
+          py::arg("worker"))
+      .def("dense_values", &Server::dense_values, py::arg("table"))
+      .def("embedding_rows", &Server::embedding_rows, py::arg("table"))
+      .def("n_rows", &Server::n_rows, py::arg("table"));
+}
 
 }  // namespace mpips

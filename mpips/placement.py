@@ -1,0 +1,92 @@
+"""Where each table lies: shards of dense tensors, owners of keys, and the layout of every region."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mpips import _native
+from mpips.errors import ConfigError
+from mpips.model.partition import Partition
+from mpips.model.table import DenseTable, EmbeddingTable, Table
+
+
+@dataclass(frozen=True)
+class ShardRange:
+    """Elements [start, stop) of a flattened tensor on one server."""
+
+    server: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Everything about who holds what; the same on every rank."""
+
+    n_servers: int
+    dense: dict[str, list[ShardRange]]
+    partitioners: dict[str, _native.Partitioner]
+    layouts: list[_native.Layout]
+
+
+def _dense_ranges(tables: Sequence[Table], n_servers: int) -> dict[str, list[ShardRange]]:
+    groups: list[tuple[Partition, dict[str, int]]] = []
+    for table in tables:
+        if not isinstance(table, DenseTable):
+            continue
+        partition = as_partition(table)
+        for known, sizes in groups:
+            if known == partition:
+                sizes[table.name] = table.n_elements
+                break
+        else:
+            groups.append((partition, {table.name: table.n_elements}))
+    return {
+        name: [ShardRange(piece.server, piece.start, piece.stop) for piece in pieces]
+        for partition, sizes in groups
+        for name, pieces in partition.place(sizes, n_servers).pieces.items()
+    }
+
+
+def as_partition(table: Table) -> Partition:
+    """The partition of a table as a value."""
+    assert isinstance(table.partition, Partition)
+    return table.partition
+
+
+def _check_slots(tables: Sequence[Table], geometry: _native.RingGeometry) -> None:
+    for table in tables:
+        if not isinstance(table, EmbeddingTable):
+            continue
+        needed = 8 + 2 * 4 * table.dim + _native.LINE_BYTES
+        if needed > geometry.slot_bytes:
+            raise ConfigError(
+                f"table {table.name!r}: a row of {table.dim} floats needs ring slots of at least "
+                f"{-(-needed // 1024)} KiB; slot_kib = {geometry.slot_bytes // 1024}"
+            )
+
+
+def place(
+    tables: Sequence[Table], n_servers: int, n_workers: int, n_slots: int, slot_bytes: int
+) -> Placement:
+    """Split all tables over the servers and lay out the regions. Pure arithmetic.
+
+    Raises:
+        ConfigError: A row does not fit into a ring slot.
+    """
+    embeddings = [t for t in tables if isinstance(t, EmbeddingTable)]
+    geometry = _native.RingGeometry(n_slots, slot_bytes, bool(embeddings))
+    _check_slots(tables, geometry)
+    dense = _dense_ranges(tables, n_servers)
+    layouts = []
+    for server in range(n_servers):
+        extents = [
+            (i, part.stop - part.start, table.optimizer.n_state)
+            for i, table in enumerate(tables)
+            for part in dense.get(table.name, [])
+            if part.server == server
+        ]
+        layouts.append(_native.Layout(n_workers, len(tables), geometry, extents))
+    partitioners = {t.name: as_partition(t).partitioner(n_servers) for t in embeddings}
+    return Placement(n_servers, dense, partitioners, layouts)

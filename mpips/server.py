@@ -1,0 +1,152 @@
+"""A server: makes its region and its shards, and serves until the scheduler says stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mpips import _native
+from mpips.errors import ProtocolError, RegionError
+from mpips.model.consistency import BSP, native
+from mpips.model.initializer import Initializer, table_seed
+from mpips.model.optimizer import SGD, PythonRule
+from mpips.model.table import EmbeddingTable, Table
+from mpips.placement import Placement
+from mpips.transport.region import EMBEDDING_RESERVE, Regions, token_words
+
+PROGRESS_INTERVAL_S = 100e-6  # a server with remote peers enters MPI at least this often
+_IDLE_SLICE_S = 2e-3
+_FIRST_BYTES = 1 << 20  # of a new embedding table
+
+
+def backup_workers(tables: Sequence[Table]) -> int:
+    """The job's number of backup workers; all BSP tables have the same."""
+    return max((t.consistency.backup for t in tables if isinstance(t.consistency, BSP)), default=0)
+
+
+class Server:
+    """The shards of one server and the loop that serves them. Not thread-safe.
+
+    Attributes:
+        index: 0 .. n_servers-1.
+        region: Its shared memory; mailboxes and dense shards, laid out by `layout`.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        tables: Sequence[Table],
+        placement: Placement,
+        regions: Regions,
+        seed: int,
+        oversubscribed: bool,
+        progress: Callable[[], None] | None,
+    ) -> None:
+        """Make region and shards with their initial values. `progress` enters MPI.
+
+        Raises:
+            RegionError: /dev/shm is too small.
+        """
+        self.index = index
+        self.layout = placement.layouts[index]
+        self._tables = list(tables)
+        self._regions = regions
+        self._seed = seed
+        self.region = regions.create(f"s{index}", self.layout.total_bytes)
+        low, high = token_words(regions.token)
+        _native.write_region_header(self.region, self.layout, 0, index, low, high)
+        self.core = _native.ServerCore(
+            self.region,
+            self.layout,
+            0,
+            backup_workers(tables),
+            oversubscribed,
+            progress,
+            PROGRESS_INTERVAL_S,
+        )
+        for i, table in enumerate(tables):
+            self._add(i, table, placement)
+        self.core.start()
+
+    def _add(self, i: int, table: Table, placement: Placement) -> None:
+        rule = table.optimizer
+        python = rule if isinstance(rule, PythonRule) else None
+        optimizer = SGD().native() if isinstance(rule, PythonRule) else rule.native()
+        consistency = native(table.consistency)
+        init = table.init
+        seed = table_seed(self._seed, table.name)
+        if isinstance(table, EmbeddingTable):
+            assert isinstance(init, Initializer)
+            rows = self._regions.create(f"s{self.index}-t{i}-rows", _FIRST_BYTES, EMBEDDING_RESERVE)
+            keys = self._regions.create(f"s{self.index}-t{i}-keys", _FIRST_BYTES, EMBEDDING_RESERVE)
+            self.core.add_embedding(
+                i,
+                optimizer,
+                rule.n_state,
+                python,
+                consistency,
+                table.dim,
+                init.native(seed, *table.fans),
+                rows,
+                keys,
+            )
+            return
+        part = next((p for p in placement.dense[table.name] if p.server == self.index), None)
+        if part is None:
+            self.core.add_absent(i, consistency)
+            return
+        self.core.add_dense(i, optimizer, rule.n_state, python, consistency)
+        if isinstance(init, Initializer):
+            native_init = init.native(seed, *table.fans)
+            self.core.initialize_dense(i, native_init, part.start)
+        elif not isinstance(init, str):
+            self.core.set_dense(i, init.reshape(-1)[part.start : part.stop])
+
+    def drain(self) -> int:
+        """Consume everything that can be consumed now; returns the number of records.
+
+        Raises:
+            ProtocolError: A worker sent what no correct worker sends.
+            RegionError: A table cannot grow.
+        """
+        return self._drain(0.0)
+
+    def _drain(self, max_s: float) -> int:
+        try:
+            return self.core.drain(max_s, 200)
+        except _native.ProtocolViolation as error:
+            raise ProtocolError(f"server {self.index}: {error}") from None
+        except _native.SharedMemoryError as error:
+            raise RegionError(f"server {self.index}: {error}") from None
+
+    def serve(self, remote: bool, poll: Callable[[], None], stopped: Callable[[], bool]) -> None:
+        """Consume records until `stopped`. `poll` enters MPI; with remote peers it is called often."""
+        slice_s = PROGRESS_INTERVAL_S if remote else _IDLE_SLICE_S
+        idle_since = time.monotonic()
+        while not stopped():
+            if self._drain(slice_s):
+                idle_since = time.monotonic()
+            elif not remote:
+                # A server that has been idle for a while looks less often at the scheduler.
+                quiet_s = time.monotonic() - idle_since
+                slice_s = _IDLE_SLICE_S if quiet_s < 0.1 else 5 * _IDLE_SLICE_S
+            poll()
+        self.drain()
+
+    def statistics(self) -> dict[str, Any]:
+        """What this server did, by table; plain numbers."""
+        return {
+            "server": self.index,
+            "counters": self.core.counters(),
+            "tables": {
+                table.name: self._table_statistics(i, table) for i, table in enumerate(self._tables)
+            },
+        }
+
+    def _table_statistics(self, i: int, table: Table) -> dict[str, Any]:
+        result: dict[str, Any] = dict(self.core.stats(i))
+        result["version"] = self.core.version(i)
+        if isinstance(table, EmbeddingTable):
+            result["rows"] = self.core.n_rows(i)
+        return result

@@ -1,0 +1,94 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "ring/layout.hpp"
+
+namespace mpips {
+
+// The clocks of the workers as one server sees them, and whose turn it is under BSP.
+//
+// Without backup workers a clock is taken in worker by worker, in order, and closes after the last:
+// the sum is formed in worker order whatever the timing. With b backup workers every worker has a
+// buffer of its own and the clock closes when all but b have ticked; the sum is still formed in
+// worker order over those that made it (Chen et al., "Revisiting distributed synchronous SGD",
+// 2016).
+class Clocks {
+ public:
+  Clocks(std::size_t n_workers, std::uint32_t backup)
+      : clock_(n_workers, 0), finished_(n_workers, 0), ticked_(n_workers, 0), backup_(backup) {}
+
+  std::uint32_t current() const noexcept { return current_; }  // BSP: the clock being taken in
+  std::size_t turn() const noexcept { return turn_; }
+  bool uses_backup() const noexcept { return backup_ != 0; }
+  std::uint32_t clock(std::size_t worker) const noexcept { return clock_[worker]; }
+  bool finished(std::size_t worker) const noexcept { return finished_[worker] != 0; }
+  bool ticked(std::size_t worker) const noexcept { return ticked_[worker] != 0; }
+  std::size_t size() const noexcept { return clock_.size(); }
+
+  // The smallest clock of all workers that are still at work; none left: the largest number.
+  std::uint32_t min_clock() const noexcept {
+    std::uint32_t least = finished_clock;
+    for (std::size_t w = 0; w < clock_.size(); ++w)
+      if (!finished_[w]) least = std::min(least, clock_[w]);
+    return least;
+  }
+
+  bool may_contribute(std::size_t worker) const noexcept {
+    return uses_backup() || worker == turn_;
+  }
+
+  // The worker has sent all of `clock`. True if the current clock is complete now.
+  void tick(std::size_t worker, std::uint32_t clock) noexcept {
+    clock_[worker] = clock + 1;
+    if (clock == current_) ticked_[worker] = 1;
+    pass_turn();
+  }
+
+  void finish(std::size_t worker) noexcept {
+    finished_[worker] = 1;
+    pass_turn();
+  }
+
+  bool complete() const noexcept {
+    std::size_t working = 0, ticked = 0;
+    for (std::size_t w = 0; w < clock_.size(); ++w) {
+      ticked += ticked_[w];
+      working += !finished_[w] || ticked_[w];
+    }
+    if (ticked == 0) return false;
+    const std::size_t needed = working > backup_ ? working - backup_ : 1;
+    return uses_backup() ? ticked >= needed : turn_ == clock_.size();
+  }
+
+  // Those whose updates belong to the current clock, in worker order.
+  std::vector<std::size_t> contributors() const {
+    std::vector<std::size_t> list;
+    for (std::size_t w = 0; w < ticked_.size(); ++w)
+      if (ticked_[w]) list.push_back(w);
+    return list;
+  }
+
+  void next_clock() noexcept {
+    ++current_;
+    std::fill(ticked_.begin(), ticked_.end(), 0);
+    turn_ = 0;
+    pass_turn();
+  }
+
+ private:
+  void pass_turn() noexcept {
+    if (uses_backup()) return;
+    while (turn_ < clock_.size() && (finished_[turn_] || ticked_[turn_])) ++turn_;
+  }
+
+  std::vector<std::uint32_t> clock_;
+  std::vector<std::uint8_t> finished_, ticked_;
+  std::uint32_t backup_;
+  std::uint32_t current_ = 0;
+  std::size_t turn_ = 0;
+};
+
+}  // namespace mpips

@@ -1,0 +1,51 @@
+#pragma once
+
+#include "ring/dense_view.hpp"
+#include "server/shard.hpp"
+
+namespace mpips {
+
+// A contiguous range of a tensor: float32 values under versioned blocks and the optimizer's state,
+// all in the server's region.
+class DenseShard final : public Shard {
+ public:
+  DenseShard(std::uint8_t* region, const DenseExtent& extent, Rule rule, std::size_t n_workers,
+             Progress progress);
+
+  bool accepts(const Update& part) const noexcept override;
+  bool ends_push(const Update& part, bool last) const noexcept override;
+  void assemble(std::size_t worker, const Update& part, bool first) override;
+  Update whole(std::size_t worker) const override;
+  void apply(const Update& update, float scale, float lambda, std::uint64_t step) override;
+  void accumulate(std::size_t buffer, const Update& part) override;
+  bool apply_accumulated(const std::vector<std::size_t>& buffers, float scale,
+                         std::uint64_t step) override;
+  void discard(std::size_t buffer) override;
+  std::size_t memory_bytes() const override;
+
+  float* values() const noexcept { return values_; }
+  float* state(std::size_t slot) const noexcept { return state_[slot]; }
+  std::size_t size() const noexcept { return n_; }
+
+ private:
+  struct Buffer {
+    std::vector<float> update, base;
+    bool used = false;
+  };
+
+  void apply_block(std::size_t block, const Update& update, const UpdateArgs& args, float lambda);
+  void apply_python(const Update& update, float scale, float lambda, std::uint64_t step);
+
+  std::size_t n_;
+  PairWord* versions_;
+  float* values_;
+  std::array<float*, 2> state_{};
+  std::vector<float*> python_state_;
+  Rule rule_;
+  Progress progress_;
+  std::vector<Buffer> assembly_;     // by worker: pushes larger than a record
+  std::vector<Buffer> accumulator_;  // by buffer: the sum of a clock
+  std::vector<float> scratch_;
+};
+
+}  // namespace mpips

@@ -1,0 +1,71 @@
+#pragma once
+
+#include "keys/initializer.hpp"
+#include "keys/row_map.hpp"
+#include "ring/shared_memory.hpp"
+#include "server/shard.hpp"
+
+namespace mpips {
+
+// The rows of an embedding table whose keys this server owns. A row is its values, the optimizer's
+// state and, where the rule needs it, the row's own step count, side by side. Rows are made when
+// they are first pushed; a pull of a key that has no row yet answers its initial value.
+class EmbeddingShard final : public Shard {
+ public:
+  EmbeddingShard(SharedMemory rows, SharedMemory keys, std::size_t dim, Rule rule,
+                 Initializer initializer, std::size_t n_workers, Progress progress);
+
+  bool accepts(const Update& part) const noexcept override;
+  bool ends_push(const Update&, bool last) const noexcept override { return last; }
+  void assemble(std::size_t worker, const Update& part, bool first) override;
+  Update whole(std::size_t worker) const override;
+  void apply(const Update& update, float scale, float lambda, std::uint64_t step) override;
+  void accumulate(std::size_t buffer, const Update& part) override;
+  bool apply_accumulated(const std::vector<std::size_t>& buffers, float scale,
+                         std::uint64_t step) override;
+  void discard(std::size_t buffer) override;
+  std::size_t memory_bytes() const override;
+
+  void pull(const std::int64_t* keys, std::size_t n, float* out);
+
+  std::size_t dim() const noexcept { return dim_; }
+  std::size_t n_rows() const noexcept { return map_.size(); }
+  std::size_t stride() const noexcept { return stride_; }
+  const std::int64_t* keys() const noexcept {
+    return reinterpret_cast<const std::int64_t*>(key_memory_.data());
+  }
+  const float* row(std::size_t index) const noexcept {
+    return reinterpret_cast<const float*>(row_memory_.data()) + index * stride_;
+  }
+
+ private:
+  struct Buffer {
+    std::vector<std::int64_t> keys;
+    std::vector<float> values, base;
+    bool has_base = false;
+    RowMap index;
+  };
+
+  float* row(std::size_t index) noexcept {
+    return reinterpret_cast<float*>(row_memory_.data()) + index * stride_;
+  }
+  void find_rows(const std::int64_t* keys, std::size_t n);
+  void make_rows(const std::int64_t* keys, std::size_t n, std::size_t first_new);
+  void apply_row(float* row, const float* update, const float* base, float scale, float lambda);
+  void apply_python(const Update& update, float scale, float lambda, std::uint64_t step);
+  static void add(Buffer* sum, const std::int64_t* keys, const float* values, std::size_t n,
+                  std::size_t dim, std::vector<std::uint32_t>* rows);
+
+  std::size_t dim_, stride_;
+  bool counts_steps_;
+  SharedMemory row_memory_, key_memory_;
+  RowMap map_;
+  Rule rule_;
+  Initializer initializer_;
+  Progress progress_;
+  std::vector<Buffer> assembly_, accumulator_;
+  std::vector<std::uint32_t> rows_;
+  std::vector<float> scratch_;
+};
+
+}  // namespace mpips

@@ -1,0 +1,297 @@
+#include "server/server_core.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "ring/checksum.hpp"
+#include "server/embedding_shard.hpp"
+
+namespace mpips {
+namespace {
+
+constexpr std::size_t records_per_visit = 16;
+
+}  // namespace
+
+ServerCore::ServerCore(std::uint8_t* region, Layout layout, std::uint32_t generation,
+                       std::uint32_t backup, bool oversubscribed)
+    : region_(region),
+      layout_(std::move(layout)),
+      generation_(generation),
+      backoff_(oversubscribed, 200),
+      clocks_(layout_.n_workers(), backup),
+      tables_(layout_.n_tables()),
+      staging_(layout_.n_workers()) {
+  for (std::uint32_t w = 0; w < layout_.n_workers(); ++w)
+    rings_.push_back({Mailbox(region_ + layout_.mailbox(w), layout_.geometry())});
+  for (const char* name : {"records", "retries", "clocks"}) counters_[name] = 0;
+}
+
+void ServerCore::add_dense(std::uint16_t table, std::unique_ptr<Shard> shard,
+                           ConsistencyConfig consistency) {
+  Table& t = tables_.at(table);
+  t.shard = std::move(shard);
+  t.consistency = consistency;
+  t.pending.assign(layout_.n_workers(), 0);
+  t.head = reinterpret_cast<TableHead*>(region_ + layout_.head(table));
+  any_bsp_ = any_bsp_ || consistency.model == Model::bsp;
+}
+
+void ServerCore::add_embedding(std::uint16_t table, std::unique_ptr<EmbeddingShard> shard,
+                               ConsistencyConfig consistency) {
+  EmbeddingShard* embedding = shard.get();
+  add_dense(table, std::move(shard), consistency);
+  tables_[table].embedding = embedding;
+}
+
+void ServerCore::add_absent(std::uint16_t table, ConsistencyConfig consistency) {
+  add_dense(table, nullptr, consistency);
+}
+
+void ServerCore::start() {
+  for (Table& t : tables_) {
+    if (t.head == nullptr) throw std::logic_error("a table has not been added");
+    publish(&t.head->version, 0);
+  }
+  publish_clocks();
+  for (std::size_t w = 0; w < rings_.size(); ++w) publish_clock(w);
+  for (Ring& ring : rings_) publish(&ring.box.ack->applied, 0);
+}
+
+std::size_t ServerCore::drain(double max_s, std::uint32_t max_sleep_us) {
+  std::size_t total = 0;
+  const double end = max_s > 0.0 ? now_s() + max_s : 0.0;
+  backoff_.set_max_sleep_us(max_sleep_us);
+  for (;;) {
+    const std::size_t consumed = pass();
+    total += consumed;
+    if (consumed != 0) {
+      backoff_.reset();
+      if (end == 0.0) continue;
+    } else if (end == 0.0) {
+      return total;
+    } else {
+      backoff_.pause();
+    }
+    if (now_s() >= end) return total;
+  }
+}
+
+std::size_t ServerCore::pass() {
+  std::size_t consumed = 0;
+  for (std::size_t w = 0; w < rings_.size(); ++w)
+    for (std::size_t i = 0; i < records_per_visit && consume_one(w); ++i) ++consumed;
+  counters_["records"] += consumed;
+  return consumed;
+}
+
+bool ServerCore::consume_one(std::size_t worker) {
+  Ring& ring = rings_[worker];
+  if (!stamped(worker)) return false;
+  const std::uint8_t* slot = ring.box.slot(ring.next);
+  RecordHeader header;
+  std::memcpy(&header, slot, sizeof header);
+  const std::uint8_t* payload = slot + sizeof header;
+  if (!check(worker, header, payload)) return false;
+  const Verdict verdict = handle(worker, header, payload);
+  if (!verdict.consumed) return false;
+  store_release(ring.box.result(ring.next),
+                make_result(ring.next, verdict.outcome, verdict.staleness));
+  ++ring.next;
+  publish(&ring.box.ack->applied, ring.next);
+  return true;
+}
+
+// Stamps are compared for equality only. A stamp that is neither the expected one nor the one of
+// the round before may be half of a remote store; if it stays, it is a gap.
+bool ServerCore::stamped(std::size_t worker) {
+  Ring& ring = rings_[worker];
+  const std::uint64_t expected = ring.next + 1;
+  const std::uint64_t stamp = load_acquire(ring.box.stamp(ring.next));
+  if (stamp == expected) return true;
+  const std::uint64_t n_slots = ring.box.geometry.n_slots;
+  if (stamp == (expected > n_slots ? expected - n_slots : 0)) return false;
+  if (patience_spent(&ring))
+    violation(worker, "a gap: record " + std::to_string(stamp - 1) + " stands where record " +
+                          std::to_string(ring.next) + " should be");
+  return false;
+}
+
+bool ServerCore::patience_spent(Ring* ring) {
+  const double now = now_s();
+  if (ring->bad_since == 0.0) ring->bad_since = now;
+  ++counters_["retries"];
+  return now - ring->bad_since > patience_s_;
+}
+
+// False: not (yet) whole, look again. A remote record travels without a flush between it and its
+// stamp, so the stamp may be seen first: beside a record of the round before, or half of the new
+// one. Number and checksums tell; after a while the record is called what it is.
+bool ServerCore::check(std::size_t worker, const RecordHeader& h, const std::uint8_t* payload) {
+  Ring& ring = rings_[worker];
+  const bool sized =
+      h.magic == record_magic && h.payload_bytes <= ring.box.geometry.payload_capacity();
+  // Without checksums both words are zero, so that a damaged flag cannot turn the check off.
+  const bool checked = (h.flags & flag_checksum) != 0;
+  const bool whole = sized && h.header_checksum == (checked ? header_checksum(h) : 0) &&
+                     h.payload_checksum == (checked ? checksum(payload, h.payload_bytes) : 0);
+  if (!whole || h.worker != worker || h.sequence != ring.next) {
+    if (!patience_spent(&ring)) return false;
+    if (!whole)
+      violation(worker, "record " + std::to_string(ring.next) +
+                            " is damaged: its checksum or magic number does not match");
+    violation(worker, "a record that says it is number " + std::to_string(h.sequence) +
+                          " of worker " + std::to_string(h.worker) + " where number " +
+                          std::to_string(ring.next) + " was expected");
+  }
+  ring.bad_since = 0.0;
+  if (h.version != layout_version) violation(worker, "a record of another format version");
+  if (h.generation != generation_)
+    violation(worker, "a record of generation " + std::to_string(h.generation) +
+                          ", this job is generation " + std::to_string(generation_));
+  return true;
+}
+
+ServerCore::Verdict ServerCore::handle(std::size_t worker, const RecordHeader& h,
+                                       const std::uint8_t* payload) {
+  check_clock(worker, h);
+  switch (static_cast<RecordKind>(h.kind)) {
+    case RecordKind::push_dense:
+    case RecordKind::push_rows:
+      return handle_push(worker, h, payload);
+    case RecordKind::pull_rows:
+      return handle_pull(worker, h, payload);
+    case RecordKind::tick:
+    case RecordKind::finish:
+      return handle_tick(worker, h);
+  }
+  violation(worker, "a record of the unknown kind " + std::to_string(h.kind));
+}
+
+void ServerCore::check_clock(std::size_t worker, const RecordHeader& h) const {
+  if (clocks_.finished(worker)) violation(worker, "a record after it had finished");
+  const std::uint32_t clock = clocks_.clock(worker);
+  if (h.clock < clock)
+    violation(worker, "a record of clock " + std::to_string(h.clock) +
+                          " after it had ended clock " + std::to_string(clock - 1));
+}
+
+ServerCore::Verdict ServerCore::handle_pull(std::size_t worker, const RecordHeader& h,
+                                            const std::uint8_t* payload) {
+  if (h.table >= tables_.size() || tables_[h.table].embedding == nullptr)
+    violation(worker,
+              "a pull of rows from table " + std::to_string(h.table) + ", which has none here");
+  Table& t = tables_[h.table];
+  const std::size_t capacity = layout_.geometry().slot_bytes - sizeof(ReplyHeader);
+  if (h.payload_bytes != h.count * sizeof(std::int64_t) ||
+      h.count * t.embedding->dim() * sizeof(float) > capacity || !layout_.geometry().replies)
+    violation(worker, "a pull whose sizes do not agree");
+  const ConsistencyConfig& c = t.consistency;
+  if (c.model == Model::bsp && clocks_.current() < h.clock) return {false, Outcome::none, 0};
+  if (c.model == Model::ssp && clocks_.min_clock() < h.clock &&
+      h.clock - clocks_.min_clock() > c.bound)
+    return {false, Outcome::none, 0};
+  answer(worker, h, &t, reinterpret_cast<const std::int64_t*>(payload));
+  return {true, Outcome::answered, 0};
+}
+
+void ServerCore::answer(std::size_t worker, const RecordHeader& h, Table* t,
+                        const std::int64_t* keys) {
+  std::uint8_t* reply = rings_[worker].box.reply(h.sequence);
+  auto* rows = reinterpret_cast<float*>(reply + sizeof(ReplyHeader));
+  t->embedding->pull(keys, h.count, rows);
+  t->stats.pulled_rows += h.count;
+  ReplyHeader header{};
+  header.sequence = h.sequence;
+  header.version = t->version;
+  header.count = h.count;
+  if ((h.flags & flag_checksum) != 0)
+    header.checksum = reply_checksum(header, rows, h.count * t->embedding->dim() * sizeof(float));
+  std::memcpy(reply, &header, sizeof header);
+}
+
+ServerCore::Verdict ServerCore::handle_tick(std::size_t worker, const RecordHeader& h) {
+  check_nothing_open(worker);
+  if (static_cast<RecordKind>(h.kind) == RecordKind::finish) {
+    clocks_.finish(worker);
+    discard_clock(worker);
+    if (any_bsp_ && clocks_.complete()) close_clock();
+    publish_clock(worker);
+    publish_clocks();
+    return {true, Outcome::answered, 0};
+  }
+  Verdict verdict{true, Outcome::answered, 0};
+  if (!any_bsp_) {
+    clocks_.tick(worker, h.clock);
+  } else if (h.clock < clocks_.current()) {
+    // The clock closed without this worker; what it had sent of it is dropped.
+    verdict = {true, Outcome::late, discard_clock(worker)};
+    clocks_.tick(worker, h.clock);
+  } else if (h.clock > clocks_.current() || !clocks_.may_contribute(worker)) {
+    return {false, Outcome::none, 0};
+  } else {
+    clocks_.tick(worker, h.clock);
+    if (clocks_.complete()) close_clock();
+  }
+  publish_clock(worker);
+  publish_clocks();
+  return verdict;
+}
+
+// Pushes of a clock that this worker did not complete; without backup workers a worker ticks in its
+// turn, so there are none unless it finishes in the middle of a clock.
+std::uint64_t ServerCore::discard_clock(std::size_t worker) {
+  std::uint64_t dropped = 0;
+  if (clocks_.ticked(worker)) return 0;
+  for (Table& t : tables_) {
+    if (t.shard == nullptr || t.consistency.model != Model::bsp) continue;
+    if (!clocks_.uses_backup()) {
+      if (t.pending[worker] != 0) violation(worker, "finished in the middle of a clock");
+      continue;
+    }
+    t.shard->discard(worker);  // also the first segments of a push that was not complete in time
+    t.stats.late += t.pending[worker];
+    dropped += t.pending[worker];
+    t.pending[worker] = 0;
+  }
+  return dropped;
+}
+
+void ServerCore::close_clock() {
+  const std::vector<std::size_t> workers = clocks_.contributors();
+  const std::vector<std::size_t> buffers =
+      clocks_.uses_backup() ? workers : std::vector<std::size_t>{0};
+  for (Table& t : tables_) {
+    if (t.consistency.model != Model::bsp) continue;
+    const float scale = t.consistency.mean ? 1.0F / static_cast<float>(workers.size()) : 1.0F;
+    if (t.shard != nullptr && t.shard->apply_accumulated(buffers, scale, t.version + 1))
+      ++t.stats.updates;
+    for (const std::size_t w : workers) {
+      t.stats.applied += t.pending[w];
+      t.stats.staleness[0] += t.pending[w];
+      t.pending[w] = 0;
+    }
+    ++t.version;
+    publish(&t.head->version, t.version);
+  }
+  clocks_.next_clock();
+  ++counters_["clocks"];
+}
+
+void ServerCore::publish_clocks() {
+  const std::uint32_t least = clocks_.min_clock();
+  for (Table& t : tables_) publish(&t.head->min_clock, least);
+  publish(&reinterpret_cast<TurnLine*>(region_ + layout_.turn())->turn, clocks_.turn());
+}
+
+void ServerCore::publish_clock(std::size_t worker) {
+  auto* lines = reinterpret_cast<ClockLine*>(region_ + layout_.clocks());
+  const std::uint32_t clock = clocks_.finished(worker) ? finished_clock : clocks_.clock(worker);
+  publish(&lines[worker].clock, clock);
+}
+
+void ServerCore::violation(std::size_t worker, const std::string& what) const {
+  throw ProtocolViolation("worker " + std::to_string(worker) + " sent " + what);
+}
+
+}  // namespace mpips

@@ -1,0 +1,125 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "ring/backoff.hpp"
+#include "ring/layout.hpp"
+#include "server/clocks.hpp"
+#include "server/shard.hpp"
+
+// A server's end of all rings: reads records, judges updates, applies them, publishes.
+//
+// Exactly once. Sequence numbers of a worker are contiguous; the server looks for number `next` in
+// its slot and nowhere else. A repeat of an older record lands in a slot that is not looked at, or
+// carries an older stamp, and changes nothing; a stamp from the future is a gap and an error.
+//
+// Order. For a record: results and replies, then `applied` (release). For a table: values, then its
+// head, then `applied`, so that a worker that has seen its push applied reads values that hold it.
+//
+// A record that may not be consumed yet (a BSP update out of turn, a pull ahead of its clock) stays
+// at the head of its ring. This cannot deadlock: at one clock a worker waits only for workers of
+// lower index, and the lowest waits for nobody.
+namespace mpips {
+
+// What no correct peer sends.
+class ProtocolViolation : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+struct StagingArea {
+  const std::uint8_t* data = nullptr;
+  std::size_t bytes = 0;
+};
+
+class EmbeddingShard;
+
+class ServerCore {
+ public:
+  ServerCore(std::uint8_t* region, Layout layout, std::uint32_t generation, std::uint32_t backup,
+             bool oversubscribed);
+
+  void add_dense(std::uint16_t table, std::unique_ptr<Shard> shard, ConsistencyConfig consistency);
+  void add_embedding(std::uint16_t table, std::unique_ptr<EmbeddingShard> shard,
+                     ConsistencyConfig consistency);
+  void add_absent(std::uint16_t table, ConsistencyConfig consistency);
+  void set_staging(std::size_t worker, StagingArea area) { staging_.at(worker) = area; }
+  void set_patience(double seconds) { patience_s_ = seconds; }
+  void start();
+
+  // Consumes what the rings hold until `max_s` have passed, or, with max_s = 0, until nothing more
+  // can be consumed. Returns the number of records consumed.
+  std::size_t drain(double max_s, std::uint32_t max_sleep_us);
+
+  const TableStats& stats(std::uint16_t table) const { return tables_.at(table).stats; }
+  const std::map<std::string, std::uint64_t>& counters() const { return counters_; }
+  std::uint64_t version(std::uint16_t table) const { return tables_.at(table).version; }
+  const Clocks& clocks() const { return clocks_; }
+
+ private:
+  struct Table {
+    std::unique_ptr<Shard> shard;  // null: nothing of the table lies here
+    EmbeddingShard* embedding = nullptr;
+    ConsistencyConfig consistency;
+    std::uint64_t version = 0;
+    TableStats stats;
+    TableHead* head = nullptr;
+    std::vector<std::uint64_t> pending;  // backup workers: pushes of the clock in each buffer
+  };
+  struct Ring {
+    Mailbox box;
+    std::uint64_t next = 0;
+    double bad_since = 0.0;  // when the record at the head first looked damaged
+    bool open = false;       // the last push is not complete yet; what follows describes it
+    std::uint16_t open_table = 0, open_flags = 0;
+    std::uint32_t open_clock = 0;
+    std::uint64_t open_end = 0;  // where its next segment starts
+  };
+  struct Verdict {
+    bool consumed;
+    Outcome outcome;
+    std::uint64_t staleness;
+  };
+
+  std::size_t pass();
+  bool consume_one(std::size_t worker);
+  bool stamped(std::size_t worker);
+  bool patience_spent(Ring* ring);
+  bool check(std::size_t worker, const RecordHeader& header, const std::uint8_t* payload);
+  void check_clock(std::size_t worker, const RecordHeader& header) const;
+  void check_push(std::size_t worker, const RecordHeader& header) const;
+  void check_segment(std::size_t worker, const RecordHeader& header) const;
+  void check_nothing_open(std::size_t worker) const;
+  Verdict handle(std::size_t worker, const RecordHeader& header, const std::uint8_t* payload);
+  Verdict handle_push(std::size_t worker, const RecordHeader& header, const std::uint8_t* payload);
+  Verdict handle_bsp(std::size_t worker, const RecordHeader& header, const Update& part);
+  Verdict handle_pull(std::size_t worker, const RecordHeader& header, const std::uint8_t* payload);
+  Verdict handle_tick(std::size_t worker, const RecordHeader& header);
+  Verdict judge(Table* table, const RecordHeader& header, const Update& update);
+  Update parse(std::size_t worker, const RecordHeader& header, const std::uint8_t* payload) const;
+  std::uint64_t discard_clock(std::size_t worker);
+  void close_clock();
+  void publish_clocks();
+  void publish_clock(std::size_t worker);
+  void answer(std::size_t worker, const RecordHeader& header, Table* table,
+              const std::int64_t* keys);
+  [[noreturn]] void violation(std::size_t worker, const std::string& what) const;
+
+  std::uint8_t* region_;
+  Layout layout_;
+  std::uint32_t generation_;
+  double patience_s_ = 2.0;  // how long a record may look damaged before it is called so
+  Backoff backoff_;
+  Clocks clocks_;
+  bool any_bsp_ = false;
+  std::vector<Ring> rings_;
+  std::vector<Table> tables_;
+  std::vector<StagingArea> staging_;
+  std::map<std::string, std::uint64_t> counters_;
+};
+
+}  // namespace mpips

@@ -1,0 +1,155 @@
+#include <algorithm>
+#include <cstring>
+
+#include "server/embedding_shard.hpp"
+#include "server/server_core.hpp"
+
+// What a server does with pushes: take them apart, check them, judge their staleness, apply them.
+namespace mpips {
+
+Update ServerCore::parse(std::size_t worker, const RecordHeader& h,
+                         const std::uint8_t* payload) const {
+  Update part;
+  part.count = h.count;
+  if ((h.flags & flag_staged) != 0) {
+    StagedPayload where;
+    std::memcpy(&where, payload, sizeof where);
+    const StagingArea& area = staging_[worker];
+    const std::size_t bytes = h.count * sizeof(float);
+    const auto inside = [&](std::uint64_t offset) {
+      return offset % sizeof(float) == 0 && offset <= area.bytes && bytes <= area.bytes - offset;
+    };
+    const bool has_base = (h.flags & flag_base) != 0;
+    if (area.data == nullptr || !inside(where.offset) || (has_base && !inside(where.base_offset)))
+      violation(worker, "a staged update outside its staging region");
+    part.values = reinterpret_cast<const float*>(area.data + where.offset);
+    if (has_base) part.base = reinterpret_cast<const float*>(area.data + where.base_offset);
+    return part;
+  }
+  std::size_t dim = 1;
+  const std::uint8_t* at = payload;
+  part.offset = h.offset;
+  if (static_cast<RecordKind>(h.kind) == RecordKind::push_rows) {
+    dim = tables_[h.table].embedding->dim();
+    part.keys = reinterpret_cast<const std::int64_t*>(at);
+    at += h.count * sizeof(std::int64_t);
+  }
+  part.values = reinterpret_cast<const float*>(at);
+  if ((h.flags & flag_base) != 0)
+    part.base = reinterpret_cast<const float*>(at) + static_cast<std::size_t>(h.count) * dim;
+  return part;
+}
+
+// The sizes in the header must agree with each other and with the table.
+void ServerCore::check_push(std::size_t worker, const RecordHeader& h) const {
+  if (h.table >= tables_.size() || tables_[h.table].shard == nullptr)
+    violation(worker,
+              "a push to table " + std::to_string(h.table) + ", of which nothing lies here");
+  const Table& t = tables_[h.table];
+  const bool rows = static_cast<RecordKind>(h.kind) == RecordKind::push_rows;
+  if (rows != (t.embedding != nullptr)) violation(worker, "a push of the wrong kind for its table");
+  const std::size_t parts = (h.flags & flag_base) != 0 ? 2 : 1;
+  const std::size_t unit = rows ? sizeof(std::int64_t) + parts * t.embedding->dim() * sizeof(float)
+                                : parts * sizeof(float);
+  const std::size_t expected =
+      (h.flags & flag_staged) != 0 ? sizeof(StagedPayload) : h.count * unit;
+  if (h.payload_bytes != expected)
+    violation(worker, "a push whose payload has " + std::to_string(h.payload_bytes) +
+                          " bytes, not " + std::to_string(expected));
+  check_segment(worker, h);
+}
+
+// A segment starts a push or continues the one that is open.
+void ServerCore::check_segment(std::size_t worker, const RecordHeader& h) const {
+  const Ring& ring = rings_[worker];
+  const bool first = (h.flags & flag_first) != 0, last = (h.flags & flag_last) != 0;
+  const bool continues = ring.open && h.table == ring.open_table && h.clock == ring.open_clock &&
+                         (h.flags & flag_base) == (ring.open_flags & flag_base) &&
+                         h.offset == ring.open_end;
+  const bool staged_part = (h.flags & flag_staged) != 0 && !(first && last);
+  if (staged_part || (first ? h.offset != 0 : !continues))
+    violation(worker, "segments of a push out of order");
+  if (first) check_nothing_open(worker);
+}
+
+// Segments under BSP are added to the sum as they come, so that push cannot be given up.
+void ServerCore::check_nothing_open(std::size_t worker) const {
+  const Ring& ring = rings_[worker];
+  if (ring.open && tables_[ring.open_table].consistency.model == Model::bsp)
+    violation(worker, "a record before its last push was complete");
+}
+
+ServerCore::Verdict ServerCore::handle_push(std::size_t worker, const RecordHeader& h,
+                                            const std::uint8_t* payload) {
+  check_push(worker, h);
+  Table& t = tables_[h.table];
+  const Update part = parse(worker, h, payload);
+  if (!t.shard->accepts(part)) violation(worker, "a push beyond the end of its shard");
+  const bool last = (h.flags & flag_last) != 0;
+  if (t.shard->ends_push(part, last) != last)
+    violation(worker, "a push that is not the length of its shard");
+  Verdict verdict{true, Outcome::segment, 0};
+  if (t.consistency.model == Model::bsp) {
+    verdict = handle_bsp(worker, h, part);
+    if (!verdict.consumed) return verdict;
+  } else if (!last || (h.flags & flag_first) == 0) {
+    // A push larger than a record changes nothing until all of it is here.
+    t.shard->assemble(worker, part, (h.flags & flag_first) != 0);
+    if (last) verdict = judge(&t, h, t.shard->whole(worker));
+  } else {
+    verdict = judge(&t, h, part);
+  }
+  Ring& ring = rings_[worker];
+  ring.open = !last;
+  ring.open_table = h.table;
+  ring.open_flags = h.flags;
+  ring.open_clock = h.clock;
+  ring.open_end = h.offset + h.count;
+  t.stats.pushed += last;
+  return verdict;
+}
+
+ServerCore::Verdict ServerCore::judge(Table* t, const RecordHeader& h, const Update& update) {
+  const ConsistencyConfig& c = t->consistency;
+  const std::uint64_t staleness = t->version - std::min(h.base_version, t->version);
+  t->stats.staleness[std::min<std::uint64_t>(staleness, staleness_bins - 1)] += 1;
+  float scale = 1.0F, lambda = 0.0F;
+  Outcome outcome = Outcome::applied;
+  if (c.policy == Policy::reject && staleness > c.max_staleness) {
+    ++t->stats.rejected;
+    return {true, Outcome::rejected, staleness};
+  }
+  if (c.policy == Policy::scale && staleness > 0) {
+    scale = 1.0F / (1.0F + static_cast<float>(staleness));
+    outcome = Outcome::scaled;
+    ++t->stats.scaled;
+  } else if (c.policy == Policy::compensate && staleness > 0 && update.base != nullptr) {
+    lambda = c.lambda;
+    outcome = Outcome::compensated;
+    ++t->stats.compensated;
+  }
+  t->shard->apply(update, scale, lambda, t->version + 1);
+  ++t->version;
+  ++t->stats.applied;
+  ++t->stats.updates;
+  publish(&t->head->version, t->version);
+  return {true, outcome, staleness};
+}
+
+ServerCore::Verdict ServerCore::handle_bsp(std::size_t worker, const RecordHeader& h,
+                                           const Update& part) {
+  Table& t = tables_[h.table];
+  const bool last = (h.flags & flag_last) != 0;
+  const std::uint32_t current = clocks_.current();
+  if (h.clock < current) {
+    if (!clocks_.uses_backup()) violation(worker, "a push for a clock that is closed");
+    t.stats.late += last;
+    return {true, last ? Outcome::late : Outcome::segment, current - h.clock};
+  }
+  if (h.clock > current || !clocks_.may_contribute(worker)) return {false, Outcome::none, 0};
+  t.shard->accumulate(clocks_.uses_backup() ? worker : 0, part);
+  t.pending[worker] += last;
+  return {true, last ? Outcome::accumulated : Outcome::segment, 0};
+}
+
+}  // namespace mpips

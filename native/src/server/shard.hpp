@@ -1,0 +1,80 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "kernels/kernel_table.hpp"
+#include "ring/layout.hpp"
+
+namespace mpips {
+
+enum class Model : std::uint8_t { bsp = 0, ssp = 1, asp = 2 };
+enum class Policy : std::uint8_t { accept = 0, scale = 1, reject = 2, compensate = 3 };
+
+struct ConsistencyConfig {
+  Model model = Model::bsp;
+  std::uint32_t bound = 0;          // SSP: clocks that a worker may run ahead
+  Policy policy = Policy::accept;   // what is done with a stale update
+  std::uint32_t max_staleness = 0;  // reject: the greatest staleness that is still applied
+  float lambda = 0.0F;              // compensate: DC-ASGD's variance control
+  bool mean = true;                 // BSP: divide the reduced update by the number of its workers
+};
+
+constexpr std::size_t staleness_bins = 65;  // 0 .. 63 and "64 or more"
+
+struct TableStats {
+  std::uint64_t pushed = 0;   // complete pushes that arrived
+  std::uint64_t applied = 0;  // of these: reached the values (scaled and compensated ones included)
+  std::uint64_t scaled = 0, compensated = 0, rejected = 0, late = 0;
+  std::uint64_t updates = 0;  // changes of the values: one a push, or one a clock under BSP
+  std::uint64_t pulled_rows = 0;
+  std::array<std::uint64_t, staleness_bins> staleness{};
+};
+
+// A user's rule in Python: values (n), state (n_state arrays of n), update (n), step; all float32.
+using PythonUpdate = std::function<void(float* values, float* const* state, std::size_t n_state,
+                                        const float* update, std::size_t n, std::uint64_t step)>;
+// Called between blocks of long work, so that a server with remote peers keeps entering MPI.
+using Progress = std::function<void()>;
+
+// The part of a push that one record holds, or a whole push.
+struct Update {
+  std::size_t offset = 0, count = 0;   // elements (dense) or rows
+  const std::int64_t* keys = nullptr;  // rows only
+  const float* values = nullptr;
+  const float* base = nullptr;  // the values it was computed on, or null
+};
+
+struct Rule {
+  OptimizerConfig optimizer;
+  std::size_t n_state = 0;  // state values per parameter
+  PythonUpdate python;      // set: replaces the kernel
+};
+
+// One server's part of a table. Not thread-safe: the server's loop is the only writer.
+class Shard {
+ public:
+  virtual ~Shard() = default;
+
+  // True if the update lies inside the shard.
+  virtual bool accepts(const Update& part) const noexcept = 0;
+  // True if a push ends with this part; `last` is what the worker says, where any length will do.
+  virtual bool ends_push(const Update& part, bool last) const noexcept = 0;
+  // Keeps a segment of a push that is not complete yet; `whole` is the push once all are in.
+  virtual void assemble(std::size_t worker, const Update& part, bool first) = 0;
+  virtual Update whole(std::size_t worker) const = 0;
+  // Changes the values by one push.
+  virtual void apply(const Update& update, float scale, float lambda, std::uint64_t step) = 0;
+  // BSP: adds a part to a buffer; adds the buffers in order, applies the sum, empties them.
+  virtual void accumulate(std::size_t buffer, const Update& part) = 0;
+  virtual bool apply_accumulated(const std::vector<std::size_t>& buffers, float scale,
+                                 std::uint64_t step) = 0;
+  virtual void discard(std::size_t buffer) = 0;
+  virtual std::size_t memory_bytes() const = 0;
+};
+
+}  // namespace mpips
