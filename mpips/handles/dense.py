@@ -1,0 +1,193 @@
+"""The handle of a dense table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpips.errors import ConfigError
+from mpips.handles.base import Handle, as_float32
+from mpips.model.consistency import BSP, needs_base
+from mpips.model.table import DenseTable
+from mpips.requests import PushResult, Request
+
+if TYPE_CHECKING:
+    from mpips.placement import ShardRange
+    from mpips.worker import Worker
+
+Float32 = NDArray[np.float32]
+Int64 = NDArray[np.int64]
+
+
+class DenseHandle(Handle):
+    """A dense table as a worker sees it."""
+
+    def __init__(
+        self, worker: Worker, index: int, table: DenseTable, shards: Sequence[ShardRange]
+    ) -> None:
+        """`shards`: where the flattened tensor lies."""
+        super().__init__(worker, index, table)
+        self.shape = table.shape
+        self._shards = shards
+
+    def pull(self, out: Float32 | None = None) -> Float32:
+        """Fetch the current values. Not collective; blocks until they satisfy the consistency model.
+
+        BSP: the values after all workers' previous clocks. SSP: all updates up to `bound` clocks ago.
+        Always: this worker's own pushes that were made before.
+
+        Args:
+            out: float32, C-contiguous, the table's shape; made if None. Owned by the caller.
+
+        Returns:
+            `out`.
+
+        Raises:
+            StallError: Who is late did not come within the job's timeout.
+        """
+        if out is None:
+            out = np.empty(self.shape, np.float32)
+        elif out.dtype != np.float32 or out.shape != self.shape or not out.flags.c_contiguous:
+            raise ValueError(f"out must be a C-contiguous float32 array of shape {self.shape}")
+        self._worker.control.state = f"pulling {self.name!r}"
+        self._settle()
+        flat = out.reshape(-1)
+        for part in self._shards:
+            channel = self._worker.channels[part.server]
+            target = flat[part.start : part.stop]
+            self._worker.wait_until(
+                lambda c=channel, t=target: c.read_dense(self._index, t, 0.05),  # type: ignore[misc]
+                lambda: f"the values of table {self.name!r} kept changing while they were read",
+            )
+        self._worker.control.state = "computing"
+        return out
+
+    def prefetch(self, out: Float32 | None = None) -> Request[Float32]:
+        """Start a pull; `wait` returns the values. The read itself is one-sided and happens in
+        `test` or `wait`, as soon as the consistency model allows it."""
+        ready = self._settled
+
+        def late() -> str:
+            return self._late_text(self._shards[0].server)
+
+        return Request(
+            ready, lambda: self.pull(out), late, self._worker.timeout_s, self._worker.control.poll
+        )
+
+    def view(self) -> Float32:
+        """The values as a read-only array in the server's memory, without a copy.
+
+        Blocks like `pull`. Under BSP (without backup workers) the values do not change until this
+        worker's next `clock`; under
+        SSP and ASP they change while one looks at them. Only where one server of this node (or process)
+        holds the whole tensor; `views` gives the parts otherwise.
+
+        Raises:
+            ConfigError: The tensor lies on several servers or on another node.
+        """
+        parts = self.views()
+        if len(parts) != 1:
+            raise ConfigError(
+                f"table {self.name!r} lies on {len(parts)} servers; use views(), or partition='layer'"
+            )
+        return parts[0][2].reshape(self.shape)
+
+    def views(self) -> list[tuple[int, int, Float32]]:
+        """(start, stop, read-only values) of each server's part of the flattened tensor; see `view`."""
+        self._settle()
+        result = []
+        for part in self._shards:
+            values = self._worker.channels[part.server].view(self._index)
+            if values is None:
+                raise ConfigError(
+                    f"part of table {self.name!r} lies on server {part.server} on another node; "
+                    "pull it instead"
+                )
+            result.append((part.start, part.stop, values))
+        return result
+
+    def push(self, update: Float32, base: Float32 | None = None) -> Request[PushResult]:
+        """Send an update (a gradient). Not collective; blocks only while a ring is full.
+
+        Args:
+            update: The table's shape; float32 is sent without conversion. Free again at return, unless
+                it comes from `Worker.allocate`: then after `wait`.
+            base: The values that it was computed on; needed for delay compensation only.
+
+        Raises:
+            ValueError: Wrong shape, NaN or infinity.
+            StallError: A server has not taken records for the job's timeout.
+        """
+        update = as_float32("the update", update, self.shape)
+        if base is not None:
+            base = (
+                as_float32("base", base, self.shape)
+                if needs_base(self._table.consistency)
+                else None
+            )
+        update = self._checked(update, base)
+        self._worker.control.state = f"pushing {self.name!r}"
+        ends = {}
+        for part in self._shards:
+            segment = update.reshape(-1)[part.start : part.stop]
+            low = base.reshape(-1)[part.start : part.stop] if base is not None else None
+            ends[part.server] = self._push_part(part.server, segment, low)
+        self._worker.control.state = "computing"
+        return self._request(ends)
+
+    def push_pull(self, update: Float32, out: Float32 | None = None) -> Float32:
+        """Push, end the clock under BSP, and pull the new values. Blocks like `pull`."""
+        self.push(update)
+        if isinstance(self._table.consistency, BSP):
+            self._worker.clock()
+        return self.pull(out)
+
+    def _push_part(self, server: int, update: Float32, base: Float32 | None) -> int:
+        channel = self._worker.channels[server]
+        writer = channel.writer
+        where = self._worker.staged_offset(update) if channel.name in ("shm", "local") else None
+        low = self._worker.staged_offset(base) if base is not None else None
+        if where is not None and (base is None or low is not None):
+            self._worker.write(
+                server,
+                lambda: writer.push_staged(self._index, self._worker.now, where, low, update.size),
+            )
+            return writer.next_sequence - 1
+        done = 0
+        while True:
+            done = writer.push_dense(self._index, self._worker.now, update, base, done)
+            if done == update.size:
+                return writer.next_sequence - 1
+            self._worker.wait_credit(server)
+
+    def _settled(self, max_s: float) -> bool:
+        """Own pushes applied and the consistency model satisfied on all servers?"""
+        version, clock = self._worker.minimum_clock(self._table)
+        for part in self._shards:
+            channel = self._worker.channels[part.server]
+            last = self._last_push.get(part.server)
+            bsp = isinstance(self._table.consistency, BSP)
+            if last is not None and not bsp and not channel.wait_applied(last + 1, max_s):
+                return False
+            if (version or clock) and not channel.wait_head(self._index, version, clock, max_s):
+                return False
+        return True
+
+    def _settle(self) -> None:
+        self._worker.wait_until(
+            lambda: self._settled(0.02), lambda: self._late_text(self._shards[0].server)
+        )
+
+    def _late_text(self, server: int) -> str:
+        for part in self._shards:
+            version, clock = self._worker.minimum_clock(self._table)
+            channel = self._worker.channels[part.server]
+            if not channel.wait_head(self._index, version, clock, 0.0):
+                server = part.server
+        return (
+            f"server {server} has not brought table {self.name!r} to clock {self._worker.now}"
+            f"{self._worker.blame(server)}"
+        )

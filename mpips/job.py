@@ -1,0 +1,337 @@
+"""One job over several ranks, from regions to farewell.
+
+Start-up is collective and agrees on every error. From then on nobody enters a collective: workers and
+servers talk through rings, everybody tells the scheduler that it lives, and a failure anywhere reaches
+the scheduler, which prints one message and ends all ranks. At the end all ranks meet once more, in a
+non-blocking barrier with a deadline.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from mpi4py import MPI
+from threadpoolctl import threadpool_limits
+
+from mpips import _native
+from mpips.cluster.cluster import Cluster
+from mpips.cluster.control import Client, Endpoint, JobFailedError
+from mpips.cluster.messages import Report
+from mpips.errors import ConfigError, MpipsError, StallError
+from mpips.model.table import Table, fingerprint
+from mpips.options import SessionOptions
+from mpips.placement import Placement, place
+from mpips.scheduler import JobFailure, Scheduler
+from mpips.server import Server
+from mpips.transport.channel import Channel
+from mpips.transport.connect import Connector
+from mpips.transport.p2p import P2pService
+from mpips.transport.region import Regions, attach, sweep
+from mpips.transport.rma import make_window
+from mpips.worker import Worker
+
+Main = Callable[[Worker], Any]
+OnReport = Callable[[int, Report], None]
+
+
+class Job:
+    """A session on a cluster. Making and running it is collective over the cluster's ranks."""
+
+    def __init__(self, cluster: Cluster, tables: Sequence[Table], options: SessionOptions) -> None:
+        """Make regions, window and channels.
+
+        Raises:
+            MpipsError: On every rank, what went wrong on any of them.
+        """
+        self.cluster = cluster
+        self.options = options
+        self.tables = list(tables)
+        a = cluster.assignment
+        self._check_equal()
+        self.placement: Placement = place(
+            tables, len(a.servers), len(a.workers), options.ring_slots, options.slot_kib * 1024
+        )
+        sweep()
+        self.regions = Regions(cluster.token, shared=True)
+        self.server: Server | None = None
+        self._service: P2pService | None = None
+        self._remote = False
+        self._client: Client | None = None
+        self._staging: _native.SharedMemory | None = None
+        self._channels: list[Channel] = []
+        self._window: MPI.Win | None = None
+        self._comms: list[MPI.Intracomm] = []
+        try:
+            self._connect()
+        except MpipsError:
+            self._release()
+            raise
+        except BaseException:
+            self.regions.unlink()
+            raise
+
+    def _check_equal(self) -> None:
+        mine = fingerprint(self.tables, msgspec.json.encode(self.options).decode())
+        prints = self.cluster.agree("comparing the ranks' tables", lambda: mine)
+        other = next((r for r, p in enumerate(prints) if p != prints[0]), None)
+        if other is not None:
+            raise ConfigError(
+                f"rank {other} has other tables or options than rank 0; every rank must be given the same"
+            )
+
+    def _connect(self) -> None:
+        c = self.cluster
+        c.agree("making the regions", self._make_regions)
+        region = self.server.region if self.server is not None else None
+        memory = region.view(0, region.n_bytes, True) if region is not None else None
+        with c.watchdog.guard("making the MPI window"):
+            self._window = None if self.options.transport == "p2p" else make_window(c.comm, memory)
+        self._p2p_comm, self._control_comm = self._comms = [c.comm.Dup(), c.comm.Dup()]
+        rows = c.agree("connecting workers and servers", self._make_channels)
+        self.transports: list[list[str]] = [rows[r]["names"] for r in c.assignment.workers]
+        self.notes: list[str] = [n for r in c.assignment.workers for n in rows[r]["notes"]]
+        c.agree("attaching the workers' staging memory", self._attach_staging)
+
+    def _make_regions(self) -> None:
+        c = self.cluster
+        if c.server is not None:
+            self.server = Server(
+                c.server,
+                self.tables,
+                self.placement,
+                self.regions,
+                self.options.seed,
+                self._oversubscribed,
+                self._progress,
+            )
+        if c.worker is not None:
+            self._staging = self.regions.create_sparse(
+                f"w{c.worker}", self.options.staging_mib << 20
+            )
+
+    @property
+    def _oversubscribed(self) -> bool:
+        t = self.cluster.topology
+        return t.oversubscribed(t.node_of[self.cluster.rank])
+
+    @property
+    def _threads(self) -> int:
+        """Threads for NumPy's linear algebra here: the node's ranks share its cores."""
+        t = self.cluster.topology
+        node = t.node_of[self.cluster.rank]
+        return max(1, t.cores[node] // t.node_of.count(node))
+
+    def _make_channels(self) -> dict[str, list[str]]:
+        c = self.cluster
+        if c.worker is None:
+            return {"names": [], "notes": []}
+        a = c.assignment
+        connector = Connector(
+            worker=c.worker,
+            name=c.name_of(c.rank),
+            transport=self.options.transport,
+            token=c.token,
+            window=self._window,
+            p2p_comm=self._p2p_comm,
+            n_workers=len(a.workers),
+            n_tables=len(self.tables),
+            checksums=self.options.checksums,
+            oversubscribed=self._oversubscribed,
+            timeout_s=self.options.timeout_s,
+            guard=c.watchdog.guard,
+            idle=self._idle,
+        )
+        for s, rank in enumerate(a.servers):
+            same = a.node_of[rank] == a.node_of[c.rank]
+            layout = self.placement.layouts[s]
+            self._channels.append(connector.connect(s, c.name_of(rank), rank, same, layout))
+        return {"names": [channel.name for channel in self._channels], "notes": connector.notes}
+
+    def _attach_staging(self) -> None:
+        c = self.cluster
+        if self.server is None:
+            return
+        a = c.assignment
+        layout = self.server.layout
+        mailboxes = {}
+        for w, row in enumerate(self.transports):
+            start = layout.mailbox_offset(w)
+            mailboxes[a.workers[w]] = (start, start + layout.geometry.mailbox_bytes)
+            if row[self.server.index] == "shm":
+                self.server.core.set_staging(w, attach(c.token, f"w{w}", 0))
+            else:
+                self._remote = True
+        region = self.server.region
+        view = region.view(0, region.n_bytes, True)
+        self._service = P2pService(self._p2p_comm, view, mailboxes)
+
+    def _idle(self) -> None:
+        """What a worker does while it waits for a message to be taken."""
+        if self._client is not None:
+            self._client.poll()
+
+    def _progress(self) -> None:
+        """Enter MPI on a server: windows over a network advance only then."""
+        if self._remote and self._service is not None:
+            self._service.poll()
+
+    def describe(self) -> str:
+        """Roles and transports, for people."""
+        lines = [self.cluster.assignment.describe()]
+        names = sorted({name for row in self.transports for name in row})
+        counts = {n: sum(row.count(n) for row in self.transports) for n in names}
+        pairs = ", ".join(f"{n} for {k} pair{'s' if k != 1 else ''}" for n, k in counts.items())
+        lines.append(f"transport: {pairs}")
+        lines += [f"note: {note}" for note in dict.fromkeys(self.notes)]
+        return "\n".join(lines)
+
+    def run(self, main: Main, on_report: OnReport | None = None) -> tuple[Any, dict[str, Any]]:
+        """Play this rank's roles until the job is over; returns main's value and the statistics.
+
+        Does not return where any rank fails: the job is ended with that rank's exit code.
+        """
+        c = self.cluster
+        endpoint = Endpoint(self._control_comm)
+        node = c.assignment.node_of[c.assignment.scheduler]
+        where = c.assignment.node_names[node]
+        client = Client(endpoint, c.assignment.scheduler, where, self.options.timeout_s)
+        self._client = client
+        scheduler = None
+        if c.is_scheduler:
+            scheduler = Scheduler(
+                endpoint, c.assignment, list(c.topology.pids), self.options.timeout_s, on_report
+            )
+        try:
+            value, summary = self._play(main, client, scheduler)
+            self._meet()
+        except (KeyboardInterrupt, SystemExit) as error:
+            self._die(error)
+        except BaseException as error:
+            self._fail(error, client, scheduler)
+        return value, msgspec.json.decode(summary)
+
+    def _play(self, main: Main, client: Client, scheduler: Scheduler | None) -> tuple[Any, bytes]:
+        c = self.cluster
+        if c.worker is not None:
+            return self._work(main, client)
+        if self.server is not None:
+            return None, self._serve(client, scheduler)
+        assert scheduler is not None
+        scheduler.run()
+        return None, scheduler.summary
+
+    def _work(self, main: Main, client: Client) -> tuple[Any, bytes]:
+        c = self.cluster
+        assert c.worker is not None
+        worker = Worker(
+            c.worker,
+            [c.name_of(r) for r in c.assignment.workers],
+            self.tables,
+            self.placement,
+            self._channels,
+            client,
+            self._staging if any(ch.name == "shm" for ch in self._channels) else None,
+            self.options.timeout_s,
+        )
+        client.state = "computing"
+        with threadpool_limits(self._threads):
+            value = main(worker)
+        worker.finish()
+        client.done(msgspec.json.encode({"worker": c.worker, "pushes": worker.counters()}))
+        client.state = "waiting for the others to finish"
+        return value, self._farewell(client)
+
+    def _farewell(self, client: Client) -> bytes:
+        while client.farewell is None:
+            client.poll()
+            time.sleep(0.005)
+        return client.farewell
+
+    def _serve(self, client: Client, scheduler: Scheduler | None) -> bytes:
+        assert self.server is not None
+        client.state = "serving"
+        last = 0.0
+
+        def poll() -> None:
+            nonlocal last
+            self._progress()
+            if scheduler is None:
+                client.poll()
+            elif time.monotonic() - last > 0.002:
+                last = time.monotonic()
+                scheduler.poll()
+
+        if scheduler is None:
+            self.server.serve(self._remote, poll, lambda: client.stopped)
+            client.done(msgspec.json.encode(self.server.statistics()))
+            return self._farewell(client)
+        # Two ranks: this one schedules too, and hears of its own end from itself.
+        rank = self.cluster.rank
+        self.server.serve(self._remote, poll, lambda: scheduler.workers_done)
+        scheduler.take_own(rank, msgspec.json.encode(self.server.statistics()))
+        return scheduler.summary
+
+    def _meet(self) -> None:
+        """The last common point: after it nobody touches anybody's memory."""
+        c = self.cluster
+        request = c.comm.Ibarrier()
+        deadline = time.monotonic() + self.options.timeout_s
+        while not request.Test():
+            if time.monotonic() > deadline:
+                raise StallError(
+                    f"not all ranks came to the end within {self.options.timeout_s:g} s"
+                )
+            time.sleep(0.001)
+        self._release()
+
+    def _release(self) -> None:
+        """Give back window, communicators and memory. Collective: every rank comes here or none."""
+        self.regions.unlink()
+        with self.cluster.watchdog.guard("freeing the MPI window"):
+            if self._window is not None:
+                self._window.Unlock_all()
+                self._window.Free()
+            for comm in self._comms:
+                comm.Free()
+        # The server's core holds a callback to this object: a cycle that the collector cannot see.
+        self.server = self._service = self._staging = None
+        self._channels.clear()
+
+    def _die(self, error: BaseException) -> None:
+        """Interrupted or told to end: clean up and leave at once, without MPI."""
+        self.regions.unlink()
+        self.cluster.last_rites()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        code = error.code if isinstance(error, SystemExit) else 130
+        os._exit(code if isinstance(code, int) else 1)
+
+    def _fail(self, error: BaseException, client: Client, scheduler: Scheduler | None) -> None:
+        """Get the error printed once and the job ended. Does not return."""
+        self.regions.unlink()
+        self.cluster.last_rites()
+        if isinstance(error, JobFailedError):
+            time.sleep(5.0)
+            self.cluster.abort(1)
+        message, code = self._verdict(error)
+        if scheduler is None:
+            client.fail(message, code, patience_s=3.0)
+        print(f"mpips: error: {message}", file=sys.stderr, flush=True)
+        self.cluster.abort(code)
+
+    def _verdict(self, error: BaseException) -> tuple[str, int]:
+        if isinstance(error, JobFailure):
+            return str(error), error.exit_code
+        who = self.cluster.name_of(self.cluster.rank)
+        if isinstance(error, MpipsError):
+            return f"{who}: {error}", error.exit_code
+        text = "".join(traceback.format_exception(error)).rstrip()
+        if isinstance(error, MPI.Exception):
+            return f"{who}: MPI failed: {error.Get_error_string()}\n{text}", 1
+        return f"{who} raised {type(error).__name__}: {error}\n{text}", 1

@@ -1,0 +1,203 @@
+"""The scheduler: hears every rank's heartbeat, collects what workers gather, ends the job.
+
+It never spins: between polls it sleeps. Where a job has two ranks only, the server's loop polls it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from mpips.cluster.control import Endpoint
+from mpips.cluster.messages import (
+    Bye,
+    Contribution,
+    Done,
+    Failure,
+    Gathered,
+    Heartbeat,
+    Pong,
+    Report,
+    Stop,
+)
+from mpips.cluster.roles import Assignment
+from mpips.errors import ProtocolError, StallError
+
+_PROCESS_STATES = {
+    "T": "stopped by a signal",
+    "t": "stopped by a debugger",
+    "Z": "dead",
+    "D": "waiting for a disk or device",
+}
+
+_SUSPECT_SHARE = 0.7  # of the timeout: silent this long, when another is called stalled
+
+OnReport = Callable[[int, Report], None]
+
+
+class JobFailure(Exception):
+    """What ends the job: a sentence and an exit code."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        """The sentence names the rank that failed."""
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def process_state(pid: int) -> str:
+    """What the kernel says of a process on this node, or "" if nothing worth telling."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return "dead"
+    return _PROCESS_STATES.get(stat.rpartition(")")[2].split()[0], "")
+
+
+class Scheduler:
+    """State of the job as the scheduler knows it. Not blocking; `poll` drives it."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        assignment: Assignment,
+        pids: list[int],
+        timeout_s: float,
+        on_report: OnReport | None,
+    ) -> None:
+        """`pids` by rank; `on_report` shows progress."""
+        self._endpoint = endpoint
+        self._assignment = assignment
+        self._pids = pids
+        self._timeout_s = timeout_s
+        self._on_report = on_report
+        self._watched = {*assignment.servers, *assignment.workers} - {assignment.scheduler}
+        now = time.monotonic()
+        self._last_seen = dict.fromkeys(self._watched, now)
+        self._states = dict.fromkeys(self._watched, ("starting", 0))
+        self._parts: dict[str, dict[int, bytes]] = {}
+        self._statistics: dict[int, msgspec.Raw] = {}
+        self._stop_sent = False
+        self._last_look = now
+        self.finished = False
+        self.summary: bytes = b"{}"
+
+    def poll(self) -> bool:
+        """Take messages and look for silent ranks; True if anything arrived.
+
+        Raises:
+            JobFailure: A rank failed or has gone silent.
+        """
+        messages = self._endpoint.receive()
+        now = time.monotonic()
+        for source, message in messages:
+            self._last_seen[source] = now
+            self._take(source, message)
+        # Time in which this process itself was stopped says nothing about the others.
+        if now - self._last_look > self._timeout_s / 2:
+            self._last_seen = dict.fromkeys(self._last_seen, now)
+        self._last_look = now
+        self._look_for_silence(now)
+        return bool(messages)
+
+    def run(self) -> None:
+        """Poll until the job is over; sleeps between polls, longer when nothing happens."""
+        pause = 0.001
+        while not self.finished:
+            pause = 0.001 if self.poll() else min(pause * 1.5, 0.02)
+            time.sleep(pause)
+
+    @property
+    def workers_done(self) -> bool:
+        """True when every worker has finished."""
+        return self._stop_sent
+
+    def take_own(self, rank: int, statistics: bytes) -> None:
+        """The statistics of the server on the scheduler's own rank (jobs of two ranks)."""
+        self._take_done(rank, Done(statistics))
+
+    def _take(self, source: int, message: object) -> None:
+        if isinstance(message, Heartbeat):
+            self._states[source] = (message.state, message.clock)
+            self._endpoint.send(source, Pong())
+        elif isinstance(message, Report):
+            if self._on_report is not None:
+                self._on_report(self._assignment.workers.index(source), message)
+        elif isinstance(message, Contribution):
+            self._gather(source, message)
+        elif isinstance(message, Done):
+            self._take_done(source, message)
+        elif isinstance(message, Failure):
+            raise JobFailure(message.message, message.exit_code)
+        else:
+            raise ProtocolError(f"rank {source} sent an unexpected {type(message).__name__}")
+
+    def _gather(self, source: int, part: Contribution) -> None:
+        parts = self._parts.setdefault(part.name, {})
+        parts[source] = part.payload
+        workers = self._assignment.workers
+        if len(parts) < len(workers):
+            return
+        whole = Gathered(part.name, [parts[w] for w in workers])
+        for worker in workers if part.everyone else workers[:1]:
+            self._endpoint.send(worker, whole)
+        del self._parts[part.name]
+
+    def _take_done(self, source: int, done: Done) -> None:
+        self._statistics[source] = msgspec.Raw(done.statistics)
+        self._watched.discard(source)
+        if not self._stop_sent and all(w in self._statistics for w in self._assignment.workers):
+            self._stop_sent = True
+            for server in self._others(self._assignment.servers):
+                self._endpoint.send(server, Stop())
+        everyone = {*self._assignment.servers, *self._assignment.workers}
+        if everyone <= self._statistics.keys():
+            self._say_bye()
+
+    def _say_bye(self) -> None:
+        a = self._assignment
+        self.summary = msgspec.json.encode(
+            {
+                "servers": [self._statistics[r] for r in a.servers],
+                "workers": [self._statistics[r] for r in a.workers],
+            }
+        )
+        for rank in self._others((*a.servers, *a.workers)):
+            self._endpoint.send(rank, Bye(self.summary))
+        self.finished = True
+
+    def _others(self, ranks: tuple[int, ...]) -> list[int]:
+        return [rank for rank in ranks if rank != self._assignment.scheduler]
+
+    def _look_for_silence(self, now: float) -> None:
+        silent = {rank: now - self._last_seen[rank] for rank in self._watched}
+        if max(silent.values(), default=0.0) <= self._timeout_s:
+            return
+        # A worker that is stuck in MPI because of a stopped server is silent, too. Processes that the
+        # kernel calls stopped come first, then servers, which wait for nobody.
+        suspects = [rank for rank, s in silent.items() if s > _SUSPECT_SHARE * self._timeout_s]
+        suspects.sort(key=lambda r: (not self._seen_as(r), r not in self._assignment.servers, r))
+        message = self._describe(suspects[0], silent[suspects[0]])
+        if len(suspects) > 1:
+            others = ", ".join(self._assignment.roles_of(rank) for rank in suspects[1:])
+            message += f"; silent as well: {others}"
+        raise JobFailure(message, StallError.exit_code)
+
+    def _seen_as(self, rank: int) -> str:
+        """What the kernel says of a rank's process, where it is on this node; "" otherwise."""
+        a = self._assignment
+        here = a.node_of[rank] == a.node_of[a.scheduler]
+        return process_state(self._pids[rank]) if here else ""
+
+    def _describe(self, rank: int, silent_s: float) -> str:
+        a = self._assignment
+        state, clock = self._states[rank]
+        node = a.node_of[rank]
+        seen = self._seen_as(rank)
+        return (
+            f"{a.roles_of(rank)} (rank {rank} on {a.node_names[node]}, pid {self._pids[rank]}"
+            f"{', ' + seen if seen else ''}) has given no sign of life for {silent_s:.1f} s; "
+            f"it was {state} at clock {clock}"
+        )

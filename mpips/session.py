@@ -1,0 +1,186 @@
+"""A session: ranks take their roles, regions and channels are made, the work runs, all is cleaned up.
+
+`run` is the whole life of a job. With one rank everything is in this process and MPI is not touched.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from mpips.cluster import launch
+from mpips.cluster.roles import check_servers
+from mpips.errors import ConfigError, MpipsError
+from mpips.local import run_local
+from mpips.model.table import Table, check_tables
+from mpips.options import SessionOptions
+from mpips.worker import Worker
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+Main = Callable[[Worker], Any]
+
+
+class TerminatedError(SystemExit):
+    """SIGTERM: unwinds the stack so that everything is cleaned up; exit code 143."""
+
+
+@dataclass
+class Outcome:
+    """What a run returns on each rank.
+
+    Attributes:
+        value: What the worker function returned, on workers; None elsewhere.
+        role: "scheduler", "server 0", "worker 2", ...
+        statistics: {"servers": [...], "workers": [...]} of the whole job.
+        transports: Name of the transport of each (worker, server) pair, by worker then server.
+    """
+
+    value: Any = None
+    role: str = ""
+    statistics: dict[str, Any] = field(default_factory=dict)
+    transports: list[list[str]] = field(default_factory=list)
+
+    @property
+    def is_first_worker(self) -> bool:
+        """True on exactly one rank of the job: the one to print results on."""
+        return self.role.endswith("worker 0")
+
+
+@contextmanager
+def signals_unwind() -> Iterator[None]:
+    """Turn SIGTERM into an exception while a job runs, where this is the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        raise TerminatedError(128 + number)
+
+    old = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, old)
+
+
+@contextmanager
+def one_voice() -> Iterator[None]:
+    """End all ranks of a launch alike on an error that all of them have: rank 0 says it."""
+    try:
+        yield
+    except MpipsError as error:
+        if launch.launched_rank() == 0:
+            print(f"mpips: error: {error}", file=sys.stderr, flush=True)
+        sys.exit(error.exit_code)
+
+
+def run(
+    main: Main,
+    tables: Sequence[Table],
+    *,
+    comm: MPI.Intracomm | None = None,
+    verbose: bool = True,
+    **options: Any,
+) -> Outcome:
+    """Run a job: `main(worker)` on every worker, servers and scheduler on the other ranks.
+
+    Collective over `comm`: every rank calls it with the same tables and options. Returns on every rank
+    when all workers have returned. On one rank (also without any launcher) the same `main` runs with
+    all roles in this process.
+
+    Args:
+        main: Called once on each worker.
+        tables: Dense and embedding tables of the job.
+        comm: Communicator to use; COMM_WORLD of the launch if None.
+        verbose: Print the table of roles and the transports at start.
+        **options: See `mpips.options.SessionOptions`.
+
+    Returns:
+        What `main` returned (on workers) and the statistics of the job (everywhere).
+
+    Raises:
+        ConfigError: Tables or options cannot work.
+        RegionError, TransportError: On one rank, or on every rank of `comm`.
+        SystemExit: Under a launcher without `comm`: the job could not start. The error has been
+            printed once; the code is that of its kind.
+
+    An error later, on any rank, does not come back from here: the scheduler prints it once and ends
+    all ranks with its exit code.
+    """
+    tables = list(tables)
+    check_tables(tables)
+    settings = make_options(options)
+    size = comm.Get_size() if comm is not None else launch.launched_size()
+    check_launch(settings, size)
+    if size == 1:
+        with signals_unwind():
+            return run_alone(main, tables, settings)
+    with signals_unwind():
+        if comm is not None:
+            return run_cluster(main, tables, settings, comm, verbose)
+        with one_voice():
+            return run_cluster(main, tables, settings, launch.load_mpi(), verbose)
+
+
+def run_cluster(
+    main: Main, tables: list[Table], options: SessionOptions, world: MPI.Intracomm, verbose: bool
+) -> Outcome:
+    """Run on all ranks of a communicator; see `run`."""
+    from mpips.cluster.cluster import Cluster
+    from mpips.job import Job
+
+    with Cluster(world, options.servers or None, options.timeout_s) as cluster:
+        job = Job(cluster, tables, options)
+        if verbose and cluster.is_scheduler:
+            print(job.describe(), file=sys.stderr, flush=True)
+        value, statistics = job.run(main)
+        role = cluster.assignment.roles_of(cluster.rank)
+        return Outcome(value, role, statistics, job.transports)
+
+
+def check_launch(options: SessionOptions, size: int) -> None:
+    """Refuse options that do not suit the number of ranks."""
+    if size == 1:
+        if options.transport not in ("auto", "local"):
+            raise ConfigError(
+                f"transport = {options.transport!r} needs several ranks; with one rank it is 'local'"
+            )
+        if options.servers > 1:
+            raise ConfigError(f"servers = {options.servers} with 1 rank: 1 is accepted")
+        return
+    if options.transport == "local":
+        raise ConfigError(f"transport = 'local' is for one rank, here are {size}; use 'auto'")
+    if options.servers:
+        check_servers(options.servers, size)
+
+
+def make_options(options: dict[str, Any]) -> SessionOptions:
+    """Options from keyword arguments, checked.
+
+    Raises:
+        ConfigError: An unknown name or an impossible value.
+    """
+    known = SessionOptions.__struct_fields__
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"unknown option {name!r}; valid are {', '.join(known)}")
+    return SessionOptions(**options).check()
+
+
+def run_alone(
+    main: Main,
+    tables: list[Table],
+    options: SessionOptions,
+    on_report: Callable[[int, int, int, float], None] | None = None,
+) -> Outcome:
+    """All roles in this process, no MPI. `on_report(epoch, step, samples, loss_sum)`."""
+    value, statistics = run_local(main, tables, options, on_report)
+    return Outcome(value, "scheduler + server 0 + worker 0", statistics, [["local"]])

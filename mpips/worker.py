@@ -1,0 +1,323 @@
+"""The worker: tables to push to and pull from, a clock, and nothing else that a task needs to see."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpips import _native
+from mpips.errors import ConfigError, StallError
+from mpips.handles import DenseHandle, EmbeddingHandle
+from mpips.model.consistency import BSP, SSP
+from mpips.model.table import DenseTable, Table
+from mpips.placement import Placement
+from mpips.transport.channel import Channel
+from mpips.transport.region import as_region_error
+
+Float32 = NDArray[np.float32]
+
+
+class ControlPlane(Protocol):
+    """What a worker needs of the scheduler; one process needs no scheduler for it."""
+
+    state: str
+    clock: int
+
+    def poll(self) -> None:
+        """Take messages; raises if the job has failed."""
+
+    def contribute(self, name: str, payload: bytes, everyone: bool) -> None:
+        """Give this worker's part of a gather."""
+
+    def take_gathered(self, name: str) -> list[bytes] | None:
+        """All parts, if they are in."""
+
+    def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
+        """Tell of progress."""
+
+
+class Worker:
+    """One worker of a job. Not thread-safe.
+
+    Attributes:
+        index: 0 .. n_workers-1.
+        n_workers: Number of workers.
+        now: The worker's clock: the number of times it has called `clock`.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        names: Sequence[str],
+        tables: Sequence[Table],
+        placement: Placement,
+        channels: Sequence[Channel],
+        control: ControlPlane,
+        staging: _native.SharedMemory | None,
+        timeout_s: float,
+    ) -> None:
+        """`names`: how errors call each worker; `channels`: one a server."""
+        self.index = index
+        self.n_workers = len(names)
+        self.now = 0
+        self.channels = list(channels)
+        self.control = control
+        self.timeout_s = timeout_s
+        self._names = list(names)
+        self._staging = staging
+        self._staged = 0
+        self._pushed_at = -1
+        self._finished = False
+        self._destinations: list[tuple[int, int, Float32]] = []
+        backup = [t.consistency.backup for t in tables if isinstance(t.consistency, BSP)]
+        self._skips_clocks = bool(backup) and backup[0] > 0
+        self._bsp_table = next(
+            (i for i, t in enumerate(tables) if isinstance(t.consistency, BSP)), None
+        )
+        self._handles: dict[str, DenseHandle | EmbeddingHandle] = {}
+        for i, table in enumerate(tables):
+            if isinstance(table, DenseTable):
+                self._handles[table.name] = DenseHandle(self, i, table, placement.dense[table.name])
+            else:
+                self._handles[table.name] = EmbeddingHandle(
+                    self, i, table, placement.partitioners[table.name]
+                )
+
+    def table(self, name: str) -> Any:
+        """The handle of a table: DenseHandle or EmbeddingHandle.
+
+        Raises:
+            ConfigError: No table has this name; lists those there are.
+        """
+        if name not in self._handles:
+            raise ConfigError(f"no table {name!r}; there are {', '.join(self._handles)}")
+        return self._handles[name]
+
+    def clock(self) -> None:
+        """Say to every server that this worker's part of the current clock is complete.
+
+        Returns at once unless a ring is full. Under BSP the next pull waits for everybody's clock.
+        With backup workers the clock may advance by more than one: it skips clocks that were closed
+        without this worker.
+
+        Raises:
+            StallError: A server has not taken records for the job's timeout.
+        """
+        self.control.state = "between clocks"
+        for server, channel in enumerate(self.channels):
+            self.write(server, lambda c=channel: c.writer.tick(self.now))  # type: ignore[misc]
+        self.publish(range(len(self.channels)))
+        self.now += 1
+        if self._skips_clocks and self._bsp_table is not None:
+            closed = [c.read_version(self._bsp_table) for c in self.channels]
+            self.now = max(self.now, min(closed))
+        self.control.clock = self.now
+        self.control.poll()
+
+    def keep_pace(self, bound: int) -> None:
+        """Wait until no worker at work is more than `bound` clocks behind this one. Blocks.
+
+        For ASP, where pulls do not wait: a worker that is far ahead has trained on its own share of the
+        data more often than the others on theirs. Under SSP and BSP pulls see to it.
+
+        Raises:
+            StallError: Names who is behind, if that lasts for the job's timeout.
+        """
+        target = self.now - bound
+        if target <= 0:
+            return
+        self.control.state = "waiting for slower workers"
+        self.wait_until(
+            lambda: self.channels[0].wait_head(0, 0, target, 0.02),
+            lambda: f"workers are more than {bound} clocks behind{self.blame(0)}",
+        )
+        self.control.state = "computing"
+
+    def allocate(self, shape: int | Sequence[int]) -> Float32:
+        """A float32 array that servers of this node read in place when it is pushed.
+
+        Lives as long as the job. After a push the array must not be changed until the request's `wait`
+        has returned. Where no server shares the node it is ordinary memory.
+
+        Raises:
+            ConfigError: The staging region is full; names the option that enlarges it.
+            RegionError: /dev/shm is too small for it.
+        """
+        count = int(np.prod(shape))
+        n_bytes = -(-count * 4 // _native.LINE_BYTES) * _native.LINE_BYTES
+        if self._staging is None:
+            return np.zeros(shape, np.float32)
+        if self._staged + n_bytes > self._staging.n_bytes:
+            raise ConfigError(
+                f"the staging region holds {self._staging.n_bytes >> 20} MiB and is full; "
+                "raise staging_mib"
+            )
+        with as_region_error():
+            self._staging.commit(self._staged, n_bytes)
+        raw = self._staging.view(self._staged, count * 4, True)
+        self._staged += n_bytes
+        return raw.view(np.float32).reshape(shape)
+
+    def staged_offset(self, array: Float32) -> int | None:
+        """Offset in the staging region of an array that lies wholly in it, else None."""
+        if self._staging is None:
+            return None
+        offset = array.ctypes.data - self._staging.address
+        if 0 <= offset <= self._staging.n_bytes - array.nbytes:
+            return int(offset)
+        return None
+
+    def gather(self, name: str, payload: bytes, everyone: bool = True) -> list[bytes]:
+        """All workers' payloads by worker index. Collective over workers; blocks.
+
+        Args:
+            name: Unique in the run, the same on all workers.
+            everyone: False: only worker 0 gets the payloads and waits; others get [] at once.
+
+        Raises:
+            StallError: Somebody did not come within the job's timeout.
+        """
+        self.control.contribute(name, payload, everyone)
+        if not everyone and self.index != 0:
+            return []
+        self.control.state = f"gathering {name!r}"
+        found: list[list[bytes]] = []
+
+        def arrived() -> bool:
+            self.control.poll()
+            parts = self.control.take_gathered(name)
+            if parts is not None:
+                found.append(parts)
+            else:
+                time.sleep(0.001)
+            return bool(found)
+
+        self.wait_until(arrived, lambda: f"not all workers have come to {name!r}")
+        self.control.state = "computing"
+        return found[0]
+
+    def flush(self) -> None:
+        """Wait until every server has consumed everything that this worker has sent."""
+        for server, channel in enumerate(self.channels):
+            self.wait_applied(server, channel.writer.next_sequence)
+
+    def barrier(self, name: str) -> None:
+        """Wait until all workers have come here. Collective over workers; blocks."""
+        self.gather(name, b"")
+
+    def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
+        """Tell the scheduler of progress: samples and summed loss since the last report."""
+        self.control.report(epoch, step, samples, loss_sum)
+
+    def finish(self) -> None:
+        """Leave: this worker pushes no more, and nobody waits for its clock any longer.
+
+        Blocks until every server has consumed what was sent. Called by the session.
+        """
+        if self._finished:
+            return
+        self._finished = True
+        if self._pushed_at == self.now:
+            self.clock()
+        self.control.state = "finishing"
+        for server, channel in enumerate(self.channels):
+            self.write(server, lambda c=channel: c.writer.finish(self.now))  # type: ignore[misc]
+        self.publish(range(len(self.channels)))
+        for server, channel in enumerate(self.channels):
+            self.wait_applied(server, channel.writer.next_sequence)
+
+    def counters(self) -> dict[str, int]:
+        """Pushes of this worker by what became of them, summed over servers."""
+        total: dict[str, int] = {}
+        for channel in self.channels:
+            for key, value in channel.writer.counters().items():
+                merge = max if key == "max_staleness" else int.__add__
+                total[key] = merge(total.get(key, 0), value)
+        return total
+
+    # What follows serves the handles.
+
+    def keep(self, server: int, before: int, rows: Float32) -> None:
+        """Keep the destination of a pull alive until its replies are copied into it.
+
+        The C++ writer holds its address; the request that the caller has may be dropped earlier.
+        """
+        self._destinations = [
+            (s, b, r)
+            for s, b, r in self._destinations
+            if self.channels[s].writer.collected_before() < b
+        ]
+        self._destinations.append((server, before, rows))
+
+    def note_push(self) -> None:
+        """Remember that the current clock holds a push."""
+        self._pushed_at = self.now
+
+    def minimum_clock(self, table: Table) -> tuple[int, int]:
+        """(version, minimum clock) that a pull of this table must see at the worker's clock."""
+        if isinstance(table.consistency, BSP):
+            return self.now, 0
+        if isinstance(table.consistency, SSP):
+            return 0, max(0, self.now - table.consistency.bound)
+        return 0, 0
+
+    def write(self, server: int, attempt: Callable[[], bool]) -> None:
+        """Write a record, waiting for room in the ring. `publish` sends it."""
+        while not attempt():
+            self.wait_credit(server)
+
+    def publish(self, servers: Iterable[int]) -> None:
+        """Send what has been written, to all these servers at once."""
+        chosen = [self.channels[server] for server in servers]
+        for channel in chosen:
+            channel.send()
+        for channel in chosen:
+            channel.publish()
+
+    def wait_credit(self, server: int) -> None:
+        """Wait for room in a ring."""
+        channel = self.channels[server]
+        channel.publish()
+        channel.writer.count_credit_stall()
+        self.wait_until(
+            lambda: channel.wait_credit(0.02),
+            lambda: f"server {server} has taken no record from its full ring{self.blame(server)}",
+        )
+
+    def wait_applied(self, server: int, count: int) -> None:
+        """Wait until a server has consumed `count` records."""
+        channel = self.channels[server]
+        channel.publish()
+        self.wait_until(
+            lambda: channel.wait_applied(count, 0.02),
+            lambda: (
+                f"server {server} has consumed {channel.writer.applied} of {count} records"
+                f"{self.blame(server)}"
+            ),
+        )
+
+    def wait_until(self, done: Callable[[], bool], late: Callable[[], str]) -> None:
+        """Call `done` (which may block briefly) until it is True; raise StallError in the end."""
+        deadline = time.monotonic() + self.timeout_s
+        while not done():
+            self.control.poll()
+            if time.monotonic() >= deadline:
+                raise StallError(f"{late()} (waited {self.timeout_s:g} s)")
+
+    def blame(self, server: int) -> str:
+        """Who this server itself waits for, as far as its region tells."""
+        channel = self.channels[server]
+        clocks = channel.clocks()
+        behind = [w for w, c in enumerate(clocks) if c <= self.now and w != self.index]
+        turn = channel.turn()
+        if turn < len(clocks) and turn != self.index and clocks[turn] <= self.now:
+            behind = [turn]
+        if not behind:
+            return ""
+        least = min(clocks[w] for w in behind)
+        late = [self._names[w] for w in behind if clocks[w] == least]
+        return f"; it waits for {', '.join(late)} at clock {least}, this worker is at {self.now}"
