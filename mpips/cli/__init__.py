@@ -1,0 +1,58 @@
+"""The command line. One file per command; commands are loaded when they are called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from mpips import __version__
+from mpips.cluster.launch import launched_rank
+from mpips.errors import MpipsError
+
+_COMMANDS = {"train": "mpips.cli.train"}
+
+
+class _Lazy(click.Group):
+    """A group whose commands are imported when needed, so that `--help` is quick."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of all commands."""
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """A command by its name."""
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(_COMMANDS[cmd_name]).command
+        return command
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+def cli() -> None:
+    """mpips: a parameter server for MPI clusters.
+
+    Start it alone (one process) or under a launcher: mpirun -n 6 python -m mpips train job.toml
+    """
+
+
+def main() -> None:
+    """Run the command line; every error of mpips becomes one sentence and its exit code.
+
+    Under a launcher every rank meets the same error, so only rank 0 speaks.
+    """
+    first = launched_rank() == 0
+    try:
+        cli.main(prog_name="mpips", standalone_mode=False)
+    except MpipsError as error:
+        if first:
+            click.echo(f"mpips: error: {error}", err=True)
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        if first:
+            error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(130)

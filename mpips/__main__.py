@@ -1,0 +1,6 @@
+"""`python -m mpips`: the command line, on one process or on every rank of a launch."""
+
+from mpips.cli import main
+
+if __name__ == "__main__":
+    main()

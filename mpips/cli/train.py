@@ -1,0 +1,132 @@
+"""`mpips train`: run a training job on the ranks of this launch."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from mpips.config import JobConfig, load_config, parse_assignment
+
+
+@click.command()
+@click.argument("job")
+@click.option("--train", "train_file", help="File to train on, or 'digits'.")
+@click.option("--test", "test_file", help="File to evaluate on.")
+@click.option("--servers", type=int, help="Number of server ranks (0: chosen).")
+@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any option.")
+@click.option("--progress", type=click.Choice(["auto", "rich", "plain", "none"]), default="auto")
+@click.option("--quiet", is_flag=True, help="No roles, no progress; only the result.")
+@click.option("--json", "as_json", is_flag=True, help="End with one line of JSON.")
+@click.option("--dry-run", is_flag=True, help="Check, print the resolved configuration, stop.")
+def command(
+    job: str,
+    train_file: str | None,
+    test_file: str | None,
+    servers: int | None,
+    assignments: tuple[str, ...],
+    progress: str,
+    quiet: bool,
+    as_json: bool,
+    dry_run: bool,
+) -> None:
+    """Train. JOB is a TOML file, or a task: softmax, mlp, logistic, fm, module:Class.
+
+    \b
+    mpips train mlp --train digits --test digits
+    mpirun -n 6 python -m mpips train logistic --train a.svm --test b.svm --set table.consistency=asp
+    """
+    config = _configure(job, train_file, test_file, servers, assignments)
+    from mpips.preflight import preflight
+
+    preflight(config)
+    if dry_run:
+        click.echo(json.dumps(msgspec.to_builtins(config), indent=2))
+        return
+    from mpips.train import train
+
+    outcome = train(config, "none" if quiet else progress, verbose=not quiet)
+    if outcome.is_first_worker:
+        report = make_report(outcome)
+        if not quiet or not as_json:
+            click.echo(_text(config, report))
+        if as_json:
+            click.echo(json.dumps(report))
+
+
+def _configure(
+    job: str,
+    train_file: str | None,
+    test_file: str | None,
+    servers: int | None,
+    assignments: tuple[str, ...],
+) -> JobConfig:
+    overrides: list[tuple[str, Any]] = []
+    is_file = job.endswith(".toml") or (Path(job).is_file() and ":" not in job)
+    if not is_file:
+        overrides.append(("task", job))
+    for key, value in (
+        ("data.train", train_file),
+        ("data.test", test_file),
+        ("cluster.servers", servers),
+    ):
+        if value is not None:
+            overrides.append((key, value))
+    if train_file == "digits" and test_file is None:
+        overrides.append(("data.test", "digits"))
+    overrides += [parse_assignment(text) for text in assignments]
+    return load_config(job if is_file else None, overrides)
+
+
+def make_report(outcome: Any) -> dict[str, Any]:
+    """Everything that a run tells, as plain values."""
+    result = outcome.value
+    servers, workers = outcome.statistics["servers"], outcome.statistics["workers"]
+    tables = [t for server in servers for t in server["tables"].values()]
+    samples = result.samples
+    staleness = [sum(column) for column in zip(*(t["staleness"] for t in tables), strict=True)]
+    while staleness and staleness[-1] == 0:
+        staleness.pop()
+    metrics = {k: (v if math.isfinite(v) else None) for k, v in result.metrics.items()}
+    return {
+        **metrics,
+        "history": result.history,
+        "epochs": result.epochs,
+        "samples": samples,
+        "seconds": round(result.seconds, 6),
+        "samples_per_s": round(samples / max(result.seconds, 1e-9), 1),
+        "updates_pushed": sum(w["pushes"]["pushed"] for w in workers),
+        "updates_applied": sum(t["applied"] for t in tables),
+        "updates_rejected": sum(t["rejected"] for t in tables),
+        "updates_scaled": sum(t["scaled"] for t in tables),
+        "updates_compensated": sum(t["compensated"] for t in tables),
+        "updates_late": sum(t["late"] for t in tables),
+        "staleness": staleness,
+        "transports": outcome.transports,
+    }
+
+
+def _text(config: JobConfig, report: dict[str, Any]) -> str:
+    lines = []
+    names = ("accuracy", "auc", "log_loss", "cross_entropy", "loss")
+    for name in names:
+        if report.get(name) is not None:
+            where = "last epoch of training" if name == "loss" else "test"
+            lines.append(f"{name.replace('_', ' '):<16}{report[name]:.4f}  ({where})")
+    lines.append(
+        f"{'samples':<16}{report['samples']:,} in {report['seconds']:.2f} s, "
+        f"{report['samples_per_s']:,.0f} per second"
+    )
+    lines.append(
+        f"{'updates':<16}{report['updates_pushed']:,} pushed, {report['updates_applied']:,} applied"
+        + "".join(
+            f", {report[f'updates_{k}']:,} {k}"
+            for k in ("rejected", "scaled", "compensated", "late")
+            if report[f"updates_{k}"]
+        )
+    )
+    return f"{config.task}: {report['epochs']} epochs\n" + "\n".join(lines)

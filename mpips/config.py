@@ -1,0 +1,244 @@
+"""The configuration of a training job: schema, TOML, `--set`, and errors that say what to write.
+
+Precedence: `--set` over the file over defaults. Everything is checked before MPI starts.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from mpips.errors import ConfigError
+from mpips.options import SessionOptions
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Struct = TypeVar("Struct", bound=msgspec.Struct)
+
+
+class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """[data]: what is read.
+
+    Attributes:
+        train: File to train on (.svm .libsvm .txt .csv .npz .h5), or "digits".
+        test: File to evaluate on; not needed.
+        format: "auto" (by the ending), "libsvm", "csv", "npz", "hdf5" or "digits".
+        index_base: LIBSVM: 0, 1 or "auto".
+        label: CSV: the label's column.
+        categorical: CSV: columns to hash, names or patterns such as "C*".
+        numeric: CSV: "raw", "log" or "auto".
+        empty: CSV: what an empty numeric cell means, "error" or "zero".
+    """
+
+    train: str = ""
+    test: str = ""
+    format: str = "auto"
+    index_base: int | str = "auto"
+    label: str | None = None
+    categorical: tuple[str, ...] = ()
+    numeric: str = "auto"
+    empty: str = "error"
+
+
+class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """[train]: how long and in which pieces. 0 means the task's default.
+
+    Attributes:
+        epochs: Passes over the training data.
+        batch_size: Samples per step and worker.
+        eval_every: Evaluate on the test file every so many epochs; 0: at the end only.
+    """
+
+    epochs: int = 0
+    batch_size: int = 0
+    eval_every: int = 0
+
+
+class TableConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """[table] for all tables, [tables.NAME] for one; what is not given is the task's choice.
+
+    Attributes:
+        optimizer: A name, or a table {name = "adam", lr = 0.01, ...}; "module:function" is a rule
+            of the user's own.
+        consistency: "bsp", "ssp" or "asp".
+        bound: SSP: clocks that a worker may run ahead.
+        reduce: BSP: "mean" or "sum".
+        backup: BSP: backup workers.
+        policy: SSP, ASP: "accept", "scale", "reject" or "compensate".
+        max_staleness: Of policy "reject".
+        lambda_: Of policy "compensate".
+        partition: A name or a table {name = "range", low = 0, high = 1000}.
+        init: "zeros", "uniform(0.1)", "normal(0.01)", "xavier", ...
+        clip_norm: Greatest L2 norm of a push.
+        check_finite: Refuse pushes with NaN or infinity.
+    """
+
+    optimizer: str | dict[str, Any] | None = None
+    consistency: str | None = None
+    bound: int | None = None
+    reduce: str | None = None
+    backup: int | None = None
+    policy: str | None = None
+    max_staleness: int | None = None
+    lambda_: float | None = None
+    partition: str | dict[str, Any] | None = None
+    init: str | None = None
+    clip_norm: float | None = None
+    check_finite: bool | None = None
+
+
+class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A training job.
+
+    Attributes:
+        task: "softmax", "mlp", "logistic", "fm", or "module:Class" of the user's own.
+        data, train, cluster, table, tables: See the structs.
+        options: The task's own options.
+    """
+
+    task: str = ""
+    data: DataConfig = DataConfig()
+    train: TrainConfig = TrainConfig()
+    cluster: SessionOptions = SessionOptions()
+    table: TableConfig = TableConfig()
+    tables: dict[str, TableConfig] = {}
+    options: dict[str, Any] = {}
+
+
+def load_config(path: str | None, overrides: Sequence[tuple[str, Any]]) -> JobConfig:
+    """Read a TOML file (or none), lay overrides over it, check everything.
+
+    Args:
+        path: The file, or None.
+        overrides: (dotted key, value) pairs, later ones win.
+
+    Raises:
+        ConfigError: One sentence: what is wrong, where, what is accepted.
+    """
+    raw = _read_toml(path) if path is not None else {}
+    for key, value in overrides:
+        _put(raw, key, value)
+    check_known(raw, JobConfig, "")
+    # Of a mapping msgspec does not say which key is wrong, so every table is looked at by itself.
+    tables = raw.get("tables")
+    for name, table in tables.items() if isinstance(tables, Mapping) else ():
+        convert(table, TableConfig, f"tables.{name}")
+    config = convert(raw, JobConfig, "")
+    _check_values(config)
+    return config
+
+
+def convert(raw: Any, kind: type[Struct], where: str) -> Struct:
+    """`raw` as a struct of this kind; `where` names it in errors ("tables.weight").
+
+    Raises:
+        ConfigError: The full name of what is wrong, its value, and what is accepted.
+    """
+    try:
+        return msgspec.convert(raw, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_explain(str(error), raw, where)) from None
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """A `--set key=value` as (key, value); the value is TOML, or text where it is not.
+
+    Raises:
+        ConfigError: There is no "=" or no key.
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set {text!r}: key=value is accepted, such as train.epochs=5")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
+
+
+def _read_toml(path: str) -> dict[str, Any]:
+    try:
+        text = Path(path).read_bytes()
+        return tomllib.loads(text.decode())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is not a text file in UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: is not valid TOML: {error}") from None
+
+
+def _put(raw: dict[str, Any], key: str, value: Any) -> None:
+    *path, last = key.split(".")
+    at = raw
+    for name in path:
+        at = at.setdefault(name, {})
+        if not isinstance(at, dict):
+            raise ConfigError(f"--set {key}: {name} is a value, not a table")
+    at[last] = value
+
+
+def _struct_in(hint: Any) -> type[msgspec.Struct] | None:
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return hint
+    if get_origin(hint) in (Union, types.UnionType):
+        return next((s for s in map(_struct_in, get_args(hint)) if s is not None), None)
+    return None
+
+
+def check_known(raw: Mapping[str, Any], struct: type[msgspec.Struct], where: str) -> None:
+    """Refuse keys that the schema does not have, naming the nearest that it has.
+
+    Raises:
+        ConfigError: The full name of the key and what is accepted there.
+    """
+    hints = get_type_hints(struct)
+    known = [f.name for f in msgspec.structs.fields(struct)]
+    for key, value in raw.items():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {where + near[0]!r}?" if near else ""
+            place = f"in [{where[:-1]}]" if where else "at the top"
+            raise ConfigError(
+                f"unknown key {where + key!r}; valid {place} are {', '.join(known)}{hint}"
+            )
+        inner = _struct_in(hints[key])
+        if inner is not None and isinstance(value, Mapping):
+            check_known(value, inner, f"{where}{key}.")
+        elif key == "tables" and isinstance(value, Mapping):
+            for name, table in value.items():
+                if isinstance(table, Mapping):
+                    check_known(table, TableConfig, f"tables.{name}.")
+
+
+def _explain(message: str, raw: Any, where: str) -> str:
+    what, _, path = message.partition(" - at `$")
+    path = path.rstrip("`")
+    value = raw
+    for name in re.findall(r"[^.\[\]]+", path):
+        value = value[int(name)] if isinstance(value, list) else value[name]
+    full = (where + path).lstrip(".") or "the configuration"
+    return f"{full} = {value!r}: {what[0].lower()}{what[1:].replace('`', '')}"
+
+
+def _check_values(config: JobConfig) -> None:
+    if not config.task:
+        raise ConfigError(
+            'no task is given; write task = "logistic" (or softmax, mlp, fm, module:Class)'
+        )
+    if not config.data.train:
+        raise ConfigError("no training data is given; set data.train (or --train FILE)")
+    for name in ("epochs", "batch_size", "eval_every"):
+        value = getattr(config.train, name)
+        if value < 0:
+            raise ConfigError(f"train.{name} = {value}: 0 or more is accepted")
+    config.cluster.check()

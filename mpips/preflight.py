@@ -1,0 +1,65 @@
+"""Everything of a job that can be refused before MPI starts and before a file is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mpips.cluster import launch
+from mpips.config import JobConfig, TableConfig, check_known, convert
+from mpips.errors import ConfigError
+from mpips.model.consistency import BSP
+from mpips.model.initializer import Initializer
+from mpips.model.optimizer import from_config as optimizer_from_config
+from mpips.model.partition import Partition
+from mpips.overrides import MEASURED, merged, parse_consistency
+from mpips.session import check_launch
+from mpips.tasks import Task, load_task
+
+
+def preflight(config: JobConfig) -> type[Task]:
+    """Check a job as far as that needs neither data nor MPI; returns the task's class.
+
+    Raises:
+        MpipsError: What is wrong, where, and what is accepted.
+    """
+    task = load_task(config.task)
+    task_options(task, config.options)
+    _check_table("table", config.table)
+    for name, table in config.tables.items():
+        _check_table(f"tables.{name}", merged(config.table, table))
+    check_launch(config.cluster, launch.launched_size())
+    for path in (config.data.train, config.data.test):
+        if path and path != "digits" and not Path(path).is_file():
+            raise ConfigError(f"{path}: no such file (working folder: {Path.cwd()})")
+    return task
+
+
+def task_options(task: type[Task], options: Mapping[str, Any]) -> msgspec.Struct:
+    """The task's own options over its defaults.
+
+    Raises:
+        ConfigError: An option is unknown, of the wrong type or out of range.
+    """
+    check_known(options, task.Options, "options.")
+    return convert(dict(options), task.Options, "options")
+
+
+def _check_table(where: str, table: TableConfig) -> None:
+    try:
+        if table.optimizer is not None:
+            value = table.optimizer
+            optimizer_from_config({"name": value} if isinstance(value, str) else value)
+        if table.consistency is not None or table.policy is not None:
+            parse_consistency(table, BSP())
+        if table.partition is not None and table.partition != MEASURED:
+            Partition.from_config(table.partition)
+        if table.init is not None:
+            Initializer.parse(table.init)
+        if table.clip_norm is not None and not 0 <= table.clip_norm < float("inf"):
+            raise ConfigError(f"clip_norm = {table.clip_norm}: 0 or more is accepted")
+    except ConfigError as error:
+        raise ConfigError(f"[{where}]: {error}") from None

@@ -1,0 +1,128 @@
+"""Sparse logistic regression: a weight for each key that occurs, by FTRL-Proximal.
+
+McMahan et al., "Ad Click Prediction: a View from the Trenches", KDD 2013.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from mpips.data.dataset import Batch
+from mpips.data.info import DataInfo
+from mpips.data.metrics import BINARY_METRICS
+from mpips.data.moments import Moments
+from mpips.model.optimizer import FTRL
+from mpips.model.table import EmbeddingTable, Table
+from mpips.tasks.base import Float32, Keys, StepResult, Task, Worker
+from mpips.tasks.features import Entries, SparseFeatures
+from mpips.tasks.losses import logistic_loss, sigmoid
+from mpips.tasks.options import Penalty, Rate
+
+# The bias is a row like any other; features have keys from 0 on.
+BIAS_KEY = np.int64(-1)
+
+
+class LogisticOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Options of the task `logistic`.
+
+    Attributes:
+        learning_rate: Of FTRL.
+        beta: Of FTRL: damps the first steps.
+        l1: Of FTRL: keeps weights at exactly 0.
+        prior: Precision of the weights' normal prior: to the summed loss of all samples is added
+            prior / 2 times the sum of squared weights, the bias excepted. Its meaning does not
+            depend on the number of samples, workers, or steps, and for hashed features, which are
+            not counted, nearly so.
+    """
+
+    learning_rate: Rate = 0.5
+    beta: Rate = 0.03
+    l1: Penalty = 0.0
+    prior: Penalty = 1.0
+
+
+class Logistic(Task):
+    """Probability sigmoid(bias + sum of weight[key] * value)."""
+
+    name = "logistic"
+    Options = LogisticOptions
+    default_epochs = 30
+    default_batch_size = 32
+    metrics = tuple(BINARY_METRICS)
+
+    def __init__(self, info: DataInfo, options: LogisticOptions, seed: int) -> None:
+        """Check that the data suits the task; see `Task`."""
+        self._features = SparseFeatures(info, self.name)
+        self._options = options
+
+    def tables(self) -> list[Table]:
+        """Return `weight`, rows of one value; the bias has key -1."""
+        own = self._options
+        l2 = 0.0 if self._features.counted else optimizer_l2(own.prior, self)
+        optimizer = FTRL(lr=own.learning_rate, beta=own.beta, l1=own.l1, l2=l2)
+        return [EmbeddingTable("weight", 1, optimizer=optimizer)]
+
+    def prepare(self, worker: Worker, moments: Moments) -> None:
+        """Take the scale of the features."""
+        self._features.prepare(moments)
+
+    def prefetch(self, worker: Worker, batch: Batch) -> None:
+        """Announce the rows of a batch."""
+        worker.table("weight").prefetch(with_bias(self._features.announce(batch).keys))
+
+    def step(self, worker: Worker, batch: Batch) -> StepResult:
+        """Pull, compute the gradient, push."""
+        entries = self._features.of(batch)
+        keys = with_bias(entries.keys)
+        rows = worker.table("weight").pull(keys)
+        loss_sum, error = logistic_loss(linear_logits(entries, rows), batch.labels)
+
+        error *= np.float32(batch.weight / batch.n)
+        gradient = linear_gradient(entries, error)
+        gradient[1:] += prior_gradient(entries, rows[1:], self._options.prior, batch)
+        worker.table("weight").push(keys, gradient, base=rows)
+        return StepResult(loss_sum, batch.n)
+
+    def predict(self, worker: Worker, batch: Batch) -> Float32:
+        """Return the probability of class 1."""
+        entries = self._features.of(batch)
+        return sigmoid(linear_logits(entries, worker.table("weight").pull(with_bias(entries.keys))))
+
+
+def with_bias(keys: Keys) -> Keys:
+    """Return the keys with the bias in front."""
+    return np.concatenate(([BIAS_KEY], keys))
+
+
+def linear_logits(entries: Entries, rows: Float32) -> Float32:
+    """Return bias + sum of weight * value, shape (n,); `rows`: (1 + m, 1), the bias first."""
+    weights = rows[1:, 0][entries.key_ids]
+    logits = entries.sum_by_row(weights * entries.values)
+    logits += rows[0, 0]
+    return logits
+
+
+def linear_gradient(entries: Entries, error: Float32) -> Float32:
+    """Return the gradient by the rows, shape (1 + m, 1), from that by the logits, shape (n,)."""
+    by_key = entries.sum_by_key(error[entries.row_ids] * entries.values)
+    return np.concatenate(([error.sum()], by_key)).astype(np.float32)[:, np.newaxis]
+
+
+def prior_gradient(entries: Entries, rows: Float32, prior: float, batch: Batch) -> Float32:
+    """Return the gradient of the penalty by the rows, shape (m, dim).
+
+    A batch bears the share of a key's penalty that it holds of the key's entries: over an epoch
+    that adds up to the whole, and no key needs a push without one.
+    """
+    shares: Float32 = np.float32(prior * batch.weight / batch.n) * entries.shares
+    return shares[:, np.newaxis] * rows
+
+
+def optimizer_l2(prior: float, task: type[Task] | Task) -> float:
+    """Return FTRL's l2 that amounts to `prior` at the end of a run of default length.
+
+    FTRL adds up mean gradients of batches; in a run that is default_epochs / default_batch_size
+    times the summed gradient of all samples.
+    """
+    return prior * task.default_epochs / task.default_batch_size

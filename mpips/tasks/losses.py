@@ -1,0 +1,72 @@
+"""Losses and scores of logits; stable for logits of any size."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from mpips.data.dataset import Labels
+from mpips.data.info import DataInfo
+from mpips.data.metrics import BINARY_METRICS, CLASS_METRICS
+from mpips.errors import DataError
+
+Float32: TypeAlias = npt.NDArray[np.float32]
+
+
+def sigmoid(logits: Float32) -> Float32:
+    """Return 1 / (1 + exp(-logits)); the exponent is never positive, so nothing overflows."""
+    small = np.exp(-np.abs(logits))
+    probabilities: Float32 = np.where(logits >= 0, 1, small) / (1 + small)
+    return probabilities.astype(np.float32, copy=False)
+
+
+def logistic_loss(logits: Float32, labels: Labels) -> tuple[float, Float32]:
+    """Return the summed loss and its gradient by the logits, both arrays of shape (n,).
+
+    The loss of a sample is log(1 + exp(z)) - y z for class y in {0, 1}.
+    """
+    target = labels.astype(np.float32)
+    losses = np.maximum(logits, 0) + np.log1p(np.exp(-np.abs(logits))) - target * logits
+    return float(losses.sum(dtype=np.float64)), sigmoid(logits) - target
+
+
+def softmax(logits: Float32) -> Float32:
+    """Return the probabilities of the classes, shape (n, k), rows summing to 1."""
+    exponentials: Float32 = np.exp(logits - logits.max(axis=1, keepdims=True))
+    exponentials /= exponentials.sum(axis=1, keepdims=True)
+    return exponentials
+
+
+def softmax_loss(logits: Float32, labels: Labels) -> tuple[float, Float32]:
+    """Return the summed cross-entropy and its gradient by the logits, shape (n, k)."""
+    rows = np.arange(len(labels))
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    log_sums = np.log(np.exp(shifted).sum(axis=1))
+    losses = log_sums - shifted[rows, labels]
+    gradient: Float32 = np.exp(shifted - log_sums[:, np.newaxis])
+    gradient[rows, labels] -= 1
+    return float(losses.sum(dtype=np.float64)), gradient
+
+
+def class_count(info: DataInfo, task: str) -> int:
+    """Return the number of classes.
+
+    Raises:
+        DataError: There is only one, so nothing can be learned.
+    """
+    if info.n_classes < 2:
+        raise DataError(f"task '{task}' needs two classes or more, the data has {info.n_classes}")
+    return info.n_classes
+
+
+def class_metrics(info: DataInfo) -> tuple[str, ...]:
+    """Return the names of the metrics for that many classes."""
+    return tuple(BINARY_METRICS if info.n_classes == 2 else CLASS_METRICS)
+
+
+def class_scores(logits: Float32) -> Float32:
+    """Return the probability of class 1, shape (n,), if there are two, else of all, (n, k)."""
+    probabilities = softmax(logits)
+    return probabilities[:, 1] if probabilities.shape[1] == 2 else probabilities

@@ -1,0 +1,497 @@
+"""Tasks against their objectives, written out sample by sample in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from mpips.data import Batch, DataInfo, DenseBatch, DenseData, Moments, SparseBatch, SparseData
+from mpips.errors import ConfigError, DataError
+from mpips.model.table import DenseTable, Table
+from mpips.preflight import task_options
+from mpips.tasks import TASKS, Task, load_task
+from mpips.tasks.features import SparseFeatures
+from mpips.tasks.losses import logistic_loss, sigmoid, softmax, softmax_loss
+
+Array: TypeAlias = npt.NDArray[Any]
+Values: TypeAlias = dict[str, Any]
+
+N_FEATURES = 6
+
+
+def make_task(task: type[Task], data: DataInfo, options: dict[str, Any], seed: int) -> Task:
+    """A task as a job makes it."""
+    return task(data, task_options(task, options), seed)
+
+
+class FakeDense:
+    def __init__(self, table: DenseTable, generator: np.random.Generator) -> None:
+        self.values = generator.normal(0, 0.5, table.shape).astype(np.float32)
+        self.gradient: Array | None = None
+
+    def pull(self) -> Array:
+        return self.values.copy()
+
+    def push(self, gradient: Array, base: Array | None = None) -> None:
+        assert self.gradient is None
+        assert gradient.dtype == np.float32
+        assert gradient.shape == self.values.shape
+        assert base is not None
+        np.testing.assert_array_equal(base, self.values)
+        self.gradient = gradient
+
+
+class FakeEmbedding:
+    """Rows of keys -1 to N_FEATURES - 1."""
+
+    def __init__(self, dim: int, generator: np.random.Generator) -> None:
+        self.values = generator.normal(0, 0.5, (N_FEATURES + 1, dim)).astype(np.float32)
+        self.gradient: Array | None = None
+        self.announced: list[int] | None = None
+        self.pulled: list[int] = []
+
+    def prefetch(self, keys: Array) -> None:
+        self.announced = keys.tolist()
+
+    def pull(self, keys: Array) -> Array:
+        assert keys.dtype == np.int64
+        assert len(set(keys.tolist())) == len(keys)
+        self.pulled = keys.tolist()
+        return self.values[keys + 1]
+
+    def push(self, keys: Array, rows: Array, base: Array | None = None) -> None:
+        assert self.gradient is None
+        assert keys.tolist() == self.pulled
+        assert rows.dtype == np.float32
+        assert base is not None
+        np.testing.assert_array_equal(base, self.values[keys + 1])
+        self.gradient = np.zeros_like(self.values)
+        self.gradient[keys + 1] = rows
+
+
+class FakeWorker:
+    index = 0
+    n_workers = 1
+
+    def __init__(self, tables: list[Table]) -> None:
+        generator = np.random.default_rng(2)
+        self.tables: dict[str, Any] = {
+            table.name: FakeDense(table, generator)
+            if isinstance(table, DenseTable)
+            else FakeEmbedding(table.dim, generator)
+            for table in tables
+        }
+
+    def table(self, name: str) -> Any:
+        return self.tables[name]
+
+    def values(self) -> Values:
+        return {name: t.values.astype(np.float64) for name, t in self.tables.items()}
+
+
+def info(kind: str = "sparse", n_classes: int = 2, n_features: int = N_FEATURES) -> DataInfo:
+    labels = tuple(float(label) for label in range(n_classes))
+    return DataInfo(40, 40, n_features, labels, kind)  # type: ignore[arg-type]
+
+
+def sparse_data(n_classes: int = 2, empty: tuple[int, ...] = (3, 17)) -> SparseData:
+    """Forty samples, those in `empty` empty; feature 1 is in all others, feature 5 in none."""
+    generator = np.random.default_rng(4)
+    x = generator.normal(1, 2, (40, N_FEATURES)) * (generator.random((40, N_FEATURES)) < 0.5)
+    x[:, 1] = generator.normal(5, 1, 40)
+    x[:, 5] = 0
+    x[list(empty)] = 0
+    rows, keys = np.nonzero(x)
+    indptr = np.concatenate(([0], np.cumsum(np.bincount(rows, minlength=40))))
+    labels = generator.integers(0, n_classes, 40)
+    return SparseData(indptr, keys, x[rows, keys].astype(np.float32), labels, N_FEATURES)
+
+
+def dense_of(data: SparseData) -> DenseData:
+    return DenseData(data.take(np.arange(40)).densify(N_FEATURES), data.labels)
+
+
+def scaled(batch: Batch, factor: int) -> Batch:
+    """Multiply the features, so that they lie far outside the training data's."""
+    if isinstance(batch, SparseBatch):
+        return replace(batch, values=batch.values * np.float32(factor))
+    return replace(batch, x=batch.x * np.float32(factor))
+
+
+CHOICES = ([0, 3, 5, 6, 20, 8, 39], [7], [3], [3, 17], list(range(40)))
+
+
+def log_sum_exp(z: Array) -> float:
+    return float(z.max() + math.log(sum(math.exp(v - z.max()) for v in z)))
+
+
+def standardised(batch: Batch, moments: Moments) -> Array:
+    x = batch.densify(N_FEATURES) if isinstance(batch, SparseBatch) else batch.x
+    mean, scale = moments.standardise()
+    return np.clip((x - mean) * scale, -10, 10)
+
+
+def layered_logits(batch: Batch, moments: Moments, values: Values) -> Array:
+    names = sorted(name for name in values if name.startswith("weight"))
+    h = standardised(batch, moments)
+    for i, name in enumerate(names):
+        h = h @ values[name] + values[name.replace("weight", "bias")]
+        h = np.maximum(h, 0) if i < len(names) - 1 else h
+    return h
+
+
+def layered_losses(batch: Batch, moments: Moments, values: Values) -> list[float]:
+    logits = layered_logits(batch, moments, values)
+    return [log_sum_exp(z) - z[label] for z, label in zip(logits, batch.labels, strict=True)]
+
+
+def layered_penalty(batch: Batch, moments: Moments, values: Values, task: Task) -> float:
+    weights = [v for name, v in values.items() if name.startswith("weight")]
+    return 0.05 / 2 * sum(float((w * w).sum()) for w in weights)
+
+
+def pairwise_logits(batch: Batch, moments: Moments, values: Values) -> Array:
+    """Bias, linear terms, and, if there are factors, every pair spelt out."""
+    assert isinstance(batch, SparseBatch)
+    shift, scale = moments.standardise_present()
+    logits = np.full(batch.n, values["weight"][0, 0])
+    for i in range(batch.n):
+        entries = range(batch.indptr[i], batch.indptr[i + 1])
+        keys = [int(batch.keys[e]) for e in entries]
+        x = [(batch.values[e] - shift[k]) * scale[k] for e, k in zip(entries, keys, strict=True)]
+        x = [min(max(v, -10), 10) for v in x]
+        logits[i] += sum(values["weight"][k + 1, 0] * v for k, v in zip(keys, x, strict=True))
+        if "factor" in values:
+            for a in range(len(keys)):
+                for b in range(a):
+                    product = values["factor"][keys[a] + 1] @ values["factor"][keys[b] + 1]
+                    logits[i] += product * x[a] * x[b]
+    return logits
+
+
+def pairwise_losses(batch: Batch, moments: Moments, values: Values) -> list[float]:
+    logits = pairwise_logits(batch, moments, values)
+    ends = [np.array([0.0, z]) for z in logits]
+    return [log_sum_exp(z) - z[label] for z, label in zip(ends, batch.labels, strict=True)]
+
+
+def pairwise_penalty(batch: Batch, moments: Moments, values: Values, task: Task) -> float:
+    assert isinstance(batch, SparseBatch)
+    total = 0.0
+    for key in batch.keys:
+        total += 3.0 / 2 * values["weight"][key + 1, 0] ** 2 / moments.present[key]
+        if "factor" in values:
+            row = values["factor"][key + 1]
+            total += 7.0 / 2 * float(row @ row) / moments.present[key]
+    return total / batch.n
+
+
+LAYERED = (layered_losses, layered_penalty)
+PAIRWISE = (pairwise_losses, pairwise_penalty)
+CASES = [
+    ("softmax", {"l2": 0.05}, "dense", 3, LAYERED),
+    ("softmax", {"l2": 0.05}, "sparse", 2, LAYERED),
+    ("mlp", {"l2": 0.05, "hidden": [5]}, "dense", 2, LAYERED),
+    ("mlp", {"l2": 0.05, "hidden": [5, 4]}, "sparse", 3, LAYERED),
+    ("mlp", {"l2": 0.05, "hidden": []}, "dense", 3, LAYERED),
+    ("logistic", {"prior": 3.0}, "sparse", 2, PAIRWISE),
+    ("fm", {"prior": 3.0, "factor_prior": 7.0, "dim": 3}, "sparse", 2, PAIRWISE),
+]
+
+
+def numeric_gradient(objective: Callable[[Values], float], values: Values, name: str) -> Array:
+    gradient = np.zeros_like(values[name])
+    for place in np.ndindex(gradient.shape):
+        ends = []
+        for step in (1e-6, -1e-6):
+            moved = {**values, name: values[name].copy()}
+            moved[name][place] += step
+            ends.append(objective(moved))
+        gradient[place] = (ends[0] - ends[1]) / 2e-6
+    return gradient
+
+
+@pytest.mark.parametrize("chosen", CHOICES, ids=str)
+@pytest.mark.parametrize(
+    ("name", "options", "kind", "n_classes", "reference"), CASES, ids=lambda v: str(v)[:20]
+)
+def test_step_pushes_the_gradient_of_the_objective(
+    name: str, options: dict[str, Any], kind: str, n_classes: int, reference: Any, chosen: list[int]
+) -> None:
+    losses, penalty = reference
+    entries = sparse_data(n_classes)
+    data = entries if kind == "sparse" else dense_of(entries)
+    moments = Moments.of(data)
+    task = make_task(TASKS[name], info(kind, n_classes), options, seed=0)
+    worker = FakeWorker(task.tables())
+    task.prepare(worker, moments)
+    batch = data.take(np.array(chosen), weight=0.75)
+
+    result = task.step(worker, batch)
+
+    values = worker.values()
+    assert result.n == batch.n == len(chosen)
+    assert result.loss_sum == pytest.approx(sum(losses(batch, moments, values)), rel=1e-4)
+
+    def objective(values: Values) -> float:
+        mean = sum(losses(batch, moments, values)) / batch.n
+        return 0.75 * (mean + penalty(batch, moments, values, task))
+
+    for table in worker.tables:
+        expected = numeric_gradient(objective, values, table)
+        pushed = worker.tables[table].gradient
+        np.testing.assert_allclose(pushed, expected, rtol=2e-4, atol=2e-5, err_msg=table)
+
+
+@pytest.mark.parametrize("outlying", [1, 50])
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+@pytest.mark.parametrize("n_classes", [2, 4])
+@pytest.mark.parametrize("name", ["softmax", "mlp"])
+def test_layered_models_predict_probabilities(
+    name: str, n_classes: int, kind: str, outlying: int
+) -> None:
+    entries = sparse_data(n_classes)
+    data = entries if kind == "sparse" else dense_of(entries)
+    task = make_task(TASKS[name], info(kind, n_classes), {}, seed=0)
+    worker = FakeWorker(task.tables())
+    moments = Moments.of(data)
+    task.prepare(worker, moments)
+    batch = scaled(data.take(np.arange(40)), outlying)
+    logits = layered_logits(batch, moments, worker.values())
+    expected = np.exp([z - log_sum_exp(z) for z in logits])
+    scores = task.predict(worker, batch)
+    np.testing.assert_allclose(scores, expected[:, 1] if n_classes == 2 else expected, atol=1e-5)
+    last = "auc" if n_classes == 2 else "cross_entropy"
+    assert last in task.metrics
+
+
+@pytest.mark.parametrize("outlying", [1, 50])
+@pytest.mark.parametrize("empty", [(3, 17), ()])
+@pytest.mark.parametrize("name", ["logistic", "fm"])
+def test_sparse_models_predict_probabilities(
+    name: str, empty: tuple[int, ...], outlying: int
+) -> None:
+    data = sparse_data(empty=empty)
+    task = make_task(TASKS[name], info(), {}, seed=0)
+    worker = FakeWorker(task.tables())
+    moments = Moments.of(data)
+    task.prepare(worker, moments)
+    batch = scaled(data.take(np.arange(40)), outlying)
+    logits = pairwise_logits(batch, moments, worker.values())
+    expected = [math.exp(z - log_sum_exp(np.array([0.0, z]))) for z in logits]
+    np.testing.assert_allclose(task.predict(worker, batch), expected, atol=2e-5)
+
+
+@pytest.mark.parametrize(("name", "kind"), [(n, k) for n, _, k, _, _ in CASES])
+def test_predicting_no_samples_gives_no_scores(name: str, kind: str) -> None:
+    entries = sparse_data()
+    data = entries if kind == "sparse" else dense_of(entries)
+    task = make_task(TASKS[name], info(kind), {}, seed=0)
+    worker = FakeWorker(task.tables())
+    task.prepare(worker, Moments.of(data))
+    assert task.predict(worker, data.take(np.zeros(0, np.int64))).shape == (0,)
+
+
+@pytest.mark.parametrize("name", ["logistic", "fm"])
+def test_prefetch_announces_what_the_step_pulls(name: str) -> None:
+    data = sparse_data()
+    task = make_task(TASKS[name], info(), {}, seed=0)
+    worker = FakeWorker(task.tables())
+    task.prepare(worker, Moments.of(data))
+    first, second = (data.take(np.array(rows)) for rows in ([0, 1, 2], [30, 31]))
+    task.prefetch(worker, first)
+    announced = {table: handle.announced for table, handle in worker.tables.items()}
+    task.prefetch(worker, second)
+    task.step(worker, first)
+    assert {table: handle.pulled for table, handle in worker.tables.items()} == announced
+    for handle in worker.tables.values():
+        handle.gradient = None
+    task.step(worker, second)
+    for handle in worker.tables.values():
+        assert handle.pulled == handle.announced
+
+
+def test_announced_batch_is_not_worked_out_twice() -> None:
+    features = SparseFeatures(info(), "logistic")
+    batch = sparse_data().take(np.array([0, 1]))
+    entries = features.announce(batch)
+    assert features.of(batch) is entries
+    assert features.of(sparse_data().take(np.array([0, 1]))) is not entries
+
+
+def test_bias_row_is_no_features_row() -> None:
+    task = make_task(TASKS["logistic"], info(), {}, seed=0)
+    worker = FakeWorker(task.tables())
+    task.prepare(worker, Moments.of(sparse_data()))
+    task.step(worker, sparse_data().take(np.array([3])))
+    assert worker.table("weight").pulled == [-1]
+
+
+def test_optimizer_shrinks_rare_hashed_features() -> None:
+    counted = make_task(TASKS["logistic"], info(), {"prior": 2.0}, seed=0).tables()[0]
+    hashed_info = info(n_features=1 << 62)
+    task = make_task(TASKS["logistic"], hashed_info, {"prior": 2.0}, seed=0)
+    hashed = task.tables()[0]
+    ratio = task.default_epochs / task.default_batch_size
+    assert counted.optimizer.l2 == 0  # type: ignore[union-attr]
+    assert hashed.optimizer.l2 == 2.0 * ratio  # type: ignore[union-attr]
+
+
+def test_hashed_features_are_not_scaled_and_bear_the_assumed_share() -> None:
+    task = make_task(TASKS["logistic"], info(n_features=1 << 62), {"prior": 5.0}, seed=0)
+    worker = FakeWorker(task.tables())
+    small = sparse_data()
+    wide = SparseData(small.indptr, small.indices, small.values, small.labels, 1 << 62)
+    task.prepare(worker, Moments.of(wide))
+    batch = wide.take(np.array([0, 1, 2]))
+    task.step(worker, batch)
+    unit = Moments(2, np.ones(6), np.zeros(6), np.ones(6))  # shift 0, scale 1
+
+    def objective(values: Values) -> float:
+        penalty = sum(values["weight"][key + 1, 0] ** 2 for key in batch.keys)
+        return (sum(pairwise_losses(batch, unit, values)) + 5.0 / 2 * penalty / 300) / 3
+
+    expected = numeric_gradient(objective, worker.values(), "weight")
+    np.testing.assert_allclose(worker.table("weight").gradient, expected, rtol=2e-4, atol=2e-5)
+
+
+def test_constant_and_extreme_features_do_not_disturb() -> None:
+    x = np.zeros((40, N_FEATURES), np.float32)
+    x[:, 1], x[:, 2], x[0, 3] = 7.3, np.arange(40), 1e30
+    data = DenseData(x, np.arange(40) % 2)
+    task = make_task(TASKS["softmax"], info("dense"), {"l2": 0.0}, seed=0)
+    worker = FakeWorker(task.tables())
+    task.prepare(worker, Moments.of(data))
+    task.step(worker, DenseBatch(x, data.labels))
+    gradient = worker.table("weight").gradient
+    assert np.isfinite(gradient).all()
+    assert np.abs(gradient).max() < 10
+    assert (gradient[[0, 1, 4, 5]] == 0).all()
+    assert (gradient[[2, 3]] != 0).all()
+
+
+def test_losses_of_huge_logits_are_finite_and_exact() -> None:
+    logits = np.array([1e4, -1e4, 1e4, -1e4, 0], np.float32)
+    labels = np.array([1, 0, 0, 1, 1])
+    loss, error = logistic_loss(logits, labels)
+    assert loss == pytest.approx(2e4 + math.log(2))
+    np.testing.assert_allclose(error, [0, 0, 1, -1, -0.5])
+    np.testing.assert_allclose(sigmoid(logits), [1, 0, 1, 0, 0.5])
+    assert sigmoid(logits).dtype == np.float32
+    pairs = np.stack([np.zeros(5, np.float32), logits], axis=1)
+    loss, error = softmax_loss(pairs, labels)
+    assert loss == pytest.approx(2e4 + math.log(2))
+    np.testing.assert_allclose(error[:, 1], [0, 0, 1, -1, -0.5])
+    np.testing.assert_allclose(softmax(pairs)[:, 1], [1, 0, 1, 0, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "complaint"),
+    [
+        ("logistic", info("dense"), "takes sparse data"),
+        ("fm", info("dense"), "takes sparse data"),
+        ("logistic", info(n_classes=3), "takes two classes, the data has 3"),
+        ("fm", info(n_classes=1), "takes two classes, the data has 1"),
+        ("softmax", info("dense", n_classes=1), "needs two classes or more, the data has 1"),
+        ("mlp", info(n_features=1 << 62), "takes 1 to 65536 features"),
+        ("softmax", info(n_features=0), "the data has 0"),
+    ],
+)
+def test_data_that_does_not_suit_is_refused(name: str, data: DataInfo, complaint: str) -> None:
+    with pytest.raises(DataError, match=complaint):
+        make_task(TASKS[name], data, {}, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"learning_rat": 1}, "unknown key 'options.learning_rat'; valid in .options. are hidden"),
+        ({"learning_rate": 0}, "> 0"),
+        ({"l2": -1}, ">= 0"),
+        ({"hidden": [0]}, ">= 1"),
+        ({"hidden": "many"}, "options.hidden = 'many': expected array"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint.replace("`", ".")):
+        make_task(TASKS["mlp"], info("dense"), options, seed=0)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_built_in_tasks_are_found_and_complete(name: str) -> None:
+    task = load_task(name)
+    assert (task.name, task) == (name, TASKS[name])
+    assert task.default_epochs > 0
+    assert task.default_batch_size > 0
+
+
+OWN_TASK = """
+from mpips.tasks import Task
+class Whole(Task):
+    name = "whole"
+    def tables(self): return []
+    def step(self, worker, batch): ...
+    def predict(self, worker, batch): ...
+class NoStep(Task):
+    name = "no-step"
+    def tables(self): return []
+    def predict(self, worker, batch): ...
+class Stranger:
+    name = "stranger"
+    tables = step = predict = prepare = lambda self: None
+class Nameless(Task):
+    tables = step = predict = lambda self: None
+class OddOptions(Whole):
+    Options = dict
+number = 3
+"""
+
+
+class TestOwnTasks:
+    FILES: ClassVar[dict[str, str]] = {
+        "own_task_module": OWN_TASK,
+        "own_needy_module": "import not_there_at_all",
+        "own_broken_module": "def broken(:",
+    }
+
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, text in self.FILES.items():
+            (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.syspath_prepend(tmp_path)
+
+    def test_own_task_inherits_what_it_does_not_define(self) -> None:
+        task = make_task(load_task("own_task_module:Whole"), info(), {}, seed=0)
+        assert task.name == "whole"
+        task.prepare(FakeWorker([]), Moments.of(sparse_data()))
+        assert task.default_epochs == Task.default_epochs
+
+    @pytest.mark.parametrize(
+        ("name", "complaint"),
+        [
+            ("nothing", "unknown task 'nothing'; known: softmax, mlp, logistic, fm; or"),
+            (":Whole", "unknown task ':Whole'"),
+            ("own_task_module:", "unknown task 'own_task_module:'"),
+            ("absent_module:Whole", "no module absent_module in "),
+            ("own_task_module.sub:Whole", r"no module own_task_module\.sub in "),
+            ("own_needy_module:Whole", "own_needy_module imports not_there_at_all"),
+            ("own_broken_module:Whole", "importing own_broken_module: SyntaxError"),
+            ("own_task_module:Absent", "module own_task_module has no class Absent"),
+            ("own_task_module:number", "module own_task_module has no class number"),
+            ("own_task_module:NoStep", "class NoStep has no method step"),
+            ("own_task_module:Stranger", "class Stranger has no method prefetch"),
+            ("own_task_module:Nameless", "class Nameless has no attribute name"),
+            ("own_task_module:OddOptions", "OddOptions.Options is no msgspec.Struct"),
+        ],
+    )
+    def test_what_is_wrong_is_named(self, name: str, complaint: str) -> None:
+        with pytest.raises(ConfigError, match=complaint):
+            load_task(name)
