@@ -1,0 +1,60 @@
+"""Fixtures for tests that start their own mpirun: each test gets it, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+
+import launcher
+import multinode
+import processes
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fail a test after which a process or a shared-memory segment of it is still there."""
+    segments = processes.segments()
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv(launcher.CASE, mark)
+    yield
+    left = processes.describe(processes.marked(f"{launcher.CASE}={mark}"))
+    processes.end(f"{launcher.CASE}={mark}")
+    names = processes.left_segments(segments)
+    assert not left, f"processes left behind:\n{left}"
+    assert not names, f"shared memory left behind: {', '.join(sorted(names))}"
+
+
+@pytest.fixture
+def launch(_nothing_left: None) -> Iterator[Callable[..., launcher.Launch]]:
+    """`launcher.launch`; whatever it started is killed at the end of the test."""
+    launches: list[launcher.Launch] = []
+
+    def start(*args: object, **kwargs: object) -> launcher.Launch:
+        launches.append(launcher.launch(*args, **kwargs))  # type: ignore[arg-type]
+        return launches[-1]
+
+    yield start
+    for launched in launches:
+        launched.kill()
+
+
+def _nodes(n: int) -> Iterator[multinode.Nodes]:
+    if reason := multinode.why_not():
+        pytest.skip(reason)
+    with multinode.Nodes(n) as nodes:
+        yield nodes
+        left = {host: nodes.segments(i) for i, host in enumerate(nodes.hosts)}
+        assert not any(left.values()), f"shared memory left behind on nodes: {left}"
+
+
+@pytest.fixture
+def nodes2(_nothing_left: None) -> Iterator[multinode.Nodes]:
+    """Two imitated nodes."""
+    yield from _nodes(2)
+
+
+@pytest.fixture
+def nodes3(_nothing_left: None) -> Iterator[multinode.Nodes]:
+    """Three imitated nodes."""
+    yield from _nodes(3)

@@ -1,0 +1,155 @@
+"""Tests that run on all ranks at once: `mpirun -n N python -m mpi4py -m pytest --with-mpi tests/mpi`.
+
+The ranks enter every test together and leave it together. Where one has failed while others still
+wait for it in a collective of the test, the job is ended soon, after the failure was shown.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from playing import SIZE, Played, Session
+
+import mpips
+from mpips.cluster.launch import load_mpi
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+HERE = Path(__file__).parent
+# Seconds that a rank gives the others to leave a test: after it failed here, and after the session.
+_GRACE_S = 5.0
+_report = pytest.StashKey[pytest.TestReport]()
+_comms = pytest.StashKey["list[MPI.Intracomm]"]()
+_meeting = pytest.StashKey["MPI.Intracomm"]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--with-mpi"):
+        config.stash[_meeting] = load_mpi().Dup()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark everything in this folder; what has a mark of its own keeps it.
+
+    Refuse to run without the option: pytest-mpi would skip what is marked without a word.
+    """
+    if not config.getoption("--with-mpi"):
+        raise pytest.UsageError(
+            "tests/mpi needs a launcher: bash tests/run.sh mpi, or "
+            "mpirun -n 2 python -m mpi4py -m pytest tests/mpi --with-mpi"
+        )
+    for item in items:
+        if HERE in item.path.parents and item.get_closest_marker("mpi") is None:
+            item.add_marker(pytest.mark.mpi)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`transport` and `servers` run over what this number of ranks allows."""
+    if "transport" in metafunc.fixturenames:
+        names = ["local"] if SIZE == 1 else ["shm", "rma", "p2p"]
+        metafunc.parametrize("transport", names)
+    if "servers" in metafunc.fixturenames:
+        most = 1 if SIZE <= 2 else min(3, SIZE - 2)
+        metafunc.parametrize("servers", range(1, most + 1))
+
+
+def _meet(comm: MPI.Intracomm, timeout_s: float | None) -> bool:
+    """Wait for all ranks; without end if there is no time limit."""
+    request = comm.Ibarrier()
+    started = time.monotonic()
+    while not request.Test():
+        if timeout_s is not None and time.monotonic() - started > timeout_s:
+            return False
+        time.sleep(0.0005)
+    return True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        item.stash[_report] = report
+    return report
+
+
+@pytest.fixture(autouse=True)
+def _together(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Begin and end each test at the same time on all ranks. Collective."""
+    meeting = request.config.stash[_meeting]
+    _meet(meeting, None)
+    yield
+    report = request.node.stash.get(_report, None)
+    if _meet(meeting, None if report is None else _GRACE_S):
+        # Free is collective, so not before all ranks are out of the test.
+        for comm in request.node.stash.get(_comms, []):
+            comm.Free()
+        return
+    # pytest shows failures at the end of its session, which this rank will not see.
+    assert report is not None
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        print(
+            f"\n{report.longreprtext}\n{request.node.nodeid} failed on rank {meeting.rank}, "
+            "and other ranks wait for it: ending the job",
+            file=sys.stderr,
+            flush=True,
+        )
+    meeting.Abort(1)
+
+
+@pytest.fixture
+def comm(request: pytest.FixtureRequest, _together: None) -> MPI.Intracomm:
+    """A communicator of all ranks, the test's own. Collective."""
+    comm = load_mpi().Dup()
+    request.node.stash[_comms] = [comm]
+    return comm
+
+
+@pytest.fixture
+def session(comm: MPI.Intracomm) -> Session:
+    """`mpips.run` on all ranks, and everybody's results on every rank. Collective.
+
+    So an assertion on the results fails on every rank alike.
+    """
+
+    def play(main: Callable[[mpips.Worker], Any], tables: Sequence[Any], **options: Any) -> Played:
+        outcome = mpips.run(main, tables, comm=comm, verbose=False, **options)
+        rows = comm.allgather((outcome.role, outcome.value))
+        by_worker = {
+            int(role.rpartition(" ")[2]): value for role, value in rows if "worker" in role
+        }
+        values = [by_worker[w] for w in sorted(by_worker)]
+        return Played(values, outcome.statistics, [role for role, _ in rows], outcome.transports)
+
+    return play
+
+
+def _parallel_assert(comm: MPI.Intracomm, condition: bool, message: str = "") -> None:
+    failed = comm.allgather(None if condition else message or "the condition is false")
+    lines = [f"rank {rank}: {text}" for rank, text in enumerate(failed) if text is not None]
+    assert not lines, "\n".join(lines)
+
+
+@pytest.fixture
+def parallel_assert() -> Callable[..., None]:
+    """`parallel_assert(comm, condition, message="")`: fail on all ranks if it is false on any.
+
+    Collective over `comm`, so it may stand between two collectives of the code under test, where a
+    plain assert would leave the other ranks waiting.
+    """
+    return _parallel_assert
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Let all ranks finish their reports: the first that leaves with a failure ends the job."""
+    meeting = config.stash.get(_meeting, None)
+    if meeting is not None:
+        sys.stdout.flush()
+        _meet(meeting, _GRACE_S)

@@ -1,0 +1,211 @@
+#!/usr/bin/env bash
+# All tests of mpips, or the stages that are named:
+#
+#   bash tests/run.sh [lint] [unit] [mpi] [fault] [jobs] [sanitize]
+#
+# Sets up .venv first. Reports and logs are in build/tests. The last line is
+# "N passed, N failed, N skipped"; the exit code is 0 only if nothing failed.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root"
+all=(lint unit mpi fault jobs sanitize)
+out=$root/build/tests
+sizes=(1 2 3 5)
+
+stages=("$@")
+if (($# == 0)); then
+  stages=("${all[@]}")
+fi
+for stage in "${stages[@]}"; do
+  if [[ " ${all[*]} " != *" $stage "* ]]; then
+    echo "unknown stage '$stage'; there are: ${all[*]}" >&2
+    exit 2
+  fi
+done
+
+passed=0 failed=0 skipped=0
+summary=()
+
+# count PASSED FAILED SKIPPED
+count() {
+  passed=$((passed + $1)) failed=$((failed + $2)) skipped=$((skipped + $3))
+}
+
+# check NAME COMMAND...: a command that counts as one test.
+check() {
+  local name=$1
+  shift
+  if "$@"; then
+    count 1 0 0
+    echo "$name: passed"
+  else
+    count 0 1 0
+    echo "$name: FAILED"
+  fi
+}
+
+# count_reports CODE REPORT...: what pytest wrote about one launch.
+count_reports() {
+  local counts
+  counts=$(python tests/tally.py "$@")
+  # shellcheck disable=SC2086  # three numbers
+  count $counts
+}
+
+# has_tests FOLDER: whether there is anything to run.
+has_tests() { compgen -G "$1/test_*.py" >/dev/null; }
+
+# run_pytest NAME ARGUMENT...: one plain pytest.
+run_pytest() {
+  local name=$1 code=0
+  shift
+  rm -f "$out/$name.xml"
+  python -m pytest --junitxml="$out/$name.xml" "$@" || code=$?
+  count_reports "$code" "$out/$name.xml"
+}
+
+# One rank of a launch of pytest: rank 0 talks, the others write to files.
+# shellcheck disable=SC2016
+rank_script='
+rank=${OMPI_COMM_WORLD_RANK:-${PMIX_RANK:-${PMI_RANK:-0}}}
+command=(python -m mpi4py -m pytest tests/mpi --with-mpi --timeout=120 --timeout-method=thread
+  --junitxml="$1-$rank.xml")
+if [[ $rank == 0 ]]; then
+  exec "${command[@]}"
+fi
+exec "${command[@]}" >"$1-$rank.log" 2>&1
+'
+
+run_lint() {
+  local sources
+  mapfile -t sources < <(find native -name '*.cpp' -o -name '*.hpp')
+  check "ruff check" ruff check
+  check "ruff format" ruff format --check
+  check "mypy" mypy --strict mpips
+  check "clang-format" clang-format --dry-run -Werror "${sources[@]}"
+}
+
+run_unit() { if has_tests tests/unit; then run_pytest unit tests/unit; fi; }
+
+run_mpi() {
+  local n rank code flags reports
+  has_tests tests/mpi || return 0
+  for n in "${sizes[@]}"; do
+    read -ra flags < <(mpirun_flags "$n"; echo)
+    echo "--- $n ranks"
+    rm -f "$out/mpi-$n"-*
+    code=0
+    timeout --kill-after=10 1800 mpirun -n "$n" "${flags[@]}" \
+      bash -c "$rank_script" rank "$out/mpi-$n" </dev/null || code=$?
+    reports=()
+    for ((rank = 0; rank < n; rank++)); do
+      reports+=("$out/mpi-$n-$rank.xml")
+    done
+    count_reports "$code" "${reports[@]}"
+    if ((code)); then
+      # Mostly they fail like rank 0; what they say is enough to see where not.
+      for ((rank = 1; rank < n; rank++)); do
+        echo "--- rank $rank of $n, all of it in build/tests/mpi-$n-$rank.log"
+        grep -aE '^(E  |FAILED|ERROR|Timeout)|(Error|Exception):' "$out/mpi-$n-$rank.log" | tail -n 20 || true
+      done
+    fi
+  done
+}
+
+run_fault() { if has_tests tests/fault; then run_pytest fault tests/fault; fi; }
+
+run_jobs() { if has_tests tests/jobs; then run_pytest jobs tests/jobs; fi; }
+
+# The unit tests once more on a native module that stops at the first bad access or overflow.
+run_sanitize() {
+  local name libraries=() library code=0
+  has_tests tests/unit || return 0
+  # The runtimes come first in the process; libstdc++ too, or exceptions cannot be traced.
+  for name in libasan.so libubsan.so libstdc++.so; do
+    library=$("${CXX:-c++}" -print-file-name="$name")
+    if [[ $library != /* ]]; then
+      echo "skipped: the compiler has no $name"
+      count 0 0 1
+      return 0
+    fi
+    libraries+=("$(realpath "$library")")
+  done
+  if ! build_sanitized >"$out/sanitize-build.log" 2>&1; then
+    tail -n 40 "$out/sanitize-build.log"
+    count 0 1 0
+    return 0
+  fi
+  rm -f "$out/sanitize.xml"
+  (
+    export MPIPS_NATIVE_DIR=$root/build/sanitize
+    # Python never frees what lives to the end, so leaks cannot be told.
+    export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1
+    export LD_PRELOAD="${libraries[*]}"
+    exec python -m pytest -p no:cacheprovider --junitxml="$out/sanitize.xml" --timeout=900 \
+      tests/unit --ignore=tests/unit/test_setup_scripts.py
+  ) || code=$?
+  count_reports "$code" "$out/sanitize.xml"
+}
+
+build_sanitized() {
+  cmake -S native -B build/sanitize -G Ninja -DMPIPS_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+    -Dpybind11_DIR="$(python -m pybind11 --cmakedir)" -DPython_EXECUTABLE="$(command -v python)" &&
+    cmake --build build/sanitize
+}
+
+# run_stage NAME: run it and note what it brought.
+run_stage() {
+  local started=$SECONDS before=("$passed" "$failed" "$skipped") line
+  printf '\n=== %s\n' "$1"
+  "run_$1"
+  line=$(printf '%-9s %5d s   %5d passed %3d failed %3d skipped' "$1" $((SECONDS - started)) \
+    $((passed - before[0])) $((failed - before[1])) $((skipped - before[2])))
+  if ((passed + failed + skipped == before[0] + before[1] + before[2])); then
+    line+="   (no tests yet)"
+  fi
+  summary+=("$line")
+}
+
+# No process and no shared memory of the tests may outlive them.
+run_leftovers() {
+  local left
+  left=$(python tests/processes.py left "MPIPS_TEST_RUN=$MPIPS_TEST_RUN" "${segments[@]}")
+  if [[ -n $left ]]; then
+    echo "left behind by the tests:"
+    echo "$left"
+    count 0 1 0
+  else
+    echo "nothing"
+    count 1 0 0
+  fi
+}
+
+finish() {
+  printf '\n=== summary\n'
+  if ((${#summary[@]})); then
+    printf '%s\n' "${summary[@]}"
+  fi
+  echo "$passed passed, $failed failed, $skipped skipped"
+}
+
+if ! bash jobs/setup.sh; then
+  failed=1
+  finish
+  exit 1
+fi
+source jobs/env.sh
+mkdir -p "$out"
+
+export NO_COLOR=1 PY_COLORS=0
+# Every process of the tests has this in its environment.
+export MPIPS_TEST_RUN=$$-$RANDOM
+mapfile -t segments < <(python tests/processes.py segments)
+trap 'python tests/processes.py left "MPIPS_TEST_RUN=$MPIPS_TEST_RUN" "${segments[@]}"; exit 130' INT TERM
+
+for stage in "${stages[@]}"; do
+  run_stage "$stage"
+done
+run_stage leftovers
+finish
+((failed == 0))
