@@ -1,0 +1,64 @@
+"""Errors on one rank end the whole job at once, with one message and nothing left behind."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launcher import launch, site_environment
+
+PROGRAMS = Path(__file__).with_name("programs")
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "parts"),
+    [
+        ("raise", 1, ["worker 1 (rank 3 on", "ValueError: the user's own mistake", "broken.py"]),
+        ("nan", 1, ["table 'dense' holds nan at position 7 of 10", "nothing was sent"]),
+        ("shape", 1, ["shape (11,), expected (10,)"]),
+        ("exit", 3, []),
+    ],
+)
+def test_an_error_in_a_worker_ends_the_job(how: str, code: int, parts: list[str]) -> None:
+    argv = [sys.executable, str(PROGRAMS / "broken.py"), how, json.dumps({"timeout_s": 30})]
+    with launch(4, argv, timeout=30.0) as job:
+        assert job.wait() == code, job.stderr()
+        text = job.stderr()
+    for part in parts:
+        assert part in text
+    assert text.count("mpips: error:") == len(parts[:1]), text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small /dev/shm needs root")
+def test_a_small_shm_is_an_error_and_not_a_bus_error() -> None:
+    mpirun = shutil.which("mpirun", path=site_environment()["PATH"])
+    assert mpirun is not None
+    program = [sys.executable, str(PROGRAMS / "broken.py"), "no", json.dumps({"side": 1 << 23})]
+    inner = (
+        "mount -t tmpfs -o size=24m shm /dev/shm && exec "
+        f"{mpirun} -n 3 --oversubscribe --bind-to none {program[0]} {program[1]} no '{program[3]}'"
+    )
+    done = subprocess.run(
+        ["unshare", "--mount", "bash", "-c", inner],
+        env=site_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 69, done.stderr
+    assert done.stderr.count("/dev/shm is too small") == 1
+    assert "enlarge it" in done.stderr
+
+
+def test_ranks_with_different_tables_are_refused() -> None:
+    code = (
+        "import mpips; from mpips.cluster.launch import launched_rank as r;"
+        "mpips.run(print, [mpips.DenseTable('a', (1 + r() // 2,))])"
+    )
+    with launch(4, [sys.executable, "-c", code], timeout=30.0) as job:
+        assert job.wait() != 0
+        assert job.returncode == 2
+        assert job.stderr().count("rank 2 has other tables or options than rank 0") == 1

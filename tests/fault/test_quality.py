@@ -1,0 +1,95 @@
+"""What a user gets from the command line with the defaults, on data that was not trained on."""
+
+import functools
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from launcher import launch
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DATA = Path(os.environ.get("MPIPS_TEST_DATA", REPOSITORY.parent / "shared" / "data"))
+needs_data = pytest.mark.skipif(
+    not (DATA / "w6a.train.svm").is_file(), reason=f"the data sets are missing from {DATA}"
+)
+# 1 worker: 3 ranks, 3 workers: 5 ranks; one server each.
+RANKS = {1: 3, 3: 5}
+
+
+@functools.cache
+def trained(n_workers: int, *arguments: str) -> dict:
+    """The JSON line of `mpips train` with these arguments."""
+    argv = [
+        sys.executable,
+        "-m",
+        "mpips",
+        "train",
+        *arguments,
+        "--servers",
+        "1",
+        "--quiet",
+        "--json",
+    ]
+    with launch(RANKS[n_workers], argv, timeout=120.0) as job:
+        assert job.wait() == 0, job.tail()
+        return json.loads(job.stdout().strip().splitlines()[-1])
+
+
+def files(name: str) -> tuple[str, ...]:
+    """Training and test file of a LIBSVM data set."""
+    train, test = DATA / f"{name}.train.svm", DATA / f"{name}.test.svm"
+    return ("--train", str(train), "--test", str(test))
+
+
+MODELS = {
+    "bsp": ("--set", "table.consistency=bsp"),
+    "ssp": ("--set", "table.consistency=ssp", "--set", "table.bound=2"),
+    "asp": ("--set", "table.consistency=asp"),
+}
+
+
+def test_mlp_reads_digits() -> None:
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    found = trained(3, "mlp", "--train", "digits")
+    assert found["accuracy"] >= 0.96
+    assert found["updates_pushed"] == found["updates_applied"] > 0
+    assert found["transports"] == [["shm"]] * 3
+
+
+@needs_data
+def test_logistic_tells_mushrooms_apart() -> None:
+    assert trained(3, "logistic", *files("agaricus"))["auc"] >= 0.9999
+
+
+@needs_data
+@pytest.mark.parametrize("n_workers", [1, 3])
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("task", ["logistic", "fm"])
+def test_w6a_is_learned_under_every_consistency(task: str, model: str, n_workers: int) -> None:
+    found = trained(n_workers, task, *files("w6a"), *MODELS[model])
+    alone = trained(1, task, *files("w6a"), *MODELS["bsp"])
+    assert abs(found["auc"] - alone["auc"]) <= 0.005
+    assert found["updates_pushed"] == found["updates_applied"] > 0
+    assert sum(found["staleness"]) == found["updates_applied"]
+    # Every sample of every epoch once, whatever the number of workers.
+    assert found["samples"] == alone["samples"]
+    if model == "bsp":
+        assert found["auc"] >= 0.985
+        assert found["staleness"] == [found["updates_applied"]]
+        assert task == "fm" or found["log_loss"] <= 0.034
+
+
+@needs_data
+def test_a_job_file_trains_like_its_flags(tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(
+        f'task = "logistic"\n[data]\ntrain = "{DATA / "agaricus.train.svm"}"\n'
+        f'test = "{DATA / "agaricus.test.svm"}"\n[train]\nepochs = 3\neval_every = 1\n'
+        '[table]\npartition = "frequency"\n'
+    )
+    found = trained(3, str(job))
+    same = trained(3, "logistic", *files("agaricus"), "--set", "train.epochs=3")
+    assert found["log_loss"] == same["log_loss"]
+    assert [point["epoch"] for point in found["history"]] == [1, 2]

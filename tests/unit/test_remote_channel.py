@@ -1,0 +1,283 @@
+"""A ring over a network that delays, reorders and tears: the same sums, exactly once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from harness import Rig, dense, floats, make_writer, rows
+
+from mpips import _native
+from mpips.errors import StallError
+from mpips.model.consistency import ASP, BSP, SSP, Scale
+from mpips.transport.remote import RemoteChannel
+
+
+class Network:
+    """RemoteMemory over a rig's region: nothing happens before `flush`, and then in any order.
+
+    Every put and get is cut at a random byte; between any two pieces the server may drain, and other
+    pieces move. A word of eight bytes moves at once, as on every machine that MPI runs on.
+    """
+
+    name = "fake"
+
+    def __init__(self, rig: Rig, seed: int, drain: bool = True) -> None:
+        self.rig, self.rng = rig, np.random.default_rng(seed)
+        self.drains = drain
+        self.bytes = rig.region.view(0, rig.region.n_bytes, True)
+        self.pending: list = []
+        self.on_piece = lambda: None
+        self.puts: list[tuple[int, int]] = []
+
+    def put(self, offset, data):
+        assert len(data) > 0
+        self.puts.append((offset, len(data)))
+        self._cut(self.bytes[offset : offset + len(data)], data)
+
+    def get(self, offset, out):
+        assert out.flags.writeable
+        self._cut(out, self.bytes[offset : offset + len(out)])
+
+    def _cut(self, to, source):
+        assert to.size == source.size
+        at = 8 * int(self.rng.integers(0, len(to) // 8 + 1))
+        self.pending += [(to[:at], source[:at]), (to[at:], source[at:])]
+
+    def flush(self):
+        for i in self.rng.permutation(len(self.pending)):
+            to, source = self.pending[i]
+            to[:] = source
+            if self.drains and self.rng.random() < 0.5:
+                self.rig.drain()
+            self.on_piece()
+        self.pending.clear()
+
+
+def remote(rig, w=0, seed=0, drain=True):
+    """A network and a channel of worker `w` over it."""
+    network = Network(rig, seed, drain)
+
+    def make(mirror):
+        geometry = rig.layout.geometry
+        return _native.RingWriter(mirror, 0, geometry, w, 0, True, len(rig.tables))
+
+    return network, RemoteChannel(network, rig.layout, w, rig.n_workers, make)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("model", [ASP(), SSP(bound=1), BSP("sum")], ids=["asp", "ssp", "bsp"])
+def test_pushes_and_pulls_over_a_bad_network_are_exact(seed, model):
+    rng = np.random.default_rng(seed)
+    n, dim = int(rng.integers(1, 3000)), int(rng.integers(1, 40))
+    rig = Rig(dense(n, consistency=model), rows(dim, consistency=model), n_slots=3)
+    worker = rig.worker(channel=remote(rig, seed=seed)[1])
+    total, expected = np.zeros(n, np.float32), {}
+    for step in range(8):
+        update = floats(n, step)
+        worker.table("w").push(update)
+        total -= update
+        keys = rng.integers(0, 30, 25)
+        values = floats(25 * dim, step).reshape(25, dim)
+        worker.table("e").push(keys, values)
+        for key, value in zip(keys.tolist(), values, strict=True):
+            expected[key] = expected.get(key, 0) - value
+        worker.clock()
+        assert (worker.table("w").pull() == total).all()
+        wanted = np.arange(30)
+        found = worker.table("e").pull(wanted)
+        assert all((found[k] == expected.get(k, 0)).all() for k in range(30))
+    worker.finish()
+    assert (rig.values() == total).all()
+    assert rig.core.stats(0)["pushed"] == 8
+    assert rig.core.counters()["records"] == worker.channels[0].writer.next_sequence
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_results_arrive_as_the_server_gave_them(seed):
+    rig = Rig(dense(3, consistency=ASP(policy=Scale())), n_workers=2)
+    worker, other = rig.worker(channel=remote(rig, seed=seed)[1]), rig.worker(1)
+    missed = 0
+    for step in range(20):
+        if step % 3 == 2:
+            other.table("w").push(np.zeros(3, np.float32)).wait()
+            missed += 1
+        if step % 5 == 4:
+            worker.table("w").pull()
+            missed = 0
+        result = worker.table("w").push(np.zeros(3, np.float32)).wait()
+        assert (result.applied, result.staleness, result.scaled) == (1, missed, int(missed > 0))
+        missed += 1
+
+
+def test_records_and_stamps_travel_in_one_flush():
+    rig = Rig(dense(2000), n_slots=8)
+    network, channel = remote(rig, drain=False)
+    flushes = []
+    flush = network.flush
+
+    def watch():
+        flushes.append(len(network.puts))
+        network.puts.clear()
+        flush()
+
+    network.flush = watch
+    assert 0 < channel.writer.push_dense(0, 0, np.ones(2000, np.float32), None, 0) < 2000
+    channel.publish()
+    channel.publish()
+    assert flushes == [16]
+    assert rig.drain() == 8
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_reply_of_the_round_before_is_never_taken_for_the_new_one(seed):
+    # One slot for replies of equal size, whose header and rows arrive in pieces of both rounds.
+    rig = Rig(rows(2, consistency=ASP()), n_slots=2)
+    worker = rig.worker(channel=remote(rig, seed=seed)[1])
+    keys = np.arange(7)
+    for step in range(30):
+        assert (worker.table("e").pull(keys) == -step).all()
+        worker.table("e").push(keys, np.ones((7, 2), np.float32))
+
+
+def test_nothing_arrives_before_publish():
+    rig = Rig(dense(3))
+    _, channel = remote(rig)
+    channel.writer.push_dense(0, 0, np.ones(3, np.float32), None, 0)
+    assert rig.drain() == 0
+    channel.publish()
+    rig.drain()
+    assert rig.values().tolist() == [-1.0] * 3
+
+
+def test_repeated_publish_of_a_record_is_applied_once():
+    rig = Rig(dense(3))
+    _, channel = remote(rig)
+    for step in range(10):
+        channel.writer.push_dense(0, 0, np.ones(3, np.float32), None, 0)
+        for _ in range(3):
+            channel.writer.published = step
+            channel.publish()
+            rig.drain()
+        assert channel.wait_applied(step + 1, 0.0)
+    assert rig.values().tolist() == [-10.0] * 3
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_dense_pull_never_mixes_two_versions_of_a_block(seed):
+    blocks = 5
+    n = blocks * _native.BLOCK_FLOATS - 100
+    rig = Rig(dense(n), n_workers=2, staging_bytes=4 * n + 4096)
+    network, channel = remote(rig, seed=seed, drain=False)
+    rig.staging[1].view(0, 4 * n, True).view(np.float32)[:] = 1.0
+    updates = [0]
+
+    def update():
+        if network.rng.random() < 0.25:
+            assert rig.writers[1].push_staged(0, 0, 0, None, n)
+            updates[0] += rig.drain()
+
+    network.on_piece = update
+    out, mixed = np.empty(n, np.float32), 0
+    for _ in range(20):
+        before = updates[0]
+        while not channel.read_dense(0, out, 1.0):
+            pass
+        for block in range(blocks):
+            values = out[block * _native.BLOCK_FLOATS : (block + 1) * _native.BLOCK_FLOATS]
+            assert (values == values[0]).all()
+            assert -updates[0] <= values[0] <= -before
+        mixed += len(np.unique(out)) > 1
+        assert before <= channel.writer.base_version(0) <= -out.max()
+    assert mixed > 0
+
+
+def test_dense_pull_gives_up_on_a_block_that_is_being_written():
+    rig = Rig(dense(3))
+    _, channel = remote(rig)
+    version = rig.region.view(rig.layout.dense_offsets(0)[0], 16, True).view(np.uint64)
+    odd = np.array([7, 2**64 - 1 - 7], np.uint64)
+    version[:] = odd
+    assert not channel.read_dense(0, np.empty(3, np.float32), 0.01)
+    version[:] = odd + np.array([1, -1], np.int64).view(np.uint64)
+    assert channel.read_dense(0, np.empty(3, np.float32), 0.01)
+
+
+@pytest.mark.parametrize("pair", [0, 1])
+def test_torn_head_is_not_believed(pair):
+    rig = Rig(dense(3, consistency=SSP()))
+    _, channel = remote(rig, drain=False)
+    head = rig.region.view(rig.layout.head_offset(0), 64, True).view(np.uint64)
+    head[2 * pair] += np.uint64(50)
+    assert not channel.wait_head(0, int(pair == 0), int(pair == 1), 0.0)
+    head[2 * pair + 1] -= np.uint64(50)
+    assert channel.wait_head(0, 50 * (pair == 0), 50 * (pair == 1), 0.0)
+
+
+def test_torn_acknowledgement_is_not_believed():
+    rig = Rig(dense(3))
+    _, channel = remote(rig, drain=False)
+    channel.writer.push_dense(0, 0, np.ones(3, np.float32), None, 0)
+    channel.publish()
+    rig.drain()
+    ack = rig.region.view(rig.layout.mailbox_offset(0), 16, True).view(np.uint64)
+    held = ack[1]
+    ack[1] = np.uint64(2**64 - 1)
+    assert not channel.wait_applied(1, 0.0)
+    ack[1] = held
+    assert channel.wait_applied(1, 0.0)
+
+
+def test_acknowledgement_without_its_result_is_not_believed():
+    rig = Rig(dense(3))
+    _, channel = remote(rig, drain=False)
+    channel.writer.push_dense(0, 0, np.ones(3, np.float32), None, 0)
+    channel.publish()
+    rig.drain()
+    at = rig.layout.mailbox_offset(0) + rig.layout.geometry.results_offset
+    result = rig.region.view(at, 8, True)
+    held = result.copy()
+    result[:] = 0
+    assert not channel.wait_applied(1, 0.0)
+    result[:] = held
+    assert channel.wait_applied(1, 0.0)
+
+
+def test_damaged_reply_is_an_error():
+    rig = Rig(rows(2))
+    _, channel = remote(rig, drain=False)
+    out = np.empty((1, 2), np.float32)
+    channel.writer.pull_rows(0, 0, np.array([5]), out, 0)
+    channel.publish()
+    rig.drain()
+    at = rig.layout.mailbox_offset(0) + rig.layout.geometry.replies_offset
+    rig.region.view(at + 64, 1, True)[0] ^= 1
+    # For a while it may only be late.
+    assert not channel.wait_collected(1, 0.0)
+    with pytest.raises(RuntimeError, match="reply to pull 0 is damaged"):
+        channel.wait_collected(1, 10.0)
+
+
+def test_remote_memory_cannot_be_viewed_and_blame_is_read_through_it():
+    rig = Rig(dense(3, consistency=BSP("sum")), n_workers=3)
+    _, channel = remote(rig, w=2)
+    rig.writers[0].tick(0)
+    rig.drain()
+    worker = rig.worker(2, channel=channel, timeout_s=0.02)
+    assert channel.view(0) is None
+    assert (channel.clocks(), channel.turn()) == ([1, 0, 0], 1)
+    worker.clock()
+    with pytest.raises(StallError, match="waits for worker 1 at clock 0"):
+        worker.table("w").pull()
+
+
+def test_workers_over_memory_and_over_a_network_share_a_table():
+    rig = Rig(dense(700), n_workers=3)
+    channels = [remote(rig, 0, 1)[1], rig.channel(1, True), remote(rig, 2, 2)[1]]
+    workers = [rig.worker(w, channel=channel) for w, channel in enumerate(channels)]
+    for step in range(10):
+        for worker in workers:
+            worker.table("w").push(floats(700, step))
+    for worker in workers:
+        worker.finish()
+    assert (rig.values() == -3 * sum(floats(700, step) for step in range(10))).all()
+    assert make_writer(rig.region, rig.layout, 0, 1).next_sequence == 0
