@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import shutil
@@ -51,6 +52,26 @@ BACKING_DIRECTORIES = (
     "OMPI_MCA_osc_rdma_backing_directory",
 )
 
+PREFIX = "test-launch-"
+_open: set[Launch] = set()
+
+
+@functools.cache
+def _sweep() -> None:
+    """Remove the folders of test runs that were killed."""
+    for folder in (Path(tempfile.gettempdir()), processes.SHM):
+        for path in folder.glob(f"{PREFIX}*-*"):
+            pid = path.name.removeprefix(PREFIX).partition("-")[0]
+            if pid.isdigit() and not is_alive(int(pid)):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+@atexit.register
+def close_all() -> None:
+    """Kill what nobody killed. A launch that only ended still has its folders."""
+    for launched in list(_open):
+        launched.kill()
+
 
 class Launch:
     """A command that runs in the background, with its output in files.
@@ -76,13 +97,15 @@ class Launch:
         self.timeout_s = timeout_s
         self._mark = f"MPIPS_TEST_LAUNCH={uuid.uuid4().hex}"
         # Sockets live in it, and their names have 107 characters at most: not in pytest's folder.
-        self._folder = Path(tempfile.mkdtemp(prefix="mpips-launch-"))
-        self._shm = processes.SHM / self._folder.name.replace("mpips-", "test-")
+        _sweep()
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
+        self._shm = processes.SHM / self._folder.name
         self._shm.mkdir()
         self.stdout_path = self._folder / "stdout"
         self.stderr_path = self._folder / "stderr"
         self._started = time.monotonic()
         self._output: tuple[str, str] | None = None
+        _open.add(self)
         name, value = self._mark.split("=")
         session = dict.fromkeys(BACKING_DIRECTORIES, str(self._shm))
         session |= {"TMPDIR": str(self._folder), name: value}
@@ -166,6 +189,7 @@ class Launch:
             self._output = (self.stdout(), self.stderr())
             shutil.rmtree(self._folder, ignore_errors=True)
             shutil.rmtree(self._shm, ignore_errors=True)
+            _open.discard(self)
 
     def __enter__(self) -> Launch:
         return self

@@ -26,6 +26,7 @@ from pathlib import Path
 from types import TracebackType
 
 import launcher
+import processes
 
 AGENT = Path(__file__).with_name("multinode_agent.sh")
 SUBNET = "10.77.0"
@@ -97,7 +98,7 @@ class Nodes:
         self._outer: list[subprocess.Popen[str]] = []
         self._launches: list[launcher.Launch] = []
         # The agent looks up the init of a host here.
-        self._folder = Path(tempfile.mkdtemp(prefix="mpips-nodes-"))
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{launcher.PREFIX}{os.getpid()}-nodes-"))
         try:
             self._start()
         except BaseException:
@@ -300,6 +301,8 @@ class Nodes:
                     pipe.close()
         for launched in self._launches:
             launched.kill()
+        # An init ends only when everything on its node has.
+        processes.until(lambda: not any(launcher.is_alive(init) for init in self._inits))
         shutil.rmtree(self._folder, ignore_errors=True)
 
 

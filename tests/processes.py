@@ -11,6 +11,7 @@ import signal
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 SHM = Path("/dev/shm")
@@ -29,6 +30,14 @@ def marked(mark: str) -> list[int]:
         if mark.encode() in environment and state not in "ZX" and pid != os.getpid():
             found.append(pid)
     return found
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
+    """Poll `condition` until it holds; return whether it does at the end."""
+    deadline = time.monotonic() + timeout_s
+    while not (holds := condition()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return holds
 
 
 def describe(pids: list[int]) -> str:
@@ -98,6 +107,8 @@ def main() -> None:
         print("\n".join(sorted(segments())))
         return
     _, _, mark, *before = sys.argv
+    # What is about to end needs a moment on a loaded machine.
+    until(lambda: not marked(mark), 2.0)
     if left := marked(mark):
         print(textwrap.indent(describe(left), "process "))
         end(mark)

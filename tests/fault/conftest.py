@@ -15,11 +15,15 @@ import pytest
 def _nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Fail a test after which a process or a shared-memory segment of it is still there."""
     segments = processes.segments()
-    mark = uuid.uuid4().hex
-    monkeypatch.setenv(launcher.CASE, mark)
+    value = uuid.uuid4().hex
+    mark = f"{launcher.CASE}={value}"
+    monkeypatch.setenv(launcher.CASE, value)
     yield
-    left = processes.describe(processes.marked(f"{launcher.CASE}={mark}"))
-    processes.end(f"{launcher.CASE}={mark}")
+    # What is about to end needs a moment on a loaded machine.
+    processes.until(lambda: not processes.marked(mark), 2.0)
+    left = processes.describe(processes.marked(mark))
+    processes.end(mark)
+    launcher.close_all()
     names = processes.left_segments(segments)
     assert not left, f"processes left behind:\n{left}"
     assert not names, f"shared memory left behind: {', '.join(sorted(names))}"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
 import launcher
+import processes
 import pytest
 from multinode import Nodes
 
@@ -158,3 +160,31 @@ def test_output_can_be_read_after_the_end(launch: Callable[..., launcher.Launch]
     assert started.wait() == 0
     started.kill()
     assert started.stdout() == "said\n"
+
+
+@pytest.mark.multinode
+def test_nodes_end_with_the_process_that_made_them(nodes2: Nodes, tmp_path: Path) -> None:
+    # A cluster of its own; `nodes2` is there for its reasons to skip.
+    program = textwrap.dedent("""
+        import os
+        import signal
+        import sys
+        from pathlib import Path
+
+        sys.path.insert(0, sys.argv[1])
+        import launcher
+        from multinode import Nodes
+
+        nodes = Nodes(2)
+        job = nodes.start([1, 1], ["sh", "-c", "echo up > $0; sleep 600", sys.argv[2]])
+        launcher.wait_for_file(Path(sys.argv[2]), 30, job)
+        print(*nodes.pids(0), *nodes.pids(1), *job.pids(), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """)
+    tests = str(Path(launcher.__file__).parent)
+    command = [sys.executable, "-c", program, tests, str(tmp_path / "ready")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) > 4, done.stderr
+    ended = processes.until(lambda: not any(launcher.is_alive(pid) for pid in pids))
+    assert ended, processes.describe(pids)
