@@ -38,7 +38,9 @@ _UNSHARE = ["setpriv", "--pdeathsig", "KILL", "unshare", "--fork", "--kill-child
 _HEAD = [*_UNSHARE, "--net", "--uts", "--ipc", "--mount"]
 _NODE = [*_HEAD, "--pid", "--mount-proc"]
 
-# An init that ignores SIGCHLD leaves no zombies of the orphans it inherits.
+# A bridge without an address of its own takes that of a port: the head's would change when a node
+# dies, and the others would talk to the old one until it is forgotten. An init that ignores SIGCHLD
+# leaves no zombies of the orphans it inherits.
 _INIT = """
 set -e
 hostname "$1"
@@ -47,7 +49,7 @@ mkdir /dev/shm/session
 mount --bind "$2" /etc/hosts
 ip link set lo up
 if [ "$3" ]; then
-  ip link add eth0 type bridge
+  ip link add eth0 address 02:00:0a:4d:00:fe type bridge
   ip addr add "$3" dev eth0
   ip link set eth0 up
 fi
