@@ -11,7 +11,7 @@ from mpips import __version__
 from mpips.cluster.launch import launched_rank
 from mpips.errors import MpipsError
 
-_COMMANDS = {"train": "mpips.cli.train"}
+_COMMANDS = {"bench": "mpips.cli.bench", "train": "mpips.cli.train"}
 
 
 class _Lazy(click.Group):

@@ -1,0 +1,27 @@
+"""Run one program on this rank: python -m mpips.bench.rank PROGRAM OPTIONS FOLDER."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import msgspec
+
+from mpips.bench.launching import Options
+from mpips.bench.rank.ranks import Ranks
+from mpips.cluster import launch
+
+
+def main() -> None:
+    """Called by mpirun only."""
+    program, chosen, folder = sys.argv[1:]
+    options = msgspec.json.decode(chosen, type=Options)
+    ranks = Ranks(launch.load_mpi())
+    ranks.pin()
+    found = importlib.import_module(f"mpips.bench.rank.{program}").run(ranks, options)
+    if found is not None:
+        Path(folder, f"{ranks.rank}.json").write_bytes(msgspec.json.encode(found))
+
+
+main()

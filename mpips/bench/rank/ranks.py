@@ -1,0 +1,39 @@
+"""The ranks of a benchmark: pinning, and turns between an mpips session and a baseline."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mpi4py import MPI
+
+import mpips
+from mpips.cluster.launch import n_cores
+from mpips.model.table import Table
+from mpips.worker import Worker
+
+
+class Ranks:
+    """All ranks of one launch."""
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        """`comm`: all of them."""
+        self.comm = comm
+        self.rank = comm.Get_rank()
+        self.size = comm.Get_size()
+
+    def pin(self) -> None:
+        """Give each rank of a node a core of its own where there are enough. Collective."""
+        node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
+        cores = sorted(os.sched_getaffinity(0))
+        if node.Get_size() <= n_cores():
+            os.sched_setaffinity(0, {cores[node.Get_rank()]})
+        node.Free()
+
+    def session(
+        self, main: Callable[[Worker], Any], tables: Sequence[Table], **options: Any
+    ) -> Any:
+        """One mpips session on these ranks; what `main` returned, on workers. Collective."""
+        options.setdefault("timeout_s", 60.0)
+        return mpips.run(main, tables, comm=self.comm, verbose=False, **options).value
