@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
 
 from mpips import _native
 from mpips.errors import StallError
 
 Value = TypeVar("Value")
+Value_co = TypeVar("Value_co", covariant=True)
 
 
-@dataclass(frozen=True)
-class PushResult:
+class PushResult(msgspec.Struct, frozen=True):
     """What the servers did with a push.
 
     Attributes:
@@ -58,13 +59,30 @@ def push_result(outcomes: list[tuple[_native.Outcome, int]]) -> PushResult:
     )
 
 
-class Request(Generic[Value]):
+class Request(Protocol[Value_co]):
     """An operation under way.
 
     The arrays given to a push are free again when the call returns (exception: arrays from
     `Worker.allocate`, which the server reads in place, are free after `wait`). Rows of a pull belong to
     the request until `wait` has returned them.
     """
+
+    def test(self) -> bool:
+        """True if the operation is complete. Does not block."""
+
+    def wait(self, timeout: float | None = None) -> Value_co:
+        """Block until the operation is complete and return its value.
+
+        Args:
+            timeout: Seconds, or None for the job's timeout.
+
+        Raises:
+            StallError: The time has run out; names who is late. The request stays valid.
+        """
+
+
+class PolledRequest(Generic[Value]):
+    """A request that asks again and again whether it is complete; see Request."""
 
     def __init__(
         self,
@@ -84,28 +102,35 @@ class Request(Generic[Value]):
         self._done = False
 
     def test(self) -> bool:
-        """True if the operation is complete. Does not block."""
+        """See Request."""
         if not self._done and self._advance(0.0):
             self._value = self._finish()
             self._done = True
         return self._done
 
     def wait(self, timeout: float | None = None) -> Value:
-        """Block until the operation is complete and return its value.
-
-        Args:
-            timeout: Seconds, or None for the job's timeout.
-
-        Raises:
-            StallError: The time has run out; names who is late. The request stays valid.
-        """
+        """See Request."""
         if not self.test():
             limit_s = self._timeout_s if timeout is None else timeout
-            deadline = time.monotonic() + limit_s
-            while not self._advance(min(0.02, limit_s)):
-                self._poll()
-                if time.monotonic() >= deadline:
-                    raise StallError(f"{self._late()} (waited {limit_s:g} s)")
+            stalled_after(limit_s, self._advance, self._late, self._poll)
             self._value = self._finish()
             self._done = True
         return self._value  # type: ignore[return-value]
+
+
+def stalled_after(
+    limit_s: float,
+    advance: Callable[[float], bool],
+    late: Callable[[], str],
+    poll: Callable[[], None],
+) -> None:
+    """Call `advance(max_s)`, which may block so long, until it is True.
+
+    Raises:
+        StallError: That took longer than `limit_s` seconds.
+    """
+    deadline = time.monotonic() + limit_s
+    while not advance(min(0.02, limit_s)):
+        poll()
+        if time.monotonic() >= deadline:
+            raise StallError(f"{late()} (waited {limit_s:g} s)")

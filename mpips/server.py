@@ -122,6 +122,7 @@ class Server:
 
     def serve(self, remote: bool, poll: Callable[[], None], stopped: Callable[[], bool]) -> None:
         """Consume records until `stopped`. `poll` enters MPI; with remote peers it is called often."""
+        self.core.set_remote_peers(remote)
         slice_s = PROGRESS_INTERVAL_S if remote else _IDLE_SLICE_S
         idle_since = time.monotonic()
         while not stopped():

@@ -63,14 +63,13 @@ class Worker:
         """`names`: how errors call each worker; `channels`: one a server."""
         self.index = index
         self.n_workers = len(names)
-        self.now = 0
+        self.clock_state = _native.WorkerClock()
         self.channels = list(channels)
         self.control = control
         self.timeout_s = timeout_s
         self._names = list(names)
         self._staging = staging
         self._staged = 0
-        self._pushed_at = -1
         self._finished = False
         self._destinations: list[tuple[int, int, Float32]] = []
         backup = [t.consistency.backup for t in tables if isinstance(t.consistency, BSP)]
@@ -86,6 +85,11 @@ class Worker:
                 self._handles[table.name] = EmbeddingHandle(
                     self, i, table, placement.partitioners[table.name]
                 )
+
+    @property
+    def now(self) -> int:
+        """The worker's clock."""
+        return self.clock_state.now
 
     def table(self, name: str) -> Any:
         """The handle of a table: DenseHandle or EmbeddingHandle.
@@ -111,10 +115,10 @@ class Worker:
         for server, channel in enumerate(self.channels):
             self.write(server, lambda c=channel: c.writer.tick(self.now))  # type: ignore[misc]
         self.publish(range(len(self.channels)))
-        self.now += 1
+        self.clock_state.now += 1
         if self._skips_clocks and self._bsp_table is not None:
             closed = [c.read_version(self._bsp_table) for c in self.channels]
-            self.now = max(self.now, min(closed))
+            self.clock_state.now = max(self.now, min(closed))
         self.control.clock = self.now
         self.control.poll()
 
@@ -148,19 +152,38 @@ class Worker:
             RegionError: /dev/shm is too small for it.
         """
         count = int(np.prod(shape))
-        n_bytes = -(-count * 4 // _native.LINE_BYTES) * _native.LINE_BYTES
         if self._staging is None:
             return np.zeros(shape, np.float32)
-        if self._staged + n_bytes > self._staging.n_bytes:
+        offset = self.reserve_staging(count * 4, 1.0)
+        if offset is None:
             raise ConfigError(
                 f"the staging region holds {self._staging.n_bytes >> 20} MiB and is full; "
                 "raise staging_mib"
             )
-        with as_region_error():
-            self._staging.commit(self._staged, n_bytes)
-        raw = self._staging.view(self._staged, count * 4, True)
-        self._staged += n_bytes
+        raw = self._staging.view(offset, count * 4, True)
         return raw.view(np.float32).reshape(shape)
+
+    def reserve_staging(self, n_bytes: int, share: float) -> int | None:
+        """Offset of `n_bytes` of staging memory, for good; None if more than `share` would be in use.
+
+        Raises:
+            RegionError: /dev/shm is too small for it.
+        """
+        if self._staging is None:
+            return None
+        whole_lines = -(-n_bytes // _native.LINE_BYTES) * _native.LINE_BYTES
+        if self._staged + whole_lines > share * self._staging.n_bytes:
+            return None
+        with as_region_error():
+            self._staging.commit(self._staged, whole_lines)
+        offset = self._staged
+        self._staged += whole_lines
+        return offset
+
+    @property
+    def staging(self) -> _native.SharedMemory | None:
+        """The memory that `allocate` gives out; None where no server shares the node."""
+        return self._staging
 
     def staged_offset(self, array: Float32) -> int | None:
         """Offset in the staging region of an array that lies wholly in it, else None."""
@@ -221,7 +244,7 @@ class Worker:
         if self._finished:
             return
         self._finished = True
-        if self._pushed_at == self.now:
+        if self.clock_state.pushed_at == self.now:
             self.clock()
         self.control.state = "finishing"
         for server, channel in enumerate(self.channels):
@@ -255,7 +278,7 @@ class Worker:
 
     def note_push(self) -> None:
         """Remember that the current clock holds a push."""
-        self._pushed_at = self.now
+        self.clock_state.pushed_at = self.now
 
     def minimum_clock(self, table: Table) -> tuple[int, int]:
         """(version, minimum clock) that a pull of this table must see at the worker's clock."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mpips import _native
 from mpips.model.consistency import BSP, needs_base
 from mpips.model.table import DenseTable, EmbeddingTable
-from mpips.requests import PushResult, Request, push_result
+from mpips.requests import PolledRequest, PushResult, Request, push_result
 
 if TYPE_CHECKING:
     from mpips.worker import Worker
@@ -36,7 +36,6 @@ class Handle:
         self._worker = worker
         self._index = index
         self._table = table
-        self._last_push: dict[int, int] = {}
 
     def _checked(self, update: Float32, base: Float32 | None) -> Float32:
         """The update to send: finite, not longer than clip_norm, with base values where needed."""
@@ -60,7 +59,6 @@ class Handle:
 
     def _request(self, ends: dict[int, int]) -> Request[PushResult]:
         """A request for pushes whose last records are `ends` (server -> sequence)."""
-        self._last_push.update(ends)
         self._worker.note_push()
         worker = self._worker
         # Under BSP nothing happens to a push before the clock ends: it may travel with the tick.
@@ -84,4 +82,4 @@ class Handle:
                 server
             )
 
-        return Request(advance, finish, late, worker.timeout_s, worker.control.poll)
+        return PolledRequest(advance, finish, late, worker.timeout_s, worker.control.poll)

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpips import _native
 from mpips.errors import ConfigError
 from mpips.handles.base import Handle, as_float32
-from mpips.model.consistency import BSP, needs_base
+from mpips.model.consistency import BSP, SSP, needs_base
 from mpips.model.table import DenseTable
-from mpips.requests import PushResult, Request
+from mpips.requests import PolledRequest, PushResult, Request, stalled_after
+from mpips.transport.channel import ShmChannel
 
 if TYPE_CHECKING:
     from mpips.placement import ShardRange
     from mpips.worker import Worker
 
 Float32 = NDArray[np.float32]
+
+_BOUNCE_BYTES = 256 << 10  # larger updates than this are worth a buffer of their own
 Int64 = NDArray[np.int64]
 
 
@@ -32,6 +37,80 @@ class DenseHandle(Handle):
         super().__init__(worker, index, table)
         self.shape = table.shape
         self._shards = shards
+        self._port = self._make_port(table)
+
+    def _make_port(self, table: DenseTable) -> _native.DensePort | None:
+        """The short way, where all servers share this node and pushes go as they are."""
+        worker, model = self._worker, table.consistency
+        parts = []
+        oversubscribed = False
+        for part in self._shards:
+            channel = worker.channels[part.server]
+            if not isinstance(channel, ShmChannel):
+                return None
+            oversubscribed = channel.oversubscribed
+            parts.append((channel.memory, channel.layout, channel.writer, part.start, part.stop))
+        if needs_base(model) or table.clip_norm > 0:
+            return None
+        return _native.DensePort(
+            worker.clock_state,
+            self._index,
+            list(self.shape),
+            parts,
+            isinstance(model, BSP),
+            model.bound if isinstance(model, SSP) else -1,
+            table.check_finite,
+            oversubscribed,
+            worker.staging,
+            PushResult,
+        )
+
+    def _push_by_port(self, update: Float32) -> Request[PushResult] | None:
+        assert self._port is not None
+        request = self._port.push(update, self)
+        if (
+            request is None
+            and not self._port.has_bounce
+            and 4 * math.prod(self.shape) > _BOUNCE_BYTES
+        ):
+            self._add_bounces()
+            request = self._port.push(update, self)
+        while request is False:
+            self._wait_for_room()
+            request = self._port.push(update, self)
+        return request
+
+    def _add_bounces(self) -> None:
+        """Staging memory for updates from ordinary memory, which are copied there to be read in place."""
+        assert self._port is not None
+        n_bytes = 4 * math.prod(self.shape)
+        for _ in range(2):
+            offset = self._worker.reserve_staging(n_bytes, 0.5)
+            if offset is not None:
+                self._port.add_bounce(offset)
+
+    def _wait_for_room(self) -> None:
+        assert self._port is not None
+        worker, port = self._worker, self._port
+        worker.control.state = f"pushing {self.name!r}"
+        for part in self._shards:
+            worker.channels[part.server].writer.count_credit_stall()
+
+        def late() -> str:
+            for part in self._shards:
+                if worker.channels[part.server].writer.credits == 0:
+                    return (
+                        f"server {part.server} has taken no record from its full ring"
+                        f"{worker.blame(part.server)}"
+                    )
+            server = self._shards[port.waits_for()].server
+            return (
+                f"server {server} has not taken the push of table {self.name!r} before the last"
+                f"{worker.blame(server)}"
+            )
+
+        worker.wait_until(lambda: port.wait_room(0.02), late)
+        worker.control.state = "computing"
 
     def pull(self, out: Float32 | None = None) -> Float32:
         """Fetch the current values. Not collective; blocks until they satisfy the consistency model.
@@ -50,7 +129,9 @@ class DenseHandle(Handle):
         """
         if out is None:
             out = np.empty(self.shape, np.float32)
-        elif out.dtype != np.float32 or out.shape != self.shape or not out.flags.c_contiguous:
+        if self._port is not None and self._port.pull(out, self):
+            return out
+        if out.dtype != np.float32 or out.shape != self.shape or not out.flags.c_contiguous:
             raise ValueError(f"out must be a C-contiguous float32 array of shape {self.shape}")
         self._worker.control.state = f"pulling {self.name!r}"
         self._settle()
@@ -73,7 +154,7 @@ class DenseHandle(Handle):
         def late() -> str:
             return self._late_text(self._shards[0].server)
 
-        return Request(
+        return PolledRequest(
             ready, lambda: self.pull(out), late, self._worker.timeout_s, self._worker.control.poll
         )
 
@@ -121,6 +202,9 @@ class DenseHandle(Handle):
             ValueError: Wrong shape, NaN or infinity.
             StallError: A server has not taken records for the job's timeout.
         """
+        request = self._push_by_port(update) if self._port is not None else None
+        if request is not None:
+            return request
         update = as_float32("the update", update, self.shape)
         if base is not None:
             base = (
@@ -168,9 +252,9 @@ class DenseHandle(Handle):
         version, clock = self._worker.minimum_clock(self._table)
         for part in self._shards:
             channel = self._worker.channels[part.server]
-            last = self._last_push.get(part.server)
+            pushed = channel.writer.pushed_before(self._index)
             bsp = isinstance(self._table.consistency, BSP)
-            if last is not None and not bsp and not channel.wait_applied(last + 1, max_s):
+            if pushed and not bsp and not channel.wait_applied(pushed, max_s):
                 return False
             if (version or clock) and not channel.wait_head(self._index, version, clock, max_s):
                 return False
@@ -180,6 +264,29 @@ class DenseHandle(Handle):
         self._worker.wait_until(
             lambda: self._settled(0.02), lambda: self._late_text(self._shards[0].server)
         )
+
+    # What follows serves the port.
+
+    def poll(self) -> None:
+        """Look at signals and the scheduler."""
+        self._worker.control.poll()
+
+    def wait_for_push(self, request: _native.PushRequest, timeout: float | None) -> PushResult:
+        """Wait for a push of the port as long as it takes; see Request.wait."""
+        worker = self._worker
+        limit_s = worker.timeout_s if timeout is None else timeout
+        worker.control.state = f"waiting for a push of {self.name!r}"
+
+        def late() -> str:
+            server = self._shards[request.missing()].server
+            return f"server {server} has not taken a push of table {self.name!r}" + worker.blame(
+                server
+            )
+
+        stalled_after(limit_s, request.advance, late, worker.control.poll)
+        worker.control.state = "computing"
+        result: PushResult = request.result()
+        return result
 
     def _late_text(self, server: int) -> str:
         for part in self._shards:

@@ -12,7 +12,7 @@ from mpips import _native
 from mpips.handles.base import Handle, as_float32
 from mpips.model.consistency import BSP, needs_base
 from mpips.model.table import EmbeddingTable
-from mpips.requests import PushResult, Request
+from mpips.requests import PolledRequest, PushResult, Request
 
 if TYPE_CHECKING:
     from mpips.worker import Worker
@@ -118,7 +118,7 @@ class EmbeddingHandle(Handle):
                 server
             )
 
-        return Request(advance, finish, late, worker.timeout_s, worker.control.poll)
+        return PolledRequest(advance, finish, late, worker.timeout_s, worker.control.poll)
 
     def push(self, keys: Int64, rows: Float32, base: Float32 | None = None) -> Request[PushResult]:
         """Send updates (gradients) of rows. Not collective; blocks only while a ring is full.

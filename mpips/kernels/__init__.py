@@ -23,6 +23,7 @@ __all__ = [
     "all_finite",
     "available_kernels",
     "compensate",
+    "copy_finite",
     "kernels_name",
     "scale",
     "update",
@@ -73,6 +74,20 @@ def scale(dst: Float32, factor: float, kernels: str | None = None) -> None:
 def all_finite(src: Float32, kernels: str | None = None) -> bool:
     """True if `src` holds neither NaN nor infinity; stops at the first."""
     return _native.all_finite(src, kernels)
+
+
+def copy_finite(
+    dst: Float32, src: Float32, past_caches: bool = False, kernels: str | None = None
+) -> bool:
+    """`dst = src`; True if `src` holds neither NaN nor infinity. One pass.
+
+    With `past_caches` the stores go around the caches: for arrays larger than these. `dst` must then
+    lie at a multiple of 64 bytes.
+
+    Raises:
+        ValueError: Sizes differ, or `dst` does not lie so.
+    """
+    return _native.copy_finite(dst, src, past_caches, kernels)
 
 
 def compensate(

@@ -202,6 +202,12 @@ def all_finite(src: Float32) -> bool:
     return bool(np.isfinite(src).all())
 
 
+def copy_finite(dst: Float32, src: Float32) -> bool:
+    """`dst = src`; True if there is neither NaN nor infinity."""
+    dst[:] = src
+    return all_finite(src)
+
+
 def compensate(
     out: Float32, gradient: Float32, values: Float32, base: Float32, lambda_: float
 ) -> None:

@@ -92,9 +92,9 @@ class MemoryChannel:
         """`memory` is the server's region; `writer` writes this worker's mailbox in it."""
         self.writer = writer
         self.layout = layout
-        self._memory = memory
+        self.memory = memory
         self._n_workers = n_workers
-        self._oversubscribed = oversubscribed
+        self.oversubscribed = oversubscribed
 
     def send(self) -> None:
         """Nothing to carry: the stamp is already in the server's memory."""
@@ -104,35 +104,33 @@ class MemoryChannel:
 
     def wait_applied(self, count: int, max_s: float) -> bool:
         """See Channel."""
-        return self.writer.wait_applied(count, max_s, self._oversubscribed)
+        return self.writer.wait_applied(count, max_s, self.oversubscribed)
 
     def wait_credit(self, max_s: float) -> bool:
         """See Channel."""
-        return self.writer.wait_credit(max_s, self._oversubscribed)
+        return self.writer.wait_credit(max_s, self.oversubscribed)
 
     def wait_collected(self, before: int, max_s: float) -> bool:
         """See Channel."""
-        return self.writer.wait_collected(before, max_s, self._oversubscribed)
+        return self.writer.wait_collected(before, max_s, self.oversubscribed)
 
     def wait_head(self, table: int, version: int, min_clock: int, max_s: float) -> bool:
         """See Channel."""
         offset = self.layout.head_offset(table)
         return _native.wait_head(
-            self._memory, offset, version, min_clock, max_s, self._oversubscribed
+            self.memory, offset, version, min_clock, max_s, self.oversubscribed
         )
 
     def read_version(self, table: int) -> int:
         """See Channel."""
         return whole_version(
-            lambda: _native.read_head(self._memory, self.layout.head_offset(table)), table
+            lambda: _native.read_head(self.memory, self.layout.head_offset(table)), table
         )
 
     def read_dense(self, table: int, out: Float32, max_s: float) -> bool:
         """See Channel."""
         version = self.read_version(table)
-        if not _native.copy_dense(
-            self._memory, self.layout, table, out, max_s, self._oversubscribed
-        ):
+        if not _native.copy_dense(self.memory, self.layout, table, out, max_s, self.oversubscribed):
             return False
         self.writer.set_base_version(table, version)
         return True
@@ -140,18 +138,18 @@ class MemoryChannel:
     def view(self, table: int) -> Float32 | None:
         """See Channel."""
         self.writer.set_base_version(table, self.read_version(table))
-        return _native.dense_view(self._memory, self.layout, table)
+        return _native.dense_view(self.memory, self.layout, table)
 
     def clocks(self) -> list[int]:
         """See Channel."""
         start = self.layout.clocks_offset
         step = _native.CLOCK_LINE_BYTES
-        words = [_native.read_word(self._memory, start + w * step) for w in range(self._n_workers)]
+        words = [_native.read_word(self.memory, start + w * step) for w in range(self._n_workers)]
         return [0 if word is None else word for word in words]
 
     def turn(self) -> int:
         """See Channel."""
-        return _native.read_word(self._memory, self.layout.turn_offset) or 0
+        return _native.read_word(self.memory, self.layout.turn_offset) or 0
 
 
 class ShmChannel(MemoryChannel):

@@ -8,5 +8,6 @@ PYBIND11_MODULE(_native, m) {
   mpips::register_keys(m);
   mpips::register_data(m);
   mpips::register_ring(m);
+  mpips::register_port(m);
   mpips::register_server(m);
 }

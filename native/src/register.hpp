@@ -8,6 +8,7 @@ void register_kernels(pybind11::module_& m);
 void register_keys(pybind11::module_& m);
 void register_data(pybind11::module_& m);
 void register_ring(pybind11::module_& m);
+void register_port(pybind11::module_& m);
 void register_server(pybind11::module_& m);
 
 }  // namespace mpips

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import subprocess
 import sys
@@ -232,6 +233,36 @@ def test_all_finite_does_not_look_beyond_the_end(isa):
         assert kernels.all_finite(values[10 : 10 + n], kernels=isa)
 
 
+@pytest.mark.parametrize("past_caches", [False, True])
+def test_copy_finite_copies_everything_and_tells_of_each_position(isa, past_caches):
+    for n in range(1, 70):
+        whole = np.empty(n + 32, np.float32)
+        start = -whole.ctypes.data // 4 % 16  # stores past the caches need a multiple of 64 bytes
+        copied, expected = whole[start : start + n], np.empty(n, np.float32)
+        values = array(n, n)
+        assert kernels.copy_finite(copied, values, past_caches, kernels=isa)
+        assert_same_bits(copied, values)
+        for i, bad in itertools.product(range(n), (np.nan, np.inf, -np.inf)):
+            values[i], kept = bad, values[i]
+            copied[:] = 0.0
+            assert not kernels.copy_finite(copied, values, past_caches, kernels=isa), (n, i)
+            assert not reference.copy_finite(expected, values)
+            assert_same_bits(copied, expected)
+            values[i] = kept
+
+
+def test_copy_finite_stays_inside_and_refuses_what_it_cannot_store(isa):
+    whole = np.full(100, 7.0, np.float32)
+    assert kernels.copy_finite(whole[10:43], np.zeros(33, np.float32), kernels=isa)
+    assert (whole[:10] == 7.0).all()
+    assert (whole[43:] == 7.0).all()
+    start = -whole.ctypes.data // 4 % 16 + 1
+    with pytest.raises(ValueError, match="64 bytes"):
+        kernels.copy_finite(whole[start : start + 8], np.zeros(8, np.float32), True, kernels=isa)
+    with pytest.raises(ValueError, match="src"):
+        kernels.copy_finite(whole, np.zeros(8, np.float32), kernels=isa)
+
+
 def test_arrays_are_never_converted():
     config = config_of("momentum")
     values, state, gradient = (np.zeros(8, np.float32) for _ in range(3))
@@ -314,6 +345,8 @@ CALLS = [
 @pytest.mark.parametrize("call", CALLS)
 def test_bad_environment_variable_raises_at_first_use_not_at_import(call):
     code = f"""
+import itertools
+
 import numpy as np
 from mpips import kernels
 from mpips.errors import KernelError

@@ -26,6 +26,8 @@ struct Avx2 {
   }
   static bool all(Avx2 mask) noexcept { return _mm256_movemask_ps(mask.v) == 0xff; }
   void store(float* p) const noexcept { _mm256_storeu_ps(p, v); }
+  void stream(float* p) const noexcept { _mm256_stream_ps(p, v); }
+  static void fence() noexcept { _mm_sfence(); }
   void store_first(float* p, std::size_t n) const noexcept {
     _mm256_maskstore_ps(p, first_lanes(n), v);
   }

@@ -23,6 +23,8 @@ struct Avx512 {
   }
   static bool all(__mmask16 mask) noexcept { return mask == 0xffff; }
   void store(float* p) const noexcept { _mm512_storeu_ps(p, v); }
+  void stream(float* p) const noexcept { _mm512_stream_ps(p, v); }
+  static void fence() noexcept { _mm_sfence(); }
   void store_first(float* p, std::size_t n) const noexcept {
     _mm512_mask_storeu_ps(p, first_lanes(n), v);
   }

@@ -121,6 +121,19 @@ bool all_finite(const Floats& src, const std::optional<std::string>& kernels_nam
   return table.all_finite(from, n);
 }
 
+bool copy_finite(Floats& dst, const Floats& src, bool past_caches,
+                 const std::optional<std::string>& kernels_name) {
+  const KernelTable& table = table_named(kernels_name);
+  require_size(src, size_of(dst), "src");
+  float* to = dst.mutable_data();
+  const float* from = src.data();
+  const std::size_t n = size_of(dst);
+  if (past_caches && reinterpret_cast<std::uintptr_t>(to) % 64 != 0)
+    throw py::value_error("dst must lie at a multiple of 64 bytes to be written past the caches");
+  const Release release;
+  return past_caches ? table.stream_finite(to, from, n) : table.copy_finite(to, from, n);
+}
+
 void compensate(Floats& out, const Floats& gradient, const Floats& values, const Floats& base,
                 float lambda, const std::optional<std::string>& kernels_name) {
   const KernelTable& table = table_named(kernels_name);
@@ -169,6 +182,8 @@ void register_kernels(py::module_& m) {
         py::arg("gradient").noconvert(), py::arg("step"), py::arg("gradient_scale"), kernels_arg);
   m.def("add", &add, py::arg("dst").noconvert(), py::arg("src").noconvert(), kernels_arg);
   m.def("scale", &scale, py::arg("dst").noconvert(), py::arg("factor"), kernels_arg);
+  m.def("copy_finite", &copy_finite, py::arg("dst").noconvert(), py::arg("src").noconvert(),
+        py::arg("past_caches"), kernels_arg);
   m.def("all_finite", &all_finite, py::arg("src").noconvert(), kernels_arg);
   m.def("compensate", &compensate, py::arg("out").noconvert(), py::arg("gradient").noconvert(),
         py::arg("values").noconvert(), py::arg("base").noconvert(), py::arg("lambda_"),

@@ -50,6 +50,10 @@ struct KernelTable {
   void (*scale)(float* dst, float a, std::size_t n) noexcept;
   // True if there is no NaN and no infinity.
   bool (*all_finite)(const float* src, std::size_t n) noexcept;
+  // dst = src; true if there is no NaN and no infinity.
+  bool (*copy_finite)(float* dst, const float* src, std::size_t n) noexcept;
+  // The same past the caches; dst at a multiple of 64 bytes. Complete when it returns.
+  bool (*stream_finite)(float* dst, const float* src, std::size_t n) noexcept;
   // out = g + lambda * g * g * (w - base); out may be g (DC-ASGD, Zheng et al., ICML 2017).
   void (*compensate)(float* out, const float* g, const float* w, const float* base, float lambda,
                      std::size_t n) noexcept;

@@ -75,6 +75,38 @@ bool all_finite(const float* src, std::size_t n) noexcept {
 }
 
 template <class V>
+bool copy_finite(float* dst, const float* src, std::size_t n) noexcept {
+  const V greatest = V::set(__FLT_MAX__);
+  bool finite = true;
+  std::size_t i = 0;
+  for (; i + V::width <= n; i += V::width) {
+    const V v = V::load(src + i);
+    finite &= V::all(less_equal(abs(v), greatest));
+    v.store(dst + i);
+  }
+  if (i == n) return finite;
+  const V v = V::load_first(src + i, n - i);
+  v.store_first(dst + i, n - i);
+  return finite && V::all(less_equal(abs(v), greatest));
+}
+
+// For copies larger than the caches: the destination is not read before it is written. It must lie
+// at a multiple of the vector's size.
+template <class V>
+bool stream_finite(float* dst, const float* src, std::size_t n) noexcept {
+  const V greatest = V::set(__FLT_MAX__);
+  bool finite = true;
+  std::size_t i = 0;
+  for (; i + V::width <= n; i += V::width) {
+    const V v = V::load(src + i);
+    finite &= V::all(less_equal(abs(v), greatest));
+    v.stream(dst + i);
+  }
+  V::fence();
+  return copy_finite<V>(dst + i, src + i, n - i) && finite;
+}
+
+template <class V>
 inline V compensated(V g, V w, V base, V lambda) noexcept {
   return g + lambda * g * g * (w - base);
 }
@@ -101,6 +133,8 @@ constexpr KernelTable table_of(const char* name) {
           add<V>,
           scale<V>,
           all_finite<V>,
+          copy_finite<V>,
+          stream_finite<V>,
           compensate<V>};
 }
 

@@ -13,6 +13,8 @@ struct Scalar {
   static Scalar load_first(const float* p, std::size_t) noexcept { return {*p}; }
   static bool all(bool mask) noexcept { return mask; }
   void store(float* p) const noexcept { *p = v; }
+  void stream(float* p) const noexcept { *p = v; }
+  static void fence() noexcept {}
   void store_first(float* p, std::size_t) const noexcept { *p = v; }
 };
 

@@ -266,6 +266,7 @@ void bind_writer(py::module_& m) {
           },
           py::arg("max_s"), py::arg("oversubscribed"), Release())
       .def("count_credit_stall", &RingWriter::count_credit_stall)
+      .def("pushed_before", &RingWriter::pushed_before, py::arg("table"))
       .def("base_version", &RingWriter::base_version, py::arg("table"))
       .def("set_base_version", &RingWriter::set_base_version, py::arg("table"), py::arg("version"))
       .def(

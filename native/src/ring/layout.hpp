@@ -79,10 +79,13 @@ struct ReplyHeader {
 };
 static_assert(sizeof(ReplyHeader) == line_bytes);
 
-// Written by the server, read by one worker.
+// Written by the server, read by one worker. The results of the last records lie beside the
+// acknowledgement, so that a worker that waits for its push reads one line.
+constexpr std::size_t recent_results = 4;
 struct AckLine {
-  PairWord applied;  // number of records consumed: the next sequence number expected
-  std::uint64_t pad[6];
+  PairWord applied;                      // number of records consumed: the next number expected
+  std::uint64_t recent[recent_results];  // result words by sequence number modulo their count
+  std::uint64_t pad[2];
 };
 static_assert(sizeof(AckLine) == line_bytes);
 

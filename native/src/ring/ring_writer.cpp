@@ -4,6 +4,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "kernels/kernel_table.hpp"
 #include "ring/backoff.hpp"
 #include "ring/checksum.hpp"
 
@@ -33,6 +34,7 @@ RingWriter::RingWriter(std::uint8_t* mailbox, const RingGeometry& geometry, std:
       generation_(generation),
       checksums_(checksums),
       base_(n_tables, 0),
+      pushed_before_(n_tables, 0),
       past_(history),
       role_(geometry.n_slots, 0) {}
 
@@ -41,11 +43,18 @@ RingWriter::RingWriter(std::uint8_t* mailbox, const RingGeometry& geometry, std:
 std::uint64_t RingWriter::applied() noexcept {
   consumed_ = read_pair_spin(&box_.ack->applied, consumed_);
   for (; retired_ < consumed_; ++retired_) {
-    const std::uint64_t word = load_acquire(box_.result(retired_));
+    const std::uint64_t word = result_word(retired_);
     if (!result_is_of(word, retired_)) break;
     retire(retired_, word);
   }
   return retired_;
+}
+
+// From the line of the acknowledgement while it is there: the server may be writing the result of a
+// later record in its place, which the number in the word tells.
+std::uint64_t RingWriter::result_word(std::uint64_t sequence) const noexcept {
+  const std::uint64_t word = load_acquire(&box_.ack->recent[sequence % recent_results]);
+  return result_is_of(word, sequence) ? word : load_acquire(box_.result(sequence));
 }
 
 std::size_t RingWriter::credits() noexcept {
@@ -78,7 +87,10 @@ void RingWriter::finish_record(RecordHeader* h, std::uint8_t role) noexcept {
   }
   std::memcpy(slot, h, sizeof *h);
   role_[next_ % box_.geometry.n_slots] = role;
-  counters_.pushed += role == role_push_end;
+  if (role == role_push_end) {
+    ++counters_.pushed;
+    pushed_before_[h->table] = next_ + 1;
+  }
   store_release(box_.stamp(next_), next_ + 1);
   ++next_;
 }
@@ -109,6 +121,22 @@ std::size_t RingWriter::push_dense(std::uint16_t table, std::uint32_t clock, con
     finish_record(&h, done == n ? role_push_end : role_other);
   }
   return done;
+}
+
+bool RingWriter::push_whole(std::uint16_t table, std::uint32_t clock, const float* update,
+                            std::size_t n, bool check_finite) {
+  if (credits() == 0) return false;
+  RecordHeader h = header(RecordKind::push_dense, table, clock);
+  h.flags = static_cast<std::uint16_t>(flag_first | flag_last);
+  h.count = static_cast<std::uint32_t>(n);
+  h.payload_bytes = static_cast<std::uint32_t>(n * sizeof(float));
+  auto* to = reinterpret_cast<float*>(box_.slot(next_) + sizeof h);
+  if (!check_finite)
+    std::memcpy(to, update, n * sizeof(float));
+  else if (!kernels().copy_finite(to, update, n))
+    return false;
+  finish_record(&h, role_push_end);
+  return true;
 }
 
 bool RingWriter::push_staged(std::uint16_t table, std::uint32_t clock, StagedPayload where,

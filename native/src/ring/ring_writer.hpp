@@ -48,6 +48,10 @@ class RingWriter {
   // Each continues from element (row) `done` and returns how far it came before credits ran out.
   std::size_t push_dense(std::uint16_t table, std::uint32_t clock, const float* update,
                          const float* base, std::size_t n, std::size_t done);
+  // A push that fits into one record, copied as it is checked. False, with nothing written: there
+  // is no credit, or (with `check_finite`) it holds NaN or infinity.
+  bool push_whole(std::uint16_t table, std::uint32_t clock, const float* update, std::size_t n,
+                  bool check_finite);
   bool push_staged(std::uint16_t table, std::uint32_t clock, StagedPayload where, std::size_t n);
   std::size_t push_rows(std::uint16_t table, std::uint32_t clock, const std::int64_t* keys,
                         const float* rows, const float* base, std::size_t n, std::size_t dim,
@@ -62,6 +66,9 @@ class RingWriter {
   // replies into the mirror before it calls `collect`.
   std::vector<std::pair<std::uint64_t, std::size_t>> open_pulls() const;
   std::uint64_t open_pulls_end() const noexcept;
+
+  // One more than the number of the record that ended the last push to a table; 0: no push yet.
+  std::uint64_t pushed_before(std::uint16_t table) const { return pushed_before_.at(table); }
 
   std::uint64_t base_version(std::uint16_t table) const { return base_.at(table); }
   void set_base_version(std::uint16_t table, std::uint64_t v) { base_.at(table) = v; }
@@ -88,6 +95,7 @@ class RingWriter {
   RecordHeader header(RecordKind kind, std::uint16_t table, std::uint32_t clock) const noexcept;
   void finish_record(RecordHeader* h, std::uint8_t role) noexcept;
   void reply_is_late(std::uint64_t sequence);
+  std::uint64_t result_word(std::uint64_t sequence) const noexcept;
   void retire(std::uint64_t sequence, std::uint64_t result) noexcept;
 
   Mailbox box_;
@@ -95,7 +103,7 @@ class RingWriter {
   std::uint32_t generation_;
   bool checksums_;
   std::uint64_t next_ = 0, published_ = 0, consumed_ = 0, retired_ = 0;
-  std::vector<std::uint64_t> base_;
+  std::vector<std::uint64_t> base_, pushed_before_;
   std::deque<OpenPull> pulls_;
   std::vector<Past> past_;
   std::vector<std::uint8_t> role_;  // of the record in each slot: 1 end of a push, 2 tick

@@ -44,11 +44,12 @@ PythonUpdate python_update(py::object rule) {
 }
 
 // Calls back at most every `interval_s`; a server with remote peers enters MPI there.
-Progress throttled(py::object callback, double interval_s) {
+Progress throttled(py::object callback, double interval_s, std::shared_ptr<bool> wanted) {
   if (callback.is_none()) return {};
   auto shared = std::make_shared<py::object>(std::move(callback));
   auto last = std::make_shared<double>(now_s());
-  return [shared, last, interval_s] {
+  return [shared, last, interval_s, wanted] {
+    if (!*wanted) return;
     if (now_s() - *last < interval_s) return;
     py::gil_scoped_acquire acquire;
     (*shared)();
@@ -78,7 +79,7 @@ class Server {
          bool oversubscribed, py::object progress, double progress_interval_s)
       : region_(&region),
         layout_(layout),
-        progress_(throttled(std::move(progress), progress_interval_s)),
+        progress_(throttled(std::move(progress), progress_interval_s, has_remote_peers_)),
         core_(region.data(), layout, generation, backup, oversubscribed) {
     if (region.writable_bytes() < layout.total_bytes())
       throw py::value_error("the region is smaller than its layout");
@@ -146,10 +147,12 @@ class Server {
   std::size_t n_rows(std::uint16_t table) const { return embedding_.at(table)->n_rows(); }
 
   ServerCore& core() { return core_; }
+  void set_remote_peers(bool any) { *has_remote_peers_ = any; }
 
  private:
   SharedMemory* region_;
   Layout layout_;
+  std::shared_ptr<bool> has_remote_peers_ = std::make_shared<bool>(true);
   Progress progress_;
   ServerCore core_;
   std::map<std::uint16_t, DenseShard*> dense_;
@@ -210,6 +213,7 @@ void register_server(py::module_& m) {
       .def(
           "set_patience", [](Server& s, double seconds) { s.core().set_patience(seconds); },
           py::arg("seconds"))
+      .def("set_remote_peers", &Server::set_remote_peers, py::arg("any"))
       .def("start", [](Server& s) { s.core().start(); })
       .def(
           "drain",
@@ -220,7 +224,15 @@ void register_server(py::module_& m) {
       .def(
           "stats", [](Server& s, std::uint16_t t) { return stats_dict(s.core(), t); },
           py::arg("table"))
-      .def("counters", [](Server& s) { return s.core().counters(); })
+      .def("counters",
+           [](Server& s) {
+             const ServerCounters& c = s.core().counters();
+             py::dict d;
+             d["records"] = c.records;
+             d["retries"] = c.retries;
+             d["clocks"] = c.clocks;
+             return d;
+           })
       .def(
           "version", [](Server& s, std::uint16_t t) { return s.core().version(t); },
           py::arg("table"))

@@ -1,6 +1,7 @@
 #include "server/dense_shard.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 namespace mpips {
 
@@ -88,10 +89,17 @@ void DenseShard::apply_python(const Update& update, float scale, float lambda, s
 }
 
 void DenseShard::accumulate(std::size_t buffer, const Update& part) {
+  // The first push of a clock is copied, segment by segment; what comes after it is added.
   Buffer& sum = accumulator_[buffer];
-  if (!sum.used) sum.update.assign(n_, 0.0F);
+  if (!sum.used) {
+    sum.update.resize(n_);
+    sum.filled = 0;
+  }
   sum.used = true;
-  kernels().add(sum.update.data() + part.offset, part.values, part.count);
+  float* to = sum.update.data() + part.offset;
+  if (sum.filled == n_) return kernels().add(to, part.values, part.count);
+  std::memcpy(to, part.values, part.count * sizeof(float));
+  sum.filled += part.count;
 }
 
 bool DenseShard::apply_accumulated(const std::vector<std::size_t>& buffers, float scale,

@@ -30,7 +30,8 @@ class DenseShard final : public Shard {
  private:
   struct Buffer {
     std::vector<float> update, base;
-    bool used = false;
+    bool used = false;       // assembly: there is a base; accumulator: holds something
+    std::size_t filled = 0;  // accumulator: elements of the clock's first push that are in
   };
 
   void apply_block(std::size_t block, const Update& update, const UpdateArgs& args, float lambda);

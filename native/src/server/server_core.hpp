@@ -1,6 +1,5 @@
 #pragma once
 
-#include <map>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -36,6 +35,12 @@ struct StagingArea {
   std::size_t bytes = 0;
 };
 
+struct ServerCounters {
+  std::uint64_t records = 0;  // consumed
+  std::uint64_t retries = 0;  // looks at a record that was not whole yet
+  std::uint64_t clocks = 0;   // closed
+};
+
 class EmbeddingShard;
 
 class ServerCore {
@@ -56,7 +61,7 @@ class ServerCore {
   std::size_t drain(double max_s, std::uint32_t max_sleep_us);
 
   const TableStats& stats(std::uint16_t table) const { return tables_.at(table).stats; }
-  const std::map<std::string, std::uint64_t>& counters() const { return counters_; }
+  const ServerCounters& counters() const { return counters_; }
   std::uint64_t version(std::uint16_t table) const { return tables_.at(table).version; }
   const Clocks& clocks() const { return clocks_; }
 
@@ -119,7 +124,7 @@ class ServerCore {
   std::vector<Ring> rings_;
   std::vector<Table> tables_;
   std::vector<StagingArea> staging_;
-  std::map<std::string, std::uint64_t> counters_;
+  ServerCounters counters_;
 };
 
 }  // namespace mpips

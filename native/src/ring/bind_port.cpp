@@ -1,0 +1,211 @@
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <optional>
+
+#include "bind_arrays.hpp"
+#include "register.hpp"
+#include "ring/dense_port.hpp"
+#include "ring/shared_memory.hpp"
+
+namespace py = pybind11;
+
+namespace mpips {
+namespace {
+
+constexpr std::size_t bytes_with_gil = 256 << 10;  // shorter copies are done before others miss it
+constexpr double spin_s = 50e-6;
+
+// Releases the GIL only where it is worth it: giving it back and taking it costs more than a copy
+// of a few KiB.
+class MaybeRelease {
+ public:
+  explicit MaybeRelease(bool really) {
+    if (really) release_.emplace();
+  }
+
+ private:
+  std::optional<py::gil_scoped_release> release_;
+};
+
+// A port with the Python objects that its pointers point into.
+struct BoundPort {
+  DensePort port;
+  std::vector<py::ssize_t> shape;
+  py::object clock, result_type;
+  std::vector<py::object> kept;
+
+  bool fits(py::handle array) const {
+    if (!FloatArray::check_(array)) return false;
+    const auto& a = py::reinterpret_borrow<py::array>(array);
+    const auto n = static_cast<std::size_t>(a.ndim());
+    if (n != shape.size()) return false;
+    for (std::size_t i = 0; i < n; ++i)
+      if (a.shape(static_cast<py::ssize_t>(i)) != shape[i]) return false;
+    return true;
+  }
+
+  void poll(py::handle owner) const {
+    if (port.clock()->poll_due()) owner.attr("poll")();
+  }
+};
+
+// A push that is under way; see mpips.requests.Request. `owner` is the handle that made it: it
+// waits longer than a moment, and knows whom to blame.
+class PushRequest {
+ public:
+  PushRequest(py::object owner, py::object result_type, bool oversubscribed)
+      : owner_(std::move(owner)),
+        result_type_(std::move(result_type)),
+        oversubscribed_(oversubscribed) {}
+
+  std::vector<PushEnd>* ends() noexcept { return &ends_; }
+
+  // Index of the first server part that has not taken its record; the number of parts if all have.
+  std::size_t missing() {
+    while (done_ < ends_.size() && ends_[done_].writer->applied() > ends_[done_].sequence) ++done_;
+    return done_;
+  }
+
+  bool advance(double max_s) {
+    if (missing() == ends_.size()) return true;
+    MaybeRelease release(max_s > spin_s);
+    return wait_until([&] { return missing() == ends_.size(); }, max_s, oversubscribed_);
+  }
+
+  static py::object wait(py::object self, py::object timeout) {
+    auto& request = self.cast<PushRequest&>();
+    if (!request.advance(spin_s))
+      return request.owner_.attr("wait_for_push")(self, std::move(timeout));
+    return request.result();
+  }
+
+  py::object result() {
+    if (!value_) value_ = make_result();
+    return value_;
+  }
+
+ private:
+  py::object make_result() {
+    std::size_t count[9] = {};
+    std::uint64_t staleness = 0;
+    for (const PushEnd& end : ends_) {
+      const std::uint64_t word = end.writer->result(end.sequence);
+      ++count[std::min<std::size_t>(word & 0xff, 8)];
+      staleness = std::max(staleness, staleness_of(word));
+    }
+    const auto of = [&](Outcome o) { return count[static_cast<std::size_t>(o)]; };
+    const std::size_t scaled = of(Outcome::scaled), compensated = of(Outcome::compensated);
+    const py::int_ fields[] = {
+        py::int_(of(Outcome::applied) + scaled + compensated + of(Outcome::accumulated)),
+        py::int_(scaled),
+        py::int_(compensated),
+        py::int_(of(Outcome::rejected)),
+        py::int_(of(Outcome::late)),
+        py::int_(of(Outcome::none)),
+        py::int_(staleness)};
+    PyObject* arguments[std::size(fields)];
+    for (std::size_t i = 0; i < std::size(fields); ++i) arguments[i] = fields[i].ptr();
+    PyObject* made = PyObject_Vectorcall(result_type_.ptr(), arguments, std::size(fields), nullptr);
+    if (made == nullptr) throw py::error_already_set();
+    return py::reinterpret_steal<py::object>(made);
+  }
+
+  py::object owner_, result_type_, value_;
+  std::vector<PushEnd> ends_;
+  std::size_t done_ = 0;
+  bool oversubscribed_;
+};
+
+// (memory, layout, writer, start, stop) of each server's part.
+using PartTuple = std::tuple<py::object, py::object, py::object, std::size_t, std::size_t>;
+
+std::unique_ptr<BoundPort> make_port(py::object clock, std::uint16_t table,
+                                     std::vector<py::ssize_t> shape,
+                                     const std::vector<PartTuple>& list, bool bsp,
+                                     std::int64_t bound, bool check_finite, bool oversubscribed,
+                                     const py::object& staging, py::object result_type) {
+  std::vector<DensePort::Part> parts;
+  std::vector<py::object> kept;
+  for (const auto& [memory, layout, writer, start, stop] : list) {
+    const auto& region = memory.cast<const SharedMemory&>();
+    const auto& where = layout.cast<const Layout&>();
+    const DenseExtent& extent = where.extent(table);
+    if (extent.n != stop - start || where.total_bytes() > region.size())
+      throw py::value_error("a part does not have the length of its shard");
+    parts.push_back({writer.cast<RingWriter*>(), region.data(), start, stop, where.head(table),
+                     extent.versions, extent.values});
+    kept.insert(kept.end(), {memory, writer});
+  }
+  auto port = std::make_unique<BoundPort>(
+      BoundPort{DensePort(clock.cast<WorkerClock*>(), table, std::move(parts), bsp, bound,
+                          check_finite, oversubscribed),
+                std::move(shape), clock, std::move(result_type), std::move(kept)});
+  if (!staging.is_none()) {
+    const auto& memory = staging.cast<const SharedMemory&>();
+    port->port.set_staging(memory.data(), memory.size());
+    port->kept.push_back(staging);
+  }
+  return port;
+}
+
+// A PushRequest; False: there is no room now; None: it must go the general way.
+py::object push(BoundPort& bound, const py::object& update, const py::object& owner) {
+  if (!bound.fits(update)) return py::none();
+  bound.poll(owner);
+  const auto array = py::reinterpret_borrow<FloatArray>(update);
+  auto request =
+      std::make_unique<PushRequest>(owner, bound.result_type, bound.port.oversubscribed());
+  Sent sent = Sent::other_way;
+  {
+    MaybeRelease release(bound.port.size() * sizeof(float) > bytes_with_gil);
+    sent = bound.port.push(array.data(), request->ends());
+  }
+  if (sent == Sent::other_way) return py::none();
+  if (sent == Sent::no_room) return py::bool_(false);
+  return py::cast(std::move(request));
+}
+
+bool pull(BoundPort& bound, const py::object& out, const py::object& owner) {
+  if (!bound.fits(out)) return false;
+  bound.poll(owner);
+  auto array = py::reinterpret_borrow<FloatArray>(out);
+  float* to = array.mutable_data();
+  MaybeRelease release(bound.port.size() * sizeof(float) > bytes_with_gil);
+  return bound.port.pull(to);
+}
+
+}  // namespace
+
+void register_port(py::module_& m) {
+  py::class_<WorkerClock>(m, "WorkerClock")
+      .def(py::init<>())
+      .def_readwrite("now", &WorkerClock::now)
+      .def_readwrite("pushed_at", &WorkerClock::pushed_at);
+  py::class_<PushRequest>(m, "PushRequest")
+      .def(
+          "test", [](PushRequest& r) { return r.advance(0.0); },
+          "True if the push is complete. Does not block.")
+      .def("wait", &PushRequest::wait, py::arg("timeout") = py::none(),
+           "Block until the push is complete and return its PushResult.")
+      .def("advance", &PushRequest::advance, py::arg("max_s"))
+      .def("missing", &PushRequest::missing)
+      .def("result", &PushRequest::result);
+  py::class_<BoundPort>(m, "DensePort")
+      .def(py::init(&make_port), py::arg("clock"), py::arg("table"), py::arg("shape"),
+           py::arg("parts"), py::arg("bsp"), py::arg("bound"), py::arg("check_finite"),
+           py::arg("oversubscribed"), py::arg("staging"), py::arg("result_type"))
+      .def(
+          "add_bounce", [](BoundPort& bound, std::size_t offset) { bound.port.add_bounce(offset); },
+          py::arg("offset"))
+      .def_property_readonly("has_bounce",
+                             [](const BoundPort& bound) { return bound.port.has_bounce(); })
+      .def(
+          "wait_room", [](BoundPort& bound, double max_s) { return bound.port.wait_room(max_s); },
+          py::arg("max_s"), py::call_guard<py::gil_scoped_release>())
+      .def("waits_for", [](const BoundPort& bound) { return bound.port.waits_for(); })
+      .def("push", &push, py::arg("update"), py::arg("owner"))
+      .def("pull", &pull, py::arg("out"), py::arg("owner"));
+}
+
+}  // namespace mpips

@@ -1,0 +1,139 @@
+#include "ring/dense_port.hpp"
+
+namespace mpips {
+namespace {
+
+constexpr double short_wait_s = 100e-6;
+constexpr std::size_t stream_bytes = 16 << 20;  // larger updates do not stay in a cache anyway
+
+}  // namespace
+
+bool DensePort::staged(const float* update) const noexcept {
+  const auto* at = reinterpret_cast<const std::uint8_t*>(update);
+  return staging_ != nullptr && at >= staging_ && at < staging_ + staging_bytes_ &&
+         n_ * sizeof(float) <= static_cast<std::size_t>(staging_ + staging_bytes_ - at);
+}
+
+bool DensePort::fits_records() const noexcept {
+  for (const Part& part : parts_)
+    if ((part.stop - part.start) * sizeof(float) > part.writer->geometry().payload_capacity())
+      return false;
+  return true;
+}
+
+bool DensePort::has_credits() const noexcept {
+  for (const Part& part : parts_)
+    if (part.writer->credits() == 0) return false;
+  return true;
+}
+
+bool DensePort::is_free(const Bounce& bounce) noexcept {
+  for (const PushEnd& end : bounce.ends)
+    if (end.writer->applied() <= end.sequence) return false;
+  return true;
+}
+
+Sent DensePort::push(const float* update, std::vector<PushEnd>* ends) {
+  const bool in_place = staged(update);
+  if (!in_place && !fits_records()) return push_by_bounce(update, ends);
+  if (!has_credits()) return Sent::no_room;
+  if (!in_place) return push_records(update, ends);
+  if (check_finite_ && !kernels().all_finite(update, n_)) return Sent::other_way;
+  push_in_place(update, ends);
+  return Sent::yes;
+}
+
+// With one server the check happens while copying; with several nothing may leave before all of it
+// has been looked at.
+Sent DensePort::push_records(const float* update, std::vector<PushEnd>* ends) {
+  const bool fused = check_finite_ && parts_.size() == 1;
+  if (check_finite_ && !fused && !kernels().all_finite(update, n_)) return Sent::other_way;
+  for (const Part& part : parts_) {
+    if (!part.writer->push_whole(table_, clock_->now, update + part.start, part.stop - part.start,
+                                 fused))
+      return Sent::other_way;
+    ends->push_back({part.writer, part.writer->next_sequence() - 1});
+  }
+  clock_->pushed_at = clock_->now;
+  return Sent::yes;
+}
+
+Sent DensePort::push_by_bounce(const float* update, std::vector<PushEnd>* ends) {
+  if (bounces_.empty()) return Sent::other_way;
+  Bounce& bounce = bounces_[next_bounce_];
+  if (!has_credits() || !is_free(bounce)) return Sent::no_room;
+  auto* to = reinterpret_cast<float*>(staging_ + bounce.offset);
+  const bool large = n_ * sizeof(float) >= stream_bytes;
+  const bool finite =
+      large ? kernels().stream_finite(to, update, n_) : kernels().copy_finite(to, update, n_);
+  if (check_finite_ && !finite) return Sent::other_way;
+  push_in_place(to, ends);
+  bounce.ends = *ends;
+  next_bounce_ = (next_bounce_ + 1) % bounces_.size();
+  return Sent::yes;
+}
+
+void DensePort::push_in_place(const float* update, std::vector<PushEnd>* ends) {
+  for (const Part& part : parts_) {
+    const auto* from = reinterpret_cast<const std::uint8_t*>(update + part.start);
+    const auto offset = static_cast<std::uint64_t>(from - staging_);
+    part.writer->push_staged(table_, clock_->now, {offset, ~std::uint64_t{0}},
+                             part.stop - part.start);
+    ends->push_back({part.writer, part.writer->next_sequence() - 1});
+  }
+  clock_->pushed_at = clock_->now;
+}
+
+std::size_t DensePort::waits_for() const noexcept {
+  if (bounces_.empty()) return 0;
+  const std::vector<PushEnd>& ends = bounces_[next_bounce_].ends;
+  for (std::size_t i = 0; i < ends.size(); ++i)
+    if (ends[i].writer->applied() <= ends[i].sequence) return i;
+  return 0;
+}
+
+bool DensePort::wait_room(double max_s) {
+  const auto found = [&] {
+    return has_credits() && (bounces_.empty() || is_free(bounces_[next_bounce_]));
+  };
+  return wait_until(found, max_s, oversubscribed_);
+}
+
+// BSP: the values of all workers' previous clocks. SSP: nobody is more than the bound behind.
+// Otherwise, and always, what this worker has pushed.
+bool DensePort::settled() noexcept {
+  const std::uint64_t version = bsp_ ? clock_->now : 0;
+  const std::int64_t behind = static_cast<std::int64_t>(clock_->now) - bound_;
+  const std::uint64_t least = bound_ >= 0 && behind > 0 ? static_cast<std::uint64_t>(behind) : 0;
+  for (const Part& part : parts_) {
+    const std::uint64_t pushed = part.writer->pushed_before(table_);
+    if (!bsp_ && pushed > 0 &&
+        !wait_until([&] { return part.writer->applied() >= pushed; }, short_wait_s,
+                    oversubscribed_))
+      return false;
+    if (version == 0 && least == 0) continue;
+    const auto* head = reinterpret_cast<const TableHead*>(part.region + part.head);
+    if (!wait_until([&] { return head_reached(head, version, least); }, short_wait_s,
+                    oversubscribed_))
+      return false;
+  }
+  return true;
+}
+
+bool DensePort::pull(float* out) {
+  if (!settled()) return false;
+  for (const Part& part : parts_) {
+    const auto* head = reinterpret_cast<const TableHead*>(part.region + part.head);
+    const auto* versions = reinterpret_cast<const PairWord*>(part.region + part.versions);
+    const auto* values = reinterpret_cast<const float*>(part.region + part.values);
+    std::uint64_t version = 0;
+    if (!read_pair(&head->version, &version)) return false;
+    if (!copy_dense(versions, values, 0, part.stop - part.start, out + part.start,
+                    now_s() + short_wait_s, oversubscribed_))
+      return false;
+    part.writer->set_base_version(table_, version);
+  }
+  return true;
+}
+
+}  // namespace mpips
