@@ -14,7 +14,7 @@ from mpips.model.table import DenseTable
 from mpips.worker import Worker
 
 KIB, MIB = 1 << 10, 1 << 20
-CALLS = {4 * KIB: 20000, 64 * KIB: 5000, 4 * MIB: 64, 64 * MIB: 6}
+CALLS = {4 * KIB: 20000, 64 * KIB: 5000, 4 * MIB: 200, 64 * MIB: 16}
 NAMES = {4 * KIB: "4k", 64 * KIB: "64k", 4 * MIB: "4m", 64 * MIB: "64m"}
 BASELINE = "two-sided mpi4py server"
 
