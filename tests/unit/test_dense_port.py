@@ -235,3 +235,46 @@ def test_first_push_of_a_clock_is_copied_and_later_ones_added():
             worker.clock()
         got = worker.table("w").pull()
     assert (got == -sum(floats(n, s) for s in (0, 1, 2, 10, 11, 12))).all()
+
+
+def hint_of(rig, sequence):
+    """The 64-bit word beside the stamp of a record, as a writable array."""
+    geometry = rig.layout.geometry
+    slot = sequence % geometry.n_slots
+    start = rig.layout.mailbox_offset(0) + geometry.stamps_offset + slot * 64 + 8
+    return rig.region.view(start, 8, True).view(np.uint64)
+
+
+def test_a_long_record_is_announced_while_it_is_written():
+    n = 5000
+    rig = Rig(dense(n), slot_bytes=32 * 1024)
+    rig.worker(local=False).table("w").push(np.ones(n, np.float32))
+    assert int(hint_of(rig, 0)[0]) == (1 << 32) | 4 * 4096
+    rig.drain()
+    assert (rig.values() == -1.0).all()
+
+
+@pytest.mark.parametrize("word", [(1 << 32) | 64, (1 << 32) | 0xFFFFFFFF, (2 << 32) | 64, 2**64 - 1])
+def test_a_hint_moves_nothing(word):
+    rig = Rig(dense(4))
+    hint_of(rig, 0)[0] = word
+    assert rig.drain() == 0
+    assert rig.values().tolist() == [0.0] * 4
+    rig.worker(local=False).table("w").push(np.ones(4, np.float32))
+    assert rig.drain() == 1
+    assert rig.values().tolist() == [-1.0] * 4
+
+
+def test_a_record_given_up_half_way_leaves_only_a_hint():
+    n = 5000
+    rig = Rig(dense(n), slot_bytes=32 * 1024)
+    worker = rig.worker(local=False)
+    update = np.ones(n, np.float32)
+    update[-1] = np.nan
+    with pytest.raises(ValueError, match="nothing was sent"):
+        worker.table("w").push(update)
+    assert int(hint_of(rig, 0)[0]) != 0
+    assert rig.drain() == 0
+    worker.table("w").push(np.full(n, 3.0, np.float32))
+    assert rig.drain() == 1
+    assert (rig.values() == -3.0).all()

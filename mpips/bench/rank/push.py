@@ -74,12 +74,16 @@ def _stream(sides: Sides) -> list[Comparison]:
     zero_copy, server = sides.turns(ours, theirs, check_finite=False)
     zero_copy_sums = sums[:]
     sums.clear()
-    checked, _ = sides.turns(ours_checked, theirs)
+    bare: list[float] = []
+    checked, _ = sides.turns(
+        ours_checked, theirs, between=lambda: bare.append(sides.bare_pipeline())
+    )
     rows = {
         "vs_two_sided": (zero_copy, server, "zero-copy push", BASELINE),
         "vs_sum": (zero_copy, zero_copy_sums, "zero-copy push", "in-place sum"),
         "checked_vs_sum": (checked, sums, "zero-copy push with check_finite", "in-place sum"),
         "copy_vs_sum": (copied, sums, "push from ordinary memory", "in-place sum"),
+        "copy_vs_bare": (copied, bare, "push from ordinary memory", "bare copy and sum"),
     }
     return [
         Comparison(

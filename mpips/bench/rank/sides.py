@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mpips.bench.launching import Options
+from mpips.bench.rank.limits import copy_then_sum
 from mpips.bench.rank.ranks import Ranks
 from mpips.bench.rank.two_sided import TwoSidedClient, two_sided
 from mpips.model.consistency import ASP
@@ -43,13 +44,18 @@ class Sides:
         """Size of the table in 1e9 bytes."""
         return self.n_bytes / 1e9
 
+    def bare_pipeline(self) -> float:
+        """Seconds per update of two processes that copy and sum. Collective; see `copy_then_sum`."""
+        return copy_then_sum(self._ranks.comm, self.n, self.calls)
+
     def turns(
         self,
         ours: Callable[[Worker, Any], float],
         theirs: Callable[[TwoSidedClient], float],
         check_finite: bool = True,
+        between: Callable[[], object] = lambda: None,
     ) -> tuple[list[float], list[float]]:
-        """What both return, one value per repetition; meaningful on rank 1."""
+        """What both return, one value per repetition; meaningful on rank 1. All do `between` after each."""
         a: list[float] = []
         b: list[float] = []
         table = DenseTable(
@@ -58,4 +64,5 @@ class Sides:
         for _ in range(self._repetitions):
             self._ranks.session(lambda w: a.append(ours(w, w.table("w"))), [table], servers=1)
             two_sided(self._ranks.comm, self.n, lambda client: b.append(theirs(client)))
+            between()
         return a, b

@@ -15,6 +15,7 @@ namespace {
 
 constexpr std::size_t bytes_with_gil = 256 << 10;  // shorter copies are done before others miss it
 constexpr double spin_s = 50e-6;
+constexpr std::size_t warm_bytes = 128 << 10;
 
 // Releases the GIL only where it is worth it: giving it back and taking it costs more than a copy
 // of a few KiB.
@@ -75,6 +76,8 @@ class PushRequest {
 
   static py::object wait(py::object self, py::object timeout) {
     auto& request = self.cast<PushRequest&>();
+    // Whoever waits may as well prepare the next record.
+    for (const PushEnd& end : request.ends_) end.writer->warm_next_slot(warm_bytes);
     if (!request.advance(spin_s))
       return request.owner_.attr("wait_for_push")(self, std::move(timeout));
     return request.result();

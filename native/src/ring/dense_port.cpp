@@ -53,6 +53,7 @@ Sent DensePort::push_records(const float* update, std::vector<PushEnd>* ends) {
                                  fused))
       return Sent::other_way;
     ends->push_back({part.writer, part.writer->next_sequence() - 1});
+    part.writer->warm_next_slot(4 << 10);
   }
   clock_->pushed_at = clock_->now;
   return Sent::yes;

@@ -151,6 +151,14 @@ inline bool result_is_of(std::uint64_t word, std::uint64_t sequence) noexcept {
 inline Outcome outcome_of(std::uint64_t word) noexcept { return static_cast<Outcome>(word & 0xff); }
 inline std::uint64_t staleness_of(std::uint64_t word) noexcept { return word >> 32; }
 
+// The low half of the record's stamp and the bytes of its payload that are written.
+inline std::uint64_t make_hint(std::uint64_t sequence, std::uint64_t bytes) noexcept {
+  return ((sequence + 1) << 32) | bytes;
+}
+inline bool hint_is_of(std::uint64_t word, std::uint64_t sequence) noexcept {
+  return word >> 32 == ((sequence + 1) & 0xffffffffU);
+}
+
 struct RingGeometry {
   std::uint32_t n_slots;
   std::uint32_t slot_bytes;  // header and payload of one record
@@ -195,6 +203,9 @@ struct Mailbox {
   std::uint64_t* stamp(std::uint64_t sequence) const noexcept {
     return reinterpret_cast<std::uint64_t*>(stamps + (sequence % geometry.n_slots) * line_bytes);
   }
+  // Beside the stamp: how much of a long record a worker of this node has written so far. A hint to
+  // fetch it into the cache, and no more: nothing is read because of it.
+  std::uint64_t* hint(std::uint64_t sequence) const noexcept { return stamp(sequence) + 1; }
   std::uint8_t* slot(std::uint64_t sequence) const noexcept {
     return slots + (sequence % geometry.n_slots) * geometry.slot_bytes;
   }

@@ -13,6 +13,7 @@ namespace {
 
 constexpr std::size_t history = 4096;
 constexpr double reply_patience_s = 2.0;
+constexpr std::size_t hint_floats = 1024;  // 4 KiB
 constexpr std::uint8_t role_other = 0, role_push_end = 1, role_tick = 2;
 
 std::uint16_t segment_flags(std::size_t done, std::size_t count, std::size_t n) noexcept {
@@ -131,12 +132,23 @@ bool RingWriter::push_whole(std::uint16_t table, std::uint32_t clock, const floa
   h.count = static_cast<std::uint32_t>(n);
   h.payload_bytes = static_cast<std::uint32_t>(n * sizeof(float));
   auto* to = reinterpret_cast<float*>(box_.slot(next_) + sizeof h);
-  if (!check_finite)
-    std::memcpy(to, update, n * sizeof(float));
-  else if (!kernels().copy_finite(to, update, n))
-    return false;
+  // The server fetches what is written while the rest is being copied.
+  for (std::size_t done = 0; done < n;) {
+    const std::size_t count = std::min(hint_floats, n - done);
+    if (!kernels().copy_finite(to + done, update + done, count) && check_finite) return false;
+    done += count;
+    if (done < n) store_release(box_.hint(next_), make_hint(next_, done * sizeof(float)));
+  }
   finish_record(&h, role_push_end);
+  last_bytes_ = h.payload_bytes;
   return true;
+}
+
+void RingWriter::warm_next_slot(std::size_t at_most) const noexcept {
+  const std::uint8_t* slot = box_.slot(next_);
+  const std::size_t bytes = std::min(sizeof(RecordHeader) + last_bytes_, at_most);
+  __builtin_prefetch(box_.stamp(next_), 1);
+  for (std::size_t at = 0; at < bytes; at += line_bytes) __builtin_prefetch(slot + at, 1);
 }
 
 bool RingWriter::push_staged(std::uint16_t table, std::uint32_t clock, StagedPayload where,

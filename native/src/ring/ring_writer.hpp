@@ -52,6 +52,9 @@ class RingWriter {
   // is no credit, or (with `check_finite`) it holds NaN or infinity.
   bool push_whole(std::uint16_t table, std::uint32_t clock, const float* update, std::size_t n,
                   bool check_finite);
+  // Takes the lines of the next slot into this core's cache, for a record as long as the last; best
+  // called while there is nothing else to do.
+  void warm_next_slot(std::size_t at_most) const noexcept;
   bool push_staged(std::uint16_t table, std::uint32_t clock, StagedPayload where, std::size_t n);
   std::size_t push_rows(std::uint16_t table, std::uint32_t clock, const std::int64_t* keys,
                         const float* rows, const float* base, std::size_t n, std::size_t dim,
@@ -107,6 +110,7 @@ class RingWriter {
   std::deque<OpenPull> pulls_;
   std::vector<Past> past_;
   std::vector<std::uint8_t> role_;  // of the record in each slot: 1 end of a push, 2 tick
+  std::size_t last_bytes_ = 0;      // of the last record's payload
   PushCounters counters_;
   double bad_reply_since_ = 0.0;
 };

@@ -10,6 +10,7 @@ namespace mpips {
 namespace {
 
 constexpr std::size_t records_per_visit = 16;
+constexpr std::size_t first_fetch = 4096 + sizeof(RecordHeader);  // bytes of a new record
 
 }  // namespace
 
@@ -91,6 +92,9 @@ bool ServerCore::consume_one(std::size_t worker) {
   Ring& ring = rings_[worker];
   if (!stamped(worker)) return false;
   const std::uint8_t* slot = ring.box.slot(ring.next);
+  // What is not on its way yet: all at once rather than one after the other.
+  for (std::size_t at = ring.fetched; at < ring.fetched + first_fetch; at += line_bytes)
+    __builtin_prefetch(slot + at);
   RecordHeader header;
   std::memcpy(&header, slot, sizeof header);
   const std::uint8_t* payload = slot + sizeof header;
@@ -101,6 +105,7 @@ bool ServerCore::consume_one(std::size_t worker) {
   store_release(ring.box.result(ring.next), result);
   store_release(&ring.box.ack->recent[ring.next % recent_results], result);
   ++ring.next;
+  ring.fetched = 0;
   publish(&ring.box.ack->applied, ring.next);
   return true;
 }
@@ -112,12 +117,23 @@ bool ServerCore::stamped(std::size_t worker) {
   const std::uint64_t expected = ring.next + 1;
   const std::uint64_t stamp = load_acquire(ring.box.stamp(ring.next));
   if (stamp == expected) return true;
+  follow_hint(&ring);
   const std::uint64_t n_slots = ring.box.geometry.n_slots;
   if (stamp == (expected > n_slots ? expected - n_slots : 0)) return false;
   if (patience_spent(&ring))
     violation(worker, "a gap: record " + std::to_string(stamp - 1) + " stands where record " +
                           std::to_string(ring.next) + " should be");
   return false;
+}
+
+void ServerCore::follow_hint(Ring* ring) noexcept {
+  const std::uint64_t word = load_relaxed(ring->box.hint(ring->next));
+  if (!hint_is_of(word, ring->next)) return;
+  const std::size_t written =
+      std::min<std::size_t>(word & 0xffffffffU, ring->box.geometry.payload_capacity());
+  const std::uint8_t* payload = ring->box.slot(ring->next) + sizeof(RecordHeader);
+  for (; ring->fetched < written; ring->fetched += line_bytes)
+    __builtin_prefetch(payload + ring->fetched);
 }
 
 bool ServerCore::patience_spent(Ring* ring) {

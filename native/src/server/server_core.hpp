@@ -78,8 +78,9 @@ class ServerCore {
   struct Ring {
     Mailbox box;
     std::uint64_t next = 0;
-    double bad_since = 0.0;  // when the record at the head first looked damaged
-    bool open = false;       // the last push is not complete yet; what follows describes it
+    std::size_t fetched = 0;  // bytes of the record at the head that were asked for by its hint
+    double bad_since = 0.0;   // when the record at the head first looked damaged
+    bool open = false;        // the last push is not complete yet; what follows describes it
     std::uint16_t open_table = 0, open_flags = 0;
     std::uint32_t open_clock = 0;
     std::uint64_t open_end = 0;  // where its next segment starts
@@ -93,6 +94,7 @@ class ServerCore {
   std::size_t pass();
   bool consume_one(std::size_t worker);
   bool stamped(std::size_t worker);
+  static void follow_hint(Ring* ring) noexcept;
   bool patience_spent(Ring* ring);
   bool check(std::size_t worker, const RecordHeader& header, const std::uint8_t* payload);
   void check_clock(std::size_t worker, const RecordHeader& header) const;
