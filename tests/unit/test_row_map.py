@@ -42,6 +42,32 @@ def test_map_agrees_with_a_dict(batches: list[list[int]], absent: list[int]) -> 
     assert rows.find(int64(keys)).tolist() == [model.get(key, NPOS) for key in keys]
 
 
+@pytest.mark.parametrize("n", [0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 300])
+def test_batches_of_any_length_give_each_key_its_own_row(n: int) -> None:
+    # Nearly full, so that many searches go on beyond the home bucket.
+    rows = RowMap(1000)
+    rng = np.random.default_rng(n)
+    known = rng.permutation(10**6)[: rows.capacity - n]
+    rows.find_or_insert(known)
+    model = {key: row for row, key in enumerate(known.tolist())}
+    batch = rng.choice(np.concatenate([known, rng.integers(0, 10**6, 64)]), n)
+    expected = [model.get(key, NPOS) for key in batch.tolist()]
+    assert rows.find(batch).tolist() == expected
+    found, _ = rows.find_or_insert(batch)
+    assert found.tolist() == [model.setdefault(key, len(model)) for key in batch.tolist()]
+
+
+def test_keys_that_share_a_half_are_told_apart() -> None:
+    halves = int64([0, 1, -1, 2**31 - 1, -(2**31), 7])
+    high, low = (a.ravel() for a in np.meshgrid(halves, halves & 0xFFFFFFFF, indexing="ij"))
+    keys = (high << 32) | low
+    known = np.random.default_rng(6).permutation(keys.size) < keys.size // 2
+    rows = RowMap(0)
+    rows.find_or_insert(keys[known])
+    assert rows.find(keys[known]).tolist() == list(range(int(known.sum())))
+    assert (rows.find(keys[~known]) == NPOS).all()
+
+
 @given(batches=batches)
 def test_clear_forgets_every_key_and_keeps_capacity(batches: list[list[int]]) -> None:
     rows = RowMap(0)

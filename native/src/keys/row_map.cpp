@@ -2,6 +2,10 @@
 
 #include <sys/mman.h>
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 #include <algorithm>
 #include <new>
 #include <stdexcept>
@@ -17,16 +21,31 @@ namespace {
 constexpr std::size_t min_buckets = 64;  // one page of memory
 constexpr std::size_t huge_page_bytes = std::size_t{2} << 20;
 
-// How many keys ahead memory is asked for: enough to cover its latency.
-constexpr std::size_t n_ahead = 32;
+// How many keys ahead their home buckets are asked for: enough to cover the latency of memory. And
+// how many ahead, those having come, the bucket after a full one: else a search for an absent key
+// would wait for it.
+constexpr std::size_t n_ahead = 64;
+constexpr std::size_t n_ahead_overflow = 16;
+static_assert((n_ahead & (n_ahead - 1)) == 0 && n_ahead_overflow < n_ahead);
 
-// Bit s is set where slot s of `keys` equals `key`: without branches, for none could be predicted.
-template <class Bucket>
-unsigned equal_slots(const Bucket& bucket, std::int64_t key) noexcept {
+// Bit 2s is set where slot s of `keys` equals `key`: without branches, for none could be predicted.
+// Both versions say the same; SSE2, which has no comparison of 64 bits, compares the halves.
+unsigned equal_slots(const std::int64_t (&keys)[5], std::int64_t key) noexcept {
+#if defined(__SSE2__)
+  const __m128i wanted = _mm_set1_epi64x(key);
+  const auto* pairs = reinterpret_cast<const __m128i*>(keys);
+  const __m128i first = _mm_cmpeq_epi32(_mm_load_si128(pairs), wanted);
+  const __m128i second = _mm_cmpeq_epi32(_mm_load_si128(pairs + 1), wanted);
+  const __m128i third = _mm_cmpeq_epi32(_mm_loadl_epi64(pairs + 2), wanted);
+  const __m128i bytes =
+      _mm_packs_epi16(_mm_packs_epi32(first, second), _mm_packs_epi32(third, third));
+  const auto halves = static_cast<unsigned>(_mm_movemask_epi8(bytes));
+  return halves & (halves >> 1) & 0x155u;
+#else
   unsigned mask = 0;
-  for (unsigned s = 0; s < sizeof(bucket.keys) / sizeof(bucket.keys[0]); ++s)
-    mask |= static_cast<unsigned>(bucket.keys[s] == key) << s;
+  for (unsigned s = 0; s < 5; ++s) mask |= static_cast<unsigned>(keys[s] == key) << (2 * s);
   return mask;
+#endif
 }
 
 }  // namespace
@@ -69,26 +88,26 @@ inline unsigned RowMap::live(const Bucket& bucket) const noexcept {
   return count <= bucket_slots ? count : 0;
 }
 
-inline void RowMap::prefetch(std::int64_t key) const noexcept {
-  __builtin_prefetch(&buckets_[home(key)]);
+inline void RowMap::prefetch_overflow(std::size_t b) const noexcept {
+  __builtin_prefetch(&buckets_[b] + (live(buckets_[b]) == bucket_slots));
 }
 
-inline std::uint32_t RowMap::find_one(std::int64_t key) const noexcept {
-  for (std::size_t b = home(key);; b = (b + 1) & (n_buckets_ - 1)) {
+inline std::uint32_t RowMap::find_one(std::int64_t key, std::size_t b) const noexcept {
+  for (;; b = (b + 1) & (n_buckets_ - 1)) {
     const Bucket& bucket = buckets_[b];
     const unsigned n_live = live(bucket);
-    const unsigned hits = equal_slots(bucket, key) & ((1u << n_live) - 1);
-    if (hits != 0) return bucket.rows[__builtin_ctz(hits)];
+    const unsigned hits = equal_slots(bucket.keys, key) & ((1u << 2 * n_live) - 1);
+    if (hits != 0) return bucket.rows[__builtin_ctz(hits) / 2];
     if (n_live < bucket_slots) return npos;
   }
 }
 
-inline std::uint32_t RowMap::find_or_insert_one(std::int64_t key) noexcept {
-  for (std::size_t b = home(key);; b = (b + 1) & (n_buckets_ - 1)) {
+inline std::uint32_t RowMap::find_or_insert_one(std::int64_t key, std::size_t b) noexcept {
+  for (;; b = (b + 1) & (n_buckets_ - 1)) {
     Bucket& bucket = buckets_[b];
     const unsigned n_live = live(bucket);
-    const unsigned hits = equal_slots(bucket, key) & ((1u << n_live) - 1);
-    if (hits != 0) return bucket.rows[__builtin_ctz(hits)];
+    const unsigned hits = equal_slots(bucket.keys, key) & ((1u << 2 * n_live) - 1);
+    if (hits != 0) return bucket.rows[__builtin_ctz(hits) / 2];
     if (n_live == bucket_slots) continue;
 
     bucket.keys[n_live] = key;
@@ -98,28 +117,39 @@ inline std::uint32_t RowMap::find_or_insert_one(std::int64_t key) noexcept {
   }
 }
 
-// rows[i] = look_up(keys[i]), with the memory of the next keys on its way.
+// rows[i] = look_up(keys[i], its home), with the memory of the next keys on its way. A home is
+// computed once and kept until its turn.
 template <class LookUp>
 void RowMap::look_up_all(const std::int64_t* keys, std::size_t n, std::uint32_t* rows,
                          LookUp look_up) const noexcept {
-  for (std::size_t i = 0; i < std::min(n, n_ahead); ++i) prefetch(keys[i]);
-  const std::size_t n_prefetching = n - std::min(n, n_ahead);
-  for (std::size_t i = 0; i < n_prefetching; ++i) {
-    prefetch(keys[i + n_ahead]);
-    rows[i] = look_up(keys[i]);
+  std::uint32_t homes[n_ahead];  // of key i at i % n_ahead; there are no more than 2^31 buckets
+  const auto ask = [&](std::size_t i) {
+    const std::size_t b = home(keys[i]);
+    homes[i % n_ahead] = static_cast<std::uint32_t>(b);
+    __builtin_prefetch(&buckets_[b]);
+  };
+  for (std::size_t i = 0; i < std::min(n, n_ahead); ++i) ask(i);
+
+  const std::size_t n_asking = n - std::min(n, n_ahead);
+  for (std::size_t i = 0; i < n_asking; ++i) {
+    const std::uint32_t b = homes[i % n_ahead];
+    ask(i + n_ahead);
+    prefetch_overflow(homes[(i + n_ahead_overflow) % n_ahead]);
+    rows[i] = look_up(keys[i], b);
   }
-  for (std::size_t i = n_prefetching; i < n; ++i) rows[i] = look_up(keys[i]);
+  for (std::size_t i = n_asking; i < n; ++i) rows[i] = look_up(keys[i], homes[i % n_ahead]);
 }
 
 void RowMap::find(const std::int64_t* keys, std::size_t n, std::uint32_t* rows) const noexcept {
-  look_up_all(keys, n, rows, [this](std::int64_t key) { return find_one(key); });
+  look_up_all(keys, n, rows, [this](std::int64_t key, std::size_t b) { return find_one(key, b); });
 }
 
 std::size_t RowMap::find_or_insert(const std::int64_t* keys, std::size_t n, std::uint32_t* rows) {
   if (n > capacity() - size_) make_room(keys, n, rows);
 
   const std::size_t before = size_;
-  look_up_all(keys, n, rows, [this](std::int64_t key) { return find_or_insert_one(key); });
+  look_up_all(keys, n, rows,
+              [this](std::int64_t key, std::size_t b) { return find_or_insert_one(key, b); });
   return size_ - before;
 }
 
@@ -138,7 +168,7 @@ void RowMap::reserve(std::size_t n) {
     const Bucket& bucket = buckets_[b];
     for (unsigned s = 0; s < live(bucket); ++s) {
       grown.size_ = bucket.rows[s];  // the row that the insertion gives
-      grown.find_or_insert_one(bucket.keys[s]);
+      grown.find_or_insert_one(bucket.keys[s], grown.home(bucket.keys[s]));
     }
   }
   grown.size_ = size_;

@@ -74,9 +74,9 @@ class RowMap {
 
   std::size_t home(std::int64_t key) const noexcept;
   unsigned live(const Bucket& bucket) const noexcept;
-  void prefetch(std::int64_t key) const noexcept;
-  std::uint32_t find_one(std::int64_t key) const noexcept;
-  std::uint32_t find_or_insert_one(std::int64_t key) noexcept;
+  void prefetch_overflow(std::size_t b) const noexcept;
+  std::uint32_t find_one(std::int64_t key, std::size_t b) const noexcept;
+  std::uint32_t find_or_insert_one(std::int64_t key, std::size_t b) noexcept;
   template <class LookUp>
   void look_up_all(const std::int64_t* keys, std::size_t n, std::uint32_t* rows,
                    LookUp look_up) const noexcept;
