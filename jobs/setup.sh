@@ -244,6 +244,9 @@ install_mpips() {
   local key
   find_xxhash
   key="$(sources) $("$(compiler)" --version | head -n 1) ${MPIPS_XXHASH_DIR:-}"
+  if has_robin_map; then
+    key+=" with robin-map"
+  fi
   if done_before mpips "$key $(installed mpips)" && compgen -G "$venv/lib/python3*/site-packages/mpips/_native*.so" >/dev/null; then
     return 0
   fi

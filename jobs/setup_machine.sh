@@ -135,13 +135,19 @@ compiler() { printf '%s\n' "${CXX:-c++}"; }
 
 has_compiler() { site_command "$(compiler)" >/dev/null; }
 
-has_xxhash() {
+# has_header HEADER FOLDER: the compiler finds it, by itself or in this folder (which may be empty).
+has_header() {
   local flags=()
-  if [[ -n ${MPIPS_XXHASH_DIR:-} ]]; then
-    flags=(-I "$MPIPS_XXHASH_DIR")
+  if [[ -n $2 ]]; then
+    flags=(-I "$2")
   fi
-  has_compiler && echo '#include <xxhash.h>' | "$(compiler)" -E -x c++ "${flags[@]}" - >/dev/null 2>&1
+  has_compiler && echo "#include <$1>" | "$(compiler)" -E -x c++ "${flags[@]}" - >/dev/null 2>&1
 }
+
+has_xxhash() { has_header xxhash.h "${MPIPS_XXHASH_DIR:-}"; }
+
+# What `mpips bench kernels` compares the key map with.
+has_robin_map() { has_header tsl/robin_map.h "${MPIPS_ROBIN_MAP_DIR:-}"; }
 
 # missing MPI HDF5: print one word for everything that pip cannot bring.
 missing() {
@@ -156,6 +162,7 @@ missing() {
 # conveniences: print the packages that are good to have and can be done without.
 conveniences() {
   if ! has_xxhash; then echo libxxhash-dev; fi
+  if ! has_robin_map; then echo robin-map-dev; fi
   if ! command -v h5ls >/dev/null; then echo hdf5-tools; fi
   if ! command -v ip >/dev/null; then echo iproute2; fi
   if ! command -v make >/dev/null; then echo make; fi

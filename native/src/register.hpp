@@ -10,5 +10,6 @@ void register_data(pybind11::module_& m);
 void register_ring(pybind11::module_& m);
 void register_port(pybind11::module_& m);
 void register_server(pybind11::module_& m);
+void register_bench(pybind11::module_& m);
 
 }  // namespace mpips

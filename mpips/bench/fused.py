@@ -1,0 +1,67 @@
+"""Steps of torch's fused optimizers on arrays of ours: what the kernels are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpips.errors import CapabilityError
+
+Float32 = NDArray[np.float32]
+
+# rule -> (class of torch.optim, names of its states).
+FUSED_RULES = {
+    "adam": ("Adam", ("exp_avg", "exp_avg_sq")),
+    "sgd": ("SGD", ()),
+    "adagrad": ("Adagrad", ("sum",)),
+}
+
+
+def fused_step(
+    rule: str, values: Float32, states: Float32, gradient: Float32, lr: float
+) -> Callable[[], None]:
+    """A function that makes one step in place, on one thread.
+
+    The first step, made here, lets torch create its state; from then on it uses `states`.
+
+    Args:
+        rule: A key of FUSED_RULES.
+        values: float32, shape (n,).
+        states: float32, shape (number of states of the rule, n).
+        gradient: float32, shape (n,).
+        lr: Learning rate; everything else is torch's default.
+
+    Raises:
+        CapabilityError: There is no torch, or this one has no such fused rule for CPUs.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise CapabilityError("torch is not installed (pip install torch)") from None
+    class_name, state_names = FUSED_RULES[rule]
+    parameter: Any = torch.nn.Parameter(torch.from_numpy(values))
+    parameter.grad = torch.from_numpy(gradient)
+    try:
+        optimizer = getattr(torch.optim, class_name)([parameter], lr=lr, fused=True)
+        optimizer.step()
+    except (TypeError, RuntimeError) as error:
+        raise CapabilityError(
+            f"torch {torch.__version__} has no fused {class_name} here: {error}"
+        ) from None
+    for name, array in zip(state_names, states, strict=True):
+        mine = torch.from_numpy(array)
+        mine.copy_(optimizer.state[parameter][name])
+        optimizer.state[parameter][name] = mine
+
+    def step() -> None:
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            optimizer.step()
+        finally:
+            torch.set_num_threads(before)
+
+    return step

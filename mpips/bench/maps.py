@@ -1,0 +1,101 @@
+"""Batched look-ups of random keys in the row map, beside those in a map that others use."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpips import _native
+from mpips.bench.launching import BenchError, Options
+from mpips.bench.measure import Comparison, Figure, Findings
+from mpips.errors import CapabilityError
+
+Keys = NDArray[np.int64]
+Rows = NDArray[np.uint32]
+Find = Callable[[Keys], Rows]
+
+N_KEYS, BATCH, N_BATCHES = 10_000_000, 10_000, 20
+N_KEYS_QUICK, BATCH_QUICK, N_BATCHES_QUICK = 20_000, 500, 2
+_INT64 = np.iinfo(np.int64)
+
+
+def measure_map(options: Options) -> Findings:
+    """Look up random keys, present and absent ones; every batch is fresh, both maps get the same."""
+    n_keys, batch, n_batches = (
+        (N_KEYS_QUICK, BATCH_QUICK, N_BATCHES_QUICK)
+        if options.quick
+        else (N_KEYS, BATCH, N_BATCHES)
+    )
+    rng = np.random.default_rng(2)
+    known = _random_keys(rng, n_keys)
+    finds, missing = _make_maps(known)
+    found = Findings()
+    kinds: dict[str, Callable[[], Keys]] = {
+        "present": lambda: known[rng.integers(0, n_keys, batch)],
+        "absent": lambda: _random_keys(rng, batch),
+    }
+    for kind, draw in kinds.items():
+        rates: list[list[float]] = [[] for _ in finds]
+        for turn in range(options.repetitions + 1):
+            seconds = _one_turn(finds, [draw() for _ in range(n_batches)])
+            for rate, s in zip(rates, seconds, strict=True):
+                # The first turn warms up.
+                if turn > 0:
+                    rate.append(batch * n_batches / s / 1e6)
+        _report(found, kind, f"batches of {batch} random {kind} keys among {n_keys}", rates)
+    if missing:
+        found.skipped["map_lookup_vs_robin"] = missing
+    return found
+
+
+def _random_keys(rng: np.random.Generator, n: int) -> Keys:
+    return rng.integers(_INT64.min, _INT64.max, n, endpoint=True)
+
+
+def _make_maps(known: Keys) -> tuple[list[Find], str]:
+    """The row map and, if it was built, the robin map, both holding `known`; else why it is not."""
+    ours = _native.RowMap(known.size)
+    ours.find_or_insert(known)
+    try:
+        robin = _native.RobinMap(known.size)
+    except CapabilityError as error:
+        return [ours.find], str(error)
+    robin.insert(known)
+    return [ours.find, robin.find], ""
+
+
+def _one_turn(finds: list[Find], batches: list[Keys]) -> list[float]:
+    """Seconds that each map takes for all batches.
+
+    Raises:
+        BenchError: The maps do not agree.
+    """
+    seconds, results = [], []
+    for find in finds:
+        start = time.perf_counter()
+        results.append([find(keys) for keys in batches])
+        seconds.append(time.perf_counter() - start)
+    for rows in results[1:]:
+        if not all(np.array_equal(a, b) for a, b in zip(results[0], rows, strict=True)):
+            raise BenchError("the row map and the map that it is compared with do not agree")
+    return seconds
+
+
+def _report(found: Findings, kind: str, what: str, rates: list[list[float]]) -> None:
+    found.figures.append(
+        Figure(name=f"map_lookups_{kind}", what=what, unit="Mkeys/s", values=rates[0])
+    )
+    if len(rates) == 2:
+        found.comparisons.append(
+            Comparison(
+                name="map_lookup_vs_robin" if kind == "present" else f"map_{kind}_vs_robin",
+                what=f"{what}, against a loop of finds",
+                unit="Mkeys/s",
+                ours=rates[0],
+                baseline=rates[1],
+                baseline_name="tsl::robin_map",
+            )
+        )

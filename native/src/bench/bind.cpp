@@ -1,0 +1,131 @@
+#include "keys/bind.hpp"
+
+#include <pybind11/stl.h>
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "bench/robin.hpp"
+#include "bench/stream_table.hpp"
+#include "kernels/kernel_table.hpp"
+#include "register.hpp"
+
+namespace mpips {
+
+namespace {
+
+using Floats = Array<float>;
+
+// Plainest first; a table is there if the kernels of its instruction set are.
+std::vector<const StreamTable*> stream_tables() {
+  std::vector<const StreamTable*> tables{&plain_streams};
+#if MPIPS_X86
+  for (const std::string& name : available_kernels())
+    for (const StreamTable* table : {&avx2_streams, &avx512_streams})
+      if (name == table->name) tables.push_back(table);
+#endif
+  return tables;
+}
+
+const StreamTable& streams_named(const std::string& name) {
+  std::string known;
+  for (const StreamTable* table : stream_tables()) {
+    if (name == table->name) return *table;
+    known += (known.empty() ? "" : ", ") + std::string(table->name);
+  }
+  throw py::value_error("no streams are named '" + name + "'; there are " + known);
+}
+
+std::vector<std::string> stream_names(bool past_cache) {
+  std::vector<std::string> names;
+  for (const StreamTable* table : stream_tables())
+    if (!past_cache || table->triad_past_cache != nullptr) names.emplace_back(table->name);
+  return names;
+}
+
+std::size_t size_of(const Floats& array) { return static_cast<std::size_t>(array.size()); }
+
+void require_size(const Floats& array, std::size_t n, const char* name) {
+  if (size_of(array) == n) return;
+  throw py::value_error(std::string(name) + " holds " + std::to_string(array.size()) +
+                        " values, expected " + std::to_string(n));
+}
+
+void stream_in_place(Floats& x, float factor, const std::string& streams) {
+  const StreamTable& table = streams_named(streams);
+  float* to = x.mutable_data();
+  const std::size_t n = size_of(x);
+  const Release release;
+  table.in_place(to, factor, n);
+}
+
+void stream_copy(Floats& dst, const Floats& src) {
+  const std::size_t n = size_of(dst);
+  require_size(src, n, "src");
+  float* to = dst.mutable_data();
+  const float* from = src.data();
+  const Release release;
+  std::memcpy(to, from, n * sizeof(float));
+}
+
+void stream_sum(Floats& dst, const Floats& src, const std::string& streams) {
+  const StreamTable& table = streams_named(streams);
+  const std::size_t n = size_of(dst);
+  require_size(src, n, "src");
+  float* to = dst.mutable_data();
+  const float* from = src.data();
+  const Release release;
+  table.sum(to, from, n);
+}
+
+void stream_triad(Floats& a, const Floats& b, const Floats& c, float factor, bool past_cache,
+                  const std::string& streams) {
+  const StreamTable& table = streams_named(streams);
+  const std::size_t n = size_of(a);
+  require_size(b, n, "b");
+  require_size(c, n, "c");
+  float* to = a.mutable_data();
+  const float *left = b.data(), *right = c.data();
+  const auto triad = past_cache ? table.triad_past_cache : table.triad;
+  if (triad == nullptr) throw py::value_error("streams '" + streams + "' cannot pass the cache");
+  if (past_cache && reinterpret_cast<std::uintptr_t>(to) % 64 != 0)
+    throw py::value_error("a must lie on a 64-byte line");
+  const Release release;
+  triad(to, left, right, factor, n);
+}
+
+void stream_touch(Floats& values, std::vector<Floats> state, const Floats& gradient,
+                  const std::string& streams) {
+  const StreamTable& table = streams_named(streams);
+  const std::size_t n = size_of(values);
+  if (state.size() > 2) throw py::value_error("at most two states");
+  float* states[2] = {nullptr, nullptr};
+  for (std::size_t k = 0; k < state.size(); ++k) {
+    require_size(state[k], n, "a state");
+    states[k] = state[k].mutable_data();
+  }
+  require_size(gradient, n, "gradient");
+  float* w = values.mutable_data();
+  const float* g = gradient.data();
+  const Release release;
+  table.touch[state.size()](w, states[0], states[1], g, n);
+}
+
+}  // namespace
+
+void register_bench(py::module_& m) {
+  m.def("stream_names", &stream_names, py::arg("past_cache") = false);
+  m.def("stream_in_place", &stream_in_place, py::arg("x").noconvert(), py::arg("factor"),
+        py::arg("streams"));
+  m.def("stream_copy", &stream_copy, py::arg("dst").noconvert(), py::arg("src").noconvert());
+  m.def("stream_sum", &stream_sum, py::arg("dst").noconvert(), py::arg("src").noconvert(),
+        py::arg("streams"));
+  m.def("stream_triad", &stream_triad, py::arg("a").noconvert(), py::arg("b").noconvert(),
+        py::arg("c").noconvert(), py::arg("factor"), py::arg("past_cache"), py::arg("streams"));
+  m.def("stream_touch", &stream_touch, py::arg("values").noconvert(), py::arg("state").noconvert(),
+        py::arg("gradient").noconvert(), py::arg("streams"));
+  bind_robin(m);
+}
+
+}  // namespace mpips
