@@ -19,7 +19,8 @@ from mpips.errors import KernelError
 from mpips.kernels import reference
 from mpips.model.optimizer import OPTIMIZERS
 
-LENGTHS = [0, 1, 7, 15, 16, 17, 33, 1000]
+# Around whole, half and masked vectors of every width.
+LENGTHS = [0, 1, 7, 8, 9, 15, 16, 17, 24, 31, 33, 1000]
 NAMES = kernels.available_kernels()
 RULES = list(OPTIMIZERS)
 COMMON = {

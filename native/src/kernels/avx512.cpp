@@ -3,6 +3,7 @@
 #include <immintrin.h>
 
 #include "kernels/loops.hpp"
+#include "kernels/vector8.hpp"
 
 namespace mpips {
 namespace {
@@ -13,6 +14,7 @@ inline __mmask16 first_lanes(std::size_t n) noexcept {
 
 // Sixteen floats in a register of AVX-512.
 struct Avx512 {
+  using Half = Vector8;
   static constexpr std::size_t width = 16;
   __m512 v;
   static Avx512 set(float a) noexcept { return {_mm512_set1_ps(a)}; }

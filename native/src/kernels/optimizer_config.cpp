@@ -30,13 +30,6 @@ BiasCorrection correction(const OptimizerConfig& c, std::uint64_t step) noexcept
 // beta < 1, so that once both powers have vanished beside 1 they stay so.
 bool is_final(const BiasCorrection& b) noexcept { return b.first == 1.0 && b.root_scale == 1.0F; }
 
-BiasCorrection look_up(const OptimizerConfig& c, std::uint64_t step) noexcept {
-  const BiasTable* table = c.bias_table.get();
-  if (table == nullptr || table->empty()) return correction(c, step);
-  if (step <= table->size()) return (*table)[step - 1];
-  return is_final(table->back()) ? table->back() : correction(c, step);
-}
-
 }  // namespace
 
 const char* name_of(OptimizerKind kind) noexcept { return traits_of(kind).name; }
@@ -65,7 +58,6 @@ UpdateArgs prepare(const OptimizerConfig& c, std::uint64_t step, float gradient_
   const bool decoupled = c.kind == OptimizerKind::adamw;
   const bool rms = c.kind == OptimizerKind::rmsprop;
   const double decay2 = rms ? c.rho : c.beta2;
-  const BiasCorrection bias = uses_step(c.kind) ? look_up(c, step) : BiasCorrection{1.0, 1.0F};
 
   UpdateArgs a;
   a.gradient_scale = gradient_scale;
@@ -73,19 +65,26 @@ UpdateArgs prepare(const OptimizerConfig& c, std::uint64_t step, float gradient_
       c.clip_value > 0 ? static_cast<float>(c.clip_value) : std::numeric_limits<float>::infinity();
   a.coupled_decay = decoupled ? 0.0F : static_cast<float>(c.weight_decay);
   a.decoupled_decay = decoupled ? static_cast<float>(c.lr * c.weight_decay) : 0.0F;
-  a.lr = static_cast<float>(c.lr / bias.first);
   a.momentum = static_cast<float>(c.momentum);
   a.decay1 = static_cast<float>(c.beta1);
   a.rest1 = static_cast<float>(1.0 - c.beta1);
   a.decay2 = static_cast<float>(decay2);
   a.rest2 = static_cast<float>(1.0 - decay2);
-  a.root_scale = bias.root_scale;
   a.eps = static_cast<float>(c.eps);
   a.inverse_lr = static_cast<float>(1.0 / c.lr);
   a.l1 = static_cast<float>(c.l1);
   a.l2 = static_cast<float>(c.l2);
   a.beta = static_cast<float>(c.beta);
+  set_step(c, step, &a);
   return a;
+}
+
+BiasCorrection bias_correction(const OptimizerConfig& c, std::uint64_t step) noexcept {
+  if (!uses_step(c.kind)) return {1.0, 1.0F};
+  const BiasTable* table = c.bias_table.get();
+  if (table == nullptr || table->empty()) return correction(c, step);
+  if (step - 1 < table->size()) return (*table)[step - 1];
+  return is_final(table->back()) ? table->back() : correction(c, step);
 }
 
 }  // namespace mpips

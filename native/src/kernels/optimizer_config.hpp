@@ -38,9 +38,24 @@ float initial_state(const OptimizerConfig& config, std::size_t slot) noexcept;
 // that have none. A table belongs to the config's beta1 and beta2: make it anew if these change.
 std::shared_ptr<const BiasTable> make_bias_table(const OptimizerConfig& config);
 
-// Rounds what the inner loop needs to float32, once. `step` counts this update from 1. Cheap enough
-// for every row; with and without a bias table the result has the same bits.
+// Rounds what the inner loop needs to float32, once. `step` counts this update from 1. With and
+// without a bias table the result has the same bits.
 UpdateArgs prepare(const OptimizerConfig& config, std::uint64_t step,
                    float gradient_scale) noexcept;
+
+// Adam's corrections at a step, wherever they come from; computed if they are in no table.
+BiasCorrection bias_correction(const OptimizerConfig& config, std::uint64_t step) noexcept;
+
+// Changes what depends on the step, as if `prepare` had been given this one: for rows that count
+// their own steps, where `prepare` for each row would cost as much as a short row's update. What
+// rules without steps need never changes.
+inline void set_step(const OptimizerConfig& config, std::uint64_t step, UpdateArgs* args) noexcept {
+  const BiasTable* table = config.bias_table.get();
+  const BiasCorrection bias = table != nullptr && step - 1 < table->size()
+                                  ? (*table)[step - 1]
+                                  : bias_correction(config, step);
+  args->lr = static_cast<float>(config.lr / bias.first);
+  args->root_scale = bias.root_scale;
+}
 
 }  // namespace mpips

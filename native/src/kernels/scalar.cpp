@@ -5,6 +5,7 @@ namespace {
 
 // One float as a vector of width 1. Comparisons pick as SSE does: the second operand if unordered.
 struct Scalar {
+  using Half = Scalar;  // there is none
   static constexpr std::size_t width = 1;
   float v;
   static Scalar set(float a) noexcept { return {a}; }
