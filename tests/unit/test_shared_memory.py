@@ -37,6 +37,31 @@ def test_segment_is_for_this_user_only(token):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
+THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.skipif(
+    not THP.exists() or "[never]" in THP.read_text(), reason="this kernel gives no huge pages"
+)
+def test_private_memory_asks_for_huge_pages_and_takes_what_it_holds(token):
+    memory = Regions(token, shared=False).create("s0", 8 * MIB, reserve=64 * MIB)
+    flags, resident = mapping_of(memory.address)
+    assert "hg" in flags
+    assert resident == 0
+    memory.view(0, 8 * MIB, True)[:] = 1
+    flags, resident = mapping_of(memory.address)
+    assert resident == 8 * MIB
+
+
+def mapping_of(address: int) -> tuple[list[str], int]:
+    """Flags and bytes in memory of the mapping that begins at this address."""
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith(f"{address:x}-"))
+    last = next(i for i, line in enumerate(lines) if i > first and line.startswith("VmFlags"))
+    fields = dict(line.split(":", 1) for line in lines[first + 1 : last + 1])
+    return fields["VmFlags"].split(), int(fields["Rss"].split()[0]) * 1024
+
+
 def test_segment_is_private_whatever_the_umask(token):
     old = os.umask(0)
     try:
