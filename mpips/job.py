@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_limits
 
 from mpips import _native
 from mpips.cluster.cluster import Cluster
-from mpips.cluster.control import Client, Endpoint, JobFailedError
+from mpips.cluster.control import Client, Endpoint
 from mpips.cluster.messages import Report
 from mpips.errors import ConfigError, MpipsError, StallError
 from mpips.model.table import Table, fingerprint
@@ -316,9 +316,6 @@ class Job:
         """Get the error printed once and the job ended. Does not return."""
         self.regions.unlink()
         self.cluster.last_rites()
-        if isinstance(error, JobFailedError):
-            time.sleep(5.0)
-            self.cluster.abort(1)
         message, code = self._verdict(error)
         if scheduler is None:
             client.fail(message, code, patience_s=3.0)

@@ -25,7 +25,7 @@ from mpips.cluster.messages import (
     decode,
     encode,
 )
-from mpips.errors import MpipsError, ProtocolError, StallError
+from mpips.errors import ProtocolError, StallError
 
 TAG = 21
 POLL_INTERVAL_S = 0.005
@@ -61,10 +61,6 @@ class Endpoint:
         """Complete sends without looking at arrivals."""
         while self._sends and self._sends[0][0].Test():
             self._sends.popleft()
-
-
-class JobFailedError(MpipsError):
-    """Another rank failed; the scheduler has said so and ends the job."""
 
 
 class Client:
@@ -117,8 +113,6 @@ class Client:
             self.stopped = True
         elif isinstance(message, Bye):
             self.farewell = message.statistics
-        elif isinstance(message, Failure):
-            raise JobFailedError(message.message)
         elif not isinstance(message, Pong):
             raise ProtocolError(f"the scheduler sent an unexpected {type(message).__name__}")
 
