@@ -169,7 +169,7 @@ class Job:
                 self._remote = True
         region = self.server.region
         view = region.view(0, region.n_bytes, True)
-        self._service = P2pService(self._p2p_comm, view, mailboxes)
+        self._service = P2pService(self._p2p_comm, view, mailboxes, c.watchdog.guard)
 
     def _idle(self) -> None:
         """What a worker does while it waits for a message to be taken."""
@@ -197,7 +197,7 @@ class Job:
         Does not return where any rank fails: the job is ended with that rank's exit code.
         """
         c = self.cluster
-        endpoint = Endpoint(self._control_comm)
+        endpoint = Endpoint(self._control_comm, c.watchdog.guard)
         node = c.assignment.node_of[c.assignment.scheduler]
         where = c.assignment.node_names[node]
         client = Client(endpoint, c.assignment.scheduler, where, self.options.timeout_s)

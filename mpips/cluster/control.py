@@ -1,13 +1,16 @@
 """The control plane: non-blocking messages between every rank and the scheduler.
 
-All of it runs in the main thread of each rank, called from its own loop; nothing here blocks. A rank
-that hears nothing from the scheduler for `timeout_s`, although it asked, ends with a StallError.
+All of it runs in the main thread of each rank, called from its own loop; nothing here blocks but the
+receipt of a message that has begun to arrive, and a guard bounds that. A rank that hears nothing from
+the scheduler for `timeout_s`, although it asked, ends with a StallError.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from mpi4py import MPI
 
@@ -34,9 +37,12 @@ POLL_INTERVAL_S = 0.005
 class Endpoint:
     """Sends and receives control messages on a communicator of its own."""
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
-        """`comm` carries nothing else on this tag."""
+    def __init__(
+        self, comm: MPI.Intracomm, guard: Callable[[str], AbstractContextManager[None]]
+    ) -> None:
+        """`comm` carries nothing else on this tag; `guard(what)` bounds a call that may not return."""
         self.comm = comm
+        self._guard = guard
         self._status = MPI.Status()
         self._sends: deque[tuple[MPI.Request, bytes]] = deque()
 
@@ -46,12 +52,14 @@ class Endpoint:
         self._sends.append((self.comm.Isend([data, MPI.BYTE], rank, TAG), data))
 
     def receive(self) -> list[tuple[int, Message]]:
-        """All messages that have arrived, with their ranks. Enters MPI, does not block."""
+        """All messages that have arrived, with their ranks. Enters MPI; blocks only on the rest of a
+        message whose beginning is here."""
         arrived: list[tuple[int, Message]] = []
         while self.comm.Iprobe(MPI.ANY_SOURCE, TAG, self._status):
             source = self._status.Get_source()
             buffer = bytearray(self._status.Get_count(MPI.BYTE))
-            self.comm.Recv([buffer, MPI.BYTE], source, TAG)
+            with self._guard(f"receiving a message from rank {source}"):
+                self.comm.Recv([buffer, MPI.BYTE], source, TAG)
             arrived.append((source, decode(bytes(buffer))))
         while self._sends and self._sends[0][0].Test():
             self._sends.popleft()

@@ -25,21 +25,25 @@ _FATAL = (signal.SIGTERM, signal.SIGINT)
 
 
 class Guard:
-    """`with guard("a flush to rank 3"):` bounds a call that may never return."""
+    """`with guard("a flush to rank 3"):` bounds a call that may never return.
+
+    Guards may nest: the outer call goes on while an inner one begins and returns. The main thread alone
+    changes the list of open calls; the watchdog reads a copy, which the interpreter's lock makes whole.
+    """
 
     def __init__(self) -> None:
         """Nothing is watched yet."""
-        self.what: str | None = None
-        self.since = 0.0
+        self._what = ""
+        self._open: list[tuple[str, float]] = []
 
     def __call__(self, what: str) -> Guard:
         """Name the call that follows."""
-        self.since = time.monotonic()
-        self.what = what
+        self._what = what
         return self
 
     def __enter__(self) -> None:
         """Watch from here."""
+        self._open.append((self._what, time.monotonic()))
 
     def __exit__(
         self,
@@ -48,11 +52,16 @@ class Guard:
         tb: TracebackType | None,
     ) -> None:
         """The call has returned."""
-        self.what = None
+        self._open.pop()
+
+    def overdue(self, now: float, limit_s: float) -> tuple[str, float] | None:
+        """The innermost call that has been open for longer than `limit_s`, and for how long."""
+        late = [(what, now - since) for what, since in list(self._open) if now - since > limit_s]
+        return late[-1] if late else None
 
 
 class Watchdog:
-    """Watches one guard and the signals of the process. One per session, main thread only."""
+    """Watches the guarded calls and the signals of the process. One per session, main thread only."""
 
     def __init__(self, who: str, timeout_s: float, last_rites: Callable[[], None]) -> None:
         """`last_rites` removes what must not stay; it must not call MPI."""
@@ -95,11 +104,10 @@ class Watchdog:
                 dying = (now + GRACE_S, received[0])
             if dying is not None and now >= dying[0]:
                 self._leave(128 + dying[1], None)
-            if self.guard.what is not None and now - self.guard.since > self._timeout_s:
-                what = self.guard.what
+            if late := self.guard.overdue(now, self._timeout_s):
                 self._leave(
                     StallError.exit_code,
-                    f"{self._who}: {what} has not returned for {now - self.guard.since:.1f} s; that "
+                    f"{self._who}: {late[0]} has not returned for {late[1]:.1f} s; that "
                     "process is stopped, gone or cut off",
                 )
 

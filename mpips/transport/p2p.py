@@ -12,6 +12,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import numpy as np
 from mpi4py import MPI
@@ -83,18 +84,24 @@ class P2pService:
     """The server's side: serves the workers' puts and gets on its region."""
 
     def __init__(
-        self, comm: MPI.Intracomm, region: Bytes, mailboxes: dict[int, tuple[int, int]]
+        self,
+        comm: MPI.Intracomm,
+        region: Bytes,
+        mailboxes: dict[int, tuple[int, int]],
+        guard: Callable[[str], AbstractContextManager[None]],
     ) -> None:
-        """`mailboxes`: (start, stop) of the bytes that each rank may write."""
+        """`mailboxes`: (start, stop) of the bytes that each rank may write; `guard(what)` is a context
+        in which a call that never returns ends the process."""
         self._comm = comm
         self._region = region
         self._mailboxes = mailboxes
+        self._guard = guard
         self._status = MPI.Status()
         self._replies: deque[tuple[MPI.Request, Bytes]] = deque()
         self._head = bytearray(_HEAD.size)
 
     def poll(self) -> int:
-        """Serve all waiting requests; returns how many. Not blocking."""
+        """Serve all waiting requests; returns how many. Blocks only while a put's bytes arrive."""
         served = 0
         while self._comm.Iprobe(MPI.ANY_SOURCE, TAG_HEAD, self._status):
             source = self._status.Get_source()
@@ -121,7 +128,9 @@ class P2pService:
             )
         part = self._region[offset : offset + n_bytes]
         if operation == _PUT:
-            self._comm.Recv([part, MPI.BYTE], source, TAG_DATA)
+            # The head may be all that a worker sent before it was stopped.
+            with self._guard(f"receiving a message from rank {source}"):
+                self._comm.Recv([part, MPI.BYTE], source, TAG_DATA)
         else:
             copy = part.copy()
             self._replies.append((self._comm.Isend([copy, MPI.BYTE], source, TAG_REPLY), copy))

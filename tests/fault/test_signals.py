@@ -123,3 +123,13 @@ def test_the_next_start_removes_what_killed_processes_left(tmp_path: Path) -> No
         living.send_signal(signal.SIGTERM)
         living.wait(10.0)
     assert not existing(mine)
+
+
+@pytest.mark.parametrize("kind", ["put", "control"])
+def test_a_message_of_which_only_the_beginning_comes_ends_the_job(kind: str) -> None:
+    # Over TCP the rest of a large message needs its sender; on a node it may be fetched without.
+    argv = [sys.executable, str(PROGRAMS / "unfinished.py"), kind]
+    with launch(2, argv, env={"OMPI_MCA_btl": "tcp,self"}, timeout=40.0) as job:
+        assert job.wait(30.0) == 124, job.stderr()
+        text = job.stderr()
+    assert text.count("mpips: error: rank 0: receiving a message from rank 1 has not returned") == 1

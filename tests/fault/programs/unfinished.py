@@ -1,0 +1,28 @@
+"""Rank 1 sends the beginning of a message and no more of it. argv[1]: "put" or "control"."""
+
+import sys
+import time
+
+import numpy as np
+from mpi4py import MPI
+
+import mpips
+from mpips.cluster import control
+from mpips.transport.p2p import P2pMemory
+
+
+def main(worker: mpips.Worker) -> None:
+    channel = worker.channels[0]
+    if sys.argv[1] == "put":
+        memory = channel._remote
+        assert isinstance(memory, P2pMemory)
+        memory._send_head(1, channel.layout.mailbox_offset(0), 4096)
+        memory.flush()
+    else:
+        # Too large to be sent before the receiver asks for it, and nobody here answers.
+        endpoint = worker.control._endpoint
+        endpoint.comm.Isend([np.zeros(1 << 24, np.uint8), MPI.BYTE], 0, control.TAG)
+    time.sleep(600)
+
+
+mpips.run(main, [mpips.DenseTable("w", (10,))], transport="p2p", timeout_s=2.0)
