@@ -17,6 +17,8 @@ from types import TracebackType
 
 import processes
 
+from mpips.bench.nodes import BACKING_DIRECTORIES, is_alive
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
@@ -43,14 +45,6 @@ def mpirun_flags(n: int) -> tuple[str, ...]:
 
 # Marks all that a test starts, by whatever means.
 CASE = "MPIPS_TEST_CASE"
-
-# Where Open MPI (5 and 4) puts the shared memory that it loses when mpirun is killed.
-BACKING_DIRECTORIES = (
-    "OMPI_MCA_btl_sm_backing_directory",
-    "OMPI_MCA_btl_vader_backing_directory",
-    "OMPI_MCA_osc_sm_backing_directory",
-    "OMPI_MCA_osc_rdma_backing_directory",
-)
 
 PREFIX = "test-launch-"
 _open: set[Launch] = set()
@@ -249,12 +243,3 @@ def wait_for_file(path: Path, timeout: float = 30.0, process: Launch | None = No
         if time.monotonic() > deadline:
             raise AssertionError(f"no {path.name} after {timeout:g} s\n{output}")
         time.sleep(0.01)
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that ended and was not waited for does not."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"

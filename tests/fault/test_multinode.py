@@ -93,7 +93,7 @@ def test_three_nodes_share_no_memory_and_reach_each_others_windows(nodes3: Nodes
 
 @pytest.mark.multinode
 def test_environment_reaches_the_ranks_of_every_node(nodes2: Nodes) -> None:
-    program = "import os; print(os.environ['MPIPS_TEST_WORD'], os.environ.get('MPIPS_TEST_NODES'))"
+    program = "import os; print(os.environ['MPIPS_TEST_WORD'], os.environ.get('MPIPS_NODES'))"
     done = nodes2.mpirun([1, 1], [sys.executable, "-c", program], env={"MPIPS_TEST_WORD": "across"})
     assert done.stdout.splitlines() == ["across None"] * 2, done.stderr
 
