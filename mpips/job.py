@@ -169,7 +169,9 @@ class Job:
                 self._remote = True
         region = self.server.region
         view = region.view(0, region.n_bytes, True)
-        self._service = P2pService(self._p2p_comm, view, mailboxes, c.watchdog.guard)
+        self._service = P2pService(
+            self._p2p_comm, view, mailboxes, layout.geometry.said_bytes, c.watchdog.guard
+        )
 
     def _idle(self) -> None:
         """What a worker does while it waits for a message to be taken."""
@@ -260,7 +262,6 @@ class Job:
 
         def poll() -> None:
             nonlocal last
-            self._progress()
             if scheduler is None:
                 client.poll()
             elif time.monotonic() - last > 0.002:

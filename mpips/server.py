@@ -17,6 +17,8 @@ from mpips.transport.region import EMBEDDING_RESERVE, Regions, token_words
 
 PROGRESS_INTERVAL_S = 100e-6  # a server with remote peers enters MPI at least this often
 _IDLE_SLICE_S = 2e-3
+_SPIN_S = 1e-3  # a server with remote peers looks again at once for so long after the last work
+_SERVED_S = 4e-6  # an entry into MPI that takes longer has served somebody
 _FIRST_BYTES = 1 << 20  # of a new embedding table
 
 
@@ -49,6 +51,8 @@ class Server:
             RegionError: /dev/shm is too small.
         """
         self.index = index
+        self._oversubscribed = oversubscribed
+        self._progress = progress or (lambda: None)
         self.layout = placement.layouts[index]
         self._tables = list(tables)
         self._regions = regions
@@ -121,18 +125,40 @@ class Server:
             raise RegionError(f"server {self.index}: {error}") from None
 
     def serve(self, remote: bool, poll: Callable[[], None], stopped: Callable[[], bool]) -> None:
-        """Consume records until `stopped`. `poll` enters MPI; with remote peers it is called often."""
+        """Consume records until `stopped`. `poll` takes control messages when it is time."""
         self.core.set_remote_peers(remote)
-        slice_s = PROGRESS_INTERVAL_S if remote else _IDLE_SLICE_S
+        if remote:
+            return self._serve_remote(poll, stopped)
+        slice_s = _IDLE_SLICE_S
         idle_since = time.monotonic()
         while not stopped():
             if self._drain(slice_s):
                 idle_since = time.monotonic()
-            elif not remote:
+            else:
                 # A server that has been idle for a while looks less often at the scheduler.
                 quiet_s = time.monotonic() - idle_since
                 slice_s = _IDLE_SLICE_S if quiet_s < 0.1 else 5 * _IDLE_SLICE_S
             poll()
+        self.drain()
+
+    def _serve_remote(self, poll: Callable[[], None], stopped: Callable[[], bool]) -> None:
+        """Look at the rings and enter MPI by turns, without a pause while there is work on either side.
+
+        Nothing tells that a put or get of a remote worker was served, but such an entry into MPI takes
+        longer than one that finds nothing.
+        """
+        spin_s = 0.0 if self._oversubscribed else _SPIN_S
+        spin_until = 0.0
+        while not stopped():
+            consumed = self._drain(0.0)
+            entered = time.perf_counter()
+            self._progress()
+            left = time.perf_counter()
+            poll()
+            if consumed or left - entered > _SERVED_S:
+                spin_until = left + spin_s
+            elif left > spin_until:
+                self._drain(PROGRESS_INTERVAL_S)
         self.drain()
 
     def statistics(self) -> dict[str, Any]:

@@ -293,6 +293,11 @@ class Worker:
         while not attempt():
             self.wait_credit(server)
 
+    def send(self, servers: Iterable[int]) -> None:
+        """Start sending what has been written."""
+        for server in servers:
+            self.channels[server].send()
+
     def publish(self, servers: Iterable[int]) -> None:
         """Send what has been written, to all these servers at once."""
         chosen = [self.channels[server] for server in servers]
@@ -304,7 +309,6 @@ class Worker:
     def wait_credit(self, server: int) -> None:
         """Wait for room in a ring."""
         channel = self.channels[server]
-        channel.publish()
         channel.writer.count_credit_stall()
         self.wait_until(
             lambda: channel.wait_credit(0.02),
@@ -314,7 +318,6 @@ class Worker:
     def wait_applied(self, server: int, count: int) -> None:
         """Wait until a server has consumed `count` records."""
         channel = self.channels[server]
-        channel.publish()
         self.wait_until(
             lambda: channel.wait_applied(count, 0.02),
             lambda: (

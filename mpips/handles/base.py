@@ -63,7 +63,7 @@ class Handle:
         worker = self._worker
         # Under BSP nothing happens to a push before the clock ends: it may travel with the tick.
         if not isinstance(self._table.consistency, BSP):
-            worker.publish(ends)
+            worker.send(ends)
         missing = dict(ends)
 
         def advance(max_s: float) -> bool:

@@ -94,7 +94,7 @@ class EmbeddingHandle(Handle):
                 if done == count:
                     break
                 worker.wait_credit(server)
-        worker.publish(ends)
+        worker.send(ends)
         worker.control.state = "computing"
         missing = dict(ends)
 

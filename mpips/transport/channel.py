@@ -43,16 +43,17 @@ class Channel(Protocol):
     layout: _native.Layout
 
     def send(self) -> None:
-        """Start carrying the records written since the last call; `publish` completes it."""
+        """Carry the records written since the last call, as far as that goes without waiting for an
+        answer of the server; `publish` completes it."""
 
     def publish(self) -> None:
         """Make all records written so far visible to the server."""
 
     def wait_applied(self, count: int, max_s: float) -> bool:
-        """Wait until `count` records are consumed; False after `max_s` seconds."""
+        """Send what is written and wait until `count` records are consumed; False after `max_s` s."""
 
     def wait_credit(self, max_s: float) -> bool:
-        """Wait until a record can be written; False after `max_s` seconds."""
+        """Send what is written and wait until more can be; False after `max_s` seconds."""
 
     def wait_collected(self, before: int, max_s: float) -> bool:
         """Wait until every pull with a sequence number below `before` is answered."""
@@ -175,8 +176,12 @@ class LocalChannel(MemoryChannel):
         super().__init__(memory, layout, writer, n_workers, oversubscribed=True)
         self._drain = drain
 
-    def publish(self) -> None:
+    def send(self) -> None:
         """Apply at once: there is nobody to overlap with."""
+        self._drain()
+
+    def publish(self) -> None:
+        """See `send`."""
         self._drain()
 
     def wait_applied(self, count: int, max_s: float) -> bool:

@@ -11,9 +11,9 @@ from mpi4py import MPI
 from mpips import _native
 from mpips.errors import RegionError, TransportError
 from mpips.transport.channel import Channel, ShmChannel
-from mpips.transport.p2p import P2pMemory
+from mpips.transport.p2p import P2pMemory, Question
 from mpips.transport.region import attach, token_words
-from mpips.transport.remote import RemoteChannel
+from mpips.transport.remote import RemoteChannel, RemoteMemory
 from mpips.transport.rma import Guard, RmaMemory
 
 _HEADER_BYTES = 64
@@ -65,8 +65,7 @@ class Connector:
             channel = self._by_window(server, pair, rank, layout)
             if channel is not None:
                 return channel
-        memory = P2pMemory(self.p2p_comm, rank, self.timeout_s, self.idle)
-        return RemoteChannel(memory, layout, self.worker, self.n_workers, self._writer_of(layout))
+        return self._remote(self._messages(rank), rank, layout)
 
     def _by_memory(
         self, server: int, pair: str, same_node: bool, layout: _native.Layout
@@ -107,7 +106,7 @@ class Connector:
                 raise TransportError(f"transport = 'rma' between {pair}: {NO_WINDOW}")
             self.notes.append(f"no window between {pair}: {NO_WINDOW}")
             return None
-        memory = RmaMemory(self.window, rank, self.guard)
+        memory = RmaMemory(self.window, self._messages(rank), rank, self.guard)
         header = np.zeros(_HEADER_BYTES, np.uint8)
         try:
             memory.get(0, header)
@@ -121,7 +120,15 @@ class Connector:
                 raise TransportError(f"transport = 'rma': {text}; use transport = 'p2p'")
             self.notes.append(text)
             return None
-        return RemoteChannel(memory, layout, self.worker, self.n_workers, self._writer_of(layout))
+        return self._remote(memory, rank, layout)
+
+    def _messages(self, rank: int) -> P2pMemory:
+        return P2pMemory(self.p2p_comm, rank, self.timeout_s, self.idle)
+
+    def _remote(self, memory: RemoteMemory, rank: int, layout: _native.Layout) -> Channel:
+        question = Question(self.p2p_comm, rank, layout.geometry.said_bytes)
+        writer = self._writer_of(layout)
+        return RemoteChannel(memory, question, layout, self.worker, self.n_workers, writer)
 
     def _is_ours(
         self,

@@ -1,9 +1,13 @@
 """Two-sided fallback: put and get as messages, for MPIs that cannot make a window between nodes.
 
-A request is a 24-byte head (operation, offset, length) on one tag; the bytes of a put follow on a
-second tag, the bytes of a get come back on a third. MPI does not let messages of one pair, tag and
-communicator overtake each other and the server serves them in order, so the stamp of a record is written
-after the record. The server checks every range: a worker writes its own mailbox and nothing else.
+A request is a 32-byte head (operation, offset, length, question) on one tag; the bytes of a small put
+follow it in the same message, those of a large one on a second tag; the bytes of a get come back on a
+third. MPI does not let messages of one pair, tag and communicator overtake each other and the server
+serves them in order. The server checks every range: a worker writes its own mailbox and nothing else.
+
+A question, whatever carries the records, is the number of records of this worker that it wants to
+know consumed: the server then sends on a fourth tag what it says in the mailbox. It travels in a head
+of its own or in that of a small put.
 """
 
 from __future__ import annotations
@@ -22,9 +26,10 @@ from mpips.errors import ProtocolError, StallError
 
 Bytes = NDArray[np.uint8]
 
-TAG_HEAD, TAG_DATA, TAG_REPLY = 11, 12, 13
-_HEAD = struct.Struct("<QQQ")
-_PUT, _GET = 1, 2
+TAG_HEAD, TAG_DATA, TAG_REPLY, TAG_SAID = 11, 12, 13, 14
+INLINE_BYTES = 16 << 10  # a put up to this size is one message
+_HEAD = struct.Struct("<QQQQ")
+_PUT, _GET, _ASK = 1, 2, 3
 _MAX_PENDING = 64
 
 
@@ -45,20 +50,31 @@ class P2pMemory:
 
     def put(self, offset: int, data: Bytes) -> None:
         """See RemoteMemory."""
+        if data.nbytes <= INLINE_BYTES:
+            return self.put_asking(offset, data, 0)
         self._send_head(_PUT, offset, data.nbytes)
         self._start(self._comm.Isend([data, MPI.BYTE], self._rank, TAG_DATA), data)
+
+    def put_asking(self, offset: int, data: Bytes, count: int) -> None:
+        """See RemoteMemory."""
+        message = _HEAD.pack(_PUT, offset, data.nbytes, count) + data.tobytes()
+        self._start(self._comm.Isend([message, MPI.BYTE], self._rank, TAG_HEAD), message)
 
     def get(self, offset: int, out: Bytes) -> None:
         """See RemoteMemory."""
         self._start(self._comm.Irecv([out, MPI.BYTE], self._rank, TAG_REPLY), out)
         self._send_head(_GET, offset, out.nbytes)
 
+    def leave(self) -> None:
+        """See RemoteMemory. A short message is sent at once, a longer one when the server takes it."""
+        self._complete(0)
+
     def flush(self) -> None:
         """See RemoteMemory. What was sent before is served before what is sent later."""
         self._complete(0)
 
     def _send_head(self, operation: int, offset: int, n_bytes: int) -> None:
-        head = bytearray(_HEAD.pack(operation, offset, n_bytes))
+        head = _HEAD.pack(operation, offset, n_bytes, 0)
         self._start(self._comm.Isend([head, MPI.BYTE], self._rank, TAG_HEAD), head)
 
     def _start(self, request: MPI.Request, buffer: object) -> None:
@@ -80,6 +96,42 @@ class P2pMemory:
                 )
 
 
+class Question:
+    """A worker's question to one server: say so when `count` of my records are consumed.
+
+    One message there and one back, whatever it takes in between: the server is not asked again and
+    again. At most one question is under way.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, rank: int, said_bytes: int) -> None:
+        """`rank` of the server in `comm`; an answer has `said_bytes`."""
+        self._comm = comm
+        self._rank = rank
+        self._answer = np.empty(said_bytes, np.uint8)
+        self._open: MPI.Request | None = None
+        self._sent: tuple[MPI.Request, bytes] | None = None
+
+    def expect(self) -> None:
+        """Prepare for the answer to a question that a put carries."""
+        self._open = self._comm.Irecv([self._answer, MPI.BYTE], self._rank, TAG_SAID)
+
+    def ask(self, count: int) -> None:
+        """Start asking. Not blocking."""
+        self.expect()
+        head = _HEAD.pack(_ASK, 0, 0, count)
+        self._sent = (self._comm.Isend([head, MPI.BYTE], self._rank, TAG_HEAD), head)
+
+    def answer(self) -> Bytes | None:
+        """What the server says of this worker's records, once it does. Enters MPI, does not block."""
+        assert self._open is not None
+        if not self._open.Test():
+            return None
+        if self._sent is not None:
+            self._sent[0].Wait()
+        self._open = self._sent = None
+        return self._answer
+
+
 class P2pService:
     """The server's side: serves the workers' puts and gets on its region."""
 
@@ -88,49 +140,83 @@ class P2pService:
         comm: MPI.Intracomm,
         region: Bytes,
         mailboxes: dict[int, tuple[int, int]],
+        said_bytes: int,
         guard: Callable[[str], AbstractContextManager[None]],
     ) -> None:
-        """`mailboxes`: (start, stop) of the bytes that each rank may write; `guard(what)` is a context
-        in which a call that never returns ends the process."""
+        """Serve a region.
+
+        Args:
+            comm: Nothing else uses its tags.
+            region: All of it.
+            mailboxes: (start, stop) of the bytes that each rank may write.
+            said_bytes: Length of an answer, from the start of a mailbox.
+            guard: `guard(what)` is a context in which a call that never returns ends the process.
+        """
         self._comm = comm
         self._region = region
         self._mailboxes = mailboxes
         self._guard = guard
         self._status = MPI.Status()
         self._replies: deque[tuple[MPI.Request, Bytes]] = deque()
-        self._head = bytearray(_HEAD.size)
+        self._said_bytes = said_bytes
+        self._questions: dict[int, int] = {}  # rank -> records to be consumed
+        self._message = np.empty(_HEAD.size + INLINE_BYTES, np.uint8)
+        self._applied = {
+            rank: region[start : start + 8].view(np.uint64)
+            for rank, (start, _) in mailboxes.items()
+        }
 
     def poll(self) -> int:
         """Serve all waiting requests; returns how many. Blocks only while a put's bytes arrive."""
-        served = 0
+        served = self._answer() if self._questions else 0
         while self._comm.Iprobe(MPI.ANY_SOURCE, TAG_HEAD, self._status):
             source = self._status.Get_source()
-            self._comm.Recv([self._head, MPI.BYTE], source, TAG_HEAD)
-            self._serve(source, *_HEAD.unpack(self._head))
+            n_bytes = self._status.Get_count(MPI.BYTE)
+            if not _HEAD.size <= n_bytes <= len(self._message):
+                raise ProtocolError(f"rank {source} sent a request of {n_bytes} bytes")
+            with self._guard(f"receiving a message from rank {source}"):
+                self._comm.Recv([self._message, n_bytes, MPI.BYTE], source, TAG_HEAD)
+            self._serve(source, n_bytes - _HEAD.size)
             served += 1
+        if self._questions:
+            served += self._answer()
         while self._replies and self._replies[0][0].Test():
             self._replies.popleft()
         return served
 
-    def _serve(self, source: int, operation: int, offset: int, n_bytes: int) -> None:
-        start, stop = (
-            self._mailboxes.get(source, (0, 0))
-            if operation == _PUT
-            else (
-                0,
-                len(self._region),
-            )
-        )
-        if operation not in (_PUT, _GET) or not start <= offset <= offset + n_bytes <= stop:
+    def _answer(self) -> int:
+        """Answer the questions whose records are consumed; results lie there before `applied` does."""
+        ready = [rank for rank, count in self._questions.items() if self._applied[rank][0] >= count]
+        for rank in ready:
+            del self._questions[rank]
+            self._reply(rank, self._mailboxes[rank][0], self._said_bytes, TAG_SAID)
+        return len(ready)
+
+    def _serve(self, source: int, inline: int) -> None:
+        operation, offset, n_bytes, count = _HEAD.unpack(self._message.data[: _HEAD.size])
+        start, stop = self._mailboxes.get(source, (0, 0))
+        if operation == _GET:
+            start, stop = 0, len(self._region)
+        known = operation in (_PUT, _GET, _ASK) and inline in (0, n_bytes)
+        if (operation != _ASK and not start <= offset <= offset + n_bytes <= stop) or not known:
             raise ProtocolError(
                 f"rank {source} asked for bytes {offset} to {offset + n_bytes} of a region, "
                 f"of which it may use {start} to {stop}"
             )
-        part = self._region[offset : offset + n_bytes]
-        if operation == _PUT:
+        if count:
+            if source in self._questions or source not in self._mailboxes:
+                raise ProtocolError(f"rank {source} asked a question that no worker asks")
+            self._questions[source] = count
+        if operation == _GET:
+            self._reply(source, offset, n_bytes, TAG_REPLY)
+        elif operation == _PUT and inline:
+            self._region[offset : offset + n_bytes] = self._message[_HEAD.size :][:n_bytes]
+        elif operation == _PUT:
             # The head may be all that a worker sent before it was stopped.
             with self._guard(f"receiving a message from rank {source}"):
+                part = self._region[offset : offset + n_bytes]
                 self._comm.Recv([part, MPI.BYTE], source, TAG_DATA)
-        else:
-            copy = part.copy()
-            self._replies.append((self._comm.Isend([copy, MPI.BYTE], source, TAG_REPLY), copy))
+
+    def _reply(self, rank: int, offset: int, n_bytes: int, tag: int) -> None:
+        copy = self._region[offset : offset + n_bytes].copy()
+        self._replies.append((self._comm.Isend([copy, MPI.BYTE], rank, tag), copy))

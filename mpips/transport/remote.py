@@ -1,11 +1,14 @@
 """The ring over a network: a private mirror of the mailbox, carried by put and get.
 
-Push: the C++ writer fills slots of the mirror (checksums on); `publish` puts header and payload of
-each new record and its stamp, and flushes once. MPI does not order puts, so a stamp may arrive before its
-record: the server takes a record only when number and checksums say that all of it is there. A flush in
-between would cost a round trip and add nothing to that proof.
-Acknowledgements, results and replies are fetched by get into the mirror; each carries its own proof of
-wholeness (complement, sequence number, checksum), because a get may see bytes of two stores.
+Push: the C++ writer fills slots of the mirror (checksums on); `send` puts stamp, header and payload of
+each new record, neighbours in one put. MPI orders nothing within a put or between puts, so a stamp may
+arrive before its record: the server takes a record only when number and checksums say that all of it is
+there. A flush in between would cost a round trip and add nothing to that proof. The flush comes before
+a slot of the mirror is written again, that is, with every look at the acknowledgement.
+Acknowledgements: the worker asks once and is answered when its records are consumed (`Question`), or
+gets them together with replies. What arrives carries its own proof of wholeness (complement, sequence
+number, checksum), because a get may see bytes of two stores; an old answer that arrives late only says
+less than is known.
 
 Dense pull: block versions, values, block versions again; blocks whose two readings differ (or that were
 being written) are read again.
@@ -13,6 +16,7 @@ being written) are read again.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -22,6 +26,7 @@ from numpy.typing import NDArray
 
 from mpips import _native
 from mpips.transport.channel import whole_version
+from mpips.transport.p2p import INLINE_BYTES
 
 Bytes = NDArray[np.uint8]
 Float32 = NDArray[np.float32]
@@ -30,6 +35,9 @@ _HEADER_BYTES = 64
 _PAYLOAD_BYTES_AT = 48  # of the u32 `payload_bytes` in a record header
 _PAIR_BYTES = 16
 _GET_BYTES = 4 << 20  # one get of a dense pull
+_PUT_BYTES = 1 << 20  # neighbouring records go in one put up to this size
+_SLACK_BYTES = 4 << 10  # of a slot that is not full and travels along with its neighbours
+_SPIN_S = 2e-3  # a wait looks again at once for so long
 _EARLY_BYTES = (
     64 << 10
 )  # replies up to this size are fetched before it is known that they are there
@@ -46,8 +54,27 @@ class RemoteMemory(Protocol):
     def get(self, offset: int, out: Bytes) -> None:
         """Start a read; `out` is filled after `flush`."""
 
+    def put_asking(self, offset: int, data: Bytes, count: int) -> None:
+        """A put of at most INLINE_BYTES that asks: say so when `count` records are consumed."""
+
+    def leave(self) -> None:
+        """Return when puts of at most INLINE_BYTES need this process no more to arrive."""
+
     def flush(self) -> None:
         """Complete all started operations, at the server too."""
+
+
+class Asking(Protocol):
+    """See mpips.transport.p2p.Question."""
+
+    def ask(self, count: int) -> None:
+        """Start asking for what the server says once `count` records are consumed."""
+
+    def expect(self) -> None:
+        """Prepare for the answer to a question that a put carries."""
+
+    def answer(self) -> Bytes | None:
+        """The answer, once it is there."""
 
 
 class RemoteChannel:
@@ -56,6 +83,7 @@ class RemoteChannel:
     def __init__(
         self,
         memory: RemoteMemory,
+        question: Asking,
         layout: _native.Layout,
         worker: int,
         n_workers: int,
@@ -65,6 +93,9 @@ class RemoteChannel:
         self.name = memory.name
         self.layout = layout
         self._remote = memory
+        self._question = question
+        self._asked: int | None = None  # the question under way
+        self._waits = False  # did the worker wait for its last records?
         self._n_workers = n_workers
         self._ring = layout.geometry
         self._at = layout.mailbox_offset(worker)
@@ -72,36 +103,69 @@ class RemoteChannel:
         self.writer = make_writer(mirror)
         self._mirror = mirror.view(0, self._ring.mailbox_bytes, True)
         self._scratch = np.zeros(_HEADER_BYTES, np.uint8)
-        self._sending = False
+        self._words = self._mirror.view(np.uint32)
+        self._under_way = 0  # bytes of puts since the last flush
 
     def send(self) -> None:
-        """Start putting all new records and their stamps."""
-        first, last = self.writer.published, self.writer.next_sequence
-        for sequence in range(first, last):
-            slot = self._slot(sequence)
-            at = slot + _PAYLOAD_BYTES_AT
-            payload = int(self._mirror[at : at + 4].view(np.uint32)[0])
-            self._put(slot, _HEADER_BYTES + payload)
-        for sequence in range(first, last):
-            self._put(self._stamp(sequence), 8)
-        self._sending = self._sending or last > first
-        self.writer.published = last
+        """See Channel. Small puts leave at once, and are complete later."""
+        self._put_new()
+        if self._under_way > INLINE_BYTES:
+            self._complete()
+        elif self._under_way:
+            self._remote.leave()
 
     def publish(self) -> None:
         """See Channel. Returns when the records have arrived."""
-        self.send()
-        if self._sending:
+        self._put_new()
+        self._complete()
+
+    def _put_new(self) -> None:
+        """Start putting what was written since the last call."""
+        writer = self.writer
+        sequence, last = writer.published, writer.next_sequence
+        while sequence < last:
+            start = self._stamp(sequence)
+            end = self._end(sequence)
+            sequence += 1
+            while sequence < last and self._joins(start, end, sequence):
+                end = self._end(sequence)
+                sequence += 1
+            self._put(start, end, last)
+            self._under_way += end - start
+        writer.published = last
+
+    def _put(self, start: int, end: int, last: int) -> None:
+        """Put a part of the mirror. A worker that has waited for its last push waits for this one."""
+        data = self._mirror[start:end]
+        if self._asked is not None:
+            self._waits = False
+            self._take_answer()
+        if self._waits and self._asked is None and len(data) <= INLINE_BYTES:
+            self._question.expect()
+            self._asked = last
+            self._remote.put_asking(self._at + start, data, last)
+        else:
+            self._remote.put(self._at + start, data)
+
+    def _joins(self, start: int, end: int, sequence: int) -> bool:
+        """May a record travel in the put of those before it?"""
+        stamp = self._stamp(sequence)
+        return 0 <= stamp - end <= _SLACK_BYTES and self._end(sequence) - start <= _PUT_BYTES
+
+    def _complete(self) -> None:
+        if self._under_way:
             self._remote.flush()
-            self._sending = False
+            self._under_way = 0
 
     def refresh(self) -> None:
         """Fetch what the server has said, and replies: small ones at once, large ones when due."""
-        self.publish()
-        self._remote.get(self._at, self._mirror[: self._ring.stamps_offset])
+        self._put_new()
+        self._remote.get(self._at, self._mirror[: self._ring.said_bytes])
         pulls = self.writer.open_pulls()
         early = pulls if sum(n for _, n in pulls) <= _EARLY_BYTES else []
         self._fetch_replies(early)
         self._remote.flush()
+        self._under_way = 0
         if not early:
             applied = self.writer.applied
             due = [(q, n) for q, n in pulls if q < applied]
@@ -118,15 +182,50 @@ class RemoteChannel:
 
     def wait_applied(self, count: int, max_s: float) -> bool:
         """See Channel."""
-        return self._wait(lambda: self.writer.applied >= count, self.refresh, max_s)
+        self._put_new()
+        return self._wait(lambda: self._heard(count), max_s)
+
+    def _heard(self, count: int) -> bool:
+        """Are so many records consumed, as far as is known? Ask, or take the answer. Not blocking."""
+        writer = self.writer
+        if writer.applied >= count:
+            return True
+        self._waits = count == writer.next_sequence
+        if self._asked is None:
+            self._question.ask(count)
+            self._asked = count
+        # Nothing else makes MPI finish a put.
+        self._complete()
+        if not self._take_answer() and self._asked > count:
+            # A question about later records is under way, and no second one may be.
+            self.refresh()
+        return writer.applied >= count
+
+    def _take_answer(self) -> bool:
+        """Take the answer to the question under way, if it is there."""
+        said = self._question.answer()
+        if said is None:
+            return False
+        self._asked = None
+        self._mirror[: len(said)] = said
+        self._complete()
+        return True
 
     def wait_credit(self, max_s: float) -> bool:
         """See Channel."""
-        return self._wait(lambda: self.writer.credits > 0, self.refresh, max_s)
+        self._put_new()
+        if self.writer.open_pulls():
+            return self._wait(self._looked(lambda: self.writer.credits > 0), max_s)
+        # A few slots at once: records that travel together travel faster.
+        some = self.writer.applied + max(1, self._ring.n_slots // 4)
+        count = min(some, self.writer.next_sequence)
+        if not self._wait(lambda: self._heard(count), max_s):
+            self.refresh()
+        return self.writer.credits > 0
 
     def wait_collected(self, before: int, max_s: float) -> bool:
         """See Channel."""
-        return self._wait(lambda: self.writer.collected_before() >= before, self.refresh, max_s)
+        return self._wait(self._looked(lambda: self.writer.collected_before() >= before), max_s)
 
     def wait_head(self, table: int, version: int, min_clock: int, max_s: float) -> bool:
         """See Channel."""
@@ -137,7 +236,7 @@ class RemoteChannel:
             now = self._read_head(table)
             return now is not None and now[0] >= version and now[1] >= min_clock
 
-        return self._wait(reached, lambda: None, max_s)
+        return self._wait(reached, max_s)
 
     def read_version(self, table: int) -> int:
         """See Channel."""
@@ -185,17 +284,27 @@ class RemoteChannel:
         self._read(self.layout.turn_offset, word)
         return int(word.view(np.uint64)[0])
 
-    def _wait(self, done: Callable[[], bool], look: Callable[[], None], max_s: float) -> bool:
-        end = time.monotonic() + max_s
-        pause = 0.0
-        while True:
-            look()
-            if done():
-                return True
-            if time.monotonic() >= end:
+    def _looked(self, done: Callable[[], bool]) -> Callable[[], bool]:
+        def look() -> bool:
+            self.refresh()
+            return done()
+
+        return look
+
+    def _wait(self, done: Callable[[], bool], max_s: float) -> bool:
+        """Call `done` until it is True: at once for a while, then with growing pauses."""
+        start = time.monotonic()
+        pause = 10e-6
+        while not done():
+            waited = time.monotonic() - start
+            if waited >= max_s:
                 return False
-            time.sleep(pause)
-            pause = min(pause + 5e-6, 200e-6)
+            if waited < _SPIN_S:
+                os.sched_yield()
+            else:
+                time.sleep(pause)
+                pause = min(1.5 * pause, 200e-6)
+        return True
 
     def _read_head(self, table: int) -> tuple[int, int] | None:
         self._read(self.layout.head_offset(table), self._scratch)
@@ -211,14 +320,13 @@ class RemoteChannel:
             self._remote.get(offset + start, part)
         self._remote.flush()
 
-    def _put(self, at: int, n_bytes: int) -> None:
-        self._remote.put(self._at + at, self._mirror[at : at + n_bytes])
-
     def _index(self, sequence: int) -> int:
         return sequence % self._ring.n_slots
 
-    def _slot(self, sequence: int) -> int:
-        return self._ring.slots_offset + self._index(sequence) * self._ring.slot_bytes
-
     def _stamp(self, sequence: int) -> int:
-        return self._ring.stamps_offset + self._index(sequence) * _native.LINE_BYTES
+        return self._ring.stamps_offset + self._index(sequence) * self._ring.record_stride
+
+    def _end(self, sequence: int) -> int:
+        """Where the payload of a record ends."""
+        slot = self._stamp(sequence) + self._ring.slots_offset - self._ring.stamps_offset
+        return slot + _HEADER_BYTES + self._words.item((slot + _PAYLOAD_BYTES_AT) // 4)

@@ -3,6 +3,9 @@
 One `Lock_all(NOCHECK)` for the run; only contiguous bytes, put, get and flush. No MPI atomics, no
 accumulate, no request-based calls, no dynamic windows: each of these hangs or corrupts on some current
 MPI over some network. The target must enter MPI for progress; the server's loop does.
+
+Small puts go as messages: a message leaves at once and needs no answer, where a put over TCP is queued
+until the origin enters MPI again and is answered by the target before anything else happens there.
 """
 
 from __future__ import annotations
@@ -14,8 +17,13 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from mpips.transport.p2p import INLINE_BYTES, P2pMemory
+
 Bytes = NDArray[np.uint8]
 Guard = Callable[[str], Any]
+
+# Windows over TCP move a get as a message; one that fits the eager limit needs no handshake.
+_GET_BYTES = 32 << 10
 
 
 def make_window(comm: MPI.Intracomm, memory: Bytes | None) -> MPI.Win | None:
@@ -48,21 +56,37 @@ class RmaMemory:
 
     name = "rma"
 
-    def __init__(self, window: MPI.Win, rank: int, guard: Guard) -> None:
-        """`guard(what)` is a context in which a call that never returns ends the process."""
+    def __init__(self, window: MPI.Win, messages: P2pMemory, rank: int, guard: Guard) -> None:
+        """`messages` reaches the same region; `guard(what)` is a context in which a call that never
+        returns ends the process."""
         self._window = window
+        self._messages = messages
         self._rank = rank
         self._guard = guard
 
     def put(self, offset: int, data: Bytes) -> None:
         """See RemoteMemory."""
+        if data.nbytes <= INLINE_BYTES:
+            return self._messages.put(offset, data)
         self._window.Put([data, MPI.BYTE], self._rank, target=[offset, data.nbytes, MPI.BYTE])
 
     def get(self, offset: int, out: Bytes) -> None:
         """See RemoteMemory."""
-        self._window.Get([out, MPI.BYTE], self._rank, target=[offset, out.nbytes, MPI.BYTE])
+        for at in range(0, out.nbytes, _GET_BYTES):
+            part = out[at : at + _GET_BYTES]
+            target = [offset + at, part.nbytes, MPI.BYTE]
+            self._window.Get([part, MPI.BYTE], self._rank, target=target)
+
+    def put_asking(self, offset: int, data: Bytes, count: int) -> None:
+        """See RemoteMemory."""
+        self._messages.put_asking(offset, data, count)
+
+    def leave(self) -> None:
+        """See RemoteMemory."""
+        self._messages.leave()
 
     def flush(self) -> None:
         """See RemoteMemory. Does not return if the target is gone; the guard then does."""
         with self._guard(f"a flush to rank {self._rank}"):
             self._window.Flush(self._rank)
+        self._messages.flush()

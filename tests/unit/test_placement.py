@@ -73,9 +73,12 @@ def test_no_two_parts_of_a_region_overlap(sizes, n_servers, n_workers, n_slots, 
         for w in range(n_workers):
             at = layout.mailbox_offset(w)
             assert at % 4096 == 0
-            inner = [0, 64, ring.results_offset + 8 * n_slots, ring.stamps_offset]
-            inner += [ring.stamps_offset + 64 * n_slots, ring.slots_offset]
-            inner += [ring.slots_offset + n_slots * ring.slot_bytes, ring.replies_offset]
+            inner = [0, 64, ring.results_offset + 8 * n_slots, ring.said_bytes, ring.stamps_offset]
+            for i in range(n_slots):
+                stamp = ring.stamps_offset + i * ring.record_stride
+                slot = ring.slots_offset + i * ring.record_stride
+                inner += [stamp, stamp + 8, slot, slot + ring.slot_bytes]
+            inner += [ring.replies_offset]
             inner += [ring.replies_offset + replies * n_slots * ring.slot_bytes, ring.mailbox_bytes]
             assert inner == sorted(inner)
             pieces.append((at, ring.mailbox_bytes))

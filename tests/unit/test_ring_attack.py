@@ -42,16 +42,17 @@ class Attack:
         layout = self.rig.layout
         ring = layout.geometry
         self.n_slots, self.slot_bytes = ring.n_slots, ring.slot_bytes
+        self.stride = ring.record_stride
         box = self.rig.region.view(layout.mailbox_offset(0), ring.mailbox_bytes, True)
         self.slots = box[ring.slots_offset :]
         self.stamps = box[ring.stamps_offset :]
 
     def slot(self, sequence):
-        start = sequence % self.n_slots * self.slot_bytes
+        start = sequence % self.n_slots * self.stride
         return self.slots[start : start + self.slot_bytes]
 
     def stamp(self, sequence, value=None):
-        at = sequence % self.n_slots * _native.LINE_BYTES
+        at = sequence % self.n_slots * self.stride
         value = sequence + 1 if value is None else value
         self.stamps[at : at + 8] = np.frombuffer(struct.pack("<Q", value), np.uint8)
 
@@ -64,7 +65,7 @@ class Attack:
         """Write a whole record of worker 0, a valid one but for `fields`."""
         slot = self.slot(number)
         slot[:64] = 0
-        valid = {"magic": 0x5243504D, "version": 1, "flags": FIRST | LAST, "sequence": number}
+        valid = {"magic": 0x5243504D, "version": 2, "flags": FIRST | LAST, "sequence": number}
         self.set(number, **{**valid, "payload_bytes": len(payload), **fields})
         slot[64 : 64 + len(payload)] = np.frombuffer(payload, np.uint8)
         self.stamp(number)

@@ -18,9 +18,12 @@ namespace mpips {
 
 constexpr std::uint64_t region_magic = 0x3153504950534d31ULL;
 constexpr std::uint32_t record_magic = 0x5243504dU;
-constexpr std::uint32_t layout_version = 1;
+constexpr std::uint32_t layout_version = 2;
 constexpr std::size_t line_bytes = 64;
 constexpr std::size_t page_bytes = 4096;
+// A stamp lies this far before its record: one put carries both, and processors that fetch lines in
+// pairs do not take the record along when the server looks at the stamp.
+constexpr std::size_t stamp_bytes = 2 * line_bytes;
 constexpr std::size_t block_floats = 16384;  // one version word guards 64 KiB of values
 constexpr std::uint32_t finished_clock = 0xffffffffU;
 
@@ -166,14 +169,16 @@ struct RingGeometry {
 
   std::size_t ack_offset() const noexcept { return 0; }
   std::size_t results_offset() const noexcept { return sizeof(AckLine); }
-  std::size_t stamps_offset() const noexcept {
+  // Acknowledgement and results: what the server says, in one piece.
+  std::size_t said_bytes() const noexcept {
     return results_offset() + round_up(n_slots * sizeof(std::uint64_t), line_bytes);
   }
-  std::size_t slots_offset() const noexcept {
-    return round_up(stamps_offset() + n_slots * line_bytes, page_bytes);
-  }
+  // Stamp and slot of record 0; those of the next record follow after `record_stride`.
+  std::size_t stamps_offset() const noexcept { return round_up(said_bytes(), page_bytes); }
+  std::size_t slots_offset() const noexcept { return stamps_offset() + stamp_bytes; }
+  std::size_t record_stride() const noexcept { return stamp_bytes + slot_bytes; }
   std::size_t replies_offset() const noexcept {
-    return slots_offset() + static_cast<std::size_t>(n_slots) * slot_bytes;
+    return stamps_offset() + n_slots * record_stride();
   }
   std::size_t mailbox_bytes() const noexcept {
     return round_up(
@@ -201,19 +206,22 @@ struct Mailbox {
         geometry(g) {}
 
   std::uint64_t* stamp(std::uint64_t sequence) const noexcept {
-    return reinterpret_cast<std::uint64_t*>(stamps + (sequence % geometry.n_slots) * line_bytes);
+    return reinterpret_cast<std::uint64_t*>(stamps + place(sequence));
   }
   // Beside the stamp: how much of a long record a worker of this node has written so far. A hint to
   // fetch it into the cache, and no more: nothing is read because of it.
   std::uint64_t* hint(std::uint64_t sequence) const noexcept { return stamp(sequence) + 1; }
-  std::uint8_t* slot(std::uint64_t sequence) const noexcept {
-    return slots + (sequence % geometry.n_slots) * geometry.slot_bytes;
-  }
+  std::uint8_t* slot(std::uint64_t sequence) const noexcept { return slots + place(sequence); }
   std::uint8_t* reply(std::uint64_t sequence) const noexcept {
     return replies + (sequence % geometry.n_slots) * geometry.slot_bytes;
   }
   std::uint64_t* result(std::uint64_t sequence) const noexcept {
     return results + sequence % geometry.n_slots;
+  }
+
+ private:
+  std::size_t place(std::uint64_t sequence) const noexcept {
+    return (sequence % geometry.n_slots) * geometry.record_stride();
   }
 };
 

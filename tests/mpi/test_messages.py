@@ -1,0 +1,121 @@
+"""The server's side of messages: puts inside one message, questions, and what no worker sends."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from playing import SIZE
+
+from mpips.errors import ProtocolError
+from mpips.transport.p2p import INLINE_BYTES, TAG_HEAD, P2pMemory, P2pService, Question
+
+PUT, GET, ASK = 1, 2, 3
+START, STOP, SAID = 4096, 3 * 4096 + INLINE_BYTES, 128
+
+pytestmark = pytest.mark.skipif(SIZE < 2, reason="a server and a worker")
+
+
+def served(comm: MPI.Intracomm, work: Callable[[], object]) -> tuple[np.ndarray, str]:
+    """Rank 1 works while rank 0 serves; the region and the server's error, on every rank. Collective."""
+    region = np.zeros(STOP + 4096, np.uint8)
+    error = ""
+    if comm.rank == 0:
+        guard = lambda what: contextlib.nullcontext()  # noqa: E731
+        service = P2pService(comm, region, {1: (START, STOP)}, SAID, guard)
+        deadline = time.monotonic() + 20
+        done, finished = comm.irecv(source=1, tag=99), False
+        while not error and not finished:
+            finished = done.test()[0]
+            try:
+                service.poll()
+            except ProtocolError as problem:
+                error = str(problem)
+            # The records of the worker: consumed as soon as the first byte of a put is there.
+            region[START : START + 8].view(np.uint64)[0] = region[START + 512]
+            assert time.monotonic() < deadline
+        while not finished:
+            finished = done.test()[0]
+            if comm.Iprobe(1, TAG_HEAD):
+                comm.Recv([bytearray(2 * INLINE_BYTES), MPI.BYTE], 1, TAG_HEAD)
+    elif comm.rank == 1:
+        work()
+        comm.send(None, 0, 99)
+    return comm.bcast((region, error))
+
+
+def memory_of(comm: MPI.Intracomm) -> P2pMemory:
+    return P2pMemory(comm, 0, 20.0, lambda: None)
+
+
+@pytest.mark.parametrize("n", [1, 511, INLINE_BYTES, INLINE_BYTES + 1])
+def test_a_put_arrives_whole_whether_it_is_one_message_or_two(comm: MPI.Intracomm, n: int) -> None:
+    data = (np.arange(n) % 251 + 1).astype(np.uint8)
+    back = np.zeros(n, np.uint8)
+
+    def work() -> None:
+        memory = memory_of(comm)
+        memory.put(START + 512, data)
+        memory.get(START + 512, back)
+        memory.flush()
+        assert (back == data).all()
+
+    region, error = served(comm, work)
+    assert error == ""
+    assert (region[START + 512 : START + 512 + n] == data).all()
+    assert not region[START + 512 + n :].any()
+
+
+@pytest.mark.parametrize("carried", [False, True])
+def test_a_question_is_answered_when_the_records_are_consumed(
+    comm: MPI.Intracomm, carried: bool
+) -> None:
+    record = np.array([3], np.uint8)
+
+    def work() -> None:
+        memory, question = memory_of(comm), Question(comm, 0, SAID)
+        if carried:
+            question.expect()
+            memory.put_asking(START + 512, record, 3)
+        else:
+            question.ask(3)
+            memory.get(START, np.zeros(8, np.uint8))
+            memory.flush()
+            assert question.answer() is None
+            memory.put(START + 512, record)
+        while (said := question.answer()) is None:
+            time.sleep(0)
+        assert len(said) == SAID
+        assert said[0] == 3
+        memory.flush()
+
+    assert served(comm, work)[1] == ""
+
+
+@pytest.mark.parametrize(
+    ("heads", "inline", "text"),
+    [
+        ([(PUT, START - 8, 8, 0)], 8, "of which it may use 4096 to"),
+        ([(PUT, STOP - 4, 8, 0)], 8, "asked for bytes"),
+        ([(PUT, START, 2**63, 0)], 8, "asked for bytes"),
+        ([(PUT, START, 8, 0)], 9, "asked for bytes"),
+        ([(GET, 0, STOP + 4097, 0)], 0, "of which it may use 0 to"),
+        ([(7, START, 8, 0)], 0, "asked for bytes"),
+        ([(ASK, 0, 0, 300), (ASK, 0, 0, 301)], 0, "asked a question that no worker asks"),
+        ([(PUT, START, 8, 0)], INLINE_BYTES + 1, "a request of"),
+    ],
+)
+def test_what_no_worker_sends_is_an_error(
+    comm: MPI.Intracomm, heads: list[tuple[int, ...]], inline: int, text: str
+) -> None:
+    def work() -> None:
+        for head in heads:
+            message = struct.pack("<QQQQ", *head) + bytes(inline)
+            comm.Send([message, MPI.BYTE], 0, TAG_HEAD)
+
+    assert text in served(comm, work)[1]
