@@ -428,7 +428,7 @@ class ServerCore:
         generation: int,
         backup: int,
         oversubscribed: bool,
-        progress: Callable[[], None] | None,
+        progress: Callable[[], object] | None,
         progress_interval_s: float,
     ) -> None: ...
     def add_dense(

@@ -178,10 +178,9 @@ class Job:
         if self._client is not None:
             self._client.poll()
 
-    def _progress(self) -> None:
-        """Enter MPI on a server: windows over a network advance only then."""
-        if self._remote and self._service is not None:
-            self._service.poll()
+    def _progress(self) -> int:
+        """Enter MPI on a server: windows over a network advance only then. Messages served."""
+        return self._service.poll() if self._remote and self._service is not None else 0
 
     def describe(self) -> str:
         """Roles and transports, for people."""

