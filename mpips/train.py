@@ -173,24 +173,10 @@ def _measure(ranks: Ranks, data: Dataset | None, info: DataInfo) -> FrequencyPar
 
 def train_worker(worker: Worker, inputs: Inputs, config: JobConfig) -> Result:
     """The work of one worker: all epochs, evaluations in between and at the end."""
-    assert inputs.train is not None
-    task = inputs.task
-    local = Moments.of(inputs.train)
-    parts = worker.gather("moments", _pack_moments(local))
-    task.prepare(worker, Moments.combine([_unpack_moments(part) for part in parts]))
-    weighted = all(isinstance(t.consistency, BSP) for t in inputs.tables)
-    loader = Loader(
-        inputs.train,
-        inputs.info.n_samples_total,
-        worker.n_workers,
-        worker.index,
-        inputs.batch_size,
-        config.cluster.seed,
-        weighted=weighted,
-    )
+    loader = ready(worker, inputs, config.cluster.seed)
     result = Result()
     start = time.monotonic()
-    last = _train_epochs(worker, inputs, loader, config.train.eval_every, result)
+    last = train_epochs(worker, inputs, loader, config.train.eval_every, result)
     worker.flush()
     parts = worker.gather("end of training", msgspec.msgpack.encode([result.samples, *last]))
     result.seconds = time.monotonic() - start
@@ -199,14 +185,34 @@ def train_worker(worker: Worker, inputs: Inputs, config: JobConfig) -> Result:
     result.samples = int(totals[0])
     result.metrics["loss"] = float(totals[1] / totals[2]) if totals[2] else float("nan")
     if inputs.test is not None:
-        result.metrics.update(evaluate(worker, task, inputs.test, "final") or {})
+        result.metrics.update(evaluate(worker, inputs.task, inputs.test, "final") or {})
     return result
 
 
-def _train_epochs(
+def ready(worker: Worker, inputs: Inputs, seed: int) -> Loader:
+    """Prepare the task with everybody's moments; the batches of this worker. Collective over workers."""
+    assert inputs.train is not None
+    local = Moments.of(inputs.train)
+    parts = worker.gather("moments", _pack_moments(local))
+    inputs.task.prepare(worker, Moments.combine([_unpack_moments(part) for part in parts]))
+    return Loader(
+        inputs.train,
+        inputs.info.n_samples_total,
+        worker.n_workers,
+        worker.index,
+        inputs.batch_size,
+        seed,
+        weighted=all(isinstance(t.consistency, BSP) for t in inputs.tables),
+    )
+
+
+def train_epochs(
     worker: Worker, inputs: Inputs, loader: Loader, eval_every: int, result: Result
 ) -> tuple[float, int]:
-    """All steps of this worker; returns summed loss and samples of its last epoch."""
+    """All steps of this worker; returns summed loss and samples of its last epoch.
+
+    The task is prepared. Blocks; adds samples and evaluations to `result`.
+    """
     task = inputs.task
     n_clocks = inputs.n_epochs * loader.steps_per_epoch
     report = _Reporter(worker)

@@ -1,0 +1,97 @@
+"""Time per training step: one server and one worker under BSP beside one plain NumPy process.
+
+Rank 0 is scheduler and server, rank 1 the worker. In each turn a session trains, then the worker's rank
+trains the same model on the same batches in NumPy, while rank 0 waits.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+
+from mpips.bench.launching import Options
+from mpips.bench.measure import Comparison, Findings
+from mpips.bench.plain import PlainLogistic, PlainMlp
+from mpips.bench.rank.ranks import Ranks
+from mpips.bench.rank.workloads import SEED, Timed, job_config, session, timed_epochs, w6a_file
+from mpips.config import JobConfig
+from mpips.data import Loader
+from mpips.model.optimizer import FTRL, Adagrad
+from mpips.model.table import DenseTable, Table
+from mpips.tasks.logistic import LogisticOptions
+from mpips.tasks.mlp import MlpOptions
+from mpips.train import Inputs
+from mpips.worker import Worker
+
+
+def run(ranks: Ranks, options: Options) -> Findings | None:
+    """Measure both models; findings on the worker's rank."""
+    found = Findings()
+    with tempfile.TemporaryDirectory(prefix="mpips-bench-") as folder:
+        file, data = w6a_file(Path(folder))
+        jobs = [
+            ("train_overhead_digits", "mlp", "digits", "digits", 3 if options.quick else 150),
+            ("train_overhead_w6a", "logistic", file, data, 1 if options.quick else 12),
+        ]
+        for name, task, train, data, n_epochs in jobs:
+            pairs = _turns(ranks, job_config(task, train), options.repetitions, n_epochs)
+            if ranks.rank == 1:
+                found.comparisons.append(_comparison(name, f"{task} on {data}", pairs))
+    return found if ranks.rank == 1 else None
+
+
+def _comparison(name: str, job: str, pairs: list[tuple[Timed, Timed]]) -> Comparison:
+    return Comparison(
+        name=name,
+        what=f"a step of {job}, batch 256, 1 server and 1 worker under BSP",
+        unit="us",
+        ours=[1e6 * ours.seconds / ours.steps for ours, _ in pairs],
+        baseline=[1e6 * plain.seconds / plain.steps for _, plain in pairs],
+        baseline_name="one NumPy process",
+    )
+
+
+def _turns(
+    ranks: Ranks, config: JobConfig, repetitions: int, n_epochs: int
+) -> list[tuple[Timed, Timed]]:
+    """(session, NumPy) by repetition, on the worker; the first of all is a warm-up."""
+    pairs = []
+    for _ in range(1 + repetitions):
+        got, inputs = session(ranks, config, lambda w, i: _train(w, i, n_epochs))
+        if got is not None:
+            ours, initial = got
+            pairs.append((ours, plain_epochs(inputs, initial, n_epochs)))
+    return pairs[1:]
+
+
+def _train(worker: Worker, inputs: Inputs, n_epochs: int) -> tuple[Timed, list[object]]:
+    # The reference starts where the servers do.
+    dense = [t.name for t in inputs.tables if isinstance(t, DenseTable)]
+    initial: list[object] = [worker.table(name).pull() for name in dense]
+    return timed_epochs(worker, inputs, n_epochs), initial
+
+
+def plain_model(inputs: Inputs, initial: list[object]) -> PlainMlp | PlainLogistic:
+    """The same model without mpips; `initial`: its dense tables."""
+    assert inputs.train is not None
+    optimizer = inputs.tables[0].optimizer
+    if isinstance(optimizer, FTRL):
+        return PlainLogistic(inputs.train, LogisticOptions(), optimizer)
+    assert isinstance(optimizer, Adagrad)
+    return PlainMlp(inputs.train, MlpOptions(), optimizer, initial)  # type: ignore[arg-type]
+
+
+def plain_epochs(inputs: Inputs, initial: list[object], n_epochs: int) -> Timed:
+    """Train like `timed_epochs`, in this process alone."""
+    assert inputs.train is not None
+    model = plain_model(inputs, initial)
+    loader = Loader(inputs.train, inputs.train.n, 1, 0, inputs.batch_size, SEED)
+    steps = samples = 0
+    start = 0.0
+    for cursor, batch in loader.until(1 + n_epochs):
+        if cursor.epoch == 1 and cursor.step == 0:
+            start, steps, samples = time.perf_counter(), 0, 0
+        model.step(batch)
+        steps, samples = steps + 1, samples + batch.n
+    return Timed(time.perf_counter() - start, samples, steps)

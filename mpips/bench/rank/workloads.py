@@ -1,0 +1,106 @@
+"""The training jobs that are measured, as `mpips train` runs them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpips.bench.rank.ranks import Ranks
+from mpips.cluster.cluster import Cluster
+from mpips.config import DataConfig, JobConfig, TrainConfig
+from mpips.data import Cursor
+from mpips.job import Job
+from mpips.options import SessionOptions
+from mpips.train import Inputs, Result, prepare, ready, train_epochs
+from mpips.worker import Worker
+
+BATCH = 256
+SEED = 0
+# Samples, features, features of a sample and share of the first class of w6a.
+_SHAPE = (17_188, 300, 12, 0.03)
+
+
+class Timed(NamedTuple):
+    """What one worker did: its seconds, samples and steps."""
+
+    seconds: float
+    samples: int
+    steps: int
+
+
+def w6a_file(folder: Path) -> tuple[str, str]:
+    """(file, its name for people): w6a where it is at hand, else data of its shape, made here.
+
+    Args:
+        folder: Where it is made; every rank may call this with a folder of its own.
+    """
+    root = Path(__file__).resolve().parents[3]
+    data = Path(os.environ.get("MPIPS_TEST_DATA", root.parent / "shared" / "data"))
+    real = data / "w6a.train.svm"
+    if real.is_file():
+        return str(real), "w6a"
+    made = folder / "generated.svm"
+    if not made.exists():
+        _generate(made)
+    return str(made), "generated data of the shape of w6a"
+
+
+def _generate(path: Path) -> None:
+    """Write sparse binary samples whose features are as unequally frequent as words."""
+    n, d, k, share = _SHAPE
+    rng = np.random.default_rng(6)
+    frequency = 1.0 / np.arange(1, d + 1)
+    weights = rng.normal(size=d)
+    picks = rng.choice(d, size=(n, k), p=frequency / frequency.sum())
+    scores = weights[picks].sum(axis=1) + rng.normal(size=n)
+    labels = np.where(scores > np.quantile(scores, 1 - share), 1, -1)
+    lines = [
+        f"{label} " + " ".join(f"{key + 1}:1" for key in sorted(set(keys.tolist())))
+        for label, keys in zip(labels, picks, strict=True)
+    ]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def job_config(task: str, train: str, servers: int = 0, **options: Any) -> JobConfig:
+    """The configuration of a job with all defaults of the task but the batch size."""
+    return JobConfig(
+        task=task,
+        data=DataConfig(train=train),
+        train=TrainConfig(batch_size=BATCH),
+        cluster=SessionOptions(servers=servers, timeout_s=60.0),
+        **options,
+    )
+
+
+def session(
+    ranks: Ranks, config: JobConfig, work: Callable[[Worker, Inputs], Any]
+) -> tuple[Any, Inputs]:
+    """Run `work` on the workers of one job; its value there, and the inputs. Collective."""
+    with Cluster(ranks.comm, config.cluster.servers or None, config.cluster.timeout_s) as cluster:
+        inputs = prepare(cluster, len(cluster.assignment.workers), config)
+        value, _ = Job(cluster, inputs.tables, config.cluster).run(lambda w: work(w, inputs))
+        return value, inputs
+
+
+def timed_epochs(worker: Worker, inputs: Inputs, n_epochs: int) -> Timed:
+    """Train `n_epochs` epochs after one that warms up. Collective over workers, who start together.
+
+    Ends when everything that was sent is applied.
+    """
+    loader = ready(worker, inputs, SEED)
+    train_epochs(worker, replace(inputs, n_epochs=1), loader, 0, Result())
+    worker.flush()
+    worker.barrier("warm")
+    loader.cursor = Cursor(1, 0)
+    result = Result()
+    start = time.perf_counter()
+    train_epochs(worker, replace(inputs, n_epochs=1 + n_epochs), loader, 0, result)
+    worker.flush()
+    seconds = time.perf_counter() - start
+    return Timed(seconds, result.samples, n_epochs * loader.steps_per_epoch)
