@@ -19,6 +19,9 @@ PROGRESS_INTERVAL_S = 100e-6  # a server with remote peers enters MPI at least t
 _IDLE_SLICE_S = 2e-3
 _SPIN_S = 1e-3  # a server with remote peers looks again at once for so long after the last work
 _SERVED_S = 12e-6  # an entry into MPI that takes longer has served somebody
+_LONG_SLICE_S = 10e-3  # between looks at the scheduler, of a server that is idle for a while
+_MAX_SLEEP_US = 1000  # reached when nothing has come for a hundred times as long
+_MAX_REMOTE_SLEEP_US = 200  # with remote peers, whose puts and gets wait for a look into MPI
 _FIRST_BYTES = 1 << 20  # of a new embedding table
 
 
@@ -115,11 +118,11 @@ class Server:
             ProtocolError: A worker sent what no correct worker sends.
             RegionError: A table cannot grow.
         """
-        return self._drain(0.0)
+        return self._drain(0.0, 0)
 
-    def _drain(self, max_s: float) -> int:
+    def _drain(self, max_s: float, max_sleep_us: int) -> int:
         try:
-            return self.core.drain(max_s, 200)
+            return self.core.drain(max_s, max_sleep_us)
         except _native.ProtocolViolation as error:
             raise ProtocolError(f"server {self.index}: {error}") from None
         except _native.SharedMemoryError as error:
@@ -133,12 +136,12 @@ class Server:
         slice_s = _IDLE_SLICE_S
         idle_since = time.monotonic()
         while not stopped():
-            if self._drain(slice_s):
+            if self._drain(slice_s, _MAX_SLEEP_US):
                 idle_since = time.monotonic()
             else:
                 # A server that has been idle for a while looks less often at the scheduler.
                 quiet_s = time.monotonic() - idle_since
-                slice_s = _IDLE_SLICE_S if quiet_s < 0.1 else 5 * _IDLE_SLICE_S
+                slice_s = _IDLE_SLICE_S if quiet_s < 0.1 else _LONG_SLICE_S
             poll()
         self.drain()
 
@@ -151,7 +154,7 @@ class Server:
         spin_s = 0.0 if self._oversubscribed else _SPIN_S
         spin_until = 0.0
         while not stopped():
-            consumed = self._drain(0.0)
+            consumed = self._drain(0.0, 0)
             entered = time.perf_counter()
             served = self._progress()
             left = time.perf_counter()
@@ -159,7 +162,7 @@ class Server:
             if consumed or served or left - entered > _SERVED_S:
                 spin_until = left + spin_s
             elif left > spin_until:
-                self._drain(PROGRESS_INTERVAL_S)
+                self._drain(PROGRESS_INTERVAL_S, _MAX_REMOTE_SLEEP_US)
         self.drain()
 
     def statistics(self) -> dict[str, Any]:

@@ -41,7 +41,8 @@ class PlainMlp:
         """Train on one batch; returns the summed loss before it."""
         assert not isinstance(batch, SparseBatch)
         weight0, bias0, weight1, bias1 = self.values
-        x = (batch.x - self._mean) * self._scale
+        x = batch.x - self._mean
+        x *= self._scale
         np.clip(x, -MAX_DEVIATION, MAX_DEVIATION, out=x)
 
         # Forward.
@@ -65,7 +66,8 @@ class PlainMlp:
 
         # Back.
         decay = np.float32(self._l2 * batch.weight)
-        behind = (error @ weight1.T) * (hidden > 0)
+        behind = error @ weight1.T
+        behind *= hidden > 0
         gradient1 = hidden.T @ error
         gradient1 += decay * weight1
         gradient0 = x.T @ behind
@@ -99,7 +101,8 @@ class PlainLogistic:
     def step(self, batch: Batch) -> float:
         """Train on one batch; returns the summed loss before it."""
         assert isinstance(batch, SparseBatch)
-        values = (batch.values - self._shift[batch.keys]) * self._scale[batch.keys]
+        values = batch.values - self._shift.take(batch.keys)
+        values *= self._scale.take(batch.keys)
         np.clip(values, -MAX_DEVIATION, MAX_DEVIATION, out=values)
         keys, ids, counts = np.unique(batch.keys, return_inverse=True, return_counts=True)
         rows = np.repeat(np.arange(batch.n), np.diff(batch.indptr))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from mpips import _native
 from mpips.data.dataset import Batch, SparseBatch
 from mpips.data.info import DataInfo
 from mpips.data.moments import MAX_FEATURES, Moments
@@ -47,8 +49,27 @@ class DenseFeatures:
     def of(self, batch: Batch) -> Float32:
         """Return the features of a batch, a new array of shape (n, d)."""
         x = batch.densify(self.n_features) if isinstance(batch, SparseBatch) else batch.x
-        x = (x - self._mean) * self._scale
+        x = x - self._mean
+        x *= self._scale
         return np.clip(x, -MAX_DEVIATION, MAX_DEVIATION, out=x)
+
+
+class Plans:
+    """Key plans that no batch holds, kept for the memory that they have grown to."""
+
+    def __init__(self) -> None:
+        self._one_group = _native.Partitioner.hash(1)
+        self._free: list[_native.KeyPlan] = []
+
+    def build(self, keys: Int64) -> _native.KeyPlan:
+        """A plan of these keys, all in one group."""
+        plan = self._free.pop() if self._free else _native.KeyPlan()
+        plan.build(keys, self._one_group)
+        return plan
+
+    def take_back(self, plan: _native.KeyPlan) -> None:
+        """Build this one anew next time."""
+        self._free.append(plan)
 
 
 class Entries:
@@ -56,7 +77,7 @@ class Entries:
 
     Attributes:
         n: Number of samples.
-        keys: int64, shape (m,), ascending, unique.
+        keys: int64, shape (m,), unique, in the order of their first appearance.
         key_ids: int64, shape (nnz,): the place in `keys` of each entry's key.
         row_ids: int64, shape (nnz,): the sample of each entry, ascending.
         values: float32, shape (nnz,), scaled.
@@ -64,38 +85,50 @@ class Entries:
             the training data, or of `ASSUMED_PRESENT` where those are not known.
     """
 
-    def __init__(self, batch: SparseBatch, values: Float32, present: Float32 | None) -> None:
+    def __init__(
+        self, batch: SparseBatch, values: Float32, present: Float32 | None, plans: Plans
+    ) -> None:
         """Find the unique keys of `batch`.
 
         Args:
             batch: The samples.
             values: Their scaled values, float32, shape (nnz,).
-            present: How many samples hold each feature, float32, shape (d,), or None if unknown.
+            present: At least 1, the number of samples that hold each feature, float32, shape (d,),
+                or None if unknown.
+            plans: Give and take back what finds the keys.
         """
         self.n = batch.n
-        self.keys, self.key_ids, counts = np.unique(
-            batch.keys, return_inverse=True, return_counts=True
-        )
-        in_all = ASSUMED_PRESENT if present is None else np.maximum(present[self.keys], 1)
+        self._plans = plans
+        self._plan = plans.build(batch.keys)
+        self.keys = self._plan.unique_keys
+        self.key_ids = self._plan.inverse.astype(np.int64)
+        counts = np.bincount(self.key_ids, minlength=len(self.keys))
+        in_all = ASSUMED_PRESENT if present is None else present.take(self.keys)
         self.shares = (counts / in_all).astype(np.float32)
         self.row_ids = batch.row_ids
         self.values = values
-        self._by_key = np.argsort(self.key_ids, kind="stable")
-        self._key_starts = np.searchsorted(self.key_ids[self._by_key], np.arange(len(self.keys)))
+        self._indptr = batch.indptr
+
+    def __del__(self) -> None:
+        """Leave the plan, with the memory that it has, to a batch to come."""
+        self._plans.take_back(self._plan)
 
     def sum_by_row(self, entries: Float32) -> Float32:
         """Sum over each sample's entries: shape (nnz,) to (n,), or (nnz, k) to (n, k)."""
+        starts, ends = self._indptr[:-1], self._indptr[1:]
+        filled = starts < ends
+        if filled.all():
+            return np.add.reduceat(entries, starts, axis=0) if self.n else entries[:0]
         sums = np.zeros((self.n, *entries.shape[1:]), dtype=np.float32)
-        rows, starts = np.unique(self.row_ids, return_index=True)
-        if len(rows):
-            sums[rows] = np.add.reduceat(entries, starts, axis=0)
+        if filled.any():
+            sums[filled] = np.add.reduceat(entries, starts[filled], axis=0)
         return sums
 
     def sum_by_key(self, entries: Float32) -> Float32:
         """Sum over each key's entries: shape (nnz,) to (m,), or (nnz, k) to (m, k)."""
-        if len(self.keys) == 0:
-            return np.zeros((0, *entries.shape[1:]), dtype=np.float32)
-        return np.add.reduceat(entries[self._by_key], self._key_starts, axis=0)
+        columns = entries.reshape(len(entries), math.prod(entries.shape[1:]))
+        sums = self._plan.sum_rows(np.ascontiguousarray(columns))
+        return sums.reshape(len(self.keys), *entries.shape[1:])
 
 
 class SparseFeatures:
@@ -119,13 +152,14 @@ class SparseFeatures:
         self._scale: Float32 | None = None
         self._present: Float32 | None = None
         self._announced: tuple[Batch, Entries] | None = None
+        self._plans = Plans()
 
     def prepare(self, moments: Moments) -> None:
         """Take the scale of each feature, where the data has few enough to have moments."""
         if moments.n_features:
             shift, scale = moments.standardise_present()
             self._shift, self._scale = shift.astype(np.float32), scale.astype(np.float32)
-            self._present = moments.present.astype(np.float32)
+            self._present = np.maximum(moments.present, 1).astype(np.float32)
 
     def announce(self, batch: Batch) -> Entries:
         """Return `of(batch)` and keep it for the step that will ask again."""
@@ -141,6 +175,7 @@ class SparseFeatures:
             raise TypeError(f"expected a SparseBatch, got {type(batch).__name__}")
         values = batch.values
         if self._shift is not None and self._scale is not None:
-            values = (values - self._shift[batch.keys]) * self._scale[batch.keys]
+            values = values - self._shift.take(batch.keys)
+            values *= self._scale.take(batch.keys)
             np.clip(values, -MAX_DEVIATION, MAX_DEVIATION, out=values)
-        return Entries(batch, values, self._present)
+        return Entries(batch, values, self._present, self._plans)

@@ -97,16 +97,21 @@ def with_bias(keys: Keys) -> Keys:
 
 def linear_logits(entries: Entries, rows: Float32) -> Float32:
     """Return bias + sum of weight * value, shape (n,); `rows`: (1 + m, 1), the bias first."""
-    weights = rows[1:, 0][entries.key_ids]
-    logits = entries.sum_by_row(weights * entries.values)
+    products = rows[1:, 0].take(entries.key_ids)
+    products *= entries.values
+    logits = entries.sum_by_row(products)
     logits += rows[0, 0]
     return logits
 
 
 def linear_gradient(entries: Entries, error: Float32) -> Float32:
     """Return the gradient by the rows, shape (1 + m, 1), from that by the logits, shape (n,)."""
-    by_key = entries.sum_by_key(error[entries.row_ids] * entries.values)
-    return np.concatenate(([error.sum()], by_key)).astype(np.float32)[:, np.newaxis]
+    products = error.take(entries.row_ids)
+    products *= entries.values
+    gradient = np.empty((1 + len(entries.keys), 1), np.float32)
+    gradient[0] = error.sum()
+    gradient[1:, 0] = entries.sum_by_key(products)
+    return gradient
 
 
 def prior_gradient(entries: Entries, rows: Float32, prior: float, batch: Batch) -> Float32:

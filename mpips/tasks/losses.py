@@ -28,8 +28,12 @@ def logistic_loss(logits: Float32, labels: Labels) -> tuple[float, Float32]:
     The loss of a sample is log(1 + exp(z)) - y z for class y in {0, 1}.
     """
     target = labels.astype(np.float32)
-    losses = np.maximum(logits, 0) + np.log1p(np.exp(-np.abs(logits))) - target * logits
-    return float(losses.sum(dtype=np.float64)), sigmoid(logits) - target
+    small = np.exp(-np.abs(logits))
+    losses = np.maximum(logits, 0) + np.log1p(small) - target * logits
+    gradient: Float32 = np.where(logits >= 0, np.float32(1), small)
+    gradient /= small + 1
+    gradient -= target
+    return float(losses.sum(dtype=np.float64)), gradient
 
 
 def softmax(logits: Float32) -> Float32:
@@ -40,14 +44,19 @@ def softmax(logits: Float32) -> Float32:
 
 
 def softmax_loss(logits: Float32, labels: Labels) -> tuple[float, Float32]:
-    """Return the summed cross-entropy and its gradient by the logits, shape (n, k)."""
+    """Return the summed cross-entropy and its gradient by the logits, shape (n, k).
+
+    The gradient takes the place of `logits`.
+    """
     rows = np.arange(len(labels))
-    shifted = logits - logits.max(axis=1, keepdims=True)
-    log_sums = np.log(np.exp(shifted).sum(axis=1))
-    losses = log_sums - shifted[rows, labels]
-    gradient: Float32 = np.exp(shifted - log_sums[:, np.newaxis])
-    gradient[rows, labels] -= 1
-    return float(losses.sum(dtype=np.float64)), gradient
+    logits -= logits.max(axis=1, keepdims=True)
+    picked = logits[rows, labels]
+    np.exp(logits, out=logits)
+    sums = logits.sum(axis=1)
+    losses = np.log(sums) - picked
+    logits /= sums[:, np.newaxis]
+    logits[rows, labels] -= 1
+    return float(losses.sum(dtype=np.float64)), logits
 
 
 def class_count(info: DataInfo, task: str) -> int:

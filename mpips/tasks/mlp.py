@@ -69,36 +69,41 @@ class Mlp(Task):
 
     def step(self, worker: Worker, batch: Batch) -> StepResult:
         """Pull all layers, go forward and back, push all layers."""
+        # What needs no values comes first: the servers may still be at work on them.
+        x = self._features.of(batch)
         weights, biases = self._pull(worker)
-        inputs, logits = self._forward(batch, weights, biases)
+        inputs, logits = self._forward(x, weights, biases)
         loss_sum, error = softmax_loss(logits, batch.labels)
 
         # Go back; `error` is the gradient by the output of layer i before its ReLU.
         error *= np.float32(batch.weight / batch.n)
         decay = np.float32(self._options.l2 * batch.weight)
         for i in reversed(self._layers):
-            gradient = inputs[i].T @ error + decay * weights[i]
+            gradient = inputs[i].T @ error
+            gradient += decay * weights[i]
             worker.table(f"weight{i}").push(gradient, base=weights[i])
             worker.table(f"bias{i}").push(error.sum(axis=0), base=biases[i])
             if i > 0:
-                error = (error @ weights[i].T) * (inputs[i] > 0)
+                error = error @ weights[i].T
+                error *= inputs[i] > 0
         return StepResult(loss_sum, batch.n)
 
     def predict(self, worker: Worker, batch: Batch) -> Float32:
         """Return the probabilities of the classes."""
-        return class_scores(self._forward(batch, *self._pull(worker))[1])
+        return class_scores(self._forward(self._features.of(batch), *self._pull(worker))[1])
 
     def _pull(self, worker: Worker) -> tuple[list[Float32], list[Float32]]:
         weights = [worker.table(f"weight{i}").pull() for i in self._layers]
         return weights, [worker.table(f"bias{i}").pull() for i in self._layers]
 
     def _forward(
-        self, batch: Batch, weights: list[Float32], biases: list[Float32]
+        self, x: Float32, weights: list[Float32], biases: list[Float32]
     ) -> tuple[list[Float32], Float32]:
         """Return the input of every layer and the logits (n, k)."""
-        inputs = [self._features.of(batch)]
+        inputs = [x]
         for i in self._layers:
-            outputs = inputs[-1] @ weights[i] + biases[i]
+            outputs = inputs[-1] @ weights[i]
+            outputs += biases[i]
             if i < self._layers[-1]:
                 inputs.append(np.maximum(outputs, 0, out=outputs))
         return inputs, outputs

@@ -64,7 +64,8 @@ class Softmax(Task):
         loss_sum, error = softmax_loss(x @ weight + bias, batch.labels)
 
         error *= np.float32(batch.weight / batch.n)
-        weight_gradient = x.T @ error + np.float32(self._options.l2 * batch.weight) * weight
+        weight_gradient = x.T @ error
+        weight_gradient += np.float32(self._options.l2 * batch.weight) * weight
         worker.table("weight").push(weight_gradient, base=weight)
         worker.table("bias").push(error.sum(axis=0), base=bias)
         return StepResult(loss_sum, batch.n)

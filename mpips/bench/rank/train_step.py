@@ -18,7 +18,7 @@ from mpips.bench.rank.workloads import SEED, Timed, job_config, session, timed_e
 from mpips.config import JobConfig
 from mpips.data import Loader
 from mpips.model.optimizer import FTRL, Adagrad
-from mpips.model.table import DenseTable, Table
+from mpips.model.table import DenseTable
 from mpips.tasks.logistic import LogisticOptions
 from mpips.tasks.mlp import MlpOptions
 from mpips.train import Inputs

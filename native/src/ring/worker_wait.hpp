@@ -7,11 +7,14 @@
 // latest, so that the caller can look at signals, deadlines and the scheduler.
 namespace mpips {
 
+// Reached after waiting for 20 ms.
+constexpr std::uint32_t max_worker_sleep_us = 200;
+
 template <class Done>
 bool wait_until(Done done, double max_s, bool oversubscribed) {
   if (done()) return true;
   const double end = now_s() + max_s;
-  Backoff backoff(oversubscribed, 100);
+  Backoff backoff(oversubscribed, max_worker_sleep_us);
   do {
     backoff.pause();
     if (done()) return true;
