@@ -74,5 +74,6 @@ def run_local(
     statistics = {
         "servers": [server.statistics()],
         "workers": [{"worker": 0, "pushes": worker.counters()}],
+        "scheduler": {"messages": 0, "polls": 0},
     }
     return value, statistics

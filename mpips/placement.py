@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from mpips import _native
 from mpips.errors import ConfigError
+from mpips.model.optimizer import PythonRule
 from mpips.model.partition import Partition
 from mpips.model.table import DenseTable, EmbeddingTable, Table
 
@@ -28,6 +29,47 @@ class Placement:
     dense: dict[str, list[ShardRange]]
     partitioners: dict[str, _native.Partitioner]
     layouts: list[_native.Layout]
+
+
+@dataclass(frozen=True)
+class EmbeddingMemory:
+    """What the rows of one embedding table take on one server, in bytes.
+
+    Attributes:
+        rows: Number of rows.
+        row_bytes: Values and optimizer state of all rows, in shared memory.
+        key_bytes: The rows' keys, in shared memory.
+        map_bytes: The map from key to row. While it grows it takes half as much again.
+    """
+
+    rows: int
+    row_bytes: int
+    key_bytes: int
+    map_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return self.row_bytes + self.key_bytes + self.map_bytes
+
+
+def embedding_memory(table: EmbeddingTable, n_rows: int, n_servers: int) -> EmbeddingMemory:
+    """Plan the memory of the fullest server for a table of `n_rows` rows. Pure arithmetic.
+
+    Servers hold equal shares, as hashed keys do nearly. Memory that a server takes ahead of the rows
+    to come, a sixteenth and 64 MiB at most, is not counted.
+    """
+    rows = -(-n_rows // n_servers)
+    rule = table.optimizer
+    stride = table.dim * (1 + rule.n_state)
+    if not isinstance(rule, PythonRule) and rule.native().uses_step:
+        stride += 1
+    return EmbeddingMemory(
+        rows=rows,
+        row_bytes=rows * stride * 4,
+        key_bytes=rows * 8,
+        map_bytes=_native.RowMap.bytes_for(rows),
+    )
 
 
 def _dense_ranges(tables: Sequence[Table], n_servers: int) -> dict[str, list[ShardRange]]:

@@ -81,6 +81,7 @@ class Scheduler:
         self._statistics: dict[int, msgspec.Raw] = {}
         self._stop_sent = False
         self._last_look = now
+        self._work = {"messages": 0, "polls": 0}
         self.finished = False
         self.summary: bytes = b"{}"
 
@@ -91,6 +92,8 @@ class Scheduler:
             JobFailure: A rank failed or has gone silent.
         """
         messages = self._endpoint.receive()
+        self._work["messages"] += len(messages)
+        self._work["polls"] += 1
         now = time.monotonic()
         for source, message in messages:
             self._last_seen[source] = now
@@ -162,6 +165,7 @@ class Scheduler:
             {
                 "servers": [self._statistics[r] for r in a.servers],
                 "workers": [self._statistics[r] for r in a.workers],
+                "scheduler": self._work,
             }
         )
         for rank in self._others((*a.servers, *a.workers)):

@@ -180,4 +180,5 @@ class Server:
         result["version"] = self.core.version(i)
         if isinstance(table, EmbeddingTable):
             result["rows"] = self.core.n_rows(i)
+            result["memory_bytes"] = self.core.memory_bytes(i)
         return result

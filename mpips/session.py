@@ -39,7 +39,7 @@ class Outcome:
     Attributes:
         value: What the worker function returned, on workers; None elsewhere.
         role: "scheduler", "server 0", "worker 2", ...
-        statistics: {"servers": [...], "workers": [...]} of the whole job.
+        statistics: {"servers": [...], "workers": [...], "scheduler": {...}} of the whole job.
         transports: Name of the transport of each (worker, server) pair, by worker then server.
     """
 

@@ -31,10 +31,12 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
     Attributes:
         repetitions: Measurements of each thing.
         quick: Small sizes and few calls: does it run, not how fast.
+        seconds: Length of the look for leaks of the suite `scale`.
     """
 
     repetitions: int = 5
     quick: bool = False
+    seconds: float = 60.0
 
 
 def mpirun_command(n: int) -> list[str]:

@@ -39,6 +39,8 @@ BARS: dict[str, tuple[str, float]] = {
     "idle_cpu": ("<=", 0.05),
     "oversubscribed": (">=", 0.8),
     "ring_scaling": (">=", 0.9),
+    "table_memory_vs_plan": ("<=", 1.1),
+    "table_rate_last_vs_first": (">=", 0.8),
 }
 
 

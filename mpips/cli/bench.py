@@ -25,6 +25,12 @@ _SUITE_LIST = "\n".join(f"  {name:<10} {what}" for name, (_, what) in SUITES.ite
 )
 @click.option("--quick", is_flag=True, help="Small and short: does it run here?")
 @click.option(
+    "--seconds",
+    type=click.FloatRange(1.0),
+    default=60.0,
+    help="scale: how long to look for leaks.",
+)
+@click.option(
     "--nodes", type=click.IntRange(1, 2), default=None, help="2: network namespaces (root)."
 )
 @click.option("--json", "as_json", is_flag=True, help="End with one line of JSON.")
@@ -40,6 +46,7 @@ def command(
     suite: str,
     repetitions: int,
     quick: bool,
+    seconds: float,
     nodes: int | None,
     as_json: bool,
     plot_file: Path | None,
@@ -50,7 +57,8 @@ def command(
     from mpips.bench.launching import Options
     from mpips.bench.suites import run_suite
 
-    found = run_suite(suite, Options(repetitions=repetitions, quick=quick), nodes or 0)
+    options = Options(repetitions=repetitions, quick=quick, seconds=seconds)
+    found = run_suite(suite, options, nodes or 0)
     click.echo(report.as_text(found))
     if plot_file is not None:
         report.plot(found, plot_file)

@@ -14,9 +14,9 @@ from mpips import _native
 from mpips.errors import ConfigError
 from mpips.local import LocalControl
 from mpips.model.consistency import BSP
-from mpips.model.optimizer import SGD, Adam
-from mpips.model.table import DenseTable
-from mpips.placement import place
+from mpips.model.optimizer import SGD, Adagrad, Adam
+from mpips.model.table import DenseTable, EmbeddingTable
+from mpips.placement import embedding_memory, place
 from mpips.server import Server
 from mpips.transport.channel import LocalChannel
 from mpips.transport.region import Regions, new_token
@@ -163,3 +163,28 @@ def test_worker_and_servers_agree_on_who_holds_what(n_servers):
     assert alone.core.dense_values(0).tobytes() == start[0].tobytes()
     worker.finish()
     assert all(server.core.finished(0) for server in servers)
+
+
+@pytest.mark.parametrize("optimizer", [SGD(), Adagrad(), Adam()], ids=["sgd", "adagrad", "adam"])
+@pytest.mark.parametrize("n_rows", [1000, 57_000, 400_000])
+def test_embedding_rows_take_the_memory_that_was_planned(optimizer, n_rows):
+    table = EmbeddingTable("t", 16, optimizer)
+    server = Server(
+        0, [table], place([table], 1, 1, 4, 65536), Regions(new_token(), False), 0, True, None
+    )
+    layout = server.layout
+    writer = make_writer(server.region, layout, 0, 1)
+    keys = np.arange(n_rows, dtype=np.int64) * 7919
+    zeros = np.zeros((n_rows, 16), np.float32)
+    done = 0
+    while done < n_rows:
+        done = writer.push_rows(0, 0, keys, zeros, None, done)
+        server.drain()
+    writer.tick(0)
+    server.drain()
+    assert server.core.n_rows(0) == n_rows
+    plan = embedding_memory(table, n_rows, 1)
+    taken = server.core.memory_bytes(0)
+    # A new table has a megabyte each for rows and keys.
+    assert plan.total_bytes <= taken <= 1.0625 * plan.total_bytes + (2 << 20)
+    assert embedding_memory(table, n_rows, 4).rows == -(-n_rows // 4)

@@ -10,17 +10,12 @@ import numpy as np
 import mpips
 from mpips.bench.launching import Options
 from mpips.bench.measure import Comparison, Figure, Findings
+from mpips.bench.rank.processes import cpu_seconds
 from mpips.bench.rank.ranks import Ranks
 from mpips.worker import Worker
 
 N_SERVERS = 2
 _SETTLE_S = 0.5
-
-
-def cpu_seconds(pid: int) -> float:
-    """CPU seconds that a process of this node has used, all threads together, to the nanosecond."""
-    # What clock_getcpuclockid(3) returns on Linux: the scheduler's clock of that process.
-    return time.clock_gettime((~pid << 3) | 2)
 
 
 def run(ranks: Ranks, options: Options) -> Findings | None:
@@ -41,10 +36,9 @@ def run(ranks: Ranks, options: Options) -> Findings | None:
             before, start = [cpu_seconds(pid) for pid in pids[: 1 + N_SERVERS]], time.monotonic()
             time.sleep(seconds)
             took = time.monotonic() - start
-            rows.append([
-                (cpu_seconds(pid) - was) / took
-                for pid, was in zip(pids, before, strict=False)
-            ])
+            rows.append(
+                [(cpu_seconds(pid) - was) / took for pid, was in zip(pids, before, strict=False)]
+            )
         return rows
 
     rows = ranks.session(main, [mpips.DenseTable("w", (4096,))], servers=N_SERVERS)

@@ -27,9 +27,7 @@ def run(ranks: Ranks, options: Options) -> Findings | None:
             config = job_config(task, train, servers)
             rate, _ = session(ranks, config, lambda w, i, n=n_epochs: _rate(w, i, n))  # type: ignore[misc]
             if rate:
-                found.figures.append(
-                    Figure(name=name, what=what, unit="samples/s", values=[rate])
-                )
+                found.figures.append(Figure(name=name, what=what, unit="samples/s", values=[rate]))
     return found if found.figures else None
 
 

@@ -43,6 +43,7 @@ void bind_row_map(py::module_& m) {
       .def("__len__", &RowMap::size)
       .def_property_readonly("capacity", &RowMap::capacity)
       .def("memory_bytes", &RowMap::memory_bytes)
+      .def_static("bytes_for", &RowMap::bytes_for, py::arg("n"))
       .def("find", &find, py::arg("keys").noconvert())
       .def("find_or_insert", &find_or_insert, py::arg("keys").noconvert())
       .def("clear", &RowMap::clear)

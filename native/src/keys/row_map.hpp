@@ -31,6 +31,11 @@ class RowMap {
   std::size_t capacity() const noexcept { return capacity_of(n_buckets_); }
   std::size_t memory_bytes() const { return n_buckets_ * sizeof(Bucket) + sizeof(RowMap); }
 
+  // What memory_bytes() will be with room for n keys; throws std::length_error above npos.
+  static std::size_t bytes_for(std::size_t n) {
+    return buckets_for(n) * sizeof(Bucket) + sizeof(RowMap);
+  }
+
   // rows[i] = row of keys[i], or npos.
   void find(const std::int64_t* keys, std::size_t n, std::uint32_t* rows) const noexcept;
 

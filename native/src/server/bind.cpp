@@ -146,6 +146,10 @@ class Server {
 
   std::size_t n_rows(std::uint16_t table) const { return embedding_.at(table)->n_rows(); }
 
+  std::size_t memory_bytes(std::uint16_t table) const {
+    return embedding_.at(table)->memory_bytes();
+  }
+
   ServerCore& core() { return core_; }
   void set_remote_peers(bool any) { *has_remote_peers_ = any; }
 
@@ -244,7 +248,8 @@ void register_server(py::module_& m) {
           py::arg("worker"))
       .def("dense_values", &Server::dense_values, py::arg("table"))
       .def("embedding_rows", &Server::embedding_rows, py::arg("table"))
-      .def("n_rows", &Server::n_rows, py::arg("table"));
+      .def("n_rows", &Server::n_rows, py::arg("table"))
+      .def("memory_bytes", &Server::memory_bytes, py::arg("table"));
 }
 
 }  // namespace mpips

@@ -8,6 +8,9 @@ namespace {
 
 constexpr std::size_t progress_rows = 256;
 constexpr std::size_t prefetch_rows = 8;
+// A table grows by a sixteenth, and by no more than this: what is taken and not yet used stays
+// small, and taking it, which zeroes pages, takes milliseconds at most.
+constexpr std::size_t growth_bytes = std::size_t{64} << 20;
 
 }  // namespace
 
@@ -61,7 +64,8 @@ void EmbeddingShard::find_rows(const std::int64_t* keys, std::size_t n) {
   const std::size_t most = before + n;
   const std::size_t row_bytes = stride_ * sizeof(float);
   if (most * row_bytes > row_memory_.size() || most * sizeof(std::int64_t) > key_memory_.size()) {
-    const std::size_t wanted = std::max(most, before + before / 2);
+    const std::size_t wanted =
+        std::max(most, before + std::min(before / 16, growth_bytes / row_bytes));
     row_memory_.grow(wanted * row_bytes);
     key_memory_.grow(wanted * sizeof(std::int64_t));
   }

@@ -1,0 +1,97 @@
+"""One embedding table filled row by row: its memory beside the plan, and its rate all along."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+
+import mpips
+from mpips.bench.launching import Options
+from mpips.bench.measure import Comparison, Figure, Findings
+from mpips.bench.rank.processes import memory
+from mpips.bench.rank.ranks import Ranks
+from mpips.placement import embedding_memory
+from mpips.worker import Worker
+
+N_SERVERS, DIM = 2, 16
+_BATCH = 1 << 15
+_PARTS = 10
+_WARM_PUSHES = 8
+# Odd, so that i -> i * _SPREAD is one to one in 64 bits: keys without any order.
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)
+
+
+def run(ranks: Ranks, options: Options) -> Findings | None:
+    """Push every key once from one worker; findings on its rank."""
+    n_rows = 500_000 if options.quick else 50_000_000
+    pids = ranks.comm.allgather(os.getpid())[1 : 1 + N_SERVERS]
+    table = mpips.EmbeddingTable("rows", DIM, mpips.Adagrad(0.05), mpips.ASP())
+    small = mpips.EmbeddingTable("small", DIM, mpips.Adagrad(0.05), mpips.ASP())
+
+    def main(worker: Worker) -> tuple[list[float], list[int]]:
+        # Every slot of the rings has been full once before memory is looked at.
+        for _ in range(_WARM_PUSHES):
+            _fill(worker, "small", 0, _BATCH)
+        before = [memory(pid)["VmRSS"] for pid in pids]
+        edges = [n_rows * i // _PARTS for i in range(_PARTS + 1)]
+        rates = [_fill(worker, "rows", *edges[i : i + 2]) for i in range(_PARTS)]
+        return rates, [memory(pid)["VmRSS"] - b for pid, b in zip(pids, before, strict=True)]
+
+    outcome = mpips.run(
+        main, [table, small], comm=ranks.comm, verbose=False, servers=N_SERVERS, timeout_s=120.0
+    )
+    if not outcome.is_first_worker:
+        return None
+    rates, resident = outcome.value
+    servers = [s["tables"]["rows"] for s in outcome.statistics["servers"]]
+    made = sum(s["rows"] for s in servers)
+    if made != n_rows:
+        raise RuntimeError(f"{made} rows were made of {n_rows} keys")
+    planned = embedding_memory(table, n_rows, N_SERVERS)
+    return _findings(n_rows, rates, resident, planned.total_bytes)
+
+
+def _fill(worker: Worker, name: str, start: int, stop: int) -> float:
+    """Push keys number start to stop - 1 to a table; rows per second, all applied."""
+    table = worker.table(name)
+    rows = np.full((_BATCH, DIM), 1e-3, np.float32)
+    begin = time.perf_counter()
+    for first in range(start, stop, _BATCH):
+        numbers = np.arange(first, min(first + _BATCH, stop), dtype=np.uint64)
+        table.push((numbers * _SPREAD).view(np.int64), rows[: len(numbers)])
+    worker.flush()
+    return (stop - start) / (time.perf_counter() - begin)
+
+
+def _findings(n_rows: int, rates: list[float], resident: list[int], planned: int) -> Findings:
+    what = f"{n_rows:,} rows of {DIM} floats with Adagrad on {N_SERVERS} servers"
+    return Findings(
+        comparisons=[
+            Comparison(
+                name="table_memory_vs_plan",
+                what=f"resident memory of {what}",
+                unit="bytes",
+                ours=[float(r) for r in resident],
+                baseline=[float(planned)] * len(resident),
+                baseline_name="planned per server",
+            ),
+            Comparison(
+                name="table_rate_last_vs_first",
+                what=f"new rows per second of the last tenth of {what}",
+                unit="rows/s",
+                ours=rates[-1:],
+                baseline=rates[:1],
+                baseline_name="first tenth",
+            ),
+        ],
+        figures=[
+            Figure(
+                name="table_rate",
+                what=f"new rows pushed from one worker, by tenth of {what}",
+                unit="rows/s",
+                values=rates,
+            )
+        ],
+    )

@@ -1,0 +1,105 @@
+"""The same work per worker on any number of ranks: messages, memory and scheduler work."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+
+import mpips
+from mpips.bench.launching import Options
+from mpips.bench.measure import Figure, Findings
+from mpips.bench.rank.processes import cpu_seconds, memory, proportional
+from mpips.bench.rank.ranks import Ranks
+from mpips.model.table import Table
+from mpips.worker import Worker
+
+DENSE, KEYS, DIM = 65_536, 4096, 8
+
+# name -> (unit, what it is)
+WHAT = {
+    "records": ("records", "sent per worker, server and clock"),
+    "region_bytes": ("bytes", "of mailboxes per worker and server"),
+    "seconds": ("s", "of the job, in which every rank gives a sign of life each second"),
+    "messages": ("messages", "that the scheduler took per rank"),
+    "polls": ("1/s", "looks of the scheduler at its messages, all ranks together"),
+    "scheduler_cpu": ("cores", "used by the scheduler's rank per rank of the job"),
+    "worker_anon": ("bytes", "of private memory of the largest worker"),
+    "server_anon": ("bytes", "of private memory of the largest server"),
+    "scheduler_anon": ("bytes", "of private memory of the scheduler"),
+    "rank_pss": ("bytes", "of memory per rank, shared pages shared out"),
+}
+
+
+def run(ranks: Ranks, options: Options) -> Findings | None:
+    """Fixed work per worker under BSP; findings on worker 0's rank."""
+    steps = 10 if options.quick else 100
+    pids = ranks.comm.allgather(os.getpid())
+    tables: list[Table] = [
+        mpips.DenseTable("dense", (DENSE,), mpips.SGD(0.01)),
+        mpips.EmbeddingTable("rows", DIM, mpips.Adagrad(0.01)),
+    ]
+
+    def main(worker: Worker) -> dict[str, float]:
+        _work(worker, 3)
+        worker.barrier("warm")
+        cpu, start = cpu_seconds(pids[0]), time.monotonic()
+        _work(worker, steps)
+        worker.barrier("worked")
+        seconds = time.monotonic() - start
+        found = {"scheduler_cpu": (cpu_seconds(pids[0]) - cpu) / seconds / len(pids)}
+        found |= _memory(pids, len(worker.channels))
+        layout = worker.channels[0].layout
+        found["region_bytes"] = layout.geometry.mailbox_bytes
+        worker.barrier("looked")
+        return found
+
+    start = time.monotonic()
+    outcome = mpips.run(main, tables, comm=ranks.comm, verbose=False, timeout_s=120.0)
+    seconds = time.monotonic() - start
+    if not outcome.is_first_worker:
+        return None
+    found: dict[str, float] = dict(outcome.value)
+    servers, work = outcome.statistics["servers"], outcome.statistics["scheduler"]
+    pairs = len(servers) * len(outcome.statistics["workers"])
+    records = sum(s["counters"]["records"] for s in servers)
+    found["records"] = records / pairs / (3 + steps)
+    found["seconds"] = seconds
+    found["messages"] = work["messages"] / len(pids)
+    found["polls"] = work["polls"] / seconds
+    return Findings(
+        figures=[
+            Figure(name=name, what=what, unit=unit, values=[float(found[name])])
+            for name, (unit, what) in WHAT.items()
+        ]
+    )
+
+
+def _work(worker: Worker, steps: int) -> None:
+    """Each step: push and pull a dense tensor and some rows, so that every server has a part."""
+    dense, rows = worker.table("dense"), worker.table("rows")
+    rng = np.random.default_rng([worker.index, worker.now])
+    update = np.full(DENSE, 1e-3, np.float32)
+    for _ in range(steps):
+        keys = rng.integers(0, KEYS, 256)
+        values = rows.pull(keys)
+        dense.pull()
+        dense.push(update)
+        rows.push(keys, values + 1)
+        worker.clock()
+    worker.flush()
+
+
+def _memory(pids: list[int], n_servers: int) -> dict[str, float]:
+    """Private memory by role; ranks stand in the order scheduler, servers, workers."""
+    anon = [memory(pid)["RssAnon"] for pid in pids]
+    # One or two ranks play several roles at once.
+    servers = anon[1 : 1 + n_servers] if len(pids) > 2 else anon[:1]
+    workers = anon[1 + n_servers :] if len(pids) > 2 else anon[-1:]
+    return {
+        "scheduler_anon": anon[0],
+        "server_anon": max(servers),
+        "worker_anon": max(workers),
+        "rank_pss": sum(proportional(pid) for pid in pids) / len(pids),
+    }

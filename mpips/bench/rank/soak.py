@@ -1,0 +1,118 @@
+"""Pushes and pulls without a pause, and whether memory or descriptors grow meanwhile."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+
+import numpy as np
+
+import mpips
+from mpips.bench.launching import Options
+from mpips.bench.measure import Figure, Findings
+from mpips.bench.rank.processes import memory, open_files, shared_memory
+from mpips.bench.rank.ranks import Ranks
+from mpips.cluster.cluster import Cluster
+from mpips.job import Job
+from mpips.model.table import Table
+from mpips.options import SessionOptions
+from mpips.worker import Worker
+
+_SAMPLES = 40
+_WARM_SHARE = 0.1  # of the time: until every buffer has met its largest use
+_DENSE, _KEYS, _DIM = 16_384, 20_000, 8
+
+Sample = tuple[list[int], list[int], tuple[int, int]]
+
+
+def run(ranks: Ranks, options: Options) -> Findings | None:
+    """Work for `options.seconds` on one server and all other ranks; findings on worker 0's rank."""
+    seconds = min(options.seconds, 3.0) if options.quick else options.seconds
+    pids = ranks.comm.allgather(os.getpid())
+    settings = SessionOptions(servers=1, timeout_s=60.0)
+    tables: list[Table] = [
+        mpips.DenseTable("dense", (_DENSE,), mpips.Adam(1e-3)),
+        mpips.DenseTable("free", (_DENSE,), mpips.SGD(1e-3), mpips.ASP()),
+        mpips.EmbeddingTable("rows", _DIM, mpips.Adagrad(0.01)),
+    ]
+    with Cluster(ranks.comm, settings.servers, settings.timeout_s) as cluster:
+        job = Job(cluster, tables, settings)
+        token = cluster.token
+        value, _ = job.run(lambda worker: _work(worker, seconds, pids, token))
+    if not value:
+        return None
+    steps, samples = value
+    return _findings(seconds, steps, samples, len(pids))
+
+
+def _work(
+    worker: Worker, seconds: float, pids: list[int], token: str
+) -> tuple[int, list[Sample]] | None:
+    """Step until the time is over; worker 0 looks at all processes at even intervals."""
+    names = ("dense", "free", "rows")
+    dense, free, rows = (worker.table(name) for name in names)
+    rng = np.random.default_rng(worker.index)
+    update = np.full(_DENSE, 1e-6, np.float32)
+    staged = worker.allocate(_DENSE)
+    staged[...] = 1e-6
+    everything = np.arange(_KEYS)
+    rows.push(everything, np.zeros((_KEYS, _DIM), np.float32))
+    worker.clock()
+
+    samples: list[Sample] = []
+    start = time.monotonic()
+    next_sample, steps = start + _WARM_SHARE * seconds, 0
+    interval = (1 - _WARM_SHARE) * seconds / _SAMPLES
+    while time.monotonic() < start + seconds:
+        keys = rng.integers(0, _KEYS, rng.integers(1, 500))
+        rows.prefetch(keys)
+        values = rows.pull(keys)
+        dense.pull()
+        request = free.push(staged)
+        dense.push(update)
+        rows.push(keys, 1e-3 * values)
+        worker.clock()
+        free.pull()
+        request.wait()
+        steps += 1
+        if worker.index == 0 and time.monotonic() >= next_sample:
+            next_sample += interval
+            samples.append(_look(pids, token))
+    worker.flush()
+    return (steps, samples) if worker.index == 0 else None
+
+
+def _look(pids: list[int], token: str) -> Sample:
+    resident = [memory(pid)["VmRSS"] for pid in pids]
+    return resident, [open_files(pid) for pid in pids], shared_memory(token)
+
+
+def growth(values: list[float]) -> float:
+    """Median of the last quarter less that of the first one."""
+    quarter = max(1, len(values) // 4)
+    return statistics.median(values[-quarter:]) - statistics.median(values[:quarter])
+
+
+def _findings(seconds: float, steps: int, samples: list[Sample], n_ranks: int) -> Findings:
+    roles = ["scheduler", "server_0", *(f"worker_{i}" for i in range(n_ranks - 2))]
+    figures = [
+        Figure(
+            name="soak_steps", what=f"of one worker in {seconds:g} s", unit="steps", values=[steps]
+        ),
+        _figure("soak_shm_growth", "of the job in /dev/shm", [s[2][1] for s in samples], "bytes"),
+        _figure(
+            "soak_segments_growth", "of the job in /dev/shm", [s[2][0] for s in samples], "files"
+        ),
+    ]
+    for i, role in enumerate(roles):
+        figures += [
+            _figure(f"soak_rss_growth_{role}", "resident", [s[0][i] for s in samples], "bytes"),
+            _figure(f"soak_fd_growth_{role}", "descriptors", [s[1][i] for s in samples], "files"),
+        ]
+    return Findings(figures=figures)
+
+
+def _figure(name: str, what: str, values: list[int], unit: str) -> Figure:
+    change = growth([float(v) for v in values])
+    return Figure(name=name, what=f"{what}, from {values[0]:,}", unit=unit, values=[change])

@@ -1,0 +1,65 @@
+"""The suites of `mpips bench` that start ranks run, and give every figure that they promise."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import launcher
+import pytest
+
+from mpips.bench.measure import BARS
+
+TRAIN = {
+    "train_overhead_digits",
+    "train_overhead_w6a",
+    "idle_cpu",
+    "oversubscribed",
+    "oversubscribed_digits",
+    "ring_scaling",
+}
+SCALE = {"table_memory_vs_plan", "table_rate_last_vs_first"}
+
+
+def quick(suite: str) -> dict:
+    """The JSON of one quick run."""
+    argv = [
+        sys.executable,
+        "-m",
+        "mpips",
+        "bench",
+        suite,
+        "--quick",
+        "--repetitions",
+        "1",
+        "--json",
+    ]
+    with launcher.Launch(argv, launcher.site_environment(), timeout_s=240.0) as run:
+        assert run.wait() == 0, run.tail()
+        found: dict = json.loads(run.stdout().strip().splitlines()[-1])
+        return found
+
+
+def test_train_gives_every_ratio() -> None:
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    found = quick("train")
+    assert set(found["ratios"]) == TRAIN
+    assert set(found["bars"]) == TRAIN & BARS.keys()
+    assert all(ratio > 0 for ratio in found["ratios"].values())
+    # Idle ranks sleep, on however slow a machine.
+    assert found["ratios"]["idle_cpu"] < 0.5
+    assert not found["skipped"]
+
+
+def test_scale_gives_every_figure() -> None:
+    found = quick("scale")
+    assert set(found["ratios"]) == SCALE
+    assert found["ratios"]["table_memory_vs_plan"] == pytest.approx(1.0, abs=0.1)
+    figures = {name: figure["median"] for name, figure in found["figures"].items()}
+    assert figures["soak_steps"] > 0
+    for n in (1, 2, 4):
+        # What a worker sends to a server does not depend on the number of ranks.
+        assert figures[f"ranks_{n}_records"] == figures["ranks_1_records"] > 4
+        assert figures[f"ranks_{n}_region_bytes"] == figures["ranks_1_region_bytes"]
+    assert 0 < figures["ranks_4_messages"] < 100
+    assert any("rank_pss" in note for note in found["notes"])
