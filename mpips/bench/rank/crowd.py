@@ -15,7 +15,7 @@ from mpips.bench.rank.ranks import Ranks
 from mpips.model.table import Table
 from mpips.worker import Worker
 
-DENSE, KEYS, DIM = 65_536, 4096, 8
+DENSE, KEYS, DIM = 16_384, 4096, 8
 
 # name -> (unit, what it is)
 WHAT = {
