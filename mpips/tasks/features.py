@@ -75,6 +75,8 @@ class Plans:
 class Entries:
     """A sparse batch with each key once, so that each is pulled and pushed once.
 
+    `keys` are there at once, so that their rows can be asked for; the rest comes with `complete`.
+
     Attributes:
         n: Number of samples.
         keys: int64, shape (m,), unique, in the order of their first appearance.
@@ -85,29 +87,33 @@ class Entries:
             the training data, or of `ASSUMED_PRESENT` where those are not known.
     """
 
-    def __init__(
-        self, batch: SparseBatch, values: Float32, present: Float32 | None, plans: Plans
-    ) -> None:
-        """Find the unique keys of `batch`.
+    key_ids: Int64
+    row_ids: Int64
+    values: Float32
+    shares: Float32
 
-        Args:
-            batch: The samples.
-            values: Their scaled values, float32, shape (nnz,).
-            present: At least 1, the number of samples that hold each feature, float32, shape (d,),
-                or None if unknown.
-            plans: Give and take back what finds the keys.
-        """
+    def __init__(self, batch: SparseBatch, plans: Plans) -> None:
+        """Find the unique keys of `batch`; `plans` give and take back what finds them."""
         self.n = batch.n
+        self._batch = batch
         self._plans = plans
         self._plan = plans.build(batch.keys)
         self.keys = self._plan.unique_keys
+
+    def complete(self, values: Float32, present: Float32 | None) -> None:
+        """Set the other attributes.
+
+        Args:
+            values: The scaled values, float32, shape (nnz,).
+            present: At least 1, the number of samples that hold each feature, float32, shape (d,),
+                or None if unknown.
+        """
         self.key_ids = self._plan.inverse.astype(np.int64)
         counts = np.bincount(self.key_ids, minlength=len(self.keys))
         in_all = ASSUMED_PRESENT if present is None else present.take(self.keys)
         self.shares = (counts / in_all).astype(np.float32)
-        self.row_ids = batch.row_ids
+        self.row_ids = self._batch.row_ids
         self.values = values
-        self._indptr = batch.indptr
 
     def __del__(self) -> None:
         """Leave the plan, with the memory that it has, to a batch to come."""
@@ -115,7 +121,7 @@ class Entries:
 
     def sum_by_row(self, entries: Float32) -> Float32:
         """Sum over each sample's entries: shape (nnz,) to (n,), or (nnz, k) to (n, k)."""
-        starts, ends = self._indptr[:-1], self._indptr[1:]
+        starts, ends = self._batch.indptr[:-1], self._batch.indptr[1:]
         filled = starts < ends
         if filled.all():
             return np.add.reduceat(entries, starts, axis=0) if self.n else entries[:0]
@@ -161,21 +167,26 @@ class SparseFeatures:
             self._shift, self._scale = shift.astype(np.float32), scale.astype(np.float32)
             self._present = np.maximum(moments.present, 1).astype(np.float32)
 
-    def announce(self, batch: Batch) -> Entries:
-        """Return `of(batch)` and keep it for the step that will ask again."""
-        entries = self.of(batch)
+    def announce(self, batch: Batch) -> Int64:
+        """Return the unique keys of a batch and keep them for the step that will ask again."""
+        entries = self._keys_of(batch)
         self._announced = batch, entries
-        return entries
+        return entries.keys
 
     def of(self, batch: Batch) -> Entries:
         """Return the entries of a sparse batch."""
-        if self._announced is not None and self._announced[0] is batch:
-            return self._announced[1]
-        if not isinstance(batch, SparseBatch):
-            raise TypeError(f"expected a SparseBatch, got {type(batch).__name__}")
+        held, self._announced = self._announced, None
+        entries = held[1] if held is not None and held[0] is batch else self._keys_of(batch)
+        assert isinstance(batch, SparseBatch)
         values = batch.values
         if self._shift is not None and self._scale is not None:
             values = values - self._shift.take(batch.keys)
             values *= self._scale.take(batch.keys)
             np.clip(values, -MAX_DEVIATION, MAX_DEVIATION, out=values)
-        return Entries(batch, values, self._present, self._plans)
+        entries.complete(values, self._present)
+        return entries
+
+    def _keys_of(self, batch: Batch) -> Entries:
+        if not isinstance(batch, SparseBatch):
+            raise TypeError(f"expected a SparseBatch, got {type(batch).__name__}")
+        return Entries(batch, self._plans)

@@ -84,7 +84,7 @@ class FactorizationMachine(Task):
 
     def prefetch(self, worker: Worker, batch: Batch) -> None:
         """Announce the rows of a batch."""
-        keys = self._features.announce(batch).keys
+        keys = self._features.announce(batch)
         worker.table("weight").prefetch(with_bias(keys))
         worker.table("factor").prefetch(keys)
 

@@ -69,7 +69,7 @@ class Logistic(Task):
 
     def prefetch(self, worker: Worker, batch: Batch) -> None:
         """Announce the rows of a batch."""
-        worker.table("weight").prefetch(with_bias(self._features.announce(batch).keys))
+        worker.table("weight").prefetch(with_bias(self._features.announce(batch)))
 
     def step(self, worker: Worker, batch: Batch) -> StepResult:
         """Pull, compute the gradient, push."""

@@ -321,9 +321,25 @@ def test_prefetch_announces_what_the_step_pulls(name: str) -> None:
 def test_announced_batch_is_not_worked_out_twice() -> None:
     features = SparseFeatures(info(), "logistic")
     batch = sparse_data().take(np.array([0, 1]))
-    entries = features.announce(batch)
-    assert features.of(batch) is entries
-    assert features.of(sparse_data().take(np.array([0, 1]))) is not entries
+    keys = features.announce(batch)
+    assert features.of(batch).keys is keys
+    assert features.of(sparse_data().take(np.array([0, 1]))).keys is not keys
+
+
+def test_entries_of_two_batches_do_not_share_their_keys() -> None:
+    features = SparseFeatures(info(), "logistic")
+    data = sparse_data()
+    batches = [data.take(np.arange(i, i + 6)) for i in range(0, 30, 6)]
+    # Each is announced while those before it are still in use, or have just been given up.
+    held = [(batch, features.of(batch)) for batch in batches]
+    held.append((batches[0], features.of(batches[0])))
+    for batch, entries in held[1:]:
+        ones = np.ones(len(batch.keys), np.float32)
+        assert entries.keys[entries.key_ids].tolist() == batch.keys.tolist()
+        assert dict(zip(entries.keys.tolist(), entries.sum_by_key(ones).tolist(), strict=True)) == {
+            key: float((batch.keys == key).sum()) for key in set(batch.keys.tolist())
+        }
+        assert entries.sum_by_row(ones).tolist() == np.diff(batch.indptr).tolist()
 
 
 def test_bias_row_is_no_features_row() -> None:
