@@ -1,0 +1,227 @@
+"""Rows of an embedding table: mpips, a plain two-sided server, and torch in one process, in turn.
+
+Rank 0 is scheduler and server, rank 1 the worker. Each repetition is one session of mpips on a table
+whose rows all exist, then the same batches through the two-sided server of the same two ranks, then
+torch on the worker's core alone. All use the same rows; mpips finds them by hashed keys, the others
+index an array.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import mpips
+from mpips.bench.launching import Options
+from mpips.bench.measure import Comparison, Findings
+from mpips.bench.rank import two_sided_rows
+from mpips.bench.rank.ranks import Ranks
+from mpips.worker import Worker
+
+Float32 = NDArray[np.float32]
+Int64 = NDArray[np.int64]
+
+LR = 0.01
+_SERVER, _WORKER = 0, 1
+_SPREAD = np.int64(-7046029254386353131)  # odd, so that no two row numbers give the same key
+
+# name -> (what, the measurement of mpips, the baseline's measurement)
+_RATIOS = {
+    "rows_push_vs_two_sided": ("pushes of rows, SGD", "push", "two-sided push"),
+    "rows_pull_vs_two_sided": ("pulls of rows", "pull", "two-sided pull"),
+    "rows_both_vs_two_sided": ("push, then pull of the same rows", "both", "two-sided both"),
+    "rows_push_vs_index_add": ("pushes of rows, SGD", "push", "index_add"),
+    "rows_adagrad_vs_torch": ("pushes of rows, Adagrad", "adagrad", "torch adagrad"),
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured: rows in the table, keys a call, batches, rounds over all batches."""
+
+    n_rows: int = 1_000_000
+    dim: int = 64
+    keys: int = 10_000
+    batches: int = 16
+    rounds: int = 2
+
+    @classmethod
+    def of(cls, options: Options) -> Sizes:
+        """Small ones where it must only run."""
+        return cls(n_rows=20_000, keys=500, batches=4, rounds=1) if options.quick else cls()
+
+    @property
+    def rows_measured(self) -> int:
+        """Rows in one measurement."""
+        return self.keys * self.batches * self.rounds
+
+
+@dataclass
+class Work:
+    """The batches, made beforehand: random row numbers without repeats, their keys, and updates."""
+
+    sizes: Sizes
+    numbers: list[Int64]
+    hashed: list[Int64]
+    updates: list[Float32]
+    out: Float32
+    rates: dict[str, list[float]] = field(default_factory=dict)  # name -> rows/s by repetition
+
+    @classmethod
+    def make(cls, sizes: Sizes) -> Work:
+        """The same on every call."""
+        random = np.random.default_rng(1)
+        numbers = [
+            random.choice(sizes.n_rows, sizes.keys, replace=False) for _ in range(sizes.batches)
+        ]
+        updates = [
+            random.standard_normal((sizes.keys, sizes.dim), np.float32) for _ in range(sizes.batches)
+        ]
+        out = np.zeros((sizes.keys, sizes.dim), np.float32)
+        return cls(sizes, numbers, [n * _SPREAD for n in numbers], updates, out)
+
+    def measure(
+        self,
+        name: str,
+        keys: Sequence[Int64],
+        call: Callable[[Int64, Float32], object],
+        settle: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Time `call` on all batches, a warm-up round first; `settle` waits for what is under way."""
+        for k, u in zip(keys, self.updates, strict=True):
+            call(k, u)
+        settle()
+        start = time.perf_counter()
+        for _ in range(self.sizes.rounds):
+            for k, u in zip(keys, self.updates, strict=True):
+                call(k, u)
+        settle()
+        seconds = time.perf_counter() - start
+        self.rates.setdefault(name, []).append(self.sizes.rows_measured / seconds)
+
+
+def run(ranks: Ranks, options: Options) -> Findings | None:
+    """Findings on the worker's rank. Collective."""
+    sizes = Sizes.of(options)
+    work = Work.make(sizes)
+    table = np.full((sizes.n_rows, sizes.dim), 0.5, np.float32) if ranks.rank == _SERVER else None
+    alone = _Alone(sizes) if ranks.rank == _WORKER else None
+    tables = [
+        mpips.EmbeddingTable(
+            name, sizes.dim, optimizer, init="constant(0.5)", consistency=mpips.ASP()
+        )
+        for name, optimizer in (("sgd", mpips.SGD(LR)), ("adagrad", mpips.Adagrad(LR)))
+    ]
+    for _ in range(options.repetitions):
+        ranks.session(lambda worker: _mpips_turn(worker, work), tables)
+        _two_sided_turn(ranks, work, table)
+        if alone is not None:
+            alone.turn(work)
+        ranks.comm.Barrier()
+    return findings(work) if ranks.rank == _WORKER else None
+
+
+def _mpips_turn(worker: Worker, work: Work) -> None:
+    """All measurements of mpips in one session."""
+    sgd, adagrad = worker.table("sgd"), worker.table("adagrad")
+    for handle in (sgd, adagrad):
+        _make_rows(handle, work.sizes)
+    work.measure("push", work.hashed, sgd.push, worker.flush)
+    work.measure("pull", work.hashed, lambda k, _: sgd.pull(k, work.out))
+    work.measure("both", work.hashed, sgd.push_pull)
+    work.measure("adagrad", work.hashed, adagrad.push, worker.flush)
+
+
+def _make_rows(handle: Any, sizes: Sizes) -> None:
+    """Let every row of the table exist."""
+    nothing = np.zeros((sizes.keys, sizes.dim), np.float32)
+    for part in np.split(np.arange(sizes.n_rows) * _SPREAD, sizes.n_rows // sizes.keys):
+        handle.push(part, nothing)
+
+
+def _two_sided_turn(ranks: Ranks, work: Work, table: Float32 | None) -> None:
+    """The same through messages. Collective."""
+    if table is not None:
+        two_sided_rows.RowServer(ranks.comm, _WORKER, table, work.sizes.keys).serve(LR)
+        return
+    client = two_sided_rows.RowClient(ranks.comm, _SERVER)
+
+    def both(keys: Int64, update: Float32) -> Float32:
+        client.push(keys, update)
+        return client.pull(keys, work.out)
+
+    work.measure("two-sided push", work.numbers, client.push, client.settle)
+    work.measure("two-sided pull", work.numbers, lambda k, _: client.pull(k, work.out))
+    work.measure("two-sided both", work.numbers, both)
+    client.stop()
+
+
+class _Alone:
+    """Tables in this process, on one thread: torch's, or NumPy's where torch is absent."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        values = np.full((sizes.n_rows, sizes.dim), 0.5, np.float32)
+        self.index_add_name = "torch index_add_"
+        try:
+            import torch
+        except ImportError:
+            self.torch, self.index_add_name = None, "numpy.subtract.at"
+            self.values = values
+            return
+        torch.set_num_threads(1)
+        torch.sparse.check_sparse_tensor_invariants.disable()
+        self.torch = torch
+        self.table = torch.from_numpy(values)
+        self.weight = torch.nn.Parameter(self.table.clone())
+        self.optimizer = torch.optim.Adagrad([self.weight], lr=LR)
+
+    def turn(self, work: Work) -> None:
+        """All measurements of one repetition."""
+        if self.torch is None:
+            work.measure("index_add", work.numbers, self._subtract_at)
+            return
+        work.measure("index_add", work.numbers, self._index_add)
+        work.measure("torch adagrad", work.numbers, self._adagrad)
+
+    def _subtract_at(self, keys: Int64, update: Float32) -> None:
+        np.subtract.at(self.values, keys, np.float32(LR) * update)
+
+    def _index_add(self, keys: Int64, update: Float32) -> None:
+        from_numpy = self.torch.from_numpy
+        self.table.index_add_(0, from_numpy(keys), from_numpy(update), alpha=-LR)
+
+    def _adagrad(self, keys: Int64, update: Float32) -> None:
+        from_numpy = self.torch.from_numpy
+        indices = from_numpy(keys)[None]
+        self.weight.grad = self.torch.sparse_coo_tensor(
+            indices, from_numpy(update), self.weight.shape
+        )
+        self.optimizer.step()
+
+
+def findings(work: Work) -> Findings:
+    """The ratios; what was not measured is skipped with the reason."""
+    found = Findings()
+    names = {"index_add": "torch index_add_"}
+    if "torch adagrad" not in work.rates:
+        names["index_add"] = "numpy.subtract.at"
+    for name, (what, ours, baseline) in _RATIOS.items():
+        if baseline not in work.rates:
+            found.skipped[name] = "torch is not installed: pip install torch"
+            continue
+        found.comparisons.append(
+            Comparison(
+                name=name,
+                what=f"{what}; {work.sizes.keys} of {work.sizes.n_rows} rows of {work.sizes.dim}",
+                unit="rows/s",
+                ours=work.rates[ours],
+                baseline=work.rates[baseline],
+                baseline_name=names.get(baseline, baseline),
+            )
+        )
+    return found
