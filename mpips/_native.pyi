@@ -313,6 +313,25 @@ class RingWriter:
         out: npt.NDArray[np.float32],
         done: int,
     ) -> int: ...
+    def push_planned(
+        self,
+        table: int,
+        clock: int,
+        plan: KeyPlan,
+        server: int,
+        rows: npt.NDArray[np.float32],
+        base: npt.NDArray[np.float32] | None,
+        done: int,
+    ) -> int: ...
+    def pull_planned(
+        self,
+        table: int,
+        clock: int,
+        plan: KeyPlan,
+        server: int,
+        out: npt.NDArray[np.float32],
+        done: int,
+    ) -> int: ...
     def collect(self) -> int: ...
     def open_pulls(self) -> list[tuple[int, int]]: ...
     def collected_before(self) -> int: ...

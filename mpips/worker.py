@@ -71,7 +71,7 @@ class Worker:
         self._staging = staging
         self._staged = 0
         self._finished = False
-        self._destinations: list[tuple[int, int, Float32]] = []
+        self._destinations: list[tuple[int, int, object]] = []
         backup = [t.consistency.backup for t in tables if isinstance(t.consistency, BSP)]
         self._skips_clocks = bool(backup) and backup[0] > 0
         self._bsp_table = next(
@@ -264,10 +264,10 @@ class Worker:
 
     # What follows serves the handles.
 
-    def keep(self, server: int, before: int, rows: Float32) -> None:
-        """Keep the destination of a pull alive until its replies are copied into it.
+    def keep(self, server: int, before: int, rows: object) -> None:
+        """Keep plan and destination of a pull alive until its replies are copied into it.
 
-        The C++ writer holds its address; the request that the caller has may be dropped earlier.
+        The C++ writer holds their addresses; the request that the caller has may be dropped earlier.
         """
         self._destinations = [
             (s, b, r)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,7 +30,7 @@ class EmbeddingHandle(Handle):
         super().__init__(worker, index, table)
         self.dim = table.dim
         self._partitioner = partitioner
-        self._plan = _native.KeyPlan()
+        self._plans: list[_native.KeyPlan] = []  # not in use: making one anew costs more than a batch
         self._prefetched: tuple[Int64, int, Request[Float32]] | None = None
 
     def pull(self, keys: Int64, out: Float32 | None = None) -> Float32:
@@ -49,11 +48,16 @@ class EmbeddingHandle(Handle):
             StallError: Who is late did not come within the job's timeout.
         """
         keys = self._as_keys(keys)
-        rows = (self._take_prefetched(keys) or self._start_pull(keys)).wait()
-        if out is None:
+        shape = (len(keys), self.dim)
+        if out is not None and (out.dtype != np.float32 or out.shape != shape):
+            raise ValueError(f"out must be a float32 array of shape {shape}")
+        request = self._take_prefetched(keys)
+        if request is None:
+            direct = out if out is not None and out.flags.carray else None
+            request = self._start_pull(self._planned(keys), direct)
+        rows = request.wait()
+        if out is None or out is rows:
             return rows
-        if out.dtype != np.float32 or out.shape != rows.shape:
-            raise ValueError(f"out must be a float32 array of shape {rows.shape}")
         out[...] = rows
         return out
 
@@ -64,7 +68,7 @@ class EmbeddingHandle(Handle):
         newest prefetch instead of asking again; so a task may call this early and pull later.
         """
         keys = self._as_keys(keys)
-        request = self._start_pull(keys)
+        request = self._start_pull(self._planned(keys), None)
         self._prefetched = (keys.copy(), self._worker.now, request)
         return request
 
@@ -74,23 +78,20 @@ class EmbeddingHandle(Handle):
             return None
         return held[2]
 
-    def _start_pull(self, keys: Int64) -> Request[Float32]:
+    def _start_pull(self, plan: _native.KeyPlan, out: Float32 | None) -> Request[Float32]:
+        """Ask for the rows of a plan. It belongs to the request, and goes back when that is done."""
         worker = self._worker
         worker.control.state = f"pulling {self.name!r}"
-        plan = _native.KeyPlan()
-        plan.build(keys, self._partitioner)
-        rows = np.empty((plan.n_unique, self.dim), np.float32)
-        unique = plan.unique_keys
+        rows = np.empty((len(plan), self.dim), np.float32) if out is None else out
         ends: dict[int, int] = {}
-        for server, group in self._groups(plan):
-            done, count = 0, group.stop - group.start
-            channel = worker.channels[server]
+        for server, count in self._groups(plan):
+            done, channel = 0, worker.channels[server]
             while True:
-                done = channel.writer.pull_rows(
-                    self._index, worker.now, unique[group], rows[group], done
+                done = channel.writer.pull_planned(
+                    self._index, worker.now, plan, server, rows, done
                 )
                 ends[server] = channel.writer.next_sequence
-                worker.keep(server, ends[server], rows)
+                worker.keep(server, ends[server], (plan, rows))
                 if done == count:
                     break
                 worker.wait_credit(server)
@@ -106,11 +107,8 @@ class EmbeddingHandle(Handle):
             return True
 
         def finish() -> Float32:
-            if plan.n_unique == len(keys) and len(ends) <= 1:
-                return rows
-            out = np.empty((len(keys), self.dim), np.float32)
-            plan.scatter_rows(rows, out)
-            return out
+            self._plans.append(plan)
+            return rows
 
         def late() -> str:
             server = next(iter(missing))
@@ -133,55 +131,64 @@ class EmbeddingHandle(Handle):
             KeyError: A key lies outside the partition.
             StallError: A server has not taken records for the job's timeout.
         """
-        keys = self._as_keys(keys)
+        plan, request = self._send(self._as_keys(keys), rows, base)
+        self._plans.append(plan)
+        return request
+
+    def push_pull(self, keys: Int64, rows: Float32) -> Float32:
+        """Push, end the clock under BSP, and pull the new rows of the same keys."""
+        plan, _ = self._send(self._as_keys(keys), rows, None)
+        if isinstance(self._table.consistency, BSP):
+            self._worker.clock()
+        return self._start_pull(plan, None).wait()
+
+    def _send(
+        self, keys: Int64, rows: Float32, base: Float32 | None
+    ) -> tuple[_native.KeyPlan, Request[PushResult]]:
+        """Check and write a push; the plan of its keys is free again."""
         shape = (len(keys), self.dim)
         rows = as_float32("rows", rows, shape)
         base = as_float32("base", base, shape) if base is not None else None
         if not needs_base(self._table.consistency):
             base = None
         rows = self._checked(rows, base)
-        plan, worker = self._plan, self._worker
         self._prefetched = None
-        plan.build(keys, self._partitioner)
-        summed = plan.sum_rows(rows)
-        unique = plan.unique_keys
-        low = self._unique_base(plan, base, summed) if base is not None else None
-        worker.control.state = f"pushing {self.name!r}"
-        ends = {}
-        for server, group in self._groups(plan):
-            part = low[group] if low is not None else None
-            ends[server] = self._push_group(server, unique[group], summed[group], part)
-        worker.control.state = "computing"
-        return self._request(ends)
+        plan = self._planned(keys)
+        self._worker.control.state = f"pushing {self.name!r}"
+        ends = {
+            server: self._push_group(server, count, plan, rows, base)
+            for server, count in self._groups(plan)
+        }
+        self._worker.control.state = "computing"
+        return plan, self._request(ends)
 
-    def push_pull(self, keys: Int64, rows: Float32) -> Float32:
-        """Push, end the clock under BSP, and pull the new rows of the same keys."""
-        self.push(keys, rows)
-        if isinstance(self._table.consistency, BSP):
-            self._worker.clock()
-        return self.pull(keys)
-
-    def _push_group(self, server: int, keys: Int64, rows: Float32, base: Float32 | None) -> int:
-        channel = self._worker.channels[server]
-        done = 0
+    def _push_group(
+        self,
+        server: int,
+        count: int,
+        plan: _native.KeyPlan,
+        rows: Float32,
+        base: Float32 | None,
+    ) -> int:
+        writer, done = self._worker.channels[server].writer, 0
         while True:
-            done = channel.writer.push_rows(self._index, self._worker.now, keys, rows, base, done)
-            if done == len(keys):
-                return channel.writer.next_sequence - 1
+            done = writer.push_planned(
+                self._index, self._worker.now, plan, server, rows, base, done
+            )
+            if done == count:
+                return writer.next_sequence - 1
             self._worker.wait_credit(server)
 
-    @staticmethod
-    def _unique_base(plan: _native.KeyPlan, base: Float32, like: Float32) -> Float32:
-        # Equal keys have equal values, so any of them will do.
-        unique = np.empty_like(like)
-        unique[plan.inverse] = base
-        return unique
+    def _planned(self, keys: Int64) -> _native.KeyPlan:
+        """A plan of these keys, out of those that no request holds."""
+        plan = self._plans.pop() if self._plans else _native.KeyPlan()
+        plan.build(keys, self._partitioner)
+        return plan
 
     @staticmethod
-    def _groups(plan: _native.KeyPlan) -> list[tuple[int, slice]]:
-        starts = [int(s) for s in plan.group_starts]
-        pairs = itertools.pairwise(starts)
-        return [(s, slice(a, b)) for s, (a, b) in enumerate(pairs) if b > a]
+    def _groups(plan: _native.KeyPlan) -> list[tuple[int, int]]:
+        """(server, number of keys) of the servers that own any."""
+        return [(s, n) for s, n in enumerate(np.diff(plan.group_starts).tolist()) if n]
 
     @staticmethod
     def _as_keys(keys: Any) -> Int64:

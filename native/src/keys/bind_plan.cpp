@@ -93,7 +93,7 @@ Array<float> sum_rows(const KeyPlan& plan, const Array<float>& rows) {
   float* to = sums.mutable_data();
   {
     const Release release;
-    plan.sum_rows(from, dim, to);
+    plan.sum_rows(0, plan.n_unique(), from, dim, to);
   }
   return sums;
 }
@@ -106,7 +106,7 @@ void scatter_rows(const KeyPlan& plan, const Array<float>& unique_rows, Array<fl
   const float* from = unique_rows.data();
   float* to = out.mutable_data();
   const Release release;
-  plan.scatter_rows(from, dim, to);
+  plan.scatter_rows(0, plan.n_unique(), from, dim, to);
 }
 
 void bind_key_plan(py::module_& m) {

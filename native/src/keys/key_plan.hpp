@@ -30,33 +30,47 @@ class KeyPlan {
   // s from 0 to n_servers(), both included.
   std::size_t group_start(std::size_t s) const noexcept { return group_starts_[s]; }
   const std::uint32_t* inverse() const noexcept { return inverse_.data(); }
+  // True if unique_keys() is the batch itself: neither repeats nor anything to move.
+  bool in_order() const noexcept { return in_order_; }
 
-  // out[u] = sum of rows[i] over all i with inverse[i] == u, added in order of i, so that the bits
-  // are repeatable. rows: size() x dim, out: n_unique() x dim, row-major, not overlapping.
-  void sum_rows(const float* rows, std::size_t dim, float* out) const noexcept;
-
-  // out[i] = unique_rows[inverse[i]]. unique_rows: n_unique() x dim, out: size() x dim, row-major,
-  // not overlapping.
-  void scatter_rows(const float* unique_rows, std::size_t dim, float* out) const noexcept;
+  // The three below work on unique keys from .. from + count, and row j of `out` or `unique_rows`
+  // belongs to unique key from + j. Arrays are row-major and do not overlap; `rows` and `batch` have
+  // size() rows.
+  //
+  // out[j] = sum of the rows of that key, added in the order of the batch: bits are repeatable.
+  void sum_rows(std::size_t from, std::size_t count, const float* rows, std::size_t dim,
+                float* out) const noexcept;
+  // out[j] = the first row of that key.
+  void take_rows(std::size_t from, std::size_t count, const float* rows, std::size_t dim,
+                 float* out) const noexcept;
+  // batch[i] = unique_rows[j] for every place i of that key.
+  void scatter_rows(std::size_t from, std::size_t count, const float* unique_rows, std::size_t dim,
+                    float* batch) const noexcept;
 
  private:
-  void reset(std::size_t n_servers);
+  static constexpr std::uint32_t none = 0xFFFFFFFFu;
+
   void number_keys(const std::int64_t* keys, std::size_t n);
   void group_by_owner(const Partitioner& partitioner);
+  void link_repeats();
+  void prefetch_row(std::size_t u, const float* rows, std::size_t dim) const noexcept;
 
   std::vector<std::int64_t> unique_keys_;
   std::vector<std::uint32_t> inverse_;
   std::vector<std::size_t> group_starts_ = {0};
-  bool in_order_ = true;  // unique_keys() is the batch itself
+  bool in_order_ = true;
+
+  // The places of a key in the batch, ascending: first_[u], then next_ of each up to `none`.
+  bool repeats_ = false;
+  std::vector<std::uint32_t> first_;
+  std::vector<std::uint32_t> next_;  // only if repeats_
 
   // Scratch. A key's number is its place in the order of first appearance.
   RowMap numbers_;
-  std::vector<std::int64_t> appeared_;     // number -> key
-  std::vector<std::uint32_t> first_;       // place in unique_keys_ -> first i in the batch
-  std::vector<std::uint32_t> first_seen_;  // number -> first i in the batch
-  std::vector<std::uint16_t> owners_;      // number -> server
-  std::vector<std::uint32_t> places_;      // number -> place in unique_keys_
-  std::vector<std::size_t> next_place_;    // server -> next free place of its group
+  std::vector<std::int64_t> appeared_;    // number -> key
+  std::vector<std::uint16_t> owners_;     // number -> server
+  std::vector<std::uint32_t> places_;     // number -> place in unique_keys_
+  std::vector<std::size_t> next_place_;   // server -> next free place of its group
 };
 
 }  // namespace mpips

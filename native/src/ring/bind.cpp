@@ -3,6 +3,7 @@
 
 #include "bind_arrays.hpp"
 #include "register.hpp"
+#include "ring/bind_rows.hpp"
 #include "ring/dense_view.hpp"
 #include "ring/ring_writer.hpp"
 #include "ring/shared_memory.hpp"
@@ -170,7 +171,9 @@ void bind_writer(py::module_& m) {
       .value("ANSWERED", Outcome::answered)
       .value("SEGMENT", Outcome::segment);
   using Release = py::call_guard<py::gil_scoped_release>;
-  py::class_<RingWriter>(m, "RingWriter")
+  py::class_<RingWriter> writer(m, "RingWriter");
+  bind_planned_rows(writer);
+  writer
       .def(py::init([](SharedMemory& memory, std::size_t offset, const RingGeometry& geometry,
                        std::uint16_t worker, std::uint32_t generation, bool checksums,
                        std::size_t n_tables) {
@@ -220,7 +223,7 @@ void bind_writer(py::module_& m) {
             const std::size_t dim = row_length(keys, rows);
             const float* b = base_or_null(base, rows);
             py::gil_scoped_release release;
-            return w.push_rows(table, clock, keys.data(), rows.data(), b, n, dim, done);
+            return w.push_rows(table, clock, {keys.data(), rows.data(), b, n, dim}, done);
           },
           py::arg("table"), py::arg("clock"), py::arg("keys").noconvert(),
           py::arg("rows").noconvert(), py::arg("base").noconvert(), py::arg("done"))
@@ -232,7 +235,7 @@ void bind_writer(py::module_& m) {
             const std::size_t dim = row_length(keys, out);
             float* to = out.mutable_data();
             py::gil_scoped_release release;
-            return w.pull_rows(table, clock, keys.data(), n, dim, done, to);
+            return w.pull_rows(table, clock, {keys.data(), to, n, dim}, done);
           },
           py::arg("table"), py::arg("clock"), py::arg("keys").noconvert(),
           py::arg("out").noconvert(), py::arg("done"))

@@ -166,50 +166,60 @@ bool RingWriter::push_staged(std::uint16_t table, std::uint32_t clock, StagedPay
 }
 
 std::size_t RingWriter::push_rows(std::uint16_t table, std::uint32_t clock,
-                                  const std::int64_t* keys, const float* rows, const float* base,
-                                  std::size_t n, std::size_t dim, std::size_t done) {
-  const std::size_t parts = base != nullptr ? 2 : 1;
-  const std::size_t row_bytes = dim * sizeof(float);
-  const std::size_t capacity =
-      box_.geometry.payload_capacity() / (sizeof(std::int64_t) + parts * row_bytes);
+                                  const RowsToPush& push, std::size_t done) {
+  const std::size_t parts = push.base != nullptr ? 2 : 1;
+  const std::size_t row_bytes = push.dim * sizeof(float);
+  const std::size_t unit = sizeof(std::int64_t) + parts * row_bytes;
+  const std::size_t capacity = box_.geometry.payload_capacity() / unit;
   if (capacity == 0) throw std::invalid_argument("a row does not fit into a ring slot");
-  std::size_t free = credits();
-  for (; done < n && free > 0; --free) {
-    const std::size_t count = std::min(capacity, n - done);
+  const bool fits = (push.n + capacity - 1) / capacity <= box_.geometry.n_slots;
+  const int same = (push.base ? flag_base : 0) | (fits ? flag_fits : 0);
+  for (std::size_t free = credits(); done < push.n; --free) {
+    // The server works meanwhile: what it has freed by now need not be waited for.
+    if (free == 0 && (free = credits()) == 0) break;
+    const std::size_t count = std::min(capacity, push.n - done);
     RecordHeader h = header(RecordKind::push_rows, table, clock);
-    h.flags = static_cast<std::uint16_t>(segment_flags(done, count, n) | (base ? flag_base : 0));
+    h.flags = static_cast<std::uint16_t>(segment_flags(done, count, push.n) | same);
     h.count = static_cast<std::uint32_t>(count);
     h.offset = done;
-    h.payload_bytes =
-        static_cast<std::uint32_t>(count * (sizeof(std::int64_t) + parts * row_bytes));
+    h.payload_bytes = static_cast<std::uint32_t>(count * unit);
     std::uint8_t* at = box_.slot(next_) + sizeof h;
-    at = append(at, keys + done, count * sizeof(std::int64_t));
-    at = append(at, rows + done * dim, count * row_bytes);
-    if (base != nullptr) append(at, base + done * dim, count * row_bytes);
+    at = append(at, push.keys + done, count * sizeof(std::int64_t));
+    auto* rows = reinterpret_cast<float*>(at);
+    auto* base = rows + count * push.dim;
+    if (push.plan == nullptr) {
+      append(at, push.rows + done * push.dim, count * row_bytes);
+      if (parts == 2) std::memcpy(base, push.base + done * push.dim, count * row_bytes);
+    } else {
+      push.plan->sum_rows(push.from + done, count, push.rows, push.dim, rows);
+      // Equal keys have equal base values: any of them will do.
+      if (parts == 2) push.plan->take_rows(push.from + done, count, push.base, push.dim, base);
+    }
     done += count;
-    finish_record(&h, done == n ? role_push_end : role_other);
+    finish_record(&h, done == push.n ? role_push_end : role_other);
   }
   return done;
 }
 
 std::size_t RingWriter::pull_rows(std::uint16_t table, std::uint32_t clock,
-                                  const std::int64_t* keys, std::size_t n, std::size_t dim,
-                                  std::size_t done, float* out) {
+                                  const RowsToPull& pull, std::size_t done) {
   const std::size_t by_key = box_.geometry.payload_capacity() / sizeof(std::int64_t);
   const std::size_t by_row =
-      (box_.geometry.slot_bytes - sizeof(ReplyHeader)) / (dim * sizeof(float));
+      (box_.geometry.slot_bytes - sizeof(ReplyHeader)) / (pull.dim * sizeof(float));
   const std::size_t capacity = std::min(by_key, by_row);
   if (capacity == 0) throw std::invalid_argument("a row does not fit into a reply slot");
   std::size_t free = credits();
-  for (; done < n && free > 0; --free) {
-    const std::size_t count = std::min(capacity, n - done);
+  for (; done < pull.n && free > 0; --free) {
+    const std::size_t count = std::min(capacity, pull.n - done);
     RecordHeader h = header(RecordKind::pull_rows, table, clock);
-    h.flags = segment_flags(done, count, n);
+    h.flags = segment_flags(done, count, pull.n);
     h.count = static_cast<std::uint32_t>(count);
     h.offset = done;
     h.payload_bytes = static_cast<std::uint32_t>(count * sizeof(std::int64_t));
-    append(box_.slot(next_) + sizeof h, keys + done, count * sizeof(std::int64_t));
-    pulls_.push_back({next_, count * dim, h.count, table, done == 0, out + done * dim});
+    append(box_.slot(next_) + sizeof h, pull.keys + done, count * sizeof(std::int64_t));
+    float* out = pull.plan == nullptr ? pull.out + done * pull.dim : pull.out;
+    pulls_.push_back(
+        {next_, pull.dim, h.count, table, done == 0, pull.plan, pull.from + done, out});
     done += count;
     finish_record(&h, role_other);
   }
@@ -225,12 +235,16 @@ std::size_t RingWriter::collect() {
     std::memcpy(&h, reply, sizeof h);
     const std::uint8_t* rows = reply + sizeof h;
     if (h.sequence != pull.sequence || h.count != pull.count ||
-        (checksums_ && h.checksum != reply_checksum(h, rows, pull.floats * sizeof(float)))) {
+        (checksums_ && h.checksum != reply_checksum(h, rows, pull.floats() * sizeof(float)))) {
       reply_is_late(pull.sequence);
       break;
     }
     bad_reply_since_ = 0.0;
-    std::memcpy(pull.out, rows, pull.floats * sizeof(float));
+    if (pull.plan == nullptr)
+      std::memcpy(pull.out, rows, pull.floats() * sizeof(float));
+    else
+      pull.plan->scatter_rows(pull.from, pull.count, reinterpret_cast<const float*>(rows), pull.dim,
+                              pull.out);
     if (pull.first) base_[pull.table] = h.version;  // the oldest of what a large pull brought
     pulls_.pop_front();
   }
@@ -249,7 +263,7 @@ void RingWriter::reply_is_late(std::uint64_t sequence) {
 std::vector<std::pair<std::uint64_t, std::size_t>> RingWriter::open_pulls() const {
   std::vector<std::pair<std::uint64_t, std::size_t>> list;
   for (const OpenPull& pull : pulls_)
-    list.emplace_back(pull.sequence, sizeof(ReplyHeader) + pull.floats * sizeof(float));
+    list.emplace_back(pull.sequence, sizeof(ReplyHeader) + pull.floats() * sizeof(float));
   return list;
 }
 

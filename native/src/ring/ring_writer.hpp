@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "keys/key_plan.hpp"
 #include "ring/layout.hpp"
 
 // The worker's end of a ring. Writes records into the slots of its mailbox and reads what the
@@ -26,6 +27,27 @@ struct PushCounters {
   std::array<std::uint64_t, 9> outcomes{};
   std::uint64_t max_staleness = 0;
   std::uint64_t credit_stalls = 0;
+};
+
+// Rows to push to one server. With a plan, `rows` and `base` are the whole batch, and the keys are
+// those of the plan from `from` on; rows of equal keys are summed on their way into the slot.
+struct RowsToPush {
+  const std::int64_t* keys;
+  const float* rows;
+  const float* base;  // or null
+  std::size_t n, dim;
+  const KeyPlan* plan = nullptr;
+  std::size_t from = 0;
+};
+
+// Rows to pull from one server. With a plan, `out` is the whole batch, and rows go from the reply
+// slot to all their places in it; plan and `out` must stay as they are until `collect` is past.
+struct RowsToPull {
+  const std::int64_t* keys;
+  float* out;
+  std::size_t n, dim;
+  const KeyPlan* plan = nullptr;
+  std::size_t from = 0;
 };
 
 class RingWriter {
@@ -56,12 +78,11 @@ class RingWriter {
   // called while there is nothing else to do.
   void warm_next_slot(std::size_t at_most) const noexcept;
   bool push_staged(std::uint16_t table, std::uint32_t clock, StagedPayload where, std::size_t n);
-  std::size_t push_rows(std::uint16_t table, std::uint32_t clock, const std::int64_t* keys,
-                        const float* rows, const float* base, std::size_t n, std::size_t dim,
+  std::size_t push_rows(std::uint16_t table, std::uint32_t clock, const RowsToPush& push,
                         std::size_t done);
   // Rows arrive in `out` (which must stay) when `collect` has passed the record.
-  std::size_t pull_rows(std::uint16_t table, std::uint32_t clock, const std::int64_t* keys,
-                        std::size_t n, std::size_t dim, std::size_t done, float* out);
+  std::size_t pull_rows(std::uint16_t table, std::uint32_t clock, const RowsToPull& pull,
+                        std::size_t done);
 
   // Copies the replies that are there, in order; returns the number of pulls still open.
   std::size_t collect();
@@ -84,11 +105,15 @@ class RingWriter {
  private:
   struct OpenPull {
     std::uint64_t sequence;
-    std::size_t floats;
+    std::size_t dim;
     std::uint32_t count;
     std::uint16_t table;
     bool first;  // of the records of one pull
-    float* out;
+    const KeyPlan* plan;
+    std::size_t from;  // in the plan
+    float* out;        // with a plan: the whole batch
+
+    std::size_t floats() const noexcept { return count * dim; }
   };
   struct Past {
     std::uint64_t sequence = ~std::uint64_t{0};

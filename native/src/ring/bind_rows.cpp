@@ -1,0 +1,60 @@
+#include "ring/bind_rows.hpp"
+
+#include <pybind11/stl.h>
+
+#include "bind_arrays.hpp"
+
+namespace py = pybind11;
+
+namespace mpips {
+namespace {
+
+// What a plan says of one server's keys, checked against the rows of the whole batch.
+struct Group {
+  const std::int64_t* keys;
+  std::size_t n, dim, from;
+};
+
+Group group_of(const KeyPlan& plan, std::size_t server, const FloatArray& rows) {
+  if (server >= plan.n_servers()) throw py::index_error("the plan has no such server");
+  if (rows.ndim() != 2 || static_cast<std::size_t>(rows.shape(0)) != plan.size() ||
+      rows.shape(1) < 1)
+    throw py::value_error("rows must have shape (keys of the batch, dim)");
+  const std::size_t from = plan.group_start(server);
+  return {plan.unique_keys() + from, plan.group_start(server + 1) - from,
+          static_cast<std::size_t>(rows.shape(1)), from};
+}
+
+std::size_t push_planned(RingWriter& writer, std::uint16_t table, std::uint32_t clock,
+                         const KeyPlan& plan, std::size_t server, const FloatArray& rows,
+                         const std::optional<FloatArray>& base, std::size_t done) {
+  const Group g = group_of(plan, server, rows);
+  if (base && base->size() != rows.size())
+    throw py::value_error("base must have the shape of the rows");
+  const RowsToPush push{g.keys, rows.data(), base ? base->data() : nullptr, g.n, g.dim, &plan,
+                        g.from};
+  const py::gil_scoped_release release;
+  return writer.push_rows(table, clock, push, done);
+}
+
+std::size_t pull_planned(RingWriter& writer, std::uint16_t table, std::uint32_t clock,
+                         const KeyPlan& plan, std::size_t server, FloatArray& out,
+                         std::size_t done) {
+  const Group g = group_of(plan, server, out);
+  const RowsToPull pull{g.keys, out.mutable_data(), g.n, g.dim, &plan, g.from};
+  const py::gil_scoped_release release;
+  return writer.pull_rows(table, clock, pull, done);
+}
+
+}  // namespace
+
+void bind_planned_rows(py::class_<RingWriter>& writer) {
+  writer
+      .def("push_planned", &push_planned, py::arg("table"), py::arg("clock"), py::arg("plan"),
+           py::arg("server"), py::arg("rows").noconvert(), py::arg("base").noconvert(),
+           py::arg("done"))
+      .def("pull_planned", &pull_planned, py::arg("table"), py::arg("clock"), py::arg("plan"),
+           py::arg("server"), py::arg("out").noconvert(), py::arg("done"));
+}
+
+}  // namespace mpips
