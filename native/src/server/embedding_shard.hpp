@@ -10,6 +10,11 @@ namespace mpips {
 // The rows of an embedding table whose keys this server owns. A row is its values, the optimizer's
 // state and, where the rule needs it, the row's own step count, side by side. Rows are made when
 // they are first pushed; a pull of a key that has no row yet answers its initial value.
+//
+// A push in several records is applied in one of two ways. `assemble` copies its parts until all
+// are there. `expect` leaves them where they lie (in the ring) and only looks up their rows, while
+// the worker still writes the rest; `make_expected` and one `apply_expected` a part follow when all
+// are there. Either way nothing changes before.
 class EmbeddingShard final : public Shard {
  public:
   EmbeddingShard(SharedMemory rows, SharedMemory keys, std::size_t dim, Rule rule,
@@ -25,6 +30,14 @@ class EmbeddingShard final : public Shard {
                          std::uint64_t step) override;
   void discard(std::size_t buffer) override;
   std::size_t memory_bytes() const override;
+
+  // False where a rule must see all rows of a push at once.
+  bool applies_by_parts() const noexcept { return !rule_.python; }
+  void expect(std::size_t worker, const Update& part);
+  // Makes the rows of all parts, memory first: if there is none, nothing has changed.
+  void make_expected(std::size_t worker, const std::vector<Update>& parts);
+  void apply_expected(std::size_t worker, const Update& part, float scale, float lambda,
+                      std::uint64_t step);
 
   void pull(const std::int64_t* keys, std::size_t n, float* out);
 
@@ -49,14 +62,24 @@ class EmbeddingShard final : public Shard {
   float* row(std::size_t index) noexcept {
     return reinterpret_cast<float*>(row_memory_.data()) + index * stride_;
   }
+  void take_memory(std::size_t n_new);
   void find_rows(const std::int64_t* keys, std::size_t n);
-  void make_rows(const std::int64_t* keys, std::size_t n, std::size_t first_new);
-  void apply_row(float* row, const float* update, const float* base, float scale, float lambda);
+  void find_or_make(const std::int64_t* keys, std::size_t n, std::uint32_t* rows);
+  template <int for_writing>
+  void prefetch(std::uint32_t index, std::size_t n_lines) const noexcept;
+  void apply_rows(const std::uint32_t* rows, const Update& update, float scale, float lambda,
+                  std::uint64_t step);
+  void make_rows(const std::int64_t* keys, std::size_t n, const std::uint32_t* rows,
+                 std::size_t first_new);
+  void apply_row(float* row, const float* update, const float* base, float lambda,
+                 const UpdateArgs& args);
+  std::uint32_t count_step(float* row) const noexcept;
   void apply_python(const Update& update, float scale, float lambda, std::uint64_t step);
   static void add(Buffer* sum, const std::int64_t* keys, const float* values, std::size_t n,
                   std::size_t dim, std::vector<std::uint32_t>* rows);
 
   std::size_t dim_, stride_;
+  std::size_t row_lines_, value_lines_, ahead_;  // lines to ask for, and how many rows ahead
   bool counts_steps_;
   SharedMemory row_memory_, key_memory_;
   RowMap map_;
@@ -64,6 +87,7 @@ class EmbeddingShard final : public Shard {
   Initializer initializer_;
   Progress progress_;
   std::vector<Buffer> assembly_, accumulator_;
+  std::vector<std::vector<std::uint32_t>> expected_;  // by worker: row of each key, or npos
   std::vector<std::uint32_t> rows_;
   std::vector<float> scratch_;
 };

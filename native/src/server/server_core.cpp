@@ -90,8 +90,9 @@ std::size_t ServerCore::pass() {
 
 bool ServerCore::consume_one(std::size_t worker) {
   Ring& ring = rings_[worker];
+  if (ring.kept.size() == ring.box.geometry.n_slots) let_go(worker);
   if (!stamped(worker)) return false;
-  const std::uint8_t* slot = ring.box.slot(ring.next);
+  const std::uint8_t* slot = ring.box.slot(ring.at());
   // What is not on its way yet: all at once rather than one after the other.
   for (std::size_t at = ring.fetched; at < ring.fetched + first_fetch; at += line_bytes)
     __builtin_prefetch(slot + at);
@@ -101,37 +102,41 @@ bool ServerCore::consume_one(std::size_t worker) {
   if (!check(worker, header, payload)) return false;
   const Verdict verdict = handle(worker, header, payload);
   if (!verdict.consumed) return false;
-  const std::uint64_t result = make_result(ring.next, verdict.outcome, verdict.staleness);
-  store_release(ring.box.result(ring.next), result);
-  store_release(&ring.box.ack->recent[ring.next % recent_results], result);
-  ++ring.next;
   ring.fetched = 0;
-  publish(&ring.box.ack->applied, ring.next);
+  if (verdict.outcome != Outcome::none) acknowledge(&ring, verdict.outcome, verdict.staleness);
   return true;
+}
+
+void ServerCore::acknowledge(Ring* ring, Outcome outcome, std::uint64_t staleness) {
+  const std::uint64_t result = make_result(ring->next, outcome, staleness);
+  store_release(ring->box.result(ring->next), result);
+  store_release(&ring->box.ack->recent[ring->next % recent_results], result);
+  ++ring->next;
+  publish(&ring->box.ack->applied, ring->next);
 }
 
 // Stamps are compared for equality only. A stamp that is neither the expected one nor the one of
 // the round before may be half of a remote store; if it stays, it is a gap.
 bool ServerCore::stamped(std::size_t worker) {
   Ring& ring = rings_[worker];
-  const std::uint64_t expected = ring.next + 1;
-  const std::uint64_t stamp = load_acquire(ring.box.stamp(ring.next));
+  const std::uint64_t expected = ring.at() + 1;
+  const std::uint64_t stamp = load_acquire(ring.box.stamp(ring.at()));
   if (stamp == expected) return true;
   follow_hint(&ring);
   const std::uint64_t n_slots = ring.box.geometry.n_slots;
   if (stamp == (expected > n_slots ? expected - n_slots : 0)) return false;
   if (patience_spent(&ring))
     violation(worker, "a gap: record " + std::to_string(stamp - 1) + " stands where record " +
-                          std::to_string(ring.next) + " should be");
+                          std::to_string(ring.at()) + " should be");
   return false;
 }
 
 void ServerCore::follow_hint(Ring* ring) noexcept {
-  const std::uint64_t word = load_relaxed(ring->box.hint(ring->next));
-  if (!hint_is_of(word, ring->next)) return;
+  const std::uint64_t word = load_relaxed(ring->box.hint(ring->at()));
+  if (!hint_is_of(word, ring->at())) return;
   const std::size_t written =
       std::min<std::size_t>(word & 0xffffffffU, ring->box.geometry.payload_capacity());
-  const std::uint8_t* payload = ring->box.slot(ring->next) + sizeof(RecordHeader);
+  const std::uint8_t* payload = ring->box.slot(ring->at()) + sizeof(RecordHeader);
   for (; ring->fetched < written; ring->fetched += line_bytes)
     __builtin_prefetch(payload + ring->fetched);
 }
@@ -154,14 +159,14 @@ bool ServerCore::check(std::size_t worker, const RecordHeader& h, const std::uin
   const bool checked = (h.flags & flag_checksum) != 0;
   const bool whole = sized && h.header_checksum == (checked ? header_checksum(h) : 0) &&
                      h.payload_checksum == (checked ? checksum(payload, h.payload_bytes) : 0);
-  if (!whole || h.worker != worker || h.sequence != ring.next) {
+  if (!whole || h.worker != worker || h.sequence != ring.at()) {
     if (!patience_spent(&ring)) return false;
     if (!whole)
-      violation(worker, "record " + std::to_string(ring.next) +
+      violation(worker, "record " + std::to_string(ring.at()) +
                             " is damaged: its checksum or magic number does not match");
     violation(worker, "a record that says it is number " + std::to_string(h.sequence) +
                           " of worker " + std::to_string(h.worker) + " where number " +
-                          std::to_string(ring.next) + " was expected");
+                          std::to_string(ring.at()) + " was expected");
   }
   ring.bad_since = 0.0;
   if (h.version != layout_version) violation(worker, "a record of another format version");
@@ -174,7 +179,10 @@ bool ServerCore::check(std::size_t worker, const RecordHeader& h, const std::uin
 ServerCore::Verdict ServerCore::handle(std::size_t worker, const RecordHeader& h,
                                        const std::uint8_t* payload) {
   check_clock(worker, h);
-  switch (static_cast<RecordKind>(h.kind)) {
+  const auto kind = static_cast<RecordKind>(h.kind);
+  const bool continues = kind == RecordKind::push_rows && (h.flags & flag_first) == 0;
+  if (!rings_[worker].kept.empty() && !continues) let_go(worker);
+  switch (kind) {
     case RecordKind::push_dense:
     case RecordKind::push_rows:
       return handle_push(worker, h, payload);

@@ -19,6 +19,14 @@
 // Order. For a record: results and replies, then `applied` (release). For a table: values, then its
 // head, then `applied`, so that a worker that has seen its push applied reads values that hold it.
 //
+// Pushes in several records (segments). They change nothing until the last one is there. Segments
+// of rows that all fit into the ring (flag_fits) stay in their slots till then: the server looks at
+// them and goes on (`kept`), and applies and consumes all of them when it has seen the last;
+// copying them to a place of their own would cost more than applying them. Nobody writes a slot
+// before it is consumed. If anything but the next segment follows, or the ring is full of them,
+// they are copied and consumed after all (`let_go`), as other segments are at once: so nothing ever
+// waits for a segment that the worker has no slot for.
+//
 // A record that may not be consumed yet (a BSP update out of turn, a pull ahead of its clock) stays
 // at the head of its ring. This cannot deadlock: at one clock a worker waits only for workers of
 // lower index, and the lowest waits for nobody.
@@ -78,21 +86,25 @@ class ServerCore {
   struct Ring {
     Mailbox box;
     std::uint64_t next = 0;
+    std::vector<Update> kept = {};  // segments that were looked at and wait in their slots
     std::size_t fetched = 0;  // bytes of the record at the head that were asked for by its hint
     double bad_since = 0.0;   // when the record at the head first looked damaged
     bool open = false;        // the last push is not complete yet; what follows describes it
     std::uint16_t open_table = 0, open_flags = 0;
     std::uint32_t open_clock = 0;
     std::uint64_t open_end = 0;  // where its next segment starts
+
+    std::uint64_t at() const noexcept { return next + kept.size(); }  // the record to look at
   };
   struct Verdict {
-    bool consumed;
+    bool consumed;  // with Outcome::none: looked at, it stays in its slot
     Outcome outcome;
     std::uint64_t staleness;
   };
 
   std::size_t pass();
   bool consume_one(std::size_t worker);
+  void acknowledge(Ring* ring, Outcome outcome, std::uint64_t staleness);
   bool stamped(std::size_t worker);
   static void follow_hint(Ring* ring) noexcept;
   bool patience_spent(Ring* ring);
@@ -106,7 +118,11 @@ class ServerCore {
   Verdict handle_bsp(std::size_t worker, const RecordHeader& header, const Update& part);
   Verdict handle_pull(std::size_t worker, const RecordHeader& header, const std::uint8_t* payload);
   Verdict handle_tick(std::size_t worker, const RecordHeader& header);
-  Verdict judge(Table* table, const RecordHeader& header, const Update& update);
+  Verdict handle_segment(std::size_t worker, const RecordHeader& header, const Update& part);
+  Verdict apply_kept(std::size_t worker, const RecordHeader& header);
+  void let_go(std::size_t worker);
+  template <class Apply>
+  Verdict judge(Table* table, const RecordHeader& header, bool has_base, Apply apply);
   Update parse(std::size_t worker, const RecordHeader& header, const std::uint8_t* payload) const;
   std::uint64_t discard_clock(std::size_t worker);
   void close_clock();

@@ -93,11 +93,11 @@ ServerCore::Verdict ServerCore::handle_push(std::size_t worker, const RecordHead
     verdict = handle_bsp(worker, h, part);
     if (!verdict.consumed) return verdict;
   } else if (!last || (h.flags & flag_first) == 0) {
-    // A push larger than a record changes nothing until all of it is here.
-    t.shard->assemble(worker, part, (h.flags & flag_first) != 0);
-    if (last) verdict = judge(&t, h, t.shard->whole(worker));
+    verdict = handle_segment(worker, h, part);
   } else {
-    verdict = judge(&t, h, part);
+    verdict = judge(&t, h, part.base != nullptr, [&](float scale, float lambda) {
+      t.shard->apply(part, scale, lambda, t.version + 1);
+    });
   }
   Ring& ring = rings_[worker];
   ring.open = !last;
@@ -109,7 +109,61 @@ ServerCore::Verdict ServerCore::handle_push(std::size_t worker, const RecordHead
   return verdict;
 }
 
-ServerCore::Verdict ServerCore::judge(Table* t, const RecordHeader& h, const Update& update) {
+// A push larger than a record changes nothing until all of it is here.
+ServerCore::Verdict ServerCore::handle_segment(std::size_t worker, const RecordHeader& h,
+                                               const Update& part) {
+  Ring& ring = rings_[worker];
+  Table& t = tables_[h.table];
+  const bool first = (h.flags & flag_first) != 0, last = (h.flags & flag_last) != 0;
+  const bool stays = first ? (h.flags & flag_fits) != 0 && t.embedding != nullptr &&
+                                 t.embedding->applies_by_parts()
+                           : !ring.kept.empty();
+  if (stays) {
+    ring.kept.push_back(part);
+    t.embedding->expect(worker, part);
+    return last ? apply_kept(worker, h) : Verdict{true, Outcome::none, 0};
+  }
+  t.shard->assemble(worker, part, first);
+  if (!last) return {true, Outcome::segment, 0};
+  const Update whole = t.shard->whole(worker);
+  return judge(&t, h, whole.base != nullptr, [&](float scale, float lambda) {
+    t.shard->apply(whole, scale, lambda, t.version + 1);
+  });
+}
+
+// All segments of a push are in their slots. Each slot is given back as soon as it is applied, so
+// that the worker fills it again meanwhile; the last one is the caller's to acknowledge.
+ServerCore::Verdict ServerCore::apply_kept(std::size_t worker, const RecordHeader& h) {
+  Ring& ring = rings_[worker];
+  Table& t = tables_[h.table];
+  const std::vector<Update> parts = std::move(ring.kept);
+  ring.kept.clear();
+  const std::uint64_t end = ring.next + parts.size() - 1;
+  const Verdict verdict =
+      judge(&t, h, parts.back().base != nullptr, [&](float scale, float lambda) {
+        t.embedding->make_expected(worker, parts);
+        for (const Update& part : parts) {
+          t.embedding->apply_expected(worker, part, scale, lambda, t.version + 1);
+          if (ring.next != end) acknowledge(&ring, Outcome::segment, 0);
+        }
+      });
+  while (ring.next != end) acknowledge(&ring, Outcome::segment, 0);
+  return verdict;
+}
+
+// The kept segments wait no longer in their slots but, copied, in the shard.
+void ServerCore::let_go(std::size_t worker) {
+  Ring& ring = rings_[worker];
+  const std::vector<Update> parts = std::move(ring.kept);
+  ring.kept.clear();
+  for (const Update& part : parts) {
+    tables_[ring.open_table].shard->assemble(worker, part, part.offset == 0);
+    acknowledge(&ring, Outcome::segment, 0);
+  }
+}
+
+template <class Apply>
+ServerCore::Verdict ServerCore::judge(Table* t, const RecordHeader& h, bool has_base, Apply apply) {
   const ConsistencyConfig& c = t->consistency;
   const std::uint64_t staleness = t->version - std::min(h.base_version, t->version);
   t->stats.staleness[std::min<std::uint64_t>(staleness, staleness_bins - 1)] += 1;
@@ -123,12 +177,12 @@ ServerCore::Verdict ServerCore::judge(Table* t, const RecordHeader& h, const Upd
     scale = 1.0F / (1.0F + static_cast<float>(staleness));
     outcome = Outcome::scaled;
     ++t->stats.scaled;
-  } else if (c.policy == Policy::compensate && staleness > 0 && update.base != nullptr) {
+  } else if (c.policy == Policy::compensate && staleness > 0 && has_base) {
     lambda = c.lambda;
     outcome = Outcome::compensated;
     ++t->stats.compensated;
   }
-  t->shard->apply(update, scale, lambda, t->version + 1);
+  apply(scale, lambda);
   ++t->version;
   ++t->stats.applied;
   ++t->stats.updates;
