@@ -20,6 +20,14 @@ Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
 
 
+def _filled(out: Float32 | None, rows: Float32) -> Float32:
+    """`out` with these rows in it, or the rows themselves."""
+    if out is None or out is rows:
+        return rows
+    out[...] = rows
+    return out
+
+
 class EmbeddingHandle(Handle):
     """An embedding table as a worker sees it."""
 
@@ -48,18 +56,9 @@ class EmbeddingHandle(Handle):
             StallError: Who is late did not come within the job's timeout.
         """
         keys = self._as_keys(keys)
-        shape = (len(keys), self.dim)
-        if out is not None and (out.dtype != np.float32 or out.shape != shape):
-            raise ValueError(f"out must be a float32 array of shape {shape}")
-        request = self._take_prefetched(keys)
-        if request is None:
-            direct = out if out is not None and out.flags.carray else None
-            request = self._start_pull(self._planned(keys), direct)
-        rows = request.wait()
-        if out is None or out is rows:
-            return rows
-        out[...] = rows
-        return out
+        direct = self._direct(out, len(keys))
+        request = self._take_prefetched(keys) or self._start_pull(self._planned(keys), direct)
+        return _filled(out, request.wait())
 
     def prefetch(self, keys: Int64) -> Request[Float32]:
         """Start a pull; `wait` returns the rows, float32 (n, dim). Blocks only while a ring is full.
@@ -135,12 +134,14 @@ class EmbeddingHandle(Handle):
         self._plans.append(plan)
         return request
 
-    def push_pull(self, keys: Int64, rows: Float32) -> Float32:
-        """Push, end the clock under BSP, and pull the new rows of the same keys."""
-        plan, _ = self._send(self._as_keys(keys), rows, None)
+    def push_pull(self, keys: Int64, rows: Float32, out: Float32 | None = None) -> Float32:
+        """Push, end the clock under BSP, and pull the new rows of the same keys; `out` as in `pull`."""
+        keys = self._as_keys(keys)
+        direct = self._direct(out, len(keys))
+        plan, _ = self._send(keys, rows, None)
         if isinstance(self._table.consistency, BSP):
             self._worker.clock()
-        return self._start_pull(plan, None).wait()
+        return _filled(out, self._start_pull(plan, direct).wait())
 
     def _send(
         self, keys: Int64, rows: Float32, base: Float32 | None
@@ -184,6 +185,14 @@ class EmbeddingHandle(Handle):
         plan = self._plans.pop() if self._plans else _native.KeyPlan()
         plan.build(keys, self._partitioner)
         return plan
+
+    def _direct(self, out: Float32 | None, n: int) -> Float32 | None:
+        """`out`, checked, if replies can be copied straight into it."""
+        if out is None:
+            return None
+        if out.dtype != np.float32 or out.shape != (n, self.dim):
+            raise ValueError(f"out must be a float32 array of shape {(n, self.dim)}")
+        return out if out.flags.carray else None
 
     @staticmethod
     def _groups(plan: _native.KeyPlan) -> list[tuple[int, int]]:

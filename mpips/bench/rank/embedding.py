@@ -133,7 +133,7 @@ def _mpips_turn(worker: Worker, work: Work) -> None:
         _make_rows(handle, work.sizes)
     work.measure("push", work.hashed, sgd.push, worker.flush)
     work.measure("pull", work.hashed, lambda k, _: sgd.pull(k, work.out))
-    work.measure("both", work.hashed, sgd.push_pull)
+    work.measure("both", work.hashed, lambda k, u: sgd.push_pull(k, u, work.out))
     work.measure("adagrad", work.hashed, adagrad.push, worker.flush)
 
 
