@@ -38,7 +38,9 @@ class EmbeddingHandle(Handle):
         super().__init__(worker, index, table)
         self.dim = table.dim
         self._partitioner = partitioner
-        self._plans: list[_native.KeyPlan] = []  # not in use: making one anew costs more than a batch
+        self._plans: list[
+            _native.KeyPlan
+        ] = []  # not in use: making one anew costs more than a batch
         self._prefetched: tuple[Int64, int, Request[Float32]] | None = None
 
     def pull(self, keys: Int64, out: Float32 | None = None) -> Float32:

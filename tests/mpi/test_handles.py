@@ -66,6 +66,39 @@ def test_prefetched_rows_are_those_that_a_pull_would_give(session: Session, tran
     assert all(played.values)
 
 
+@pytest.mark.parametrize("model", MODELS, ids=names)
+def test_repeated_keys_reach_every_server_once_and_come_back_to_every_place(
+    session: Session, transport: str, servers: int, model: Any
+) -> None:
+    """Rows are summed on their way into the slots and spread out of the reply slots."""
+    n, dim = 150, 5
+
+    def main(worker: Worker) -> bool:
+        e = worker.table("e")
+        keys = np.random.default_rng(7).integers(-40, 40, n) * 1_000_003
+        mine = np.full((n, dim), -float(1 << worker.index), np.float32)
+        repeats = np.array([np.count_nonzero(keys == key) for key in keys])
+        out = np.full((n, dim), np.nan, np.float32)
+        same = True
+        for step in range(4):
+            same &= e.push_pull(keys, mine, out) is out
+            # Each worker's pushes count in bits of their own; its own are all there.
+            own = out[:, 0].astype(int) // repeats
+            same &= bool((out == out[:, :1]).all() and (out[:, 0] == own * repeats).all())
+            if worker.n_workers == 1:
+                same &= own.tolist() == [step + 1] * n
+        worker.flush()
+        worker.barrier("all pushed")
+        total = 4.0 * ((1 << worker.n_workers) - 1)
+        return same and np.array_equal(e.pull(keys), np.outer(repeats * total, np.ones(dim)))
+
+    table = EmbeddingTable(
+        "e", dim, optimizer=UNIT, consistency=BSP("sum") if isinstance(model, BSP) else model
+    )
+    played = session(main, [table], transport=transport, servers=servers, slot_kib=1, ring_slots=3)
+    assert all(played.values)
+
+
 def test_a_push_after_a_prefetch_is_seen_by_the_next_pull(session: Session, transport: str) -> None:
     def main(worker: Worker) -> list[float]:
         e, seen = worker.table("e"), []

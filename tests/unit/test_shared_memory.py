@@ -200,19 +200,31 @@ SMALL_SHM = """
 
     # A table that outgrows /dev/shm: an error, and the rows there are stay as they were.
     from harness import Rig, rows
-    rig = Rig(rows(64), slot_bytes=65536, n_slots=2, shared=True, staging_bytes=4096)
-    writer, pushed = rig.writers[0], 0
-    try:
-        for pushed in range(100):
-            keys = np.arange(pushed * 200, pushed * 200 + 200, dtype=np.int64)
-            assert writer.push_rows(0, 0, keys, np.ones((200, 64), np.float32), None, 0) == 200
-            rig.server.drain()
-    except RegionError as error:
-        assert "/dev/shm is too small" in str(error), error
-    else:
-        raise SystemExit("no error from growing")
-    assert pushed > 0 and rig.core.n_rows(0) == 200 * pushed
-    assert all(row == [-1.0] * 64 for row in rig.table_rows().values())
+    def outgrow(slot_bytes, n_slots):
+        table = rows(64)
+        rig = Rig(table, slot_bytes=slot_bytes, n_slots=n_slots, shared=True, staging_bytes=4096)
+        writer, pushed = rig.writers[0], 0
+        try:
+            for pushed in range(100):
+                keys, done = np.arange(pushed * 200, pushed * 200 + 200, dtype=np.int64), 0
+                while done < 200:
+                    done = writer.push_rows(0, 0, keys, np.ones((200, 64), np.float32), None, done)
+                    rig.server.drain()
+        except RegionError as error:
+            assert "/dev/shm is too small" in str(error), error
+        else:
+            raise SystemExit("no error from growing")
+        assert pushed > 0 and rig.core.n_rows(0) == 200 * pushed
+        assert all(row == [-1.0] * 64 for row in rig.table_rows().values())
+        return rig
+
+    # In one record, in records that stay in the ring until the last, and in copied ones.
+    rig = None
+    for slot_bytes, n_slots in (65536, 2), (16384, 8), (16384, 2):
+        if rig is not None:
+            rig.regions.unlink()
+        rig = None
+        rig = outgrow(slot_bytes, n_slots)
 
     # Staging is sized but not taken: what is allocated is.
     staging = regions.create_sparse("w0", 64 << 20)

@@ -8,6 +8,7 @@ index an array.
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -80,7 +81,8 @@ class Work:
             random.choice(sizes.n_rows, sizes.keys, replace=False) for _ in range(sizes.batches)
         ]
         updates = [
-            random.standard_normal((sizes.keys, sizes.dim), np.float32) for _ in range(sizes.batches)
+            random.standard_normal((sizes.keys, sizes.dim), np.float32)
+            for _ in range(sizes.batches)
         ]
         out = np.zeros((sizes.keys, sizes.dim), np.float32)
         return cls(sizes, numbers, [n * _SPREAD for n in numbers], updates, out)
@@ -166,12 +168,11 @@ class _Alone:
 
     def __init__(self, sizes: Sizes) -> None:
         values = np.full((sizes.n_rows, sizes.dim), 0.5, np.float32)
-        self.index_add_name = "torch index_add_"
+        self.values = values
         try:
-            import torch
+            torch: Any = importlib.import_module("torch")
         except ImportError:
-            self.torch, self.index_add_name = None, "numpy.subtract.at"
-            self.values = values
+            self.torch: Any = None
             return
         torch.set_num_threads(1)
         torch.sparse.check_sparse_tensor_invariants.disable()

@@ -92,7 +92,8 @@ void KeyPlan::link_repeats() {
   }
 }
 
-inline void KeyPlan::prefetch_row(std::size_t u, const float* rows, std::size_t dim) const noexcept {
+inline void KeyPlan::prefetch_row(std::size_t u, const float* rows,
+                                  std::size_t dim) const noexcept {
   if (u < first_.size()) __builtin_prefetch(rows + first_[u] * dim);
 }
 

@@ -34,8 +34,8 @@ class KeyPlan {
   bool in_order() const noexcept { return in_order_; }
 
   // The three below work on unique keys from .. from + count, and row j of `out` or `unique_rows`
-  // belongs to unique key from + j. Arrays are row-major and do not overlap; `rows` and `batch` have
-  // size() rows.
+  // belongs to unique key from + j. Arrays are row-major and do not overlap; `rows` and `batch`
+  // have size() rows.
   //
   // out[j] = sum of the rows of that key, added in the order of the batch: bits are repeatable.
   void sum_rows(std::size_t from, std::size_t count, const float* rows, std::size_t dim,
@@ -67,10 +67,10 @@ class KeyPlan {
 
   // Scratch. A key's number is its place in the order of first appearance.
   RowMap numbers_;
-  std::vector<std::int64_t> appeared_;    // number -> key
-  std::vector<std::uint16_t> owners_;     // number -> server
-  std::vector<std::uint32_t> places_;     // number -> place in unique_keys_
-  std::vector<std::size_t> next_place_;   // server -> next free place of its group
+  std::vector<std::int64_t> appeared_;   // number -> key
+  std::vector<std::uint16_t> owners_;    // number -> server
+  std::vector<std::uint32_t> places_;    // number -> place in unique_keys_
+  std::vector<std::size_t> next_place_;  // server -> next free place of its group
 };
 
 }  // namespace mpips

@@ -31,8 +31,8 @@ std::size_t push_planned(RingWriter& writer, std::uint16_t table, std::uint32_t 
   const Group g = group_of(plan, server, rows);
   if (base && base->size() != rows.size())
     throw py::value_error("base must have the shape of the rows");
-  const RowsToPush push{g.keys, rows.data(), base ? base->data() : nullptr, g.n, g.dim, &plan,
-                        g.from};
+  const RowsToPush push{g.keys, rows.data(), base ? base->data() : nullptr, g.n, g.dim,
+                        &plan,  g.from};
   const py::gil_scoped_release release;
   return writer.push_rows(table, clock, push, done);
 }

@@ -45,7 +45,7 @@ enum RecordFlags : std::uint16_t {
   flag_checksum = 4,  // both checksums are set
   flag_base = 8,      // the payload also holds the values that the update was computed on
   flag_staged =
-      16,  // the payload is a StagedPayload: the update lies in the worker's staging region
+      16,          // the payload is a StagedPayload: the update lies in the worker's staging region
   flag_fits = 32,  // all records of this push fit into the ring at a time
 };
 

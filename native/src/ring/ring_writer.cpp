@@ -165,8 +165,8 @@ bool RingWriter::push_staged(std::uint16_t table, std::uint32_t clock, StagedPay
   return true;
 }
 
-std::size_t RingWriter::push_rows(std::uint16_t table, std::uint32_t clock,
-                                  const RowsToPush& push, std::size_t done) {
+std::size_t RingWriter::push_rows(std::uint16_t table, std::uint32_t clock, const RowsToPush& push,
+                                  std::size_t done) {
   const std::size_t parts = push.base != nullptr ? 2 : 1;
   const std::size_t row_bytes = push.dim * sizeof(float);
   const std::size_t unit = sizeof(std::int64_t) + parts * row_bytes;
@@ -201,8 +201,8 @@ std::size_t RingWriter::push_rows(std::uint16_t table, std::uint32_t clock,
   return done;
 }
 
-std::size_t RingWriter::pull_rows(std::uint16_t table, std::uint32_t clock,
-                                  const RowsToPull& pull, std::size_t done) {
+std::size_t RingWriter::pull_rows(std::uint16_t table, std::uint32_t clock, const RowsToPull& pull,
+                                  std::size_t done) {
   const std::size_t by_key = box_.geometry.payload_capacity() / sizeof(std::int64_t);
   const std::size_t by_row =
       (box_.geometry.slot_bytes - sizeof(ReplyHeader)) / (pull.dim * sizeof(float));

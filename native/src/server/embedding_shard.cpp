@@ -10,8 +10,8 @@ constexpr std::size_t progress_rows = 256;
 // A table grows by a sixteenth, and by no more than this: what is taken and not yet used stays
 // small, and taking it, which zeroes pages, takes milliseconds at most.
 constexpr std::size_t growth_bytes = std::size_t{64} << 20;
-// Rows come from anywhere in memory: so many bytes of the next ones are asked for ahead, and so many
-// lines of each (what follows the processor asks for by itself).
+// Rows come from anywhere in memory: so many bytes of the next ones are asked for ahead, and so
+// many lines of each (what follows the processor asks for by itself).
 constexpr std::size_t prefetch_bytes = 8192;
 constexpr std::size_t prefetch_lines = 16;
 
@@ -245,7 +245,8 @@ void EmbeddingShard::pull(const std::int64_t* keys, std::size_t n, float* out) {
   for (std::size_t i = 0; i < std::min(ahead_, n); ++i)
     if (rows_[i] != RowMap::npos) prefetch<0>(rows_[i], value_lines_);
   for (std::size_t i = 0; i < n; ++i) {
-    if (i + ahead_ < n && rows_[i + ahead_] != RowMap::npos) prefetch<0>(rows_[i + ahead_], value_lines_);
+    if (i + ahead_ < n && rows_[i + ahead_] != RowMap::npos)
+      prefetch<0>(rows_[i + ahead_], value_lines_);
     if (rows_[i] == RowMap::npos)
       initialize_row(initializer_, keys[i], out + i * dim_, dim_);
     else
