@@ -5,18 +5,20 @@
 #include <stdexcept>
 #include <string>
 
+#include "keys/mix.hpp"
+
 namespace mpips {
 namespace {
 
 constexpr std::size_t rows_ahead = 8;
+constexpr std::size_t keys_ahead = 16;
 
 }  // namespace
 
 void KeyPlan::build(const std::int64_t* keys, std::size_t n, const Partitioner& partitioner) {
-  if (n > RowMap::npos)
+  if (n > none)
     throw std::length_error("a batch holds at most 4294967295 keys, not " + std::to_string(n));
   try {
-    numbers_.clear();
     group_starts_.assign(partitioner.n_servers() + 1, 0);
     number_keys(keys, n);
     group_by_owner(partitioner);
@@ -30,17 +32,32 @@ void KeyPlan::build(const std::int64_t* keys, std::size_t n, const Partitioner& 
   }
 }
 
-// inverse_[i] = number of keys[i]; appeared_ = the way back.
+// inverse_[i] = number of keys[i]; appeared_ = the way back. The table lives for one batch and is
+// at most half full, so a word a key is enough, and it stays in the nearest caches.
 void KeyPlan::number_keys(const std::int64_t* keys, std::size_t n) {
+  unsigned shift = 64 - 7;
+  while ((std::size_t{1} << (64 - shift)) < 2 * n) --shift;
+  const std::size_t mask = (std::size_t{1} << (64 - shift)) - 1;
+  table_.assign(mask + 1, 0);
   inverse_.resize(n);
-  const std::size_t n_unique = numbers_.find_or_insert(keys, n, inverse_.data());
-  repeats_ = n_unique != n;
-  if (!repeats_) {
-    appeared_.assign(keys, keys + n);
-    return;
+  appeared_.resize(n);
+
+  const auto home = [&](std::size_t i) noexcept {
+    return mix_murmur(static_cast<std::uint64_t>(keys[i])) >> shift;
+  };
+  std::uint32_t n_unique = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    if (i + keys_ahead < n) __builtin_prefetch(&table_[home(i + keys_ahead)], 1);
+    std::size_t at = home(i);
+    while (table_[at] != 0 && appeared_[table_[at] - 1] != keys[i]) at = (at + 1) & mask;
+    if (table_[at] == 0) {
+      appeared_[n_unique] = keys[i];
+      table_[at] = ++n_unique;
+    }
+    inverse_[i] = table_[at] - 1;
   }
   appeared_.resize(n_unique);
-  for (std::size_t i = 0; i < n; ++i) appeared_[inverse_[i]] = keys[i];
+  repeats_ = n_unique != n;
 }
 
 // A counting sort by server, which keeps the order of appearance within each.

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "keys/partitioner.hpp"
-#include "keys/row_map.hpp"
 
 namespace mpips {
 
@@ -66,7 +65,7 @@ class KeyPlan {
   std::vector<std::uint32_t> next_;  // only if repeats_
 
   // Scratch. A key's number is its place in the order of first appearance.
-  RowMap numbers_;
+  std::vector<std::uint32_t> table_;     // open addressing: number + 1 of a key, or 0
   std::vector<std::int64_t> appeared_;   // number -> key
   std::vector<std::uint16_t> owners_;    // number -> server
   std::vector<std::uint32_t> places_;    // number -> place in unique_keys_

@@ -4,9 +4,9 @@
 
 namespace mpips {
 
-// Two bijections of 64-bit words whose every output bit depends on every input bit. RowMap uses the
-// first, Partitioner the second: were they the same, all keys of a shard would share the leading
-// bits of their hash and crowd into one corner of that shard's map.
+// Two bijections of 64-bit words whose every output bit depends on every input bit. RowMap and
+// KeyPlan use the first, Partitioner the second: were they the same, all keys of a shard would
+// share the leading bits of their hash and crowd into one corner of that shard's map.
 
 // The finaliser of MurmurHash3 (Austin Appleby, public domain).
 inline std::uint64_t mix_murmur(std::uint64_t x) noexcept {
