@@ -268,13 +268,29 @@ def test_acknowledgement_without_its_result_is_not_believed():
     channel.writer.push_dense(0, 0, np.ones(3, np.float32), None, 0)
     channel.publish()
     rig.drain()
-    at = rig.layout.mailbox_offset(0) + rig.layout.geometry.results_offset
-    result = rig.region.view(at, 8, True)
-    held = result.copy()
-    result[:] = 0
+    mailbox = rig.layout.mailbox_offset(0)
+    # Beside the acknowledgement, which holds two words, and in the list of results.
+    places = [
+        rig.region.view(mailbox + at, 8, True) for at in (16, rig.layout.geometry.results_offset)
+    ]
+    held = [place.copy() for place in places]
+    for place in places:
+        place[:] = 0
     assert not channel.wait_applied(1, 0.0)
-    result[:] = held
+    # Either will do.
+    places[0][:] = held[0]
     assert channel.wait_applied(1, 0.0)
+
+
+def test_result_that_is_no_longer_beside_the_acknowledgement_is_found_in_the_list():
+    rig = Rig(dense(3), n_slots=8)
+    _, channel = remote(rig, drain=False)
+    for _ in range(6):
+        channel.writer.push_dense(0, 0, np.ones(3, np.float32), None, 0)
+    channel.publish()
+    rig.drain()
+    assert channel.wait_applied(6, 0.0)
+    assert channel.writer.result(0)[0] == _native.Outcome.APPLIED
 
 
 def test_damaged_reply_is_an_error():

@@ -95,6 +95,6 @@ def test_ssp_stall_names_the_slowest_worker():
             rig.writers[w].tick(clock)
     rig.drain()
     worker = rig.worker(2, timeout_s=0.05)
-    worker.now = 3
+    worker.clock_state.now = 3
     with pytest.raises(StallError, match=r"waits for worker 1 at clock 1, this worker is at 3"):
         worker.table("w").pull()
