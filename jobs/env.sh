@@ -47,10 +47,10 @@ mpirun_flags() {
   if [[ -n ${SLURM_JOB_ID:-}${PBS_JOBID:-}${LSB_JOBID:-} ]]; then
     return 0
   fi
-  # Open MPI counts cores, not hardware threads.
+  # Open MPI counts cores, not hardware threads; nproc would count OMP_NUM_THREADS.
   cores=$(lscpu -p=CORE,SOCKET 2>/dev/null | grep -v '^#' | sort -u | wc -l)
-  if [[ $cores == 0 || $cores -gt $(nproc) ]]; then
-    cores=$(nproc)
+  if [[ $cores == 0 || $cores -gt $(env -u OMP_NUM_THREADS nproc) ]]; then
+    cores=$(env -u OMP_NUM_THREADS nproc)
   fi
   if ((cores < $1)) && [[ $(mpirun --version 2>&1) == *"Open MPI"* ]]; then
     printf '%s' "--oversubscribe --bind-to none"

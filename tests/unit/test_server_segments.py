@@ -138,7 +138,8 @@ def test_a_ring_full_of_segments_without_an_end_is_emptied():
     assert done == 4 * PER_RECORD
     slots = rig.layout.mailbox_offset(0) + rig.layout.geometry.slots_offset
     for slot in range(4):
-        flags = rig.region.view(slots + slot * 1024 + 6, 2, True).view(np.uint16)
+        at = slots + slot * rig.layout.geometry.record_stride + 6
+        flags = rig.region.view(at, 2, True).view(np.uint16)
         flags |= 32
     rig.drain()
     assert writer.applied == 4
