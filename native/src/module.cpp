@@ -11,4 +11,5 @@ PYBIND11_MODULE(_native, m) {
   mpips::register_port(m);
   mpips::register_server(m);
   mpips::register_bench(m);
+  mpips::register_checkpoint(m);
 }

@@ -11,5 +11,6 @@ void register_ring(pybind11::module_& m);
 void register_port(pybind11::module_& m);
 void register_server(pybind11::module_& m);
 void register_bench(pybind11::module_& m);
+void register_checkpoint(pybind11::module_& m);
 
 }  // namespace mpips
