@@ -5,6 +5,7 @@ Importing this package initialises no MPI and opens nothing. `run` starts a job.
 
 from mpips.errors import (
     CapabilityError,
+    CheckpointError,
     ConfigError,
     DataError,
     MpipsError,
@@ -50,6 +51,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "CapabilityError",
+    "CheckpointError",
     "Compensate",
     "ConfigError",
     "DataError",

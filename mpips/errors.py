@@ -43,6 +43,14 @@ class ProtocolError(MpipsError):
     """A record that no correct peer sends: a gap, a bad checksum, a foreign generation."""
 
 
+class CheckpointError(MpipsError):
+    """A checkpoint cannot be written, or must not be trusted; says which and why."""
+
+
+class NewerFormatError(CheckpointError):
+    """A checkpoint of a format that this mpips does not know: whole, but not for this version."""
+
+
 class StallError(MpipsError):
     """A wait ran out of time; names the late rank and what it was doing."""
 

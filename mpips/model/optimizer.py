@@ -2,7 +2,8 @@
 
 Each is a value, checked when it is made; the arithmetic is `mpips.kernels.reference` and its C++
 kernels. Before the rule the gradient is scaled by the server, clipped to [-clip_value, clip_value]
-and, except in AdamW, given the weight decay. State lies beside the values: `n_state` float32 each.
+and, except in AdamW, given the weight decay. State lies beside the values: `n_state` float32 each,
+in the order of `state_names`, which are also the names in checkpoints.
 """
 
 from __future__ import annotations
@@ -94,6 +95,7 @@ class Optimizer:
 
     name: ClassVar[str]
     n_state: ClassVar[int]
+    state_names: ClassVar[tuple[str, ...]] = ()
     ranges: ClassVar[dict[str, Range]] = {"lr": RATE, "weight_decay": RATE, "clip_value": RATE}
 
     def __post_init__(self) -> None:
@@ -141,6 +143,7 @@ class Momentum(Optimizer):
 
     name: ClassVar[str] = "momentum"
     n_state: ClassVar[int] = 1
+    state_names: ClassVar[tuple[str, ...]] = ("momentum",)
     ranges: ClassVar[dict[str, Range]] = {**Optimizer.ranges, "momentum": FRACTION}
 
 
@@ -156,6 +159,7 @@ class Nesterov(Optimizer):
 
     name: ClassVar[str] = "nesterov"
     n_state: ClassVar[int] = 1
+    state_names: ClassVar[tuple[str, ...]] = ("momentum",)
     ranges: ClassVar[dict[str, Range]] = {**Optimizer.ranges, "momentum": FRACTION}
 
 
@@ -173,6 +177,7 @@ class Adagrad(Optimizer):
 
     name: ClassVar[str] = "adagrad"
     n_state: ClassVar[int] = 1
+    state_names: ClassVar[tuple[str, ...]] = ("accumulator",)
     ranges: ClassVar[dict[str, Range]] = {
         **Optimizer.ranges,
         "eps": EPSILON,
@@ -195,6 +200,7 @@ class RMSProp(Optimizer):
 
     name: ClassVar[str] = "rmsprop"
     n_state: ClassVar[int] = 1
+    state_names: ClassVar[tuple[str, ...]] = ("mean_square",)
     ranges: ClassVar[dict[str, Range]] = {**Optimizer.ranges, "rho": FRACTION, "eps": EPSILON}
 
 
@@ -215,6 +221,7 @@ class Adam(Optimizer):
 
     name: ClassVar[str] = "adam"
     n_state: ClassVar[int] = 2
+    state_names: ClassVar[tuple[str, ...]] = ("m", "v")
     ranges: ClassVar[dict[str, Range]] = {
         **Optimizer.ranges,
         "beta1": FRACTION,
@@ -258,6 +265,7 @@ class FTRL(Optimizer):
 
     name: ClassVar[str] = "ftrl"
     n_state: ClassVar[int] = 2
+    state_names: ClassVar[tuple[str, ...]] = ("z", "n")
     ranges: ClassVar[dict[str, Range]] = {
         **Optimizer.ranges,
         "lr": POSITIVE,

@@ -60,6 +60,11 @@ class PythonRule:
             raise TypeError(f"{self.name} must change its arrays in place and return None")
 
     @property
+    def state_names(self) -> tuple[str, ...]:
+        """What checkpoints call the states."""
+        return tuple(f"state_{i}" for i in range(self.n_state))
+
+    @property
     def path(self) -> str:
         """Where the function is defined, "module:function"."""
         named = self.function if hasattr(self.function, "__qualname__") else type(self.function)
