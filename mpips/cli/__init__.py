@@ -11,7 +11,7 @@ from mpips import __version__
 from mpips.cluster.launch import launched_rank
 from mpips.errors import MpipsError
 
-_COMMANDS = {"bench": "mpips.cli.bench", "train": "mpips.cli.train"}
+_COMMANDS = {"bench": "mpips.cli.bench", "ckpt": "mpips.cli.ckpt", "train": "mpips.cli.train"}
 
 
 class _Lazy(click.Group):
@@ -45,7 +45,9 @@ def main() -> None:
     """
     first = launched_rank() == 0
     try:
-        cli.main(prog_name="mpips", standalone_mode=False)
+        code = cli.main(prog_name="mpips", standalone_mode=False)
+        if isinstance(code, int) and code:
+            sys.exit(code)
     except MpipsError as error:
         if first:
             click.echo(f"mpips: error: {error}", err=True)

@@ -1,0 +1,36 @@
+"""Checkpoints as files: written by all servers in parallel, verified, restored onto any number.
+
+A checkpoint is a folder `checkpoints/step-000000001234` of a run, with one HDF5 file that explains
+itself and a manifest that says what must be in it. Importing this loads neither MPI nor h5py; only
+writing needs h5py.
+"""
+
+from mpips.checkpoint.find import Found, Refusal, find_newest
+from mpips.checkpoint.folder import CheckpointName, list_checkpoints
+from mpips.checkpoint.manifest import Manifest, WorkerState
+from mpips.checkpoint.reader import Checkpoint, RowBlock, open_checkpoint
+from mpips.checkpoint.retention import Retention, retain
+from mpips.checkpoint.shards import DenseShardData, EmbeddingShardData, ManifestHead, ServerState
+from mpips.checkpoint.writer import CheckpointInfo, CheckpointWriter, write_checkpoint
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointInfo",
+    "CheckpointName",
+    "CheckpointWriter",
+    "DenseShardData",
+    "EmbeddingShardData",
+    "Found",
+    "Manifest",
+    "ManifestHead",
+    "Refusal",
+    "Retention",
+    "RowBlock",
+    "ServerState",
+    "WorkerState",
+    "find_newest",
+    "list_checkpoints",
+    "open_checkpoint",
+    "retain",
+    "write_checkpoint",
+]

@@ -1,0 +1,156 @@
+"""What differs between two checkpoints, table by table, in blocks of bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpips.checkpoint.manifest import TableEntry
+from mpips.checkpoint.reader import Checkpoint, RowBlock
+
+_BLOCK = 1 << 20  # elements
+
+
+@dataclass
+class TableDifference:
+    """How a table differs. Values are compared bit by bit.
+
+    Attributes:
+        table: Its name.
+        note: What keeps it from being compared: only in one of them, other kind, shape or state.
+        compared: Elements (dense) or rows with the same key (embedding) in both.
+        changed: Of those, how many have another value, by column: "values", "state/NAME", "steps".
+        greatest: The greatest absolute difference of a value, where both are finite.
+        only_first, only_second: Embedding: rows whose key the other one lacks.
+    """
+
+    table: str
+    note: str = ""
+    compared: int = 0
+    changed: dict[str, int] = field(default_factory=dict)
+    greatest: float = 0.0
+    only_first: int = 0
+    only_second: int = 0
+
+    @property
+    def same(self) -> bool:
+        """Whether nothing differs."""
+        rows = self.only_first + self.only_second
+        return not self.note and not rows and not any(self.changed.values())
+
+    def add(self, first: dict[str, NDArray[Any]], second: dict[str, NDArray[Any]]) -> None:
+        """Compare arrays of the same shapes, by column."""
+        for role, a in first.items():
+            b = second[role]
+            bits = a.view(np.uint32) != b.view(np.uint32)
+            differs = bits.reshape(len(a), -1).any(axis=1) if len(a) else bits
+            self.changed[role] = self.changed.get(role, 0) + int(differs.sum())
+            if role == "values" and differs.any():
+                with np.errstate(invalid="ignore", over="ignore"):
+                    gaps = np.abs(a[differs].astype(np.float64) - b[differs])
+                self.greatest = max(self.greatest, float(gaps[np.isfinite(gaps)].max(initial=0.0)))
+
+
+def compare(first: Checkpoint, second: Checkpoint) -> list[TableDifference]:
+    """Compare all tables of two open checkpoints.
+
+    Raises:
+        CheckpointError: A file cannot be read.
+    """
+    mine = {table.name: table for table in first.manifest.tables}
+    others = {table.name: table for table in second.manifest.tables}
+    found = []
+    for name in {**mine, **others}:
+        a, b = mine.get(name), others.get(name)
+        if a is None or b is None:
+            found.append(TableDifference(name, "only in the " + ("first" if a else "second")))
+        else:
+            found.append(_compare_table(first, second, a, b))
+    return found
+
+
+def _compare_table(
+    first: Checkpoint, second: Checkpoint, a: TableEntry, b: TableEntry
+) -> TableDifference:
+    found = TableDifference(a.name)
+    shapes = [t.shape[1:] if t.kind == "embedding" else t.shape for t in (a, b)]
+    for what, one, other in (
+        ("kind", a.kind, b.kind),
+        ("shape", shapes[0], shapes[1]),
+        ("states", a.state, b.state),
+        ("steps of rows", a.counts_steps, b.counts_steps),
+    ):
+        if one != other:
+            found.note = f"other {what}: {one} and {other}"
+            return found
+    if a.kind == "embedding":
+        _compare_rows(first, second, found)
+    else:
+        _compare_elements(first, second, a, found)
+    return found
+
+
+def _compare_elements(
+    first: Checkpoint, second: Checkpoint, entry: TableEntry, found: TableDifference
+) -> None:
+    n = entry.dataset("values").n_units
+    for start in range(0, n, _BLOCK):
+        stop = min(start + _BLOCK, n)
+        columns = []
+        for checkpoint in (first, second):
+            values, state = checkpoint.read_dense(entry.name, start, stop)
+            columns.append({"values": values, **{f"state/{k}": v for k, v in state.items()}})
+        found.add(*columns)
+        found.compared += stop - start
+
+
+class _Rows:
+    """Rows of a table, taken up to a key at a time."""
+
+    def __init__(self, blocks: Iterator[RowBlock]) -> None:
+        self._blocks = blocks
+        self.arrays: dict[str, NDArray[Any]] | None = None
+        self._advance()
+
+    def _advance(self) -> None:
+        block = next(self._blocks, None)
+        self.arrays = None if block is None else block.arrays
+
+    @property
+    def last(self) -> int:
+        """The last key that has been read."""
+        assert self.arrays is not None
+        return int(self.arrays["keys"][-1])
+
+    def take(self, last: int) -> dict[str, NDArray[Any]]:
+        """The rows up to this key, among those that have been read."""
+        assert self.arrays is not None
+        n = int(np.searchsorted(self.arrays["keys"], last, side="right"))
+        taken = {role: array[:n] for role, array in self.arrays.items()}
+        self.arrays = {role: array[n:] for role, array in self.arrays.items()}
+        if len(self.arrays["keys"]) == 0:
+            self._advance()
+        return taken
+
+
+def _compare_rows(first: Checkpoint, second: Checkpoint, found: TableDifference) -> None:
+    a, b = (_Rows(checkpoint.iter_rows(found.table)) for checkpoint in (first, second))
+    while a.arrays is not None and b.arrays is not None:
+        last = min(a.last, b.last)
+        mine, others = a.take(last), b.take(last)
+        common, i, j = np.intersect1d(
+            mine["keys"], others["keys"], assume_unique=True, return_indices=True
+        )
+        roles = [role for role in mine if role != "keys"]
+        found.add({r: mine[r][i] for r in roles}, {r: others[r][j] for r in roles})
+        found.compared += len(common)
+        found.only_first += len(mine["keys"]) - len(common)
+        found.only_second += len(others["keys"]) - len(common)
+    while a.arrays is not None:
+        found.only_first += len(a.take(a.last)["keys"])
+    while b.arrays is not None:
+        found.only_second += len(b.take(b.last)["keys"])

@@ -1,0 +1,196 @@
+"""What goes where in a checkpoint: computed alike on all servers from what each of them has.
+
+Dense tables keep their ranges. The rows of an embedding table go by position in the order of all
+keys: server r of k writes rows [n r / k, n (r+1) / k). Everything is written in blocks of bounded
+size, and in rounds: in each round every server has at most one block of a dataset, so that the
+servers stay together without waiting for each other more than needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from mpips.checkpoint.manifest import DatasetEntry, ShardEntry, TableEntry
+from mpips.checkpoint.shards import (
+    EmbeddingShardData,
+    ManifestHead,
+    ShardData,
+    counts_steps,
+    partition_of,
+    settings_of,
+)
+from mpips.errors import CheckpointError
+from mpips.model.initializer import Initializer
+from mpips.model.table import DenseTable, EmbeddingTable, Table
+
+BLOCK_BYTES = 8 << 20
+
+
+class Hello(msgspec.Struct):
+    """What a server tells the others first.
+
+    Attributes:
+        run: Run id, generation and step, which must agree.
+        hdf5: "parallel", "serial" or "none": its h5py.
+        shards: Of each table by name.
+        applied: Last sequence number applied, by worker.
+    """
+
+    run: tuple[str, int, int]
+    hdf5: str
+    shards: dict[str, list[ShardEntry]]
+    applied: list[int]
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """How one table is written.
+
+    Attributes:
+        entry: Its manifest entry; offsets and checksums are still missing.
+        blocks: Of each server, the [start, stop) that it writes, in units of the datasets.
+    """
+
+    entry: TableEntry
+    blocks: list[list[tuple[int, int]]]
+
+    @property
+    def name(self) -> str:
+        """Of the table."""
+        return self.entry.name
+
+    @property
+    def n_rounds(self) -> int:
+        """Blocks of the server that has most."""
+        return max(map(len, self.blocks))
+
+    @property
+    def is_embedding(self) -> bool:
+        """Whether rows have keys."""
+        return self.entry.kind == "embedding"
+
+    def block(self, server: int, number: int) -> tuple[int, int] | None:
+        """What a server writes in a round, or None."""
+        mine = self.blocks[server]
+        return mine[number] if number < len(mine) else None
+
+
+def describe_shards(server: int, shards: Sequence[ShardData]) -> dict[str, list[ShardEntry]]:
+    """The shards of this server as the manifest holds them."""
+    found: dict[str, list[ShardEntry]] = {}
+    for shard in shards:
+        if isinstance(shard, EmbeddingShardData):
+            n = len(shard.keys)
+            low = int(shard.keys.min()) if n else None
+            high = int(shard.keys.max()) if n else None
+            entry = ShardEntry(server=server, version=shard.version, rows=n, low=low, high=high)
+        else:
+            stop = shard.start + len(shard.values)
+            entry = ShardEntry(server=server, version=shard.version, start=shard.start, stop=stop)
+        found.setdefault(shard.table, []).append(entry)
+    return found
+
+
+def plan_tables(
+    head: ManifestHead, hellos: Sequence[Hello], block_bytes: int = BLOCK_BYTES
+) -> list[TablePlan]:
+    """The plan of every table. The same on all servers, or the same error.
+
+    Raises:
+        CheckpointError: Servers disagree about the run, or elements of a tensor are missing or
+            there twice.
+    """
+    for server, hello in enumerate(hellos):
+        if hello.run != hellos[0].run:
+            raise CheckpointError(
+                f"servers do not write the same checkpoint: server 0 has (run, generation, step) = "
+                f"{hellos[0].run}, server {server} has {hello.run}"
+            )
+    return [_plan_table(table, hellos, block_bytes) for table in head.tables]
+
+
+def _plan_table(table: Table, hellos: Sequence[Hello], block_bytes: int) -> TablePlan:
+    by_server = [hello.shards.get(table.name, []) for hello in hellos]
+    shards = tuple(shard for mine in by_server for shard in mine)
+    if isinstance(table, EmbeddingTable):
+        n = sum(shard.rows for shard in shards)
+        entry = _entry(table, (n, table.dim), shards)
+        cuts = [n * r // len(hellos) for r in range(len(hellos) + 1)]
+        ranges = [[(cuts[r], cuts[r + 1])] for r in range(len(hellos))]
+        row_bytes = sum(dataset.unit_bytes for dataset in entry.datasets)
+    else:
+        _check_cover(table, shards)
+        entry = _entry(table, table.shape, shards)
+        ranges = [[(shard.start, shard.stop) for shard in mine] for mine in by_server]
+        row_bytes = 4
+    size = max(1, block_bytes // row_bytes)
+    blocks = [[block for part in mine for block in _cut(part, size)] for mine in ranges]
+    return TablePlan(entry, blocks)
+
+
+def _cut(part: tuple[int, int], size: int) -> list[tuple[int, int]]:
+    start, stop = part
+    return [(at, min(at + size, stop)) for at in range(start, stop, size)]
+
+
+def _check_cover(table: DenseTable, shards: Sequence[ShardEntry]) -> None:
+    at = 0
+    for shard in sorted(shards, key=lambda shard: (shard.start, shard.stop)):
+        if shard.start != at:
+            what = "missing" if shard.start > at else "held twice"
+            low, high = sorted((at, shard.start))
+            raise CheckpointError(
+                f"table {table.name!r}: elements {low} to {high} are {what} (server {shard.server})"
+            )
+        at = shard.stop
+    if at != table.n_elements:
+        raise CheckpointError(
+            f"table {table.name!r}: elements {at} to {table.n_elements} are missing"
+        )
+
+
+def group_of(name: str) -> str:
+    """The table's group in the HDF5 file, where "." would mean the group around it."""
+    return "/tables/" + ("%2E" if name == "." else name)
+
+
+def _entry(table: Table, shape: tuple[int, ...], shards: tuple[ShardEntry, ...]) -> TableEntry:
+    group = group_of(table.name)
+    states = tuple(table.optimizer.state_names)
+    is_embedding = isinstance(table, EmbeddingTable)
+    unit = shape[1] if is_embedding else 1
+
+    def dataset(role: str, dtype: str, of: tuple[int, ...], each: int) -> DatasetEntry:
+        return DatasetEntry(path=f"{group}/{role}", role=role, dtype=dtype, shape=of, unit=each)
+
+    datasets = [dataset("values", "float32", shape, unit)]
+    datasets += [dataset(f"state/{name}", "float32", shape, unit) for name in states]
+    if is_embedding:
+        datasets.insert(0, dataset("keys", "int64", shape[:1], 1))
+    if counts_steps(table):
+        datasets.append(dataset("steps", "uint32", shape[:1], 1))
+    return TableEntry(
+        name=table.name,
+        group=group,
+        kind="embedding" if is_embedding else "dense",
+        shape=shape,
+        dtype="float32",
+        optimizer=_plain(table.optimizer.to_config()),
+        consistency=settings_of(table.consistency),
+        partition=_plain(partition_of(table)),
+        init=str(table.init) if isinstance(table.init, Initializer) else "array",
+        state=states,
+        counts_steps=counts_steps(table),
+        shards=shards,
+        datasets=tuple(datasets),
+    )
+
+
+def _plain(options: dict[str, Any]) -> dict[str, Any]:
+    """Options as JSON holds them."""
+    plain: dict[str, Any] = msgspec.to_builtins(options, enc_hook=lambda value: value.tolist())
+    return plain

@@ -1,0 +1,280 @@
+"""Reading a checkpoint: any range of a tensor, all rows or one server's, and verification.
+
+Nothing of MPI or HDF5 is used: the manifest says where in the file every dataset lies. The file is
+opened once; a checkpoint that is removed meanwhile is still read to the end.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpips import _native
+from mpips.checkpoint.manifest import DTYPES, MANIFEST, DatasetEntry, Manifest, TableEntry, decode
+from mpips.checkpoint.shards import Float32, Keys
+from mpips.checkpoint.structure import structure_sum
+from mpips.errors import CheckpointError
+
+BLOCK_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """Some rows of an embedding table, ascending by key.
+
+    Attributes:
+        keys: int64, (n,).
+        values: float32, (n, dim).
+        state: float32, (n, dim), by state name.
+        steps: uint32, (n,), or None where the rule counts none.
+    """
+
+    keys: Keys
+    values: Float32
+    state: dict[str, Float32]
+    steps: NDArray[np.uint32] | None
+
+    @property
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """All of them by role, as in the file."""
+        arrays: dict[str, NDArray[Any]] = {"keys": self.keys, "values": self.values}
+        arrays |= {f"state/{name}": array for name, array in self.state.items()}
+        return arrays if self.steps is None else {**arrays, "steps": self.steps}
+
+
+class Checkpoint:
+    """An open checkpoint; close it, or use it in a `with` block. Not thread-safe.
+
+    Attributes:
+        path: Its folder.
+        manifest: What is in it.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest, fd: int) -> None:
+        """See `open_checkpoint`; owns the file descriptor."""
+        self.path = path
+        self.manifest = manifest
+        self._fd = fd
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; harmless when repeated."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def read_dense(
+        self, table: str, start: int = 0, stop: int | None = None
+    ) -> tuple[Float32, dict[str, Float32]]:
+        """Elements [start, stop) of a flattened tensor.
+
+        Returns:
+            Values, float32, (stop - start,), and the same of each state by its name.
+
+        Raises:
+            CheckpointError: There is no such table or range, or the file cannot be read.
+        """
+        entry = self._table(table, "dense")
+        values = entry.dataset("values")
+        stop = values.n_units if stop is None else stop
+        state = {
+            name: self.read(entry.dataset(f"state/{name}"), start, stop).reshape(-1)
+            for name in entry.state
+        }
+        return self.read(values, start, stop).reshape(-1), state
+
+    def iter_rows(
+        self,
+        table: str,
+        partitioner: _native.Partitioner | None = None,
+        server: int = 0,
+        block_rows: int = 0,
+    ) -> Iterator[RowBlock]:
+        """The rows of an embedding table, ascending by key, in blocks of bounded size.
+
+        Args:
+            table: Its name.
+            partitioner: If given, only rows that it maps to `server`.
+            server: See there.
+            block_rows: Rows that are read at once; 0: about 8 MiB.
+
+        Raises:
+            CheckpointError: There is no such table, or the file cannot be read.
+            KeyError: A key lies outside the partition.
+        """
+        entry = self._table(table, "embedding")
+        row_bytes = sum(dataset.unit_bytes for dataset in entry.datasets)
+        size = block_rows or max(1, BLOCK_BYTES // row_bytes)
+        for start in range(0, entry.shape[0], size):
+            stop = min(start + size, entry.shape[0])
+            keys: Keys = self.read(entry.dataset("keys"), start, stop)
+            mine: Any = slice(None)
+            if partitioner is not None:
+                mine = np.flatnonzero(partitioner.owners(keys) == server)
+                # Under a range partition most blocks have no row of this server.
+                if len(mine) == 0:
+                    continue
+            yield self._rows(entry, keys, mine, start, stop)
+
+    def _rows(self, entry: TableEntry, keys: Keys, mine: Any, start: int, stop: int) -> RowBlock:
+        def column(role: str) -> NDArray[Any]:
+            chosen: NDArray[Any] = self.read(entry.dataset(role), start, stop)[mine]
+            return chosen
+
+        return RowBlock(
+            keys[mine],
+            column("values"),
+            {name: column(f"state/{name}") for name in entry.state},
+            column("steps") if entry.counts_steps else None,
+        )
+
+    def read(self, entry: DatasetEntry, start: int, stop: int) -> NDArray[Any]:
+        """Units [start, stop) of a dataset: (n, ...) if they are its rows, or else (n,).
+
+        Raises:
+            CheckpointError: Beyond the dataset, or the file cannot be read.
+        """
+        if not 0 <= start <= stop <= entry.n_units:
+            raise CheckpointError(
+                f"{self.path}: {entry.path} has {entry.n_units} entries, not {start} to {stop}"
+            )
+        by_rows = bool(entry.shape) and entry.n_units == entry.shape[0]
+        rest = entry.shape[1:] if by_rows else ()
+        array: NDArray[Any] = np.empty((stop - start, *rest), DTYPES[entry.dtype])
+        self._fill(array, entry.offset + start * entry.unit_bytes)
+        # A view, except on machines of the other byte order.
+        return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+    def _fill(self, array: NDArray[Any], offset: int) -> None:
+        view = array.reshape(-1).view(np.uint8).data
+        done = 0
+        while done < len(view):
+            try:
+                n = os.preadv(self._fd, [view[done:]], offset + done)
+            except OSError as error:
+                raise CheckpointError(f"{self.path}: cannot be read: {error.strerror}") from None
+            if n == 0:
+                raise CheckpointError(f"{self.path}: its file ends early")
+            done += n
+
+    def _table(self, name: str, kind: str) -> TableEntry:
+        entry = self.manifest.table(name)
+        if entry.kind != kind:
+            raise CheckpointError(f"{self.path}: table {name!r} is {entry.kind}, not {kind}")
+        return entry
+
+    def damage(self, part: int = 0, parts: int = 1) -> list[str]:
+        """What does not fit the checksums; every byte is read once by some part.
+
+        Args:
+            part: Which share to look at: several readers verify one checkpoint together.
+            parts: Number of shares.
+
+        Returns:
+            One sentence for each damaged place; none if all is well.
+        """
+        found = []
+        pieces = [
+            (table, entry, piece)
+            for table in self.manifest.tables
+            for entry in table.datasets
+            for piece in entry.pieces
+        ]
+        for table, entry, piece in pieces[part::parts]:
+            if self._sum(entry, piece.start, piece.stop) != piece.xxh3:
+                what = "rows" if table.kind == "embedding" else "elements"
+                found.append(
+                    f"{entry.role} of table {table.name!r}, {what} {piece.start:,} to "
+                    f"{piece.stop:,}: the checksum does not fit"
+                )
+        if part == 0:
+            found += self._structure_damage()
+        return found
+
+    def _structure_damage(self) -> list[str]:
+        file = self.manifest.file
+        datasets = [entry for table in self.manifest.tables for entry in table.datasets]
+        try:
+            if structure_sum(self._fd, file.n_bytes, datasets) == file.structure_xxh3:
+                return []
+        except OSError as error:
+            return [f"{file.name} cannot be read: {error}"]
+        return [f"the HDF5 structure of {file.name}: the checksum does not fit"]
+
+    def _sum(self, entry: DatasetEntry, start: int, stop: int) -> str:
+        total = _native.Xxh3()
+        offset = entry.offset + start * entry.unit_bytes
+        end = entry.offset + stop * entry.unit_bytes
+        block = np.empty(min(BLOCK_BYTES, end - offset), np.uint8)
+        while offset < end:
+            view = block[: min(len(block), end - offset)]
+            self._fill(view, offset)
+            total.update(view)
+            offset += len(view)
+        return f"{total.digest():016x}"
+
+    def verify(self) -> None:
+        """Read everything and compare checksums.
+
+        Raises:
+            CheckpointError: Names the first damaged place.
+        """
+        damage = self.damage()
+        if damage:
+            more = f" (and {len(damage) - 1} more)" if len(damage) > 1 else ""
+            raise CheckpointError(f"{self.path}: {damage[0]}{more}")
+
+
+def open_checkpoint(path: Path | str) -> Checkpoint:
+    """Open a checkpoint and see whether its manifest and its size are right; reads no data.
+
+    Args:
+        path: Its folder.
+
+    Raises:
+        NewerFormatError: This mpips is too old for it.
+        CheckpointError: It is no checkpoint, or damaged.
+    """
+    path = Path(path)
+    try:
+        data = (path / MANIFEST).read_bytes()
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path}: has no {MANIFEST}, so it is no complete checkpoint"
+        ) from None
+    except OSError as error:
+        raise CheckpointError(f"{path / MANIFEST}: cannot be read: {error.strerror}") from None
+    manifest = decode(data, path / MANIFEST)
+    name = path / manifest.file.name
+    if name.parent != path:
+        raise CheckpointError(f"{path / MANIFEST}: names a file in another folder: {name}")
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise CheckpointError(f"{name}: cannot be read: {error.strerror}") from None
+    checkpoint = Checkpoint(path, manifest, fd)
+    n_bytes = os.fstat(fd).st_size
+    if n_bytes != manifest.file.n_bytes:
+        checkpoint.close()
+        raise CheckpointError(f"{name}: has {n_bytes:,} bytes instead of {manifest.file.n_bytes:,}")
+    return checkpoint

