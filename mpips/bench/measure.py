@@ -41,6 +41,7 @@ BARS: dict[str, tuple[str, float]] = {
     "ring_scaling": (">=", 0.9),
     "table_memory_vs_plan": ("<=", 1.1),
     "table_rate_last_vs_first": (">=", 0.8),
+    "write_vs_raw": (">=", 0.8),
 }
 
 

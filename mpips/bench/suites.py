@@ -16,9 +16,10 @@ SUITES: dict[str, tuple[str, str]] = {
     "embedding": ("embedding", "rows pushed and pulled on a node"),
     "transport": ("transport", "pushes and pulls between nodes"),
     "train": ("train", "whole training steps; idle and oversubscribed ranks"),
+    "checkpoint": ("checkpoint", "checkpoints written by two servers, and read back"),
     "scale": ("scale", "messages, memory and scheduler work from 1 to 32 ranks"),
 }
-ALL = ("kernels", "push", "pull", "embedding", "transport", "train")
+ALL = ("kernels", "push", "pull", "embedding", "transport", "train", "checkpoint")
 
 
 def run_suite(name: str, options: Options, nodes: int) -> Findings:

@@ -1,0 +1,173 @@
+"""Two servers write a checkpoint and, in turn, the same bytes to plain files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+import mpips
+from mpips.bench.launching import Options
+from mpips.bench.measure import Comparison, Figure, Findings, rates
+from mpips.bench.rank.ranks import Ranks
+from mpips.checkpoint import (
+    DenseShardData,
+    EmbeddingShardData,
+    ManifestHead,
+    find_newest,
+    write_checkpoint,
+)
+from mpips.checkpoint.shards import ShardData
+
+_BLOCK = 8 << 20
+_DIM = 64
+
+
+class Bench:
+    """What both ranks do: the same number of bytes in all ways."""
+
+    def __init__(self, ranks: Ranks, folder: Path, n_bytes: int) -> None:
+        """`n_bytes`: of all ranks together. Collective."""
+        self._ranks = ranks
+        self._folder = folder
+        self.n_bytes = n_bytes
+        share = n_bytes // ranks.size
+        self._values = np.random.default_rng(ranks.rank).random(share // 4, dtype=np.float32)
+        self._raw, self._same = (
+            os.open(folder / f"{kind}-{ranks.rank}", os.O_RDWR | os.O_CREAT)
+            for kind in ("raw", "same")
+        )
+        row_bytes = 8 + 4 * _DIM
+        n = share // row_bytes
+        # A hash partition: keys of both ranks lie between each other.
+        keys = np.random.default_rng(7).permutation(n * ranks.size)[ranks.rank :: ranks.size]
+        self._rows = keys.astype(np.int64), self._values[: n * _DIM].reshape(n, _DIM)
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        """Of the slowest rank. Collective."""
+        self._ranks.comm.Barrier()
+        start = time.perf_counter()
+        work()
+        self._ranks.comm.Barrier()
+        return time.perf_counter() - start
+
+    def raw(self) -> None:
+        """Each rank a file of its own, empty before, block by block, then fsync."""
+        self._write_plain(self._raw)
+
+    def in_place(self) -> None:
+        """The same over a file whose memory and disk blocks are there already."""
+        self._write_plain(self._same)
+
+    def _write_plain(self, fd: int) -> None:
+        data = self._values.view(np.uint8).data
+        for start in range(0, len(data), _BLOCK):
+            os.pwrite(fd, data[start : start + _BLOCK], start)
+        os.fsync(fd)
+
+    def write(self, name: str) -> None:
+        """A new checkpoint. Collective."""
+        shard: ShardData
+        table: mpips.DenseTable | mpips.EmbeddingTable
+        if name == "dense":
+            n = len(self._values)
+            table = mpips.DenseTable("w", (n * self._ranks.size,))
+            shard = DenseShardData("w", n * self._ranks.rank, self._values)
+        else:
+            table = mpips.EmbeddingTable("w", _DIM)
+            shard = EmbeddingShardData("w", *self._rows)
+        head = ManifestHead("bench", 0, 1, time.time(), [table])
+        write_checkpoint(self._ranks.comm, self._folder / name, head, [shard])
+
+    def find(self) -> None:
+        """Verify it, both ranks together. Collective."""
+        found = find_newest(self._folder / "dense", self._ranks.comm)
+        assert found.checkpoint is not None
+        found.checkpoint.close()
+
+    def clear(self, *names: str) -> None:
+        """Give memory and disk blocks back for what comes next. Collective."""
+        os.ftruncate(self._raw, 0)
+        if self._ranks.rank == 0:
+            for name in names:
+                shutil.rmtree(self._folder / name)
+        self._ranks.comm.Barrier()
+
+    def close(self) -> None:
+        """Close files."""
+        os.close(self._raw)
+        os.close(self._same)
+
+
+def run(ranks: Ranks, options: Options) -> Findings | None:
+    """Called on both ranks; rank 0 reports."""
+    name = tempfile.mkdtemp(prefix="mpips-bench-checkpoint-") if ranks.rank == 0 else ""
+    folder = Path(ranks.comm.bcast(name))
+    bench = Bench(ranks, folder, (16 << 20) if options.quick else (1 << 30))
+    ways: dict[str, Callable[[], object]] = {
+        "raw": bench.raw,
+        "dense": lambda: bench.write("dense"),
+        "verify": bench.find,
+        "rows": lambda: bench.write("rows"),
+        "in_place": bench.in_place,
+    }
+    # All write new files, into memory and disk blocks that were in use just before.
+    after = {"raw": (), "verify": ("dense",), "rows": ("rows",)}
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    try:
+        # The first turn only touches memory and disk.
+        for turn in range(options.repetitions + 1):
+            for way, work in ways.items():
+                seconds = bench.seconds(work)
+                if turn:
+                    times[way].append(seconds)
+                if way in after:
+                    bench.clear(*after[way])
+    finally:
+        bench.close()
+        ranks.comm.Barrier()
+        if ranks.rank == 0:
+            shutil.rmtree(folder)
+    if ranks.rank:
+        return None
+    gib = {way: rates(found, bench.n_bytes / (1 << 30)) for way, found in times.items()}
+    return _findings(gib)
+
+
+def _findings(gib: dict[str, list[float]]) -> Findings:
+    baseline = "write + fsync, a file per process"
+    what = {
+        "dense": ("write_vs_raw", "a dense tensor written by two servers"),
+        "rows": ("write_rows_vs_raw", "rows of an embedding table, sorted by key on the way"),
+    }
+    comparisons = [
+        Comparison(
+            name=name,
+            what=text,
+            unit="GiB/s",
+            ours=gib[way],
+            baseline=gib["raw"],
+            baseline_name=baseline,
+        )
+        for way, (name, text) in what.items()
+    ]
+    figures = [
+        Figure(
+            name="raw_in_place",
+            what="plain files overwritten where they are",
+            unit="GiB/s",
+            values=gib["in_place"],
+        ),
+        Figure(
+            name="checkpoint_verify",
+            what="reading a checkpoint and its checksums, two ranks",
+            unit="GiB/s",
+            values=gib["verify"],
+        ),
+    ]
+    return Findings(comparisons=comparisons, figures=figures)
