@@ -1,9 +1,9 @@
 """The manifest: what a checkpoint holds, where its bytes lie and what their checksums are.
 
-`manifest.json` is {"format": 1, "mpips": VERSION, "xxh3": SUM, "content": {...}}. The sum is XXH3-64,
-as 16 hexadecimal digits, over the bytes of `content` as they stand in the file, so that a manifest
-with a flipped bit is refused like any other damage. `format` and `mpips` come first and are read
-alone: a newer format is refused before anything else of it is looked at.
+`manifest.json` is {"format": 1, "mpips": VERSION, "xxh3": SUM, "content": {...}}. The sum is XXH3-64, as
+16 hexadecimal digits, over format and version as text and the bytes of `content` as they stand in
+the file, so that a manifest with a flipped bit is refused like any other damage. `format` and `mpips`
+are read alone first: a newer format is refused before anything else of it is looked at.
 
 Datasets are contiguous, so (offset, shape, dtype) is all that a reader needs: checkpoints are
 verified, shown, compared, exported and restored without any HDF5 library.
@@ -231,10 +231,14 @@ def hexsum(*parts: Any) -> str:
     return f"{total.digest():016x}"
 
 
+def _own_sum(number: int, version: str, content: bytes) -> str:
+    return hexsum(f"{number} {version} ".encode(), content)
+
+
 def encode(manifest: Manifest, version: str) -> bytes:
     """The bytes of manifest.json; `version` is that of mpips."""
     content = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
-    envelope = _Envelope(FORMAT, version, hexsum(content), msgspec.Raw(content))
+    envelope = _Envelope(FORMAT, version, _own_sum(FORMAT, version, content), msgspec.Raw(content))
     return msgspec.json.encode(envelope) + b"\n"
 
 
@@ -260,7 +264,8 @@ def decode(data: bytes, where: Path) -> Manifest:
         )
     try:
         envelope = msgspec.json.decode(data, type=_Envelope)
-        if hexsum(bytes(envelope.content)) != envelope.xxh3:
+        content = bytes(envelope.content)
+        if _own_sum(envelope.format, envelope.mpips, content) != envelope.xxh3:
             raise CheckpointError(
                 f"{where}: the manifest's own checksum does not fit: it is damaged"
             )

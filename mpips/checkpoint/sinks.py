@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from mpips.checkpoint.manifest import DTYPES, DatasetEntry
 from mpips.checkpoint.steps import Background, Peers, Steps, until_done
-from mpips.checkpoint.structure import load_hdf5
+from mpips.checkpoint.structure import load_hdf5, write_all
 
 _FLUSH_BYTES = 64 << 20
 
@@ -74,7 +74,7 @@ def write_units(
 
 
 class Flusher:
-    """Brings a file to the disk in the background while more is written.
+    """A file that is brought to the disk in the background while more is written to it.
 
     The kernel reports a failed write-back once to each open file, so this one is kept to the end.
     """
@@ -84,6 +84,14 @@ class Flusher:
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._since = 0
         self._running: Background[None] | None = None
+
+    def write(self, data: NDArray[Any], offset: int) -> None:
+        """Write a contiguous array of the file's byte order at an offset.
+
+        Raises:
+            OSError: Not all of it was written.
+        """
+        write_all(self._fd, data.reshape(-1).view(np.uint8).data, offset)
 
     def note(self, n_bytes: int) -> None:
         """So many bytes were written; every now and then they are sent on their way.
@@ -176,7 +184,10 @@ class ParallelSink:
 
 
 class SerialSink:
-    """Server 0 writes; the others send it their blocks, one each in every call."""
+    """Server 0 writes; the others send it their blocks, one each in every call.
+
+    Datasets are contiguous, so the bytes go to their offsets without HDF5.
+    """
 
     def __init__(self, peers: Peers, path: Path, datasets: Sequence[DatasetEntry]) -> None:
         """Server 0 sees whether the file can be opened.
@@ -185,20 +196,13 @@ class SerialSink:
             OSError: It cannot.
         """
         self._peers = peers
-        self._path = path
-        self._entries = datasets
-        self._file: Any = None
         self._flusher: Flusher | None = None
         self._failure: Exception | None = None
         if peers.rank == 0:
             self._flusher = Flusher(path)
 
     def open(self) -> None:
-        """Server 0 opens the file."""
-        if self._peers.rank == 0:
-            self._h5py = load_hdf5()
-            self._file = self._h5py.File(self._path, "r+", driver="sec2")
-            self._open = {entry.path: self._file[entry.path].id for entry in self._entries}
+        """Nothing is left to do."""
 
     def write(self, entry: DatasetEntry, start: int, data: NDArray[Any] | None) -> Steps[None]:
         """Write units from `start` on; None writes nothing. All servers meet server 0.
@@ -224,7 +228,7 @@ class SerialSink:
             return
         try:
             assert self._flusher is not None
-            write_units(self._h5py, self._open[entry.path], entry, start, data)
+            self._flusher.write(data, entry.offset + start * entry.unit_bytes)
             self._flusher.note(data.nbytes)
         except Exception as error:
             self._failure = error
@@ -255,14 +259,10 @@ class SerialSink:
             OSError: It is not.
         """
         if self._flusher is not None:
-            self._file.flush()
             yield from self._flusher.finish()
 
     def close(self) -> None:
         """Server 0 closes the file."""
-        if self._file is not None:
-            self._open.clear()
-            self._file.close()
         if self._flusher is not None:
             self._flusher.close()
 

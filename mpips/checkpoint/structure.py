@@ -1,10 +1,11 @@
 """The HDF5 file: made whole by one process, so that it is the same whoever writes the data later.
 
-Groups, attributes and contiguous datasets, allocated at once and not filled, are written by server 0
-with serial HDF5 and closed before anybody opens the file in parallel. So no metadata is ever written
-collectively, a full disk or a wrong attribute meets one process only, and a checkpoint of the same
-tables has the same bytes for any number of servers. What lies outside the datasets has a checksum
-of its own in the manifest.
+Groups, attributes and contiguous datasets, allocated at once and not filled, are made by server 0 with
+serial HDF5 in memory, in a file with holes where the data will be; what HDF5 wrote is then copied to
+the disk, before anybody opens the file in parallel. So no metadata is ever written collectively, HDF5
+(which may crash when it cannot write metadata) never meets a full disk with any in hand, and a
+checkpoint of the same tables has the same bytes for any number of servers. What lies outside the
+datasets has a checksum of its own in the manifest.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from __future__ import annotations
 import datetime
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +70,23 @@ def hdf5_kind() -> str:
         return "none"
 
 
-def create_file(
-    path: Path, head: ManifestHead, tables: Sequence[TableEntry], version: str
-) -> list[list[int]]:
-    """Write the structure; the file has its final size, but no data yet. Blocking, local.
+@dataclass(frozen=True)
+class Made:
+    """A file without its data.
+
+    Attributes:
+        n_bytes: Its final size.
+        structure_xxh3: See `structure_sum`.
+        offsets: For each table the offset of every dataset in the file, 0 for an empty one.
+    """
+
+    n_bytes: int
+    structure_xxh3: str
+    offsets: list[list[int]]
+
+
+def create_file(path: Path, head: ManifestHead, tables: Sequence[TableEntry], version: str) -> Made:
+    """Make the file with its structure and its final size, but no data yet. Blocking, local.
 
     Args:
         path: Of the new file.
@@ -79,27 +94,61 @@ def create_file(
         tables: Without offsets.
         version: Of mpips.
 
-    Returns:
-        For each table the offset of every dataset in the file, 0 for an empty one.
+    Raises:
+        OSError: The file cannot be written.
     """
+    image = os.memfd_create("mpips-checkpoint", os.MFD_CLOEXEC)
+    try:
+        offsets = _draw(image, head, tables, version)
+        n_bytes = os.fstat(image).st_size
+        extents = [
+            (offset, offset + entry.n_bytes)
+            for table, mine in zip(tables, offsets, strict=True)
+            for entry, offset in zip(table.datasets, mine, strict=True)
+        ]
+        total = _native.Xxh3()
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            os.ftruncate(fd, n_bytes)
+            for at, block in _outside(image, n_bytes, extents):
+                write_all(fd, block, at)
+                total.update(block)
+        finally:
+            os.close(fd)
+    finally:
+        os.close(image)
+    return Made(n_bytes, f"{total.digest():016x}", offsets)
+
+
+def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
+    """Write all bytes at an offset; a partial write goes on until the error shows."""
+    view = memoryview(data)
+    while view:
+        n = os.pwrite(fd, view, offset)
+        view, offset = view[n:], offset + n
+
+
+def _draw(
+    image: int, head: ManifestHead, tables: Sequence[TableEntry], version: str
+) -> list[list[int]]:
     h5py = load_hdf5()
-    # The driver is named: a build with MPI must not choose another.
-    with h5py.File(
-        path,
-        "w",
-        driver="sec2",
-        libver=("earliest", "v110"),
-        alignment_threshold=ALIGNMENT,
-        alignment_interval=ALIGNMENT,
-    ) as file:
+    # A Python file, because HDF5 wants a real path for any of its own.
+    with (
+        open(image, "r+b", buffering=0, closefd=False) as memory,
+        h5py.File(
+            memory,
+            "w",
+            libver=("earliest", "v110"),
+            alignment_threshold=ALIGNMENT,
+            alignment_interval=ALIGNMENT,
+        ) as file,
+    ):
         _set_attributes(file, _file_attributes(head, version))
         _put_text(file, "config", msgspec.json.format(msgspec.json.encode(head.config), indent=1))
         clocks = np.array([worker.clock for worker in head.workers], np.int64)
         file["clocks"] = clocks
         _set_attributes(file["clocks"], {"meaning": "clock of each worker", "units": "clocks"})
-        offsets = [_create_table(h5py, file, table) for table in tables]
-        file.flush()
-    return offsets
+        return [_create_table(h5py, file, table) for table in tables]
 
 
 def _create_table(h5py: Any, file: Any, table: TableEntry) -> list[int]:
@@ -184,18 +233,22 @@ def structure_sum(fd: int, n_bytes: int, datasets: Sequence[DatasetEntry]) -> st
         OSError: The file cannot be read, or ends early.
     """
     total = _native.Xxh3()
-    at = 0
-    for entry in sorted((d for d in datasets if d.n_bytes), key=lambda d: d.offset):
-        _add_bytes(total, fd, at, entry.offset)
-        at = entry.offset + entry.n_bytes
-    _add_bytes(total, fd, at, n_bytes)
+    extents = [(entry.offset, entry.offset + entry.n_bytes) for entry in datasets]
+    for _, block in _outside(fd, n_bytes, extents):
+        total.update(block)
     return f"{total.digest():016x}"
 
 
-def _add_bytes(total: _native.Xxh3, fd: int, start: int, stop: int) -> None:
-    while start < stop:
-        block = os.pread(fd, min(_CHUNK, stop - start), start)
-        if not block:
-            raise OSError(f"the file ends at byte {start}, before byte {stop}")
-        total.update(block)
-        start += len(block)
+def _outside(
+    fd: int, n_bytes: int, extents: Sequence[tuple[int, int]]
+) -> Iterator[tuple[int, bytes]]:
+    """The bytes of a file outside these [start, stop), in order, in blocks with their offsets."""
+    at = 0
+    for start, stop in [*sorted(e for e in extents if e[0] < e[1]), (n_bytes, n_bytes)]:
+        while at < start:
+            block = os.pread(fd, min(_CHUNK, start - at), at)
+            if not block:
+                raise OSError(f"the file ends at byte {at}, before byte {start}")
+            yield at, block
+            at += len(block)
+        at = stop

@@ -17,18 +17,20 @@ until the agreement. Collective calls of HDF5 are only made when all servers are
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import msgspec
+import numpy as np
 from numpy.typing import NDArray
 
 from mpips.checkpoint import folder as folders
-from mpips.checkpoint.manifest import STATE, Manifest, Piece
+from mpips.checkpoint.manifest import DTYPES, STATE, Manifest, Piece
 from mpips.checkpoint.plan import BLOCK_BYTES, Hello, TablePlan, describe_shards, plan_tables
 from mpips.checkpoint.record import (
     PieceSums,
@@ -53,13 +55,15 @@ from mpips.checkpoint.shards import (
 from mpips.checkpoint.sinks import ParallelSink, SerialSink, Sink
 from mpips.checkpoint.sorting import RowExchange
 from mpips.checkpoint.steps import Peers, Steps, finish, in_background
-from mpips.checkpoint.structure import create_file, hdf5_kind, structure_sum
+from mpips.checkpoint.structure import create_file, hdf5_kind
 from mpips.errors import CheckpointError, StallError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 T = TypeVar("T")
+# Room for what is not data, more than enough.
+_STRUCTURE_BYTES = 1 << 18
 SERIAL_NOTE = "server 0 wrote for all servers, which is slower: h5py knows no MPI here"
 
 
@@ -158,7 +162,7 @@ class CheckpointWriter:
         plans = plan_tables(self._head, hellos, self._block_bytes)
         use_mpi = self._choose(hellos)
         prepared = yield from self._prepare(plans)
-        self._temporary = prepared.folder
+        plans = [replace(p, entry=e) for p, e in zip(plans, prepared.tables, strict=True)]
         yield from self._open(prepared, use_mpi)
         for plan in plans:
             yield from (self._write_rows(plan) if plan.is_embedding else self._write_dense(plan))
@@ -254,22 +258,20 @@ class CheckpointWriter:
         self._check_space(sum(e.n_bytes for plan in plans for e in plan.entry.datasets))
         self._temporary = folders.make_temporary(self._folder, self._head.step)
         path = self._temporary / STATE
-        offsets = create_file(path, self._head, [plan.entry for plan in plans], mpips_version())
-        tables = with_offsets(plans, offsets)
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            n_bytes = os.fstat(fd).st_size
-            datasets = [entry for table in tables for entry in table.datasets]
-            structure = structure_sum(fd, n_bytes, datasets)
-        finally:
-            os.close(fd)
-        return Prepared(self._temporary, n_bytes, structure, tables)
+        made = create_file(path, self._head, [plan.entry for plan in plans], mpips_version())
+        tables = with_offsets(plans, made.offsets)
+        return Prepared(self._temporary, made.n_bytes, made.structure_xxh3, tables)
 
     def _check_space(self, n_bytes: int) -> None:
-        """Say so early where the disk is plainly too full; quotas and others may still fill it."""
+        """Say so early where there is plainly no room; quotas and others may still take it."""
+        limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if limit != resource.RLIM_INFINITY and n_bytes + _STRUCTURE_BYTES > limit:
+            raise CheckpointError(
+                f"{n_bytes:,} bytes are needed, but files may have {limit:,} (see ulimit -f)"
+            )
         system = os.statvfs(self._folder)
         free = system.f_bavail * system.f_frsize
-        if free < n_bytes:
+        if free < n_bytes + _STRUCTURE_BYTES:
             raise CheckpointError(
                 f"the disk is too full: {n_bytes:,} bytes are needed, {free:,} are free"
             )
@@ -314,7 +316,10 @@ class CheckpointWriter:
         """Write one block of all datasets of a table; meets the others also with nothing."""
         assert self._sink is not None
         for entry in plan.entry.datasets:
-            data = columns[entry.role] if block is not None and self._failure is None else None
+            data = None
+            if block is not None and self._failure is None:
+                # Of the file's byte order, which on nearly all machines is the array itself.
+                data = np.ascontiguousarray(columns[entry.role], DTYPES[entry.dtype])
             start = 0 if block is None else block[0]
             try:
                 if data is not None:

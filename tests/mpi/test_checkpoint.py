@@ -1,0 +1,326 @@
+"""Checkpoints by several servers: the same file as by one, one error for all, and any number reads it."""
+
+from __future__ import annotations
+
+import errno
+import resource
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from checkpoints import Contents, flip, names
+from playing import SIZE
+
+import mpips
+from mpips.checkpoint import CheckpointWriter, find_newest, open_checkpoint
+from mpips.checkpoint import folder as folder_module
+from mpips.checkpoint import sinks as sinks_module
+from mpips.checkpoint.manifest import STATE
+from mpips.checkpoint.structure import load_hdf5
+from mpips.checkpoint.writer import SERIAL_NOTE
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+PARALLEL = load_hdf5().get_config().mpi
+modes = pytest.mark.parametrize(
+    "parallel",
+    [
+        pytest.param(True, marks=pytest.mark.skipif(not PARALLEL, reason="h5py knows no MPI")),
+        False,
+    ],
+    ids=["mpio", "one-writer"],
+)
+
+
+@pytest.fixture
+def folder(comm: MPI.Intracomm) -> Iterator[Path]:
+    """A folder that all ranks see. Collective."""
+    path = tempfile.mkdtemp(prefix="test-checkpoint-") if comm.rank == 0 else ""
+    path = comm.bcast(path)
+    yield Path(path)
+    if comm.rank == 0:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def assert_same_as_one_server(comm: MPI.Intracomm, contents: Contents, path: Path) -> None:
+    """The HDF5 file has the bytes that a single server would have written. Collective."""
+    same = True
+    if comm.rank == 0:
+        with tempfile.TemporaryDirectory() as other:
+            alone = contents.write(Path(other)).path
+            same = (alone / STATE).read_bytes() == (path / STATE).read_bytes()
+    assert comm.bcast(same)
+
+
+@modes
+@pytest.mark.parametrize("block_bytes", [64, 1000, 8 << 20])
+def test_any_number_of_servers_writes_the_same_file(
+    comm: MPI.Intracomm, folder: Path, parallel: bool, block_bytes: int
+) -> None:
+    contents = Contents()
+    info = contents.write(folder, comm=comm, parallel=parallel, block_bytes=block_bytes)
+    assert info.notes == ((SERIAL_NOTE,) if SIZE > 1 and not parallel else ())
+    with open_checkpoint(info.path) as checkpoint:
+        checkpoint.verify()
+        manifest = checkpoint.manifest
+    assert [s.applied for s in manifest.servers] == [(10 + s, 20 + s) for s in range(SIZE)]
+    assert sum(shard.rows for shard in manifest.table("users").shards) == 105
+    assert [s.server for s in manifest.table("weight").shards] == list(range(SIZE))
+    assert_same_as_one_server(comm, contents, info.path)
+
+
+def spread(seed: int) -> dict[str, Any]:
+    """Keys of three kinds: dense from 0, a few far apart, all of 64 bits."""
+    random = np.random.default_rng(seed)
+    return {
+        "users": range(random.integers(0, 300)),
+        "linear": random.integers(-(2**63), 2**63 - 1, random.integers(0, 500)).tolist(),
+        "empty": [2**63 - 1, -(2**63), 0][: random.integers(0, 4)],
+    }
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_rows_of_any_keys_come_out_sorted(comm: MPI.Intracomm, folder: Path, seed: int) -> None:
+    contents = Contents(seed=seed, keys=spread(seed))
+    info = contents.write(folder, comm=comm, block_bytes=[40, 512, 4096][seed % 3])
+    assert_same_as_one_server(comm, contents, info.path)
+
+
+@pytest.mark.parametrize("server", sorted({0, SIZE - 1}))
+def test_one_server_may_hold_all_rows(comm: MPI.Intracomm, folder: Path, server: int) -> None:
+    contents = Contents([mpips.EmbeddingTable("e", 2, mpips.Adam())], 0, {"e": range(-50, 500)})
+    shards = contents.shards(0, 1) if comm.rank == server else []
+    writer = CheckpointWriter(comm, folder, contents.head(), shards, block_bytes=300)
+    for _ in writer.steps():
+        pass
+    assert_same_as_one_server(comm, contents, writer.info.path)
+
+
+@pytest.mark.parametrize("readers", [1, 2, 3, 5])
+def test_a_restore_onto_any_number_loses_no_row(
+    comm: MPI.Intracomm, folder: Path, readers: int
+) -> None:
+    contents = Contents()
+    contents.write(folder, comm=comm)
+    found = find_newest(folder, comm)
+    assert found.checkpoint is not None
+    partitioner = mpips.HashPartition().partitioner(readers)
+    # Each rank plays every SIZE-th of so many new servers.
+    mine = []
+    for server in range(comm.rank, readers, SIZE):
+        for block in found.checkpoint.iter_rows("users", partitioner, server, 10):
+            assert (partitioner.owners(block.keys) == server).all()
+            mine.append(block.arrays)
+    everyone = [block for blocks in comm.allgather(mine) for block in blocks]
+    expected = contents.columns["users"]
+    keys = np.concatenate([block["keys"] for block in everyone])
+    order = np.argsort(keys)
+    for role, column in expected.items():
+        got = np.concatenate([block[role] for block in everyone])
+        assert np.array_equal(got[order], column)
+    n = len(contents.columns["weight"]["values"])
+    cut = [n * s // readers for s in range(readers + 1)]
+    for server in range(readers):
+        values, state = found.checkpoint.read_dense("weight", cut[server], cut[server + 1])
+        part = slice(cut[server], cut[server + 1])
+        assert np.array_equal(values, contents.columns["weight"]["values"][part])
+        assert np.array_equal(state["v"], contents.columns["weight"]["state/v"][part])
+    found.checkpoint.close()
+
+
+def test_readers_agree_on_what_is_damaged(comm: MPI.Intracomm, folder: Path) -> None:
+    Contents(seed=1).write(folder, 100, comm=comm)
+    path = Contents(seed=2).write(folder, 200, comm=comm).path
+    if comm.rank == 0:
+        with open_checkpoint(path) as checkpoint:
+            flip(path / STATE, checkpoint.manifest.table("linear").dataset("state/n").offset)
+    comm.Barrier()
+    found = find_newest(folder, comm)
+    assert found.checkpoint is not None
+    assert found.checkpoint.manifest.step == 100
+    (refusal,) = found.refused
+    assert "state/n of table 'linear', rows 0 to " in refusal.reason
+    assert len(set(comm.allgather(refusal.reason))) == 1
+    found.checkpoint.close()
+
+
+# --- failures ------------------------------------------------------------------------------------
+
+
+def everyone_is_told(comm: MPI.Intracomm, work: Callable[[], object]) -> str:
+    """The error that all ranks get; they must all get the same. Collective."""
+    try:
+        work()
+        text = ""
+    except mpips.CheckpointError as error:
+        text = str(error)
+    told = comm.allgather(text)
+    assert len(set(told)) == 1, told
+    assert "\n" not in told[0]
+    return told[0]
+
+
+def io_error(*arguments: Any, **options: Any) -> None:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+def break_writing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(sinks_module, "write_units", io_error)
+    patch.setattr(sinks_module.Flusher, "write", io_error)
+
+
+def break_opening(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(sinks_module.Flusher, "__init__", io_error)
+
+
+def break_sync(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(sinks_module.os, "fsync", io_error)
+
+
+def break_flush(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(sinks_module, "_FLUSH_BYTES", 1)
+    patch.setattr(sinks_module.os, "fdatasync", io_error)
+
+
+def break_folder(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(folder_module, "make_temporary", io_error)
+
+
+def break_publishing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(folder_module, "publish", io_error)
+
+
+def break_manifest(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("mpips.checkpoint.writer.write_manifest", io_error)
+
+
+@modes
+@pytest.mark.parametrize("server", sorted({0, SIZE - 1}))
+@pytest.mark.parametrize(
+    "harm",
+    [
+        break_opening,
+        break_writing,
+        break_sync,
+        break_flush,
+        break_folder,
+        break_manifest,
+        break_publishing,
+    ],
+    ids=lambda harm: harm.__name__,
+)
+def test_a_failure_of_one_server_is_one_error_on_all(
+    comm: MPI.Intracomm,
+    folder: Path,
+    parallel: bool,
+    server: int,
+    harm: Callable[[pytest.MonkeyPatch], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Contents(seed=1).write(folder, 100, comm=comm)
+    with monkeypatch.context() as patch:
+        if comm.rank == server:
+            harm(patch)
+        told = everyone_is_told(
+            comm,
+            lambda: Contents(seed=2).write(
+                folder, 200, comm=comm, parallel=parallel, block_bytes=500
+            ),
+        )
+    # Some things only server 0 does.
+    only_first = harm in (break_folder, break_manifest, break_publishing)
+    only_first = only_first or not (parallel and SIZE > 1)
+    if server == 0 or not only_first:
+        assert "step 200 was not written" in told
+        assert "Input/output error" in told
+        assert f"server {server}: " in told or SIZE == 1
+        assert names(folder) == ["step-000000000100"]
+        told = everyone_is_told(comm, lambda: Contents(seed=3).write(folder, 300, comm=comm))
+    assert told == ""
+    found = find_newest(folder, comm)
+    assert found.checkpoint is not None
+    found.checkpoint.close()
+
+
+@pytest.mark.skipif(not PARALLEL or SIZE == 1, reason="needs two servers and h5py with MPI")
+@pytest.mark.parametrize("server", sorted({0, SIZE - 1}))
+def test_a_write_that_the_system_refuses_below_mpi_io(
+    comm: MPI.Intracomm, folder: Path, server: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real error, met inside HDF5: the file may not grow beyond a limit on one server."""
+    Contents(seed=1).write(folder, 100, comm=comm)
+    large = Contents([mpips.DenseTable("w", (1 << 18,)), mpips.DenseTable("v", (1 << 18,))])
+    write = sinks_module.write_units
+
+    def limited(*arguments: Any) -> None:
+        old = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, old[1]))
+        try:
+            write(*arguments)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, old)
+
+    with monkeypatch.context() as patch:
+        if comm.rank == server:
+            patch.setattr(sinks_module, "write_units", limited)
+        told = everyone_is_told(
+            comm, lambda: large.write(folder, 200, comm=comm, block_bytes=100_000)
+        )
+    assert f"step 200 was not written to {folder}: server {server}: " in told
+    comm.Barrier()
+    assert names(folder) == ["step-000000000100"]
+    assert everyone_is_told(comm, lambda: large.write(folder, 300, comm=comm)) == ""
+    found = find_newest(folder, comm)
+    assert found.checkpoint is not None
+    assert found.checkpoint.manifest.step == 300
+    found.checkpoint.close()
+
+
+@pytest.mark.skipif(SIZE == 1, reason="needs two servers")
+@modes
+def test_a_key_that_two_servers_hold(comm: MPI.Intracomm, folder: Path, parallel: bool) -> None:
+    contents = Contents([mpips.EmbeddingTable("e", 1)], 0, {"e": range(100)})
+    shards = contents.shards(0, 1) if comm.rank in (0, SIZE - 1) else []
+    writer = CheckpointWriter(
+        comm, folder, contents.head(), shards, parallel=parallel, block_bytes=60
+    )
+    told = everyone_is_told(comm, lambda: [*writer.steps()])
+    assert "table 'e': key " in told
+    assert "is there twice" in told
+    assert names(folder) == []
+
+
+@pytest.mark.skipif(SIZE == 1, reason="needs two servers")
+def test_servers_that_mean_different_steps(comm: MPI.Intracomm, folder: Path) -> None:
+    told = everyone_is_told(comm, lambda: Contents().write(folder, 100 + comm.rank, comm=comm))
+    assert "servers do not write the same checkpoint" in told
+
+
+@pytest.mark.skipif(SIZE == 1, reason="needs two servers")
+def test_a_gap_between_servers(comm: MPI.Intracomm, folder: Path) -> None:
+    contents = Contents([mpips.DenseTable("w", (100,))])
+    shards = contents.shards(comm.rank, SIZE) if comm.rank else []
+    writer = CheckpointWriter(comm, folder, contents.head(), shards)
+    told = everyone_is_told(comm, lambda: [*writer.steps()])
+    assert "elements 0 to " in told
+    assert "are missing" in told
+
+
+def test_a_server_goes_on_with_other_work_between_steps(comm: MPI.Intracomm, folder: Path) -> None:
+    """Servers at different paces: nobody waits inside a step for what another does between steps."""
+    contents = Contents()
+    writer = CheckpointWriter(
+        comm, folder, contents.head(), contents.shards(comm.rank, SIZE), block_bytes=300
+    )
+    served = 0
+    for _ in writer.steps():
+        # The last server does a lot between its steps.
+        for _ in range(100 if comm.rank == SIZE - 1 else 1):
+            served += 1
+    assert served > 20
+    assert_same_as_one_server(comm, contents, writer.info.path)
