@@ -43,6 +43,7 @@ def folder(comm: MPI.Intracomm) -> Iterator[Path]:
     path = tempfile.mkdtemp(prefix="test-checkpoint-") if comm.rank == 0 else ""
     path = comm.bcast(path)
     yield Path(path)
+    comm.Barrier()
     if comm.rank == 0:
         shutil.rmtree(path, ignore_errors=True)
 
