@@ -8,9 +8,10 @@ argsort) runs in a thread that makes no MPI call, so MPI's thread level does not
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Steps = Generator[bool, None, T]
 Counts = NDArray[np.int64]
+
+_YIELDS = 2000
 
 
 def displacements(counts: Counts) -> Counts:
@@ -159,18 +162,18 @@ def until_done(running: Background[T]) -> Steps[T]:
     return running.result()
 
 
-def finish(steps: Steps[T], also: Sequence[Callable[[], object]] = ()) -> T:
-    """Drive to the end, blocking; sleeps while there is only waiting. `also` is called each step."""
-    idle_s = 0.0
+def finish(steps: Steps[T]) -> T:
+    """Drive to the end, blocking; while there is only waiting, yields the core, then sleeps."""
+    idle = 0
     while True:
         try:
             worked = next(steps)
         except StopIteration as end:
             result: T = end.value
             return result
-        for call in also:
-            call()
-        # MPI progresses only while it is entered, so sleep briefly.
-        idle_s = 0.0 if worked else min(idle_s + 20e-6, 1e-3)
-        if idle_s:
-            time.sleep(idle_s)
+        idle = 0 if worked else idle + 1
+        # Messages move on only while MPI is entered, so do not sleep at once, and never for long.
+        if idle > _YIELDS:
+            time.sleep(min((idle - _YIELDS) * 20e-6, 1e-3))
+        elif idle:
+            os.sched_yield()

@@ -41,7 +41,7 @@ def list_them(path: Path, as_json: bool) -> None:
     """List the checkpoints of a run, newest last."""
     folder = find_folder(path)
     ordered = order(folder)
-    reasons = {r.path: r.reason for r in ordered.refused}
+    reasons = {r.path: r.reason.removeprefix(str(r.path)).lstrip("/: ") for r in ordered.refused}
     names = [name.path for name in ordered.readable[::-1]] + list(reasons)
     rows = [_summary(name, reasons.get(name, "")) for name in names]
     if as_json:

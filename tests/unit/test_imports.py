@@ -137,6 +137,7 @@ def loaded_after(code: str) -> set[str]:
         "import mpips",
         "import mpips.cluster.launch",
         "import mpips.tasks, mpips.data, mpips.train",
+        "import mpips.checkpoint, mpips.checkpoint.compare, mpips.checkpoint.export",
         "import mpips; mpips.run(lambda w: None, [mpips.DenseTable('w', (1,))])",
     ],
 )

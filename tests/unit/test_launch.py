@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from mpips.cluster.launch import launched_rank, launched_size, local_size, n_cores, node_cores
@@ -50,3 +53,18 @@ def test_ranks_on_this_node_come_from_the_launcher(env: dict[str, str], expected
 
 def test_a_process_may_use_no_more_cores_than_its_node_has() -> None:
     assert 1 <= n_cores() <= node_cores()
+
+
+def test_mpi_sleeps_until_it_is_loaded() -> None:
+    """A library that imports mpi4py (h5py built with MPI) does not start it; load_mpi does."""
+    code = (
+        "from mpips.cluster.launch import keep_mpi_asleep, load_mpi\n"
+        "keep_mpi_asleep()\n"
+        "from mpi4py import MPI\n"
+        "assert not MPI.Is_initialized()\n"
+        "assert load_mpi().Get_size() == 1\n"
+        "assert MPI.Query_thread() == MPI.THREAD_SERIALIZED\n"
+        "keep_mpi_asleep()\n"
+        "assert MPI.Is_initialized()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
