@@ -20,16 +20,17 @@ import os
 import resource
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from mpips.checkpoint import folder as folders
+from mpips.checkpoint.agreement import Agreement
 from mpips.checkpoint.manifest import DTYPES, STATE, Manifest, Piece
 from mpips.checkpoint.plan import BLOCK_BYTES, Hello, TablePlan, describe_shards, plan_tables
 from mpips.checkpoint.record import (
@@ -61,7 +62,6 @@ from mpips.errors import CheckpointError, StallError
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-T = TypeVar("T")
 # Room for what is not data, more than enough.
 _STRUCTURE_BYTES = 1 << 18
 SERIAL_NOTE = "server 0 wrote for all servers, which is slower: h5py knows no MPI here"
@@ -128,7 +128,8 @@ class CheckpointWriter:
         self._server = server or ServerState()
         self._parallel = parallel
         self._block_bytes = block_bytes
-        self._failure: Exception | None = None
+        sentence = f"the checkpoint of step {head.step} was not written to {folder}"
+        self._all = Agreement(self._peers, sentence)
         self._sums: dict[str, PieceSums] = {}
         self._temporary: Path | None = None
         self._lock: folders.FolderLock | None = None
@@ -142,7 +143,8 @@ class CheckpointWriter:
         closed, which all enter together.
 
         Raises:
-            CheckpointError: It was not written; the same on all servers. Nothing is left of it.
+            CheckpointError: It was not written; the same on all servers. Nothing is left of it, but where
+                only the last step failed, making the published name durable.
             StallError: Another server did not come.
         """
         started = time.monotonic()
@@ -159,9 +161,11 @@ class CheckpointWriter:
 
     def _write(self) -> Steps[tuple[Path, int, list[str]]]:
         hellos = yield from self._meet()
-        plans = plan_tables(self._head, hellos, self._block_bytes)
-        use_mpi = self._choose(hellos)
-        prepared = yield from self._prepare(plans)
+        use_mpi = self._all.attempt(lambda: self._choose(hellos))
+        plans = self._all.attempt(lambda: plan_tables(self._head, hellos, self._block_bytes))
+        prepared = yield from self._prepare(plans or [])
+        assert plans is not None
+        assert use_mpi is not None
         plans = [replace(p, entry=e) for p, e in zip(plans, prepared.tables, strict=True)]
         yield from self._open(prepared, use_mpi)
         for plan in plans:
@@ -172,41 +176,6 @@ class CheckpointWriter:
         path, notes = yield from self._publish(prepared, hellos, tables, note)
         return path, prepared.n_bytes, notes
 
-    # --- agreement -------------------------------------------------------------------------------
-
-    def _attempt(self, work: Callable[[], T]) -> T | None:
-        """The result of local work, or None if it failed or something did before."""
-        if self._failure is not None:
-            return None
-        # Whatever happens, the others must hear of it.
-        try:
-            return work()
-        except Exception as error:
-            self._failure = error
-            return None
-
-    def _agree(self, value: Any = None) -> Steps[list[Any]]:
-        """Everyone's value, if nobody has failed; collective.
-
-        Raises:
-            CheckpointError: Somebody has; the same text on all servers.
-        """
-        mine = [None if self._failure is None else _text(self._failure), value]
-        everyone = yield from self._peers.exchange(mine)
-        failures = {r: text for r, (text, _) in enumerate(everyone) if text is not None}
-        if failures:
-            self._raise(failures)
-        return [value for _, value in everyone]
-
-    def _raise(self, failures: dict[int, str]) -> NoReturn:
-        if len(set(failures.values())) == 1:
-            which = f"server {min(failures)}: " if len(failures) < self._peers.size else ""
-            reason = which + next(iter(failures.values()))
-        else:
-            reason = "; ".join(f"server {r}: {text}" for r, text in failures.items())
-        sentence = f"the checkpoint of step {self._head.step} was not written to {self._folder}"
-        raise CheckpointError(f"{sentence}: {reason}") from self._failure
-
     def _tidy_up(self) -> None:
         """Server 0 removes what is not published, and gives the lock back."""
         if self._lock is None:
@@ -215,16 +184,14 @@ class CheckpointWriter:
             shutil.rmtree(self._temporary, ignore_errors=True)
         self._lock.release()
 
-    # --- phases ----------------------------------------------------------------------------------
-
     def _meet(self) -> Steps[list[Hello]]:
-        self._attempt(lambda: check_shards(self._head, self._shards))
+        self._all.attempt(lambda: check_shards(self._head, self._shards))
         kind = "serial" if self._parallel is False and hdf5_kind() != "none" else hdf5_kind()
-        shards = self._attempt(lambda: describe_shards(self._peers.rank, self._shards))
+        shards = self._all.attempt(lambda: describe_shards(self._peers.rank, self._shards))
         run = (self._head.run_id, self._head.generation, self._head.step)
         applied = [int(number) for number in self._server.applied]
         hello = Hello(run=run, hdf5=kind, shards=shards or {}, applied=applied)
-        plain = yield from self._agree(msgspec.to_builtins(hello))
+        plain = yield from self._all.meet(msgspec.to_builtins(hello))
         return msgspec.convert(plain, list[Hello])
 
     def _choose(self, hellos: Sequence[Hello]) -> bool:
@@ -242,10 +209,10 @@ class CheckpointWriter:
     def _prepare(self, plans: Sequence[TablePlan]) -> Steps[Prepared]:
         mine = None
         if self._peers.rank == 0:
-            made = self._attempt(lambda: self._make_file(plans))
+            made = self._all.attempt(lambda: self._make_file(plans))
             mine = prepared_to_plain(made) if made is not None else None
         yield True
-        everyone = yield from self._agree(mine)
+        everyone = yield from self._all.meet(mine)
         return prepared_from_plain(everyone[0])
 
     def _make_file(self, plans: Sequence[TablePlan]) -> Prepared:
@@ -280,11 +247,11 @@ class CheckpointWriter:
         kind = ParallelSink if use_mpi else SerialSink
         datasets = [entry for table in prepared.tables for entry in table.datasets]
         path = prepared.folder / STATE
-        self._sink = self._attempt(lambda: kind(self._peers, path, datasets))
-        yield from self._agree()
+        self._sink = self._all.attempt(lambda: kind(self._peers, path, datasets))
+        yield from self._all.meet()
         assert self._sink is not None
-        self._attempt(self._sink.open)
-        yield from self._agree()
+        self._all.attempt(self._sink.open)
+        yield from self._all.meet()
 
     def _write_dense(self, plan: TablePlan) -> Steps[None]:
         mine = [s for s in self._shards if isinstance(s, DenseShardData) and s.table == plan.name]
@@ -307,7 +274,7 @@ class CheckpointWriter:
             try:
                 columns = yield from exchange.move(number)
             except CheckpointError as error:
-                self._failure = self._failure or error
+                self._all.keep(error)
             yield from self._put(plan, block, columns)
 
     def _put(
@@ -317,7 +284,7 @@ class CheckpointWriter:
         assert self._sink is not None
         for entry in plan.entry.datasets:
             data = None
-            if block is not None and self._failure is None:
+            if block is not None and self._all.failure is None:
                 # Of the file's byte order, which on nearly all machines is the array itself.
                 data = np.ascontiguousarray(columns[entry.role], DTYPES[entry.dtype])
             start = 0 if block is None else block[0]
@@ -328,24 +295,24 @@ class CheckpointWriter:
             except StallError:
                 raise
             except Exception as error:
-                self._failure = self._failure or error
+                self._all.keep(error)
 
     def _close(self) -> Steps[list[dict[str, list[Piece]]]]:
         assert self._sink is not None
-        if self._failure is None:
+        if self._all.failure is None:
             try:
                 yield from self._sink.finish()
             except Exception as error:
-                self._failure = error
+                self._all.keep(error)
         # Closing is collective: not before everyone has come.
         yield from self._peers.exchange(None)
         sink, self._sink = self._sink, None
         try:
             sink.close()
         except Exception as error:
-            self._failure = self._failure or error
+            self._all.keep(error)
         pieces = {path: sums.close() for path, sums in self._sums.items()}
-        everyone = yield from self._agree(msgspec.to_builtins(pieces))
+        everyone = yield from self._all.meet(msgspec.to_builtins(pieces))
         return msgspec.convert(everyone, list[dict[str, list[Piece]]])
 
     def _publish(
@@ -358,9 +325,9 @@ class CheckpointWriter:
                 manifest = make_manifest(self._head, hellos, prepared, tables, note)
                 published = yield from in_background(lambda: self._commit(prepared, manifest))
             except Exception as error:
-                self._failure = error
+                self._all.keep(error)
         mine = None if published is None else [str(published[0]), published[1]]
-        everyone = yield from self._agree(mine)
+        everyone = yield from self._all.meet(mine)
         path, notes = everyone[0]
         return Path(path), [note, *notes] if note else notes
 
@@ -407,13 +374,3 @@ def _elements(shards: Sequence[DenseShardData], start: int, stop: int) -> dict[s
             states = {f"state/{name}": array[part] for name, array in shard.state.items()}
             return {"values": shard.values[part], **states}
     raise AssertionError(f"no shard has elements {start} to {stop}")
-
-
-def _text(error: Exception) -> str:
-    """One line for people."""
-    if isinstance(error, CheckpointError):
-        return str(error)
-    if isinstance(error, OSError) and error.strerror:
-        where = f" ({error.filename})" if error.filename else ""
-        return f"{error.strerror}{where}"
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"

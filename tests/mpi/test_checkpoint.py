@@ -20,6 +20,7 @@ from mpips.checkpoint import CheckpointWriter, find_newest, open_checkpoint
 from mpips.checkpoint import folder as folder_module
 from mpips.checkpoint import sinks as sinks_module
 from mpips.checkpoint.manifest import STATE
+from mpips.checkpoint.steps import Peers
 from mpips.checkpoint.structure import load_hdf5
 from mpips.checkpoint.writer import SERIAL_NOTE
 
@@ -297,8 +298,10 @@ def test_a_key_that_two_servers_hold(comm: MPI.Intracomm, folder: Path, parallel
 
 
 @pytest.mark.skipif(SIZE == 1, reason="needs two servers")
-def test_servers_that_mean_different_steps(comm: MPI.Intracomm, folder: Path) -> None:
-    told = everyone_is_told(comm, lambda: Contents().write(folder, 100 + comm.rank, comm=comm))
+def test_servers_of_different_launches(comm: MPI.Intracomm, folder: Path) -> None:
+    told = everyone_is_told(
+        comm, lambda: Contents().write(folder, 100, generation=comm.rank, comm=comm)
+    )
     assert "servers do not write the same checkpoint" in told
 
 
@@ -325,3 +328,24 @@ def test_a_server_goes_on_with_other_work_between_steps(comm: MPI.Intracomm, fol
             served += 1
     assert served > 20
     assert_same_as_one_server(comm, contents, writer.info.path)
+
+
+@pytest.mark.skipif(SIZE == 1, reason="needs two servers")
+def test_no_server_ever_holds_more_than_a_block_of_foreign_rows(
+    comm: MPI.Intracomm, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received: list[int] = []
+    redistribute = Peers.redistribute
+
+    def count(self: Peers, data: np.ndarray, *counts: Any) -> Any:
+        result = yield from redistribute(self, data, *counts)
+        received.append(result.nbytes if data.ndim > 1 else 0)
+        return result
+
+    monkeypatch.setattr(Peers, "redistribute", count)
+    contents = Contents([mpips.EmbeddingTable("e", 16)], 0, {"e": range(-5000, 5000)})
+    block_bytes = 10_000
+    info = contents.write(folder, comm=comm, block_bytes=block_bytes)
+    assert 0 < max(received) <= block_bytes
+    assert sum(received) == pytest.approx(10_000 * 64 / SIZE, rel=0.01)
+    assert_same_as_one_server(comm, contents, info.path)
