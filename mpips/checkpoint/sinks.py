@@ -152,7 +152,12 @@ class ParallelSink:
             OSError: The block was not written.
         """
         if data is not None:
-            write_units(self._h5py, self._open[entry.path], entry, start, data)
+            try:
+                write_units(self._h5py, self._open[entry.path], entry, start, data)
+            except OSError:
+                # MPI keeps the reason to itself; the system tells whoever asks in the same way.
+                self._flusher.write(data, entry.offset + start * entry.unit_bytes)
+                raise
             self._flusher.note(data.nbytes)
         yield data is not None
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
 import resource
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -281,6 +283,39 @@ def test_a_write_that_the_system_refuses_below_mpi_io(
     assert found.checkpoint is not None
     assert found.checkpoint.manifest.step == 300
     found.checkpoint.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+@modes
+def test_a_full_disk_is_named_on_all_servers(
+    comm: MPI.Intracomm, folder: Path, parallel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    failed = subprocess.run(mount, capture_output=True).returncode if comm.rank == 0 else 0
+    if comm.bcast(failed):
+        pytest.skip("this container may not mount")
+    try:
+        Contents(seed=1).write(folder, 100, comm=comm)
+        large = Contents([mpips.DenseTable("w", (1 << 19,))])
+        told = everyone_is_told(comm, lambda: large.write(folder, 200, comm=comm))
+        assert "the disk is too full" in told
+        # As if somebody else had filled it in the meantime.
+        monkeypatch.setattr(CheckpointWriter, "_check_space", lambda self, n_bytes: None)
+        for block_bytes in (4096, 100_000, 8 << 20):
+            told = everyone_is_told(
+                comm,
+                lambda size=block_bytes: large.write(
+                    folder, 200, comm=comm, parallel=parallel, block_bytes=size
+                ),
+            )
+            assert "No space left on device" in told
+            assert names(folder) == ["step-000000000100"]
+            comm.Barrier()
+        assert find_newest(folder, comm).checkpoint is not None
+    finally:
+        comm.Barrier()
+        if comm.rank == 0:
+            subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 @pytest.mark.skipif(SIZE == 1, reason="needs two servers")
