@@ -86,12 +86,12 @@ class RowExchange:
         block: dict[str, NDArray[Any]] = {}
         perm: NDArray[np.intp] | None = None
         for role, column in self._columns().items():
-            data = np.ascontiguousarray(column[rows])
+            data = take_rows(column, rows)
             yield True
             data = yield from self._peers.redistribute(data, sent, received)
             if self._peers.size > 1:
                 perm = np.argsort(data) if perm is None else perm
-                data = data[perm]
+                data = take_rows(data, perm)
             block[role] = data
             yield True
         self._check(number, block["keys"])
@@ -116,6 +116,17 @@ class RowExchange:
         if len(twice) or len(keys) != expected[1] - expected[0]:
             which = f"key {int(twice[0])}" if len(twice) else "a key"
             raise CheckpointError(f"table {self._plan.entry.name!r}: {which} is there twice")
+
+
+def take_rows(column: NDArray[Any], rows: NDArray[np.intp]) -> NDArray[Any]:
+    """`column[rows]`, contiguous; (n,) or (n, dim) whose rows are contiguous, some times faster."""
+    if column.flags.c_contiguous:
+        return np.take(column, rows, axis=0)
+    if column.ndim == 2 and column.strides[1] == column.itemsize:
+        # Rows as single items; np.take would copy all of a strided array first.
+        items = column.view(f"V{column.itemsize * column.shape[1]}")[:, 0]
+        return items[rows].view(column.dtype).reshape(len(rows), column.shape[1])
+    return np.ascontiguousarray(column[rows])
 
 
 def find_keys(peers: Peers, ordered: Keys, positions: Counts) -> Steps[Keys]:

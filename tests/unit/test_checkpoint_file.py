@@ -6,6 +6,7 @@ import itertools
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,7 +21,7 @@ from mpips.checkpoint import CheckpointWriter, open_checkpoint
 from mpips.checkpoint import sinks as sinks_module
 from mpips.checkpoint.manifest import MANIFEST, STATE, hexsum, pack_random, unpack_random
 from mpips.checkpoint.sinks import boxes
-from mpips.checkpoint.sorting import find_keys
+from mpips.checkpoint.sorting import find_keys, take_rows
 from mpips.checkpoint.steps import Peers, finish
 from mpips.checkpoint.structure import load_hdf5
 from mpips.model.table import DenseTable, EmbeddingTable
@@ -258,6 +259,19 @@ def test_bisecting_finds_the_key_at_each_position(keys: set[int], data: st.DataO
     positions = np.array(sorted(data.draw(st.sets(st.integers(0, len(keys) - 1)))), np.int64)
     found = finish(find_keys(Peers(None, 1.0, "a test"), ordered, positions))
     assert found.tolist() == ordered[positions].tolist()
+
+
+@pytest.mark.parametrize(
+    "part", [np.s_[:, :], np.s_[:, 2:5], np.s_[::2, 1:2], np.s_[:, ::2], np.s_[:, 3]]
+)
+@pytest.mark.parametrize("n", [0, 1, 50])
+def test_rows_are_taken_from_any_layout(part: Any, n: int) -> None:
+    column = np.random.default_rng(0).random((40, 6), dtype=np.float32)[part]
+    rows = np.random.default_rng(1).integers(0, len(column), n)
+    taken = take_rows(column, rows)
+    assert taken.flags.c_contiguous
+    assert taken.dtype == column.dtype
+    assert np.array_equal(taken, column[rows])
 
 
 @pytest.mark.parametrize("kind", [np.random.PCG64, np.random.MT19937, np.random.Philox])
