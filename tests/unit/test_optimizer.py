@@ -45,6 +45,27 @@ class Trainer:
         return self.values
 
 
+# What each state holds after the first gradient, 0.5, in the order of its names.
+FIRST_STATES = {
+    SGD: {},
+    Momentum: {"momentum": 0.5},
+    Nesterov: {"momentum": 0.5},
+    Adagrad: {"accumulator": 0.25},
+    RMSProp: {"mean_square": 0.1 * 0.25},
+    Adam: {"m": 0.1 * 0.5, "v": 0.001 * 0.25},
+    AdamW: {"m": 0.1 * 0.5, "v": 0.001 * 0.25},
+    FTRL: {"z": 0.5, "n": 0.25},
+}
+
+
+@pytest.mark.parametrize("cls", OPTIMIZERS.values(), ids=list(OPTIMIZERS))
+def test_states_are_what_their_names_say(cls):
+    trainer = Trainer(cls(), [0.0])
+    trainer.push(0.5)
+    assert cls.state_names == tuple(FIRST_STATES[cls])
+    assert [float(s[0]) for s in trainer.state] == pytest.approx([*FIRST_STATES[cls].values()])
+
+
 def test_sgd_takes_a_step_against_the_gradient():
     assert Trainer(SGD(0.5), [1.0, 2.0]).push([2.0, -4.0]).tolist() == [0.0, 4.0]
 
