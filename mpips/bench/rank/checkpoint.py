@@ -26,6 +26,7 @@ from mpips.checkpoint.shards import ShardData
 
 _BLOCK = 8 << 20
 _DIM = 64
+_WARM_UP = 2
 
 
 class Bench:
@@ -120,11 +121,11 @@ def run(ranks: Ranks, options: Options) -> Findings | None:
     after = {"raw": (), "verify": ("dense",), "rows": ("rows",)}
     times: dict[str, list[float]] = {way: [] for way in ways}
     try:
-        # The first turn only touches memory and disk.
-        for turn in range(options.repetitions + 1):
+        # The first turns only touch memory and disk.
+        for turn in range(_WARM_UP + options.repetitions):
             for way, work in ways.items():
                 seconds = bench.seconds(work)
-                if turn:
+                if turn >= _WARM_UP:
                     times[way].append(seconds)
                 if way in after:
                     bench.clear(*after[way])
