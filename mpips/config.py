@@ -64,6 +64,23 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     eval_every: int = 0
 
 
+class CheckpointConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """[checkpoint]: what is kept of the trained tables, and what training starts from.
+
+    Attributes:
+        folder: Where the state of all servers is saved when training ends; "": nowhere.
+        resume: "auto": the newest good checkpoint in `folder`, if there is one; "never"; or the path of a
+            checkpoint. Training goes on after the epochs that it has behind it.
+        keep_last: So many of the newest checkpoints stay.
+        keep_every: And the first at or after each multiple of so many steps; 0: none for this reason.
+    """
+
+    folder: str = ""
+    resume: str = "auto"
+    keep_last: int = 3
+    keep_every: int = 0
+
+
 class TableConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """[table] for all tables, [tables.NAME] for one; what is not given is the task's choice.
 
@@ -102,7 +119,7 @@ class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     Attributes:
         task: "softmax", "mlp", "logistic", "fm", or "module:Class" of the user's own.
-        data, train, cluster, table, tables: See the structs.
+        data, train, cluster, checkpoint, table, tables: See the structs.
         options: The task's own options.
     """
 
@@ -110,6 +127,7 @@ class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()
     cluster: SessionOptions = SessionOptions()
+    checkpoint: CheckpointConfig = CheckpointConfig()
     table: TableConfig = TableConfig()
     tables: dict[str, TableConfig] = {}
     options: dict[str, Any] = {}

@@ -27,6 +27,7 @@ from mpips.errors import ConfigError, MpipsError, StallError
 from mpips.model.table import Table, fingerprint
 from mpips.options import SessionOptions
 from mpips.placement import Placement, place
+from mpips.saving import Saver, Saving, restore
 from mpips.scheduler import JobFailure, Scheduler
 from mpips.server import Server
 from mpips.transport.channel import Channel
@@ -43,14 +44,22 @@ OnReport = Callable[[int, Report], None]
 class Job:
     """A session on a cluster. Making and running it is collective over the cluster's ranks."""
 
-    def __init__(self, cluster: Cluster, tables: Sequence[Table], options: SessionOptions) -> None:
-        """Make regions, window and channels.
+    def __init__(
+        self,
+        cluster: Cluster,
+        tables: Sequence[Table],
+        options: SessionOptions,
+        saving: Saving | None = None,
+    ) -> None:
+        """Make regions, window and channels; start from a checkpoint if `saving` names one.
 
         Raises:
             MpipsError: On every rank, what went wrong on any of them.
         """
         self.cluster = cluster
         self.options = options
+        self._saving = saving or Saving(None, cluster.token)
+        self._server_comm: MPI.Intracomm | None = None
         self.tables = list(tables)
         a = cluster.assignment
         self._check_equal()
@@ -93,6 +102,11 @@ class Job:
         with c.watchdog.guard("making the MPI window"):
             self._window = None if self.options.transport == "p2p" else make_window(c.comm, memory)
         self._p2p_comm, self._control_comm = self._comms = [c.comm.Dup(), c.comm.Dup()]
+        color = MPI.UNDEFINED if c.server is None else 0
+        servers = c.comm.Split(color, c.server or 0)
+        if isinstance(servers, MPI.Intracomm) and c.server is not None:
+            self._comms.append(servers)
+            self._server_comm = servers
         rows = c.agree("connecting workers and servers", self._make_channels)
         self.transports: list[list[str]] = [rows[r]["names"] for r in c.assignment.workers]
         self.notes: list[str] = [n for r in c.assignment.workers for n in rows[r]["notes"]]
@@ -110,6 +124,8 @@ class Job:
                 self._oversubscribed,
                 self._progress,
             )
+            if self._saving.start is not None:
+                restore(self.server, self.placement, self.tables, self._saving.start)
         if c.worker is not None:
             self._staging = self.regions.create_sparse(
                 f"w{c.worker}", self.options.staging_mib << 20
@@ -269,13 +285,32 @@ class Job:
 
         if scheduler is None:
             self.server.serve(self._remote, poll, lambda: client.stopped)
-            client.done(msgspec.json.encode(self.server.statistics()))
+            client.state = "writing a checkpoint"
+            client.done(msgspec.json.encode(self._save(poll)))
             return self._farewell(client)
         # Two ranks: this one schedules too, and hears of its own end from itself.
         rank = self.cluster.rank
         self.server.serve(self._remote, poll, lambda: scheduler.workers_done)
-        scheduler.take_own(rank, msgspec.json.encode(self.server.statistics()))
+        scheduler.take_own(rank, msgspec.json.encode(self._save(poll)))
         return scheduler.summary
+
+    def _save(self, poll: Callable[[], None]) -> dict[str, Any]:
+        """Save what the servers hold, if it is wanted; this server's statistics. All servers do it."""
+        assert self.server is not None
+        saver = Saver(
+            self._saving,
+            self.server,
+            self.placement,
+            self.tables,
+            len(self.cluster.assignment.workers),
+            self._server_comm,
+            self.options.timeout_s,
+        )
+        saver.save(poll)
+        statistics = self.server.statistics()
+        if saver.result is not None:
+            statistics["checkpoint"] = saver.result
+        return statistics
 
     def _meet(self) -> None:
         """The last common point: after it nobody touches anybody's memory."""

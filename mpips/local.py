@@ -9,6 +9,7 @@ from mpips import _native
 from mpips.model.table import Table
 from mpips.options import SessionOptions
 from mpips.placement import place
+from mpips.saving import Saver, Saving, restore
 from mpips.server import Server
 from mpips.transport.channel import LocalChannel
 from mpips.transport.region import Regions, new_token
@@ -47,11 +48,14 @@ def run_local(
     tables: Sequence[Table],
     options: SessionOptions,
     on_report: Callable[[int, int, int, float], None] | None = None,
+    saving: Saving | None = None,
 ) -> tuple[Any, dict[str, Any]]:
     """Run `main` with a worker and a server of this process; returns its value and statistics."""
     placement = place(tables, 1, 1, options.ring_slots, options.slot_kib * 1024)
     regions = Regions(new_token(), shared=False)
     server = Server(0, tables, placement, regions, options.seed, True, None)
+    if saving is not None and saving.start is not None:
+        restore(server, placement, tables, saving.start)
     layout = placement.layouts[0]
     writer = _native.RingWriter(
         server.region,
@@ -71,8 +75,14 @@ def run_local(
     )
     value = main(worker)
     worker.finish()
+    served = server.statistics()
+    if saving is not None:
+        saver = Saver(saving, server, placement, tables, 1, None, options.timeout_s)
+        saver.save(lambda: None)
+        if saver.result is not None:
+            served["checkpoint"] = saver.result
     statistics = {
-        "servers": [server.statistics()],
+        "servers": [served],
         "workers": [{"worker": 0, "pushes": worker.counters()}],
         "scheduler": {"messages": 0, "polls": 0},
     }

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from mpips.checkpoint import Retention
+from mpips.checkpoint.structure import hdf5_kind
 from mpips.cluster import launch
-from mpips.config import JobConfig, TableConfig, check_known, convert
-from mpips.errors import ConfigError
+from mpips.config import CheckpointConfig, JobConfig, TableConfig, check_known, convert
+from mpips.errors import CapabilityError, ConfigError
 from mpips.model.consistency import BSP
 from mpips.model.initializer import Initializer
 from mpips.model.optimizer import from_config as optimizer_from_config
 from mpips.model.partition import Partition
 from mpips.overrides import MEASURED, merged, parse_consistency
+from mpips.saving import RESUME_WORDS
 from mpips.session import check_launch
 from mpips.tasks import Task, load_task
 
@@ -32,10 +36,38 @@ def preflight(config: JobConfig) -> type[Task]:
     for name, table in config.tables.items():
         _check_table(f"tables.{name}", merged(config.table, table))
     check_launch(config.cluster, launch.launched_size())
+    check_checkpoints(config.checkpoint)
     for path in (config.data.train, config.data.test):
         if path and path != "digits" and not Path(path).is_file():
             raise ConfigError(f"{path}: no such file (working folder: {Path.cwd()})")
     return task
+
+
+def check_checkpoints(options: CheckpointConfig) -> None:
+    """Refuse what would only fail when training is over; makes the folder for checkpoints.
+
+    Raises:
+        ConfigError: An impossible number, a checkpoint that is none, a folder that cannot be made.
+        CapabilityError: Saving is wanted and there is no h5py.
+    """
+    Retention(options.keep_last, options.keep_every)
+    if options.resume not in RESUME_WORDS and not Path(options.resume).is_dir():
+        raise ConfigError(
+            f"resume = {options.resume!r}: 'auto', 'never' or the folder of a checkpoint is accepted"
+        )
+    if not options.folder:
+        return
+    if hdf5_kind() == "none":
+        raise CapabilityError("saving needs h5py: pip install 'mpips[hdf5]', or leave out --save")
+    # Access rights do not tell of everything; making the folder does.
+    try:
+        Path(options.folder).mkdir(parents=True, exist_ok=True)
+        writable = os.access(options.folder, os.W_OK | os.X_OK)
+        reason = "it cannot be written to"
+    except OSError as error:
+        writable, reason = False, str(error.strerror)
+    if not writable:
+        raise ConfigError(f"checkpoint.folder = {options.folder!r}: {reason}")
 
 
 def task_options(task: type[Task], options: Mapping[str, Any]) -> msgspec.Struct:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ from mpips.errors import ConfigError, MpipsError
 from mpips.local import run_local
 from mpips.model.table import Table, check_tables
 from mpips.options import SessionOptions
+from mpips.saving import Saving, find_start
+from mpips.transport.region import new_token
 from mpips.worker import Worker
 
 if TYPE_CHECKING:
@@ -88,6 +91,8 @@ def run(
     *,
     comm: MPI.Intracomm | None = None,
     verbose: bool = True,
+    save: str | Path | None = None,
+    resume: str = "auto",
     **options: Any,
 ) -> Outcome:
     """Run a job: `main(worker)` on every worker, servers and scheduler on the other ranks.
@@ -101,6 +106,10 @@ def run(
         tables: Dense and embedding tables of the job.
         comm: Communicator to use; COMM_WORLD of the launch if None.
         verbose: Print the table of roles and the transports at start.
+        save: Folder for a checkpoint of all tables when all workers have returned; None: nowhere. If that
+            fails, `statistics["servers"][0]["checkpoint"]["error"]` says why.
+        resume: "auto": start from the newest good checkpoint in `save`, if there is one; "never"; or
+            the path of a checkpoint. It may be of another number of servers.
         **options: See `mpips.options.SessionOptions`.
 
     Returns:
@@ -109,6 +118,7 @@ def run(
     Raises:
         ConfigError: Tables or options cannot work.
         RegionError, TransportError: On one rank, or on every rank of `comm`.
+        CheckpointError: The checkpoint to start from is damaged.
         SystemExit: Under a launcher without `comm`: the job could not start. The error has been
             printed once; the code is that of its kind.
 
@@ -120,25 +130,35 @@ def run(
     settings = make_options(options)
     size = comm.Get_size() if comm is not None else launch.launched_size()
     check_launch(settings, size)
+    folder = Path(save) if save is not None else None
     if size == 1:
         with signals_unwind():
-            return run_alone(main, tables, settings)
+            saving = Saving(folder, new_token(), find_start(folder, resume, None).path)
+            return run_alone(main, tables, settings, None, saving)
     with signals_unwind():
         if comm is not None:
-            return run_cluster(main, tables, settings, comm, verbose)
+            return run_cluster(main, tables, settings, comm, verbose, folder, resume)
         with one_voice():
-            return run_cluster(main, tables, settings, launch.load_mpi(), verbose)
+            world = launch.load_mpi()
+            return run_cluster(main, tables, settings, world, verbose, folder, resume)
 
 
 def run_cluster(
-    main: Main, tables: list[Table], options: SessionOptions, world: MPI.Intracomm, verbose: bool
+    main: Main,
+    tables: list[Table],
+    options: SessionOptions,
+    world: MPI.Intracomm,
+    verbose: bool,
+    folder: Path | None = None,
+    resume: str = "never",
 ) -> Outcome:
     """Run on all ranks of a communicator; see `run`."""
     from mpips.cluster.cluster import Cluster
     from mpips.job import Job
 
     with Cluster(world, options.servers or None, options.timeout_s) as cluster:
-        job = Job(cluster, tables, options)
+        start = find_start(folder, resume, cluster.comm)
+        job = Job(cluster, tables, options, Saving(folder, cluster.token, start.path))
         if verbose and cluster.is_scheduler:
             print(job.describe(), file=sys.stderr, flush=True)
         value, statistics = job.run(main)
@@ -180,7 +200,8 @@ def run_alone(
     tables: list[Table],
     options: SessionOptions,
     on_report: Callable[[int, int, int, float], None] | None = None,
+    saving: Saving | None = None,
 ) -> Outcome:
     """All roles in this process, no MPI. `on_report(epoch, step, samples, loss_sum)`."""
-    value, statistics = run_local(main, tables, options, on_report)
+    value, statistics = run_local(main, tables, options, on_report, saving)
     return Outcome(value, "scheduler + server 0 + worker 0", statistics, [["local"]])

@@ -14,6 +14,7 @@ import numpy as np
 from mpips.cluster import launch
 from mpips.config import JobConfig
 from mpips.data import (
+    Cursor,
     DataInfo,
     Dataset,
     Loader,
@@ -33,8 +34,10 @@ from mpips.monitor.progress import ProgressMeter, make_display
 from mpips.options import SessionOptions
 from mpips.overrides import apply_overrides, asks_for_measurement
 from mpips.preflight import preflight, task_options
+from mpips.resume import plan_saving
 from mpips.session import Outcome, run_alone, signals_unwind
 from mpips.tasks import Task, load_task
+from mpips.transport.region import new_token
 from mpips.worker import Worker
 
 Value = TypeVar("Value")
@@ -75,6 +78,7 @@ class Inputs:
     batch_size: int
     train: Dataset | None = None
     test: Dataset | None = None
+    first_epoch: int = 0  # after those of the checkpoint that training starts from
 
 
 @dataclass
@@ -180,7 +184,7 @@ def train_worker(worker: Worker, inputs: Inputs, config: JobConfig) -> Result:
     worker.flush()
     parts = worker.gather("end of training", msgspec.msgpack.encode([result.samples, *last]))
     result.seconds = time.monotonic() - start
-    result.epochs = inputs.n_epochs
+    result.epochs = max(inputs.n_epochs, inputs.first_epoch)
     totals = np.sum([msgspec.msgpack.decode(part) for part in parts], axis=0)
     result.samples = int(totals[0])
     result.metrics["loss"] = float(totals[1] / totals[2]) if totals[2] else float("nan")
@@ -202,6 +206,7 @@ def ready(worker: Worker, inputs: Inputs, seed: int) -> Loader:
         worker.index,
         inputs.batch_size,
         seed,
+        cursor=Cursor(inputs.first_epoch, 0),
         weighted=all(isinstance(t.consistency, BSP) for t in inputs.tables),
     )
 
@@ -214,7 +219,7 @@ def train_epochs(
     The task is prepared. Blocks; adds samples and evaluations to `result`.
     """
     task = inputs.task
-    n_clocks = inputs.n_epochs * loader.steps_per_epoch
+    n_clocks = (inputs.n_epochs - inputs.first_epoch) * loader.steps_per_epoch
     report = _Reporter(worker)
     # Each worker has its own share of the data: under ASP one that ran far ahead would leave the last
     # word to the others' shares. Waiting costs nothing in the end, since the slowest share decides.
@@ -319,18 +324,19 @@ def train(config: JobConfig, progress: str = "auto", verbose: bool = True) -> Ou
     """
     preflight(config)
     if launch.launched_size() == 1:
-        return _train_alone(config, progress)
+        return _train_alone(config, progress, verbose)
     return _train_on_cluster(config, progress, verbose)
 
 
 def _meter(inputs: Inputs, progress: str) -> ProgressMeter:
-    total = inputs.info.n_samples_total * inputs.n_epochs
+    total = inputs.info.n_samples_total * max(inputs.n_epochs - inputs.first_epoch, 0)
     return ProgressMeter(make_display(progress), inputs.n_epochs, total)
 
 
-def _train_alone(config: JobConfig, progress: str) -> Outcome:
+def _train_alone(config: JobConfig, progress: str, verbose: bool) -> Outcome:
     with signals_unwind():
         inputs = prepare(OneRank(), 1, config)
+        saving = plan_saving(config, inputs, None, new_token(), verbose)
         meter = _meter(inputs, progress)
         try:
             return run_alone(
@@ -338,6 +344,7 @@ def _train_alone(config: JobConfig, progress: str) -> Outcome:
                 inputs.tables,
                 config.cluster,
                 lambda epoch, step, samples, loss: meter.report(epoch, samples, loss),
+                saving,
             )
         finally:
             meter.close()
@@ -354,7 +361,9 @@ def _train_on_cluster(config: JobConfig, progress: str, verbose: bool) -> Outcom
         Cluster(world, options.servers or None, options.timeout_s) as cluster,
     ):
         inputs = prepare(cluster, len(cluster.assignment.workers), config)
-        job = Job(cluster, inputs.tables, options)
+        speak = verbose and cluster.is_scheduler
+        saving = plan_saving(config, inputs, cluster.comm, cluster.token, speak)
+        job = Job(cluster, inputs.tables, options, saving)
         meter = None
         if cluster.is_scheduler:
             if verbose:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import click
 import msgspec
 
 from mpips.config import JobConfig, load_config, parse_assignment
+from mpips.errors import CheckpointError
 
 
 @click.command()
@@ -18,6 +20,12 @@ from mpips.config import JobConfig, load_config, parse_assignment
 @click.option("--train", "train_file", help="File to train on, or 'digits'.")
 @click.option("--test", "test_file", help="File to evaluate on.")
 @click.option("--servers", type=int, help="Number of server ranks (0: chosen).")
+@click.option("--save", metavar="FOLDER", help="Save the trained tables there as a checkpoint.")
+@click.option(
+    "--resume",
+    metavar="auto|never|PATH",
+    help="What to start from [default: the newest in --save].",
+)
 @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any option.")
 @click.option("--progress", type=click.Choice(["auto", "rich", "plain", "none"]), default="auto")
 @click.option("--quiet", is_flag=True, help="No roles, no progress; only the result.")
@@ -28,6 +36,8 @@ def command(
     train_file: str | None,
     test_file: str | None,
     servers: int | None,
+    save: str | None,
+    resume: str | None,
     assignments: tuple[str, ...],
     progress: str,
     quiet: bool,
@@ -40,7 +50,14 @@ def command(
     mpips train mlp --train digits --test digits
     mpirun -n 6 python -m mpips train logistic --train a.svm --test b.svm --set table.consistency=asp
     """
-    config = _configure(job, train_file, test_file, servers, assignments)
+    given = {
+        "data.train": train_file,
+        "data.test": test_file,
+        "cluster.servers": servers,
+        "checkpoint.folder": save,
+        "checkpoint.resume": resume,
+    }
+    config = _configure(job, given, assignments)
     from mpips.preflight import preflight
 
     preflight(config)
@@ -56,27 +73,17 @@ def command(
             click.echo(_text(config, report))
         if as_json:
             click.echo(json.dumps(report))
+        if report["checkpoint"] is not None and "error" in report["checkpoint"]:
+            raise CheckpointError(report["checkpoint"]["error"])
 
 
-def _configure(
-    job: str,
-    train_file: str | None,
-    test_file: str | None,
-    servers: int | None,
-    assignments: tuple[str, ...],
-) -> JobConfig:
+def _configure(job: str, given: Mapping[str, Any], assignments: tuple[str, ...]) -> JobConfig:
     overrides: list[tuple[str, Any]] = []
     is_file = job.endswith(".toml") or (Path(job).is_file() and ":" not in job)
     if not is_file:
         overrides.append(("task", job))
-    for key, value in (
-        ("data.train", train_file),
-        ("data.test", test_file),
-        ("cluster.servers", servers),
-    ):
-        if value is not None:
-            overrides.append((key, value))
-    if train_file == "digits" and test_file is None:
+    overrides += [(key, value) for key, value in given.items() if value is not None]
+    if given["data.train"] == "digits" and given["data.test"] is None:
         overrides.append(("data.test", "digits"))
     overrides += [parse_assignment(text) for text in assignments]
     return load_config(job if is_file else None, overrides)
@@ -105,6 +112,7 @@ def make_report(outcome: Any) -> dict[str, Any]:
         "updates_scaled": sum(t["scaled"] for t in tables),
         "updates_compensated": sum(t["compensated"] for t in tables),
         "updates_late": sum(t["late"] for t in tables),
+        "checkpoint": servers[0].get("checkpoint"),
         "staleness": staleness,
         "transports": outcome.transports,
     }
@@ -129,4 +137,8 @@ def _text(config: JobConfig, report: dict[str, Any]) -> str:
             if report[f"updates_{k}"]
         )
     )
+    saved = report["checkpoint"]
+    if saved is not None and "path" in saved:
+        lines.append(f"{'checkpoint':<16}{saved['path']}, {saved['bytes'] / 1e6:,.1f} MB")
+        lines += [f"{'':<16}{note}" for note in saved["notes"]]
     return f"{config.task}: {report['epochs']} epochs\n" + "\n".join(lines)

@@ -144,6 +144,41 @@ class Server {
     return py::make_tuple(keys, rows);
   }
 
+  py::array_t<float> dense_state(std::uint16_t table, std::size_t slot) const {
+    const DenseShard* shard = dense_.at(table);
+    if (slot >= shard->n_state()) throw py::index_error("the rule has no such state");
+    py::array_t<float> copy(static_cast<py::ssize_t>(shard->size()));
+    std::copy_n(shard->state(slot), shard->size(), copy.mutable_data());
+    return copy;
+  }
+
+  void set_dense_state(std::uint16_t table, std::size_t slot, const FloatArray& values) {
+    DenseShard* shard = dense_.at(table);
+    if (slot >= shard->n_state()) throw py::index_error("the rule has no such state");
+    if (static_cast<std::size_t>(values.size()) != shard->size())
+      throw py::value_error("the state does not have the length of the shard");
+    std::copy_n(values.data(), shard->size(), shard->state(slot));
+  }
+
+  // Keys and whole rows (values, state, step count side by side), in no order.
+  py::tuple embedding_content(std::uint16_t table) const {
+    const EmbeddingShard* shard = embedding_.at(table);
+    const std::size_t n = shard->n_rows(), stride = shard->stride();
+    KeyArray keys(static_cast<py::ssize_t>(n));
+    FloatArray rows({static_cast<py::ssize_t>(n), static_cast<py::ssize_t>(stride)});
+    std::copy_n(shard->keys(), n, keys.mutable_data());
+    if (n != 0) std::copy_n(shard->row(0), n * stride, rows.mutable_data());
+    return py::make_tuple(keys, rows);
+  }
+
+  void load_rows(std::uint16_t table, const KeyArray& keys, const FloatArray& rows) {
+    EmbeddingShard* shard = embedding_.at(table);
+    if (row_length(keys, rows) != shard->stride())
+      throw py::value_error("rows must hold values, state and step count side by side");
+    py::gil_scoped_release release;
+    shard->load(keys.data(), static_cast<std::size_t>(keys.size()), rows.data());
+  }
+
   std::size_t n_rows(std::uint16_t table) const { return embedding_.at(table)->n_rows(); }
 
   std::size_t memory_bytes(std::uint16_t table) const {
@@ -241,6 +276,9 @@ void register_server(py::module_& m) {
           "version", [](Server& s, std::uint16_t t) { return s.core().version(t); },
           py::arg("table"))
       .def(
+          "applied", [](Server& s, std::size_t w) { return s.core().applied(w); },
+          py::arg("worker"))
+      .def(
           "clock", [](Server& s, std::size_t w) { return s.core().clocks().clock(w); },
           py::arg("worker"))
       .def(
@@ -248,6 +286,18 @@ void register_server(py::module_& m) {
           py::arg("worker"))
       .def("dense_values", &Server::dense_values, py::arg("table"))
       .def("embedding_rows", &Server::embedding_rows, py::arg("table"))
+      .def("dense_state", &Server::dense_state, py::arg("table"), py::arg("slot"))
+      .def("set_dense_state", &Server::set_dense_state, py::arg("table"), py::arg("slot"),
+           py::arg("values").noconvert())
+      .def("embedding_content", &Server::embedding_content, py::arg("table"))
+      .def("load_rows", &Server::load_rows, py::arg("table"), py::arg("keys").noconvert(),
+           py::arg("rows").noconvert())
+      .def(
+          "set_steps_before",
+          [](Server& s, std::uint16_t t, std::uint64_t n) { s.core().set_steps_before(t, n); },
+          py::arg("table"), py::arg("n"))
+      .def(
+          "steps", [](Server& s, std::uint16_t t) { return s.core().steps(t); }, py::arg("table"))
       .def("n_rows", &Server::n_rows, py::arg("table"))
       .def("memory_bytes", &Server::memory_bytes, py::arg("table"));
 }

@@ -24,7 +24,8 @@ class DenseShard final : public Shard {
   std::size_t memory_bytes() const override;
 
   float* values() const noexcept { return values_; }
-  float* state(std::size_t slot) const noexcept { return state_[slot]; }
+  std::size_t n_state() const noexcept { return python_state_.size(); }
+  float* state(std::size_t slot) const noexcept { return python_state_[slot]; }
   std::size_t size() const noexcept { return n_; }
 
  private:

@@ -128,6 +128,11 @@ void EmbeddingShard::apply_expected(std::size_t worker, const Update& part, floa
   apply_rows(expected_[worker].data() + part.offset, part, scale, lambda, step);
 }
 
+void EmbeddingShard::load(const std::int64_t* keys, std::size_t n, const float* rows) {
+  find_rows(keys, n);
+  for (std::size_t i = 0; i < n; ++i) std::copy_n(rows + i * stride_, stride_, row(rows_[i]));
+}
+
 void EmbeddingShard::apply(const Update& update, float scale, float lambda, std::uint64_t step) {
   if (rule_.python) return apply_python(update, scale, lambda, step);
   find_rows(update.keys, update.count);

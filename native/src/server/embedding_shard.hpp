@@ -39,6 +39,8 @@ class EmbeddingShard final : public Shard {
   void apply_expected(std::size_t worker, const Update& part, float scale, float lambda,
                       std::uint64_t step);
 
+  // Puts whole rows, as `row` gives them: values, state, step count. Makes those that are new.
+  void load(const std::int64_t* keys, std::size_t n, const float* rows);
   void pull(const std::int64_t* keys, std::size_t n, float* out);
 
   std::size_t dim() const noexcept { return dim_; }

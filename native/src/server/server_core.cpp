@@ -291,7 +291,7 @@ void ServerCore::close_clock() {
   for (Table& t : tables_) {
     if (t.consistency.model != Model::bsp) continue;
     const float scale = t.consistency.mean ? 1.0F / static_cast<float>(workers.size()) : 1.0F;
-    if (t.shard != nullptr && t.shard->apply_accumulated(buffers, scale, t.version + 1))
+    if (t.shard != nullptr && t.shard->apply_accumulated(buffers, scale, t.next_step()))
       ++t.stats.updates;
     for (const std::size_t w : workers) {
       t.stats.applied += t.pending[w];

@@ -61,6 +61,13 @@ class ServerCore {
                      ConsistencyConfig consistency);
   void add_absent(std::uint16_t table, ConsistencyConfig consistency);
   void set_staging(std::size_t worker, StagingArea area) { staging_.at(worker) = area; }
+  // The updates that a table had taken before this launch; optimizers count on from there.
+  void set_steps_before(std::uint16_t table, std::uint64_t n) {
+    tables_.at(table).steps_before = n;
+  }
+  std::uint64_t steps(std::uint16_t table) const {
+    return tables_.at(table).steps_before + tables_.at(table).version;
+  }
   void set_patience(double seconds) { patience_s_ = seconds; }
   void start();
 
@@ -70,6 +77,8 @@ class ServerCore {
 
   const TableStats& stats(std::uint16_t table) const { return tables_.at(table).stats; }
   const ServerCounters& counters() const { return counters_; }
+  // Records of a worker that are consumed.
+  std::uint64_t applied(std::size_t worker) const { return rings_.at(worker).next; }
   std::uint64_t version(std::uint16_t table) const { return tables_.at(table).version; }
   const Clocks& clocks() const { return clocks_; }
 
@@ -78,7 +87,9 @@ class ServerCore {
     std::unique_ptr<Shard> shard;  // null: nothing of the table lies here
     EmbeddingShard* embedding = nullptr;
     ConsistencyConfig consistency;
-    std::uint64_t version = 0;
+    std::uint64_t version = 0;       // updates of this launch
+    std::uint64_t steps_before = 0;  // updates before it, if it started from a checkpoint
+    std::uint64_t next_step() const noexcept { return steps_before + version + 1; }
     TableStats stats;
     TableHead* head = nullptr;
     std::vector<std::uint64_t> pending;  // backup workers: pushes of the clock in each buffer

@@ -96,7 +96,7 @@ ServerCore::Verdict ServerCore::handle_push(std::size_t worker, const RecordHead
     verdict = handle_segment(worker, h, part);
   } else {
     verdict = judge(&t, h, part.base != nullptr, [&](float scale, float lambda) {
-      t.shard->apply(part, scale, lambda, t.version + 1);
+      t.shard->apply(part, scale, lambda, t.next_step());
     });
   }
   Ring& ring = rings_[worker];
@@ -127,7 +127,7 @@ ServerCore::Verdict ServerCore::handle_segment(std::size_t worker, const RecordH
   if (!last) return {true, Outcome::segment, 0};
   const Update whole = t.shard->whole(worker);
   return judge(&t, h, whole.base != nullptr, [&](float scale, float lambda) {
-    t.shard->apply(whole, scale, lambda, t.version + 1);
+    t.shard->apply(whole, scale, lambda, t.next_step());
   });
 }
 
@@ -143,7 +143,7 @@ ServerCore::Verdict ServerCore::apply_kept(std::size_t worker, const RecordHeade
       judge(&t, h, parts.back().base != nullptr, [&](float scale, float lambda) {
         t.embedding->make_expected(worker, parts);
         for (const Update& part : parts) {
-          t.embedding->apply_expected(worker, part, scale, lambda, t.version + 1);
+          t.embedding->apply_expected(worker, part, scale, lambda, t.next_step());
           if (ring.next != end) acknowledge(&ring, Outcome::segment, 0);
         }
       });

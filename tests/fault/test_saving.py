@@ -1,0 +1,160 @@
+"""Saving at the end of training and going on from there, over real launches of different shape."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from launcher import launch
+
+from mpips.checkpoint import open_checkpoint
+
+
+def train(n: int, *arguments: str, code: int = 0) -> tuple[dict, str]:
+    """`mpips train` on n ranks; its JSON and what it said on stderr."""
+    command = [sys.executable, "-m", "mpips", "train", *arguments, "--progress", "none", "--json"]
+    with launch(n, command, timeout=90) as job:
+        assert job.wait() == code, job.tail()
+        lines = job.stdout().strip().splitlines()
+        found = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}
+        return found, job.stderr()
+
+
+def content(path: str) -> dict[str, np.ndarray]:
+    """Every dataset of a checkpoint by its place, in global order."""
+    found = {}
+    with open_checkpoint(path) as checkpoint:
+        checkpoint.verify()
+        for table in checkpoint.manifest.tables:
+            for dataset in table.datasets:
+                found[dataset.path] = checkpoint.read(dataset, 0, dataset.n_units)
+    return found
+
+
+def assert_same(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> None:
+    assert first.keys() == second.keys()
+    for name, array in first.items():
+        assert array.tobytes() == second[name].tobytes(), name
+
+
+def made_data(folder: Path) -> Path:
+    """A small sparse data set, always the same."""
+    rng = np.random.default_rng(5)
+    lines = []
+    for _ in range(700):
+        keys = np.sort(rng.choice(400, 12, replace=False)) + 1
+        label = int(keys.sum() % 2)
+        lines.append(" ".join([str(label), *(f"{k}:1" for k in keys)]))
+    path = folder / "made.svm"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+JOBS = {
+    "mlp, adam": ("mlp", ["--set", "table.optimizer=adam"]),
+    "mlp, momentum": ("mlp", ["--set", "table.optimizer=momentum"]),
+    "fm, adagrad": ("fm", []),
+    "logistic, ftrl": ("logistic", []),
+    "fm, adam": ("fm", ["--set", "table.optimizer=adam"]),
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_training_in_two_parts_is_training_in_one_bit_by_bit(tmp_path: Path, name: str) -> None:
+    task, more = JOBS[name]
+    data = "digits" if task == "mlp" else str(made_data(tmp_path))
+    common = [task, "--train", data, "--servers", "2", "--set", "train.batch_size=64", *more]
+    whole, _ = train(5, *common, "--set", "train.epochs=3", "--save", str(tmp_path / "whole"))
+    part, _ = train(5, *common, "--set", "train.epochs=2", "--save", str(tmp_path / "parts"))
+    rest, told = train(5, *common, "--set", "train.epochs=3", "--save", str(tmp_path / "parts"))
+    assert "2 of 3 epochs done" in told
+    assert rest["samples"] * 3 == whole["samples"]
+    assert rest["epochs"] == 3
+    assert part["checkpoint"]["path"] != rest["checkpoint"]["path"]
+    assert Path(rest["checkpoint"]["path"]).name == Path(whole["checkpoint"]["path"]).name
+    assert_same(content(whole["checkpoint"]["path"]), content(rest["checkpoint"]["path"]))
+
+
+@pytest.mark.parametrize("optimizer", ["ftrl", "adam"])
+def test_a_checkpoint_fits_any_number_of_servers(tmp_path: Path, optimizer: str) -> None:
+    data = str(made_data(tmp_path))
+    common = ["fm", "--train", data, "--set", f"table.optimizer={optimizer}"]
+    first, _ = train(
+        4, *common, "--set", "train.epochs=2", "--servers", "2", "--save", str(tmp_path / "a")
+    )
+    saved = first["checkpoint"]["path"]
+    # Nothing is left to train: what is saved again is what was read.
+    ranges = ["--set", 'table.partition={name="range", low=-1, high=1000}']
+    for n, servers, more in ((1, 1, []), (2, 1, []), (5, 3, ranges)):
+        folder = tmp_path / f"{n}-{servers}"
+        where = ["--resume", saved, "--servers", str(servers), "--save", str(folder)]
+        again, _ = train(n, *common, "--set", "train.epochs=2", *where, *more)
+        assert again["samples"] == 0
+        with open_checkpoint(again["checkpoint"]["path"]) as checkpoint:
+            assert len(checkpoint.manifest.servers) == servers
+            assert checkpoint.manifest.generation == 1
+        assert_same(content(saved), content(again["checkpoint"]["path"]))
+
+
+def test_the_one_before_is_taken_if_the_newest_is_damaged(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    common = ["mlp", "--train", "digits", "--save", str(folder)]
+    train(3, *common, "--set", "train.epochs=1")
+    second, _ = train(3, *common, "--set", "train.epochs=2")
+    state = Path(second["checkpoint"]["path"]) / "state.h5"
+    data = bytearray(state.read_bytes())
+    data[-1] ^= 1
+    state.write_bytes(data)
+    third, told = train(3, *common, "--set", "train.epochs=2")
+    assert "not used: " in told
+    assert Path(second["checkpoint"]["path"]).name in told
+    assert "1 of 2 epochs done" in told
+    assert third["samples"] > 0
+
+
+def test_never_starts_anew(tmp_path: Path) -> None:
+    common = ["mlp", "--train", "digits", "--set", "train.epochs=1", "--save", str(tmp_path)]
+    first, _ = train(1, *common)
+    again, told = train(1, *common, "--resume", "never")
+    assert "starting from" not in told
+    assert again["samples"] == first["samples"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ["--resume", "nowhere/step-1"],
+            "resume = 'nowhere/step-1': 'auto', 'never' or the folder",
+        ),
+        (["--set", "checkpoint.keep_last=0"], "keep_last = 0: a number from 1 up is accepted"),
+        (["--save", "/proc/none"], "checkpoint.folder = '/proc/none'"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_training(arguments: list[str], sentence: str) -> None:
+    _, told = train(3, "mlp", "--train", "digits", *arguments, code=2)
+    assert sentence in told
+    assert told.count("mpips: error:") == 1
+
+
+def test_keys_outside_the_partition_are_refused_by_name(tmp_path: Path) -> None:
+    common = ["logistic", "--train", str(made_data(tmp_path)), "--set", "train.epochs=1"]
+    first, _ = train(3, *common, "--save", str(tmp_path / "run"))
+    narrow = ["--set", 'table.partition={name="range", low=-1, high=5}']
+    _, told = train(3, *common, *narrow, "--resume", first["checkpoint"]["path"], code=2)
+    assert "lies outside the partition" in told
+    assert "choose a partition that takes all keys" in told
+
+
+def test_another_model_is_refused_by_name(tmp_path: Path) -> None:
+    first, _ = train(
+        3, "mlp", "--train", "digits", "--set", "train.epochs=1", "--save", str(tmp_path)
+    )
+    where = ["--resume", first["checkpoint"]["path"]]
+    _, told = train(3, "mlp", "--train", "digits", "--set", "options.hidden=[32]", *where, code=2)
+    assert "table 'weight0' is dense of shape (64, 128) there" in told
+    _, told = train(3, "mlp", "--train", "digits", "--set", "table.optimizer=adam", *where, code=2)
+    assert "has the state of adagrad there; this job's optimizer is adam" in told
