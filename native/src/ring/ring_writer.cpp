@@ -13,7 +13,8 @@ namespace {
 
 constexpr std::size_t history = 4096;
 constexpr double reply_patience_s = 2.0;
-constexpr std::size_t hint_floats = 1024;  // 4 KiB
+// Stores become visible in order, so each hint holds up the copy for a trip between the cores.
+constexpr std::size_t hint_floats = 4096;  // 16 KiB
 constexpr std::uint8_t role_other = 0, role_push_end = 1, role_tick = 2;
 
 std::uint16_t segment_flags(std::size_t done, std::size_t count, std::size_t n) noexcept {
