@@ -38,7 +38,7 @@ from mpips.requests import PushResult, Request
 from mpips.session import Outcome, run
 from mpips.worker import Worker
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ASP",
