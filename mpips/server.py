@@ -16,12 +16,13 @@ from mpips.placement import Placement
 from mpips.transport.region import EMBEDDING_RESERVE, Regions, token_words
 
 PROGRESS_INTERVAL_S = 100e-6  # a server with remote peers enters MPI at least this often
+_IDLE_SHARE = 0.01  # of the time that nobody has come: how much later one that comes may be served
+_MAX_IDLE_SLICE_S = 2e-3
 _IDLE_SLICE_S = 2e-3
 _SPIN_S = 1e-3  # a server with remote peers looks again at once for so long after the last work
 _SERVED_S = 12e-6  # an entry into MPI that takes longer has served somebody
 _LONG_SLICE_S = 10e-3  # between looks at the scheduler, of a server that is idle for a while
 _MAX_SLEEP_US = 1000  # reached when nothing has come for a hundred times as long
-_MAX_REMOTE_SLEEP_US = 200  # with remote peers, whose puts and gets wait for a look into MPI
 _FIRST_BYTES = 1 << 20  # of a new embedding table
 
 
@@ -152,17 +153,24 @@ class Server:
         then, and that takes longer than to find nothing, even after a sleep.
         """
         spin_s = 0.0 if self._oversubscribed else _SPIN_S
-        spin_until = 0.0
+        spin_until = idle_since = time.perf_counter()
+        slow = 0  # entries in a row that took long; one alone may be a lost time slice
         while not stopped():
             consumed = self._drain(0.0, 0)
             entered = time.perf_counter()
             served = self._progress()
             left = time.perf_counter()
             poll()
-            if consumed or served or left - entered > _SERVED_S:
+            slow = slow + 1 if left - entered > _SERVED_S else 0
+            if consumed or served or slow > 1:
+                idle_since = left
+            if consumed or served or slow:
                 spin_until = left + spin_s
             elif left > spin_until:
-                self._drain(PROGRESS_INTERVAL_S, _MAX_REMOTE_SLEEP_US)
+                # The longer nothing has come, the more rarely it looks.
+                longest = min(_IDLE_SHARE * (left - idle_since), _MAX_IDLE_SLICE_S)
+                slice_s = max(PROGRESS_INTERVAL_S, longest)
+                self._drain(slice_s, int(slice_s * 1e6))
         self.drain()
 
     def statistics(self) -> dict[str, Any]:
