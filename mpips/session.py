@@ -80,9 +80,7 @@ def one_voice() -> Iterator[None]:
     try:
         yield
     except MpipsError as error:
-        if launch.launched_rank() == 0:
-            print(f"mpips: error: {error}", file=sys.stderr, flush=True)
-        sys.exit(error.exit_code)
+        launch.say_and_exit(str(error), error.exit_code)
 
 
 def run(

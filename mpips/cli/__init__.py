@@ -8,7 +8,7 @@ import sys
 import click
 
 from mpips import __version__
-from mpips.cluster.launch import launched_rank
+from mpips.cluster.launch import launched_rank, say_and_exit
 from mpips.errors import MpipsError
 
 _COMMANDS = {"bench": "mpips.cli.bench", "ckpt": "mpips.cli.ckpt", "train": "mpips.cli.train"}
@@ -43,18 +43,16 @@ def main() -> None:
 
     Under a launcher every rank meets the same error, so only rank 0 speaks.
     """
-    first = launched_rank() == 0
     try:
         code = cli.main(prog_name="mpips", standalone_mode=False)
         if isinstance(code, int) and code:
             sys.exit(code)
     except MpipsError as error:
-        if first:
-            click.echo(f"mpips: error: {error}", err=True)
-        sys.exit(error.exit_code)
+        say_and_exit(str(error), error.exit_code)
     except click.ClickException as error:
-        if first:
+        if launched_rank() == 0:
             error.show()
-        sys.exit(error.exit_code)
+            sys.exit(error.exit_code)
+        say_and_exit(error.format_message(), error.exit_code)
     except click.Abort:
         sys.exit(130)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from mpips.errors import CapabilityError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+_FIRST_VOICE_S = 2.0
 # (size, rank) as launchers put them into the environment, most specific first.
 _SIZE_RANK = (
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
@@ -45,6 +47,20 @@ def local_size(env: Mapping[str, str] = os.environ) -> int:
         if env.get(name, "").isdigit():
             return int(env[name])
     return 1
+
+
+def say_and_exit(message: str, code: int) -> NoReturn:
+    """End this rank with an error that the others probably have, too: rank 0 says it.
+
+    The others give it the time to: a launcher ends all ranks as soon as one has failed. Whoever is still
+    there after that is alone with its error, and says it.
+    """
+    rank = launched_rank()
+    if rank != 0:
+        time.sleep(_FIRST_VOICE_S)
+        message = f"rank {rank}: {message}"
+    print(f"mpips: error: {message}", file=sys.stderr, flush=True)
+    sys.exit(code)
 
 
 def n_cores() -> int:

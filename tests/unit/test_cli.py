@@ -131,3 +131,21 @@ def test_a_task_of_the_users_own_is_found_in_the_working_folder(tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["epochs"] == 1
     assert "no class Other" in refused("mine:Other", "--train", "digits", folder=tmp_path)
+
+
+def test_a_rank_that_is_alone_with_its_error_says_it(monkeypatch, capsys):
+    from mpips.cluster import launch
+
+    slept = []
+    monkeypatch.setattr(launch.time, "sleep", slept.append)
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "3")
+    with pytest.raises(SystemExit) as end:
+        launch.say_and_exit("no such file", 2)
+    assert end.value.code == 2
+    assert slept == [2.0]  # rank 0, if it has the same error, speaks first and ends everybody
+    assert capsys.readouterr().err == "mpips: error: rank 3: no such file\n"
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    with pytest.raises(SystemExit):
+        launch.say_and_exit("no such file", 2)
+    assert slept == [2.0]
+    assert capsys.readouterr().err == "mpips: error: no such file\n"

@@ -45,8 +45,8 @@ def sentence(call: Any, *arguments: Any, **keywords: Any) -> str:
     [
         (
             "trian.epochs=1",
-            "unknown key 'trian'; valid at the top are task, data, train, cluster, table, tables, "
-            "options; did you mean 'train'?",
+            "unknown key 'trian'; valid at the top are task, data, train, cluster, checkpoint, table, "
+            "tables, options; did you mean 'train'?",
         ),
         (
             "train.epoch=1",
@@ -60,7 +60,7 @@ def sentence(call: Any, *arguments: Any, **keywords: Any) -> str:
         ),
         (
             "zzz=1",
-            "unknown key 'zzz'; valid at the top are task, data, train, cluster, table, tables, "
+            "unknown key 'zzz'; valid at the top are task, data, train, cluster, checkpoint, table, tables, "
             "options",
         ),
         ("train.epochs=two", "train.epochs = 'two': expected int, got str"),
