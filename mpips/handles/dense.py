@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpips import _native
-from mpips.errors import ConfigError
+from mpips.errors import ConfigError, RegionError
 from mpips.handles.base import Handle, as_float32
 from mpips.model.consistency import BSP, SSP, needs_base
 from mpips.model.table import DenseTable
@@ -38,6 +39,7 @@ class DenseHandle(Handle):
         self.shape = table.shape
         self._shards = shards
         self._port = self._make_port(table)
+        self._wants_bounces = 4 * math.prod(self.shape) > _BOUNCE_BYTES
 
     def _make_port(self, table: DenseTable) -> _native.DensePort | None:
         """The short way, where all servers share this node and pushes go as they are."""
@@ -68,11 +70,8 @@ class DenseHandle(Handle):
     def _push_by_port(self, update: Float32) -> Request[PushResult] | None:
         assert self._port is not None
         request = self._port.push(update, self)
-        if (
-            request is None
-            and not self._port.has_bounce
-            and 4 * math.prod(self.shape) > _BOUNCE_BYTES
-        ):
+        if request is None and self._wants_bounces:
+            self._wants_bounces = False
             self._add_bounces()
             request = self._port.push(update, self)
         while request is False:
@@ -81,13 +80,17 @@ class DenseHandle(Handle):
         return request
 
     def _add_bounces(self) -> None:
-        """Staging memory for updates from ordinary memory, which are copied there to be read in place."""
+        """Staging memory for updates from ordinary memory, which are copied there to be read in place.
+
+        Where there is no room for it, such updates go through the ring in segments, which is slower.
+        """
         assert self._port is not None
         n_bytes = 4 * math.prod(self.shape)
-        for _ in range(2):
-            offset = self._worker.reserve_staging(n_bytes, 0.5)
-            if offset is not None:
-                self._port.add_bounce(offset)
+        with contextlib.suppress(RegionError):
+            for _ in range(2):
+                offset = self._worker.reserve_staging(n_bytes, 0.5)
+                if offset is not None:
+                    self._port.add_bounce(offset)
 
     def _wait_for_room(self) -> None:
         assert self._port is not None

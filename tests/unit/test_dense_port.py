@@ -9,7 +9,7 @@ import pytest
 from harness import Rig, dense, floats
 
 from mpips import _native
-from mpips.errors import StallError
+from mpips.errors import RegionError, StallError
 from mpips.model.consistency import ASP, BSP, SSP, Compensate, Reject
 from mpips.model.optimizer import SGD
 from mpips.requests import PushResult
@@ -138,6 +138,22 @@ def test_without_room_for_a_bounce_buffer_the_ring_is_used(monkeypatch):
         assert worker.table("w").push(floats(n)).wait().applied == 1
     assert not port_of(worker).has_bounce
     assert (rig.values() == -floats(n)).all()
+
+
+def test_without_memory_for_a_bounce_buffer_the_ring_is_used(monkeypatch):
+    n = 5000
+    rig = Rig(dense(n))
+    monkeypatch.setattr("mpips.handles.dense._BOUNCE_BYTES", 1024)
+    worker = rig.worker(local=False)
+
+    def full(n_bytes, share):
+        raise RegionError("/dev/shm is too small")
+
+    monkeypatch.setattr(worker, "reserve_staging", full)
+    with rig.serving():
+        for _ in range(2):
+            assert worker.table("w").push(floats(n)).wait().applied == 1
+    assert (rig.values() == -2 * floats(n)).all()
 
 
 def test_staged_updates_are_read_in_place_and_checked():
