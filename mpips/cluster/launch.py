@@ -49,13 +49,22 @@ def local_size(env: Mapping[str, str] = os.environ) -> int:
     return 1
 
 
+def mpi_is_up() -> bool:
+    """Whether this process has initialised MPI."""
+    module = sys.modules.get("mpi4py.MPI")
+    return module is not None and bool(module.Is_initialized())
+
+
 def say_and_exit(message: str, code: int) -> NoReturn:
     """End this rank with an error that the others probably have, too: rank 0 says it.
 
-    The others give it the time to: a launcher ends all ranks as soon as one has failed. Whoever is still
-    there after that is alone with its error, and says it.
+    Once MPI is up, ranks have agreed on such an error and leave MPI together. Before that, the others give
+    rank 0 the time to speak: a launcher ends all ranks as soon as one has failed. Whoever is still there
+    then is alone with its error, and says it.
     """
     rank = launched_rank()
+    if rank != 0 and mpi_is_up():
+        sys.exit(code)
     if rank != 0:
         time.sleep(_FIRST_VOICE_S)
         message = f"rank {rank}: {message}"

@@ -149,3 +149,14 @@ def test_a_rank_that_is_alone_with_its_error_says_it(monkeypatch, capsys):
         launch.say_and_exit("no such file", 2)
     assert slept == [2.0]
     assert capsys.readouterr().err == "mpips: error: no such file\n"
+
+
+def test_ranks_that_have_agreed_on_an_error_leave_it_to_the_first(monkeypatch, capsys):
+    from mpips.cluster import launch
+
+    monkeypatch.setattr(launch, "mpi_is_up", lambda: True)
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "3")
+    with pytest.raises(SystemExit) as end:
+        launch.say_and_exit("no such file", 2)
+    assert end.value.code == 2
+    assert capsys.readouterr().err == ""
