@@ -138,6 +138,7 @@ def test_a_rank_that_is_alone_with_its_error_says_it(monkeypatch, capsys):
 
     slept = []
     monkeypatch.setattr(launch.time, "sleep", slept.append)
+    monkeypatch.setattr(launch, "mpi_is_up", lambda: False)
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "3")
     with pytest.raises(SystemExit) as end:
         launch.say_and_exit("no such file", 2)
