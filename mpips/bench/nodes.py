@@ -22,7 +22,6 @@ import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 AGENT = Path(__file__).with_name("node_agent.sh")
 SUBNET = "10.77.0"
@@ -116,12 +115,7 @@ class Nodes:
         """A block in which the nodes are there."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close them."""
         self.close()
 

@@ -28,7 +28,7 @@ from mpips.checkpoint.manifest import (
 )
 from mpips.checkpoint.plan import Hello, TablePlan
 from mpips.checkpoint.shards import ManifestHead
-from mpips.checkpoint.structure import load_hdf5, structure_sum
+from mpips.checkpoint.structure import load_writer, structure_sum
 from mpips.errors import CheckpointError
 
 PIECE_BYTES = 64 << 20
@@ -124,7 +124,7 @@ def mpips_version() -> str:
 
 def library_versions() -> dict[str, str]:
     """Versions of what wrote the checkpoint."""
-    h5py = load_hdf5()
+    h5py = load_writer()
     found = {
         "mpips": mpips_version(),
         "python": platform.python_version(),

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from mpips.checkpoint.manifest import DTYPES, DatasetEntry
 from mpips.checkpoint.steps import Background, Peers, Steps, until_done
-from mpips.checkpoint.structure import load_hdf5, write_all
+from mpips.checkpoint.structure import load_writer, write_all
 
 _FLUSH_BYTES = 64 << 20
 
@@ -136,7 +136,7 @@ class ParallelSink:
         self._path = path
         self._entries = datasets
         self._flusher = Flusher(path)
-        self._h5py = load_hdf5()
+        self._h5py = load_writer()
         self._file: Any = None
         self._open: dict[str, Any] = {}
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +23,8 @@ import numpy as np
 from mpips import _native
 from mpips.checkpoint.manifest import FORMAT, DatasetEntry, TableEntry
 from mpips.checkpoint.shards import ManifestHead
-from mpips.cluster.launch import keep_mpi_asleep
 from mpips.errors import CapabilityError
+from mpips.hdf5 import load_hdf5
 
 # Datasets of at least a page begin at one: they can be mapped, and no page is written by two tables.
 ALIGNMENT = 4096
@@ -45,27 +44,19 @@ _MEANINGS = {
 }
 
 
-def load_hdf5() -> Any:
-    """The module h5py. A build with MPI is kept from initialising MPI where nobody has.
+def load_writer() -> Any:
+    """The module h5py.
 
     Raises:
         CapabilityError: It cannot be imported.
     """
-    try:
-        if "h5py" not in sys.modules:
-            keep_mpi_asleep()
-        import h5py
-    except (ImportError, RuntimeError) as error:
-        raise CapabilityError(
-            f"writing checkpoints needs h5py (pip install h5py): {error}"
-        ) from None
-    return h5py
+    return load_hdf5("writing checkpoints")
 
 
 def hdf5_kind() -> str:
     """Which h5py is at hand: "parallel", "serial" or "none"."""
     try:
-        return "parallel" if load_hdf5().get_config().mpi else "serial"
+        return "parallel" if load_writer().get_config().mpi else "serial"
     except CapabilityError:
         return "none"
 
@@ -131,7 +122,7 @@ def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
 def _draw(
     image: int, head: ManifestHead, tables: Sequence[TableEntry], version: str
 ) -> list[list[int]]:
-    h5py = load_hdf5()
+    h5py = load_writer()
     # A Python file, because HDF5 wants a real path for any of its own.
     with (
         open(image, "r+b", buffering=0, closefd=False) as memory,
@@ -216,7 +207,7 @@ def _set_attributes(target: Any, values: Mapping[str, Any]) -> None:
 
 
 def _text(value: str) -> Any:
-    h5py = load_hdf5()
+    h5py = load_writer()
     data = value.encode() or b" "
     return np.array(data, h5py.string_dtype("utf-8", len(data)))
 

@@ -87,21 +87,6 @@ def _has_infiniband() -> bool:
     return folder.is_dir() and any(folder.iterdir())
 
 
-def keep_mpi_asleep() -> None:
-    """Let a library that imports mpi4py (h5py built with MPI) not start MPI, if nobody has yet.
-
-    `load_mpi` still can, later.
-    """
-    if "mpi4py.MPI" in sys.modules:
-        return
-    try:
-        import mpi4py
-    except ImportError:
-        return
-    mpi4py.rc.initialize = False
-    mpi4py.rc.finalize = True
-
-
 def load_mpi() -> MPI.Intracomm:
     """Initialise MPI (once) and return COMM_WORLD.
 

@@ -12,7 +12,8 @@ import numpy.typing as npt
 from mpips.data.dataset import DenseData
 from mpips.data.info import Part, describe
 from mpips.data.options import ReadOptions, Share
-from mpips.errors import CapabilityError, DataError
+from mpips.errors import DataError
+from mpips.hdf5 import load_hdf5
 
 BLOCK_BYTES = 16 << 20
 
@@ -47,10 +48,7 @@ def read_hdf5(path: str, options: ReadOptions, share: Share) -> Part:
         CapabilityError: h5py is not installed.
         DataError: The file is not HDF5, lacks a dataset, or shapes or dtypes do not fit.
     """
-    try:
-        import h5py
-    except ImportError as error:
-        raise CapabilityError(f"{path}: reading HDF5 needs h5py: pip install h5py") from error
+    h5py = load_hdf5(f"{path}: reading HDF5")
     with open(path, "rb"):
         pass
     if not h5py.is_hdf5(path):

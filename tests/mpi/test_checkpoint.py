@@ -23,13 +23,13 @@ from mpips.checkpoint import folder as folder_module
 from mpips.checkpoint import sinks as sinks_module
 from mpips.checkpoint.manifest import STATE
 from mpips.checkpoint.steps import Peers
-from mpips.checkpoint.structure import load_hdf5
+from mpips.checkpoint.structure import load_writer
 from mpips.checkpoint.writer import SERIAL_NOTE
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-PARALLEL = load_hdf5().get_config().mpi
+PARALLEL = load_writer().get_config().mpi
 modes = pytest.mark.parametrize(
     "parallel",
     [

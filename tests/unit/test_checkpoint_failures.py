@@ -32,7 +32,7 @@ from mpips.checkpoint import sinks as sinks_module
 from mpips.checkpoint.folder import FolderLock
 from mpips.checkpoint.manifest import STATE
 from mpips.checkpoint.steps import Peers, finish
-from mpips.checkpoint.structure import load_hdf5
+from mpips.checkpoint.structure import load_writer
 from mpips.errors import StallError
 
 GOOD = "step-000000000100"
@@ -138,7 +138,7 @@ def nobody() -> Iterator[None]:
 
 
 def test_a_read_only_folder() -> None:
-    load_hdf5()
+    load_writer()
     base = Path(tempfile.mkdtemp(prefix="test-read-only-"))
     try:
         base.chmod(0o555)
@@ -223,7 +223,7 @@ def test_no_h5py(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def load() -> None:
         raise mpips.CapabilityError("no h5py")
 
-    monkeypatch.setattr("mpips.checkpoint.structure.load_hdf5", load)
+    monkeypatch.setattr("mpips.checkpoint.structure.load_writer", load)
     with pytest.raises(mpips.CheckpointError, match="needs h5py on server 0: pip install h5py"):
         Contents().write(run, 200)
 

@@ -23,7 +23,7 @@ from mpips.checkpoint.manifest import MANIFEST, STATE, hexsum, pack_random, unpa
 from mpips.checkpoint.sinks import boxes
 from mpips.checkpoint.sorting import find_keys, take_rows
 from mpips.checkpoint.steps import Peers, finish
-from mpips.checkpoint.structure import load_hdf5
+from mpips.checkpoint.structure import load_writer
 from mpips.model.table import DenseTable, EmbeddingTable
 
 
@@ -36,7 +36,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_plain_h5py_finds_every_table_in_global_order(written: Path) -> None:
     contents = Contents()
-    with load_hdf5().File(written / STATE, "r") as file:
+    with load_writer().File(written / STATE, "r") as file:
         assert sorted(file["tables"]) == sorted(table.name for table in TABLES)
         for table in TABLES:
             group = file["tables"][table.name]

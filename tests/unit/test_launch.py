@@ -58,7 +58,8 @@ def test_a_process_may_use_no_more_cores_than_its_node_has() -> None:
 def test_mpi_sleeps_until_it_is_loaded() -> None:
     """A library that imports mpi4py (h5py built with MPI) does not start it; load_mpi does."""
     code = (
-        "from mpips.cluster.launch import keep_mpi_asleep, load_mpi\n"
+        "from mpips.cluster.launch import load_mpi\n"
+        "from mpips.hdf5 import keep_mpi_asleep\n"
         "keep_mpi_asleep()\n"
         "from mpi4py import MPI\n"
         "assert not MPI.Is_initialized()\n"
