@@ -30,6 +30,7 @@ def preflight(config: JobConfig) -> type[Task]:
     Raises:
         MpipsError: What is wrong, where, and what is accepted.
     """
+    launch.refuse_lonely_tasks()
     task = load_task(config.task)
     task_options(task, config.options)
     _check_table("table", config.table)

@@ -129,6 +129,9 @@ def run(
     size = comm.Get_size() if comm is not None else launch.launched_size()
     check_launch(settings, size)
     folder = Path(save) if save is not None else None
+    if comm is None:
+        with one_voice():
+            launch.refuse_lonely_tasks()
     if size == 1:
         with signals_unwind():
             saving = Saving(folder, new_token(), find_start(folder, resume, None).path)

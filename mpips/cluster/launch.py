@@ -38,7 +38,36 @@ def launched_rank(env: Mapping[str, str] = os.environ) -> int:
     for _, rank in _SIZE_RANK:
         if env.get(rank, "").isdigit():
             return int(env[rank])
+    if lonely_tasks(env) > 1 and env.get("SLURM_PROCID", "").isdigit():
+        return int(env["SLURM_PROCID"])
     return 0
+
+
+def lonely_tasks(env: Mapping[str, str] = os.environ) -> int:
+    """Tasks that srun started without any MPI between them; 1 wherever a launcher speaks for MPI.
+
+    Each of them would be rank 0 of 1, and all of them would do, and write, the same.
+    """
+    known = any(env.get(name, "").isdigit() for pair in _SIZE_RANK for name in pair)
+    if known or "SLURM_STEP_ID" not in env:
+        return 1
+    count = env.get("SLURM_STEP_NUM_TASKS") or env.get("SLURM_NTASKS") or "1"
+    return int(count) if count.isdigit() else 1
+
+
+def refuse_lonely_tasks(env: Mapping[str, str] = os.environ) -> None:
+    """Do not let N copies of a job run where one on N ranks is meant.
+
+    Raises:
+        CapabilityError: srun started several tasks without MPI; says how to start them instead.
+    """
+    n = lonely_tasks(env)
+    if n > 1:
+        raise CapabilityError(
+            f"srun started {n} tasks without MPI between them: each would be rank 0 of 1 and train alone; "
+            f"use srun --mpi=pmix (srun --mpi=list says what there is) or mpirun -n {n}, or -n 1 for "
+            "one process"
+        )
 
 
 def local_size(env: Mapping[str, str] = os.environ) -> int:
