@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from mpips.cli.doctor import command
-from mpips.doctor import machine, site, storage
+from mpips.doctor import cleaning, machine, site, storage
 from mpips.doctor.checks import CHECKS, run_checks
 from mpips.doctor.finding import as_json, as_line
 from mpips.doctor.situation import Done, Situation, Space, Stack, file_system, numbers
@@ -156,10 +156,6 @@ def not_permitted(here: Fake, patch: pytest.MonkeyPatch) -> None:
 
 
 def a_dead_segment(here: Fake, patch: pytest.MonkeyPatch) -> None:
-    left = machine.leftovers.__globals__  # the real one finds what lies in the folder
-    del left
-    from mpips.doctor import cleaning
-
     (here.shm / f"mpips-{os.geteuid()}-abc-s0").write_bytes(b"x" * 4096)
     patch.setattr(machine, "leftovers", cleaning.leftovers)
     here.temporary = here.shm

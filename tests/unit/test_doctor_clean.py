@@ -1,0 +1,214 @@
+"""`mpips doctor --clean` removes what is proven to be of a dead run, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mpips.doctor import cleaning
+from mpips.doctor.cleaning import Users, find_users, leftovers
+from mpips.transport.region import SHM, new_token, region_name, unlink_job
+
+HOST = socket.gethostname().split(".")[0]
+UID = os.geteuid()
+LONG_AGO = time.time() - 3600
+
+
+@pytest.fixture(autouse=True)
+def _all_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine where this user's processes can all be seen."""
+    real = find_users
+    monkeypatch.setattr(cleaning, "find_users", lambda: Users(real().files, ""))
+
+
+def old(path: Path) -> Path:
+    """As if nobody had touched it for an hour: the time of change cannot be set, so it is ignored."""
+    os.utime(path, (LONG_AGO, LONG_AGO))
+    return path
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An hour later."""
+    now = time.time()
+    monkeypatch.setattr(cleaning.time, "time", lambda: now + 3600)
+
+
+def by_name(folder: Path) -> dict[str, cleaning.Leftover]:
+    return {left.path.name: left for left in leftovers(folder, folder)}
+
+
+def segment(folder: Path, name: str) -> Path:
+    path = folder / name
+    path.write_bytes(b"x" * 4096)
+    return path
+
+
+@pytest.mark.usefixtures("later")
+def test_a_segment_of_open_mpi_that_nobody_uses_is_dead(tmp_path: Path) -> None:
+    name = f"sm_segment.{HOST}.{UID}.1f2e0001.0"
+    segment(tmp_path, name)
+    segment(tmp_path, f"vader_segment.{HOST}.{UID}.7.1")
+    found = by_name(tmp_path)
+    assert len(found) == 2
+    assert all(left.dead and left.n_bytes >= 4096 for left in found.values())
+
+
+@pytest.mark.usefixtures("later")
+def test_segments_of_others_are_not_looked_at(tmp_path: Path) -> None:
+    for name in (
+        f"sm_segment.otherhost.{UID}.1f2e0001.0",
+        f"sm_segment.{HOST}.{UID + 1}.1f2e0001.0",
+        f"sm_segment.{HOST}.{UID}.1f2e0001.0.backup",
+        "precious_segment.txt",
+    ):
+        segment(tmp_path, name)
+    (tmp_path / f"sm_segment.{HOST}.{UID}.2.0").symlink_to("/etc/passwd")
+    assert by_name(tmp_path) == {}
+
+
+def test_what_was_just_made_is_left_alone(tmp_path: Path) -> None:
+    name = f"sm_segment.{HOST}.{UID}.1f2e0001.0"
+    old(segment(tmp_path, name))  # its inode was changed just now
+    left = by_name(tmp_path)[name]
+    assert not left.dead
+    assert "younger" in left.why
+
+
+@pytest.mark.usefixtures("later")
+@pytest.mark.parametrize("how", ["open", "mapped"])
+def test_a_segment_that_a_process_has_is_not_dead(tmp_path: Path, how: str) -> None:
+    name = f"sm_segment.{HOST}.{UID}.1f2e0001.0"
+    path = segment(tmp_path, name)
+    program = (
+        "import mmap, os, sys\n"
+        "fd = os.open(sys.argv[1], os.O_RDWR)\n"
+        "held = mmap.mmap(fd, 4096) if sys.argv[2] == 'mapped' else fd\n"
+        "os.close(fd) if sys.argv[2] == 'mapped' else None\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(path), how],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        alive = by_name(tmp_path)[name]
+        child.communicate("")
+    assert (alive.dead, alive.why) == (False, "a process uses it")
+    assert by_name(tmp_path)[name].dead
+
+
+@pytest.mark.usefixtures("later")
+def test_nothing_is_dead_where_processes_cannot_be_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segment(tmp_path, f"sm_segment.{HOST}.{UID}.1f2e0001.0")
+    (tmp_path / "ompi.999999999").mkdir()
+    monkeypatch.setattr(cleaning, "find_users", lambda: Users(set(), "in a container"))
+    found = by_name(tmp_path)
+    assert len(found) == 2
+    assert not any(left.dead for left in found.values())
+
+
+def gone() -> int:
+    """The id of a process that has ended."""
+    child = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    child.wait()
+    return child.pid
+
+
+@pytest.mark.usefixtures("later")
+def test_session_folders_are_dead_with_their_process(tmp_path: Path) -> None:
+    dead, alive = gone(), os.getpid()
+    for pid in (dead, alive):
+        for name in (f"ompi.{pid}", f"prte.{HOST}.{pid}.{UID}", f"ompi.{HOST}.{UID}/pid.{pid}"):
+            (tmp_path / name / "1").mkdir(parents=True)
+            segment(tmp_path / name / "1", "hwloc.sm")
+    (tmp_path / "ompi.notes").mkdir()
+    found = by_name(tmp_path)
+    assert {name for name, left in found.items() if left.dead} == {
+        f"ompi.{dead}",
+        f"prte.{HOST}.{dead}.{UID}",
+        f"pid.{dead}",
+    }
+    assert f"process {alive} is there" in found[f"ompi.{alive}"].why
+    assert "ompi.notes" not in found
+
+
+@pytest.mark.usefixtures("later")
+def test_a_session_folder_in_use_is_not_dead_whatever_its_number(tmp_path: Path) -> None:
+    """In another process namespace its process has another number."""
+    folder = tmp_path / f"ompi.{gone()}"
+    folder.mkdir()
+    with segment(folder, "hwloc.sm").open("rb"):
+        assert not by_name(tmp_path)[folder.name].dead
+    assert by_name(tmp_path)[folder.name].dead
+
+
+@pytest.mark.usefixtures("later")
+def test_clean_removes_the_dead_and_keeps_the_rest(tmp_path: Path) -> None:
+    dead = segment(tmp_path, f"sm_segment.{HOST}.{UID}.1.0")
+    folder = tmp_path / f"ompi.{gone()}"
+    (folder / "deep").mkdir(parents=True)
+    kept = tmp_path / f"ompi.{os.getpid()}"
+    kept.mkdir()
+    other = segment(tmp_path, "something.else")
+    removed = {left.path for left in cleaning.clean(tmp_path, tmp_path) if left.dead}
+    assert removed == {dead, folder}
+    assert not dead.exists()
+    assert not folder.exists()
+    assert kept.is_dir()
+    assert other.is_file()
+
+
+HOLDER = """
+import sys
+from mpips.transport.region import Regions
+held = Regions(sys.argv[1], shared=True).create("s0", 8192)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_command_removes_regions_of_killed_runs_and_says_so() -> None:
+    tokens = new_token(), new_token()
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", HOLDER, token],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for token in tokens
+    ]
+    names = [region_name(token, "s0") for token in tokens]
+    try:
+        for child in children:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "ready\n"
+        children[0].kill()
+        children[0].wait()
+        command = [sys.executable, "-m", "mpips", "doctor", "--clean", "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        rows = {Path(row["path"]).name: row for row in json.loads(done.stdout)["found"]}
+        assert rows[names[0]]["removed"] is True
+        assert rows[names[0]]["bytes"] == 8192
+        assert rows[names[1]]["removed"] is False
+        assert not (SHM / names[0]).exists()
+        assert (SHM / names[1]).exists()
+    finally:
+        for child, token in zip(children, tokens, strict=True):
+            child.kill()
+            child.communicate()
+            unlink_job(token)
