@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import sys
 from typing import Any
 
@@ -10,6 +12,8 @@ from mpips.errors import CapabilityError
 
 def keep_mpi_asleep() -> None:
     """Let a library that imports mpi4py (h5py built with MPI) not start MPI, if nobody has yet.
+
+    MPI's library is loaded, but not initialised.
 
     `mpips.cluster.launch.load_mpi` still can, later.
     """
@@ -21,6 +25,10 @@ def keep_mpi_asleep() -> None:
         return
     mpi4py.rc.initialize = False
     mpi4py.rc.finalize = True
+    # HDF5 asks for "libmpi" by its short name and takes one that is loaded already, else the system's:
+    # let mpi4py be first, which knows the right one. (mpirun sets a path for both, srun does not.)
+    with contextlib.suppress(ImportError, RuntimeError):
+        importlib.import_module("mpi4py.MPI")
 
 
 def load_hdf5(what: str) -> Any:

@@ -142,3 +142,22 @@ def test_mpi_sleeps_until_it_is_loaded() -> None:
         "assert MPI.Is_initialized()\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_hdf5_takes_the_mpi_that_mpi4py_knows() -> None:
+    """Without the path that mpirun sets, HDF5 by itself would load the system's MPI."""
+    env = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
+    version = "from mpi4py import MPI; print(MPI.Get_library_version())"
+    hdf5 = "from mpips.hdf5 import load_hdf5; load_hdf5('this test'); "
+    alone, after_hdf5 = (
+        subprocess.run(
+            [sys.executable, "-c", f"import mpi4py; mpi4py.rc.initialize = False; {code}{version}"],
+            env=env,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        ).stdout
+        for code in ("", hdf5)
+    )
+    assert after_hdf5 == alone
