@@ -11,6 +11,7 @@
 #   HDF5_DIR=DIR                 where parallel HDF5 lies, if h5pcc is not on PATH
 #   MPIPS_PYTHON=PYTHON          the interpreter to make .venv with; 3.10 or newer
 #   MPIPS_XXHASH_DIR=DIR         the folder of xxhash.h
+#   MPIPS_SETUP_TESTS=1          also what only the tests use (shellcheck, a Slurm); tests/run.sh sets it
 # Exit codes: 0 ready, 1 a step failed, 2 bad usage, 69 something must be installed by you first.
 set -euo pipefail
 
@@ -76,7 +77,7 @@ install_packages() {
   # Package lists may be there already; fetching them is the slow part.
   if ! apt_install "$@"; then
     apt-get update >>"$log" 2>&1 </dev/null || true
-    apt_install "$@" || true
+    apt_install "$@" || apt_one_by_one "$@"
   fi
   hash -r
 }
@@ -84,6 +85,14 @@ install_packages() {
 apt_install() {
   DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@" \
     >>"$log" 2>&1 </dev/null
+}
+
+# What cannot be had shall not keep the others away.
+apt_one_by_one() {
+  local package
+  for package in "$@"; do
+    apt_install "$package" || true
+  done
 }
 
 # Ask the machine for what pip cannot bring: by apt where we may, else by one message.

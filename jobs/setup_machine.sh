@@ -166,6 +166,16 @@ conveniences() {
   if ! command -v h5ls >/dev/null; then echo hdf5-tools; fi
   if ! command -v ip >/dev/null; then echo iproute2; fi
   if ! command -v make >/dev/null; then echo make; fi
+  if [[ -n ${MPIPS_SETUP_TESTS:-} ]]; then test_tools; fi
+}
+
+# test_tools: what tests/run.sh can do more with. Where there is an sbatch, the site's Slurm is left alone.
+test_tools() {
+  if ! command -v shellcheck >/dev/null; then echo shellcheck; fi
+  if ! command -v sbatch >/dev/null; then
+    echo slurm-wlm
+    echo munge
+  fi
 }
 
 # apt_names FAMILY THING...: the packages of Debian and Ubuntu.

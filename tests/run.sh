@@ -190,7 +190,7 @@ finish() {
   echo "$passed passed, $failed failed, $skipped skipped"
 }
 
-if ! bash jobs/setup.sh; then
+if ! MPIPS_SETUP_TESTS=1 bash jobs/setup.sh; then
   failed=1
   finish
   exit 1

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = sorted([*ROOT.glob("jobs/*.sh"), *ROOT.glob("tests/*.sh"), ROOT / ".ci/run"])
+SCRIPTS = [*ROOT.glob("jobs/*.sh"), *ROOT.glob("jobs/*.sbatch"), *ROOT.glob("tests/*.sh")]
+SCRIPTS = sorted([*SCRIPTS, ROOT / ".ci/run"])
 TOOLS = """bash cat cut date dirname env find flock grep head ls lscpu mkdir mv nproc paste rm sha256sum
     sort tail touch tr uname wc xargs"""
 
@@ -239,9 +240,36 @@ def test_a_convenience_that_apt_cannot_bring_is_no_failure(tmp_path: Path) -> No
     for _ in range(2):
         done = machine.call(call)
         assert done.returncode == 0, done.stderr
-    # It updates its lists and tries again, but not at the next set-up.
-    verbs = [line.split()[0] for line in (tmp_path / "apt.log").read_text().splitlines()]
-    assert verbs == ["install", "update", "install"]
+    # It updates its lists and tries again, then each by itself; but not at the next set-up.
+    calls = [line.split() for line in (tmp_path / "apt.log").read_text().splitlines()]
+    packages = calls[0][3:]
+    assert [call[0] for call in calls[:3]] == ["install", "update", "install"]
+    assert [call[3:] for call in calls[3:]] == [[package] for package in packages]
+
+
+def test_what_cannot_be_had_keeps_nothing_else_away(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, uid=0)
+    machine.add_python()
+    compiler = machine.bin / "c++"
+    machine.add(
+        "apt-get",
+        f'echo "$*" >>{tmp_path}/apt.log\n'
+        '[[ "$*" == "install -y --no-install-recommends g++" ]] || exit 100\n'
+        f"echo 'cat >/dev/null' >{compiler}; chmod +x {compiler}",
+    )
+    (machine.bin / "chmod").symlink_to(shutil.which("chmod") or "")
+    done = machine.call('mkdir -p "$state"; prepare_machine wheel serial')
+    assert done.returncode == 0, done.stderr
+
+
+def test_only_the_tests_get_a_slurm_and_only_where_there_is_none(machine: Machine) -> None:
+    tools = ["shellcheck", "slurm-wlm", "munge"]
+    assert not set(tools) & set(machine.call("conveniences").stdout.split())
+    asked = machine.call("conveniences", MPIPS_SETUP_TESTS="1").stdout.split()
+    assert asked[-3:] == tools
+    machine.add("sbatch", "")
+    asked = machine.call("conveniences", MPIPS_SETUP_TESTS="1").stdout.split()
+    assert set(tools) & set(asked) == {"shellcheck"}
 
 
 def test_a_step_is_done_only_with_the_same_key(machine: Machine) -> None:
