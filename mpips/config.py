@@ -114,12 +114,83 @@ class TableConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     check_finite: bool | None = None
 
 
+class SlurmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """[slurm]: what `mpips submit` asks of Slurm. `mpips train` does not read it.
+
+    Attributes:
+        launcher: "mpirun", "srun" or "restart"; see jobs/README.md.
+        nodes: To work on.
+        ranks_per_node: Ranks a node.
+        cpus_per_rank: CPUs a rank.
+        time: Limit of one turn, in a form that Slurm knows: "04:00:00", "1-12", "90".
+        warn_s: Seconds before the limit at which the job is told to write a checkpoint.
+        partition, account, qos: "": the site's default.
+        spares: Launcher "restart": so many nodes more, for when some are lost.
+        sbatch: Further options of sbatch, as "--mem=64G".
+    """
+
+    launcher: str = "mpirun"
+    nodes: int = 1
+    ranks_per_node: int = 4
+    cpus_per_rank: int = 1
+    time: str = "01:00:00"
+    warn_s: int = 180
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    spares: int = 0
+    sbatch: tuple[str, ...] = ()
+
+    def check(self) -> SlurmConfig:
+        """Itself, if all values are possible.
+
+        Raises:
+            ConfigError: Names the option, its value and what is accepted.
+        """
+        if self.launcher not in ("mpirun", "srun", "restart"):
+            raise ConfigError(
+                f"slurm.launcher = {self.launcher!r}: mpirun, srun and restart are accepted"
+            )
+        for name in ("nodes", "ranks_per_node", "cpus_per_rank"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"slurm.{name} = {getattr(self, name)}: 1 or more is accepted")
+        # Slurm stores the lead in 16 bits.
+        for name, most in (("warn_s", 65535), ("spares", 65535)):
+            if not 0 <= getattr(self, name) <= most:
+                raise ConfigError(f"slurm.{name} = {getattr(self, name)}: 0 to {most} is accepted")
+        limit_s = _slurm_seconds(self.time)
+        if limit_s is None:
+            raise ConfigError(
+                f"slurm.time = {self.time!r}: minutes, hours:minutes:seconds or days-hours is accepted"
+            )
+        if limit_s <= self.warn_s:
+            raise ConfigError(
+                f"slurm.time = {self.time!r} with slurm.warn_s = {self.warn_s}: the warning would come "
+                "before the job has begun; give more time or a shorter warning"
+            )
+        return self
+
+
+def _slurm_seconds(text: str) -> int | None:
+    """A time limit as Slurm reads it, in seconds; None if it is none."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+(?::\d+){0,2})", text)
+    if match is None:
+        return None
+    parts = [int(part) for part in match[2].split(":")]
+    if match[1] is not None:
+        fields = [int(match[1]) * 24 + parts[0], *parts[1:], 0, 0][:3]
+    else:
+        # Without days one number is minutes, and two are minutes and seconds.
+        fields = {1: [0, *parts, 0], 2: [0, *parts], 3: parts}[len(parts)]
+    return fields[0] * 3600 + fields[1] * 60 + fields[2]
+
+
 class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A training job.
 
     Attributes:
         task: "softmax", "mlp", "logistic", "fm", or "module:Class" of the user's own.
-        data, train, cluster, checkpoint, table, tables: See the structs.
+        data, train, cluster, checkpoint, slurm, table, tables: See the structs.
         options: The task's own options.
     """
 
@@ -128,6 +199,7 @@ class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     train: TrainConfig = TrainConfig()
     cluster: SessionOptions = SessionOptions()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    slurm: SlurmConfig = SlurmConfig()
     table: TableConfig = TableConfig()
     tables: dict[str, TableConfig] = {}
     options: dict[str, Any] = {}

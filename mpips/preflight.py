@@ -24,8 +24,12 @@ from mpips.session import check_launch
 from mpips.tasks import Task, load_task
 
 
-def preflight(config: JobConfig) -> type[Task]:
+def preflight(config: JobConfig, n_ranks: int | None = None) -> type[Task]:
     """Check a job as far as that needs neither data nor MPI; returns the task's class.
+
+    Args:
+        config: The job.
+        n_ranks: Ranks that it will have; None: those of this launch.
 
     Raises:
         MpipsError: What is wrong, where, and what is accepted.
@@ -36,7 +40,7 @@ def preflight(config: JobConfig) -> type[Task]:
     _check_table("table", config.table)
     for name, table in config.tables.items():
         _check_table(f"tables.{name}", merged(config.table, table))
-    check_launch(config.cluster, launch.launched_size())
+    check_launch(config.cluster, n_ranks or launch.launched_size())
     check_checkpoints(config.checkpoint)
     for path in (config.data.train, config.data.test):
         if path and path != "digits" and not Path(path).is_file():

@@ -15,6 +15,7 @@ _COMMANDS = {
     "bench": "mpips.cli.bench",
     "ckpt": "mpips.cli.ckpt",
     "doctor": "mpips.cli.doctor",
+    "submit": "mpips.cli.submit",
     "train": "mpips.cli.train",
 }
 

@@ -45,6 +45,7 @@ LAYERS = {
     "preflight": 6,
     "train": 6,
     "resume": 6,
+    "submit": 6,
     "cli": 6,
     "bench": 6,
     "doctor": 6,

@@ -1,0 +1,46 @@
+"""`mpips submit` on a real Slurm: jobs run as they were written, impossible ones never wait."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import launcher
+from slurm import Slurm
+
+from mpips.checkpoint import open_checkpoint
+
+MPIPS = launcher.REPOSITORY / ".venv/bin/mpips"
+JOB = launcher.REPOSITORY / "jobs/configs/digits.toml"
+
+
+def test_a_submitted_job_runs_with_its_own_copy(cluster: Slurm, tmp_path: Path) -> None:
+    job = tmp_path / "mine.toml"
+    job.write_text(JOB.read_text())
+    done = cluster.run(
+        *(MPIPS, "submit", "mine.toml", "--nodes=2", "--ranks-per-node=2", "--time=10"),
+        *("--set", "train.epochs=1"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    # What is changed after that concerns later jobs only.
+    job.write_text("nonsense")
+    number = re.match(r"job (\d+) \(mine\) is submitted", done.stdout)
+    assert number is not None, done.stdout
+    shown = cluster.wait(number[1])
+    output = cluster.output(shown)
+    assert shown["JobState"] == "COMPLETED", output
+    assert (shown["JobName"], shown["NumNodes"], shown["TimeLimit"]) == ("mine", "2", "00:10:00")
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert Path(shown["StdOut"]) == folder / f"slurm-{number[1]}.out"
+    with open_checkpoint(folder / "checkpoints/latest") as checkpoint:
+        assert checkpoint.manifest.step > 0
+
+
+def test_a_job_larger_than_the_cluster_is_refused_at_once(cluster: Slurm, tmp_path: Path) -> None:
+    # sbatch by itself would take it, and it would wait for ever.
+    done = cluster.run(MPIPS, "submit", JOB, "--nodes=5", cwd=tmp_path, timeout_s=20)
+    assert done.returncode == 2
+    assert "Slurm refuses the job: Requested node configuration is not available" in done.stderr
+    assert "main*: 4 nodes of 4 CPUs, at most infinite" in done.stderr
+    assert not cluster.run("squeue", "--noheader").stdout
