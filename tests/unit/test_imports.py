@@ -24,6 +24,7 @@ LAYERS = {
     "model": 1,
     "data": 1,
     "options": 1,  # plain values
+    "rundir": 1,
     "config": 1,
     "overrides": 1,
     "placement": 1,
