@@ -73,12 +73,20 @@ class CheckpointConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             checkpoint. Training goes on after the epochs that it has behind it.
         keep_last: So many of the newest checkpoints stay.
         keep_every: And the first at or after each multiple of so many steps; 0: none for this reason.
+        every_steps: A checkpoint at each multiple of so many steps, while training goes on; 0: not for
+            this reason.
+        every_s: And after so many seconds; 0: not for this reason.
+        on_usr1: SIGUSR1, to any rank or to mpirun, asks for one, too; then "continue", or "exit" with
+            code 75.
     """
 
     folder: str = ""
     resume: str = "auto"
     keep_last: int = 3
     keep_every: int = 0
+    every_steps: int = 0
+    every_s: float = 0.0
+    on_usr1: str = "continue"
 
 
 class TableConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -8,6 +8,7 @@ non-blocking barrier with a deadline.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
@@ -23,11 +24,14 @@ from mpips import _native
 from mpips.cluster.cluster import Cluster
 from mpips.cluster.control import Client, Endpoint
 from mpips.cluster.messages import Report
+from mpips.cuts.conductor import Conductor, LeavingError
+from mpips.cuts.keeper import Keeper
+from mpips.cuts.triggers import UserSignal
 from mpips.errors import ConfigError, MpipsError, StallError
 from mpips.model.table import Table, fingerprint
 from mpips.options import SessionOptions
 from mpips.placement import Placement, place
-from mpips.saving import Saver, Saving, restore
+from mpips.saving import Saving, restore
 from mpips.scheduler import JobFailure, Scheduler
 from mpips.server import Server
 from mpips.transport.channel import Channel
@@ -35,7 +39,7 @@ from mpips.transport.connect import Connector
 from mpips.transport.p2p import P2pService
 from mpips.transport.region import Regions, attach, sweep
 from mpips.transport.rma import make_window
-from mpips.worker import Worker
+from mpips.worker import Worker, needs_common_clock
 
 Main = Callable[[Worker], Any]
 OnReport = Callable[[int, Report], None]
@@ -224,14 +228,34 @@ class Job:
             scheduler = Scheduler(
                 endpoint, c.assignment, list(c.topology.pids), self.options.timeout_s, on_report
             )
+            scheduler.conductor = self._make_conductor(scheduler)
         try:
-            value, summary = self._play(main, client, scheduler)
+            with UserSignal(self._saving.folder is not None) as signalled:
+                client.signalled = signalled.take
+                if scheduler is not None:
+                    scheduler.signalled = signalled.take
+                value, summary = self._play(main, client, scheduler)
             self._meet()
         except (KeyboardInterrupt, SystemExit) as error:
             self._die(error)
         except BaseException as error:
             self._fail(error, client, scheduler)
         return value, msgspec.json.decode(summary)
+
+    def _make_conductor(self, scheduler: Scheduler) -> Conductor | None:
+        if self._saving.folder is None:
+            return None
+        a = self.cluster.assignment
+        return Conductor(
+            self._saving.triggers,
+            needs_common_clock(self.tables),
+            self._saving.steps_before,
+            len(a.workers),
+            len(a.servers),
+            scheduler.tell_worker,
+            scheduler.tell_servers,
+            self.options.timeout_s,
+        )
 
     def _play(self, main: Main, client: Client, scheduler: Scheduler | None) -> tuple[Any, bytes]:
         c = self.cluster
@@ -255,6 +279,8 @@ class Job:
             client,
             self._staging if any(ch.name == "shm" for ch in self._channels) else None,
             self.options.timeout_s,
+            self._saving.position(self.options.seed, c.worker, len(c.assignment.workers)),
+            self._saving.triggers.every_steps if self._saving.folder is not None else 0,
         )
         client.state = "computing"
         with threadpool_limits(self._threads):
@@ -274,43 +300,54 @@ class Job:
         assert self.server is not None
         client.state = "serving"
         last = 0.0
+        keeper = self._make_keeper(client, scheduler)
 
-        def poll() -> None:
+        def poll() -> bool:
             nonlocal last
             if scheduler is None:
                 client.poll()
             elif time.monotonic() - last > 0.002:
                 last = time.monotonic()
                 scheduler.poll()
+            return keeper.poll()
 
         if scheduler is None:
             self.server.serve(self._remote, poll, lambda: client.stopped)
             client.state = "writing a checkpoint"
-            client.done(msgspec.json.encode(self._save(poll)))
+            client.done(msgspec.json.encode(self._save(keeper, poll)))
             return self._farewell(client)
         # Two ranks: this one schedules too, and hears of its own end from itself.
         rank = self.cluster.rank
         self.server.serve(self._remote, poll, lambda: scheduler.workers_done)
-        scheduler.take_own(rank, msgspec.json.encode(self._save(poll)))
+        scheduler.take_own(rank, msgspec.json.encode(self._save(keeper, poll)))
         return scheduler.summary
 
-    def _save(self, poll: Callable[[], None]) -> dict[str, Any]:
-        """Save what the servers hold, if it is wanted; this server's statistics. All servers do it."""
-        assert self.server is not None
-        saver = Saver(
+    def _make_keeper(self, client: Client, scheduler: Scheduler | None) -> Keeper:
+        server = self.server
+        assert server is not None
+        tell = client.tell
+        if scheduler is not None:
+            tell = functools.partial(scheduler.take_cut, server.index)
+        keeper = Keeper(
             self._saving,
-            self.server,
+            server,
             self.placement,
             self.tables,
             len(self.cluster.assignment.workers),
             self._server_comm,
             self.options.timeout_s,
+            tell,
         )
-        saver.save(poll)
-        statistics = self.server.statistics()
-        if saver.result is not None:
-            statistics["checkpoint"] = saver.result
-        return statistics
+        client.on_cut = keeper.take
+        if scheduler is not None:
+            scheduler.on_cut = keeper.take
+        return keeper
+
+    def _save(self, keeper: Keeper, poll: Callable[[], object]) -> dict[str, Any]:
+        """Save what the servers hold, if it is wanted; this server's statistics. All servers do it."""
+        assert self.server is not None
+        keeper.save(poll)
+        return {**self.server.statistics(), **keeper.statistics()}
 
     def _meet(self) -> None:
         """The last common point: after it nobody touches anybody's memory."""
@@ -351,6 +388,9 @@ class Job:
         """Get the error printed once and the job ended. Does not return."""
         self.regions.unlink()
         self.cluster.last_rites()
+        if isinstance(error, LeavingError):
+            print(f"mpips: leaving: {error}", file=sys.stderr, flush=True)
+            self.cluster.abort(error.exit_code)
         message, code = self._verdict(error)
         if scheduler is None:
             client.fail(message, code, patience_s=3.0)

@@ -6,14 +6,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpips import _native
+from mpips.cluster.messages import Agreed, Ask, Message, Saved, Taken, ToWorker
+from mpips.cluster.pending import PendingCut
+from mpips.cuts.conductor import Conductor
+from mpips.cuts.keeper import Keeper
+from mpips.cuts.triggers import UserSignal
 from mpips.model.table import Table
 from mpips.options import SessionOptions
-from mpips.placement import place
-from mpips.saving import Saver, Saving, restore
+from mpips.placement import Placement, place
+from mpips.saving import Saving, restore
 from mpips.server import Server
 from mpips.transport.channel import LocalChannel
 from mpips.transport.region import Regions, new_token
-from mpips.worker import Worker
+from mpips.worker import Worker, needs_common_clock
 
 
 class LocalControl:
@@ -23,11 +28,34 @@ class LocalControl:
         """`on_report(epoch, step, samples, loss_sum)` shows progress."""
         self.state = "computing"
         self.clock = 0
+        self.cut = PendingCut()
+        self.conductor: Conductor | None = None
         self._on_report = on_report
         self._parts: dict[str, bytes] = {}
 
     def poll(self) -> None:
-        """Nothing arrives from anywhere."""
+        """Nothing arrives from anywhere; checkpoints become due."""
+        if self.conductor is not None:
+            self.conductor.hear(0, self.clock)
+            self.conductor.poll()
+
+    def hurry(self) -> None:
+        """See mpips.worker.ControlPlane."""
+
+    def tell(self, message: Message) -> None:
+        """See mpips.worker.ControlPlane."""
+        if self.conductor is None:
+            return
+        if isinstance(message, Ask):
+            self.conductor.ask(message)
+        elif isinstance(message, Agreed):
+            self.conductor.agreed(0, message)
+
+    def take(self, worker: int, message: ToWorker) -> None:
+        """A message of the conductor to the worker."""
+        answer = self.cut.take(message, self.clock)
+        if answer is not None:
+            self.tell(answer)
 
     def contribute(self, name: str, payload: bytes, everyone: bool) -> None:
         """See mpips.worker.ControlPlane."""
@@ -43,6 +71,69 @@ class LocalControl:
             self._on_report(epoch, step, samples, loss_sum)
 
 
+class LocalKeeping:
+    """Checkpoints where all roles are in one process: the same parts, called one by the other."""
+
+    def __init__(
+        self,
+        saving: Saving,
+        options: SessionOptions,
+        tables: Sequence[Table],
+        control: LocalControl,
+    ) -> None:
+        """`connect` comes before anything else."""
+        self._saving = saving
+        self._options = options
+        self._tables = tables
+        self._control = control
+
+    def connect(self, server: Server, placement: Placement) -> None:
+        """Make the server's part, and the scheduler's if checkpoints are wanted."""
+        timeout_s = self._options.timeout_s
+        self.keeper = Keeper(
+            self._saving, server, placement, self._tables, 1, None, timeout_s, self._said
+        )
+        if self._saving.folder is None:
+            return
+        self._control.conductor = Conductor(
+            self._saving.triggers,
+            needs_common_clock(self._tables),
+            self._saving.steps_before,
+            1,
+            1,
+            self._control.take,
+            self.keeper.take,
+            timeout_s,
+        )
+
+    def _said(self, message: Message) -> None:
+        conductor = self._control.conductor
+        assert conductor is not None
+        if isinstance(message, Taken):
+            conductor.taken(0, message)
+        elif isinstance(message, Saved):
+            conductor.saved(0, message)
+
+    def poll(self, signalled_at: float) -> bool:
+        """A bounded piece of what there is to do; True: it did something."""
+        conductor = self._control.conductor
+        if conductor is None:
+            return False
+        if signalled_at:
+            conductor.ask(Ask("signal", signalled_at))
+        return self.keeper.poll()
+
+    def end(self) -> dict[str, Any]:
+        """The worker has finished: write what is under way, then the end; statistics of the server."""
+        conductor = self._control.conductor
+        if conductor is not None:
+            conductor.worker_done(0)
+            while conductor.busy:
+                self.keeper.poll()
+        self.keeper.save(lambda: None)
+        return self.keeper.statistics()
+
+
 def run_local(
     main: Callable[[Worker], Any],
     tables: Sequence[Table],
@@ -54,7 +145,8 @@ def run_local(
     placement = place(tables, 1, 1, options.ring_slots, options.slot_kib * 1024)
     regions = Regions(new_token(), shared=False)
     server = Server(0, tables, placement, regions, options.seed, True, None)
-    if saving is not None and saving.start is not None:
+    saving = saving or Saving(None, regions.token)
+    if saving.start is not None:
         restore(server, placement, tables, saving.start)
     layout = placement.layouts[0]
     writer = _native.RingWriter(
@@ -68,22 +160,37 @@ def run_local(
     )
     staging = regions.create_sparse("w0", options.staging_mib << 20)
     server.core.set_staging(0, staging)
-    channel = LocalChannel(server.region, layout, writer, 1, server.drain)
     control = LocalControl(on_report)
-    worker = Worker(
-        0, ["worker 0"], tables, placement, [channel], control, staging, options.timeout_s
-    )
-    value = main(worker)
-    worker.finish()
-    served = server.statistics()
-    if saving is not None:
-        saver = Saver(saving, server, placement, tables, 1, None, options.timeout_s)
-        saver.save(lambda: None)
-        if saver.result is not None:
-            served["checkpoint"] = saver.result
+    keeping = LocalKeeping(saving, options, tables, control)
+    keeping.connect(server, placement)
+    with UserSignal(saving.folder is not None) as signalled:
+
+        def drain() -> int:
+            consumed = server.drain()
+            if keeping.poll(signalled.take()):
+                consumed += server.drain()  # what stood behind a cut
+            return consumed
+
+        channel = LocalChannel(server.region, layout, writer, 1, drain)
+        worker = Worker(
+            0,
+            ["worker 0"],
+            tables,
+            placement,
+            [channel],
+            control,
+            staging,
+            options.timeout_s,
+            saving.position(options.seed, 0, 1),
+            saving.triggers.every_steps if saving.folder is not None else 0,
+        )
+        value = main(worker)
+        worker.finish()
+        kept = keeping.end()
+    cuts = {} if control.conductor is None else {"checkpoints": control.conductor.statistics}
     statistics = {
-        "servers": [served],
+        "servers": [{**server.statistics(), **kept}],
         "workers": [{"worker": 0, "pushes": worker.counters()}],
-        "scheduler": {"messages": 0, "polls": 0},
+        "scheduler": {"messages": 0, "polls": 0, **cuts},
     }
     return value, statistics

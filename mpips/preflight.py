@@ -13,6 +13,7 @@ from mpips.checkpoint import Retention
 from mpips.checkpoint.structure import hdf5_kind
 from mpips.cluster import launch
 from mpips.config import CheckpointConfig, JobConfig, TableConfig, check_known, convert
+from mpips.cuts.triggers import Triggers
 from mpips.errors import CapabilityError, ConfigError
 from mpips.model.consistency import BSP
 from mpips.model.initializer import Initializer
@@ -56,6 +57,7 @@ def check_checkpoints(options: CheckpointConfig) -> None:
         CapabilityError: Saving is wanted and there is no h5py.
     """
     Retention(options.keep_last, options.keep_every)
+    Triggers(options.every_steps, options.every_s, options.on_usr1).check("checkpoint.")
     if options.resume not in RESUME_WORDS and not Path(options.resume).is_dir():
         raise ConfigError(
             f"resume = {options.resume!r}: 'auto', 'never' or the folder of a checkpoint is accepted"

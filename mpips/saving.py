@@ -1,34 +1,18 @@
-"""What a job keeps: the state of its servers as a checkpoint at the end, and where it starts from.
-
-At the end every worker has finished and every ring is empty, so the shards of all servers make one
-consistent cut without anybody being stopped for it.
-"""
+"""What a job keeps, and where it starts from."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpips.checkpoint import (
-    Checkpoint,
-    CheckpointWriter,
-    DenseShardData,
-    EmbeddingShardData,
-    ManifestHead,
-    Retention,
-    ServerState,
-    WorkerState,
-    find_newest,
-    open_checkpoint,
-    retain,
-)
-from mpips.checkpoint.shards import ShardData, counts_steps
-from mpips.errors import CheckpointError, ConfigError, MpipsError
+from mpips.checkpoint import Checkpoint, Manifest, Retention, find_newest, open_checkpoint
+from mpips.cuts.position import Position
+from mpips.cuts.triggers import Triggers
+from mpips.errors import CheckpointError, ConfigError
 from mpips.model.table import DenseTable, EmbeddingTable, Table
 from mpips.placement import Placement
 from mpips.server import Server
@@ -47,17 +31,31 @@ class Saving:
         folder: The run's `checkpoints` folder, or None: nothing is saved.
         run_id: Names the run in its checkpoints.
         start: The checkpoint to start from, or None.
-        epochs: Epochs that the data cursor stands at when the job ends.
+        origin: Its manifest.
         retention: Which older checkpoints stay.
         config: The resolved configuration, as JSON holds it.
+        sampling: How the workers' cursors are to be read; see `mpips.checkpoint.Manifest`.
+        triggers: When there are checkpoints before the end.
     """
 
     folder: Path | None
     run_id: str
     start: Path | None = None
-    epochs: int = 0
+    origin: Manifest | None = None
     retention: Retention = field(default_factory=Retention)
     config: Mapping[str, Any] = field(default_factory=dict)
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    triggers: Triggers = field(default_factory=Triggers)
+
+    @property
+    def steps_before(self) -> int:
+        """Steps of the run before this launch."""
+        return self.origin.step if self.origin is not None else 0
+
+    def position(self, seed: int, worker: int, n_workers: int) -> Position:
+        """Where a worker starts."""
+        workers = self.origin.workers if self.origin is not None else ()
+        return Position(seed, worker, n_workers, self.steps_before, workers)
 
 
 @dataclass(frozen=True)
@@ -66,6 +64,7 @@ class Start:
 
     path: Path | None = None
     notes: tuple[str, ...] = ()
+    manifest: Manifest | None = None
 
 
 def find_start(folder: Path | None, resume: str, comm: MPI.Intracomm | None) -> Start:
@@ -94,11 +93,11 @@ def find_start(folder: Path | None, resume: str, comm: MPI.Intracomm | None) -> 
             return Start()
         found.checkpoint.close()
         skipped = tuple(f"not used: {refusal.reason}" for refusal in found.refused)
-        return Start(found.checkpoint.path, skipped)
+        return Start(found.checkpoint.path, skipped, found.checkpoint.manifest)
     path = Path(resume)
     with open_checkpoint(path) as checkpoint:
         checkpoint.verify()
-    return Start(path)
+        return Start(path, (), checkpoint.manifest)
 
 
 def check_start(checkpoint: Checkpoint, tables: Sequence[Table]) -> None:
@@ -169,110 +168,3 @@ def _restore_rows(
         if block.steps is not None:
             columns.append(block.steps.view(np.float32).reshape(-1, 1))
         server.core.load_rows(i, block.keys, np.ascontiguousarray(np.hstack(columns)))
-
-
-def shards_of(server: Server, placement: Placement, tables: Sequence[Table]) -> list[ShardData]:
-    """Private copies of everything that a server holds."""
-    shards: list[ShardData] = []
-    core = server.core
-    for i, table in enumerate(tables):
-        names = table.optimizer.state_names
-        if isinstance(table, EmbeddingTable):
-            keys, rows = core.embedding_content(i)
-            dim = table.dim
-            state = {name: rows[:, (1 + k) * dim : (2 + k) * dim] for k, name in enumerate(names)}
-            steps = None
-            if counts_steps(table):
-                steps = np.ascontiguousarray(rows[:, -1]).view(np.uint32)
-            shards.append(
-                EmbeddingShardData(table.name, keys, rows[:, :dim], state, steps, core.steps(i))
-            )
-            continue
-        part = next((p for p in placement.dense[table.name] if p.server == server.index), None)
-        if part is not None:
-            dense_state = {name: core.dense_state(i, k) for k, name in enumerate(names)}
-            shards.append(
-                DenseShardData(
-                    table.name, part.start, core.dense_values(i), dense_state, core.steps(i)
-                )
-            )
-    return shards
-
-
-class Saver:
-    """A server's part in saving. Collective over the servers; `save` never raises MpipsError.
-
-    Attributes:
-        result: {"path", "bytes", "seconds", "notes"} of what was saved, or {"error"}; None before.
-    """
-
-    def __init__(
-        self,
-        saving: Saving,
-        server: Server,
-        placement: Placement,
-        tables: Sequence[Table],
-        n_workers: int,
-        comm: MPI.Intracomm | None,
-        timeout_s: float,
-    ) -> None:
-        """`comm`: all servers, in order; None: this process alone."""
-        self._saving = saving
-        self._server = server
-        self._placement = placement
-        self._tables = list(tables)
-        self._n_workers = n_workers
-        self._comm = comm
-        self._timeout_s = timeout_s
-        self.result: dict[str, Any] | None = None
-
-    def save(self, between: Callable[[], None]) -> None:
-        """Write the state of all servers; `between` is called between bounded pieces of work."""
-        if self._saving.folder is None:
-            return
-        try:
-            for _ in self._steps(self._saving.folder):
-                between()
-        except MpipsError as error:
-            self.result = {"error": str(error)}
-
-    def _steps(self, folder: Path) -> Iterator[bool]:
-        writer = CheckpointWriter(
-            self._comm,
-            folder,
-            self._head(),
-            shards_of(self._server, self._placement, self._tables),
-            ServerState([self._server.core.applied(w) for w in range(self._n_workers)]),
-            timeout_s=self._timeout_s,
-        )
-        yield from writer.steps()
-        info = writer.info
-        self.result = {
-            "path": str(info.path),
-            "bytes": info.n_bytes,
-            "seconds": round(info.seconds, 3),
-            "notes": list(info.notes),
-        }
-        if self._server.index == 0:
-            retain(folder, self._saving.retention)
-
-    def _head(self) -> ManifestHead:
-        core = self._server.core
-        clocks = [core.clock(w) for w in range(self._n_workers)]
-        generation, before = 0, 0
-        if self._saving.start is not None:
-            with open_checkpoint(self._saving.start) as checkpoint:
-                generation = checkpoint.manifest.generation + 1
-                before = checkpoint.manifest.step
-        return ManifestHead(
-            run_id=self._saving.run_id,
-            generation=generation,
-            step=before + max(clocks),
-            wall_time_s=time.time(),
-            tables=self._tables,
-            workers=[
-                WorkerState(worker=w, clock=clock, epoch=self._saving.epochs)
-                for w, clock in enumerate(clocks)
-            ],
-            config=self._saving.config,
-        )

@@ -8,22 +8,30 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from mpips.cluster.control import Endpoint
 from mpips.cluster.messages import (
+    Agreed,
+    Ask,
     Bye,
     Contribution,
     Done,
     Failure,
     Gathered,
     Heartbeat,
+    Message,
     Pong,
     Report,
+    Saved,
     Stop,
+    Taken,
+    ToServer,
 )
 from mpips.cluster.roles import Assignment
+from mpips.cuts.conductor import Conductor
 from mpips.errors import ProtocolError, StallError
 
 _PROCESS_STATES = {
@@ -67,7 +75,11 @@ class Scheduler:
         timeout_s: float,
         on_report: OnReport | None,
     ) -> None:
-        """`pids` by rank; `on_report` shows progress."""
+        """`pids` by rank; `on_report` shows progress.
+
+        Attributes that may be set: `conductor`, where there are checkpoints; `on_cut`, where messages
+        about cuts go to the server on this rank; `signalled`, see mpips.cluster.control.Client.
+        """
         self._endpoint = endpoint
         self._assignment = assignment
         self._pids = pids
@@ -82,6 +94,9 @@ class Scheduler:
         self._stop_sent = False
         self._last_look = now
         self._work = {"messages": 0, "polls": 0}
+        self.conductor: Conductor | None = None
+        self.on_cut: Callable[[ToServer], None] | None = None
+        self.signalled: Callable[[], float] = lambda: 0.0
         self.finished = False
         self.summary: bytes = b"{}"
 
@@ -90,6 +105,7 @@ class Scheduler:
 
         Raises:
             JobFailure: A rank failed or has gone silent.
+            LeavingError: The checkpoint after which the job was to end is durable.
         """
         messages = self._endpoint.receive()
         self._work["messages"] += len(messages)
@@ -103,7 +119,44 @@ class Scheduler:
             self._last_seen = dict.fromkeys(self._last_seen, now)
         self._last_look = now
         self._look_for_silence(now)
+        self._conduct()
         return bool(messages)
+
+    def _conduct(self) -> None:
+        """Begin checkpoints; end the job when workers and the last of them are done."""
+        signalled_at = self.signalled()
+        if self.conductor is not None:
+            if signalled_at:
+                self.conductor.ask(Ask("signal", signalled_at))
+            self.conductor.poll()
+        all_done = all(w in self._statistics for w in self._assignment.workers)
+        if all_done and not self._stop_sent and not (self.conductor and self.conductor.busy):
+            self._stop_sent = True
+            for server in self._others(self._assignment.servers):
+                self._endpoint.send(server, Stop())
+
+    def tell_worker(self, worker: int, message: Message) -> None:
+        """Send a worker a message; returns at once."""
+        self._endpoint.send(self._assignment.workers[worker], message)
+
+    def tell_servers(self, message: ToServer) -> None:
+        """Send all servers a message; returns at once."""
+        for server in self._others(self._assignment.servers):
+            self._endpoint.send(server, message)
+        if self.on_cut is not None:
+            self.on_cut(message)
+
+    def take_cut(self, server: int, message: Message) -> None:
+        """What a server says of a cut.
+
+        Raises:
+            LeavingError: The checkpoint after which the job was to end is durable.
+        """
+        assert self.conductor is not None
+        if isinstance(message, Taken):
+            self.conductor.taken(server, message)
+        elif isinstance(message, Saved):
+            self.conductor.saved(server, message)
 
     def run(self) -> None:
         """Poll until the job is over; sleeps between polls, longer when nothing happens."""
@@ -124,6 +177,8 @@ class Scheduler:
     def _take(self, source: int, message: object) -> None:
         if isinstance(message, Heartbeat):
             self._states[source] = (message.state, message.clock)
+            if self.conductor is not None and source in self._assignment.workers:
+                self.conductor.hear(self._assignment.workers.index(source), message.clock)
             self._endpoint.send(source, Pong())
         elif isinstance(message, Report):
             if self._on_report is not None:
@@ -134,6 +189,13 @@ class Scheduler:
             self._take_done(source, message)
         elif isinstance(message, Failure):
             raise JobFailure(message.message, message.exit_code)
+        elif isinstance(message, Ask):
+            if self.conductor is not None:
+                self.conductor.ask(message)
+        elif isinstance(message, Agreed) and self.conductor is not None:
+            self.conductor.agreed(self._assignment.workers.index(source), message)
+        elif isinstance(message, Taken | Saved):
+            self.take_cut(self._assignment.servers.index(source), message)
         else:
             raise ProtocolError(f"rank {source} sent an unexpected {type(message).__name__}")
 
@@ -151,10 +213,8 @@ class Scheduler:
     def _take_done(self, source: int, done: Done) -> None:
         self._statistics[source] = msgspec.Raw(done.statistics)
         self._watched.discard(source)
-        if not self._stop_sent and all(w in self._statistics for w in self._assignment.workers):
-            self._stop_sent = True
-            for server in self._others(self._assignment.servers):
-                self._endpoint.send(server, Stop())
+        if self.conductor is not None and source in self._assignment.workers:
+            self.conductor.worker_done(self._assignment.workers.index(source))
         everyone = {*self._assignment.servers, *self._assignment.workers}
         if everyone <= self._statistics.keys():
             self._say_bye()
@@ -165,12 +225,16 @@ class Scheduler:
             {
                 "servers": [self._statistics[r] for r in a.servers],
                 "workers": [self._statistics[r] for r in a.workers],
-                "scheduler": self._work,
+                "scheduler": self._scheduler_statistics(),
             }
         )
         for rank in self._others((*a.servers, *a.workers)):
             self._endpoint.send(rank, Bye(self.summary))
         self.finished = True
+
+    def _scheduler_statistics(self) -> dict[str, Any]:
+        cuts = {} if self.conductor is None else {"checkpoints": self.conductor.statistics}
+        return {**self._work, **cuts}
 
     def _others(self, ranks: tuple[int, ...]) -> list[int]:
         return [rank for rank in ranks if rank != self._assignment.scheduler]

@@ -19,6 +19,7 @@ PROGRESS_INTERVAL_S = 100e-6  # a server with remote peers enters MPI at least t
 _IDLE_SHARE = 0.01  # of the time that nobody has come: how much later one that comes may be served
 _MAX_IDLE_SLICE_S = 2e-3
 _IDLE_SLICE_S = 2e-3
+_SHARED_SLICE_S = 5e-4  # for records, between two pieces of other work
 _SPIN_S = 1e-3  # a server with remote peers looks again at once for so long after the last work
 _SERVED_S = 12e-6  # an entry into MPI that takes longer has served somebody
 _LONG_SLICE_S = 10e-3  # between looks at the scheduler, of a server that is idle for a while
@@ -129,24 +130,31 @@ class Server:
         except _native.SharedMemoryError as error:
             raise RegionError(f"server {self.index}: {error}") from None
 
-    def serve(self, remote: bool, poll: Callable[[], None], stopped: Callable[[], bool]) -> None:
-        """Consume records until `stopped`. `poll` takes control messages when it is time."""
+    def serve(self, remote: bool, poll: Callable[[], bool], stopped: Callable[[], bool]) -> None:
+        """Consume records until `stopped`.
+
+        `poll` takes control messages when it is time, and does other short work; True: there is more.
+        """
         self.core.set_remote_peers(remote)
         if remote:
             return self._serve_remote(poll, stopped)
         slice_s = _IDLE_SLICE_S
         idle_since = time.monotonic()
+        more = False
         while not stopped():
-            if self._drain(slice_s, _MAX_SLEEP_US):
+            if more:
+                # By turns with other work, whether there are records or not.
+                self._drain(_SHARED_SLICE_S, 0)
+            elif self._drain(slice_s, _MAX_SLEEP_US):
                 idle_since = time.monotonic()
             else:
                 # A server that has been idle for a while looks less often at the scheduler.
                 quiet_s = time.monotonic() - idle_since
                 slice_s = _IDLE_SLICE_S if quiet_s < 0.1 else _LONG_SLICE_S
-            poll()
+            more = poll()
         self.drain()
 
-    def _serve_remote(self, poll: Callable[[], None], stopped: Callable[[], bool]) -> None:
+    def _serve_remote(self, poll: Callable[[], bool], stopped: Callable[[], bool]) -> None:
         """Look at the rings and enter MPI by turns, without a pause while there is work on either side.
 
         Nothing tells that MPI has served a put or get of a remote worker, but over TCP it sends an answer
@@ -160,11 +168,11 @@ class Server:
             entered = time.perf_counter()
             served = self._progress()
             left = time.perf_counter()
-            poll()
+            more = poll()
             slow = slow + 1 if left - entered > _SERVED_S else 0
-            if consumed or served or slow > 1:
+            if consumed or served or slow > 1 or more:
                 idle_since = left
-            if consumed or served or slow:
+            if consumed or served or slow or more:
                 spin_until = left + spin_s
             elif left > spin_until:
                 # The longer nothing has come, the more rarely it looks.

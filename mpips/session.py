@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from mpips.cluster import launch
 from mpips.cluster.roles import check_servers
+from mpips.cuts.conductor import LeavingError
+from mpips.cuts.triggers import Triggers
 from mpips.errors import ConfigError, MpipsError
 from mpips.local import run_local
 from mpips.model.table import Table, check_tables
@@ -57,6 +59,32 @@ class Outcome:
         return self.role.endswith("worker 0")
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What `run` was asked to keep and to start from."""
+
+    folder: Path | None = None
+    resume: str = "never"
+    triggers: Triggers = field(default_factory=Triggers)
+
+    def saving(self, token: str, comm: MPI.Intracomm | None) -> Saving:
+        """With the checkpoint that it starts from. Collective over `comm` if given."""
+        start = find_start(self.folder, self.resume, comm)
+        manifest = start.manifest
+        run_id = token if manifest is None else manifest.run_id
+        return Saving(self.folder, run_id, start.path, manifest, triggers=self.triggers)
+
+
+@contextmanager
+def leaves_after_checkpoint() -> Iterator[None]:
+    """End this process, all roles in it, when the checkpoint after which it was to end is written."""
+    try:
+        yield
+    except LeavingError as error:
+        print(f"mpips: leaving: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(error.exit_code) from None
+
+
 @contextmanager
 def signals_unwind() -> Iterator[None]:
     """Turn SIGTERM into an exception while a job runs, where this is the main thread."""
@@ -91,6 +119,9 @@ def run(
     verbose: bool = True,
     save: str | Path | None = None,
     resume: str = "auto",
+    every_steps: int = 0,
+    every_s: float = 0.0,
+    on_usr1: str = "continue",
     **options: Any,
 ) -> Outcome:
     """Run a job: `main(worker)` on every worker, servers and scheduler on the other ranks.
@@ -107,7 +138,10 @@ def run(
         save: Folder for a checkpoint of all tables when all workers have returned; None: nowhere. If that
             fails, `statistics["servers"][0]["checkpoint"]["error"]` says why.
         resume: "auto": start from the newest good checkpoint in `save`, if there is one; "never"; or
-            the path of a checkpoint. It may be of another number of servers.
+            the path of a checkpoint. It may be of another number of servers. See `Worker.start`.
+        every_steps, every_s, on_usr1: With `save`: checkpoints while the workers are at work; see
+            `mpips.cuts.triggers.Triggers`. `Worker.checkpoint` asks for one by hand. One that cannot be
+            written is said and counted (`statistics["scheduler"]["checkpoints"]`); the job goes on.
         **options: See `mpips.options.SessionOptions`.
 
     Returns:
@@ -128,20 +162,23 @@ def run(
     settings = make_options(options)
     size = comm.Get_size() if comm is not None else launch.launched_size()
     check_launch(settings, size)
-    folder = Path(save) if save is not None else None
+    wanted = Wanted(
+        Path(save) if save is not None else None,
+        resume,
+        Triggers(every_steps, every_s, on_usr1).check(),
+    )
     if comm is None:
         with one_voice():
             launch.refuse_lonely_tasks()
     if size == 1:
-        with signals_unwind():
-            saving = Saving(folder, new_token(), find_start(folder, resume, None).path)
-            return run_alone(main, tables, settings, None, saving)
+        with signals_unwind(), leaves_after_checkpoint():
+            return run_alone(main, tables, settings, None, wanted.saving(new_token(), None))
     with signals_unwind():
         if comm is not None:
-            return run_cluster(main, tables, settings, comm, verbose, folder, resume)
+            return run_cluster(main, tables, settings, comm, verbose, wanted)
         with one_voice():
             world = launch.load_mpi()
-            return run_cluster(main, tables, settings, world, verbose, folder, resume)
+            return run_cluster(main, tables, settings, world, verbose, wanted)
 
 
 def run_cluster(
@@ -150,16 +187,15 @@ def run_cluster(
     options: SessionOptions,
     world: MPI.Intracomm,
     verbose: bool,
-    folder: Path | None = None,
-    resume: str = "never",
+    wanted: Wanted | None = None,
 ) -> Outcome:
     """Run on all ranks of a communicator; see `run`."""
     from mpips.cluster.cluster import Cluster
     from mpips.job import Job
 
     with Cluster(world, options.servers or None, options.timeout_s) as cluster:
-        start = find_start(folder, resume, cluster.comm)
-        job = Job(cluster, tables, options, Saving(folder, cluster.token, start.path))
+        saving = (wanted or Wanted()).saving(cluster.token, cluster.comm)
+        job = Job(cluster, tables, options, saving)
         if verbose and cluster.is_scheduler:
             print(job.describe(), file=sys.stderr, flush=True)
         value, statistics = job.run(main)

@@ -20,6 +20,7 @@ from mpips.data import (
     Loader,
     Moments,
     ReadOptions,
+    Sampling,
     SparseData,
     align,
     combine,
@@ -35,7 +36,7 @@ from mpips.options import SessionOptions
 from mpips.overrides import apply_overrides, asks_for_measurement
 from mpips.preflight import preflight, task_options
 from mpips.resume import plan_saving
-from mpips.session import Outcome, run_alone, signals_unwind
+from mpips.session import Outcome, leaves_after_checkpoint, run_alone, signals_unwind
 from mpips.tasks import Task, load_task
 from mpips.transport.region import new_token
 from mpips.worker import Worker
@@ -78,7 +79,15 @@ class Inputs:
     batch_size: int
     train: Dataset | None = None
     test: Dataset | None = None
-    first_epoch: int = 0  # after those of the checkpoint that training starts from
+    # Of the checkpoint that training starts from: epochs that it has behind it, what was read of later
+    # ones, and each worker's place; no places: all begin with what is left of `first_epoch`.
+    first_epoch: int = 0
+    sampling: Sampling | None = None
+    cursors: tuple[Cursor, ...] = ()
+
+    def cursor(self, worker: int) -> Cursor:
+        """Where a worker starts."""
+        return self.cursors[worker] if self.cursors else Cursor(self.first_epoch, 0)
 
 
 @dataclass
@@ -206,8 +215,9 @@ def ready(worker: Worker, inputs: Inputs, seed: int) -> Loader:
         worker.index,
         inputs.batch_size,
         seed,
-        cursor=Cursor(inputs.first_epoch, 0),
+        cursor=inputs.cursor(worker.index),
         weighted=all(isinstance(t.consistency, BSP) for t in inputs.tables),
+        sampling=inputs.sampling,
     )
 
 
@@ -219,13 +229,15 @@ def train_epochs(
     The task is prepared. Blocks; adds samples and evaluations to `result`.
     """
     task = inputs.task
-    n_clocks = (inputs.n_epochs - inputs.first_epoch) * loader.steps_per_epoch
+    n_clocks = _clocks(worker, inputs, loader)
     report = _Reporter(worker)
     # Each worker has its own share of the data: under ASP one that ran far ahead would leave the last
     # word to the others' shares. Waiting costs nothing in the end, since the slowest share decides.
     ahead = max(_PACE_STEPS, loader.steps_per_epoch // 4)
     in_step = all(isinstance(t.consistency, BSP) for t in inputs.tables)
-    loss, samples, last = 0.0, 0, (0.0, 0)
+    done = _EpochSum.of(worker, loader.cursor)
+    worker.set_cursor(done.cursor(loader.cursor))
+    last = (0.0, 0)
     for cursor, batch in loader.until(inputs.n_epochs):
         # With backup workers a late worker skips clocks, and is done when the others are.
         if worker.now >= n_clocks:
@@ -234,19 +246,60 @@ def train_epochs(
             task.prefetch(worker, batch)
             step = task.step(worker, batch)
             report.add(cursor.epoch, cursor.step, step.n, step.loss_sum)
-            loss, samples = loss + step.loss_sum, samples + step.n
+            done.loss, done.samples = done.loss + step.loss_sum, done.samples + step.n
+            result.samples += step.n
+        following = loader.after(cursor)
+        ends = following.epoch != cursor.epoch
+        if ends:
+            last, done = (done.loss, done.samples), _EpochSum()
+        worker.set_cursor(done.cursor(following))
         worker.clock()
         if not in_step and cursor.step % _PACE_STEPS == 0:
             worker.keep_pace(ahead)
-        if cursor.step == loader.steps_per_epoch - 1:
+        if ends:
             report.flush(cursor.epoch, cursor.step)
-            result.samples += samples
-            last, loss, samples = (loss, samples), 0.0, 0
-            due = eval_every and (cursor.epoch + 1) % eval_every == 0
-            if due and inputs.test is not None and cursor.epoch + 1 < inputs.n_epochs:
-                found = evaluate(worker, task, inputs.test, f"epoch {cursor.epoch + 1}")
-                result.history.append({"epoch": cursor.epoch + 1, **(found or {})})
+            _evaluate_epoch(worker, inputs, cursor.epoch, eval_every, result)
     return last
+
+
+def _clocks(worker: Worker, inputs: Inputs, loader: Loader) -> int:
+    """Clocks to come: of the worker that has the fewest steps left, where late ones skip clocks."""
+    own = loader.steps_until(inputs.n_epochs)
+    backup = any(isinstance(t.consistency, BSP) and t.consistency.backup for t in inputs.tables)
+    if not backup or not inputs.cursors:
+        return own
+    return min(loader.steps_until(inputs.n_epochs, cursor) for cursor in inputs.cursors)
+
+
+def _evaluate_epoch(
+    worker: Worker, inputs: Inputs, epoch: int, eval_every: int, result: Result
+) -> None:
+    """Metrics after an epoch, where they are due and all workers come here in this launch."""
+    started = max((cursor.epoch for cursor in inputs.cursors), default=0)
+    due = eval_every and (epoch + 1) % eval_every == 0 and epoch >= started
+    if due and inputs.test is not None and epoch + 1 < inputs.n_epochs:
+        found = evaluate(worker, inputs.task, inputs.test, f"epoch {epoch + 1}")
+        result.history.append({"epoch": epoch + 1, **(found or {})})
+
+
+@dataclass
+class _EpochSum:
+    """Summed loss and samples of a worker's epoch so far, which its cursor carries along."""
+
+    loss: float = 0.0
+    samples: int = 0
+
+    @classmethod
+    def of(cls, worker: Worker, cursor: Cursor) -> _EpochSum:
+        """As the checkpoint has it, if the worker starts from its own place there."""
+        found = worker.start.cursor if worker.start is not None else None
+        if not found or (found.get("epoch"), found.get("step")) != (cursor.epoch, cursor.step):
+            return cls()
+        return cls(float(found.get("loss", 0.0)), int(found.get("samples", 0)))
+
+    def cursor(self, at: Cursor) -> dict[str, Any]:
+        """With the place of the next batch, for a checkpoint."""
+        return {"epoch": at.epoch, "step": at.step, "loss": self.loss, "samples": self.samples}
 
 
 class _Reporter:
@@ -330,13 +383,14 @@ def train(config: JobConfig, progress: str = "auto", verbose: bool = True) -> Ou
 
 def _meter(inputs: Inputs, progress: str) -> ProgressMeter:
     total = inputs.info.n_samples_total * max(inputs.n_epochs - inputs.first_epoch, 0)
+    total -= sum(cursor.step for cursor in inputs.cursors) * inputs.batch_size
     return ProgressMeter(make_display(progress), inputs.n_epochs, total)
 
 
 def _train_alone(config: JobConfig, progress: str, verbose: bool) -> Outcome:
-    with signals_unwind():
+    with signals_unwind(), leaves_after_checkpoint():
         inputs = prepare(OneRank(), 1, config)
-        saving = plan_saving(config, inputs, None, new_token(), verbose)
+        saving = plan_saving(config, inputs, 1, None, new_token(), verbose)
         meter = _meter(inputs, progress)
         try:
             return run_alone(
@@ -360,9 +414,10 @@ def _train_on_cluster(config: JobConfig, progress: str, verbose: bool) -> Outcom
         signals_unwind(),
         Cluster(world, options.servers or None, options.timeout_s) as cluster,
     ):
-        inputs = prepare(cluster, len(cluster.assignment.workers), config)
+        n_workers = len(cluster.assignment.workers)
+        inputs = prepare(cluster, n_workers, config)
         speak = verbose and cluster.is_scheduler
-        saving = plan_saving(config, inputs, cluster.comm, cluster.token, speak)
+        saving = plan_saving(config, inputs, n_workers, cluster.comm, cluster.token, speak)
         job = Job(cluster, inputs.tables, options, saving)
         meter = None
         if cluster.is_scheduler:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpips import _native
+from mpips.cluster.messages import Ask, Commit, Message, Propose
+from mpips.cluster.pending import PendingCut
+from mpips.cuts.position import Position, StartPoint
 from mpips.errors import ConfigError, StallError
 from mpips.handles import DenseHandle, EmbeddingHandle
 from mpips.model.consistency import BSP, SSP
@@ -19,6 +22,12 @@ from mpips.transport.channel import Channel
 from mpips.transport.region import as_region_error
 
 Float32 = NDArray[np.float32]
+_DECISION_S = 0.0005  # between looks for a decision that is due
+
+
+def needs_common_clock(tables: Sequence[Table]) -> bool:
+    """Whether workers wait for each other's clocks, so that all must be cut at the same one."""
+    return any(isinstance(t.consistency, BSP | SSP) for t in tables)
 
 
 class ControlPlane(Protocol):
@@ -26,9 +35,16 @@ class ControlPlane(Protocol):
 
     state: str
     clock: int
+    cut: PendingCut
 
     def poll(self) -> None:
         """Take messages; raises if the job has failed."""
+
+    def hurry(self) -> None:
+        """Let the next `poll` look at once."""
+
+    def tell(self, message: Message) -> None:
+        """Send the scheduler a message."""
 
     def contribute(self, name: str, payload: bytes, everyone: bool) -> None:
         """Give this worker's part of a gather."""
@@ -59,8 +75,14 @@ class Worker:
         control: ControlPlane,
         staging: _native.SharedMemory | None,
         timeout_s: float,
+        position: Position | None = None,
+        ask_every: int = 0,
     ) -> None:
-        """`names`: how errors call each worker; `channels`: one a server."""
+        """`names`: how errors call each worker; `channels`: one a server.
+
+        `position`: what it starts from, with random stream and cursor; `ask_every`: it asks for a
+        checkpoint at each multiple of so many steps of the run.
+        """
         self.index = index
         self.n_workers = len(names)
         self.clock_state = _native.WorkerClock()
@@ -71,6 +93,10 @@ class Worker:
         self._staging = staging
         self._staged = 0
         self._finished = False
+        self._position = position or Position(0, index, len(names))
+        self._common_clock = needs_common_clock(tables)
+        # Where workers have a common clock the scheduler knows when they come there.
+        self._ask_every = 0 if self._common_clock else ask_every
         self._destinations: list[tuple[int, int, object]] = []
         backup = [t.consistency.backup for t in tables if isinstance(t.consistency, BSP)]
         self._skips_clocks = bool(backup) and backup[0] > 0
@@ -120,7 +146,105 @@ class Worker:
             closed = [c.read_version(self._bsp_table) for c in self.channels]
             self.clock_state.now = max(self.now, min(closed))
         self.control.clock = self.now
+        self._position.note_tick(self.now, keep=not self._common_clock)
+        if self._ask_every and (self._steps_before + self.now) % self._ask_every == 0:
+            self.control.tell(Ask("steps", time.time(), self.now))
         self.control.poll()
+        if self.control.cut.pending is not None:
+            self._cut_at_tick()
+
+    @property
+    def start(self) -> StartPoint | None:
+        """What the checkpoint says that the job started from; None: it started from nothing."""
+        return self._position.start
+
+    @property
+    def _steps_before(self) -> int:
+        return self.start.step if self.start is not None else 0
+
+    @property
+    def random(self) -> np.random.Generator:
+        """This worker's random stream: of the job's seed and the worker, or as it was at the cut.
+
+        Its state goes into every checkpoint; with as many workers as before it comes back.
+        """
+        return self._position.random
+
+    @property
+    def cursor(self) -> Mapping[str, Any]:
+        """What was last given to `set_cursor`, in this launch or in the one that it started from."""
+        return self._position.cursor
+
+    def set_cursor(self, cursor: Mapping[str, Any]) -> None:
+        """Say where this worker goes on after the `clock()` to come; goes into checkpoints.
+
+        Call it before each `clock()`: a checkpoint holds the last one before the clock at which it was
+        made. After a restart it is in `start.cursor`.
+
+        Args:
+            cursor: Numbers, text, lists and dicts; a few hundred bytes (it must fit into a record).
+        """
+        self._position.set_cursor(cursor)
+
+    def checkpoint(self) -> None:
+        """Ask for a checkpoint at the next clock that all workers agree on; returns at once.
+
+        One worker is enough. Without a folder for checkpoints, and while one is being written, nothing
+        happens but that it is counted.
+        """
+        self.control.tell(Ask("call", time.time(), self.now))
+
+    def _cut_at_tick(self) -> None:
+        """Write the cut record if this tick is the place for it. See native/src/server/server_cuts.cpp."""
+        cut = self.control.cut
+        if isinstance(cut.pending, Propose) and self.now >= cut.pending.clock:
+            self._wait_for_decision(cut)
+        if isinstance(cut.pending, Commit) and self.now >= cut.pending.clock:
+            # Forgotten first: while it waits for room the worker may hear of the next one.
+            number, cut.pending = cut.pending.id, None
+            self._write_cut(number)
+
+    def _wait_for_decision(self, cut: PendingCut) -> None:
+        """This worker has agreed to cut here, and not heard yet whether everybody has."""
+        self.control.state = "waiting for the place of a checkpoint"
+
+        def decided() -> bool:
+            self.control.hurry()
+            self.control.poll()
+            pending = cut.pending
+            if isinstance(pending, Propose) and self.now >= pending.clock:
+                time.sleep(_DECISION_S)
+                return False
+            return True
+
+        self.wait_until(decided, lambda: "the scheduler has not decided on a checkpoint")
+
+    def _write_cut(self, number: int) -> None:
+        payload = self._position.part()
+        try:
+            for server, channel in enumerate(self.channels):
+                self.write(server, lambda c=channel: c.writer.cut(self.now, number, payload))  # type: ignore[misc]
+        except ValueError as error:
+            raise ConfigError(
+                f"the cursor and random state of worker {self.index} are too large for a checkpoint "
+                f"({error}): give set_cursor less, or raise slot_kib"
+            ) from None
+        self.publish(range(len(self.channels)))
+
+    def _cut_while_waiting(self) -> bool:
+        """Whether a cut waits for this worker, which itself waits for others; makes it if it can.
+
+        Where workers have no common clock, those that this worker waits for may be held at their cut
+        records. If it has pushed nothing since its tick, it stands where it stood then.
+        """
+        pending = self.control.cut.pending
+        if self._common_clock or not isinstance(pending, Commit):
+            return False
+        if self.clock_state.pushed_at == self.now:
+            return True
+        self.control.cut.pending = None
+        self._write_cut(pending.id)
+        return False
 
     def keep_pace(self, bound: int) -> None:
         """Wait until no worker at work is more than `bound` clocks behind this one. Blocks.
@@ -135,8 +259,9 @@ class Worker:
         if target <= 0:
             return
         self.control.state = "waiting for slower workers"
+        # The clocks of workers that are held at a cut do not move before this worker has come to it.
         self.wait_until(
-            lambda: self.channels[0].wait_head(0, 0, target, 0.02),
+            lambda: self._cut_while_waiting() or self.channels[0].wait_head(0, 0, target, 0.02),
             lambda: f"workers are more than {bound} clocks behind{self.blame(0)}",
         )
         self.control.state = "computing"
@@ -216,6 +341,7 @@ class Worker:
             if parts is not None:
                 found.append(parts)
             else:
+                self._cut_while_waiting()
                 time.sleep(0.001)
             return bool(found)
 
@@ -247,6 +373,10 @@ class Worker:
         if self.clock_state.pushed_at == self.now:
             self.clock()
         self.control.state = "finishing"
+        self.control.cut.finished, self.control.cut.pending = True, None
+        # Where it stands now, and not where it stood at its last tick: nothing has been pushed since.
+        self._position.note_tick(self.now, keep=False)
+        self._write_cut(0)
         for server, channel in enumerate(self.channels):
             self.write(server, lambda c=channel: c.writer.finish(self.now))  # type: ignore[misc]
         self.publish(range(len(self.channels)))

@@ -147,6 +147,7 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
         clock: Its clock.
         epoch, step: Its data cursor: where it goes on reading.
         random: States of its random generators by name; see `pack_random`.
+        cursor: What the worker itself noted of its place, `epoch` and `step` included if it has them.
     """
 
     worker: int
@@ -154,6 +155,7 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int = 0
     step: int = 0
     random: dict[str, Any] = {}
+    cursor: dict[str, Any] = {}
 
 
 class ServerEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,6 +186,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         file: The HDF5 file.
         versions: Of libraries.
         config: The resolved configuration.
+        sampling: What the cursors count: who reads which samples in which order (`mpips train`).
     """
 
     run_id: str
@@ -197,6 +200,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     file: FileEntry
     versions: dict[str, str]
     config: dict[str, Any]
+    sampling: dict[str, Any] = {}
 
     def table(self, name: str) -> TableEntry:
         """A table by name.

@@ -165,6 +165,7 @@ def make_manifest(
         ),
         versions=library_versions(),
         config=dict(head.config),
+        sampling=dict(head.sampling),
     )
 
 

@@ -82,6 +82,7 @@ class ManifestHead:
         tables: All of the job.
         workers: Clocks, data cursors and random states.
         config: The resolved configuration, as JSON holds it.
+        sampling: See Manifest.
     """
 
     run_id: str
@@ -91,6 +92,7 @@ class ManifestHead:
     tables: Sequence[Table]
     workers: Sequence[WorkerState] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
+    sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
 def counts_steps(table: Table) -> bool:

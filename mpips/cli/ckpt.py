@@ -100,14 +100,40 @@ def show(path: Path, as_json: bool) -> None:
     parts = [_head_text(name, manifest), _tables_text(manifest.tables), _shards_text(manifest)]
     if manifest.workers:
         rows = [
-            (str(w.worker), str(w.clock), str(w.epoch), str(w.step), ", ".join(w.random) or "-")
+            (
+                str(w.worker),
+                str(w.clock),
+                str(w.epoch),
+                str(w.step),
+                ", ".join(f"{k} {v}" for k, v in w.cursor.items() if k not in ("epoch", "step"))
+                or "-",
+                ", ".join(w.random) or "-",
+            )
             for w in manifest.workers
         ]
-        parts.append(_table(("worker", "clock", "epoch", "step", "random states"), rows))
+        header = ("worker", "clock", "epoch", "step", "cursor", "random states")
+        parts.append(_table(header, rows))
+    if manifest.sampling:
+        parts.append(_sampling_text(manifest.sampling))
     if manifest.config:
         config = msgspec.json.format(msgspec.json.encode(manifest.config), indent=2).decode()
         parts.append(f"configuration\n{config}")
     click.echo("\n\n".join(parts))
+
+
+def _sampling_text(sampling: dict[str, Any]) -> str:
+    """Who reads the data, and what others had read of the epochs under way."""
+    legs = [*sampling.get("legs", ()), sampling]
+    rows = [
+        (
+            str(leg["number"]),
+            *(str(leg["shape"][name]) for name in ("n_workers", "batch_size", "seed")),
+            ", ".join(f"{e}:{s}" for e, s in leg.get("cursors", ())) or "as above",
+        )
+        for leg in legs
+    ]
+    header = ("part of the epoch", "workers", "batch size", "seed", "read up to epoch:step")
+    return _table(header, rows)
 
 
 def _head_text(name: str, m: Manifest) -> str:

@@ -15,7 +15,10 @@ from contextlib import AbstractContextManager
 from mpi4py import MPI
 
 from mpips.cluster.messages import (
+    Abandon,
+    Ask,
     Bye,
+    Commit,
     Contribution,
     Done,
     Failure,
@@ -23,11 +26,15 @@ from mpips.cluster.messages import (
     Heartbeat,
     Message,
     Pong,
+    Propose,
     Report,
     Stop,
+    ToServer,
+    Write,
     decode,
     encode,
 )
+from mpips.cluster.pending import PendingCut
 from mpips.errors import ProtocolError, StallError
 
 TAG = 21
@@ -72,7 +79,13 @@ class Endpoint:
 
 
 class Client:
-    """A worker's or server's side of the control plane."""
+    """A worker's or server's side of the control plane.
+
+    Attributes:
+        cut: A worker's cut that is still to come.
+        on_cut: Where a server's messages about cuts go; None on workers.
+        signalled: Tells when SIGUSR1 came, in seconds since 1970, once; else 0.
+    """
 
     def __init__(self, endpoint: Endpoint, scheduler: int, where: str, timeout_s: float) -> None:
         """`where` names the scheduler's node; `timeout_s` bounds its silence."""
@@ -88,6 +101,13 @@ class Client:
         self.farewell: bytes | None = None
         self.state = "starting"
         self.clock = 0
+        self.cut = PendingCut()
+        self.on_cut: Callable[[ToServer], None] | None = None
+        self.signalled: Callable[[], float] = lambda: 0.0
+
+    def hurry(self) -> None:
+        """Let the next `poll` look at once."""
+        self._next_poll = 0.0
 
     def poll(self) -> None:
         """Take messages, give a sign of life when it is time. Cheap; call it often.
@@ -102,6 +122,9 @@ class Client:
         self._next_poll = now + POLL_INTERVAL_S
         for _, message in self._endpoint.receive():
             self._take(message)
+        signalled_at = self.signalled()
+        if signalled_at:
+            self.tell(Ask("signal", signalled_at))
         if now >= self._next_beat and self.farewell is None:
             self._endpoint.send(self._scheduler, Heartbeat(self.state, self.clock))
             self._next_beat = now + self._beat_s
@@ -121,8 +144,22 @@ class Client:
             self.stopped = True
         elif isinstance(message, Bye):
             self.farewell = message.statistics
+        elif isinstance(message, Propose | Commit | Abandon | Write):
+            self._take_cut(message)
         elif not isinstance(message, Pong):
             raise ProtocolError(f"the scheduler sent an unexpected {type(message).__name__}")
+
+    def _take_cut(self, message: Propose | Commit | Abandon | Write) -> None:
+        if self.on_cut is not None and not isinstance(message, Propose):
+            self.on_cut(message)
+        elif not isinstance(message, Write):
+            answer = self.cut.take(message, self.clock)
+            if answer is not None:
+                self.tell(answer)
+
+    def tell(self, message: Message) -> None:
+        """Send the scheduler a message; returns at once."""
+        self._endpoint.send(self._scheduler, message)
 
     def contribute(self, name: str, payload: bytes, everyone: bool) -> None:
         """Give this worker's part of a gather; returns at once."""

@@ -69,7 +69,87 @@ class Failure(msgspec.Struct, tag="fail"):
     exit_code: int
 
 
-Message = Heartbeat | Pong | Report | Contribution | Gathered | Done | Stop | Bye | Failure
+class Ask(msgspec.Struct, tag="ask"):
+    """To the scheduler: somebody wants a checkpoint now.
+
+    `reason` is "call", "signal" or "steps"; `at` seconds since 1970; `clock` is the worker's.
+    """
+
+    reason: str
+    at: float = 0.0
+    clock: int = 0
+
+
+class Propose(msgspec.Struct, tag="propose"):
+    """To workers: can you cut at this clock? A worker that can waits there for the decision."""
+
+    id: int
+    clock: int
+
+
+class Agreed(msgspec.Struct, tag="agreed"):
+    """A worker's answer: whether `clock`, where it is now, is still before the one proposed."""
+
+    id: int
+    ok: bool
+    clock: int
+
+
+class Commit(msgspec.Struct, tag="commit"):
+    """To servers and workers: cut at the first tick at or after this clock."""
+
+    id: int
+    clock: int
+
+
+class Abandon(msgspec.Struct, tag="abandon"):
+    """To servers and workers: forget this cut; its records hold nothing."""
+
+    id: int
+
+
+class Taken(msgspec.Struct, tag="taken"):
+    """A server has its copy, or (not `ok`) has held rings for too long without coming to it."""
+
+    id: int
+    ok: bool
+
+
+class Write(msgspec.Struct, tag="write"):
+    """To servers: all have their copies; write them."""
+
+    id: int
+
+
+class Saved(msgspec.Struct, tag="saved"):
+    """A server has done with a cut: the checkpoint's path, or why there is none."""
+
+    id: int
+    path: str
+    error: str
+
+
+Message = (
+    Heartbeat
+    | Pong
+    | Report
+    | Contribution
+    | Gathered
+    | Done
+    | Stop
+    | Bye
+    | Failure
+    | Ask
+    | Propose
+    | Agreed
+    | Commit
+    | Abandon
+    | Taken
+    | Write
+    | Saved
+)
+ToWorker = Propose | Commit | Abandon
+ToServer = Commit | Abandon | Write
 
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Message).decode

@@ -13,6 +13,7 @@ from mpips.data.loader import Cursor, Loader, local_count
 from mpips.data.moments import Moments
 from mpips.data.options import ReadOptions
 from mpips.data.readers import READERS, read
+from mpips.data.sampling import Leg, Sampling, Shape
 
 __all__ = [
     "READERS",
@@ -22,10 +23,13 @@ __all__ = [
     "Dataset",
     "DenseBatch",
     "DenseData",
+    "Leg",
     "Loader",
     "Moments",
     "Part",
     "ReadOptions",
+    "Sampling",
+    "Shape",
     "SparseBatch",
     "SparseData",
     "align",

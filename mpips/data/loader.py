@@ -1,11 +1,13 @@
 """Batches of a worker's own samples, in an order that depends on (seed, epoch, worker) alone.
 
 Every worker makes the same number of steps per epoch, so that under BSP nobody waits for a worker
-that has no step left; in an epoch's last steps a batch may be short or empty.
+that has no step left; in an epoch's last steps a batch may be short or empty. Of an epoch that was begun by
+a job of another shape only the rest is read; see mpips.data.sampling.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpips.data.dataset import Batch, Dataset
+from mpips.data.sampling import Sampling, Shape
 
 
 @dataclass(frozen=True, order=True)
@@ -56,6 +59,7 @@ class Loader:
         cursor: Cursor | None = None,
         *,
         weighted: bool = True,
+        sampling: Sampling | None = None,
     ) -> None:
         """Prepare to iterate; arithmetic only.
 
@@ -69,6 +73,7 @@ class Loader:
             cursor: The first batch to give; the very first if None.
             weighted: Whether a batch weighs n * n_workers / (samples of all workers in this step),
                 which makes the mean over workers the mean over samples, or 1.
+            sampling: What others have read before, of the shape that the numbers above give; None: nothing.
 
         Raises:
             ValueError: The numbers contradict each other.
@@ -84,61 +89,68 @@ class Loader:
                 f"expected {local_count(n_total, n_workers, worker)}"
             )
         self._data = data
-        self._n_total = n_total
         self._n_workers = n_workers
         self._worker = worker
         self._batch_size = batch_size
-        self._seed = seed
+        self._sampling = sampling or Sampling(Shape(n_total, n_workers, batch_size, seed))
         self._weighted = weighted
-        # Worker 0 has the most samples.
+        # Worker 0 has the most samples of a whole epoch.
         self.steps_per_epoch = -(-local_count(n_total, n_workers, 0) // batch_size)
         self.cursor = cursor or Cursor()
-        if not 0 <= self.cursor.step < self.steps_per_epoch or self.cursor.epoch < 0:
-            raise ValueError(f"{self.cursor}: an epoch has steps 0 to {self.steps_per_epoch - 1}")
+        self._n_steps: dict[int, int] = {}
+        n_steps = self.steps_in(max(self.cursor.epoch, 0))
+        if not 0 <= self.cursor.step < max(n_steps, 1) or self.cursor.epoch < 0:
+            raise ValueError(f"{self.cursor}: an epoch has steps 0 to {n_steps - 1}")
 
     def __iter__(self) -> Iterator[tuple[Cursor, Batch]]:
         """Iterate from `cursor` on, for ever."""
         cursor = self.cursor
         while True:
-            order = self._order(cursor.epoch)
             epoch = cursor.epoch
-            while cursor.epoch == epoch:
-                yield cursor, self._batch(order, cursor.step)
-                cursor = self.after(cursor)
+            order = self._sampling.own(epoch, self._worker) // self._n_workers
+            counts = Counter(self._sampling.counts(epoch))
+            for step in range(cursor.step, self.steps_in(epoch)):
+                yield Cursor(epoch, step), self._batch(order, counts, step)
+            cursor = Cursor(epoch + 1, 0)
 
     def until(self, n_epochs: int) -> Iterator[tuple[Cursor, Batch]]:
         """Iterate from `cursor` to the end of epoch n_epochs - 1."""
-        if self.cursor.epoch >= n_epochs:
+        if self.steps_until(n_epochs) == 0:
             return
-        last = Cursor(n_epochs - 1, self.steps_per_epoch - 1)
         for cursor, batch in self:
             yield cursor, batch
-            if cursor == last:
+            if self.after(cursor).epoch >= n_epochs:
                 return
+
+    def steps_in(self, epoch: int) -> int:
+        """Steps of an epoch, or of what is left of it."""
+        if epoch not in self._n_steps:
+            self._n_steps[epoch] = -(-max(self._sampling.counts(epoch)) // self._batch_size)
+        return self._n_steps[epoch]
+
+    def steps_until(self, n_epochs: int, cursor: Cursor | None = None) -> int:
+        """Steps from a place, or from `cursor`, to the end of epoch n_epochs - 1."""
+        start = cursor or self.cursor
+        steps = sum(self.steps_in(epoch) for epoch in range(start.epoch, n_epochs))
+        return max(steps - start.step, 0)
 
     def after(self, cursor: Cursor) -> Cursor:
         """Return the place of the batch that follows the one at `cursor`."""
-        if cursor.step + 1 < self.steps_per_epoch:
+        if cursor.step + 1 < self.steps_in(cursor.epoch):
             return Cursor(cursor.epoch, cursor.step + 1)
         return Cursor(cursor.epoch + 1, 0)
 
-    def _order(self, epoch: int) -> npt.NDArray[np.int64]:
-        seeds = np.random.SeedSequence([self._seed, epoch, self._worker])
-        return np.random.Generator(np.random.Philox(seeds)).permutation(self._data.n)
-
-    def _batch(self, order: npt.NDArray[np.int64], step: int) -> Batch:
+    def _batch(self, order: npt.NDArray[np.int64], counts: Counter[int], step: int) -> Batch:
         start = step * self._batch_size
         rows = order[start : start + self._batch_size]
-        return self._data.take(rows, self._weight(step) if self._weighted else 1.0)
+        weight = self._weight(len(rows), counts, step) if self._weighted else 1.0
+        return self._data.take(rows, weight)
 
-    def _weight(self, step: int) -> float:
-        n_here = self._count_in_step(self._worker, step)
-        # The first n_total % n_workers workers hold one sample more than the others.
-        n_longer = self._n_total % self._n_workers
-        n_global = n_longer * self._count_in_step(0, step)
-        n_global += (self._n_workers - n_longer) * self._count_in_step(self._n_workers - 1, step)
+    def _weight(self, n_here: int, counts: Counter[int], step: int) -> float:
+        """`counts`: how many workers have so many samples of the epoch."""
+        n_before = step * self._batch_size
+        n_global = sum(
+            n_workers * min(max(n - n_before, 0), self._batch_size)
+            for n, n_workers in counts.items()
+        )
         return n_here * self._n_workers / n_global
-
-    def _count_in_step(self, worker: int, step: int) -> int:
-        n_left = local_count(self._n_total, self._n_workers, worker) - step * self._batch_size
-        return min(max(n_left, 0), self._batch_size)

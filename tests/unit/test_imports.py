@@ -33,6 +33,7 @@ LAYERS = {
     "transport": 2,
     "checkpoint": 3,
     "handles": 4,
+    "cuts": 4,
     "worker": 4,
     "server": 4,
     "scheduler": 4,

@@ -196,6 +196,13 @@ void bind_writer(py::module_& m) {
           [](RingWriter& w, std::uint32_t c) { return w.write_tick(RecordKind::finish, c); },
           py::arg("clock"))
       .def(
+          "cut",
+          [](RingWriter& w, std::uint32_t clock, std::uint64_t id, const py::bytes& payload) {
+            const auto bytes = static_cast<std::string_view>(payload);
+            return w.write_cut(clock, id, bytes.data(), bytes.size());
+          },
+          py::arg("clock"), py::arg("id"), py::arg("payload"))
+      .def(
           "push_dense",
           [](RingWriter& w, std::uint16_t table, std::uint32_t clock, const FloatArray& update,
              const std::optional<FloatArray>& base, std::size_t done) {

@@ -37,6 +37,7 @@ enum class RecordKind : std::uint8_t {
   pull_rows = 3,
   tick = 4,
   finish = 5,
+  cut = 6,  // where a checkpoint cuts this worker's records; server/server_cuts.cpp
 };
 
 enum RecordFlags : std::uint16_t {

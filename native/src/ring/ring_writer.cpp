@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
+#include <string>
 
 #include "kernels/kernel_table.hpp"
 #include "ring/backoff.hpp"
@@ -101,6 +102,20 @@ bool RingWriter::write_tick(RecordKind kind, std::uint32_t clock) {
   if (credits() == 0) return false;
   RecordHeader h = header(kind, 0, clock);
   finish_record(&h, role_tick);
+  return true;
+}
+
+bool RingWriter::write_cut(std::uint32_t clock, std::uint64_t id, const void* payload,
+                           std::size_t bytes) {
+  if (bytes > box_.geometry.payload_capacity())
+    throw std::length_error("a worker's part of a checkpoint has " + std::to_string(bytes) +
+                            " bytes, a record " + std::to_string(box_.geometry.payload_capacity()));
+  if (credits() == 0) return false;
+  RecordHeader h = header(RecordKind::cut, 0, clock);
+  h.offset = id;
+  h.payload_bytes = static_cast<std::uint32_t>(bytes);
+  append(box_.slot(next_) + sizeof h, payload, bytes);
+  finish_record(&h, role_other);
   return true;
 }
 

@@ -67,6 +67,8 @@ class RingWriter {
   std::size_t credits() noexcept;
 
   bool write_tick(RecordKind kind, std::uint32_t clock);
+  // The place of cut `id` among this worker's records, and what goes into its manifest.
+  bool write_cut(std::uint32_t clock, std::uint64_t id, const void* payload, std::size_t bytes);
   // Each continues from element (row) `done` and returns how far it came before credits ran out.
   std::size_t push_dense(std::uint16_t table, std::uint32_t clock, const float* update,
                          const float* base, std::size_t n, std::size_t done);

@@ -32,6 +32,13 @@ py::array_t<float> state_view(float* const* state, std::size_t n_state, std::siz
       std::vector<py::ssize_t>{stride * unit, unit}, first, py::capsule(first, [](void*) {}));
 }
 
+template <class T>
+py::array read_only(const T* data, std::vector<py::ssize_t> shape, py::handle owner) {
+  py::array_t<T> array(std::move(shape), data, owner);
+  array.attr("setflags")(py::arg("write") = false);
+  return std::move(array);
+}
+
 PythonUpdate python_update(py::object rule) {
   if (rule.is_none()) return {};
   auto shared = std::make_shared<py::object>(std::move(rule));
@@ -125,6 +132,22 @@ class Server {
     py::array_t<float> copy(static_cast<py::ssize_t>(shard->size()));
     std::copy_n(shard->values(), shard->size(), copy.mutable_data());
     return copy;
+  }
+
+  // Arrays without a copy; `owner` keeps this object, and so the memory, alive.
+  py::array dense_array(std::uint16_t table, std::size_t slot, py::handle owner) const {
+    const DenseShard* shard = dense_.at(table);
+    if (slot > shard->n_state()) throw py::index_error("the rule has no such state");
+    const float* data = slot == 0 ? shard->values() : shard->state(slot - 1);
+    return read_only(data, {static_cast<py::ssize_t>(shard->size())}, owner);
+  }
+
+  py::tuple embedding_arrays(std::uint16_t table, py::handle owner) const {
+    const EmbeddingShard* shard = embedding_.at(table);
+    const auto n = static_cast<py::ssize_t>(shard->n_rows());
+    const auto stride = static_cast<py::ssize_t>(shard->stride());
+    return py::make_tuple(read_only(shard->keys(), {n}, owner),
+                          read_only(shard->row(0), {n, stride}, owner));
   }
 
   // All rows, sorted by key.
@@ -284,6 +307,28 @@ void register_server(py::module_& m) {
       .def(
           "finished", [](Server& s, std::size_t w) { return s.core().clocks().finished(w); },
           py::arg("worker"))
+      .def(
+          "expect_cut", [](Server& s, std::uint64_t id) { s.core().expect_cut(id); }, py::arg("id"))
+      .def("cut_ready", [](Server& s) { return s.core().cut_ready(); })
+      .def("holds_cut", [](Server& s) { return s.core().holds_cut(); })
+      .def(
+          "release_cut", [](Server& s, std::uint64_t id) { s.core().release_cut(id); },
+          py::arg("id"))
+      .def(
+          "said", [](Server& s, std::size_t w) { return py::bytes(s.core().said(w)); },
+          py::arg("worker"))
+      .def(
+          "dense_array",
+          [](py::object self, std::uint16_t table, std::size_t slot) {
+            return self.cast<Server&>().dense_array(table, slot, self);
+          },
+          py::arg("table"), py::arg("slot"))
+      .def(
+          "embedding_arrays",
+          [](py::object self, std::uint16_t table) {
+            return self.cast<Server&>().embedding_arrays(table, self);
+          },
+          py::arg("table"))
       .def("dense_values", &Server::dense_values, py::arg("table"))
       .def("embedding_rows", &Server::embedding_rows, py::arg("table"))
       .def("dense_state", &Server::dense_state, py::arg("table"), py::arg("slot"))

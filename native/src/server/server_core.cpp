@@ -74,6 +74,7 @@ std::size_t ServerCore::drain(double max_s, std::uint32_t max_sleep_us) {
     } else {
       backoff_.pause();
     }
+    if (expected_cut_ != 0 && cut_ready()) return total;
     // Asking for the time costs as much as looking at a ring.
     if ((consumed != 0 || !backoff_.spinning() || (++looks & 31) == 0) && now_s() >= end)
       return total;
@@ -191,6 +192,8 @@ ServerCore::Verdict ServerCore::handle(std::size_t worker, const RecordHeader& h
     case RecordKind::tick:
     case RecordKind::finish:
       return handle_tick(worker, h);
+    case RecordKind::cut:
+      return handle_cut(worker, h, payload);
   }
   violation(worker, "a record of the unknown kind " + std::to_string(h.kind));
 }

@@ -75,6 +75,14 @@ class ServerCore {
   // can be consumed. Returns the number of records consumed.
   std::size_t drain(double max_s, std::uint32_t max_sleep_us);
 
+  // Cuts; see server_cuts.cpp.
+  void expect_cut(std::uint64_t id) { expected_cut_ = id; }
+  bool cut_ready() const;
+  bool holds_cut() const;
+  void release_cut(std::uint64_t id);
+  // What the worker's last cut record said; empty before.
+  const std::string& said(std::size_t worker) const { return rings_.at(worker).said; }
+
   const TableStats& stats(std::uint16_t table) const { return tables_.at(table).stats; }
   const ServerCounters& counters() const { return counters_; }
   // Records of a worker that are consumed.
@@ -104,6 +112,8 @@ class ServerCore {
     std::uint16_t open_table = 0, open_flags = 0;
     std::uint32_t open_clock = 0;
     std::uint64_t open_end = 0;  // where its next segment starts
+    std::uint64_t held_cut = 0;  // the cut whose record stands at the head, unconsumed
+    std::string said = {};       // the payload of the last cut record
 
     std::uint64_t at() const noexcept { return next + kept.size(); }  // the record to look at
   };
@@ -129,6 +139,7 @@ class ServerCore {
   Verdict handle_bsp(std::size_t worker, const RecordHeader& header, const Update& part);
   Verdict handle_pull(std::size_t worker, const RecordHeader& header, const std::uint8_t* payload);
   Verdict handle_tick(std::size_t worker, const RecordHeader& header);
+  Verdict handle_cut(std::size_t worker, const RecordHeader& header, const std::uint8_t* payload);
   Verdict handle_segment(std::size_t worker, const RecordHeader& header, const Update& part);
   Verdict apply_kept(std::size_t worker, const RecordHeader& header);
   void let_go(std::size_t worker);
@@ -150,6 +161,7 @@ class ServerCore {
   Backoff backoff_;
   Clocks clocks_;
   bool any_bsp_ = false;
+  std::uint64_t expected_cut_ = 0, released_cut_ = 0;
   std::vector<Ring> rings_;
   std::vector<Table> tables_;
   std::vector<StagingArea> staging_;

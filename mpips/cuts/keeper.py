@@ -1,0 +1,254 @@
+"""A server's part in checkpoints: the copy at a cut, writing it behind the training, and the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mpips.checkpoint import (
+    CheckpointInfo,
+    CheckpointWriter,
+    ManifestHead,
+    ServerState,
+    WorkerState,
+    plan,
+    retain,
+)
+from mpips.checkpoint.shards import ShardData
+from mpips.cluster.messages import Abandon, Commit, Message, Saved, Taken, ToServer, Write
+from mpips.cuts.position import Part, decode_part
+from mpips.cuts.shadow import Shadow, shards_in_place
+from mpips.errors import MpipsError
+from mpips.model.table import Table
+from mpips.placement import Placement
+from mpips.saving import Saving
+from mpips.server import Server
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+SMALL_BLOCK_BYTES = 1 << 20  # of a step between drains: so long a record may wait
+_LOOK_S = 0.1  # between looks whether a table has outgrown the memory for its copy
+
+
+class Keeper:
+    """Collective with those of the other servers, each in its own loop; never raises MpipsError.
+
+    Attributes:
+        result: {"path", "bytes", "seconds", "notes"} of what was saved at the end, or {"error"}; None
+            before.
+        cuts: What cuts cost here: number, longest copy and longest hold in seconds.
+    """
+
+    def __init__(
+        self,
+        saving: Saving,
+        server: Server,
+        placement: Placement,
+        tables: Sequence[Table],
+        n_workers: int,
+        comm: MPI.Intracomm | None,
+        timeout_s: float,
+        tell: Callable[[Message], None],
+    ) -> None:
+        """`comm`: all servers, in order; None: this process alone. `tell` reaches the conductor."""
+        self._saving = saving
+        self._server = server
+        self._placement = placement
+        self._tables = list(tables)
+        self._n_workers = n_workers
+        self._comm = comm
+        self._timeout_s = timeout_s
+        self._tell = tell
+        self._shadow = Shadow(server, placement, tables)
+        self._id = 0  # the cut under way
+        self._held_since = 0.0  # its first record; 0: not seen yet
+        self._writer: CheckpointWriter | None = None
+        self._parts: list[Part] = []
+        self._work: Iterator[object] | None = None
+        self._next_look = 0.0
+        self._ahead = bool(saving.triggers.every_steps or saving.triggers.every_s)
+        self._last: tuple[list[Part], CheckpointInfo] | None = None
+        self.result: dict[str, Any] | None = None
+        self.cuts: dict[str, Any] = {"copies": 0, "longest_copy_s": 0.0, "longest_hold_s": 0.0}
+        if saving.folder is not None and self._ahead:
+            for _ in self._shadow.make_room():
+                pass
+
+    def take(self, message: ToServer) -> None:
+        """What the conductor says."""
+        if isinstance(message, Commit):
+            self._id, self._held_since = message.id, 0.0
+            self._ahead = True
+            self._server.core.expect_cut(message.id)
+        elif isinstance(message, Abandon):
+            self._server.core.release_cut(message.id)
+            self._id, self._writer = 0, None
+            self._tell(Saved(message.id, "", "given up"))
+        elif isinstance(message, Write) and self._writer is not None:
+            self._work = self._write(self._writer, message.id)
+
+    def poll(self) -> bool:
+        """Do a bounded piece of what there is to do; True: come back soon.
+
+        Blocks for one copy of the shards when the rings stand at a cut.
+        """
+        if self._id and self._writer is None:
+            self._come_to_cut()
+        if self._work is not None:
+            if next(self._work, None) is None:
+                self._work = None
+        elif self._ahead and self._writer is None:
+            self._look_for_room()
+        return self._work is not None
+
+    def _look_for_room(self) -> None:
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + _LOOK_S
+            if self._shadow.lacks_room():
+                self._work = (True for _ in self._shadow.make_room())
+
+    def _come_to_cut(self) -> None:
+        core = self._server.core
+        now = time.monotonic()
+        if not self._held_since and core.holds_cut():
+            self._held_since = now
+        if core.cut_ready():
+            self._copy()
+        elif self._held_since and now - self._held_since > self._timeout_s / 2:
+            # Workers that wait for a held ring give up after the whole of it.
+            self._held_since = 0.0
+            self._tell(Taken(self._id, False))
+
+    def _copy(self) -> None:
+        core = self._server.core
+        start = time.monotonic()
+        self._work = None  # room that was still being made is made now
+        try:
+            shards = self._shadow.copy()
+        except MemoryError:
+            self._held_since = 0.0
+            self._tell(Taken(self._id, False))
+            return
+        self._writer = self._make_writer(shards, SMALL_BLOCK_BYTES)
+        self._parts = self._said()
+        core.release_cut(self._id)
+        end = time.monotonic()
+        cuts = self.cuts
+        cuts["copies"] += 1
+        cuts["longest_copy_s"] = max(cuts["longest_copy_s"], round(end - start, 6))
+        cuts["longest_hold_s"] = max(cuts["longest_hold_s"], round(end - self._held_since, 6))
+        self._tell(Taken(self._id, True))
+
+    def _write(self, writer: CheckpointWriter, number: int) -> Iterator[object]:
+        path, error = "", ""
+        try:
+            for _ in writer.steps():
+                yield True
+            path = str(writer.info.path)
+            self._keep(writer.info, self._parts)
+        except MpipsError as failure:
+            error = str(failure)
+        self._id, self._writer = 0, None
+        self._tell(Saved(number, path, error))
+
+    def _said(self) -> list[Part]:
+        return [decode_part(self._server.core.said(w)) for w in range(self._n_workers)]
+
+    def _keep(self, info: CheckpointInfo, parts: list[Part]) -> None:
+        self._last = parts, info
+        if self._server.index == 0:
+            assert self._saving.folder is not None
+            retain(self._saving.folder, self._saving.retention)
+
+    def save(self, between: Callable[[], object]) -> None:
+        """The end: all workers have finished. `between` is called between bounded pieces of work."""
+        if self._saving.folder is None:
+            return
+        try:
+            info = self._save(between)
+        except MpipsError as error:
+            self.result = {"error": str(error)}
+            return
+        self.result = {
+            "path": str(info.path),
+            "bytes": info.n_bytes,
+            "seconds": round(info.seconds, 3),
+            "notes": list(info.notes),
+        }
+
+    def statistics(self) -> dict[str, Any]:
+        """What is to be told of it, by name."""
+        found: dict[str, Any] = {}
+        if self.cuts["copies"]:
+            found["cuts"] = self.cuts
+        if self.result is not None:
+            found["checkpoint"] = self.result
+        return found
+
+    def _save(self, between: Callable[[], object]) -> CheckpointInfo:
+        parts = self._said()
+        if self._last is not None and self._last[0] == parts:
+            return self._last[1]  # nobody has ended a clock since
+        # Every ring is empty and stays so: what the servers hold is a cut, and needs no copy.
+        shards = shards_in_place(self._server, self._placement, self._tables)
+        writer = self._make_writer(shards)
+        for _ in writer.steps():
+            between()
+        self._keep(writer.info, parts)
+        return writer.info
+
+    def _make_writer(
+        self, shards: list[ShardData], block_bytes: int = plan.BLOCK_BYTES
+    ) -> CheckpointWriter:
+        assert self._saving.folder is not None
+        core = self._server.core
+        return CheckpointWriter(
+            self._comm,
+            self._saving.folder,
+            self._head(),
+            shards,
+            ServerState([core.applied(w) for w in range(self._n_workers)]),
+            timeout_s=self._timeout_s,
+            block_bytes=block_bytes,
+        )
+
+    def _head(self) -> ManifestHead:
+        core = self._server.core
+        saving = self._saving
+        parts = self._said()
+        clocks = [max(core.clock(w), part.clock) for w, part in enumerate(parts)]
+        before = saving.origin.step if saving.origin is not None else 0
+        return ManifestHead(
+            run_id=saving.run_id,
+            generation=saving.origin.generation + 1 if saving.origin is not None else 0,
+            step=before + max(clocks),
+            wall_time_s=time.time(),
+            tables=self._tables,
+            workers=[self._worker(w, parts[w], clock) for w, clock in enumerate(clocks)],
+            config=saving.config,
+            sampling=saving.sampling,
+        )
+
+    def _worker(self, worker: int, part: Part, clock: int) -> WorkerState:
+        origin = self._saving.origin
+        before = 0
+        if origin is not None:
+            same = len(origin.workers) == self._n_workers
+            before = origin.workers[worker].clock if same else origin.step
+        return WorkerState(
+            worker=worker,
+            clock=before + clock,
+            epoch=_whole(part.cursor, "epoch"),
+            step=_whole(part.cursor, "step"),
+            random=part.random,
+            cursor=part.cursor,
+        )
+
+
+def _whole(cursor: Mapping[str, Any], name: str) -> int:
+    """A number of a cursor that has one, as those of `mpips train` do."""
+    value = cursor.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0

@@ -1,0 +1,123 @@
+"""Where a worker is in its program: what a restart from the next cut needs of it.
+
+A worker's part of a checkpoint is its clock, its data cursor and its random state, all as they were at one
+tick. Under BSP and SSP the cut record is written at that tick. Under ASP it may be written later,
+while the worker waits for others with nothing pushed since: then they are still those of the tick, which
+is why `note_tick` keeps them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from mpips.checkpoint.manifest import WorkerState, pack_random, unpack_random
+
+_STREAM = "worker"
+
+
+class Part(msgspec.Struct, frozen=True):
+    """What a cut record carries. `clock` counts from the start of this launch."""
+
+    clock: int = 0
+    cursor: dict[str, Any] = {}
+    random: dict[str, Any] = {}
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Part).decode
+
+
+def decode_part(data: bytes) -> Part:
+    """Of the payload of a cut record; without any, the beginning."""
+    return _decode(data) if data else Part()
+
+
+@dataclass(frozen=True)
+class StartPoint:
+    """What the checkpoint that a job started from says.
+
+    Attributes:
+        step: Clocks behind it: the most of any worker.
+        clock: Of this worker; `step` where the number of workers is another.
+        cursor: What this worker had last given to `set_cursor`; None where the number of workers is
+            another, so that nobody has this worker's place.
+        workers: All workers as they were.
+    """
+
+    step: int
+    clock: int
+    cursor: Mapping[str, Any] | None
+    workers: Sequence[WorkerState]
+
+
+class Position:
+    """One worker's cursor, random stream and place at its last tick. Not thread-safe.
+
+    Attributes:
+        start: Where it started from; None: from nothing.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        worker: int,
+        n_workers: int,
+        step: int = 0,
+        workers: Sequence[WorkerState] = (),
+    ) -> None:
+        """`step` and `workers` as the checkpoint has them that the job starts from, if any."""
+        self.start: StartPoint | None = None
+        self._seeds = [seed, worker, step]
+        self._restored: dict[str, Any] = {}
+        if step or workers:
+            same = len(workers) == n_workers
+            own = workers[worker] if same else WorkerState(worker=worker, clock=step)
+            cursor = dict(own.cursor) if same else None
+            self.start = StartPoint(step, own.clock, cursor, tuple(workers))
+            self._restored = own.random.get(_STREAM, {})
+        self._cursor = dict(self.start.cursor or {}) if self.start is not None else {}
+        self._random: np.random.Generator | None = None
+        self._tick: tuple[int, dict[str, Any], dict[str, Any] | None] = (0, self._cursor, None)
+
+    @property
+    def random(self) -> np.random.Generator:
+        """This worker's random stream: of seed and worker, or as it was at the cut."""
+        if self._random is None:
+            philox = np.random.Philox(np.random.SeedSequence(self._seeds))
+            if self._restored:
+                state: Any = unpack_random(self._restored)
+                philox.state = state
+            self._random = np.random.Generator(philox)
+        return self._random
+
+    @property
+    def cursor(self) -> Mapping[str, Any]:
+        """What was last given to `set_cursor`."""
+        return self._cursor
+
+    def set_cursor(self, cursor: Mapping[str, Any]) -> None:
+        """See Worker.set_cursor."""
+        self._cursor = dict(cursor)
+
+    def note_tick(self, clock: int, keep: bool) -> None:
+        """The worker has ended a clock. `keep`: it may be asked for its part later than now."""
+        random = self._raw_random() if keep else None
+        self._tick = clock, self._cursor, random
+
+    def part(self) -> bytes:
+        """The payload of a cut record for the last tick."""
+        clock, cursor, random = self._tick
+        random = self._raw_random() if random is None else random
+        packed = {_STREAM: pack_random(random)} if random else {}
+        return _encode(Part(clock, cursor, packed))
+
+    def _raw_random(self) -> dict[str, Any]:
+        """The generator's own state; as it was restored if nobody has drawn, {} without either."""
+        if self._random is not None:
+            return dict(self._random.bit_generator.state)
+        return unpack_random(self._restored)

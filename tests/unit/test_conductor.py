@@ -1,0 +1,331 @@
+"""The scheduler's part of a cut, message by message."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpips.cluster.messages import Abandon, Agreed, Ask, Commit, Propose, Saved, Taken, Write
+from mpips.cluster.pending import PendingCut
+from mpips.cuts.conductor import Conductor, LeavingError
+from mpips.cuts.triggers import Triggers, UserSignal
+from mpips.errors import ConfigError
+
+
+class Stage:
+    """A conductor, what it has said, and the answers that workers and servers give."""
+
+    def __init__(
+        self,
+        triggers: Triggers = Triggers(),  # noqa: B008
+        *,
+        common: bool = True,
+        n_workers: int = 2,
+        n_servers: int = 2,
+        before: int = 0,
+        timeout_s: float = 60.0,
+    ) -> None:
+        self.said: list[object] = []
+        self.warnings: list[str] = []
+        self.n_workers, self.n_servers = n_workers, n_servers
+        self.conductor = Conductor(
+            triggers,
+            common,
+            before,
+            n_workers,
+            n_servers,
+            lambda worker, message: self.said.append((worker, message)),
+            lambda message: self.said.append(("servers", message)),
+            timeout_s,
+            self.warnings.append,
+        )
+
+    def take(self) -> list[object]:
+        said, self.said = self.said, []
+        return said
+
+    def proposed(self) -> Propose:
+        """Poll; the same proposal must have gone to all workers."""
+        self.conductor.poll()
+        said = self.take()
+        assert [worker for worker, _ in said] == list(range(self.n_workers))
+        assert all(message == said[0][1] for _, message in said)
+        assert isinstance(said[0][1], Propose)
+        return said[0][1]
+
+    def agree(self, number: int, *clocks: int, clock: int) -> None:
+        for worker, now in enumerate(clocks):
+            self.conductor.agreed(worker, Agreed(number, now < clock, now))
+
+    def committed(self) -> Commit:
+        said = self.take()
+        assert said[0] == ("servers", said[0][1])
+        assert {who for who, _ in said[1:]} == set(range(self.n_workers))
+        assert all(message == said[0][1] for _, message in said)
+        assert isinstance(said[0][1], Commit)
+        return said[0][1]
+
+    def write(self, number: int, error: str = "") -> None:
+        for server in range(self.n_servers):
+            assert self.take() == []
+            self.conductor.taken(server, Taken(number, True))
+        assert self.take() == [("servers", Write(number))]
+        for server in range(self.n_servers):
+            self.conductor.saved(server, Saved(number, "" if error else "path", error))
+
+    def whole(self, error: str = "") -> int:
+        """One cut from proposal to end; its clock."""
+        proposal = self.proposed()
+        self.agree(proposal.id, *[0] * self.n_workers, clock=proposal.clock)
+        assert self.committed() == Commit(proposal.id, proposal.clock)
+        self.write(proposal.id, error)
+        return proposal.clock
+
+
+def test_a_call_is_proposed_agreed_committed_and_written():
+    stage = Stage()
+    stage.conductor.poll()
+    assert stage.take() == []
+    stage.conductor.ask(Ask("call"))
+    assert stage.whole() > 0
+    assert stage.conductor.statistics == {
+        "written": 1,
+        "failed": 0,
+        "given_up": 0,
+        "skipped": 0,
+        "path": "path",
+    }
+    stage.conductor.poll()
+    assert stage.take() == []
+
+
+def test_steps_are_multiples_in_the_run_and_proposed_before_anybody_is_there():
+    stage = Stage(Triggers(every_steps=10), before=25)
+    assert stage.whole() == 5
+    assert stage.whole() == 15
+    assert stage.conductor.statistics["written"] == 2
+
+
+def test_steps_that_pass_while_one_is_written_are_skipped_and_counted():
+    stage = Stage(Triggers(every_steps=10))
+    assert stage.whole() == 10
+    stage.conductor.hear(1, 33)
+    assert stage.proposed().clock == 40
+    assert stage.conductor.statistics["skipped"] == 2
+
+
+def test_a_worker_that_is_past_it_makes_the_next_proposal_further_ahead():
+    stage = Stage()
+    stage.conductor.ask(Ask("call"))
+    first = stage.proposed()
+    stage.agree(first.id, 0, first.clock + 50, clock=first.clock)
+    assert stage.take() == [(0, Abandon(first.id)), (1, Abandon(first.id))]
+    second = stage.proposed()
+    assert second.clock - (first.clock + 50) > first.clock
+    stage.agree(second.id, 0, 0, clock=second.clock)
+    stage.committed()
+    stage.write(second.id)
+    assert stage.conductor.statistics["written"] == 1
+    assert stage.warnings == []
+
+
+def test_without_a_common_clock_it_is_the_next_tick_of_each():
+    stage = Stage(Triggers(every_steps=10), common=False)
+    stage.conductor.poll()
+    assert stage.take() == []
+    stage.conductor.ask(Ask("steps", 0.0, 10))
+    stage.conductor.ask(Ask("steps", 0.0, 10))  # the second worker comes there
+    stage.conductor.poll()
+    assert stage.committed() == Commit(1, 0)
+    stage.write(1)
+    stage.conductor.poll()
+    assert stage.take() == []
+    stage.conductor.ask(Ask("steps", 0.0, 20))
+    stage.conductor.poll()
+    assert stage.committed() == Commit(2, 0)
+
+
+def test_triggers_while_one_is_written_are_skipped_and_counted():
+    stage = Stage(common=False)
+    stage.conductor.ask(Ask("call"))
+    stage.conductor.poll()
+    number = stage.committed().id
+    for server in (0, 1):
+        stage.conductor.taken(server, Taken(number, True))
+    stage.take()
+    stage.conductor.ask(Ask("call"))
+    stage.conductor.ask(Ask("signal", 10.0))
+    stage.conductor.poll()
+    assert stage.take() == []
+    assert stage.conductor.statistics["skipped"] == 2
+
+
+def test_a_planned_cut_gives_way_to_one_that_is_wanted_now():
+    stage = Stage(Triggers(every_steps=1000))
+    planned = stage.proposed()
+    stage.agree(planned.id, 0, 0, clock=1000)
+    stage.committed()
+    stage.conductor.ask(Ask("call"))
+    assert stage.take() == [
+        (0, Abandon(planned.id)),
+        (1, Abandon(planned.id)),
+        ("servers", Abandon(planned.id)),
+    ]
+    stage.conductor.poll()
+    assert stage.take() == []  # not before the servers have let go
+    for server in (0, 1):
+        stage.conductor.saved(server, Saved(planned.id, "", "given up"))
+    assert stage.whole() < 1000
+    assert stage.proposed().clock == 1000
+    assert stage.warnings == []
+    assert stage.conductor.statistics["given_up"] == 0
+
+
+def test_a_failed_write_is_said_and_counted_and_tried_at_the_next_trigger():
+    stage = Stage(Triggers(every_steps=10))
+    assert stage.whole("the disk is full") == 10
+    assert stage.warnings == ["the disk is full; training goes on"]
+    assert stage.conductor.statistics["failed"] == 1
+    assert stage.whole() == 20
+    assert stage.conductor.statistics["written"] == 1
+
+
+def test_rings_that_are_held_for_too_long_are_let_go():
+    stage = Stage(common=False)
+    stage.conductor.ask(Ask("call"))
+    stage.conductor.poll()
+    number = stage.committed().id
+    stage.conductor.taken(0, Taken(number, True))
+    stage.conductor.taken(1, Taken(number, False))
+    assert stage.take()[-1] == ("servers", Abandon(number))
+    stage.conductor.taken(1, Taken(number, True))  # crossed with it
+    assert stage.take() == []
+    for server in (0, 1):
+        assert stage.conductor.busy
+        stage.conductor.saved(server, Saved(number, "", "given up"))
+    assert not stage.conductor.busy
+    assert stage.conductor.statistics["given_up"] == 1
+    assert "not all workers had come to it within 30 s" in stage.warnings[0]
+
+
+def test_a_proposal_that_is_not_answered_is_given_up():
+    stage = Stage(timeout_s=0.0)
+    stage.conductor.ask(Ask("call"))
+    stage.proposed()
+    stage.conductor.poll()
+    assert not stage.conductor.busy
+    assert stage.conductor.statistics["given_up"] == 1
+
+
+def test_workers_that_finish_are_ready_and_the_end_gives_up_what_is_not_taken():
+    stage = Stage(Triggers(every_steps=10))
+    first = stage.proposed()
+    stage.conductor.agreed(0, Agreed(first.id, True, 3))
+    stage.conductor.worker_done(1)
+    said = stage.take()
+    assert said == [("servers", Commit(first.id, 10)), (0, Commit(first.id, 10))]
+    stage.conductor.worker_done(0)
+    assert stage.take() == [("servers", Abandon(first.id))]
+    assert stage.conductor.busy
+    for server in (0, 1):
+        stage.conductor.saved(server, Saved(first.id, "", "given up"))
+    assert not stage.conductor.busy
+    stage.conductor.ask(Ask("call"))
+    stage.conductor.poll()
+    assert stage.take() == []
+    assert stage.warnings == []
+
+
+def test_what_is_being_written_when_all_workers_finish_is_written():
+    stage = Stage(common=False, n_workers=1, n_servers=1)
+    stage.conductor.ask(Ask("call"))
+    stage.conductor.poll()
+    number = stage.committed().id
+    stage.conductor.taken(0, Taken(number, True))
+    stage.take()
+    stage.conductor.worker_done(0)
+    assert stage.take() == []
+    assert stage.conductor.busy
+    stage.conductor.saved(0, Saved(number, "path", ""))
+    assert not stage.conductor.busy
+
+
+def test_one_signal_that_reaches_all_ranks_is_one():
+    stage = Stage(common=False)
+    stage.conductor.ask(Ask("signal", 100.0))
+    stage.conductor.ask(Ask("signal", 100.4))
+    stage.conductor.poll()
+    number = stage.committed().id
+    stage.write(number)
+    stage.conductor.ask(Ask("signal", 100.6))
+    stage.conductor.poll()
+    assert stage.take() == []
+    stage.conductor.ask(Ask("signal", 200.0))
+    stage.conductor.poll()
+    assert stage.committed().id == number + 1
+    assert stage.conductor.statistics["skipped"] == 0
+
+
+def test_after_the_signal_the_job_ends_once_the_checkpoint_is_durable():
+    stage = Stage(Triggers(on_usr1="exit"), common=False, n_servers=1)
+    stage.conductor.ask(Ask("call"))
+    stage.conductor.poll()
+    number = stage.committed().id
+    # One that began before the signal is not the one.
+    stage.conductor.ask(Ask("signal", 100.0))
+    stage.write(number)
+    stage.conductor.poll()
+    number = stage.committed().id
+    stage.conductor.taken(0, Taken(number, True))
+    stage.conductor.saved(0, Saved(number, "", "no room"))  # failed: training goes on
+    stage.take()
+    stage.conductor.ask(Ask("signal", 200.0))
+    stage.conductor.poll()
+    number = stage.committed().id
+    stage.conductor.taken(0, Taken(number, True))
+    with pytest.raises(LeavingError, match="step-7 is written") as caught:
+        stage.conductor.saved(0, Saved(number, "step-7", ""))
+    assert caught.value.exit_code == 75
+
+
+@pytest.mark.parametrize(
+    ("triggers", "sentence"),
+    [
+        (Triggers(every_steps=-1), "every_steps = -1: 0 and more"),
+        (Triggers(every_s=-0.5), "every_s = -0.5: 0 and more"),
+        (Triggers(on_usr1="stop"), "on_usr1 = 'stop': continue, exit"),
+    ],
+)
+def test_impossible_triggers_are_refused(triggers, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        triggers.check()
+
+
+def test_a_worker_agrees_only_to_clocks_that_are_to_come():
+    cut = PendingCut()
+    assert cut.take(Propose(1, 5), 5) == Agreed(1, False, 5)
+    assert cut.pending is None
+    assert cut.take(Propose(2, 6), 5) == Agreed(2, True, 5)
+    assert cut.pending == Propose(2, 6)
+    assert cut.take(Abandon(1), 5) is None
+    assert cut.pending == Propose(2, 6)
+    assert cut.take(Commit(2, 6), 6) is None
+    assert cut.pending == Commit(2, 6)
+    cut.take(Abandon(2), 6)
+    assert cut.pending is None
+    cut.finished = True
+    assert cut.take(Propose(3, 1), 9) == Agreed(3, True, 9)
+    cut.take(Commit(3, 1), 9)
+    assert cut.pending is None
+
+
+def test_a_signal_is_told_once_and_given_back():
+    import os
+    import signal
+
+    before = signal.getsignal(signal.SIGUSR1)
+    with UserSignal(True) as signalled:
+        assert signalled.take() == 0.0
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert signalled.take() > 0.0
+        assert signalled.take() == 0.0
+    assert signal.getsignal(signal.SIGUSR1) is before

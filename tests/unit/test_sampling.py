@@ -1,0 +1,104 @@
+"""Every sample of an epoch is read exactly once, whatever shapes of job follow each other in it."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from mpips.data import Cursor, DenseData, Loader, Sampling, Shape
+
+
+def loaders(sampling: Sampling, cursors: list[Cursor]) -> list[Loader]:
+    """One per worker; the label of a sample is its number in the whole."""
+    shape = sampling.shape
+    made = []
+    for worker, cursor in enumerate(cursors):
+        labels = np.arange(worker, shape.n_total, shape.n_workers)
+        data = DenseData(labels[:, None].astype(np.float32), labels)
+        made.append(
+            Loader(
+                data,
+                shape.n_total,
+                shape.n_workers,
+                worker,
+                shape.batch_size,
+                shape.seed,
+                cursor,
+                sampling=sampling,
+            )
+        )
+    return made
+
+
+def read(loader: Loader, n_steps: int, n_epochs: int, seen: dict[int, list[int]]) -> Cursor:
+    """Read some batches; where the loader stands after them."""
+    cursor = loader.cursor
+    for at, batch in loader.until(n_epochs):
+        if n_steps == 0:
+            return at
+        n_steps -= 1
+        seen[at.epoch] += batch.labels.tolist()
+        cursor = loader.after(at)
+    return cursor
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_each_sample_is_read_once_an_epoch_over_any_chain_of_shapes(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    n_total, n_epochs = int(random.integers(1, 200)), 4
+    shape = Shape(n_total, int(random.integers(1, 6)), int(random.integers(1, 20)), seed)
+    sampling = Sampling(shape)
+    cursors = [Cursor()] * shape.n_workers
+    seen: dict[int, list[int]] = {epoch: [] for epoch in range(n_epochs)}
+    for _ in range(5):
+        together = random.random() < 0.5
+        n_steps = random.integers(0, 12, shape.n_workers)
+        n_steps = np.full_like(n_steps, n_steps[0]) if together else n_steps
+        cursors = [
+            read(loader, int(n), n_epochs, seen)
+            for loader, n in zip(loaders(sampling, cursors), n_steps, strict=True)
+        ]
+        sampling = Sampling.from_config(json.loads(json.dumps(sampling.to_config())))
+        if random.random() < 0.3:
+            continue  # the same shape goes on at its cursors
+        shape = Shape(n_total, int(random.integers(1, 6)), int(random.integers(1, 20)), seed)
+        sampling = sampling.after([(c.epoch, c.step) for c in cursors], shape)
+        first = min(c.epoch for c in cursors)
+        cursors = [Cursor(first, 0)] * shape.n_workers
+    for loader in loaders(sampling, cursors):
+        read(loader, 10**9, n_epochs, seen)
+    for epoch in range(n_epochs):
+        assert sorted(seen[epoch]) == list(range(n_total)), epoch
+
+
+def test_whole_epochs_behind_them_leave_no_legs() -> None:
+    shape = Shape(100, 3, 7, 1)
+    after = Sampling(shape).after([(2, 0)] * 3, Shape(100, 2, 7, 1))
+    assert after.legs == ()
+    assert after.number == 1
+
+
+def test_the_rest_of_an_epoch_has_as_many_steps_on_every_worker() -> None:
+    before = Shape(101, 3, 5, 1)
+    sampling = Sampling(before).after([(0, 2), (0, 3), (0, 2)], Shape(101, 2, 5, 1))
+    n_left = 101 - 5 * 7
+    assert sum(sampling.counts(0)) == n_left
+    made = loaders(sampling, [Cursor()] * 2)
+    steps = [[c for c, _ in loader.until(2)] for loader in made]
+    assert steps[0] == steps[1]
+    assert len([c for c in steps[0] if c.epoch == 1]) == made[0].steps_per_epoch
+    assert made[0].steps_until(2) == len(steps[0])
+
+
+def test_weights_of_a_rest_make_the_mean_over_its_samples() -> None:
+    sampling = Sampling(Shape(50, 4, 3, 1)).after(
+        [(0, 4), (0, 1), (0, 2), (0, 4)], Shape(50, 3, 4, 1)
+    )
+    iterators = [loader.until(1) for loader in loaders(sampling, [Cursor()] * 3)]
+    for step in zip(*iterators, strict=True):
+        batches = [batch for _, batch in step]
+        n_global = sum(batch.n for batch in batches)
+        for batch in batches:
+            assert batch.weight == pytest.approx(batch.n * 3 / n_global)
