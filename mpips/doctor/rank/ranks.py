@@ -187,14 +187,15 @@ class Rank:
 
     def do_hdf5(self) -> dict[str, Any]:
         """Write a file together and read it back."""
-        from mpips.checkpoint.structure import hdf5_kind, load_hdf5
+        from mpips.checkpoint.structure import hdf5_kind
+        from mpips.hdf5 import load_hdf5
 
         kinds = exchange(self.comm, hdf5_kind())
         if set(kinds) != {"parallel"}:
             return {"kind": kinds[self.rank]}
         name = exchange(self.comm, f".mpips-doctor-{os.getpid()}-{time.time_ns()}.h5")[0]
         path = self.folder / name
-        h5py, size = load_hdf5(), self.comm.Get_size()
+        h5py, size = load_hdf5("writing checkpoints"), self.comm.Get_size()
         with h5py.File(path, "w", driver="mpio", comm=self.comm) as file:
             rows = file.create_dataset("rows", (size, 4096), "i8")
             with rows.collective:

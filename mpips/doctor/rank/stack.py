@@ -36,11 +36,12 @@ def main() -> None:
     stack.import_s = time.perf_counter() - start
     stack.quiet = "mpi4py" not in sys.modules
     _say(stack)
-    from mpips.checkpoint.structure import hdf5_kind, load_hdf5
+    from mpips.checkpoint.structure import hdf5_kind
+    from mpips.hdf5 import load_hdf5
 
     stack.hdf5 = hdf5_kind()
     if stack.hdf5 != "none":
-        h5py = load_hdf5()
+        h5py = load_hdf5("writing checkpoints")
         stack.hdf5_version, stack.h5py_path = h5py.version.hdf5_version, str(h5py.__file__)
     stack.quiet = stack.quiet and not _initialized()
     stack.ended = "it ended while it loaded MPI"
