@@ -218,6 +218,7 @@ class Worker:
             return True
 
         self.wait_until(decided, lambda: "the scheduler has not decided on a checkpoint")
+        self.control.state = "between clocks"
 
     def _write_cut(self, number: int) -> None:
         payload = self._position.part()

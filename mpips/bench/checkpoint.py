@@ -1,4 +1,5 @@
-"""Suite `checkpoint`: how fast two servers write a checkpoint, beside plain files on the same disk.
+"""Suite `checkpoint`: how fast two servers write a checkpoint, beside plain files on the same disk,
+and what one costs a worker that goes on meanwhile.
 
 In the folder for temporary files: set TMPDIR to measure another disk.
 """
@@ -18,6 +19,7 @@ def run(suite: str, options: Options, nodes: int) -> Findings:
         return Findings(skipped={"write_vs_raw": "the disk is the same: run it without --nodes"})
     folder = tempfile.gettempdir()
     found = on_ranks("checkpoint", 2, options)
+    found.add(on_ranks("cut", 2, options))
     system = os.statvfs(folder)
     free = system.f_bavail * system.f_frsize >> 30
     found.notes.append(f"checkpoints were written in {folder}, which has {free} GiB free")

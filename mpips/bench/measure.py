@@ -42,6 +42,7 @@ BARS: dict[str, tuple[str, float]] = {
     "table_memory_vs_plan": ("<=", 1.1),
     "table_rate_last_vs_first": (">=", 0.8),
     "write_vs_raw": (">=", 0.8),
+    "stall_vs_memcpy": ("<=", 1.5),
 }
 
 

@@ -16,6 +16,7 @@ from mpips.checkpoint import (
     retain,
 )
 from mpips.checkpoint.shards import ShardData
+from mpips.checkpoint.steps import in_background
 from mpips.cluster.messages import Abandon, Commit, Message, Saved, Taken, ToServer, Write
 from mpips.cuts.position import Part, decode_part
 from mpips.cuts.shadow import Shadow, shards_in_place
@@ -148,17 +149,20 @@ class Keeper:
             for _ in writer.steps():
                 yield True
             path = str(writer.info.path)
-            self._keep(writer.info, self._parts)
+            self._last = self._parts, writer.info
+            # In the background: removing large files takes as long as a step or two.
+            yield from in_background(self._retain)
         except MpipsError as failure:
             error = str(failure)
+        except OSError as failure:
+            error = f"{path} was written, but older checkpoints not removed: {failure}"
         self._id, self._writer = 0, None
         self._tell(Saved(number, path, error))
 
     def _said(self) -> list[Part]:
         return [decode_part(self._server.core.said(w)) for w in range(self._n_workers)]
 
-    def _keep(self, info: CheckpointInfo, parts: list[Part]) -> None:
-        self._last = parts, info
+    def _retain(self) -> None:
         if self._server.index == 0:
             assert self._saving.folder is not None
             retain(self._saving.folder, self._saving.retention)
@@ -197,7 +201,7 @@ class Keeper:
         writer = self._make_writer(shards)
         for _ in writer.steps():
             between()
-        self._keep(writer.info, parts)
+        self._retain()
         return writer.info
 
     def _make_writer(
