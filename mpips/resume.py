@@ -17,7 +17,7 @@ from mpips.saving import Saving, check_start, find_start
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from mpips.train import Inputs
+    from mpips.epochs import Inputs
 
 
 def plan_saving(

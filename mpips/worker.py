@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpips import _native
-from mpips.cluster.messages import Ask, Commit, Message, Propose
+from mpips.cluster.messages import Message
 from mpips.cluster.pending import PendingCut
+from mpips.cuts.marker import CutMarker
 from mpips.cuts.position import Position, StartPoint
 from mpips.errors import ConfigError, StallError
 from mpips.handles import DenseHandle, EmbeddingHandle
@@ -22,7 +23,6 @@ from mpips.transport.channel import Channel
 from mpips.transport.region import as_region_error
 
 Float32 = NDArray[np.float32]
-_DECISION_S = 0.0005  # between looks for a decision that is due
 
 
 def needs_common_clock(tables: Sequence[Table]) -> bool:
@@ -94,9 +94,14 @@ class Worker:
         self._staged = 0
         self._finished = False
         self._position = position or Position(0, index, len(names))
-        self._common_clock = needs_common_clock(tables)
-        # Where workers have a common clock the scheduler knows when they come there.
-        self._ask_every = 0 if self._common_clock else ask_every
+        self._marker = CutMarker(
+            index,
+            self._position,
+            control,
+            self._write_cut,
+            needs_common_clock(tables),
+            ask_every,
+        )
         self._destinations: list[tuple[int, int, object]] = []
         backup = [t.consistency.backup for t in tables if isinstance(t.consistency, BSP)]
         self._skips_clocks = bool(backup) and backup[0] > 0
@@ -146,21 +151,15 @@ class Worker:
             closed = [c.read_version(self._bsp_table) for c in self.channels]
             self.clock_state.now = max(self.now, min(closed))
         self.control.clock = self.now
-        self._position.note_tick(self.now, keep=not self._common_clock)
-        if self._ask_every and (self._steps_before + self.now) % self._ask_every == 0:
-            self.control.tell(Ask("steps", time.time(), self.now))
+        self._marker.note_tick(self.now)
         self.control.poll()
         if self.control.cut.pending is not None:
-            self._cut_at_tick()
+            self._marker.at_tick(self.now, self.wait_until)
 
     @property
     def start(self) -> StartPoint | None:
         """What the checkpoint says that the job started from; None: it started from nothing."""
         return self._position.start
-
-    @property
-    def _steps_before(self) -> int:
-        return self.start.step if self.start is not None else 0
 
     @property
     def random(self) -> np.random.Generator:
@@ -192,60 +191,18 @@ class Worker:
         One worker is enough. Without a folder for checkpoints, and while one is being written, nothing
         happens but that it is counted.
         """
-        self.control.tell(Ask("call", time.time(), self.now))
+        self._marker.ask(self.now)
 
-    def _cut_at_tick(self) -> None:
-        """Write the cut record if this tick is the place for it. See native/src/server/server_cuts.cpp."""
-        cut = self.control.cut
-        if isinstance(cut.pending, Propose) and self.now >= cut.pending.clock:
-            self._wait_for_decision(cut)
-        if isinstance(cut.pending, Commit) and self.now >= cut.pending.clock:
-            # Forgotten first: while it waits for room the worker may hear of the next one.
-            number, cut.pending = cut.pending.id, None
-            self._write_cut(number)
-
-    def _wait_for_decision(self, cut: PendingCut) -> None:
-        """This worker has agreed to cut here, and not heard yet whether everybody has."""
-        self.control.state = "waiting for the place of a checkpoint"
-
-        def decided() -> bool:
-            self.control.hurry()
-            self.control.poll()
-            pending = cut.pending
-            if isinstance(pending, Propose) and self.now >= pending.clock:
-                time.sleep(_DECISION_S)
-                return False
-            return True
-
-        self.wait_until(decided, lambda: "the scheduler has not decided on a checkpoint")
-        self.control.state = "between clocks"
-
-    def _write_cut(self, number: int) -> None:
-        payload = self._position.part()
-        try:
-            for server, channel in enumerate(self.channels):
-                self.write(server, lambda c=channel: c.writer.cut(self.now, number, payload))  # type: ignore[misc]
-        except ValueError as error:
-            raise ConfigError(
-                f"the cursor and random state of worker {self.index} are too large for a checkpoint "
-                f"({error}): give set_cursor less, or raise slot_kib"
-            ) from None
+    def _write_cut(self, number: int, payload: bytes) -> None:
+        for server, channel in enumerate(self.channels):
+            self.write(server, lambda c=channel: c.writer.cut(self.now, number, payload))  # type: ignore[misc]
         self.publish(range(len(self.channels)))
 
     def _cut_while_waiting(self) -> bool:
-        """Whether a cut waits for this worker, which itself waits for others; makes it if it can.
-
-        Where workers have no common clock, those that this worker waits for may be held at their cut
-        records. If it has pushed nothing since its tick, it stands where it stood then.
-        """
-        pending = self.control.cut.pending
-        if self._common_clock or not isinstance(pending, Commit):
+        """See CutMarker.while_waiting."""
+        if self.control.cut.pending is None:
             return False
-        if self.clock_state.pushed_at == self.now:
-            return True
-        self.control.cut.pending = None
-        self._write_cut(pending.id)
-        return False
+        return self._marker.while_waiting(self.clock_state.pushed_at == self.now)
 
     def keep_pace(self, bound: int) -> None:
         """Wait until no worker at work is more than `bound` clocks behind this one. Blocks.
@@ -374,10 +331,7 @@ class Worker:
         if self.clock_state.pushed_at == self.now:
             self.clock()
         self.control.state = "finishing"
-        self.control.cut.finished, self.control.cut.pending = True, None
-        # Where it stands now, and not where it stood at its last tick: nothing has been pushed since.
-        self._position.note_tick(self.now, keep=False)
-        self._write_cut(0)
+        self._marker.leave(self.now)
         for server, channel in enumerate(self.channels):
             self.write(server, lambda c=channel: c.writer.finish(self.now))  # type: ignore[misc]
         self.publish(range(len(self.channels)))

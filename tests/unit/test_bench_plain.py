@@ -10,11 +10,12 @@ import pytest
 from mpips.bench.plain import PlainLogistic, PlainMlp
 from mpips.data import Cursor, DataInfo, Loader, SparseData
 from mpips.data.dataset import Dataset, DenseData
+from mpips.epochs import Inputs, Result, train_epochs
 from mpips.options import SessionOptions
 from mpips.session import run_alone
 from mpips.tasks.logistic import BIAS_KEY, Logistic, LogisticOptions
 from mpips.tasks.mlp import Mlp, MlpOptions
-from mpips.train import Inputs, Result, ready, train_epochs
+from mpips.train import ready
 from mpips.worker import Worker
 
 N, D, BATCH, EPOCHS = 200, 17, 32, 4

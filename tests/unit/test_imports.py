@@ -45,6 +45,7 @@ LAYERS = {
     "integrations": 5,
     "monitor": 5,
     "preflight": 6,
+    "epochs": 6,
     "train": 6,
     "resume": 6,
     "submit": 6,

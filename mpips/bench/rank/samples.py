@@ -9,7 +9,7 @@ from mpips.bench.launching import Options
 from mpips.bench.measure import Figure, Findings
 from mpips.bench.rank.ranks import Ranks
 from mpips.bench.rank.workloads import job_config, session, timed_epochs, w6a_file
-from mpips.train import Inputs
+from mpips.epochs import Inputs
 from mpips.worker import Worker
 
 

@@ -17,11 +17,11 @@ from mpips.bench.rank.ranks import Ranks
 from mpips.bench.rank.workloads import SEED, Timed, job_config, session, timed_epochs, w6a_file
 from mpips.config import JobConfig
 from mpips.data import Loader
+from mpips.epochs import Inputs
 from mpips.model.optimizer import FTRL, Adagrad
 from mpips.model.table import DenseTable
 from mpips.tasks.logistic import LogisticOptions
 from mpips.tasks.mlp import MlpOptions
-from mpips.train import Inputs
 from mpips.worker import Worker
 
 

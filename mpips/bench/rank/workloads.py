@@ -15,9 +15,10 @@ from mpips.bench.rank.ranks import Ranks
 from mpips.cluster.cluster import Cluster
 from mpips.config import DataConfig, JobConfig, TrainConfig
 from mpips.data import Cursor
+from mpips.epochs import Inputs, Result, train_epochs
 from mpips.job import Job
 from mpips.options import SessionOptions
-from mpips.train import Inputs, Result, prepare, ready, train_epochs
+from mpips.train import prepare, ready
 from mpips.worker import Worker
 
 BATCH = 256

@@ -1,0 +1,127 @@
+"""A worker's part in cuts: agrees to a place, and writes its cut records there.
+
+See `mpips.cuts` for the protocol, and native/src/server/server_cuts.cpp for what hangs on the place.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from mpips.cluster.messages import Ask, Commit, Message, Propose
+from mpips.cluster.pending import PendingCut
+from mpips.cuts.position import Position
+from mpips.errors import ConfigError
+
+_DECISION_S = 0.0005  # between looks for a decision that is due
+
+
+class Control(Protocol):
+    """What this needs of a worker's side of the control plane."""
+
+    state: str
+    cut: PendingCut
+
+    def poll(self) -> None:
+        """Take messages."""
+
+    def hurry(self) -> None:
+        """Let the next `poll` look at once."""
+
+    def tell(self, message: Message) -> None:
+        """Send the scheduler a message."""
+
+
+class CutMarker:
+    """One worker's cut records. Not thread-safe."""
+
+    def __init__(
+        self,
+        index: int,
+        position: Position,
+        control: Control,
+        write: Callable[[int, bytes], None],
+        common_clock: bool,
+        ask_every: int,
+    ) -> None:
+        """`write(id, payload)` puts a cut record into the rings of all servers and sends it.
+
+        `common_clock`: all workers cut at the same clock; where not, this one asks for a checkpoint at each
+        multiple of `ask_every` steps of the run (0: never).
+        """
+        self._index = index
+        self._position = position
+        self._control = control
+        self._write = write
+        self._common_clock = common_clock
+        # Where workers have a common clock the scheduler knows when they come there.
+        self._ask_every = 0 if common_clock else ask_every
+        self._before = position.start.step if position.start is not None else 0
+
+    def note_tick(self, now: int) -> None:
+        """The worker has ended a clock; takes no messages."""
+        self._position.note_tick(now, keep=not self._common_clock)
+        if self._ask_every and (self._before + now) % self._ask_every == 0:
+            self._control.tell(Ask("steps", time.time(), now))
+
+    def ask(self, now: int) -> None:
+        """Ask for a checkpoint by hand."""
+        self._control.tell(Ask("call", time.time(), now))
+
+    def at_tick(self, now: int, wait_until: Callable[..., None]) -> None:
+        """Write the cut records if this tick is the place for them; waits for a decision that is due."""
+        cut = self._control.cut
+        if isinstance(cut.pending, Propose) and now >= cut.pending.clock:
+            self._control.state = "waiting for the place of a checkpoint"
+            wait_until(
+                lambda: self._decided(now), lambda: "the scheduler has not decided on a checkpoint"
+            )
+            self._control.state = "between clocks"
+        if isinstance(cut.pending, Commit) and now >= cut.pending.clock:
+            # Forgotten first: while it waits for room the worker may hear of the next one.
+            number, cut.pending = cut.pending.id, None
+            self._put(number)
+
+    def _decided(self, now: int) -> bool:
+        """Whether it is known if everybody has agreed to the place where this worker stands."""
+        self._control.hurry()
+        self._control.poll()
+        pending = self._control.cut.pending
+        if isinstance(pending, Propose) and now >= pending.clock:
+            time.sleep(_DECISION_S)
+            return False
+        return True
+
+    def while_waiting(self, pushed_since: bool) -> bool:
+        """Whether a cut waits for this worker, which itself waits for others; makes it if it can.
+
+        Where workers have no common clock, those that this worker waits for may be held at their cut
+        records. If it has pushed nothing since its tick, it stands where it stood then.
+        """
+        pending = self._control.cut.pending
+        if self._common_clock or not isinstance(pending, Commit):
+            return False
+        if pushed_since:
+            return True
+        self._control.cut.pending = None
+        self._put(pending.id)
+        return False
+
+    def leave(self, now: int) -> None:
+        """The worker has finished, which makes it ready for any cut; say where it stands.
+
+        That is where it stands now, and not where it stood at its last tick: nothing has been pushed since.
+        """
+        self._control.cut.finished, self._control.cut.pending = True, None
+        self._position.note_tick(now, keep=False)
+        self._put(0)
+
+    def _put(self, number: int) -> None:
+        try:
+            self._write(number, self._position.part())
+        except ValueError as error:
+            raise ConfigError(
+                f"the cursor and random state of worker {self._index} are too large for a checkpoint "
+                f"({error}): give set_cursor less, or raise slot_kib"
+            ) from None

@@ -1,0 +1,186 @@
+"""A worker's way through its epochs: steps, the place that a checkpoint needs, evaluations."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from mpips.data import Cursor, DataInfo, Dataset, Loader, Sampling
+from mpips.data.metrics import EvalShare, merge
+from mpips.model.consistency import BSP
+from mpips.model.table import Table
+from mpips.tasks import Task
+from mpips.worker import Worker
+
+_REPORT_INTERVAL_S = 0.25
+_EVAL_BATCH = 4096
+_PACE_STEPS = 8  # how often a worker looks whether it is too far ahead
+
+
+@dataclass
+class Inputs:
+    """What a rank knows before the session starts; data on workers only."""
+
+    info: DataInfo
+    task: Task
+    tables: list[Table]
+    n_epochs: int
+    batch_size: int
+    train: Dataset | None = None
+    test: Dataset | None = None
+    # Of the checkpoint that training starts from: epochs that it has behind it, what was read of later
+    # ones, and each worker's place; no places: all begin with what is left of `first_epoch`.
+    first_epoch: int = 0
+    sampling: Sampling | None = None
+    cursors: tuple[Cursor, ...] = ()
+
+    def cursor(self, worker: int) -> Cursor:
+        """Where a worker starts."""
+        return self.cursors[worker] if self.cursors else Cursor(self.first_epoch, 0)
+
+
+@dataclass
+class Result:
+    """What a job gives: totals over all workers, test metrics on worker 0 only."""
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    history: list[dict[str, float]] = field(default_factory=list)
+    samples: int = 0
+    seconds: float = 0.0
+    epochs: int = 0
+
+
+def train_epochs(
+    worker: Worker, inputs: Inputs, loader: Loader, eval_every: int, result: Result
+) -> tuple[float, int]:
+    """All steps of this worker; returns summed loss and samples of its last epoch.
+
+    The task is prepared. Blocks; adds samples and evaluations to `result`.
+    """
+    task = inputs.task
+    n_clocks = _clocks(worker, inputs, loader)
+    report = _Reporter(worker)
+    # Each worker has its own share of the data: under ASP one that ran far ahead would leave the last
+    # word to the others' shares. Waiting costs nothing in the end, since the slowest share decides.
+    ahead = max(_PACE_STEPS, loader.steps_per_epoch // 4)
+    in_step = all(isinstance(t.consistency, BSP) for t in inputs.tables)
+    done = _EpochSum.of(worker, loader.cursor)
+    worker.set_cursor(done.cursor(loader.cursor))
+    last = (0.0, 0)
+    for cursor, batch in loader.until(inputs.n_epochs):
+        # With backup workers a late worker skips clocks, and is done when the others are.
+        if worker.now >= n_clocks:
+            break
+        if batch.n:
+            task.prefetch(worker, batch)
+            step = task.step(worker, batch)
+            report.add(cursor.epoch, cursor.step, step.n, step.loss_sum)
+            done.loss, done.samples = done.loss + step.loss_sum, done.samples + step.n
+            result.samples += step.n
+        following = loader.after(cursor)
+        ends = following.epoch != cursor.epoch
+        if ends:
+            last, done = (done.loss, done.samples), _EpochSum()
+        worker.set_cursor(done.cursor(following))
+        worker.clock()
+        if not in_step and cursor.step % _PACE_STEPS == 0:
+            worker.keep_pace(ahead)
+        if ends:
+            report.flush(cursor.epoch, cursor.step)
+            _evaluate_epoch(worker, inputs, cursor.epoch, eval_every, result)
+    return last
+
+
+def _clocks(worker: Worker, inputs: Inputs, loader: Loader) -> int:
+    """Clocks to come: of the worker that has the fewest steps left, where late ones skip clocks."""
+    own = loader.steps_until(inputs.n_epochs)
+    backup = any(isinstance(t.consistency, BSP) and t.consistency.backup for t in inputs.tables)
+    if not backup or not inputs.cursors:
+        return own
+    return min(loader.steps_until(inputs.n_epochs, cursor) for cursor in inputs.cursors)
+
+
+def _evaluate_epoch(
+    worker: Worker, inputs: Inputs, epoch: int, eval_every: int, result: Result
+) -> None:
+    """Metrics after an epoch, where they are due and all workers come here in this launch."""
+    started = max((cursor.epoch for cursor in inputs.cursors), default=0)
+    due = eval_every and (epoch + 1) % eval_every == 0 and epoch >= started
+    if due and inputs.test is not None and epoch + 1 < inputs.n_epochs:
+        found = evaluate(worker, inputs.task, inputs.test, f"epoch {epoch + 1}")
+        result.history.append({"epoch": epoch + 1, **(found or {})})
+
+
+@dataclass
+class _EpochSum:
+    """Summed loss and samples of a worker's epoch so far, which its cursor carries along."""
+
+    loss: float = 0.0
+    samples: int = 0
+
+    @classmethod
+    def of(cls, worker: Worker, cursor: Cursor) -> _EpochSum:
+        """As the checkpoint has it, if the worker starts from its own place there."""
+        found = worker.start.cursor if worker.start is not None else None
+        if not found or (found.get("epoch"), found.get("step")) != (cursor.epoch, cursor.step):
+            return cls()
+        return cls(float(found.get("loss", 0.0)), int(found.get("samples", 0)))
+
+    def cursor(self, at: Cursor) -> dict[str, Any]:
+        """With the place of the next batch, for a checkpoint."""
+        return {"epoch": at.epoch, "step": at.step, "loss": self.loss, "samples": self.samples}
+
+
+class _Reporter:
+    """Tells the scheduler of progress, a few times a second."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._samples = 0
+        self._loss = 0.0
+        self._next = time.monotonic() + _REPORT_INTERVAL_S
+
+    def add(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
+        """Count a step."""
+        self._samples += samples
+        self._loss += loss_sum
+        if time.monotonic() >= self._next:
+            self.flush(epoch, step)
+
+    def flush(self, epoch: int, step: int) -> None:
+        """Send what has been counted."""
+        if self._samples:
+            self._worker.report(epoch, step, self._samples, self._loss)
+        self._samples, self._loss = 0, 0.0
+        self._next = time.monotonic() + _REPORT_INTERVAL_S
+
+
+def evaluate(worker: Worker, task: Task, test: Dataset, name: str) -> dict[str, float] | None:
+    """Metrics over all workers' shares of the test data, on worker 0; None elsewhere.
+
+    Collective over workers: worker 0 waits for all shares, the others do not wait.
+    """
+    scores = [
+        task.predict(worker, test.take(np.arange(i, min(i + _EVAL_BATCH, test.n))))
+        for i in range(0, max(test.n, 1), _EVAL_BATCH)
+    ]
+    labels = np.ascontiguousarray(test.labels, dtype=np.int64)
+    joined = np.concatenate(scores).astype(np.float32)
+    payload = msgspec.msgpack.encode([list(joined.shape), joined.tobytes(), labels.tobytes()])
+    parts = worker.gather(f"evaluation {name}", payload, everyone=False)
+    if worker.index != 0:
+        return None
+    shares = []
+    for part in parts:
+        shape, score_bytes, label_bytes = msgspec.msgpack.decode(part)
+        shares.append(
+            EvalShare(
+                np.frombuffer(score_bytes, np.float32).reshape(shape),
+                np.frombuffer(label_bytes, np.int64),
+            )
+        )
+    return merge(shares)
