@@ -193,12 +193,36 @@ def _slurm_seconds(text: str) -> int | None:
     return fields[0] * 3600 + fields[1] * 60 + fields[2]
 
 
+class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """[run]: how `mpips run` starts a job and goes on after failures. `mpips train` does not read it.
+
+    Attributes:
+        name: Of the run; "": the file's, or the task's.
+        folder: Where run directories are made.
+        ranks: Processes to start; 0: one per slot of the hosts, or of this machine's cores and one more.
+        hosts: "node1:4,node2:4"; "": those of the batch system's allocation, or this machine.
+        hostfile: File with a line "node1 slots=4" for each host, instead of `hosts`.
+        spares: So many of the hosts, the last ones, are kept for when others fail.
+        max_restarts: Failures after which the job is started again.
+        min_workers: Go on with fewer workers, down to so many, when hosts are lost; 0: never with fewer.
+    """
+
+    name: str = ""
+    folder: str = "runs"
+    ranks: int = 0
+    hosts: str = ""
+    hostfile: str = ""
+    spares: int = 0
+    max_restarts: int = 3
+    min_workers: int = 0
+
+
 class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A training job.
 
     Attributes:
         task: "softmax", "mlp", "logistic", "fm", or "module:Class" of the user's own.
-        data, train, cluster, checkpoint, slurm, table, tables: See the structs.
+        data, train, cluster, checkpoint, slurm, run, table, tables: See the structs.
         options: The task's own options.
     """
 
@@ -208,13 +232,14 @@ class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     cluster: SessionOptions = SessionOptions()
     checkpoint: CheckpointConfig = CheckpointConfig()
     slurm: SlurmConfig = SlurmConfig()
+    run: RunConfig = RunConfig()
     table: TableConfig = TableConfig()
     tables: dict[str, TableConfig] = {}
     options: dict[str, Any] = {}
 
 
 def load_config(path: str | None, overrides: Sequence[tuple[str, Any]]) -> JobConfig:
-    """Read a TOML file (or none), lay overrides over it, check everything.
+    """Read a TOML file (or JSON, or none), lay overrides over it, check everything.
 
     Args:
         path: The file, or None.
@@ -223,7 +248,7 @@ def load_config(path: str | None, overrides: Sequence[tuple[str, Any]]) -> JobCo
     Raises:
         ConfigError: One sentence: what is wrong, where, what is accepted.
     """
-    raw = _read_toml(path) if path is not None else {}
+    raw = _read_file(path) if path is not None else {}
     for key, value in overrides:
         _put(raw, key, value)
     check_known(raw, JobConfig, "")
@@ -263,9 +288,11 @@ def parse_assignment(text: str) -> tuple[str, Any]:
         return key.strip(), value.strip()
 
 
-def _read_toml(path: str) -> dict[str, Any]:
+def _read_file(path: str) -> dict[str, Any]:
     try:
         text = Path(path).read_bytes()
+        if path.endswith(".json"):
+            return msgspec.json.decode(text, type=dict[str, Any])
         return tomllib.loads(text.decode())
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
@@ -273,6 +300,8 @@ def _read_toml(path: str) -> dict[str, Any]:
         raise ConfigError(f"{path}: is not a text file in UTF-8") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: is not valid TOML: {error}") from None
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path}: is not valid JSON: {error}") from None
 
 
 def _put(raw: dict[str, Any], key: str, value: Any) -> None:
@@ -339,4 +368,8 @@ def _check_values(config: JobConfig) -> None:
         value = getattr(config.train, name)
         if value < 0:
             raise ConfigError(f"train.{name} = {value}: 0 or more is accepted")
+    for name in ("ranks", "spares", "max_restarts", "min_workers"):
+        value = getattr(config.run, name)
+        if value < 0:
+            raise ConfigError(f"run.{name} = {value}: 0 or more is accepted")
     config.cluster.check()

@@ -21,6 +21,8 @@ from mpi4py import MPI
 from threadpoolctl import threadpool_limits
 
 from mpips import _native
+from mpips.chronicle import Chronicle, open_chronicle
+from mpips.cluster import lastwords
 from mpips.cluster.cluster import Cluster
 from mpips.cluster.control import Client, Endpoint
 from mpips.cluster.messages import Report
@@ -31,6 +33,7 @@ from mpips.errors import ConfigError, MpipsError, StallError
 from mpips.model.table import Table, fingerprint
 from mpips.options import SessionOptions
 from mpips.placement import Placement, place
+from mpips.rundir import RankPlace
 from mpips.saving import Saving, restore
 from mpips.scheduler import JobFailure, Scheduler
 from mpips.server import Server
@@ -43,6 +46,26 @@ from mpips.worker import Worker, needs_common_clock
 
 Main = Callable[[Worker], Any]
 OnReport = Callable[[int, Report], None]
+
+
+def chronicled(on_report: OnReport | None, chronicle: Chronicle | None) -> OnReport | None:
+    """What hears the workers' reports: whoever shows progress, and the record of a supervised run."""
+    if chronicle is None:
+        return on_report
+
+    def both(worker: int, report: Report) -> None:
+        chronicle.report(report.epoch, report.samples, report.loss_sum)
+        if on_report is not None:
+            on_report(worker, report)
+
+    return both
+
+
+def look(chronicle: Chronicle, conductor: Conductor | None, clocks: dict[int, int]) -> None:
+    """Keep the record of a supervised run up to date."""
+    if conductor is not None:
+        chronicle.saved(conductor.statistics.get("path", ""))
+    chronicle.look(clocks)
 
 
 class Job:
@@ -223,19 +246,28 @@ class Job:
         where = c.assignment.node_names[node]
         client = Client(endpoint, c.assignment.scheduler, where, self.options.timeout_s)
         self._client = client
-        scheduler = None
-        if c.is_scheduler:
-            scheduler = Scheduler(
-                endpoint, c.assignment, list(c.topology.pids), self.options.timeout_s, on_report
-            )
-            scheduler.conductor = self._make_conductor(scheduler)
+        scheduler = chronicle = None
         try:
+            if c.is_scheduler:
+                chronicle = open_chronicle(self._places(), self._saving)
+                scheduler = Scheduler(
+                    endpoint,
+                    c.assignment,
+                    list(c.topology.pids),
+                    self.options.timeout_s,
+                    chronicled(on_report, chronicle),
+                )
+                conductor = scheduler.conductor = self._make_conductor(scheduler)
+                if chronicle is not None:
+                    scheduler.on_look = functools.partial(look, chronicle, conductor)
             with UserSignal(self._saving.folder is not None) as signalled:
                 client.signalled = signalled.take
                 if scheduler is not None:
                     scheduler.signalled = signalled.take
                 value, summary = self._play(main, client, scheduler)
             self._meet()
+            if scheduler is not None and chronicle is not None:
+                chronicle.finish(msgspec.json.decode(summary))
         except (KeyboardInterrupt, SystemExit) as error:
             self._die(error)
         except BaseException as error:
@@ -256,6 +288,13 @@ class Job:
             scheduler.tell_servers,
             self.options.timeout_s,
         )
+
+    def _places(self) -> list[RankPlace]:
+        a, pids = self.cluster.assignment, self.cluster.topology.pids
+        return [
+            RankPlace(rank=r, role=a.roles_of(r), host=a.node_names[a.node_of[r]], pid=pids[r])
+            for r in range(len(pids))
+        ]
 
     def _play(self, main: Main, client: Client, scheduler: Scheduler | None) -> tuple[Any, bytes]:
         c = self.cluster
@@ -286,7 +325,8 @@ class Job:
         with threadpool_limits(self._threads):
             value = main(worker)
         worker.finish()
-        client.done(msgspec.json.encode({"worker": c.worker, "pushes": worker.counters()}))
+        told = {"worker": c.worker, "clock": worker.now, "pushes": worker.counters()}
+        client.done(msgspec.json.encode(told))
         client.state = "waiting for the others to finish"
         return value, self._farewell(client)
 
@@ -381,21 +421,43 @@ class Job:
         self.cluster.last_rites()
         sys.stdout.flush()
         sys.stderr.flush()
-        code = error.code if isinstance(error, SystemExit) else 130
-        os._exit(code if isinstance(code, int) else 1)
+        given = error.code if isinstance(error, SystemExit) else 130
+        code = given if isinstance(given, int) else 1
+        lastwords.speak(
+            kind=type(error).__name__,
+            message=f"ended with code {code}",
+            exit_code=code,
+            role=self.cluster.assignment.roles_of(self.cluster.rank),
+            secondary=code > 128,
+        )
+        os._exit(code)
 
     def _fail(self, error: BaseException, client: Client, scheduler: Scheduler | None) -> None:
         """Get the error printed once and the job ended. Does not return."""
         self.regions.unlink()
         self.cluster.last_rites()
         if isinstance(error, LeavingError):
+            lastwords.speak(kind="Leaving", message=str(error), exit_code=error.exit_code)
             print(f"mpips: leaving: {error}", file=sys.stderr, flush=True)
             self.cluster.abort(error.exit_code)
         message, code = self._verdict(error)
+        self._speak(error, code, client)
         if scheduler is None:
             client.fail(message, code, patience_s=3.0)
         print(f"mpips: error: {message}", file=sys.stderr, flush=True)
         self.cluster.abort(code)
+
+    def _speak(self, error: BaseException, code: int, client: Client) -> None:
+        words = {**lastwords.words_of(error), "exit_code": code}
+        about = self.cluster.rank
+        if isinstance(error, JobFailure):
+            # Whoever failed has spoken for itself, unless it is silent.
+            about = error.rank
+            words |= {"secondary": not error.silent, "traceback": ""}
+            words["kind"] = "silent" if error.silent else "Failure"
+        else:
+            words |= {"state": client.state, "clock": client.clock}
+        lastwords.speak(about=about, role=self.cluster.assignment.roles_of(about), **words)
 
     def _verdict(self, error: BaseException) -> tuple[str, int]:
         if isinstance(error, JobFailure):

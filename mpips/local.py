@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpips import _native
+from mpips.chronicle import Chronicle
 from mpips.cluster.messages import Agreed, Ask, Message, Saved, Taken, ToWorker
 from mpips.cluster.pending import PendingCut
 from mpips.cuts.conductor import Conductor
@@ -24,13 +25,18 @@ from mpips.worker import Worker, needs_common_clock
 class LocalControl:
     """The scheduler's part where there is one worker: a gather is what that worker gave."""
 
-    def __init__(self, on_report: Callable[[int, int, int, float], None] | None = None) -> None:
-        """`on_report(epoch, step, samples, loss_sum)` shows progress."""
+    def __init__(
+        self,
+        on_report: Callable[[int, int, int, float], None] | None = None,
+        chronicle: Chronicle | None = None,
+    ) -> None:
+        """`on_report(epoch, step, samples, loss_sum)` shows progress; `chronicle` records it."""
         self.state = "computing"
         self.clock = 0
         self.cut = PendingCut()
         self.conductor: Conductor | None = None
         self._on_report = on_report
+        self._chronicle = chronicle
         self._parts: dict[str, bytes] = {}
 
     def poll(self) -> None:
@@ -38,6 +44,8 @@ class LocalControl:
         if self.conductor is not None:
             self.conductor.hear(0, self.clock)
             self.conductor.poll()
+        if self._chronicle is not None:
+            self._chronicle.look({0: self.clock})
 
     def hurry(self) -> None:
         """See mpips.worker.ControlPlane."""
@@ -67,6 +75,8 @@ class LocalControl:
 
     def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
         """See mpips.worker.ControlPlane."""
+        if self._chronicle is not None:
+            self._chronicle.report(epoch, samples, loss_sum)
         if self._on_report is not None:
             self._on_report(epoch, step, samples, loss_sum)
 
@@ -140,6 +150,7 @@ def run_local(
     options: SessionOptions,
     on_report: Callable[[int, int, int, float], None] | None = None,
     saving: Saving | None = None,
+    chronicle: Chronicle | None = None,
 ) -> tuple[Any, dict[str, Any]]:
     """Run `main` with a worker and a server of this process; returns its value and statistics."""
     placement = place(tables, 1, 1, options.ring_slots, options.slot_kib * 1024)
@@ -160,7 +171,7 @@ def run_local(
     )
     staging = regions.create_sparse("w0", options.staging_mib << 20)
     server.core.set_staging(0, staging)
-    control = LocalControl(on_report)
+    control = LocalControl(on_report, chronicle)
     keeping = LocalKeeping(saving, options, tables, control)
     keeping.connect(server, placement)
     with UserSignal(saving.folder is not None) as signalled:
@@ -190,7 +201,9 @@ def run_local(
     cuts = {} if control.conductor is None else {"checkpoints": control.conductor.statistics}
     statistics = {
         "servers": [{**server.statistics(), **kept}],
-        "workers": [{"worker": 0, "pushes": worker.counters()}],
+        "workers": [{"worker": 0, "clock": worker.now, "pushes": worker.counters()}],
         "scheduler": {"messages": 0, "polls": 0, **cuts},
     }
+    if chronicle is not None:
+        chronicle.finish(statistics)
     return value, statistics

@@ -306,6 +306,12 @@ def current(env: Mapping[str, str] = os.environ) -> Supervised | None:
     return _supervised(folder, int(generation))
 
 
+def run_id(token: str) -> str:
+    """What names the run in its checkpoints: the supervised run's id, else the job's token."""
+    run = current()
+    return token if run is None else run.run_id
+
+
 @functools.cache
 def _supervised(folder: str, generation: int) -> Supervised:
     run = RunFolder(Path(folder))

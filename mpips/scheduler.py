@@ -44,15 +44,18 @@ _PROCESS_STATES = {
 _SUSPECT_SHARE = 0.7  # of the timeout: silent this long, when another is called stalled
 
 OnReport = Callable[[int, Report], None]
+OnLook = Callable[[dict[int, int]], None]
 
 
 class JobFailure(Exception):
     """What ends the job: a sentence and an exit code."""
 
-    def __init__(self, message: str, exit_code: int) -> None:
-        """The sentence names the rank that failed."""
+    def __init__(self, message: str, exit_code: int, rank: int, silent: bool = False) -> None:
+        """The sentence names the rank that failed; `silent`: it did not say so itself."""
         super().__init__(message)
         self.exit_code = exit_code
+        self.rank = rank
+        self.silent = silent
 
 
 def process_state(pid: int) -> str:
@@ -78,13 +81,15 @@ class Scheduler:
         """`pids` by rank; `on_report` shows progress.
 
         Attributes that may be set: `conductor`, where there are checkpoints; `on_cut`, where messages
-        about cuts go to the server on this rank; `signalled`, see mpips.cluster.control.Client.
+        about cuts go to the server on this rank; `signalled`, see mpips.cluster.control.Client;
+        `on_look`, which gets the workers' clocks at every poll.
         """
         self._endpoint = endpoint
         self._assignment = assignment
         self._pids = pids
         self._timeout_s = timeout_s
         self._on_report = on_report
+        self.on_look: OnLook | None = None
         self._watched = {*assignment.servers, *assignment.workers} - {assignment.scheduler}
         now = time.monotonic()
         self._last_seen = dict.fromkeys(self._watched, now)
@@ -120,6 +125,8 @@ class Scheduler:
         self._last_look = now
         self._look_for_silence(now)
         self._conduct()
+        if self.on_look is not None:
+            self.on_look(self.clocks)
         return bool(messages)
 
     def _conduct(self) -> None:
@@ -166,6 +173,11 @@ class Scheduler:
             time.sleep(pause)
 
     @property
+    def clocks(self) -> dict[int, int]:
+        """The last clock heard of every worker, by its rank."""
+        return {rank: self._states[rank][1] for rank in self._assignment.workers}
+
+    @property
     def workers_done(self) -> bool:
         """True when every worker has finished."""
         return self._stop_sent
@@ -181,6 +193,7 @@ class Scheduler:
                 self.conductor.hear(self._assignment.workers.index(source), message.clock)
             self._endpoint.send(source, Pong())
         elif isinstance(message, Report):
+            self._states[source] = (self._states[source][0], message.clock)
             if self._on_report is not None:
                 self._on_report(self._assignment.workers.index(source), message)
         elif isinstance(message, Contribution):
@@ -188,7 +201,7 @@ class Scheduler:
         elif isinstance(message, Done):
             self._take_done(source, message)
         elif isinstance(message, Failure):
-            raise JobFailure(message.message, message.exit_code)
+            raise JobFailure(message.message, message.exit_code, source)
         elif isinstance(message, Ask):
             if self.conductor is not None:
                 self.conductor.ask(message)
@@ -251,7 +264,7 @@ class Scheduler:
         if len(suspects) > 1:
             others = ", ".join(self._assignment.roles_of(rank) for rank in suspects[1:])
             message += f"; silent as well: {others}"
-        raise JobFailure(message, StallError.exit_code)
+        raise JobFailure(message, StallError.exit_code, suspects[0], silent=True)
 
     def _seen_as(self, rank: int) -> str:
         """What the kernel says of a rank's process, where it is on this node; "" otherwise."""

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +17,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from mpips.cluster import launch
+from mpips import rundir
+from mpips.chronicle import open_chronicle
+from mpips.cluster import lastwords, launch
 from mpips.cluster.roles import check_servers
 from mpips.cuts.conductor import LeavingError
 from mpips.cuts.triggers import Triggers
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 Main = Callable[[Worker], Any]
+_ALL_ROLES = "scheduler + server 0 + worker 0"
 
 
 class TerminatedError(SystemExit):
@@ -108,6 +113,7 @@ def one_voice() -> Iterator[None]:
     try:
         yield
     except MpipsError as error:
+        lastwords.speak(**lastwords.words_of(error))
         launch.say_and_exit(str(error), error.exit_code)
 
 
@@ -135,8 +141,9 @@ def run(
         tables: Dense and embedding tables of the job.
         comm: Communicator to use; COMM_WORLD of the launch if None.
         verbose: Print the table of roles and the transports at start.
-        save: Folder for a checkpoint of all tables when all workers have returned; None: nowhere. If that
-            fails, `statistics["servers"][0]["checkpoint"]["error"]` says why.
+        save: Folder for a checkpoint of all tables when all workers have returned; None: that of the run
+            directory, if this is supervised, else nowhere. If that fails,
+            `statistics["servers"][0]["checkpoint"]["error"]` says why.
         resume: "auto": start from the newest good checkpoint in `save`, if there is one; "never"; or
             the path of a checkpoint. It may be of another number of servers. See `Worker.start`.
         every_steps, every_s, on_usr1: With `save`: checkpoints while the workers are at work; see
@@ -157,22 +164,24 @@ def run(
     An error later, on any rank, does not come back from here: the scheduler prints it once and ends
     all ranks with its exit code.
     """
+    lastwords.begin()
     tables = list(tables)
     check_tables(tables)
     settings = make_options(options)
     size = comm.Get_size() if comm is not None else launch.launched_size()
     check_launch(settings, size)
-    wanted = Wanted(
-        Path(save) if save is not None else None,
-        resume,
-        Triggers(every_steps, every_s, on_usr1).check(),
-    )
+    supervised = rundir.current()
+    folder = Path(save) if save is not None else None
+    if folder is None and supervised is not None:
+        folder = supervised.folder.checkpoints
+    wanted = Wanted(folder, resume, Triggers(every_steps, every_s, on_usr1).check())
     if comm is None:
         with one_voice():
             launch.refuse_lonely_tasks()
     if size == 1:
         with signals_unwind(), leaves_after_checkpoint():
-            return run_alone(main, tables, settings, None, wanted.saving(new_token(), None))
+            saving = wanted.saving(rundir.run_id(new_token()), None)
+            return run_alone(main, tables, settings, None, saving)
     with signals_unwind():
         if comm is not None:
             return run_cluster(main, tables, settings, comm, verbose, wanted)
@@ -194,7 +203,8 @@ def run_cluster(
     from mpips.job import Job
 
     with Cluster(world, options.servers or None, options.timeout_s) as cluster:
-        saving = (wanted or Wanted()).saving(cluster.token, cluster.comm)
+        run_id = rundir.run_id(cluster.token)
+        saving = (wanted or Wanted()).saving(run_id, cluster.comm)
         job = Job(cluster, tables, options, saving)
         if verbose and cluster.is_scheduler:
             print(job.describe(), file=sys.stderr, flush=True)
@@ -240,5 +250,7 @@ def run_alone(
     saving: Saving | None = None,
 ) -> Outcome:
     """All roles in this process, no MPI. `on_report(epoch, step, samples, loss_sum)`."""
-    value, statistics = run_local(main, tables, options, on_report, saving)
-    return Outcome(value, "scheduler + server 0 + worker 0", statistics, [["local"]])
+    here = rundir.RankPlace(rank=0, role=_ALL_ROLES, host=socket.gethostname(), pid=os.getpid())
+    chronicle = open_chronicle([here], saving)
+    value, statistics = run_local(main, tables, options, on_report, saving, chronicle)
+    return Outcome(value, _ALL_ROLES, statistics, [["local"]])

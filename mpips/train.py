@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 import numpy as np
 
+from mpips import rundir
 from mpips.cluster import launch
 from mpips.config import JobConfig
 from mpips.data import (
@@ -218,7 +219,8 @@ def _meter(inputs: Inputs, progress: str) -> ProgressMeter:
 def _train_alone(config: JobConfig, progress: str, verbose: bool) -> Outcome:
     with signals_unwind(), leaves_after_checkpoint():
         inputs = prepare(OneRank(), 1, config)
-        saving = plan_saving(config, inputs, 1, None, new_token(), verbose)
+        run_id = rundir.run_id(new_token())
+        saving = plan_saving(config, inputs, 1, None, run_id, verbose)
         meter = _meter(inputs, progress)
         try:
             return run_alone(
@@ -245,7 +247,8 @@ def _train_on_cluster(config: JobConfig, progress: str, verbose: bool) -> Outcom
         n_workers = len(cluster.assignment.workers)
         inputs = prepare(cluster, n_workers, config)
         speak = verbose and cluster.is_scheduler
-        saving = plan_saving(config, inputs, n_workers, cluster.comm, cluster.token, speak)
+        run_id = rundir.run_id(cluster.token)
+        saving = plan_saving(config, inputs, n_workers, cluster.comm, run_id, speak)
         job = Job(cluster, inputs.tables, options, saving)
         meter = None
         if cluster.is_scheduler:

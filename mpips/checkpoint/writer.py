@@ -20,7 +20,7 @@ import os
 import resource
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,6 +108,7 @@ class CheckpointWriter:
         parallel: bool | None = None,
         timeout_s: float = 300.0,
         block_bytes: int = BLOCK_BYTES,
+        may_publish: Callable[[], None] | None = None,
     ) -> None:
         """Local, does nothing yet.
 
@@ -120,6 +121,8 @@ class CheckpointWriter:
             parallel: True: through MPI-IO or not at all; False: server 0 for all; None: as h5py can.
             timeout_s: A longer wait for other servers is an error.
             block_bytes: Bytes of a block: what one step writes at most, and what is held at once.
+            may_publish: Called on server 0 last before the checkpoint gets its name; raises a
+                CheckpointError if it must not.
         """
         self._peers = Peers(comm, timeout_s, f"the checkpoint of step {head.step}")
         self._folder = folder
@@ -128,6 +131,7 @@ class CheckpointWriter:
         self._server = server or ServerState()
         self._parallel = parallel
         self._block_bytes = block_bytes
+        self._may_publish = may_publish
         sentence = f"the checkpoint of step {head.step} was not written to {folder}"
         self._all = Agreement(self._peers, sentence)
         self._sums: dict[str, PieceSums] = {}
@@ -335,6 +339,8 @@ class CheckpointWriter:
         check_file(prepared.folder / STATE, prepared)
         write_manifest(prepared.folder, manifest)
         folders.sync_folder(prepared.folder)
+        if self._may_publish is not None:
+            self._may_publish()
         path = folders.publish(prepared.folder, self._head.step)
         # From here on it is a checkpoint, whatever happens to the link.
         self._temporary = None

@@ -8,6 +8,7 @@ import sys
 import click
 
 from mpips import __version__
+from mpips.cluster import lastwords
 from mpips.cluster.launch import launched_rank, say_and_exit
 from mpips.errors import MpipsError
 
@@ -15,6 +16,7 @@ _COMMANDS = {
     "bench": "mpips.cli.bench",
     "ckpt": "mpips.cli.ckpt",
     "doctor": "mpips.cli.doctor",
+    "run": "mpips.cli.run",
     "submit": "mpips.cli.submit",
     "train": "mpips.cli.train",
 }
@@ -50,12 +52,17 @@ def main() -> None:
     Under a launcher every rank meets the same error, so only rank 0 speaks.
     """
     try:
+        lastwords.begin()
         code = cli.main(prog_name="mpips", standalone_mode=False)
         if isinstance(code, int) and code:
             sys.exit(code)
     except MpipsError as error:
+        lastwords.speak(**lastwords.words_of(error))
         say_and_exit(str(error), error.exit_code)
     except click.ClickException as error:
+        lastwords.speak(
+            kind="UsageError", message=error.format_message(), exit_code=error.exit_code
+        )
         if launched_rank() == 0:
             error.show()
             sys.exit(error.exit_code)

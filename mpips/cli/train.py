@@ -4,32 +4,45 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
+from mpips import rundir
 from mpips.config import JobConfig, load_config, parse_assignment
 from mpips.errors import CheckpointError
+
+_PROGRESS = ["auto", "rich", "plain", "none"]
+_OPTIONS = (
+    click.option("--train", "train_file", help="File to train on, or 'digits'."),
+    click.option("--test", "test_file", help="File to evaluate on."),
+    click.option("--servers", type=int, help="Number of server ranks (0: chosen)."),
+    click.option("--save", metavar="FOLDER", help="Save the trained tables there as a checkpoint."),
+    click.option(
+        "--resume",
+        metavar="auto|never|PATH",
+        help="What to start from [default: the newest in --save].",
+    ),
+    click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any option."),
+    click.option("--progress", type=click.Choice(_PROGRESS), default="auto"),
+    click.option("--quiet", is_flag=True, help="No roles, no progress; only the result."),
+    click.option("--json", "as_json", is_flag=True, help="End with one line of JSON."),
+)
+
+
+def train_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that describe a training job."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
 
 
 @click.command()
 @click.argument("job")
-@click.option("--train", "train_file", help="File to train on, or 'digits'.")
-@click.option("--test", "test_file", help="File to evaluate on.")
-@click.option("--servers", type=int, help="Number of server ranks (0: chosen).")
-@click.option("--save", metavar="FOLDER", help="Save the trained tables there as a checkpoint.")
-@click.option(
-    "--resume",
-    metavar="auto|never|PATH",
-    help="What to start from [default: the newest in --save].",
-)
-@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any option.")
-@click.option("--progress", type=click.Choice(["auto", "rich", "plain", "none"]), default="auto")
-@click.option("--quiet", is_flag=True, help="No roles, no progress; only the result.")
-@click.option("--json", "as_json", is_flag=True, help="End with one line of JSON.")
+@train_options
 @click.option("--dry-run", is_flag=True, help="Check, print the resolved configuration, stop.")
 def command(
     job: str,
@@ -57,7 +70,7 @@ def command(
         "checkpoint.folder": save,
         "checkpoint.resume": resume,
     }
-    config = _configure(job, given, assignments)
+    config = _in_run(configure(job, given, assignments))
     from mpips.preflight import preflight
 
     preflight(config)
@@ -69,6 +82,8 @@ def command(
     outcome = train(config, "none" if quiet else progress, verbose=not quiet)
     if outcome.is_first_worker:
         report = make_report(outcome)
+        if (run := rundir.current()) is not None:
+            rundir.replace_json(run.folder.result_file, report)
         if not quiet or not as_json:
             click.echo(_text(config, report))
         if as_json:
@@ -77,9 +92,28 @@ def command(
             raise CheckpointError(report["checkpoint"]["error"])
 
 
-def _configure(job: str, given: Mapping[str, Any], assignments: tuple[str, ...]) -> JobConfig:
+def _in_run(config: JobConfig) -> JobConfig:
+    """A supervised job saves into its run directory if it is not told where."""
+    run = rundir.current()
+    if run is None or config.checkpoint.folder:
+        return config
+    checkpoint = msgspec.structs.replace(config.checkpoint, folder=str(run.folder.checkpoints))
+    return msgspec.structs.replace(config, checkpoint=checkpoint)
+
+
+def configure(job: str, given: Mapping[str, Any], assignments: tuple[str, ...]) -> JobConfig:
+    """The configuration that a command line describes.
+
+    Args:
+        job: A file, or the name of a task.
+        given: Values of dotted keys; None: not given.
+        assignments: As after `--set`; they win.
+
+    Raises:
+        ConfigError: What is wrong, where, and what is accepted.
+    """
     overrides: list[tuple[str, Any]] = []
-    is_file = job.endswith(".toml") or (Path(job).is_file() and ":" not in job)
+    is_file = job.endswith((".toml", ".json")) or (Path(job).is_file() and ":" not in job)
     if not is_file:
         overrides.append(("task", job))
     overrides += [(key, value) for key, value in given.items() if value is not None]

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from mpi4py import MPI
 
-from mpips import errors
+from mpips import errors, rundir
 from mpips.cluster.exchange import exchange
 from mpips.cluster.roles import Assignment, assign
 from mpips.cluster.topology import Topology, find_topology
@@ -37,7 +37,8 @@ class Cluster:
         self.comm = comm.Dup()
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
-        self.token = new_token()
+        run = rundir.current()
+        self.token = new_token() if run is None else run.token
         self.watchdog = Watchdog(f"rank {self.rank}", timeout_s, self.last_rites)
         self.watchdog.start()
         try:

@@ -171,7 +171,7 @@ class Client:
 
     def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
         """Tell the scheduler of progress; returns at once."""
-        self._endpoint.send(self._scheduler, Report(epoch, step, samples, loss_sum))
+        self._endpoint.send(self._scheduler, Report(epoch, step, samples, loss_sum, self.clock))
 
     def done(self, statistics: bytes) -> None:
         """Say that this rank has finished its part."""

@@ -26,6 +26,7 @@ class Report(msgspec.Struct, tag="report"):
     step: int
     samples: int
     loss_sum: float
+    clock: int
 
 
 class Contribution(msgspec.Struct, tag="part"):

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
+from mpips.cluster import lastwords
 from mpips.errors import StallError
 
 GRACE_S = 0.5
@@ -113,6 +114,7 @@ class Watchdog:
 
     def _leave(self, code: int, message: str | None) -> None:
         if message is not None:
+            lastwords.speak(kind="StallError", message=message, exit_code=code)
             print(f"mpips: error: {message}", file=sys.stderr, flush=True)
             faulthandler.dump_traceback(all_threads=True)
         self._last_rites()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mpips import rundir
 from mpips.checkpoint import (
     CheckpointInfo,
     CheckpointWriter,
@@ -209,6 +210,7 @@ class Keeper:
     ) -> CheckpointWriter:
         assert self._saving.folder is not None
         core = self._server.core
+        run = rundir.current()
         return CheckpointWriter(
             self._comm,
             self._saving.folder,
@@ -217,6 +219,7 @@ class Keeper:
             ServerState([core.applied(w) for w in range(self._n_workers)]),
             timeout_s=self._timeout_s,
             block_bytes=block_bytes,
+            may_publish=run.check_lease if run is not None else None,
         )
 
     def _head(self) -> ManifestHead:
@@ -225,9 +228,13 @@ class Keeper:
         parts = self._said()
         clocks = [max(core.clock(w), part.clock) for w, part in enumerate(parts)]
         before = saving.origin.step if saving.origin is not None else 0
+        run = rundir.current()
+        generation = run.generation if run is not None else 0
+        if saving.origin is not None:
+            generation = max(generation, saving.origin.generation + 1)
         return ManifestHead(
             run_id=saving.run_id,
-            generation=saving.origin.generation + 1 if saving.origin is not None else 0,
+            generation=generation,
             step=before + max(clocks),
             wall_time_s=time.time(),
             tables=self._tables,

@@ -45,7 +45,7 @@ def sentence(call: Any, *arguments: Any, **keywords: Any) -> str:
     [
         (
             "trian.epochs=1",
-            "unknown key 'trian'; valid at the top are task, data, train, cluster, checkpoint, slurm, table, "
+            "unknown key 'trian'; valid at the top are task, data, train, cluster, checkpoint, slurm, run, table, "
             "tables, options; did you mean 'train'?",
         ),
         (
@@ -60,7 +60,7 @@ def sentence(call: Any, *arguments: Any, **keywords: Any) -> str:
         ),
         (
             "zzz=1",
-            "unknown key 'zzz'; valid at the top are task, data, train, cluster, checkpoint, slurm, table, "
+            "unknown key 'zzz'; valid at the top are task, data, train, cluster, checkpoint, slurm, run, table, "
             "tables, options",
         ),
         ("train.epochs=two", "train.epochs = 'two': expected int, got str"),

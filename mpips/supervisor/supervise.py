@@ -1,0 +1,291 @@
+"""The loop: clear the hosts, start an attempt, wait, judge, and start the next one or stop."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from mpips.config import JobConfig
+from mpips.rundir import GENERATION, RUN_DIR, RunFolder, StartPoint, Status, replace_json
+from mpips.supervisor import hosts as hosts_module
+from mpips.supervisor import launcher as launching
+from mpips.supervisor.attempt import Attempt, Ended, Signals, drive
+from mpips.supervisor.block import Newest, failure_block, newest_checkpoint, origin, who
+from mpips.supervisor.hosts import HostPool, HostsError, Layout
+from mpips.supervisor.lease import LeaseHolder
+from mpips.supervisor.reap import forget, reap
+from mpips.supervisor.verdict import (
+    CONFIG,
+    DONE,
+    INTERRUPTED,
+    MISSING,
+    PREEMPTED,
+    Verdict,
+    judge,
+)
+
+_FUTILE = 2  # attempts in a row that saved nothing new
+_BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 5.0)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a supervisor was asked to do.
+
+    Attributes:
+        run: The run directory.
+        config: The resolved configuration.
+        pool: Hosts.
+        launcher: mpirun.
+        max_restarts: After failures.
+        launcher_args: The user's own, for mpirun.
+        program_args: For `mpips train` in every rank.
+    """
+
+    run: RunFolder
+    config: JobConfig
+    pool: HostPool
+    launcher: launching.Launcher
+    max_restarts: int
+    launcher_args: Sequence[str] = ()
+    program_args: Sequence[str] = ()
+
+    def program(self) -> list[str]:
+        """What every rank executes."""
+        train = [sys.executable, "-m", "mpips", "train", str(self.run.config_file)]
+        return [*train, *self.program_args]
+
+    def environment(self, generation: int) -> dict[str, str]:
+        """The environment of an attempt."""
+        ties = {RUN_DIR: str(self.run.path), GENERATION: str(generation)}
+        return launching.environment(self.launcher, ties)
+
+    def command(self, generation: int, layout: Layout, hostfile: Path) -> list[str]:
+        """The command of an attempt."""
+        return launching.build(
+            self.launcher,
+            layout,
+            self.environment(generation),
+            hostfile,
+            self.launcher_args,
+            self.program(),
+        )
+
+
+def silence_limit_s(timeout_s: float) -> float:
+    """How long all watchdogs of a job together may be silent: starting up takes several timeouts."""
+    return 6 * timeout_s + 60
+
+
+def say(text: str) -> None:
+    """Tell people; one write, so that lines of the ranks do not come in between."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+class Supervisor:
+    """Runs a plan to its end. Main thread only; not collective, knows no MPI."""
+
+    def __init__(self, plan: Plan, signals: Signals, tell: Callable[[str], None] = say) -> None:
+        """`tell` gets what is for people."""
+        self._plan = plan
+        self._run = plan.run
+        self._signals = signals
+        self._tell = tell
+        self._restarts = 0
+        self._futile = 0
+        self._failed_at: float | None = None
+        self._best = -1
+
+    def run(self) -> int:
+        """Until the run is done or must be given up; the exit code. Blocks.
+
+        Raises:
+            MpipsError: It cannot be started at all, or somebody else runs it.
+        """
+        with LeaseHolder(self._run) as lease:
+            if finished := self._run.finished():
+                when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(finished.time_s))
+                self._tell(f"mpips run: {self._run.path} is finished since {when}; nothing to do")
+                return 0
+            token = self._run.info().token
+            self._best = self._progress(None)
+            try:
+                return self._attempts(lease)
+            finally:
+                # Nothing of a run that ends here may stay, on any host.
+                reap(self._run.path, lease.generation)
+                forget(token)
+                away = [n for n in self._plan.pool.usable if not hosts_module.is_here(n)]
+                hosts_module.clear(away, self._run.path, lease.generation, token)
+
+    def _attempts(self, lease: LeaseHolder) -> int:
+        while True:
+            generation, layout = self._prepare(lease)
+            ended = self._attempt(lease, generation, layout)
+            verdict = judge(ended, self._run.finished() is not None, self._run.attempt(generation))
+            code = self._conclude(generation, verdict, ended)
+            if code is not None:
+                return code
+            self._pause()
+
+    def _prepare(self, lease: LeaseHolder) -> tuple[int, Layout]:
+        """Fence off what was before, clear the hosts, and choose where to run."""
+        generation = lease.advance()
+        pool = self._plan.pool
+        reap(self._run.path, generation - 1)
+        pool.bad = hosts_module.clear(
+            [name for name in pool.names if not hosts_module.is_here(name)],
+            self._run.path,
+            generation - 1,
+        )
+        try:
+            layout = pool.layout()
+        except HostsError as error:
+            self._write_status("failed", generation, None, str(error))
+            raise
+        for note in layout.notes:
+            self._tell(f"mpips run: {note}")
+        self._run.attempt(generation).mkdir(parents=True, exist_ok=True)
+        return generation, layout
+
+    def _attempt(self, lease: LeaseHolder, generation: int, layout: Layout) -> Ended:
+        logs = self._run.attempt(generation)
+        hostfile = logs / "hostfile"
+        launching.write_hostfile(self._plan.launcher, layout.hosts, hostfile)
+        command = self._plan.command(generation, layout, hostfile)
+        replace_json(logs / "command.json", command)
+        self._write_status("starting", generation, None, "")
+        attempt = Attempt(
+            self._run,
+            generation,
+            command,
+            self._plan.environment(generation),
+            self._run.info().cwd,
+        )
+        timeout_s = self._plan.config.cluster.timeout_s
+
+        def tick(status: Status | None) -> None:
+            lease.renew()
+            if status is not None and self._failed_at is not None:
+                self._tell_recovered(generation, status)
+
+        try:
+            cut_off, interrupted = drive(attempt, self._signals, silence_limit_s(timeout_s), tick)
+        except BaseException:
+            attempt.kill()
+            attempt.close()
+            raise
+        return attempt.close(cut_off, interrupted)
+
+    def _tell_recovered(self, generation: int, status: Status) -> None:
+        assert self._failed_at is not None
+        took = time.time() - self._failed_at
+        self._failed_at = None
+        self._tell(
+            f"mpips run: attempt {generation} is at work {took:.1f} s after the failure, "
+            f"{origin(status.start)}"
+        )
+
+    def _conclude(self, generation: int, verdict: Verdict, ended: Ended) -> int | None:
+        """Tell and record what became of an attempt; the exit code if it was the last one."""
+        if verdict.kind == DONE:
+            self._write_status("done", generation, ended.status, "")
+            n = self._restarts
+            again = f" after {n} restart{'s' if n > 1 else ''}" if n else ""
+            self._tell(f"mpips run: {self._run.path.name} is done{again}: {self._run.path}")
+            return 0
+        if verdict.kind == PREEMPTED:
+            self._write_status("preempted", generation, ended.status, "checkpointed")
+            self._tell(f"mpips run: checkpointed and ended; go on with: mpips run {self._run.path}")
+            return verdict.exit_code
+        if verdict.kind == INTERRUPTED:
+            self._write_status("interrupted", generation, ended.status, "")
+            self._tell(f"mpips run: interrupted; go on with: mpips run {self._run.path}")
+            return verdict.exit_code
+        self._failed_at = time.time()
+        newest = newest_checkpoint(self._checkpoints)
+        reason = self._why_stop(verdict, ended)
+        following = reason or (
+            f"restart {self._restarts + 1} of {self._plan.max_restarts}, {_from(newest)}"
+        )
+        self._tell(
+            failure_block(self._run, generation, verdict, ended, newest, following, self._failed_at)
+        )
+        told = who(verdict.death) + ": " + verdict.death.cause if verdict.death else verdict.kind
+        if reason:
+            state = "stalled" if verdict.exit_code == 124 else "failed"
+            self._write_status(state, generation, ended.status, told)
+            return verdict.exit_code
+        self._restarts += 1
+        self._write_status("restarting", generation, ended.status, told)
+        return None
+
+    @property
+    def _checkpoints(self) -> Path:
+        folder = self._plan.config.checkpoint.folder
+        return Path(self._run.info().cwd, folder) if folder else self._run.checkpoints
+
+    def _progress(self, status: Status | None) -> int:
+        """Steps that a failure now would not lose."""
+        kept = newest_checkpoint(self._checkpoints).step
+        return max(kept, status.progress.recoverable if status is not None else 0)
+
+    def _why_stop(self, verdict: Verdict, ended: Ended) -> str:
+        """Why there is no further attempt, or ""."""
+        if verdict.kind in (CONFIG, MISSING):
+            return f"none: a {verdict.kind} would be the same again"
+        now = self._progress(ended.status)
+        self._futile = 0 if now > self._best else self._futile + 1
+        self._best = max(self._best, now)
+        if self._futile >= _FUTILE:
+            return (
+                f"none: {_FUTILE} attempts in a row have brought the run no further; go on with "
+                + (f"mpips run {self._run.path} when the cause is gone")
+            )
+        if self._restarts >= self._plan.max_restarts:
+            return (
+                f"none: all {self._plan.max_restarts} restarts are spent; go on with "
+                f"mpips run {self._run.path}"
+            )
+        return ""
+
+    def _pause(self) -> None:
+        """A little more time before each further restart in a row without progress."""
+        time.sleep(_BACKOFF_S[min(self._futile, len(_BACKOFF_S) - 1)] if self._futile > 1 else 0.0)
+
+    def _write_status(self, state: str, generation: int, last: Status | None, message: str) -> None:
+        """Record the state while no process of an attempt is left that would."""
+        before = last or Status(state=state, generation=generation, time_s=0.0, start=StartPoint())
+        status = msgspec.structs.replace(
+            before,
+            state=state,
+            generation=generation,
+            time_s=time.time(),
+            restarts=self._restarts,
+            message=message,
+            ranks=before.ranks if last is not None else (),
+        )
+        replace_json(self._run.status_file, status)
+
+
+def _from(newest: Newest) -> str:
+    if newest.path is None:
+        return "from the beginning"
+    return f"from step {newest.step}"
+
+
+def make_run(config: JobConfig, parent: Path, name: str) -> RunFolder:
+    """A new run directory with its resolved configuration.
+
+    Raises:
+        ConfigError: It cannot be made.
+    """
+    run = RunFolder.create(parent, name)
+    replace_json(run.config_file, config, durable=True)
+    return run

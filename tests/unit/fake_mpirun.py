@@ -1,0 +1,86 @@
+"""Stands in for mpirun: does for each attempt what FAKE_MPIRUN (JSON, a list) says, without any MPI.
+
+Keys of an attempt: words (list of fields), say (text for stderr), code, signal (to itself), finish (true),
+recoverable (steps), ranks (table for status.json), sleep (seconds), log ({rank: text}), spawn (number of
+processes that stay), stop (spawned ones are stopped).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+FINISHED = {"generation": 0, "time_s": 1.0, "step": 3, "checkpoint": ""}
+
+
+def main() -> None:
+    if "--version" in sys.argv:
+        print("mpirun (Open MPI) 5.0.0")
+        return
+    run, generation = Path(os.environ["MPIPS_RUN_DIR"]), int(os.environ["MPIPS_GENERATION"])
+    script = json.loads(os.environ["FAKE_MPIRUN"])
+    act = script[min(generation, len(script) - 1)]
+    logs = run / "logs" / f"attempt-{generation}"
+    (logs / "argv.json").write_text(json.dumps(sys.argv))
+    children = [subprocess.Popen(["sleep", "600"]) for _ in range(act.get("spawn", 0))]
+    if act.get("stop"):
+        for child in children:
+            os.kill(child.pid, signal.SIGSTOP)
+    for rank, text in act.get("log", {}).items():
+        (logs / f"rank-{rank}.log").write_text(text)
+    write_status(run, generation, act, children)
+    for i, words in enumerate(act.get("words", [])):
+        write_words(logs, i, words)
+    sys.stderr.write(act.get("say", ""))
+    sys.stderr.flush()
+    if "sleep" in act:
+        (logs / "asleep").write_text("now")
+        time.sleep(act["sleep"])
+    if act.get("finish"):
+        (run / "finished.json").write_text(json.dumps(FINISHED))
+    if "signal" in act:
+        os.kill(os.getpid(), act["signal"])
+    sys.exit(act.get("code", 0))
+
+
+def write_status(
+    run: Path, generation: int, act: dict, children: list[subprocess.Popen[bytes]]
+) -> None:
+    pids = [child.pid for child in children] or [os.getpid()]
+    here = os.uname().nodename
+    ranks = [
+        {"rank": r, "role": f"worker {r}", "host": here, "pid": pid} for r, pid in enumerate(pids)
+    ]
+    status = {
+        "state": "running",
+        "generation": generation,
+        "time_s": time.time(),
+        "progress": {"step": 7, "recoverable": act.get("recoverable", 0)},
+        "ranks": act.get("ranks", ranks),
+    }
+    new = run / "status.new"
+    new.write_text(json.dumps(status))
+    new.rename(run / "status.json")
+
+
+def write_words(logs: Path, i: int, words: dict) -> None:
+    fields = {
+        "rank": i,
+        "about": i,
+        "host": "node1",
+        "pid": 100 + i,
+        "kind": "ValueError",
+        "message": "it broke",
+        "exit_code": 1,
+        "time_s": 1.0 + i,
+    }
+    (logs / f"words-{i}.json").write_text(json.dumps(fields | words))
+
+
+if __name__ == "__main__":
+    main()

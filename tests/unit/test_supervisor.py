@@ -1,0 +1,399 @@
+"""The loop of the supervisor, with a launcher that fails in every way on demand."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpips.config import JobConfig, load_config
+from mpips.errors import CapabilityError, ConfigError
+from mpips.rundir import Lease, RunFolder, replace_json
+from mpips.supervisor.attempt import Signals
+from mpips.supervisor.hosts import Host, HostPool, HostsError
+from mpips.supervisor.launcher import Launcher, find_launcher
+from mpips.supervisor.reap import state_of
+from mpips.supervisor.supervise import Plan, Supervisor, make_run
+
+FAKE = Path(__file__).with_name("fake_mpirun.py")
+RULE = "-" * 74
+KILLED = f"""{RULE}
+prterun noticed that process rank 3 with PID 931 on node node2 exited on
+signal 9 (Killed).
+{RULE}
+"""
+FIRST = f"""{RULE}
+prterun detected that one or more processes exited with non-zero status,
+thus causing the job to be terminated. The first process to do so was:
+
+   Process name: [prterun-vm-977@1,1]
+   Exit code:    3
+{RULE}
+"""
+TABLE = [{"rank": 3, "role": "worker 1", "host": "node2", "pid": 931}]
+
+
+class Case:
+    """A run with a fake launcher."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.said: list[str] = []
+        self._patch = monkeypatch
+        self.config: JobConfig = load_config(
+            None, [("task", "mlp"), ("data.train", "digits"), ("cluster.timeout_s", 30.0)]
+        )
+        self.run_folder = make_run(self.config, folder, "job")
+        program = folder / "mpirun"
+        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{FAKE}" "$@"\n')
+        program.chmod(0o700)
+        self.launcher = Launcher(str(program), "openmpi", "fake")
+        self.pool = HostPool([], 4, 0, 1, 0)
+        self.max_restarts = 3
+        self.more: tuple[str, ...] = ()
+
+    def run(self, *script: dict[str, Any]) -> int:
+        self._patch.setenv("FAKE_MPIRUN", json.dumps(script))
+        plan = Plan(
+            self.run_folder, self.config, self.pool, self.launcher, self.max_restarts, self.more
+        )
+        with Signals(grace_s=1.0) as signals:
+            return Supervisor(plan, signals, self.said.append).run()
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.said)
+
+    @property
+    def attempts(self) -> int:
+        return len(list(self.run_folder.logs.iterdir()))
+
+    @property
+    def state(self) -> str:
+        status = self.run_folder.status()
+        assert status is not None
+        return status.state
+
+
+@pytest.fixture
+def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
+    return Case(tmp_path, monkeypatch)
+
+
+def test_only_the_durable_mark_makes_a_run_done(case: Case) -> None:
+    # Exit code 0 without it is a failure; another code with it is none.
+    assert case.run({"code": 0}, {"code": 7, "finish": True}) == 0
+    assert case.attempts == 2
+    assert "the launcher ended with code 0 and nobody said why" in case.text
+    assert "is done after 1 restart" in case.text
+    assert case.state == "done"
+
+
+def test_a_finished_run_is_not_run_again(case: Case) -> None:
+    assert case.run({"finish": True}) == 0
+    assert case.run({"code": 1}) == 0
+    assert case.attempts == 1
+    assert "is finished since" in case.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "text"), [("ConfigError", 2, "configuration"), ("RegionError", 69, "missing")]
+)
+def test_what_would_fail_again_is_not_retried(case: Case, kind: str, code: int, text: str) -> None:
+    words = {"kind": kind, "message": "servers = 9: no", "exit_code": code}
+    assert case.run({"words": [words], "code": code}) == code
+    assert case.attempts == 1
+    assert "servers = 9: no" in case.text
+    assert text in case.text
+    assert case.state == "failed"
+
+
+def test_an_exit_code_alone_is_no_configuration_error(case: Case) -> None:
+    assert case.run({"code": 2}, {"finish": True}) == 0
+    assert case.attempts == 2
+
+
+@pytest.mark.parametrize("script", [{"code": 75}, {"words": [{"exit_code": 75}], "code": 1}])
+def test_preempted_is_passed_on(case: Case, script: dict[str, Any]) -> None:
+    assert case.run(script) == 75
+    assert case.attempts == 1
+    assert f"go on with: mpips run {case.run_folder.path}" in case.text
+    assert case.state == "preempted"
+
+
+def test_the_earliest_last_words_tell_who_died_first(case: Case) -> None:
+    first = {"time_s": 5.0, "about": 2, "rank": 2, "role": "worker 1", "traceback": "Trace: here"}
+    later = {"time_s": 6.0, "message": "a consequence"}
+    suffered = {"time_s": 1.0, "secondary": True, "message": "TERM"}
+    assert case.run({"words": [later, suffered, first], "code": 1}, {"finish": True}) == 0
+    assert "worker 1 (rank 2, pid 102) on node1" in case.text
+    assert "ValueError: it broke" in case.text
+    assert "Trace: here" in case.text
+    assert "consequence" not in case.text
+
+
+def test_the_launcher_tells_of_a_killed_rank(case: Case) -> None:
+    assert case.run({"say": KILLED, "code": 137, "ranks": TABLE}, {"finish": True}) == 0
+    assert "worker 1 (rank 3, pid 931) on node2" in case.text
+    assert "killed by SIGKILL (signal 9)" in case.text
+
+
+def test_the_stacks_of_a_crash_come_from_the_ranks_log(case: Case) -> None:
+    log = (
+        "hello\nFatal Python error: Segmentation fault\n\nThread 0x1 (most recent call first):\n"
+        '  File "watch.py", line 1 in run\n\nCurrent thread 0x2 (most recent call first):\n'
+        '  File "step.py", line 7 in step\n\nExtension modules: numpy (total: 1)\n'
+    )
+    say = KILLED.replace("signal 9 (Killed)", "signal 11 (Segmentation fault)")
+    assert case.run({"say": say, "code": 139, "log": {3: log}}, {"finish": True}) == 0
+    assert "killed by SIGSEGV (signal 11)" in case.text
+    assert 'File "step.py", line 7 in step' in case.text
+    assert "Fatal Python error: Segmentation fault" in case.text
+    assert "numpy" not in case.text
+
+
+def test_a_rank_that_left_without_words_is_named_with_the_end_of_its_log(case: Case) -> None:
+    script = {"say": FIRST, "code": 3, "log": {1: "ImportError: no module\n"}}
+    assert case.run(script, {"finish": True}) == 0
+    assert "rank 1" in case.text
+    assert "ended with code 3" in case.text
+    assert "ImportError: no module" in case.text
+
+
+def test_a_lost_host_is_named(case: Case) -> None:
+    say = (
+        f"{RULE}\nPRTE has lost communication with a remote daemon.\n\n"
+        "  HNP daemon   : [prterun-head-12@0,0] on node head\n"
+        "  Remote daemon: [prterun-head-12@0,2] on node node7\n\nThis is usually due\n"
+    )
+    assert case.run({"say": say, "code": 0}, {"finish": True}) == 0
+    assert "host node7" in case.text
+    assert "connection to the host was lost" in case.text
+
+
+def test_a_killed_launcher_is_named_and_its_processes_are_ended(case: Case) -> None:
+    script = {"signal": int(signal.SIGKILL), "spawn": 3, "stop": True, "ranks": []}
+    assert case.run(script, {"finish": True}) == 0
+    assert "the launcher was killed by SIGKILL" in case.text
+    assert not living(case.run_folder)
+
+
+def living(run: RunFolder) -> list[int]:
+    """Processes that belong to a run, also stopped ones."""
+    mark = f"MPIPS_RUN_DIR={run.path}".encode()
+    found = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark in environ.read_bytes().split(b"\0"):
+                found.append(int(environ.parent.name))
+        except OSError:
+            continue
+    return [pid for pid in found if state_of(pid) not in "ZX"]
+
+
+def test_a_stopped_rank_makes_a_stall(case: Case) -> None:
+    case.max_restarts = 0
+    assert case.run({"code": 1, "spawn": 2, "stop": True, "sleep": 1.5}) == 124
+    assert "worker 0 (rank 0" in case.text
+    assert "stopped by a signal (SIGSTOP)" in case.text
+    assert case.state == "stalled"
+    assert not living(case.run_folder)
+
+
+def test_the_scheduler_names_the_silent_rank(case: Case) -> None:
+    waiting = {"exit_code": 124, "kind": "StallError", "message": "server 0 waits", "time_s": 1.0}
+    silent = {
+        "exit_code": 124,
+        "kind": "silent",
+        "about": 3,
+        "role": "worker 1",
+        "message": "worker 1 has given no sign of life for 2.0 s",
+        "time_s": 2.0,
+    }
+    case.max_restarts = 0
+    assert case.run({"words": [waiting, silent], "code": 124, "ranks": TABLE}) == 124
+    assert "worker 1 (rank 3, pid 931) on node2" in case.text
+    assert "no sign of life" in case.text
+
+
+def test_restarts_are_bounded(case: Case) -> None:
+    case.max_restarts = 2
+    script = [{"code": 1, "recoverable": 10 * (i + 1)} for i in range(9)]
+    assert case.run(*script) == 1
+    assert case.attempts == 3
+    assert "all 2 restarts are spent" in case.text
+
+
+def test_two_attempts_without_progress_are_the_last(case: Case) -> None:
+    case.max_restarts = 50
+    script = [{"code": 1, "recoverable": n} for n in (10, 20, 20, 20, 30)]
+    assert case.run(*script) == 1
+    assert case.attempts == 4
+    assert "2 attempts in a row have brought the run no further" in case.text
+
+
+def test_generations_count_over_the_life_of_the_directory(case: Case) -> None:
+    case.max_restarts = 0
+    assert case.run({"code": 1}) == 1
+    assert case.run({}, {"code": 75}) == 75
+    assert case.run({}, {}, {"finish": True}) == 0
+    assert sorted(path.name for path in case.run_folder.logs.iterdir()) == [
+        "attempt-0",
+        "attempt-1",
+        "attempt-2",
+    ]
+    lease = case.run_folder.lease()
+    assert lease is not None
+    assert lease.generation == 2
+    assert lease.released
+
+
+def test_the_users_own_arguments_reach_mpirun(case: Case) -> None:
+    case.more = ("--map-by", "numa")
+    assert case.run({"finish": True}) == 0
+    argv = json.loads((case.run_folder.attempt(0) / "argv.json").read_text())
+    assert argv[1:3] == ["-n", "4"]
+    assert argv[argv.index("--map-by") + 1] == "numa"
+    assert argv.index("--map-by") < argv.index("train")
+    assert "MPIPS_RUN_DIR" in argv
+
+
+def test_two_supervisors_on_one_run_are_refused(case: Case) -> None:
+    with pytest.raises(ConfigError, match=r"is being run by process \d+ on "), Background(case):
+        case.run({"finish": True})
+
+
+class Background:
+    """The same run in another process, until it sleeps in its first attempt."""
+
+    def __init__(self, case: Case) -> None:
+        program = (
+            "import sys; from pathlib import Path; import test_supervisor as t, pytest\n"
+            "case = t.Case.__new__(t.Case); case.said = []; case._patch = pytest.MonkeyPatch()\n"
+            "case.run_folder = t.RunFolder(Path(sys.argv[1]))\n"
+            "case.config = t.load_config(str(case.run_folder.config_file), [])\n"
+            "case.launcher = t.Launcher(sys.argv[2], 'openmpi', 'fake'); case.more = ()\n"
+            "case.pool = t.HostPool([], 4, 0, 1, 0); case.max_restarts = 0\n"
+            "code = case.run(__import__('json').loads(sys.argv[3]))\n"
+            "print(case.text); sys.exit(code)\n"
+        )
+        self.run = case.run_folder
+        # Not a pipe: what a killed supervisor leaves would keep it open.
+        self.output = self.run.path / "told"
+        arguments = [str(self.run.path), case.launcher.path, json.dumps({"sleep": 60, "spawn": 2})]
+        with self.output.open("w") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", program, *arguments], cwd=FAKE.parent, stdout=output
+            )
+
+    def text(self) -> str:
+        """What it said."""
+        return self.output.read_text()
+
+    def __enter__(self) -> Background:
+        ready = self.run.attempt(0) / "asleep"
+        deadline = time.monotonic() + 30
+        while not ready.exists():
+            assert self.process.poll() is None, self.text()
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.kill()
+        self.process.wait(10)
+        for pid in living(self.run):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_run_and_all_its_processes(case: Case, number: signal.Signals) -> None:
+    with Background(case) as other:
+        other.process.send_signal(number)
+        assert other.process.wait(20) == 128 + number, other.text()
+        assert "interrupted; go on with" in other.text()
+        assert not living(case.run_folder)
+        assert case.state == "interrupted"
+
+
+def test_a_killed_supervisor_takes_its_launcher_along_and_leaves_the_run_usable(
+    case: Case,
+) -> None:
+    with Background(case) as other:
+        other.process.kill()
+        other.process.wait(10)
+        # The children of the launcher stay: it had no time. The next supervisor ends them.
+        assert case.run({}, {"finish": True}) == 0
+        assert not living(case.run_folder)
+
+
+def test_a_lease_of_another_host_is_respected_until_it_is_stale(case: Case) -> None:
+    fresh = Lease(generation=4, host="elsewhere", pid=7, time_s=time.time())
+    replace_json(case.run_folder.lease_file, fresh)
+    with pytest.raises(ConfigError, match="run by process 7 on elsewhere"):
+        case.run({"finish": True})
+    old = Lease(generation=4, host="elsewhere", pid=7, time_s=time.time() - 60)
+    replace_json(case.run_folder.lease_file, old)
+    assert case.run({"finish": True}) == 0
+    assert (case.run_folder.attempt(5)).is_dir()
+
+
+def test_a_supervisor_whose_lease_was_taken_ends_its_attempt(case: Case) -> None:
+    def take_over() -> None:
+        deadline = time.monotonic() + 20
+        while not (case.run_folder.attempt(0) / "asleep").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        other = Lease(generation=9, host="elsewhere", pid=7, time_s=time.time())
+        replace_json(case.run_folder.lease_file, other)
+
+    thief = threading.Thread(target=take_over)
+    thief.start()
+    from mpips.supervisor.lease import LeaseLostError
+
+    with pytest.raises(LeaseLostError, match="taken over by process 7 on elsewhere"):
+        case.run({"sleep": 60, "spawn": 1})
+    thief.join()
+    assert not living(case.run_folder)
+    lease = case.run_folder.lease()
+    assert lease is not None
+    assert lease.generation == 9
+
+
+def test_silence_of_all_ranks_ends_an_attempt(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    import mpips.supervisor.supervise as supervise
+
+    monkeypatch.setattr(supervise, "silence_limit_s", lambda timeout_s: 1.0)
+    case.max_restarts = 0
+    assert case.run({"sleep": 60, "spawn": 1}) == 124
+    assert "no rank has given a sign of life for 1 s" in case.text
+
+
+def test_too_few_hosts_end_the_run_with_their_reasons(case: Case) -> None:
+    # These do not answer: the agent refuses them.
+    case.pool = HostPool([Host("nohost-a", 2), Host("nohost-b", 2)], 4, 0, 1, 0)
+    case._patch.setenv("PRTE_MCA_plm_ssh_agent", "/bin/false")
+    with pytest.raises(HostsError, match=r"0 of 2 hosts are left(.|\n)*nohost-a is left out"):
+        case.run({"finish": True})
+    assert case.state == "failed"
+
+
+def test_a_missing_launcher_is_a_missing_capability(tmp_path: Path) -> None:
+    broken = tmp_path / "mpirun"
+    broken.write_text("#!/bin/sh\necho strange\n")
+    broken.chmod(0o700)
+    with pytest.raises(CapabilityError, match="says 'strange'"):
+        find_launcher({"PATH": str(tmp_path)})
+
+
+def test_a_launcher_that_cannot_be_started_ends_the_run(case: Case) -> None:
+    case.launcher = Launcher("/nowhere/mpirun", "openmpi", "fake")
+    with pytest.raises(CapabilityError, match="/nowhere/mpirun cannot be started"):
+        case.run({"finish": True})
