@@ -1,0 +1,1 @@
+"""Found instead of the real package, see __main__."""

@@ -1,0 +1,120 @@
+"""Turns of a job: warned in time, requeued while there is progress, and ended when there is none.
+
+What the ranks do is made up (programs/warned); Slurm, its signals, the launchers and the scripts are not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import processes
+import pytest
+import slurm
+from slurm import Slurm
+
+Script = Callable[[str], Path]
+WARNED = Path(__file__).parent / "programs/warned"
+
+
+def warned_job(folder: Path, turns: int, saves: bool = True) -> Path:
+    """A job for programs/warned."""
+    path = folder / f"job-{turns}-{saves}.json"
+    path.write_text(json.dumps({"turns": turns, "saves": saves}))
+    return path
+
+
+def start(cluster: Slurm, folder: Path, *argv: str | Path, **env: str) -> int:
+    """Submit a script whose ranks are made up; `folder` is its run folder."""
+    made_up = {"PYTHONPATH": str(WARNED), "MPIPS_HDF5": "serial", "MPIPS_FOLDER": str(folder)}
+    return cluster.submit(f"--output={folder}-%j.out", *argv, env=made_up | env)
+
+
+def warn(cluster: Slurm, job: int | str, folder: Path, n_ranks: int) -> None:
+    """Warn a job as Slurm does, when all ranks of its first turn are ready for that."""
+    files = [folder / f"checkpoints/ready-0-{rank}" for rank in range(n_ranks)]
+    ready = processes.until(lambda: all(f.exists() for f in files) or ended(cluster, job), 60.0)
+    assert ready, "ranks are not ready"
+    assert not ended(cluster, job), cluster.output(cluster.show(job))
+    cluster.run("scancel", "--batch", "--signal=USR1", str(job))
+
+
+def ended(cluster: Slurm, job: int | str) -> bool:
+    return cluster.show(job)["JobState"] in slurm.ENDED
+
+
+@pytest.mark.parametrize("name", ["train.sbatch", "train_srun.sbatch"])
+def test_a_warned_job_goes_on_in_another_turn(
+    name: str, cluster: Slurm, script: Script, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    job = start(
+        *(cluster, run, "--nodes=2", "--ntasks-per-node=2", script(name), warned_job(tmp_path, 2))
+    )
+    warn(cluster, job, run, 4)
+    shown = cluster.wait(job)
+    output = cluster.output(shown)
+    assert (shown["JobState"], shown["Restarts"]) == ("COMPLETED", "1"), output
+    assert "checkpoint step-000000000000 is there: back into the queue" in output
+    assert output.count("4 ranks on") == 2, "both turns are in the one file"
+    assert ", turn 1, " in output
+
+
+def test_a_job_that_brings_nothing_new_is_not_tried_for_ever(
+    cluster: Slurm, script: Script, tmp_path: Path
+) -> None:
+    stuck, empty, limited = (tmp_path / name for name in ("stuck", "empty", "limited"))
+    # As if this turn had begun where it ends.
+    (stuck / "checkpoints").mkdir(parents=True)
+    (stuck / "requeued-at").write_text("step-000000000000\n")
+    one = ("--nodes=1", "--ntasks-per-node=1", script("train.sbatch"))
+    jobs = {
+        stuck: start(cluster, stuck, *one, warned_job(tmp_path, 9)),
+        empty: start(cluster, empty, *one, warned_job(tmp_path, 9, saves=False)),
+        limited: start(cluster, limited, *one, warned_job(tmp_path, 9), MPIPS_MAX_REQUEUES="0"),
+    }
+    ends = {
+        stuck: ("1:0", "this turn brought nothing newer than step-000000000000: not requeued"),
+        empty: ("1:0", "there is no checkpoint in"),
+        limited: ("75:0", f"submit it again with MPIPS_FOLDER={limited}"),
+    }
+    for folder, job in jobs.items():
+        warn(cluster, job, folder, 1)
+    for folder, (code, sentence) in ends.items():
+        shown = cluster.wait(jobs[folder])
+        output = cluster.output(shown)
+        assert (shown["ExitCode"], shown["Restarts"]) == (code, "0"), output
+        assert sentence in output
+
+
+def test_only_the_warned_task_of_an_array_is_requeued(
+    cluster: Slurm, script: Script, tmp_path: Path
+) -> None:
+    sweep = tmp_path / "sweep.txt"
+    sweep.write_text(f"{warned_job(tmp_path, 1)}\n{warned_job(tmp_path, 2)}\n")
+    job = cluster.submit(
+        *(f"--output={tmp_path}/%a.out", "--array=0-1", "--ntasks-per-node=1"),
+        *(script("array.sbatch"), sweep),
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(WARNED), "MPIPS_ROOT": str(script("").parent)},
+    )
+    folder = tmp_path / f"runs/sweep-{job}_1"
+    warn(cluster, f"{job}_1", folder, 1)
+    shown = [cluster.wait(f"{job}_{task}") for task in range(2)]
+    assert [s["JobState"] for s in shown] == ["COMPLETED"] * 2, (tmp_path / "1.out").read_text()
+    assert [s["Restarts"] for s in shown] == ["0", "1"]
+    assert "back into the queue" in (tmp_path / "1.out").read_text()
+
+
+def test_slurm_warns_before_the_time_limit(cluster: Slurm, script: Script, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    # One minute is the shortest limit, and Slurm looks at limits twice a minute.
+    job = start(
+        *(cluster, run, "--time=1", "--nodes=1", "--ntasks-per-node=2"),
+        *(script("train.sbatch"), warned_job(tmp_path, 2)),
+    )
+    shown = cluster.wait(job, 90)
+    output = cluster.output(shown)
+    assert (shown["JobState"], shown["Restarts"]) == ("COMPLETED", "1"), output
+    assert (run / "checkpoints/warned-0-1").exists(), "no signal but Slurm's own was sent"
