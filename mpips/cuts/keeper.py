@@ -18,6 +18,7 @@ from mpips.checkpoint import (
 )
 from mpips.checkpoint.shards import ShardData
 from mpips.checkpoint.steps import in_background
+from mpips.checkpoint.structure import hdf5_kind
 from mpips.cluster.messages import Abandon, Commit, Message, Saved, Taken, ToServer, Write
 from mpips.cuts.position import Part, decode_part
 from mpips.cuts.shadow import Shadow, shards_in_place
@@ -74,8 +75,10 @@ class Keeper:
         self._last: tuple[list[Part], CheckpointInfo] | None = None
         self.result: dict[str, Any] | None = None
         self.cuts: dict[str, Any] = {"copies": 0, "longest_copy_s": 0.0, "longest_hold_s": 0.0}
-        if saving.folder is not None and self._ahead:
-            for _ in self._shadow.make_room():
+        if saving.folder is not None:
+            # What takes long the first time is done before anybody waits for it.
+            hdf5_kind()
+            for _ in self._shadow.make_room() if self._ahead else ():
                 pass
 
     def take(self, message: ToServer) -> None:
