@@ -20,6 +20,7 @@ from mpips.checkpoint import (
     write_checkpoint,
 )
 from mpips.checkpoint.shards import ShardData, counts_steps
+from mpips.data import Sampling, Shape
 from mpips.model.table import DenseTable, EmbeddingTable, Table
 
 TABLES: list[Table] = [
@@ -87,10 +88,28 @@ class Contents:
         """What the job knows."""
         random = {"loader": {"bit_generator": "PCG64"}}
         workers = [
-            WorkerState(worker=w, clock=9 + w, epoch=2, step=w, random=random) for w in (0, 1)
+            WorkerState(
+                worker=w,
+                clock=9 + w,
+                epoch=2,
+                step=w,
+                random=random,
+                cursor={"epoch": 2, "step": w, "loss": 0.5},
+            )
+            for w in (0, 1)
         ]
         config = {"train": {"epochs": 3}}
-        return ManifestHead("a-run", generation, step, 1.7e9, self.tables, workers, config)
+        sampling = Sampling(Shape(100, 4, 5, 7)).after([(2, 3)] * 4, Shape(100, 2, 8, 7))
+        return ManifestHead(
+            "a-run",
+            generation,
+            step,
+            1.7e9,
+            self.tables,
+            workers,
+            config,
+            sampling.to_config(),
+        )
 
     def write(
         self, folder: Path, step: int = 1234, generation: int = 1, comm: Any = None, **options: Any

@@ -92,6 +92,14 @@ def test_show_tells_what_is_in_it(run: Path) -> None:
     manifest = json.loads(done("show", run, "--json"))
     assert manifest["step"] == 300
     assert manifest["workers"][1]["clock"] == 10
+    assert manifest["workers"][1]["cursor"] == {"epoch": 2, "step": 1, "loss": 0.5}
+
+
+def test_show_tells_where_each_worker_stands_and_who_has_read_what(run: Path) -> None:
+    lines = [line.split() for line in done("show", one(run, 200)).splitlines()]
+    assert ["1", "10", "2", "1", "loss", "0.5", "loader"] in lines
+    assert ["0", "4", "5", "7", "2:3,", "2:3,", "2:3,", "2:3"] in lines
+    assert ["1", "2", "8", "7", "as", "above"] in lines
 
 
 def test_verify_reads_all_and_names_the_damage(run: Path) -> None:
