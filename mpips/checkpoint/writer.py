@@ -212,9 +212,13 @@ class CheckpointWriter:
 
     def _prepare(self, plans: Sequence[TablePlan]) -> Steps[Prepared]:
         mine = None
-        if self._peers.rank == 0:
-            made = self._all.attempt(lambda: self._make_file(plans))
-            mine = prepared_to_plain(made) if made is not None else None
+        if self._peers.rank == 0 and self._all.failure is None:
+            # In the background: it waits for the disk. HDF5 writes to memory here and knows no MPI.
+            try:
+                made = yield from in_background(lambda: self._make_file(plans))
+                mine = prepared_to_plain(made)
+            except Exception as error:
+                self._all.keep(error)
         yield True
         everyone = yield from self._all.meet(mine)
         return prepared_from_plain(everyone[0])

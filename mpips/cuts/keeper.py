@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 SMALL_BLOCK_BYTES = 1 << 20  # of a step between drains: so long a record may wait
+# Records have so many times as long as each piece of writing took, while there are any.
+_SERVED_SHARE = 3.0
+_LONGEST_PAUSE_S = 0.05
 _LOOK_S = 0.1  # between looks whether a table has outgrown the memory for its copy
 
 
@@ -71,6 +74,8 @@ class Keeper:
         self._parts: list[Part] = []
         self._work: Iterator[object] | None = None
         self._next_look = 0.0
+        self._pause_until = 0.0
+        self._records = 0  # consumed before the last piece of work
         self._ahead = bool(saving.triggers.every_steps or saving.triggers.every_s)
         self._last: tuple[list[Part], CheckpointInfo] | None = None
         self.result: dict[str, Any] | None = None
@@ -99,14 +104,26 @@ class Keeper:
 
         Blocks for one copy of the shards when the rings stand at a cut.
         """
-        if self._id and self._writer is None:
-            self._come_to_cut()
+        if self._id and self._writer is None and self._come_to_cut():
+            return True  # after the copy the rings come first
         if self._work is not None:
-            if next(self._work, None) is None:
-                self._work = None
+            self._step(self._work)
         elif self._ahead and self._writer is None:
             self._look_for_room()
         return self._work is not None
+
+    def _step(self, work: Iterator[object]) -> None:
+        """One piece of work, then a pause if there were records since the last one."""
+        start = time.monotonic()
+        if start < self._pause_until:
+            return
+        records = self._server.core.counters()["records"]
+        if next(work, None) is None:
+            self._work = None
+        end = time.monotonic()
+        pause_s = min(_SERVED_SHARE * (end - start), _LONGEST_PAUSE_S)
+        self._pause_until = end + (pause_s if records != self._records else 0.0)
+        self._records = records
 
     def _look_for_room(self) -> None:
         now = time.monotonic()
@@ -115,17 +132,20 @@ class Keeper:
             if self._shadow.lacks_room():
                 self._work = (True for _ in self._shadow.make_room())
 
-    def _come_to_cut(self) -> None:
+    def _come_to_cut(self) -> bool:
+        """Copy if the rings stand at the cut; whether it did."""
         core = self._server.core
         now = time.monotonic()
         if not self._held_since and core.holds_cut():
             self._held_since = now
         if core.cut_ready():
             self._copy()
-        elif self._held_since and now - self._held_since > self._timeout_s / 2:
+            return True
+        if self._held_since and now - self._held_since > self._timeout_s / 2:
             # Workers that wait for a held ring give up after the whole of it.
             self._held_since = 0.0
             self._tell(Taken(self._id, False))
+        return False
 
     def _copy(self) -> None:
         core = self._server.core

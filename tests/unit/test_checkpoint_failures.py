@@ -307,8 +307,10 @@ def _write_until_told(folder: Path, told: Connection) -> None:
     contents = Contents()
     shards = contents.shards(0, 1)
     writer = CheckpointWriter(None, folder, contents.head(200), shards, block_bytes=400)
-    for number, _ in enumerate(writer.steps()):
-        if number == 20:
+    n_worked = 0
+    for worked in writer.steps():
+        n_worked += worked
+        if worked and n_worked == 20:
             told.send("half way")
             told.recv()
 
