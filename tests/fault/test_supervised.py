@@ -252,7 +252,7 @@ def test_a_lost_node_without_a_spare_means_fewer_workers_if_allowed(
 
 
 def test_a_second_supervisor_is_refused(tmp_path: Path) -> None:
-    run = start(tmp_path, *SHAPE, *job(tmp_path))
+    run = start(tmp_path, *SHAPE, *job(tmp_path, "--set", "options.pause_s=0.3"))
     with run.launched:
         run.pid_of("worker 0")
         second = start(tmp_path, str(run.path), "-n", "5")

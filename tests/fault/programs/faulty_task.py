@@ -21,7 +21,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fault: str = ""
     at: int = 0
     once: str = ""
-    pause_s: float = 0.01
+    pause_s: float = 0.03
 
 
 class Faulty(Task):
