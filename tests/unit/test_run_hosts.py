@@ -1,0 +1,201 @@
+"""Hosts of a run: reading them, choosing among them, commands for them; and ending what is left there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpips.errors import ConfigError
+from mpips.supervisor import reap
+from mpips.supervisor.hosts import (
+    Host,
+    HostPool,
+    HostsError,
+    Layout,
+    clear,
+    n_workers,
+    parse_hosts,
+    read_hostfile,
+    slurm_hosts,
+)
+from mpips.supervisor.launcher import Launcher, build, environment, write_hostfile
+
+OPENMPI = Launcher("/opt/mpirun", "openmpi", "5")
+MPICH = Launcher("/opt/mpirun", "mpich", "4")
+
+
+def test_hosts_are_read_from_text_and_from_both_kinds_of_hostfile(tmp_path: Path) -> None:
+    wanted = [Host("node1", 4), Host("node-2.site", 0)]
+    assert parse_hosts("node1:4, node-2.site") == wanted
+    path = tmp_path / "hosts"
+    path.write_text("# mine\nnode1 slots=4 max_slots=8\n\nnode-2.site  # the other\n")
+    assert read_hostfile(path) == wanted
+    path.write_text("node1:4\nnode-2.site\n")
+    assert read_hostfile(path) == wanted
+
+
+@pytest.mark.parametrize("text", ["", " , ", "a:0", "a:-1", "a b", "-x:2", "$(id):1", "a:1,a:2"])
+def test_what_is_no_host_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_hosts(text)
+
+
+def test_hosts_of_an_allocation_come_from_slurm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text('#!/bin/sh\n[ "$3" = "n[1-3]" ] && printf "n1\\nn2\\nn3\\n"\n')
+    scontrol.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    env = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_TASKS_PER_NODE": "4(x2),2"}
+    assert slurm_hosts(env) == [Host("n1", 4), Host("n2", 4), Host("n3", 2)]
+    assert slurm_hosts({}) == []
+
+
+def pool(spares: int = 1, min_workers: int = 0, n: int = 8) -> HostPool:
+    return HostPool([Host(f"n{i}", 4) for i in range(3)], n, spares, 2, min_workers)
+
+
+def test_spares_wait_until_a_host_is_bad() -> None:
+    hosts = pool()
+    assert [h.name for h in hosts.layout().hosts] == ["n0", "n1"]
+    hosts.bad = {"n1": "no answer"}
+    layout = hosts.layout()
+    assert [h.name for h in layout.hosts] == ["n0", "n2"]
+    assert layout.n_ranks == 8
+    assert layout.notes == ("n1 is left out: no answer", "spare n2 is used")
+    # It answers again: back to where it was.
+    hosts.bad = {}
+    assert [h.name for h in hosts.layout().hosts] == ["n0", "n1"]
+
+
+def test_fewer_workers_only_where_that_is_allowed() -> None:
+    hosts = pool()
+    hosts.bad = {"n1": "gone", "n2": "gone"}
+    with pytest.raises(HostsError, match="enough for 1 workers; 5 are needed"):
+        hosts.layout()
+    hosts = pool(min_workers=1)
+    hosts.bad = {"n1": "gone", "n2": "gone"}
+    layout = hosts.layout()
+    assert layout.n_ranks == 4
+    assert layout.notes[-1] == "1 workers instead of 5"
+    hosts.bad = dict.fromkeys(hosts.names, "gone")
+    with pytest.raises(HostsError, match="0 of 3 hosts are left"):
+        hosts.layout()
+
+
+def test_slots_that_are_not_given_are_shared_out() -> None:
+    hosts = HostPool([Host("a"), Host("b"), Host("c")], 5, 1, 0, 0)
+    assert [h.slots for h in hosts.layout().hosts] == [3, 3]
+    with pytest.raises(ConfigError, match="6 ranks on hosts with 4 slots"):
+        HostPool([Host("a", 2), Host("b", 2)], 6, 0, 0, 0)
+    with pytest.raises(ConfigError, match="at least one host must work"):
+        HostPool([Host("a", 2)], 2, 1, 0, 0)
+    with pytest.raises(ConfigError, match="min_workers = 4"):
+        HostPool([], 5, 0, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "servers", "workers"), [(1, 0, 1), (2, 1, 1), (5, 2, 2), (9, 0, 6)]
+)
+def test_workers_of_a_job(ranks: int, servers: int, workers: int) -> None:
+    assert n_workers(ranks, servers, 1) == workers
+
+
+def test_commands_of_both_launchers(tmp_path: Path) -> None:
+    layout = Layout(4, (Host("a", 2), Host("b", 2)))
+    path = tmp_path / "hostfile"
+    env = {"MPIPS_RUN_DIR": "/r", "HOME": "/h", "OMP_NUM_THREADS": "1"}
+    command = build(OPENMPI, layout, env, path, ["--x"], ["prog"])
+    assert command[:5] == ["/opt/mpirun", "-n", "4", "--hostfile", str(path)]
+    assert command[-2:] == ["--x", "prog"]
+    assert "HOME" not in command
+    assert command[command.index("MPIPS_RUN_DIR") - 1] == "-x"
+    slurm = build(OPENMPI, layout, {**env, "SLURM_JOB_ID": "7"}, path, [], ["prog"])
+    assert slurm[3:5] == ["--host", "a:2,b:2"]
+    assert build(MPICH, layout, env, path, [], ["prog"]) == [
+        *("/opt/mpirun", "-n", "4", "-f", str(path), "prog")
+    ]
+    write_hostfile(OPENMPI, layout.hosts, path)
+    assert path.read_text() == "a slots=2\nb slots=2\n"
+    write_hostfile(MPICH, layout.hosts, path)
+    assert path.read_text() == "a:2\nb:2\n"
+    # One rank needs no launcher.
+    assert build(OPENMPI, Layout(1), env, path, [], ["prog"]) == ["prog"]
+
+
+def test_a_silent_host_is_noticed_and_an_allocation_not_blocked() -> None:
+    env = environment(OPENMPI, {"MPIPS_RUN_DIR": "/r"}, {"SLURM_JOB_ID": "7"})
+    assert env["SLURM_OVERLAP"] == "1"
+    assert env["PRTE_MCA_oob_tcp_keepalive_time"] == "4"
+    assert env["MPIPS_RUN_DIR"] == "/r"
+    mine = environment(OPENMPI, {}, {"PRTE_MCA_oob_tcp_keepalive_time": "60"})
+    assert mine["PRTE_MCA_oob_tcp_keepalive_time"] == "60"
+
+
+def started(run: Path, generation: int) -> subprocess.Popen[bytes]:
+    env = {**os.environ, "MPIPS_RUN_DIR": str(run), "MPIPS_GENERATION": str(generation)}
+    return subprocess.Popen(["sleep", "600"], env=env, start_new_session=True)
+
+
+def test_only_processes_of_the_run_and_of_old_generations_are_ended(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    old, stopped, new = started(run, 1), started(run, 2), started(run, 3)
+    other = started(tmp_path / "run2", 1)
+    stopped.send_signal(signal.SIGSTOP)
+    try:
+        assert reap.reap(run, 2) == 2
+        assert old.wait(5) == stopped.wait(5) == -signal.SIGKILL
+        assert new.poll() is None
+        assert other.poll() is None
+        assert reap.reap(run, 2) == 0
+    finally:
+        for process in (old, stopped, new, other):
+            process.kill()
+            process.wait()
+
+
+def test_hosts_are_cleared_through_the_agent_of_the_launcher(tmp_path: Path) -> None:
+    # The agent gets what ssh would: a host and one command line.
+    agent = tmp_path / "agent"
+    agent.write_text(
+        f'#!/bin/sh\necho "$1" >> {tmp_path}/asked\n[ "$1" = good ] && exec sh -c "$2"\n'
+        'echo "no route" >&2; exit 255\n'
+    )
+    agent.chmod(0o700)
+    run = tmp_path / "a run's"
+    left = started(run, 0)
+    region = Path(f"/dev/shm/mpips-{os.geteuid()}-0123456789abcdef-{os.getpid()}")
+    region.write_text("x")
+    try:
+        env = {**os.environ, "PRTE_MCA_plm_ssh_agent": str(agent)}
+        failed = clear(["good", "bad"], run, 0, "0123456789abcdef", env)
+        assert failed == {"bad": "no route"}
+        assert left.wait(5) == -signal.SIGKILL
+        assert not region.exists()
+        assert sorted((tmp_path / "asked").read_text().split()) == ["bad", "good"]
+    finally:
+        left.kill()
+        left.wait()
+        region.unlink(missing_ok=True)
+
+
+def test_a_host_that_hangs_is_one_that_does_not_answer(tmp_path: Path) -> None:
+    agent = tmp_path / "agent"
+    agent.write_text("#!/bin/sh\nexec sleep 600\n")
+    agent.chmod(0o700)
+    env = {**os.environ, "PRTE_MCA_plm_ssh_agent": str(agent)}
+    failed = clear(["silent"], tmp_path, 0, "", env, limit_s=0.5)
+    assert failed == {"silent": "no answer within 0.5 s"}
+
+
+def test_reaping_is_a_program_of_its_own(tmp_path: Path) -> None:
+    # On other hosts it runs without mpips and its libraries.
+    command = [sys.executable, "-I", "-S", reap.__file__, str(tmp_path), "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout == "0 processes, 0 regions\n"
