@@ -29,6 +29,7 @@ from mpips.supervisor.verdict import (
     judge,
 )
 
+DEFAULT_EVERY_S = 600.0  # between checkpoints
 _FUTILE = 2  # attempts in a row that saved nothing new
 _BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 5.0)
 
@@ -283,9 +284,14 @@ def _from(newest: Newest) -> str:
 def make_run(config: JobConfig, parent: Path, name: str) -> RunFolder:
     """A new run directory with its resolved configuration.
 
+    A run that says nothing of when it makes checkpoints makes one every ten minutes.
+
     Raises:
         ConfigError: It cannot be made.
     """
     run = RunFolder.create(parent, name)
+    if not config.checkpoint.every_steps and not config.checkpoint.every_s:
+        checkpoint = msgspec.structs.replace(config.checkpoint, every_s=DEFAULT_EVERY_S)
+        config = msgspec.structs.replace(config, checkpoint=checkpoint)
     replace_json(run.config_file, config, durable=True)
     return run

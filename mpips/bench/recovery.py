@@ -1,0 +1,124 @@
+"""Suite `recovery`: from the death of a server to the first step after it, under `mpips run`.
+
+What mpirun itself takes to start as many ranks is measured in turn and subtracted: mpips can do
+nothing about it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from mpips.bench.launching import BenchError, Options, mpi_environment, mpirun_command
+from mpips.bench.measure import Figure, Findings
+from mpips.bench.rank.recovering import FIRST_STEP
+from mpips.rundir import RunFolder, Status
+
+Found = TypeVar("Found")
+
+BAR_S = 3.0
+_RANKS = 4
+_LIMIT_S = 120.0
+_HELLO = "from mpi4py import MPI; MPI.COMM_WORLD.Barrier(); MPI.COMM_WORLD.rank or print('up', flush=True)"
+
+
+def run(suite: str, options: Options, nodes: int) -> Findings:
+    """On this machine."""
+    name = "server_kill_beyond_launch_s"
+    if nodes > 1:
+        return Findings(skipped={name: "on this machine only"})
+    launches, recoveries = [], []
+    for _ in range(1 if options.quick else options.repetitions):
+        launches.append(_launch_s())
+        recoveries.append(_recovery_s())
+    beyond = [a - b for a, b in zip(recoveries, launches, strict=True)]
+    figures = [
+        Figure(
+            name=name,
+            what="server killed until the first step after it, less a launch of mpirun",
+            unit="s",
+            values=beyond,
+        ),
+        Figure(name="empty_launch_s", what="mpirun until MPI is up", unit="s", values=launches),
+    ]
+    found = Findings(figures=figures)
+    verdict = "met" if figures[0].median <= BAR_S else "NOT met"
+    found.notes.append(f"{name}: {figures[0].median:.2f}, bar <= {BAR_S:g} {verdict}")
+    return found
+
+
+def _launch_s() -> float:
+    """Seconds from the start of mpirun until all its ranks have met in MPI."""
+    command = [*mpirun_command(_RANKS), sys.executable, "-c", _HELLO]
+    start = time.monotonic()
+    with subprocess.Popen(
+        command, env=mpi_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        took = time.monotonic() - start
+    if line.strip() != b"up":
+        raise BenchError(f"{' '.join(command)} ended with code {process.returncode}")
+    return took
+
+
+def _recovery_s() -> float:
+    """Seconds from SIGKILL of server 0 to the end of worker 0's first step after it."""
+    with tempfile.TemporaryDirectory(prefix="mpips-bench-") as folder:
+        data = Path(folder) / "data.npz"
+        np.savez(data, x=np.ones((20_000, 4), np.float32), y=np.arange(20_000) % 2)
+        job = ["mpips.bench.rank.recovering:Recovering", "--train", str(data)]
+        settings = ["train.epochs=1", "train.batch_size=8", "checkpoint.every_steps=25"]
+        sets = [word for text in settings for word in ("--set", text)]
+        where = ["--folder", folder, "-n", str(_RANKS), "--servers", "1"]
+        command = [sys.executable, "-m", "mpips", "run", "--quiet", *where, *job, *sets]
+        with subprocess.Popen(
+            command,
+            env=mpi_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            try:
+                return _kill_and_wait(process, Path(folder))
+            finally:
+                process.send_signal(signal.SIGTERM)
+                process.communicate()
+
+
+def _kill_and_wait(process: subprocess.Popen[str], folder: Path) -> float:
+    def look() -> tuple[RunFolder, Status] | None:
+        for path in folder.glob("*/run.json"):
+            status = RunFolder(path.parent).status()
+            if status is not None and status.ranks and status.checkpoint:
+                return RunFolder(path.parent), status
+        return None
+
+    run, status = _until(look, process)
+    server = next(place.pid for place in status.ranks if place.role == "server 0")
+    killed = time.time()
+    os.kill(server, signal.SIGKILL)
+    mark = run.attempt(1) / FIRST_STEP
+    text = _until(lambda: mark.read_text() if mark.is_file() else None, process)
+    return float(text) - killed
+
+
+def _until(look: Callable[[], Found | None], process: subprocess.Popen[str]) -> Found:
+    """What `look` finds as soon as it finds something."""
+    deadline = time.monotonic() + _LIMIT_S
+    while (found := look()) is None:
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            raise BenchError(f"mpips run did not come back:\n{process.communicate()[1]}")
+        time.sleep(0.01)
+    return found
