@@ -18,6 +18,7 @@ SUITES: dict[str, tuple[str, str]] = {
     "train": ("train", "whole training steps; idle and oversubscribed ranks"),
     "checkpoint": ("checkpoint", "checkpoints written by two servers, and read back"),
     "recovery": ("recovery", "a killed server until the first step after it, under mpips run"),
+    "plan": ("plan", "steps as mpips plan predicts them beside steps as they are"),
     "scale": ("scale", "messages, memory and scheduler work from 1 to 32 ranks"),
 }
 ALL = ("kernels", "push", "pull", "embedding", "transport", "train", "checkpoint")

@@ -16,6 +16,7 @@ _COMMANDS = {
     "bench": "mpips.cli.bench",
     "ckpt": "mpips.cli.ckpt",
     "doctor": "mpips.cli.doctor",
+    "plan": "mpips.cli.plan",
     "run": "mpips.cli.run",
     "submit": "mpips.cli.submit",
     "train": "mpips.cli.train",

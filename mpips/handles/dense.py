@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Float32 = NDArray[np.float32]
 
-_BOUNCE_BYTES = 256 << 10  # larger updates than this are worth a buffer of their own
+BOUNCE_BYTES = 256 << 10  # larger updates than this are worth a buffer of their own
 Int64 = NDArray[np.int64]
 
 
@@ -39,7 +39,7 @@ class DenseHandle(Handle):
         self.shape = table.shape
         self._shards = shards
         self._port = self._make_port(table)
-        self._wants_bounces = 4 * math.prod(self.shape) > _BOUNCE_BYTES
+        self._wants_bounces = 4 * math.prod(self.shape) > BOUNCE_BYTES
 
     def _make_port(self, table: DenseTable) -> _native.DensePort | None:
         """The short way, where all servers share this node and pushes go as they are."""

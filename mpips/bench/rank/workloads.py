@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from mpips.bench.rank.ranks import Ranks
@@ -41,9 +42,7 @@ def w6a_file(folder: Path) -> tuple[str, str]:
     Args:
         folder: Where it is made; every rank may call this with a folder of its own.
     """
-    root = Path(__file__).resolve().parents[3]
-    data = Path(os.environ.get("MPIPS_TEST_DATA", root.parent / "shared" / "data"))
-    real = data / "w6a.train.svm"
+    real = _data_folder() / "w6a.train.svm"
     if real.is_file():
         return str(real), "w6a"
     made = folder / "generated.svm"
@@ -66,6 +65,59 @@ def _generate(path: Path) -> None:
         for label, keys in zip(labels, picks, strict=True)
     ]
     path.write_text("\n".join(lines) + "\n")
+
+
+class PlannedJob(NamedTuple):
+    """A job that `mpips plan` is held against: epochs to measure, and one line for people."""
+
+    config: JobConfig
+    n_epochs: int
+    what: str
+
+
+def planned_jobs(folder: Path, servers: int) -> dict[str, PlannedJob]:
+    """Three kinds of jobs: dense, sparse with short steps, sparse with rows of factors.
+
+    Args:
+        folder: Where data is made that is not at hand.
+        servers: Of each job.
+    """
+    file, data = w6a_file(folder)
+    clicks, click_data = criteo_file(folder)
+    logistic, mlp = (job_config(t, f, servers) for t, f in (("logistic", file), ("mlp", "digits")))
+    columns = DataConfig(train=clicks, categorical=("C*",), numeric="log", empty="zero")
+    fm = msgspec.structs.replace(
+        job_config("fm", clicks, servers), data=columns, train=TrainConfig(batch_size=16)
+    )
+    return {
+        "digits_mlp": PlannedJob(mlp, 100, "mlp on digits, batch 256"),
+        "w6a_logistic": PlannedJob(logistic, 12, f"logistic on {data}, batch 256"),
+        "criteo_fm": PlannedJob(fm, 60, f"fm on {click_data}, batch 16"),
+    }
+
+
+def criteo_file(folder: Path) -> tuple[str, str]:
+    """(file, its name for people): a sample of Criteo's clicks, or data of its shape; see `w6a_file`."""
+    real = _data_folder() / "criteo_sample.csv"
+    if real.is_file():
+        return str(real), "criteo"
+    made = folder / "clicks.csv"
+    if not made.exists():
+        rng = np.random.default_rng(7)
+        names = [f"I{i}" for i in range(1, 14)] + [f"C{i}" for i in range(1, 27)]
+        lines = [",".join(["label", *names])]
+        for _ in range(200):
+            counts = rng.integers(0, 1000, 13).tolist()
+            words = rng.zipf(1.5, 26).tolist()
+            lines.append(",".join(map(str, [int(rng.integers(0, 2)), *counts, *words])))
+        made.write_text("\n".join(lines) + "\n")
+    return str(made), "generated data of the shape of criteo"
+
+
+def _data_folder() -> Path:
+    """Where real data lies, if it is at hand."""
+    root = Path(__file__).resolve().parents[3]
+    return Path(os.environ.get("MPIPS_TEST_DATA", root.parent / "shared" / "data"))
 
 
 def job_config(task: str, train: str, servers: int = 0, **options: Any) -> JobConfig:

@@ -1,0 +1,244 @@
+"""What a job needs of its nodes: rows, bytes and memory of every rank, by the job's own arithmetic."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpips.checkpoint.manifest import ShardEntry, WorkerState
+from mpips.checkpoint.plan import Hello, plan_tables
+from mpips.checkpoint.shards import ManifestHead
+from mpips.checkpoint.structure import create_file, hdf5_kind
+from mpips.cluster.roles import Assignment
+from mpips.data import Dataset, SparseData
+from mpips.handles.dense import BOUNCE_BYTES
+from mpips.model.table import DenseTable, EmbeddingTable, Table
+from mpips.options import SessionOptions
+from mpips.placement import Placement, embedding_memory
+from mpips.plan.rehearsal import Rehearsal
+from mpips.transport.region import new_token
+
+Int64 = NDArray[np.int64]
+_BOUNCES = 2  # buffers in staging memory of a table whose updates are large
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of one embedding table.
+
+    Attributes:
+        per_server: How many each server will hold.
+        source: Where the number comes from, for people.
+    """
+
+    per_server: tuple[int, ...]
+    source: str
+
+    @property
+    def total(self) -> int:
+        """On all servers."""
+        return sum(self.per_server)
+
+
+@dataclass(frozen=True)
+class ServerNeeds:
+    """One server, in bytes.
+
+    Attributes:
+        rows: Of all embedding tables.
+        mailboxes: Rings, reply slots and heads, in shared memory.
+        dense: Values, state and versions of dense tables, in shared memory.
+        embedding: Values, state and keys of rows, in shared memory.
+        maps: From key to row, in private memory.
+    """
+
+    rows: int
+    mailboxes: int
+    dense: int
+    embedding: int
+    maps: int
+
+    @property
+    def shared(self) -> int:
+        """In /dev/shm."""
+        return self.mailboxes + self.dense + self.embedding
+
+    @property
+    def parameters(self) -> int:
+        """What of it holds parameters and their state."""
+        return self.dense + self.embedding
+
+
+@dataclass(frozen=True)
+class NodeNeeds:
+    """One node, in bytes.
+
+    Attributes:
+        name: Of the node.
+        ranks: On it.
+        shared: Taken of /dev/shm.
+        memory: Taken in all, /dev/shm included.
+    """
+
+    name: str
+    ranks: int
+    shared: int
+    memory: int
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What the whole job needs; see the classes of the parts."""
+
+    rows: dict[str, Rows]
+    servers: list[ServerNeeds]
+    worker_data: int
+    worker_staging: int
+    program: int
+    nodes: list[NodeNeeds]
+    checkpoint: int
+
+    @property
+    def balance(self) -> float:
+        """Bytes of parameters of the fullest server over the mean."""
+        held = [server.parameters for server in self.servers]
+        return max(held) / (sum(held) / len(held)) if sum(held) else 1.0
+
+
+def expected_rows(
+    tables: Sequence[Table],
+    placement: Placement,
+    data: Dataset | None,
+    rehearsal: Rehearsal | None,
+    given: Mapping[str, int],
+) -> dict[str, Rows]:
+    """Rows of each embedding table on each server when all of the data has been seen."""
+    found = {}
+    n = placement.n_servers
+    for table in tables:
+        if not isinstance(table, EmbeddingTable):
+            continue
+        name = table.name
+        if name in given:
+            shares = tuple((given[name] + s) // n for s in range(n))[::-1]
+            found[name] = Rows(shares, "as given, in equal shares")
+            continue
+        keys, source = _keys(name, data, rehearsal)
+        owners = placement.partitioners[name].owners(keys)
+        found[name] = Rows(tuple(np.bincount(owners, minlength=n).tolist()), source)
+    return found
+
+
+def _keys(name: str, data: Dataset | None, rehearsal: Rehearsal | None) -> tuple[Int64, str]:
+    if rehearsal is None or name not in rehearsal.keys:
+        return np.empty(0, np.int64), f"unknown; give --rows {name}=N"
+    if name in rehearsal.from_data and isinstance(data, SparseData):
+        return np.union1d(data.indices, rehearsal.extra[name]), "keys of the training data"
+    seen = f"seen in {len(rehearsal.steps)} steps: there will be more; give --rows {name}=N"
+    return rehearsal.keys[name], seen
+
+
+def server_needs(
+    tables: Sequence[Table], placement: Placement, rows: Mapping[str, Rows]
+) -> list[ServerNeeds]:
+    """Of every server."""
+    result = []
+    embeddings = [t for t in tables if isinstance(t, EmbeddingTable)]
+    for server, layout in enumerate(placement.layouts):
+        parts = [embedding_memory(t, rows[t.name].per_server[server], 1) for t in embeddings]
+        result.append(
+            ServerNeeds(
+                rows=sum(part.rows for part in parts),
+                mailboxes=layout.tables_offset,
+                dense=layout.total_bytes - layout.tables_offset,
+                embedding=sum(part.row_bytes + part.key_bytes for part in parts),
+                maps=sum(part.map_bytes for part in parts),
+            )
+        )
+    return result
+
+
+def staging_bytes(tables: Sequence[Table], options: SessionOptions) -> int:
+    """Staging memory that a worker's large updates take, where a server shares its node."""
+    large = [4 * t.n_elements for t in tables if isinstance(t, DenseTable)]
+    wanted = _BOUNCES * sum(size for size in large if size > BOUNCE_BYTES)
+    return min(wanted, options.staging_mib << 19)
+
+
+def data_bytes(data: Dataset | None) -> int:
+    """Of samples in memory."""
+    if data is None:
+        return 0
+    arrays = (
+        (data.indptr, data.indices, data.values, data.labels)
+        if isinstance(data, SparseData)
+        else (data.x, data.labels)
+    )
+    return sum(array.nbytes for array in arrays)
+
+
+def node_needs(
+    a: Assignment, servers: Sequence[ServerNeeds], data: int, staging: int, program: int
+) -> list[NodeNeeds]:
+    """Of every node: its ranks' programs, servers' tables, workers' data and staging."""
+    result = []
+    for k, name in enumerate(a.node_names):
+        mine = [servers[i] for i, rank in enumerate(a.servers) if a.node_of[rank] == k]
+        n_workers = sum(a.node_of[rank] == k for rank in a.workers)
+        shared = sum(s.shared for s in mine) + (n_workers * staging if mine else 0)
+        private = sum(s.maps for s in mine) + n_workers * data
+        ranks = a.node_of.count(k)
+        result.append(NodeNeeds(name, ranks, shared, shared + private + ranks * program))
+    return result
+
+
+def checkpoint_bytes(
+    tables: Sequence[Table],
+    placement: Placement,
+    rows: Mapping[str, Rows],
+    n_workers: int,
+    config: Mapping[str, Any],
+) -> int:
+    """Size of `state.h5`: exact where h5py is there (the empty file is made), else of the data alone."""
+    workers = [WorkerState(worker=w, clock=0) for w in range(n_workers)]
+    head = ManifestHead(new_token(), 0, 0, 0.0, list(tables), workers, config)
+    hellos = [
+        Hello(
+            (head.run_id, 0, 0), "none", _shards(tables, placement, rows, server), [0] * n_workers
+        )
+        for server in range(placement.n_servers)
+    ]
+    entries = [plan.entry for plan in plan_tables(head, hellos)]
+    if hdf5_kind() == "none":
+        return sum(dataset.n_bytes for entry in entries for dataset in entry.datasets)
+    with tempfile.TemporaryDirectory(prefix="mpips-plan-") as folder:
+        # Of its data nothing is written: the file is a hole.
+        return create_file(Path(folder) / "state.h5", head, entries, "").n_bytes
+
+
+def _shards(
+    tables: Sequence[Table], placement: Placement, rows: Mapping[str, Rows], server: int
+) -> dict[str, list[ShardEntry]]:
+    found: dict[str, list[ShardEntry]] = {}
+    for table in tables:
+        if isinstance(table, EmbeddingTable):
+            n = rows[table.name].per_server[server]
+            found[table.name] = [ShardEntry(server=server, version=0, rows=n)]
+            continue
+        parts = [p for p in placement.dense[table.name] if p.server == server]
+        found[table.name] = [
+            ShardEntry(server=server, version=0, start=p.start, stop=p.stop) for p in parts
+        ]
+    return found
+
+
+def steps_per_epoch(n_samples: int, n_workers: int, batch_size: int) -> int:
+    """Of every worker; see mpips.data.Loader."""
+    return math.ceil(math.ceil(n_samples / n_workers) / batch_size)

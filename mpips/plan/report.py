@@ -1,0 +1,308 @@
+"""A plan as text for people, as JSON, and as a plot."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mpips.errors import CapabilityError
+from mpips.model.table import DenseTable
+from mpips.plan.planning import Plan
+
+_FEW_RANKS = 24
+_FEW_SERVERS = 16
+
+
+def as_text(plan: Plan) -> str:
+    """Tables of at most a hundred columns."""
+    parts = [_head(plan), _roles(plan), _tables(plan), _servers(plan), _memory(plan)]
+    if plan.rehearsal is not None:
+        parts += [_steps(plan), _time(plan), _range(plan)]
+    else:
+        parts.append("no steps were tried, so nothing is said of messages and time")
+    parts.append("\n".join(f"cannot run: {p}" for p in plan.problems) or "it fits")
+    return "\n\n".join(part for part in parts if part)
+
+
+def _head(plan: Plan) -> str:
+    a, config = plan.assignment, plan.config
+    return (
+        f"{config.task} on {config.data.train}\n{_n(len(a.servers), 'server')}, "
+        f"{_n(len(a.workers), 'worker')}, {_n(len(a.node_of), 'rank')} on {_n(len(a.node_names), 'node')}\n"
+        f"{plan.inputs.info.n_samples_total:,} samples, batch {plan.inputs.batch_size} a worker, "
+        f"{_n(plan.steps_per_epoch, 'step')} an epoch, {_n(plan.inputs.n_epochs, 'epoch')}"
+    )
+
+
+def _roles(plan: Plan) -> str:
+    a = plan.assignment
+    if len(a.node_of) <= _FEW_RANKS:
+        return a.describe()
+    rows = [["node", "ranks", "servers", "workers"]]
+    for k, name in enumerate(a.node_names):
+        ranks = [r for r, node in enumerate(a.node_of) if node == k]
+        servers = sum(r in a.servers for r in ranks)
+        workers = sum(r in a.workers for r in ranks)
+        also = " + scheduler" if a.scheduler in ranks else ""
+        rows.append([name, f"{ranks[0]}-{ranks[-1]}", f"{servers}{also}", str(workers)])
+    return _aligned(rows)
+
+
+def _tables(plan: Plan) -> str:
+    rows = [["table", "kind", "shape", "optimizer", "consistency", "rows"]]
+    for table in plan.inputs.tables:
+        dense = isinstance(table, DenseTable)
+        shape = (
+            "x".join(map(str, table.shape))
+            if isinstance(table, DenseTable)
+            else f"rows of {table.dim}"
+        )
+        found = None if dense else plan.needs.rows[table.name]
+        count = "" if found is None else f"{found.total:,} ({found.source})"
+        kind = "dense" if dense else "embedding"
+        optimizer = str(table.optimizer.to_config()["name"])
+        rows.append([table.name, kind, shape, optimizer, table.consistency.name, count])
+    return _aligned(rows)
+
+
+def _servers(plan: Plan) -> str:
+    servers, a = plan.needs.servers, plan.assignment
+    rows = [["server", "node", "rows", "parameters", "mailboxes", "key map", "share"]]
+    total = sum(s.parameters for s in servers) or 1
+    for i, server in enumerate(servers[:_FEW_SERVERS]):
+        node = a.node_names[a.node_of[a.servers[i]]]
+        sizes = (_size(server.parameters), _size(server.mailboxes), _size(server.maps))
+        rows.append([str(i), node, f"{server.rows:,}", *sizes, f"{server.parameters / total:.1%}"])
+    more = len(servers) - _FEW_SERVERS
+    end = f"\n(and {_n(more, 'server')} more)" if more > 0 else ""
+    balance = f"\nthe fullest server holds {plan.needs.balance:.2f} times the mean"
+    return _aligned(rows, right=2) + end + (balance if len(servers) > 1 else "")
+
+
+def _memory(plan: Plan) -> str:
+    needs, have = plan.needs, plan.hardware
+    rows = [["node", "ranks", "/dev/shm", "of", "memory", "of"]]
+    shown = sorted(needs.nodes, key=lambda node: -node.memory)[:8]
+    for node in shown:
+        shm = [_size(node.shared), _size(have.shm)]
+        rows.append([node.name, str(node.ranks), *shm, _size(node.memory), _size(have.memory)])
+    more = len(needs.nodes) - len(shown)
+    end = f"\n(and {_n(more, 'node')} that need no more)" if more > 0 else ""
+    costs = plan.costs
+    disk = costs.values["disk_gib_s"]
+    said = " (default)" if "disk_gib_s" in costs.defaults else ""
+    return (
+        _aligned(rows, right=1)
+        + end
+        + f"\na rank takes {_size(needs.program)} before MPI starts; a worker "
+        f"{_size(needs.worker_data)} of samples and {_size(needs.worker_staging)} of staging\n"
+        f"a checkpoint has {_size(needs.checkpoint)}: {needs.checkpoint / 2**30 / disk:.2g} s at "
+        f"{disk:.2g} GiB/s{said}"
+    )
+
+
+def per_step(plan: Plan) -> dict[str, float]:
+    """Of one worker and step, by the rehearsal: messages, one-sided reads, bytes."""
+    found = plan.rehearsal
+    assert found is not None
+    dense = {t.name for t in plan.inputs.tables if isinstance(t, DenseTable)}
+    reads = {name: len(plan.placement.dense[name]) for name in dense}
+    return {
+        "messages": sum(found.records) / len(found.steps),
+        "reads": found.mean(lambda t: sum(t.pulls[name] * n for name, n in reads.items())),
+        "push_bytes": found.mean(lambda t: sum(t.push_bytes)),
+        "pull_bytes": found.mean(lambda t: sum(t.pull_bytes)),
+    }
+
+
+def _steps(plan: Plan) -> str:
+    assert plan.rehearsal is not None
+    one, n = per_step(plan), len(plan.assignment.workers)
+    names = {
+        "messages": "messages to servers",
+        "reads": "one-sided reads of dense tables",
+        "push_bytes": "bytes pushed",
+        "pull_bytes": "bytes pulled",
+    }
+    rows = [["per step", "of a worker", "of all"]]
+    for key, text in names.items():
+        show = _size if key.endswith("bytes") else (lambda v: f"{v:,.1f}")
+        rows.append([text, show(one[key]), show(n * one[key])])
+    return (
+        _aligned(rows, right=1)
+        + f"\ncounted over {_n(len(plan.rehearsal.steps), 'step')} made here"
+    )
+
+
+def _time(plan: Plan) -> str:
+    p, costs = plan.prediction, plan.costs
+    assert p is not None
+    turns = f", {_n(p.turns, 'turn')} on a core" if p.turns > 1 else ""
+    rows = [
+        ["predicted", "per step"],
+        ["a worker" + turns, _time_text(p.worker_s * p.turns)],
+        ["the servers", _time_text(p.serve_s)],
+        ["the network", _time_text(p.network_s)],
+        ["waiting for a core", _time_text(p.switch_s)],
+        ["together", _time_text(p.step_s)],
+    ]
+    epoch = plan.steps_per_epoch * p.step_s
+    lines = [
+        _aligned(rows, right=1),
+        f"{plan.samples_per_s:,.0f} samples/s; an epoch {_time_text(epoch)}, "
+        f"all {_time_text(epoch * plan.inputs.n_epochs)}",
+        f"bottleneck: {p.bottleneck}",
+        f"computing is measured here; costs are from {costs.source}"
+        if costs.source
+        else "computing is measured here; there is no calibration file (mpips bench all makes one)",
+    ]
+    if costs.defaults:
+        shown = ", ".join(f"{name} = {costs.values[name]:g}" for name in costs.defaults)
+        lines += textwrap.wrap(f"defaults, not measured: {shown}", 98)
+    return "\n".join(lines)
+
+
+def _range(plan: Plan) -> str:
+    if not plan.cells:
+        return ""
+    workers = sorted({c.workers for c in plan.cells})
+    rows = [["samples/s", *(_n(w, "worker") for w in workers)]]
+    for n in sorted({c.servers for c in plan.cells}):
+        mine = {c.workers: c for c in plan.cells if c.servers == n}
+        rows.append([_n(n, "server"), *(f"{mine[w].samples_per_s:,.0f}" for w in workers)])
+    best = max(plan.cells, key=lambda c: c.samples_per_s)
+    return (
+        _aligned(rows, right=1)
+        + f"\nfastest of these: {_n(best.servers, 'server')} and {_n(best.workers, 'worker')} on "
+        f"{_n(best.nodes, 'node')}; its bottleneck: {best.prediction.bottleneck}"
+    )
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    """Everything as plain values; bytes, seconds and counts."""
+    a, needs, p = plan.assignment, plan.needs, plan.prediction
+    result: dict[str, Any] = {
+        "fits": not plan.problems,
+        "problems": plan.problems,
+        "roles": [
+            {"rank": r, "role": a.roles_of(r), "node": a.node_names[node]}
+            for r, node in enumerate(a.node_of)
+        ],
+        "tables": {
+            name: {"rows": rows.total, "per_server": list(rows.per_server), "source": rows.source}
+            for name, rows in needs.rows.items()
+        },
+        "servers": [
+            {
+                "rows": s.rows,
+                "parameter_bytes": s.parameters,
+                "mailbox_bytes": s.mailboxes,
+                "map_bytes": s.maps,
+                "region_bytes": s.mailboxes + s.dense,
+                "shared_bytes": s.shared,
+            }
+            for s in needs.servers
+        ],
+        "balance": needs.balance,
+        "nodes": [
+            {"node": n.name, "ranks": n.ranks, "shared_bytes": n.shared, "memory_bytes": n.memory}
+            for n in needs.nodes
+        ],
+        "checkpoint_bytes": needs.checkpoint,
+        "steps_per_epoch": plan.steps_per_epoch,
+        "costs": {"values": plan.costs.values, "defaults": list(plan.costs.defaults)},
+    }
+    if plan.rehearsal is not None and p is not None:
+        result["per_step_and_worker"] = per_step(plan)
+        result["prediction"] = {
+            "step_s": p.step_s,
+            "worker_s": p.worker_s,
+            "turns": p.turns,
+            "serve_s": p.serve_s,
+            "network_s": p.network_s,
+            "switch_s": p.switch_s,
+            "samples_per_s": plan.samples_per_s,
+            "bottleneck": p.bottleneck,
+        }
+        result["range"] = [
+            {
+                "servers": c.servers,
+                "workers": c.workers,
+                "nodes": c.nodes,
+                "step_s": c.prediction.step_s,
+                "samples_per_s": c.samples_per_s,
+                "bottleneck": c.prediction.bottleneck,
+            }
+            for c in plan.cells
+        ]
+    return result
+
+
+def plot(plan: Plan, path: Path) -> None:
+    """Samples per second over workers, a line for each number of servers.
+
+    Raises:
+        CapabilityError: There is no matplotlib, nothing to draw, or the file cannot be written.
+    """
+    try:
+        import matplotlib
+    except ImportError:
+        raise CapabilityError("--plot needs matplotlib: pip install 'mpips[plot]'") from None
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    if not plan.cells:
+        raise CapabilityError("--plot: no steps were tried, there is nothing to draw")
+    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    for n in sorted({c.servers for c in plan.cells}):
+        mine = sorted((c.workers, c.samples_per_s) for c in plan.cells if c.servers == n)
+        axes.plot(*zip(*mine, strict=True), marker="o", label=_n(n, "server"))
+    a, p = plan.assignment, plan.prediction
+    assert p is not None
+    axes.plot([len(a.workers)], [plan.samples_per_s], "k*", markersize=14, label="this plan")
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("workers")
+    axes.set_ylabel("samples per second, predicted")
+    axes.set_title(f"{plan.config.task} on {plan.config.data.train}")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    try:
+        figure.savefig(path, dpi=130)
+    except (OSError, ValueError) as error:
+        raise CapabilityError(f"the plot {path} cannot be written: {error}") from None
+    finally:
+        plt.close(figure)
+
+
+def _n(count: int, word: str) -> str:
+    return f"{count:,} {word}" + ("" if count == 1 else "s")
+
+
+def _size(n_bytes: float) -> str:
+    for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if n_bytes >= scale:
+            return f"{n_bytes / scale:,.1f} {unit}"
+    return f"{n_bytes:,.0f} B"
+
+
+def _time_text(seconds: float) -> str:
+    if seconds >= 120:
+        return f"{seconds / 60:,.1f} min"
+    if seconds >= 1:
+        return f"{seconds:,.1f} s"
+    return f"{seconds * 1e3:,.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:,.0f} us"
+
+
+def _aligned(rows: Sequence[Sequence[str]], right: int = 99) -> str:
+    """Columns side by side; those from `right` on to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if i >= right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    return "\n".join(line.rstrip() for line in lines)
