@@ -28,7 +28,7 @@ def run(suite: str, options: Options, nodes: int) -> Findings:
     Raises:
         BenchError: A launch failed.
     """
-    # What waiting costs on crowded cores is measured first: the predictions take it.
+    # What waiting for each other costs on crowded cores comes first: the predictions take it.
     found = on_ranks("turn", 2 + 2 * n_cores(), options)
     costs = load_costs(calibration_path(), must_exist=False)
     values = {**costs.values, "turn_us": found.figures[0].median}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from mpips.cli.train import _configure as configure
+from mpips.cli.train import configure
 from mpips.errors import ConfigError
 
 
@@ -73,7 +73,7 @@ def command(
     """
     # What a rank takes before it has read anything.
     from mpips.bench.report import calibration_path
-    from mpips.cluster.launch import keep_mpi_asleep
+    from mpips.hdf5 import keep_mpi_asleep
     from mpips.plan import planning, report
     from mpips.plan.predict import load_costs
 

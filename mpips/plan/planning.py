@@ -12,6 +12,7 @@ import msgspec
 
 from mpips.cluster.roles import Assignment, assign
 from mpips.config import CheckpointConfig, JobConfig
+from mpips.epochs import Inputs
 from mpips.errors import ConfigError
 from mpips.model.table import EmbeddingTable
 from mpips.placement import Placement, place
@@ -19,8 +20,7 @@ from mpips.plan import needs as need
 from mpips.plan.predict import Costs, Prediction, predict
 from mpips.plan.rehearsal import Rehearsal, rehearse
 from mpips.preflight import preflight
-from mpips.session import check_launch
-from mpips.train import Inputs, OneRank, prepare
+from mpips.train import OneRank, prepare
 
 _RANGE_STEPS = 15
 _RANGE_S = 1.5  # seconds of rehearsal for one number of servers
@@ -92,11 +92,8 @@ def read_inputs(config: JobConfig, n_ranks: int) -> Inputs:
     Raises:
         MpipsError: What `mpips train` would refuse.
     """
-    # The checks are those of one process; what several ranks change is checked beside.
-    alone = msgspec.structs.replace(config.cluster, servers=0, transport="auto")
-    changed = {"cluster": alone, "checkpoint": CheckpointConfig()}
-    preflight(msgspec.structs.replace(config, **changed))
-    check_launch(config.cluster, n_ranks)
+    # The folder for checkpoints is made when the job starts, and not before.
+    preflight(msgspec.structs.replace(config, checkpoint=CheckpointConfig()), n_ranks)
     return prepare(OneRank(), 1, config)
 
 

@@ -30,7 +30,7 @@ FIGURES: dict[str, tuple[str, str, float]] = {
     "net_us": ("tcp_latency", "us", 20.0),
     "net_gb_s": ("tcp_bandwidth", "GB/s", 1.0),
     "disk_gib_s": ("write_vs_raw", "GiB/s", 1.0),
-    "turn_us": ("turn", "us", 30.0),
+    "turn_us": ("turn", "us", 200.0),
 }
 
 
@@ -124,11 +124,6 @@ def client_seconds(rehearsal: Rehearsal, costs: Costs) -> float:
     return dense + rehearsal.seconds(lambda tally: tally.rows_s)
 
 
-def waits(n_tables: int) -> int:
-    """How often a worker waits in a step: at the pull of each table, and when the clock ends."""
-    return 1 + n_tables
-
-
 def predict(
     rehearsal: Rehearsal,
     tables: Sequence[Table],
@@ -162,7 +157,8 @@ def predict(
         crowded = crowded or workers + len(busy) > cores
     alone = len(a.node_of) == 1
     network_s = _network(rehearsal, a, costs)
-    switch_s = 0.0 if alone or not crowded else waits(len(tables)) * costs.s("turn_us")
+    # In each step all ranks wait for each other once; with too few cores that is many switches.
+    switch_s = 0.0 if alone or not crowded else costs.s("turn_us")
 
     all_workers = turns * worker_s
     if alone or all(isinstance(t.consistency, BSP) for t in tables):

@@ -1,4 +1,4 @@
-"""What it costs a rank to wait where ranks outnumber cores: steps of a job that computes nothing."""
+"""What it costs ranks to wait for each other where they outnumber the cores."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import mpips
 from mpips.bench.launching import Options
 from mpips.bench.measure import Figure, Findings
 from mpips.bench.rank.ranks import Ranks
-from mpips.plan.predict import waits
 from mpips.worker import Worker
 
 
 def run(ranks: Ranks, options: Options) -> Findings | None:
-    """Under BSP, half of the ranks servers; microseconds of each wait, on worker 0's rank."""
+    """Under BSP, half of the ranks servers; microseconds of a step, on worker 0's rank."""
     tables = [mpips.DenseTable("dense", (1024,), mpips.SGD(0.01))]
     steps = 20 if options.quick else 1000
 
@@ -36,8 +35,8 @@ def run(ranks: Ranks, options: Options) -> Findings | None:
     )
     if not outcome.is_first_worker:
         return None
-    value = 1e6 * outcome.value / waits(len(tables))
-    what = f"a wait of {ranks.size} ranks that take turns on the cores"
+    value = 1e6 * outcome.value
+    what = f"a step that computes nothing, of {ranks.size} ranks that take turns on the cores"
     return Findings(figures=[Figure(name="turn", what=what, unit="us", values=[value])])
 
 

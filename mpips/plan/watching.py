@@ -1,0 +1,152 @@
+"""What a task sees instead of its worker and tables: the same, with somebody who counts in front."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpips.handles.dense import BOUNCE_BYTES
+from mpips.model.consistency import needs_base
+from mpips.model.table import DenseTable, EmbeddingTable, Table
+
+if TYPE_CHECKING:
+    from mpips.plan.stage import Stage
+
+
+class SeenWorker:
+    """The worker as the task of a rehearsal sees it."""
+
+    def __init__(self, stage: Stage) -> None:
+        """`stage`: whose worker it stands for."""
+        self._stage = stage
+        self.index, self.n_workers = 0, 1
+
+    def table(self, name: str) -> Any:
+        """The handle, with somebody who counts in front of it."""
+        table = self._stage.tables.get(name)
+        if isinstance(table, DenseTable):
+            return _SeenDense(self._stage, table)
+        if isinstance(table, EmbeddingTable):
+            return _SeenRows(self._stage, table)
+        return self._stage.worker.table(name)  # its error lists the names
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stage.worker, name)
+
+
+class _Seen:
+    """What both kinds of handles share."""
+
+    def __init__(self, stage: Stage, table: Table) -> None:
+        self._stage, self._table = stage, table
+        self._handle = stage.worker.table(table.name)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._handle, name)
+
+
+class _SeenDense(_Seen):
+    """A dense table's handle."""
+
+    _table: DenseTable
+
+    def pull(self, *args: Any, **named: Any) -> Any:
+        """See DenseHandle."""
+        self._count(False)
+        return self._stage.timed(True, lambda: self._handle.pull(*args, **named))
+
+    def push(self, update: Any, base: Any = None) -> Any:
+        """See DenseHandle."""
+        self._count(True)
+        return self._stage.timed(True, lambda: self._handle.push(self._staged(update), base))
+
+    def push_pull(self, update: Any, *args: Any, **named: Any) -> Any:
+        """See DenseHandle."""
+        self._count(True)
+        self._count(False)
+        return self._stage.timed(
+            True, lambda: self._handle.push_pull(self._staged(update), *args, **named)
+        )
+
+    def _count(self, push: bool) -> None:
+        tally = self._stage.tally
+        calls, n_bytes = (
+            (tally.pushes, tally.push_bytes) if push else (tally.pulls, tally.pull_bytes)
+        )
+        calls[self._table.name] += 1
+        for part in self._stage.placement.dense[self._table.name]:
+            n_bytes[part.server] += 4 * (part.stop - part.start)
+        tally.dense.append((push, 4 * self._table.n_elements))
+
+    def _staged(self, update: Any) -> Any:
+        """A large update in staging memory, where a job would copy it to; see DenseHandle."""
+        worker, n_bytes = self._stage.worker, 4 * self._table.n_elements
+        direct = not needs_base(self._table.consistency) and self._table.clip_norm == 0
+        if not direct or n_bytes <= BOUNCE_BYTES or worker.staging is None:
+            return update
+        update = np.ascontiguousarray(update, np.float32)
+        if worker.staged_offset(update) is not None:
+            return update
+        buffers = self._stage.bounces
+        if self._table.name not in buffers:
+            offset = worker.reserve_staging(n_bytes, 0.5)
+            buffers[self._table.name] = (
+                None
+                if offset is None
+                else worker.staging.view(offset, n_bytes, True)
+                .view(np.float32)
+                .reshape(self._table.shape)
+            )
+        buffer = buffers[self._table.name]
+        if buffer is None:
+            return update
+        buffer[...] = update
+        return buffer
+
+
+class _SeenRows(_Seen):
+    """An embedding table's handle."""
+
+    _table: EmbeddingTable
+
+    def pull(self, keys: Any, *args: Any, **named: Any) -> Any:
+        """See EmbeddingHandle."""
+        self._count(False, keys)
+        return self._stage.timed(False, lambda: self._handle.pull(keys, *args, **named))
+
+    def prefetch(self, keys: Any) -> Any:
+        """See EmbeddingHandle."""
+        return self._stage.timed(False, lambda: self._handle.prefetch(keys))
+
+    def push(self, keys: Any, rows: Any, base: Any = None) -> Any:
+        """See EmbeddingHandle."""
+        self._count(True, keys)
+        return self._stage.timed(False, lambda: self._handle.push(keys, rows, base))
+
+    def push_pull(self, keys: Any, rows: Any, *args: Any, **named: Any) -> Any:
+        """See EmbeddingHandle."""
+        self._count(True, keys)
+        self._count(False, keys)
+        return self._stage.timed(False, lambda: self._handle.push_pull(keys, rows, *args, **named))
+
+    def _count(self, push: bool, keys: Any) -> None:
+        start = time.perf_counter()
+        stage, name = self._stage, self._table.name
+        unique = np.unique(np.asarray(keys, np.int64))
+        owners = stage.placement.partitioners[name].owners(unique)
+        per_server = np.bincount(owners, minlength=len(stage.servers))
+        tally, row = stage.tally, 8 + 4 * self._table.dim
+        calls, n_bytes = (
+            (tally.pushes, tally.push_bytes) if push else (tally.pulls, tally.pull_bytes)
+        )
+        calls[name] += 1
+        for server, n in enumerate(per_server.tolist()):
+            n_bytes[server] += n * row
+        if push:
+            stage.keys.setdefault(name, []).append(unique)
+            held = getattr(stage.batch, "keys", np.empty(0, np.int64))
+            stage.strange.setdefault(name, []).append(np.setdiff1d(unique, held))
+        # Counting is no part of a step.
+        tally.counting_s += time.perf_counter() - start
