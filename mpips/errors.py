@@ -43,6 +43,10 @@ class ProtocolError(MpipsError):
     """A record that no correct peer sends: a gap, a bad checksum, a foreign generation."""
 
 
+class RecoveryError(MpipsError):
+    """What an earlier launch left in shared memory cannot be taken over; a checkpoint must serve."""
+
+
 class CheckpointError(MpipsError):
     """A checkpoint cannot be written, or must not be trusted; says which and why."""
 

@@ -6,8 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from mpips import _native
-from mpips.errors import ProtocolError, RegionError
+from mpips.errors import ProtocolError, RecoveryError, RegionError
 from mpips.model.consistency import BSP, native
 from mpips.model.initializer import Initializer, table_seed
 from mpips.model.optimizer import SGD, PythonRule
@@ -25,6 +27,23 @@ _SERVED_S = 12e-6  # an entry into MPI that takes longer has served somebody
 _LONG_SLICE_S = 10e-3  # between looks at the scheduler, of a server that is idle for a while
 _MAX_SLEEP_US = 1000  # reached when nothing has come for a hundred times as long
 _FIRST_BYTES = 1 << 20  # of a new embedding table
+
+
+class Life(msgspec.Struct, frozen=True):
+    """How a server's state outlives its process, if it does.
+
+    Attributes:
+        generation: Launches of this run before this one.
+        journal: Survive a kill at any instruction.
+        warm: Take over what the launch before left in shared memory.
+    """
+
+    generation: int = 0
+    journal: bool = False
+    warm: bool = False
+
+
+NEW = Life()  # nothing before, nothing after
 
 
 def backup_workers(tables: Sequence[Table]) -> int:
@@ -49,12 +68,17 @@ class Server:
         seed: int,
         oversubscribed: bool,
         progress: Callable[[], int] | None,
+        life: Life = NEW,
     ) -> None:
-        """Make region and shards with their initial values. `progress` enters MPI; returns
-        the number of messages it has served.
+        """Make region and shards with their initial values, or take them over. `progress` enters MPI;
+        returns the number of messages it has served.
+
+        With a journal `begin_journal` (of a new server, once its values are loaded) or
+        `finish_recovery` (of a warm one) must follow before `serve`.
 
         Raises:
-            RegionError: /dev/shm is too small.
+            RegionError: /dev/shm is too small; warm: a segment is missing or in use.
+            RecoveryError: Warm: what is there is no server of these tables that had begun to work.
         """
         self.index = index
         self._oversubscribed = oversubscribed
@@ -63,21 +87,65 @@ class Server:
         self._tables = list(tables)
         self._regions = regions
         self._seed = seed
-        self.region = regions.create(f"s{index}", self.layout.total_bytes)
+        self.life = life
+        self.region = self._segment("", self.layout.total_bytes)
         low, high = token_words(regions.token)
         _native.write_region_header(self.region, self.layout, 0, index, low, high)
         self.core = _native.ServerCore(
             self.region,
             self.layout,
-            0,
+            life.generation,
             backup_workers(tables),
             oversubscribed,
             progress,
             PROGRESS_INTERVAL_S,
         )
+        if life.journal:
+            n_bytes = _native.journal_bytes(self.layout)
+            journal = self._segment("-journal", n_bytes, EMBEDDING_RESERVE)
+            self.core.use_journal(journal, not life.warm)
         for i, table in enumerate(tables):
             self._add(i, table, placement)
-        self.core.start()
+        if not life.warm:
+            self.core.start()
+            return
+        try:
+            self.core.attach()
+        except _native.RecoveryError as error:
+            raise RecoveryError(f"server {index}: {error}") from None
+
+    def _segment(
+        self, part: str, n_bytes: int, reserve: int = 0, sparse: bool = False
+    ) -> _native.SharedMemory:
+        """A segment of this server: new, or the one that the launch before left."""
+        name = f"s{self.index}{part}"
+        if self.life.warm:
+            memory = self._regions.reopen(name, reserve)
+            if memory.n_bytes < n_bytes:
+                raise RecoveryError(
+                    f"server {self.index}: segment {name} is smaller than this job's"
+                )
+            return memory
+        if sparse:
+            return self._regions.create_sparse(name, n_bytes)
+        return self._regions.create(name, n_bytes, reserve)
+
+    def begin_journal(self) -> None:
+        """From here on a kill is survived: values and rows are as they shall be at the start."""
+        self.core.begin_journal()
+
+    def finish_recovery(self, staging: Callable[[int, int], _native.SharedMemory]) -> None:
+        """Finish what the process before had begun.
+
+        Args:
+            staging: Attaches the staging memory of a worker and generation.
+
+        Raises:
+            RegionError: Updates in the rings lie in staging memory that is gone.
+        """
+        for worker, generation in self.core.old_staging():
+            self.core.set_old_staging(worker, generation, staging(worker, generation))
+        self.core.finish_operation()
 
     def _add(self, i: int, table: Table, placement: Placement) -> None:
         rule = table.optimizer
@@ -88,8 +156,9 @@ class Server:
         seed = table_seed(self._seed, table.name)
         if isinstance(table, EmbeddingTable):
             assert isinstance(init, Initializer)
-            rows = self._regions.create(f"s{self.index}-t{i}-rows", _FIRST_BYTES, EMBEDDING_RESERVE)
-            keys = self._regions.create(f"s{self.index}-t{i}-keys", _FIRST_BYTES, EMBEDDING_RESERVE)
+            rows = self._segment(f"-t{i}-rows", _FIRST_BYTES, EMBEDDING_RESERVE)
+            keys = self._segment(f"-t{i}-keys", _FIRST_BYTES, EMBEDDING_RESERVE)
+            self._buffers(i, _native.EMBEDDING_BUFFER_BYTES)
             self.core.add_embedding(
                 i,
                 optimizer,
@@ -106,12 +175,20 @@ class Server:
         if part is None:
             self.core.add_absent(i, consistency)
             return
+        self._buffers(i, _native.dense_buffer_bytes(part.stop - part.start, self.layout.n_workers))
         self.core.add_dense(i, optimizer, rule.n_state, python, consistency)
+        if self.life.warm:
+            return
         if isinstance(init, Initializer):
             native_init = init.native(seed, *table.fans)
             self.core.initialize_dense(i, native_init, part.start)
         elif not isinstance(init, str):
             self.core.set_dense(i, init.reshape(-1)[part.start : part.stop])
+
+    def _buffers(self, i: int, n_bytes: int) -> None:
+        """Where a table's unfinished pushes and sums lie, if they are to outlive this process."""
+        if self.life.journal:
+            self.core.set_buffers(i, self._segment(f"-t{i}-buffers", n_bytes, sparse=True))
 
     def drain(self) -> int:
         """Consume everything that can be consumed now; returns the number of records.

@@ -3,14 +3,18 @@
 A name holds the user's id and 128 random bits, so it can neither be guessed nor made beforehand by
 somebody else; segments are created exclusively with mode 0600. Whoever maps a segment holds a lock on
 it, so `sweep` can tell the segments that no living process uses (native/src/ring/shared_memory.hpp).
+
+Segments of a supervised run outlive its processes: the next launch takes them over. Their names say so,
+and `sweep` leaves them alone until nobody has touched them for a day. The run itself removes them.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mpips import _native
@@ -21,6 +25,17 @@ PREFIX = "mpips"
 EMBEDDING_RESERVE = 1 << 40  # address space per embedding table and server; memory comes as rows do
 
 
+_KEPT_WORD = "kept"
+_KEPT = "k"  # first letter of a kept token; the others are hexadecimal digits
+KEEP_S = 24 * 3600.0
+TOUCH_S = 600.0  # how often a server says that its segments are in use
+
+
+def kept(token: str) -> str:
+    """The token of a job whose segments outlive it."""
+    return token if token.startswith(_KEPT) else _KEPT + token
+
+
 def new_token() -> str:
     """128 random bits as hexadecimal text; names every region of one job."""
     return secrets.token_hex(16)
@@ -28,21 +43,32 @@ def new_token() -> str:
 
 def region_name(token: str, part: str) -> str:
     """The segment name of one part of a job ("s0": server 0, "w3": worker 3's staging, ...)."""
+    if token.startswith(_KEPT):
+        return f"{PREFIX}-{_KEPT_WORD}-{os.geteuid()}-{token.removeprefix(_KEPT)}-{part}"
     return f"{PREFIX}-{os.geteuid()}-{token}-{part}"
 
 
 def token_words(token: str) -> tuple[int, int]:
     """The token as the two words that lie in the head of a region."""
-    return int(token[:16], 16), int(token[16:], 16)
+    digits = token.removeprefix(_KEPT)
+    return int(digits[:16], 16), int(digits[16:], 16)
 
 
 def sweep() -> list[str]:
     """Remove this user's segments that no process uses; returns their names."""
-    removed = []
-    for path in sorted(SHM.glob(f"{PREFIX}-{os.geteuid()}-*")) if SHM.is_dir() else []:
-        if _native.SharedMemory.remove_if_unused(path.name):
-            removed.append(path.name)
-    return removed
+    if not SHM.is_dir():
+        return []
+    uid = os.geteuid()
+    found = list(SHM.glob(f"{PREFIX}-{uid}-*"))
+    found += [p for p in SHM.glob(f"{PREFIX}-{_KEPT_WORD}-{uid}-*") if _is_old(p)]
+    return [p.name for p in sorted(found) if _native.SharedMemory.remove_if_unused(p.name)]
+
+
+def _is_old(path: Path) -> bool:
+    try:
+        return time.time() - path.stat().st_mtime > KEEP_S
+    except FileNotFoundError:
+        return False
 
 
 def unlink_job(token: str) -> None:
@@ -50,7 +76,7 @@ def unlink_job(token: str) -> None:
 
     For a rank that is about to die: the others may be killed before they can clean up.
     """
-    for path in SHM.glob(f"{PREFIX}-{os.geteuid()}-{token}-*"):
+    for path in SHM.glob(region_name(token, "*")):
         path.unlink(missing_ok=True)
 
 
@@ -75,8 +101,7 @@ class Regions:
         name = region_name(self.token, part)
         with as_region_error():
             memory = _native.SharedMemory.create(name, n_bytes, reserve)
-        self._names.append(name)
-        return memory
+        return self._note(name, memory)
 
     def create_sparse(self, part: str, n_bytes: int) -> _native.SharedMemory:
         """Make a segment whose pages are taken later by `commit`."""
@@ -86,8 +111,30 @@ class Regions:
         name = region_name(self.token, part)
         with as_region_error():
             memory = _native.SharedMemory.create_sparse(name, n_bytes)
+        return self._note(name, memory)
+
+    def reopen(self, part: str, reserve: int = 0) -> _native.SharedMemory:
+        """Take over a segment that an earlier process of this job left, as if it had been made here.
+
+        Raises:
+            RegionError: It is not there, a living process uses it, or it belongs to somebody else.
+        """
+        name = region_name(self.token, part)
+        with as_region_error():
+            memory = _native.SharedMemory.reopen(name, reserve)
+        return self._note(name, memory)
+
+    def _note(self, name: str, memory: _native.SharedMemory) -> _native.SharedMemory:
         self._names.append(name)
+        if self.token.startswith(_KEPT):
+            memory.keep()
         return memory
+
+    def touch(self) -> None:
+        """Say that the segments are in use: `sweep` tells by their age what a run has left behind."""
+        for name in self._names:
+            with suppress(FileNotFoundError):
+                os.utime(SHM / name)
 
     def unlink(self) -> None:
         """Remove the names of everything made here; memory stays mapped while arrays point to it."""

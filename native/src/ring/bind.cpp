@@ -5,6 +5,7 @@
 #include "register.hpp"
 #include "ring/bind_rows.hpp"
 #include "ring/dense_view.hpp"
+#include "ring/fault.hpp"
 #include "ring/ring_writer.hpp"
 #include "ring/shared_memory.hpp"
 #include "ring/worker_wait.hpp"
@@ -44,6 +45,7 @@ void bind_memory(py::module_& m) {
                   py::arg("n_bytes"))
       .def_static("anonymous", &SharedMemory::anonymous, py::arg("n_bytes"), py::arg("reserve"))
       .def_static("attach", &SharedMemory::attach, py::arg("name"), py::arg("writable"))
+      .def_static("reopen", &SharedMemory::reopen, py::arg("name"), py::arg("reserve"))
       .def_static("remove_if_unused", &SharedMemory::remove_if_unused, py::arg("name"))
       .def_property_readonly("name", &SharedMemory::name)
       .def_property_readonly("n_bytes", &SharedMemory::size)
@@ -52,6 +54,7 @@ void bind_memory(py::module_& m) {
           [](const SharedMemory& s) { return reinterpret_cast<std::uintptr_t>(s.data()); })
       .def("commit", &SharedMemory::commit, py::arg("offset"), py::arg("n_bytes"))
       .def("unlink", &SharedMemory::unlink)
+      .def("keep", &SharedMemory::keep)
       .def("view", &memory_view, py::arg("offset"), py::arg("n_bytes"), py::arg("writable"));
 }
 
@@ -110,6 +113,7 @@ void bind_layout(py::module_& m) {
              return Layout(n_workers, n_tables, geometry, std::move(extents));
            }),
            py::arg("n_workers"), py::arg("n_tables"), py::arg("geometry"), py::arg("dense"))
+      .def_property_readonly("n_workers", &Layout::n_workers)
       .def_property_readonly("geometry", &Layout::geometry)
       .def_property_readonly("turn_offset", &Layout::turn)
       .def_property_readonly("clocks_offset", &Layout::clocks)
@@ -184,6 +188,7 @@ void bind_writer(py::module_& m) {
            }),
            py::arg("memory"), py::arg("offset"), py::arg("geometry"), py::arg("worker"),
            py::arg("generation"), py::arg("checksums"), py::arg("n_tables"), py::keep_alive<1, 2>())
+      .def("resume", &RingWriter::resume, py::arg("sequence"), py::arg("applied"))
       .def_property_readonly("next_sequence", &RingWriter::next_sequence)
       .def_property_readonly("applied", &RingWriter::applied)
       .def_property_readonly("credits", &RingWriter::credits)
@@ -361,6 +366,8 @@ void register_ring(py::module_& m) {
   bind_layout(m);
   bind_writer(m);
   bind_reads(m);
+  m.def("arm_fault", &fault::arm, py::arg("text"));
+  m.def("faults_passed", &fault::passed);
 }
 
 }  // namespace mpips

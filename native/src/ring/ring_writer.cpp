@@ -8,6 +8,7 @@
 #include "kernels/kernel_table.hpp"
 #include "ring/backoff.hpp"
 #include "ring/checksum.hpp"
+#include "ring/fault.hpp"
 
 namespace mpips {
 namespace {
@@ -40,6 +41,13 @@ RingWriter::RingWriter(std::uint8_t* mailbox, const RingGeometry& geometry, std:
       pushed_before_(n_tables, 0),
       past_(history),
       role_(geometry.n_slots, 0) {}
+
+// A pull waits until the records that were there are applied, like this worker's own pushes.
+void RingWriter::resume(std::uint64_t sequence, std::uint64_t applied) noexcept {
+  next_ = published_ = sequence;
+  consumed_ = retired_ = applied;
+  std::fill(pushed_before_.begin(), pushed_before_.end(), sequence);
+}
 
 // Results lie in slots that the server will use again, but only after this worker has written the
 // record behind them, which needs a credit, which needs the old result to have been read here.
@@ -94,7 +102,9 @@ void RingWriter::finish_record(RecordHeader* h, std::uint8_t role) noexcept {
     ++counters_.pushed;
     pushed_before_[h->table] = next_ + 1;
   }
+  fault::at(fault::Point::payload);
   store_release(box_.stamp(next_), next_ + 1);
+  fault::at(fault::Point::stamped);
   ++next_;
 }
 

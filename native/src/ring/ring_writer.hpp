@@ -55,6 +55,8 @@ class RingWriter {
   RingWriter(std::uint8_t* mailbox, const RingGeometry& geometry, std::uint16_t worker,
              std::uint32_t generation, bool checksums, std::size_t n_tables);
 
+  // Goes on behind the records of an earlier launch, of which the server has consumed `applied`.
+  void resume(std::uint64_t sequence, std::uint64_t applied) noexcept;
   std::uint64_t next_sequence() const noexcept { return next_; }
   std::uint64_t published() const noexcept { return published_; }
   void set_published(std::uint64_t sequence) noexcept { published_ = sequence; }

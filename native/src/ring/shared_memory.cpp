@@ -81,6 +81,23 @@ int create_file(const std::string& name) {
   fail("lock", name, EAGAIN);
 }
 
+// A file that is there, of this user and nobody else's.
+int open_file(const std::string& name, std::size_t* bytes) {
+  const int fd = open(path_of(name).c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+  if (fd < 0) fail("attach", name, errno);
+  struct stat status{};
+  const bool known = fstat(fd, &status) == 0;
+  const int error = errno;
+  if (known && status.st_uid == geteuid() && (status.st_mode & 0077) == 0) {
+    *bytes = static_cast<std::size_t>(status.st_size);
+    return fd;
+  }
+  close(fd);
+  if (!known) fail("attach", name, error);
+  throw SharedMemoryError("shared memory /dev/shm/" + name +
+                          " belongs to another user or is open to others; refusing to use it");
+}
+
 }  // namespace
 
 SharedMemory SharedMemory::create(const std::string& name, std::size_t bytes, std::size_t reserve) {
@@ -125,19 +142,30 @@ SharedMemory SharedMemory::anonymous(std::size_t bytes, std::size_t reserve) {
 SharedMemory SharedMemory::attach(const std::string& name, std::size_t writable) {
   SharedMemory m;
   m.name_ = name;
-  m.fd_ = open(path_of(name).c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC);
-  if (m.fd_ < 0) fail("attach", name, errno);
-  struct stat status{};
-  if (fstat(m.fd_, &status) != 0) fail("attach", name, errno);
-  if (status.st_uid != geteuid() || (status.st_mode & 0077) != 0)
-    throw SharedMemoryError("shared memory /dev/shm/" + name +
-                            " belongs to another user or is open to others; refusing to use it");
+  m.fd_ = open_file(name, &m.bytes_);
   if (flock(m.fd_, LOCK_SH | LOCK_NB) != 0) fail("lock", name, errno);
-  m.bytes_ = m.reserve_ = static_cast<std::size_t>(status.st_size);
+  m.reserve_ = m.bytes_;
   m.writable_ = round_up(writable < m.bytes_ ? writable : m.bytes_, page_bytes);
   m.data_ = map(m.fd_, m.bytes_, PROT_READ, MAP_SHARED, nullptr, name);
   if (m.writable_ != 0 && mprotect(m.data_, m.writable_, PROT_READ | PROT_WRITE) != 0)
     fail("map", name, errno);
+  return m;
+}
+
+SharedMemory SharedMemory::reopen(const std::string& name, std::size_t reserve) {
+  SharedMemory m;
+  m.name_ = name;
+  m.fd_ = open_file(name, &m.bytes_);
+  if (flock(m.fd_, LOCK_EX | LOCK_NB) != 0) fail("take over", name, errno);
+
+  // Exchanging locks lets go of the first one for a moment, in which a cleaner may come.
+  if (flock(m.fd_, LOCK_SH) != 0 || !still_named(m.fd_, path_of(name))) fail("keep", name, ENOENT);
+  m.owner_ = getpid();
+  m.writable_ = m.bytes_;
+  m.reserve_ = round_up(reserve > m.bytes_ ? reserve : m.bytes_, page_bytes);
+  m.data_ =
+      map(-1, m.reserve_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, nullptr, name);
+  map(m.fd_, m.bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, m.data_, name);
   return m;
 }
 

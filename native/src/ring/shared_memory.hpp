@@ -28,6 +28,9 @@ class SharedMemory {
   // The first `writable` bytes may be written, the rest is read-only. A sparse segment (see
   // `create_sparse`) may be attached before its pages exist.
   static SharedMemory attach(const std::string& name, std::size_t writable);
+  // A segment of an earlier process, which is owned from here on as if it had been created here.
+  // Refused while any living process uses it.
+  static SharedMemory reopen(const std::string& name, std::size_t reserve);
   // Sized but without pages: `commit` takes them piece by piece.
   static SharedMemory create_sparse(const std::string& name, std::size_t bytes);
 
@@ -45,7 +48,8 @@ class SharedMemory {
   void grow(std::size_t bytes);
   void commit(std::size_t offset, std::size_t bytes);
   void unlink() noexcept;  // removes the name if this process created it; the memory stays mapped
-  void close() noexcept;   // unmaps
+  void keep() noexcept { owner_ = 0; }  // the name stays when this process ends
+  void close() noexcept;                // unmaps
 
   // Removes the segment if no process uses it and it belongs to this user; true if removed.
   static bool remove_if_unused(const std::string& name);

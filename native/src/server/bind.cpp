@@ -92,12 +92,22 @@ class Server {
       throw py::value_error("the region is smaller than its layout");
   }
 
+  // Before any table is added. `fresh`: made by this process; else it takes over what is there.
+  void use_journal(SharedMemory& memory, bool fresh) {
+    fresh_ = fresh;
+    core_.set_journal(std::make_unique<Journal>(memory, layout_.n_workers(), layout_.n_tables(),
+                                                layout_.geometry().payload_capacity()));
+  }
+
+  // Before the table is added: where its buffers lie, if there is a journal.
+  void set_buffers(std::uint16_t table, SharedMemory& memory) { buffers_[table] = &memory; }
+
   void add_dense(std::uint16_t table, const OptimizerConfig& optimizer, std::size_t n_state_values,
                  py::object python_rule, ConsistencyConfig consistency) {
     auto shard = std::make_unique<DenseShard>(
         region_->data(), layout_.extent(table),
         Rule{optimizer, n_state_values, python_update(std::move(python_rule))}, layout_.n_workers(),
-        progress_);
+        progress_, durable(table));
     dense_[table] = shard.get();
     core_.add_dense(table, std::move(shard), consistency);
   }
@@ -106,10 +116,12 @@ class Server {
                      std::size_t n_state_values, py::object python_rule,
                      ConsistencyConfig consistency, std::size_t dim, const Initializer& init,
                      SharedMemory& rows, SharedMemory& keys) {
+    const Durable where = durable(table);
+    if (where.journal != nullptr) where.journal->set_segment(where.row_segment(), rows.data());
     auto shard = std::make_unique<EmbeddingShard>(
         std::move(rows), std::move(keys), dim,
         Rule{optimizer, n_state_values, python_update(std::move(python_rule))}, init,
-        layout_.n_workers(), progress_);
+        layout_.n_workers(), progress_, where);
     embedding_[table] = shard.get();
     core_.add_embedding(table, std::move(shard), consistency);
   }
@@ -212,14 +224,35 @@ class Server {
   void set_remote_peers(bool any) { *has_remote_peers_ = any; }
 
  private:
+  Durable durable(std::uint16_t table) {
+    Durable where{core_.journal(), nullptr, table, fresh_};
+    if (where.journal == nullptr) return where;
+    where.buffers = buffers_.at(table);
+    where.journal->set_segment(where.buffer_segment(), where.buffers->data());
+    return where;
+  }
+
   SharedMemory* region_;
   Layout layout_;
+  bool fresh_ = true;
+  std::map<std::uint16_t, SharedMemory*> buffers_;
   std::shared_ptr<bool> has_remote_peers_ = std::make_shared<bool>(true);
   Progress progress_;
   ServerCore core_;
   std::map<std::uint16_t, DenseShard*> dense_;
   std::map<std::uint16_t, EmbeddingShard*> embedding_;
 };
+
+py::dict position_dict(Server& server, std::size_t worker) {
+  const Position& at = server.core().position(worker);
+  py::dict d;
+  d["sequence"] = at.sequence;
+  d["applied"] = server.core().applied(worker);
+  d["clock"] = at.clock;
+  d["finished"] = at.finished;
+  d["taken"] = at.taken;
+  return d;
+}
 
 void bind_consistency(py::module_& m) {
   py::enum_<Model>(m, "Model")
@@ -244,6 +277,15 @@ void bind_consistency(py::module_& m) {
 
 void register_server(py::module_& m) {
   py::register_exception<ProtocolViolation>(m, "ProtocolViolation");
+  py::register_exception<RecoveryError>(m, "RecoveryError", PyExc_RuntimeError);
+  m.def(
+      "journal_bytes",
+      [](const Layout& l) {
+        return Journal::bytes(l.n_workers(), l.n_tables(), l.geometry().payload_capacity());
+      },
+      py::arg("layout"));
+  m.def("dense_buffer_bytes", &DenseShard::buffer_bytes, py::arg("n"), py::arg("n_workers"));
+  m.attr("EMBEDDING_BUFFER_BYTES") = EmbeddingShard::buffer_bytes;
   bind_consistency(m);
   using Release = py::call_guard<py::gil_scoped_release>;
   py::class_<Server>(m, "ServerCore")
@@ -276,6 +318,21 @@ void register_server(py::module_& m) {
           "set_patience", [](Server& s, double seconds) { s.core().set_patience(seconds); },
           py::arg("seconds"))
       .def("set_remote_peers", &Server::set_remote_peers, py::arg("any"))
+      .def("use_journal", &Server::use_journal, py::arg("memory"), py::arg("fresh"),
+           py::keep_alive<1, 2>())
+      .def("set_buffers", &Server::set_buffers, py::arg("table"), py::arg("memory"),
+           py::keep_alive<1, 3>())
+      .def("begin_journal", [](Server& s) { s.core().begin_journal(); })
+      .def("attach", [](Server& s) { s.core().attach(); })
+      .def("old_staging", [](Server& s) { return s.core().old_staging(); })
+      .def(
+          "set_old_staging",
+          [](Server& s, std::size_t worker, std::uint32_t generation, const SharedMemory& memory) {
+            s.core().set_old_staging(worker, generation, {memory.data(), memory.size()});
+          },
+          py::arg("worker"), py::arg("generation"), py::arg("memory"), py::keep_alive<1, 4>())
+      .def("finish_operation", [](Server& s) { s.core().finish_operation(); })
+      .def("position", &position_dict, py::arg("worker"))
       .def("start", [](Server& s) { s.core().start(); })
       .def(
           "drain",

@@ -78,6 +78,18 @@ class Clocks {
     pass_turn();
   }
 
+  // As they were in an earlier process.
+  void restore(std::uint32_t current) noexcept {
+    current_ = current;
+    turn_ = 0;
+    pass_turn();
+  }
+  void restore(std::size_t worker, std::uint32_t clock, bool finished, bool ticked) noexcept {
+    clock_[worker] = clock;
+    finished_[worker] = finished;
+    ticked_[worker] = ticked;
+  }
+
  private:
   void pass_turn() noexcept {
     if (uses_backup()) return;

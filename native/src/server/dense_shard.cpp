@@ -4,23 +4,68 @@
 #include <cstring>
 
 namespace mpips {
+namespace {
+
+// What a unit of the journal saves: it and its copy stay in the first cache.
+constexpr std::size_t unit_bytes = 16 << 10;
+
+// The largest power of two whose values and states fit; a block is a whole number of units.
+std::size_t unit_floats_for(std::size_t arrays) noexcept {
+  std::size_t floats = block_floats;
+  while (floats > 256 && floats * arrays * sizeof(float) > unit_bytes) floats /= 2;
+  return floats;
+}
+
+}  // namespace
 
 DenseShard::DenseShard(std::uint8_t* region, const DenseExtent& extent, Rule rule,
-                       std::size_t n_workers, Progress progress)
+                       std::size_t n_workers, Progress progress, const Durable& durable)
     : n_(extent.n),
       versions_(reinterpret_cast<PairWord*>(region + extent.versions)),
       values_(reinterpret_cast<float*>(region + extent.values)),
       rule_(std::move(rule)),
       progress_(std::move(progress)),
       assembly_(n_workers),
-      accumulator_(n_workers) {
+      accumulator_(n_workers),
+      durable_(durable),
+      unit_floats_(unit_floats_for(1 + rule_.n_state)) {
+  Stretches stretches(durable_, 3 * n_workers);
+  for (std::size_t b = 0; b < n_workers; ++b) {
+    stretches.place(&accumulator_[b].update);
+    stretches.place(&assembly_[b].update);
+    stretches.place(&assembly_[b].base);
+  }
   const std::size_t stride = round_up(n_ * sizeof(float), page_bytes);
   for (std::size_t k = 0; k < rule_.n_state; ++k) {
     python_state_.push_back(reinterpret_cast<float*>(region + extent.state + k * stride));
     if (k < state_.size()) state_[k] = python_state_[k];
-    if (!rule_.python) std::fill_n(python_state_[k], n_, initial_state(rule_.optimizer, k));
+    if (!rule_.python && durable_.fresh)
+      std::fill_n(python_state_[k], n_, initial_state(rule_.optimizer, k));
   }
+  if (!durable_.fresh) return;
   for (std::size_t b = 0; b < Layout::n_blocks(n_); ++b) publish(&versions_[b], 0);
+}
+
+std::size_t DenseShard::buffer_bytes(std::size_t n, std::size_t n_workers) noexcept {
+  return 3 * n_workers * round_up(n * sizeof(float), page_bytes);
+}
+
+BufferWords DenseShard::buffer_words(std::size_t number) const noexcept {
+  const Buffer& sum = accumulator_[number];
+  return {sum.used, sum.filled, assembly_[number].used, 0};
+}
+
+void DenseShard::set_buffer_words(std::size_t number, const BufferWords& words) {
+  accumulator_[number].used = words[0] != 0;
+  accumulator_[number].filled = words[1];
+  accumulator_[number].update.taken(words[0] != 0 ? n_ : 0);
+  assembly_[number].used = words[2] != 0;
+}
+
+// A block that was being written is whole again, or will be.
+void DenseShard::take_over() {
+  for (std::size_t b = 0; b < Layout::n_blocks(n_); ++b)
+    publish(&versions_[b], (versions_[b].value + 1) & ~std::uint64_t{1});
 }
 
 bool DenseShard::accepts(const Update& part) const noexcept {
@@ -33,12 +78,12 @@ bool DenseShard::ends_push(const Update& part, bool) const noexcept {
 
 void DenseShard::assemble(std::size_t worker, const Update& part, bool first) {
   Buffer& buffer = assembly_[worker];
-  if (first) buffer.update.resize(n_);
-  std::copy_n(part.values, part.count, buffer.update.begin() + static_cast<long>(part.offset));
+  if (first) buffer.update.need(n_);
+  std::copy_n(part.values, part.count, buffer.update.data() + part.offset);
   buffer.used = part.base != nullptr;
   if (part.base == nullptr) return;
-  buffer.base.resize(n_);
-  std::copy_n(part.base, part.count, buffer.base.begin() + static_cast<long>(part.offset));
+  buffer.base.need(n_);
+  std::copy_n(part.base, part.count, buffer.base.data() + part.offset);
 }
 
 Update DenseShard::whole(std::size_t worker) const {
@@ -53,8 +98,12 @@ Update DenseShard::whole(std::size_t worker) const {
 void DenseShard::apply(const Update& update, float scale, float lambda, std::uint64_t step) {
   if (rule_.python) return apply_python(update, scale, lambda, step);
   const UpdateArgs args = prepare(rule_.optimizer, step, scale);
+  const std::uint64_t part = durable_.journal != nullptr ? durable_.journal->enter_part() : 0;
   for (std::size_t block = 0; block < Layout::n_blocks(n_); ++block) {
-    apply_block(block, update, args, lambda);
+    if (durable_.journal != nullptr)
+      apply_units(block, update, args, lambda, part);
+    else
+      apply_block(block, update, args, lambda);
     if (progress_) progress_();
   }
 }
@@ -63,17 +112,53 @@ void DenseShard::apply_block(std::size_t block, const Update& update, const Upda
                              float lambda) {
   const std::size_t from = block * block_floats;
   const std::size_t count = std::min(block_floats, n_ - from);
+  const float* gradient = compensated(from, count, update, lambda);
+  BlockWriter guard(&versions_[block]);
+  change(from, count, gradient, args);
+}
+
+void DenseShard::apply_units(std::size_t block, const Update& update, const UpdateArgs& args,
+                             float lambda, std::uint64_t part) {
+  Journal& journal = *durable_.journal;
+  const std::size_t start = block * block_floats;
+  const std::size_t stop = std::min(start + block_floats, n_);
+  BlockWriter guard(&versions_[block]);
+  for (std::size_t from = start; from < stop; from += unit_floats_) {
+    const std::uint64_t unit = Journal::unit(part, from / unit_floats_);
+    if (journal.past(unit)) continue;
+    const std::size_t count = std::min(unit_floats_, stop - from);
+    journal.save_start(1 + rule_.n_state, count * sizeof(float));
+    journal.save(Durable::region, values_ + from);
+    for (std::size_t k = 0; k < rule_.n_state; ++k) journal.save(Durable::region, state_[k] + from);
+    journal.saved(unit);
+    const float* gradient = compensated(from, count, update, lambda);
+    const std::size_t half = fault::armed ? count / 2 : 0;
+    if (half != 0) {
+      change(from, half, gradient, args);
+      fault::at(fault::Point::unit_changing);
+    }
+    change(from + half, count - half, gradient + half, args);
+    journal.done(unit);
+  }
+}
+
+const float* DenseShard::compensated(std::size_t from, std::size_t count, const Update& update,
+                                     float lambda) {
   const float* u = update.values + from;
   if (update.base != nullptr && lambda != 0.0F) {
     scratch_.resize(block_floats);
     kernels().compensate(scratch_.data(), u, values_ + from, update.base + from, lambda, count);
     u = scratch_.data();
   }
+  return u;
+}
+
+void DenseShard::change(std::size_t from, std::size_t count, const float* gradient,
+                        const UpdateArgs& args) {
   float* s0 = state_[0] != nullptr ? state_[0] + from : nullptr;
   float* s1 = state_[1] != nullptr ? state_[1] + from : nullptr;
   const auto kind = static_cast<std::size_t>(rule_.optimizer.kind);
-  BlockWriter guard(&versions_[block]);
-  kernels().update[kind](values_ + from, s0, s1, u, count, args);
+  kernels().update[kind](values_ + from, s0, s1, gradient, count, args);
 }
 
 // All blocks are held while the user's rule runs, since it sees the whole shard.
@@ -85,21 +170,52 @@ void DenseShard::apply_python(const Update& update, float scale, float lambda, s
   std::vector<std::unique_ptr<BlockWriter>> guards;
   for (std::size_t b = 0; b < Layout::n_blocks(n_); ++b)
     guards.push_back(std::make_unique<BlockWriter>(&versions_[b]));
+  Journal* journal = durable_.journal;
+  const std::uint64_t unit = journal != nullptr ? journal->enter_part() : 0;
+  if (journal != nullptr) {
+    if (journal->past(unit)) return;
+    journal->save_start(1 + python_state_.size(), n_ * sizeof(float));
+    journal->save(Durable::region, values_);
+    for (const float* state : python_state_) journal->save(Durable::region, state);
+    journal->saved(unit);
+  }
   rule_.python(values_, python_state_.data(), python_state_.size(), scratch_.data(), n_, step);
+  if (journal != nullptr) journal->done(unit);
 }
 
 void DenseShard::accumulate(std::size_t buffer, const Update& part) {
   // The first push of a clock is copied, segment by segment; what comes after it is added.
   Buffer& sum = accumulator_[buffer];
   if (!sum.used) {
-    sum.update.resize(n_);
+    sum.update.need(n_);
     sum.filled = 0;
   }
   sum.used = true;
-  float* to = sum.update.data() + part.offset;
-  if (sum.filled == n_) return kernels().add(to, part.values, part.count);
-  std::memcpy(to, part.values, part.count * sizeof(float));
+  if (sum.filled == n_) return add_to(&sum.update, part.offset, part.values, part.count);
+  std::memcpy(sum.update.data() + part.offset, part.values, part.count * sizeof(float));
   sum.filled += part.count;
+}
+
+void DenseShard::add_to(Array<float>* sum, std::size_t offset, const float* values,
+                        std::size_t count) {
+  float* to = sum->data() + offset;
+  if (durable_.journal == nullptr) return kernels().add(to, values, count);
+  Journal& journal = *durable_.journal;
+  const std::uint64_t part = journal.enter_part();
+  constexpr std::size_t most = unit_bytes / sizeof(float);
+  for (std::size_t from = 0; from < count; from += most) {
+    const std::uint64_t unit = Journal::unit(part, from / most);
+    if (journal.past(unit)) continue;
+    const std::size_t n = std::min(most, count - from);
+    journal.save_start(1, n * sizeof(float));
+    journal.save(durable_.buffer_segment(), to + from);
+    journal.saved(unit);
+    const std::size_t half = fault::armed ? n / 2 : 0;
+    kernels().add(to + from, values + from, half);
+    fault::at(fault::Point::unit_changing);
+    kernels().add(to + from + half, values + from + half, n - half);
+    journal.done(unit);
+  }
 }
 
 bool DenseShard::apply_accumulated(const std::vector<std::size_t>& buffers, float scale,
@@ -110,7 +226,7 @@ bool DenseShard::apply_accumulated(const std::vector<std::size_t>& buffers, floa
     if (total == nullptr)
       total = &accumulator_[b];
     else
-      kernels().add(total->update.data(), accumulator_[b].update.data(), n_);
+      add_to(&total->update, 0, accumulator_[b].update.data(), n_);
   }
   if (total == nullptr) return false;
   Update update;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "ring/dense_view.hpp"
+#include "server/array.hpp"
 #include "server/shard.hpp"
 
 namespace mpips {
@@ -10,7 +11,13 @@ namespace mpips {
 class DenseShard final : public Shard {
  public:
   DenseShard(std::uint8_t* region, const DenseExtent& extent, Rule rule, std::size_t n_workers,
-             Progress progress);
+             Progress progress, const Durable& durable);
+
+  // Bytes of the segment that a journal keeps this shard's buffers in.
+  static std::size_t buffer_bytes(std::size_t n, std::size_t n_workers) noexcept;
+  BufferWords buffer_words(std::size_t number) const noexcept override;
+  void set_buffer_words(std::size_t number, const BufferWords& words) override;
+  void take_over() override;
 
   bool accepts(const Update& part) const noexcept override;
   bool ends_push(const Update& part, bool last) const noexcept override;
@@ -30,12 +37,17 @@ class DenseShard final : public Shard {
 
  private:
   struct Buffer {
-    std::vector<float> update, base;
+    Array<float> update, base;
     bool used = false;       // assembly: there is a base; accumulator: holds something
     std::size_t filled = 0;  // accumulator: elements of the clock's first push that are in
   };
 
   void apply_block(std::size_t block, const Update& update, const UpdateArgs& args, float lambda);
+  void apply_units(std::size_t block, const Update& update, const UpdateArgs& args, float lambda,
+                   std::uint64_t part);
+  const float* compensated(std::size_t from, std::size_t count, const Update& update, float lambda);
+  void change(std::size_t from, std::size_t count, const float* gradient, const UpdateArgs& args);
+  void add_to(Array<float>* sum, std::size_t offset, const float* values, std::size_t count);
   void apply_python(const Update& update, float scale, float lambda, std::uint64_t step);
 
   std::size_t n_;
@@ -48,6 +60,8 @@ class DenseShard final : public Shard {
   std::vector<Buffer> assembly_;     // by worker: pushes larger than a record
   std::vector<Buffer> accumulator_;  // by buffer: the sum of a clock
   std::vector<float> scratch_;
+  Durable durable_;
+  std::size_t unit_floats_;
 };
 
 }  // namespace mpips

@@ -14,11 +14,19 @@ constexpr std::size_t growth_bytes = std::size_t{64} << 20;
 // many lines of each (what follows the processor asks for by itself).
 constexpr std::size_t prefetch_bytes = 8192;
 constexpr std::size_t prefetch_lines = 16;
+// What a unit of the journal saves: it and its copy stay in the first cache.
+constexpr std::size_t unit_bytes = 16 << 10;
+constexpr std::size_t most_unit_rows = 256;
+
+std::size_t unit_rows_for(std::size_t row_bytes) noexcept {
+  return std::clamp<std::size_t>(unit_bytes / row_bytes, 1, most_unit_rows);
+}
 
 }  // namespace
 
 EmbeddingShard::EmbeddingShard(SharedMemory rows, SharedMemory keys, std::size_t dim, Rule rule,
-                               Initializer initializer, std::size_t n_workers, Progress progress)
+                               Initializer initializer, std::size_t n_workers, Progress progress,
+                               const Durable& durable)
     : dim_(dim),
       stride_(dim * (1 + rule.n_state)),
       counts_steps_(!rule.python && uses_step(rule.optimizer.kind)),
@@ -30,7 +38,16 @@ EmbeddingShard::EmbeddingShard(SharedMemory rows, SharedMemory keys, std::size_t
       assembly_(n_workers),
       accumulator_(n_workers),
       expected_(n_workers),
-      scratch_(dim) {
+      scratch_(dim),
+      durable_(durable) {
+  Stretches stretches(durable_, 5 * n_workers);
+  for (std::size_t b = 0; b < n_workers; ++b) {
+    stretches.place(&accumulator_[b].keys);
+    stretches.place(&accumulator_[b].values);
+    stretches.place(&assembly_[b].keys);
+    stretches.place(&assembly_[b].values);
+    stretches.place(&assembly_[b].base);
+  }
   stride_ += counts_steps_ ? 1 : 0;
   const auto lines_of = [](std::size_t floats) {
     return std::min(prefetch_lines, round_up(floats * sizeof(float), line_bytes) / line_bytes);
@@ -42,24 +59,59 @@ EmbeddingShard::EmbeddingShard(SharedMemory rows, SharedMemory keys, std::size_t
 
 bool EmbeddingShard::accepts(const Update& part) const noexcept { return part.keys != nullptr; }
 
+BufferWords EmbeddingShard::buffer_words(std::size_t number) const noexcept {
+  const Buffer& parts = assembly_[number];
+  return {accumulator_[number].n, parts.n, parts.has_base, 0};
+}
+
+void EmbeddingShard::set_buffer_words(std::size_t number, const BufferWords& words) {
+  Buffer& sum = accumulator_[number];
+  sum.n = words[0];
+  sum.keys.taken(sum.n);
+  sum.values.taken(sum.n * dim_);
+  rows_.resize(sum.n);
+  sum.index.clear();
+  sum.index.find_or_insert(sum.keys.data(), sum.n, rows_.data());
+  Buffer& parts = assembly_[number];
+  parts.n = words[1];
+  parts.has_base = words[2] != 0;
+  parts.keys.taken(parts.n);
+  parts.values.taken(parts.n * dim_);
+  if (parts.has_base) parts.base.taken(parts.n * dim_);
+}
+
+// The map is made anew from the keys of the rows.
+void EmbeddingShard::take_over() {
+  const Journal& journal = *durable_.journal;
+  const std::size_t n = journal.word(journal.of_table(durable_.table, Journal::n_rows));
+  const auto* stored = reinterpret_cast<const std::int64_t*>(key_memory_.data());
+  if (n * sizeof(std::int64_t) > key_memory_.size() ||
+      n * stride_ * sizeof(float) > row_memory_.size())
+    throw RecoveryError("a table has fewer rows in memory than its journal says");
+  rows_.resize(n);
+  map_.find_or_insert(stored, n, rows_.data());
+  if (map_.size() != n) throw RecoveryError("the keys of a table are damaged: one is there twice");
+}
+
 void EmbeddingShard::assemble(std::size_t worker, const Update& part, bool first) {
   Buffer& buffer = assembly_[worker];
-  if (first) {
-    buffer.keys.clear();
-    buffer.values.clear();
-    buffer.base.clear();
-  }
+  if (first) buffer.n = 0;
+  const std::size_t from = buffer.n, n = from + part.count;
   buffer.has_base = part.base != nullptr;
-  buffer.keys.insert(buffer.keys.end(), part.keys, part.keys + part.count);
-  buffer.values.insert(buffer.values.end(), part.values, part.values + part.count * dim_);
-  if (part.base != nullptr)
-    buffer.base.insert(buffer.base.end(), part.base, part.base + part.count * dim_);
+  buffer.keys.need(n);
+  buffer.values.need(n * dim_);
+  std::copy_n(part.keys, part.count, buffer.keys.data() + from);
+  std::copy_n(part.values, part.count * dim_, buffer.values.data() + from * dim_);
+  buffer.n = n;
+  if (part.base == nullptr) return;
+  buffer.base.need(n * dim_);
+  std::copy_n(part.base, part.count * dim_, buffer.base.data() + from * dim_);
 }
 
 Update EmbeddingShard::whole(std::size_t worker) const {
   const Buffer& buffer = assembly_[worker];
   Update update;
-  update.count = buffer.keys.size();
+  update.count = buffer.n;
   update.keys = buffer.keys.data();
   update.values = buffer.values.data();
   update.base = buffer.has_base ? buffer.base.data() : nullptr;
@@ -106,6 +158,9 @@ void EmbeddingShard::make_rows(const std::int64_t* keys, std::size_t n, const st
     if (counts_steps_) std::memset(r + stride_ - 1, 0, sizeof(float));
     ++next;
   }
+  if (durable_.journal == nullptr) return;
+  fault::at(fault::Point::rows_made);
+  durable_.journal->set(durable_.journal->of_table(durable_.table, Journal::n_rows), next);
 }
 
 void EmbeddingShard::expect(std::size_t worker, const Update& part) {
@@ -148,6 +203,7 @@ inline void EmbeddingShard::prefetch(std::uint32_t index, std::size_t n_lines) c
 
 void EmbeddingShard::apply_rows(const std::uint32_t* rows, const Update& update, float scale,
                                 float lambda, std::uint64_t step) {
+  if (durable_.journal != nullptr) return apply_units(rows, update, scale, lambda, step);
   UpdateArgs args = prepare(rule_.optimizer, step, scale);
   for (std::size_t i = 0; i < std::min(ahead_, update.count); ++i) prefetch<1>(rows[i], row_lines_);
   for (std::size_t i = 0; i < update.count; ++i) {
@@ -157,6 +213,44 @@ void EmbeddingShard::apply_rows(const std::uint32_t* rows, const Update& update,
     const float* base = update.base != nullptr ? update.base + i * dim_ : nullptr;
     apply_row(r, update.values + i * dim_, base, lambda, args);
     if (progress_ && i % progress_rows == progress_rows - 1) progress_();
+  }
+}
+
+// The same, batch by batch: saving a batch brings its rows into the cache.
+void EmbeddingShard::apply_units(const std::uint32_t* rows, const Update& update, float scale,
+                                 float lambda, std::uint64_t step) {
+  Journal& journal = *durable_.journal;
+  const std::uint64_t part = journal.enter_part();
+  const std::size_t row_bytes = stride_ * sizeof(float), most = unit_rows_for(row_bytes);
+  UpdateArgs args = prepare(rule_.optimizer, step, scale);
+  for (std::size_t i = 0; i < std::min(ahead_, update.count); ++i) prefetch<1>(rows[i], row_lines_);
+  for (std::size_t from = 0; from < update.count; from += most) {
+    const std::uint64_t unit = Journal::unit(part, from / most);
+    if (journal.past(unit)) continue;
+    const std::size_t to = std::min(from + most, update.count);
+    journal.save_start(to - from, row_bytes);
+    for (std::size_t i = from; i < to; ++i) {
+      if (i + ahead_ < update.count) prefetch<1>(rows[i + ahead_], row_lines_);
+      journal.save(durable_.row_segment(), row(rows[i]));
+    }
+    journal.saved(unit);
+    const std::size_t half = fault::armed ? from + (to - from) / 2 : from;
+    apply_range(rows, from, half, update, &args, scale, lambda);
+    fault::at(fault::Point::unit_changing);
+    apply_range(rows, half, to, update, &args, scale, lambda);
+    journal.done(unit);
+    if (progress_) progress_();
+  }
+}
+
+void EmbeddingShard::apply_range(const std::uint32_t* rows, std::size_t from, std::size_t to,
+                                 const Update& update, UpdateArgs* args, float scale,
+                                 float lambda) {
+  for (std::size_t i = from; i < to; ++i) {
+    float* r = row(rows[i]);
+    if (counts_steps_) *args = prepare(rule_.optimizer, count_step(r), scale);
+    const float* base = update.base != nullptr ? update.base + i * dim_ : nullptr;
+    apply_row(r, update.values + i * dim_, base, lambda, *args);
   }
 }
 
@@ -194,26 +288,71 @@ void EmbeddingShard::apply_python(const Update& update, float scale, float lambd
     kernels().compensate(scaled.data(), update.values, values.data(), update.base, lambda, n);
   if (scale != 1.0F) kernels().scale(scaled.data(), scale, n);
   rule_.python(values.data(), state.data(), state.size(), scaled.data(), n, step);
+  Journal* journal = durable_.journal;
+  const std::uint64_t unit = journal != nullptr ? journal->enter_part() : 0;
+  if (journal != nullptr) {
+    if (journal->past(unit)) return;
+    journal->save_start(update.count, stride_ * sizeof(float));
+    for (std::size_t i = 0; i < update.count; ++i)
+      journal->save(durable_.row_segment(), row(rows_[i]));
+    journal->saved(unit);
+  }
   for (std::size_t i = 0; i < update.count; ++i)
     for (std::size_t k = 0; k <= rule_.n_state; ++k)
       std::copy_n(values.data() + k * n + i * dim_, dim_, row(rows_[i]) + k * dim_);
+  if (journal != nullptr) journal->done(unit);
 }
 
-void EmbeddingShard::add(Buffer* sum, const std::int64_t* keys, const float* values, std::size_t n,
-                         std::size_t dim, std::vector<std::uint32_t>* rows) {
-  rows->resize(n);
-  const std::size_t before = sum->index.size();
-  const std::size_t added = sum->index.find_or_insert(keys, n, rows->data());
-  sum->values.resize((before + added) * dim, 0.0F);
-  sum->keys.resize(before + added);
+void EmbeddingShard::add(Buffer* sum, const std::int64_t* keys, const float* values,
+                         std::size_t n) {
+  rows_.resize(n);
+  const std::size_t before = sum->n;
+  sum->n += sum->index.find_or_insert(keys, n, rows_.data());
+  sum->values.need(sum->n * dim_);
+  sum->keys.need(sum->n);
+  if (durable_.journal != nullptr) {
+    for (std::size_t i = 0; i < n; ++i) sum->keys[rows_[i]] = keys[i];
+    return add_units(sum, before, values, n);
+  }
+  std::fill(sum->values.data() + before * dim_, sum->values.data() + sum->n * dim_, 0.0F);
   for (std::size_t i = 0; i < n; ++i) {
-    sum->keys[(*rows)[i]] = keys[i];
-    kernels().add(sum->values.data() + (*rows)[i] * dim, values + i * dim, dim);
+    sum->keys[rows_[i]] = keys[i];
+    kernels().add(sum->values.data() + rows_[i] * dim_, values + i * dim_, dim_);
+  }
+}
+
+// New rows of the sum begin as zeros: a part of its own, which may be done twice, but not once the
+// next has begun.
+void EmbeddingShard::add_units(Buffer* sum, std::size_t before, const float* values,
+                               std::size_t n) {
+  Journal& journal = *durable_.journal;
+  float* to = sum->values.data();
+  const std::uint64_t zeroing = journal.enter_part();
+  if (!journal.past(zeroing)) {
+    std::fill(to + before * dim_, to + sum->n * dim_, 0.0F);
+    journal.begin();
+    journal.done(zeroing);
+  }
+  const std::uint64_t part = journal.enter_part();
+  const std::size_t row_bytes = dim_ * sizeof(float), most = unit_rows_for(row_bytes);
+  for (std::size_t from = 0; from < n; from += most) {
+    const std::uint64_t unit = Journal::unit(part, from / most);
+    if (journal.past(unit)) continue;
+    const std::size_t stop = std::min(from + most, n);
+    journal.save_start(stop - from, row_bytes);
+    for (std::size_t i = from; i < stop; ++i)
+      journal.save(durable_.buffer_segment(), to + rows_[i] * dim_);
+    journal.saved(unit);
+    for (std::size_t i = from; i < stop; ++i) {
+      if (i == from + (stop - from) / 2) fault::at(fault::Point::unit_changing);
+      kernels().add(to + rows_[i] * dim_, values + i * dim_, dim_);
+    }
+    journal.done(unit);
   }
 }
 
 void EmbeddingShard::accumulate(std::size_t buffer, const Update& part) {
-  add(&accumulator_[buffer], part.keys, part.values, part.count, dim_, &rows_);
+  add(&accumulator_[buffer], part.keys, part.values, part.count);
 }
 
 bool EmbeddingShard::apply_accumulated(const std::vector<std::size_t>& buffers, float scale,
@@ -221,15 +360,15 @@ bool EmbeddingShard::apply_accumulated(const std::vector<std::size_t>& buffers, 
   Buffer* total = nullptr;
   for (const std::size_t b : buffers) {
     Buffer& part = accumulator_[b];
-    if (part.keys.empty()) continue;
+    if (part.n == 0) continue;
     if (total == nullptr)
       total = &part;
     else
-      add(total, part.keys.data(), part.values.data(), part.keys.size(), dim_, &rows_);
+      add(total, part.keys.data(), part.values.data(), part.n);
   }
   if (total == nullptr) return false;
   Update update;
-  update.count = total->keys.size();
+  update.count = total->n;
   update.keys = total->keys.data();
   update.values = total->values.data();
   apply(update, scale, 0.0F, step);
@@ -239,8 +378,7 @@ bool EmbeddingShard::apply_accumulated(const std::vector<std::size_t>& buffers, 
 
 void EmbeddingShard::discard(std::size_t buffer) {
   Buffer& b = accumulator_[buffer];
-  b.keys.clear();
-  b.values.clear();
+  b.n = 0;
   b.index.clear();
 }
 

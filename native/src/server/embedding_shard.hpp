@@ -3,6 +3,7 @@
 #include "keys/initializer.hpp"
 #include "keys/row_map.hpp"
 #include "ring/shared_memory.hpp"
+#include "server/array.hpp"
 #include "server/shard.hpp"
 
 namespace mpips {
@@ -18,7 +19,14 @@ namespace mpips {
 class EmbeddingShard final : public Shard {
  public:
   EmbeddingShard(SharedMemory rows, SharedMemory keys, std::size_t dim, Rule rule,
-                 Initializer initializer, std::size_t n_workers, Progress progress);
+                 Initializer initializer, std::size_t n_workers, Progress progress,
+                 const Durable& durable);
+
+  // Bytes of the segment that a journal keeps this shard's buffers in: address space, mostly.
+  static constexpr std::size_t buffer_bytes = std::size_t{1} << 40;
+  BufferWords buffer_words(std::size_t number) const noexcept override;
+  void set_buffer_words(std::size_t number, const BufferWords& words) override;
+  void take_over() override;
 
   bool accepts(const Update& part) const noexcept override;
   bool ends_push(const Update&, bool last) const noexcept override { return last; }
@@ -55,8 +63,9 @@ class EmbeddingShard final : public Shard {
 
  private:
   struct Buffer {
-    std::vector<std::int64_t> keys;
-    std::vector<float> values, base;
+    std::size_t n = 0;
+    Array<std::int64_t> keys;
+    Array<float> values, base;
     bool has_base = false;
     RowMap index;
   };
@@ -73,12 +82,16 @@ class EmbeddingShard final : public Shard {
                   std::uint64_t step);
   void make_rows(const std::int64_t* keys, std::size_t n, const std::uint32_t* rows,
                  std::size_t first_new);
+  void apply_units(const std::uint32_t* rows, const Update& update, float scale, float lambda,
+                   std::uint64_t step);
+  void apply_range(const std::uint32_t* rows, std::size_t from, std::size_t to,
+                   const Update& update, UpdateArgs* args, float scale, float lambda);
   void apply_row(float* row, const float* update, const float* base, float lambda,
                  const UpdateArgs& args);
   std::uint32_t count_step(float* row) const noexcept;
   void apply_python(const Update& update, float scale, float lambda, std::uint64_t step);
-  static void add(Buffer* sum, const std::int64_t* keys, const float* values, std::size_t n,
-                  std::size_t dim, std::vector<std::uint32_t>* rows);
+  void add(Buffer* sum, const std::int64_t* keys, const float* values, std::size_t n);
+  void add_units(Buffer* sum, std::size_t before, const float* values, std::size_t n);
 
   std::size_t dim_, stride_;
   std::size_t row_lines_, value_lines_, ahead_;  // lines to ask for, and how many rows ahead
@@ -92,6 +105,7 @@ class EmbeddingShard final : public Shard {
   std::vector<std::vector<std::uint32_t>> expected_;  // by worker: row of each key, or npos
   std::vector<std::uint32_t> rows_;
   std::vector<float> scratch_;
+  Durable durable_;
 };
 
 }  // namespace mpips

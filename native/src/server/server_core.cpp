@@ -101,19 +101,29 @@ bool ServerCore::consume_one(std::size_t worker) {
   std::memcpy(&header, slot, sizeof header);
   const std::uint8_t* payload = slot + sizeof header;
   if (!check(worker, header, payload)) return false;
+  if (journal_) journal_->set_worker(worker);
   const Verdict verdict = handle(worker, header, payload);
   if (!verdict.consumed) return false;
   ring.fetched = 0;
-  if (verdict.outcome != Outcome::none) acknowledge(&ring, verdict.outcome, verdict.staleness);
+  if (verdict.outcome == Outcome::none) return true;
+  if (journal_)
+    commit(worker, header, verdict);
+  else
+    acknowledge(&ring, verdict.outcome, verdict.staleness);
   return true;
 }
 
 void ServerCore::acknowledge(Ring* ring, Outcome outcome, std::uint64_t staleness) {
+  settle(ring, outcome, staleness);
+  publish(&ring->box.ack->applied, ring->next);
+}
+
+// Consumed, but not yet for the worker to know.
+void ServerCore::settle(Ring* ring, Outcome outcome, std::uint64_t staleness) {
   const std::uint64_t result = make_result(ring->next, outcome, staleness);
   store_release(ring->box.result(ring->next), result);
   store_release(&ring->box.ack->recent[ring->next % recent_results], result);
   ++ring->next;
-  publish(&ring->box.ack->applied, ring->next);
 }
 
 // Stamps are compared for equality only. A stamp that is neither the expected one nor the one of
@@ -171,7 +181,7 @@ bool ServerCore::check(std::size_t worker, const RecordHeader& h, const std::uin
   }
   ring.bad_since = 0.0;
   if (h.version != layout_version) violation(worker, "a record of another format version");
-  if (h.generation != generation_)
+  if (h.generation != generation_ && (h.sequence >= ring.inherited || h.generation > generation_))
     violation(worker, "a record of generation " + std::to_string(h.generation) +
                           ", this job is generation " + std::to_string(generation_));
   return true;
@@ -208,6 +218,8 @@ void ServerCore::check_clock(std::size_t worker, const RecordHeader& h) const {
 
 ServerCore::Verdict ServerCore::handle_pull(std::size_t worker, const RecordHeader& h,
                                             const std::uint8_t* payload) {
+  // Nobody waits any more for what an earlier launch asked.
+  if (h.generation != generation_) return {true, Outcome::answered, 0};
   if (h.table >= tables_.size() || tables_[h.table].embedding == nullptr)
     violation(worker,
               "a pull of rows from table " + std::to_string(h.table) + ", which has none here");

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -8,6 +9,7 @@
 #include "ring/backoff.hpp"
 #include "ring/layout.hpp"
 #include "server/clocks.hpp"
+#include "server/journal.hpp"
 #include "server/shard.hpp"
 
 // A server's end of all rings: reads records, judges updates, applies them, publishes.
@@ -43,6 +45,14 @@ struct StagingArea {
   std::size_t bytes = 0;
 };
 
+// Where a worker goes on after recovery.
+struct Position {
+  std::uint64_t sequence = 0;  // of its first new record
+  std::uint32_t clock = 0;
+  bool finished = false;
+  std::vector<std::uint64_t> taken;  // by table: complete pushes of this clock that are here
+};
+
 struct ServerCounters {
   std::uint64_t records = 0;  // consumed
   std::uint64_t retries = 0;  // looks at a record that was not whole yet
@@ -61,6 +71,10 @@ class ServerCore {
                      ConsistencyConfig consistency);
   void add_absent(std::uint16_t table, ConsistencyConfig consistency);
   void set_staging(std::size_t worker, StagingArea area) { staging_.at(worker) = area; }
+  // The staging memory of an earlier launch, for its records that are still in the ring.
+  void set_old_staging(std::size_t worker, std::uint32_t generation, StagingArea area) {
+    old_staging_[{worker, generation}] = area;
+  }
   // The updates that a table had taken before this launch; optimizers count on from there.
   void set_steps_before(std::uint16_t table, std::uint64_t n) {
     tables_.at(table).steps_before = n;
@@ -70,6 +84,18 @@ class ServerCore {
   }
   void set_patience(double seconds) { patience_s_ = seconds; }
   void start();
+
+  // A journal (server_recovery.cpp): set before any table is added. `begin_journal` writes down
+  // what there is; from then on a kill is survived. `attach` takes over what an earlier process
+  // left, instead of `start` and `begin_journal`; `finish_operation` follows, once the staging
+  // memory that `old_staging` names has been set.
+  void set_journal(std::unique_ptr<Journal> journal);
+  Journal* journal() const noexcept { return journal_.get(); }
+  void begin_journal();
+  void attach();
+  std::vector<std::pair<std::size_t, std::uint32_t>> old_staging() const;
+  void finish_operation();
+  const Position& position(std::size_t worker) const { return positions_.at(worker); }
 
   // Consumes what the rings hold until `max_s` have passed, or, with max_s = 0, until nothing more
   // can be consumed. Returns the number of records consumed.
@@ -111,9 +137,10 @@ class ServerCore {
     bool open = false;        // the last push is not complete yet; what follows describes it
     std::uint16_t open_table = 0, open_flags = 0;
     std::uint32_t open_clock = 0;
-    std::uint64_t open_end = 0;  // where its next segment starts
-    std::uint64_t held_cut = 0;  // the cut whose record stands at the head, unconsumed
-    std::string said = {};       // the payload of the last cut record
+    std::uint64_t open_end = 0;   // where its next segment starts
+    std::uint64_t held_cut = 0;   // the cut whose record stands at the head, unconsumed
+    std::string said = {};        // the payload of the last cut record
+    std::uint64_t inherited = 0;  // records below were written in an earlier launch
 
     std::uint64_t at() const noexcept { return next + kept.size(); }  // the record to look at
   };
@@ -126,6 +153,7 @@ class ServerCore {
   std::size_t pass();
   bool consume_one(std::size_t worker);
   void acknowledge(Ring* ring, Outcome outcome, std::uint64_t staleness);
+  void settle(Ring* ring, Outcome outcome, std::uint64_t staleness);
   bool stamped(std::size_t worker);
   static void follow_hint(Ring* ring) noexcept;
   bool patience_spent(Ring* ring);
@@ -154,6 +182,21 @@ class ServerCore {
               const std::int64_t* keys);
   [[noreturn]] void violation(std::size_t worker, const std::string& what) const;
 
+  void commit(std::size_t worker, const RecordHeader& header, const Verdict& verdict);
+  void commit_segments(std::size_t worker);
+  void publish_commit(Ring* ring);
+  void put_worker(std::size_t worker);
+  void put_push(std::size_t worker, const RecordHeader& header, const Verdict& verdict);
+  void put_tick(std::size_t worker, const RecordHeader& header);
+  void put_table(std::size_t table);
+  void put_pair(std::size_t table, std::size_t worker);
+  void put_all();
+  void take_words();
+  void take_pair(std::size_t table, std::size_t worker);
+  bool complete(std::size_t worker, std::uint64_t sequence, RecordHeader* header) const;
+  void find_end(std::size_t worker);
+  void cut_off(std::size_t worker);
+
   std::uint8_t* region_;
   Layout layout_;
   std::uint32_t generation_;
@@ -166,6 +209,10 @@ class ServerCore {
   std::vector<Table> tables_;
   std::vector<StagingArea> staging_;
   ServerCounters counters_;
+  std::unique_ptr<Journal> journal_;
+  std::vector<Position> positions_;
+  std::map<std::pair<std::size_t, std::uint32_t>, StagingArea> old_staging_;
+  long unfinished_ = -1;  // the worker whose record the process before was consuming
 };
 
 }  // namespace mpips

@@ -41,7 +41,8 @@ ServerCore::Verdict ServerCore::handle_cut(std::size_t worker, const RecordHeade
     check_nothing_open(worker);
     ring.said.assign(reinterpret_cast<const char*>(payload), h.payload_bytes);
   }
-  const bool passes = h.offset <= released_cut_;
+  // What an earlier launch wanted to cut is wanted no more.
+  const bool passes = h.offset <= released_cut_ || h.generation != generation_;
   ring.held_cut = passes ? 0 : h.offset;
   return {passes, passes ? Outcome::answered : Outcome::none, 0};
 }

@@ -14,7 +14,11 @@ Update ServerCore::parse(std::size_t worker, const RecordHeader& h,
   if ((h.flags & flag_staged) != 0) {
     StagedPayload where;
     std::memcpy(&where, payload, sizeof where);
-    const StagingArea& area = staging_[worker];
+    const auto old = h.generation != generation_ ? old_staging_.find({worker, h.generation})
+                                                 : old_staging_.end();
+    const StagingArea& area = old != old_staging_.end() ? old->second : staging_[worker];
+    if (h.generation != generation_ && old == old_staging_.end())
+      violation(worker, "an update in the staging region of an earlier launch, which is gone");
     const std::size_t bytes = h.count * sizeof(float);
     const auto inside = [&](std::uint64_t offset) {
       return offset % sizeof(float) == 0 && offset <= area.bytes && bytes <= area.bytes - offset;
@@ -124,6 +128,7 @@ ServerCore::Verdict ServerCore::handle_segment(std::size_t worker, const RecordH
     return last ? apply_kept(worker, h) : Verdict{true, Outcome::none, 0};
   }
   t.shard->assemble(worker, part, first);
+  fault::at(fault::Point::copied);
   if (!last) return {true, Outcome::segment, 0};
   const Update whole = t.shard->whole(worker);
   return judge(&t, h, whole.base != nullptr, [&](float scale, float lambda) {
@@ -144,10 +149,16 @@ ServerCore::Verdict ServerCore::apply_kept(std::size_t worker, const RecordHeade
         t.embedding->make_expected(worker, parts);
         for (const Update& part : parts) {
           t.embedding->apply_expected(worker, part, scale, lambda, t.next_step());
-          if (ring.next != end) acknowledge(&ring, Outcome::segment, 0);
+          // With a journal all of the push is one operation: its records stay till it is committed.
+          if (!journal_ && ring.next != end) acknowledge(&ring, Outcome::segment, 0);
         }
       });
-  while (ring.next != end) acknowledge(&ring, Outcome::segment, 0);
+  while (ring.next != end) {
+    if (journal_)
+      settle(&ring, Outcome::segment, 0);
+    else
+      acknowledge(&ring, Outcome::segment, 0);
+  }
   return verdict;
 }
 
@@ -158,8 +169,13 @@ void ServerCore::let_go(std::size_t worker) {
   ring.kept.clear();
   for (const Update& part : parts) {
     tables_[ring.open_table].shard->assemble(worker, part, part.offset == 0);
-    acknowledge(&ring, Outcome::segment, 0);
+    fault::at(fault::Point::copied);
+    if (journal_)
+      settle(&ring, Outcome::segment, 0);
+    else
+      acknowledge(&ring, Outcome::segment, 0);
   }
+  if (journal_) commit_segments(worker);
 }
 
 template <class Apply>
@@ -201,7 +217,15 @@ ServerCore::Verdict ServerCore::handle_bsp(std::size_t worker, const RecordHeade
     return {true, last ? Outcome::late : Outcome::segment, current - h.clock};
   }
   if (h.clock > current || !clocks_.may_contribute(worker)) return {false, Outcome::none, 0};
-  t.shard->accumulate(clocks_.uses_backup() ? worker : 0, part);
+  // With a journal a push is summed when it is whole: one that stays incomplete can be dropped.
+  if (journal_ && !(last && (h.flags & flag_first) != 0)) {
+    t.shard->assemble(worker, part, (h.flags & flag_first) != 0);
+    fault::at(fault::Point::copied);
+    if (!last) return {true, Outcome::segment, 0};
+    t.shard->accumulate(clocks_.uses_backup() ? worker : 0, t.shard->whole(worker));
+  } else {
+    t.shard->accumulate(clocks_.uses_backup() ? worker : 0, part);
+  }
   t.pending[worker] += last;
   return {true, last ? Outcome::accumulated : Outcome::segment, 0};
 }

@@ -55,10 +55,18 @@ struct Rule {
   PythonUpdate python;      // set: replaces the kernel
 };
 
+// What must be known of the buffers of one number (see Journal) to take them over.
+using BufferWords = std::array<std::uint64_t, 4>;
+
 // One server's part of a table. Not thread-safe: the server's loop is the only writer.
 class Shard {
  public:
   virtual ~Shard() = default;
+
+  virtual BufferWords buffer_words(std::size_t number) const noexcept = 0;
+  virtual void set_buffer_words(std::size_t number, const BufferWords& words) = 0;
+  // After all words are set: what can be derived is made anew.
+  virtual void take_over() = 0;
 
   // True if the update lies inside the shard.
   virtual bool accepts(const Update& part) const noexcept = 0;

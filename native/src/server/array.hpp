@@ -1,0 +1,91 @@
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "ring/layout.hpp"
+#include "ring/shared_memory.hpp"
+#include "server/journal.hpp"
+
+namespace mpips {
+
+// Where the buffers of a table's shard lie and who keeps them from half-changes.
+struct Durable {
+  Journal* journal = nullptr;       // null: a process that dies takes everything with it
+  SharedMemory* buffers = nullptr;  // sparse, for the arrays below; with a journal only
+  std::size_t table = 0;
+  bool fresh = true;  // false: what an earlier process left is taken over
+
+  // Numbers of the journal's segments: the region, then two of each table.
+  static constexpr std::size_t region = 0;
+  std::size_t buffer_segment() const noexcept { return 1 + 2 * table; }
+  std::size_t row_segment() const noexcept { return 2 + 2 * table; }
+};
+
+// A buffer that only grows: private memory, or a stretch of a sparse segment, whose pages are taken
+// as they are needed. In a segment it neither moves nor begins as zeros.
+template <class T>
+class Array {
+ public:
+  void place(SharedMemory* file, std::size_t offset, std::size_t most_bytes) {
+    file_ = file;
+    offset_ = offset;
+    most_ = most_bytes / sizeof(T);
+    data_ = reinterpret_cast<T*>(file->data() + offset);
+  }
+
+  T* data() noexcept { return data_; }
+  const T* data() const noexcept { return data_; }
+  T& operator[](std::size_t i) noexcept { return data_[i]; }
+  const T& operator[](std::size_t i) const noexcept { return data_[i]; }
+
+  // An earlier process has taken the pages of n elements.
+  void taken(std::size_t n) noexcept { size_ = std::max(size_, n); }
+
+  // Room for n elements; what is there stays.
+  void need(std::size_t n) {
+    if (n > size_) grow(n);
+  }
+
+ private:
+  void grow(std::size_t n) {
+    const std::size_t wanted = std::max(n, size_ + size_ / 2);
+    if (file_ == nullptr) {
+      own_.resize(wanted);
+      data_ = own_.data();
+      size_ = wanted;
+      return;
+    }
+    if (n > most_) throw SharedMemoryError("a buffer of pushes outgrew its reserved address space");
+    const std::size_t room = std::min(wanted, most_);
+    file_->commit(offset_ + size_ * sizeof(T), (room - size_) * sizeof(T));
+    size_ = room;
+  }
+
+  std::vector<T> own_;
+  T* data_ = nullptr;
+  SharedMemory* file_ = nullptr;
+  std::size_t offset_ = 0, most_ = 0, size_ = 0;
+};
+
+// How the sparse segment of a table is dealt out: equal stretches.
+class Stretches {
+ public:
+  Stretches(const Durable& durable, std::size_t n_arrays) : file_(durable.buffers) {
+    if (file_ != nullptr)
+      each_ = file_->size() / std::max<std::size_t>(n_arrays, 1) / page_bytes * page_bytes;
+  }
+  template <class T>
+  void place(Array<T>* array) {
+    if (file_ == nullptr) return;
+    array->place(file_, at_, each_);
+    at_ += each_;
+  }
+
+ private:
+  SharedMemory* file_;
+  std::size_t each_ = 0, at_ = 0;
+};
+
+}  // namespace mpips

@@ -1,0 +1,158 @@
+#include "server/journal.hpp"
+
+#include <cstring>
+
+#include "ring/layout.hpp"
+
+namespace mpips {
+namespace {
+
+constexpr std::uint64_t journal_magic = 0x4c4e524a5350504dULL;
+constexpr std::uint64_t journal_version = 1;
+constexpr std::size_t first_scratch_bytes = std::size_t{1} << 18;
+
+}  // namespace
+
+std::size_t Journal::bytes(std::size_t n_workers, std::size_t n_tables,
+                           std::size_t text_bytes) noexcept {
+  const std::size_t words = global_words + n_workers * worker_words + n_tables * table_words +
+                            n_tables * n_workers * pair_words;
+  return round_up(page_bytes + words * (sizeof(std::uint64_t) + sizeof(Logged)) +
+                      2 * n_workers * text_bytes,
+                  page_bytes) +
+         first_scratch_bytes;
+}
+
+Journal::Journal(SharedMemory& memory, std::size_t n_workers, std::size_t n_tables,
+                 std::size_t text_bytes)
+    : memory_(&memory), n_workers_(n_workers), n_tables_(n_tables), text_bytes_(text_bytes) {
+  const std::size_t needed = bytes(n_workers, n_tables, text_bytes);
+  if (memory.size() < needed)
+    throw RecoveryError("the journal's segment is too small for this job");
+  head_ = reinterpret_cast<Head*>(memory.data());
+  words_ = reinterpret_cast<std::uint64_t*>(memory.data() + page_bytes);
+  log_ = reinterpret_cast<Logged*>(words_ + n_words());
+  texts_ = reinterpret_cast<std::uint8_t*>(log_ + n_words());
+  scratch_ = needed - first_scratch_bytes;
+  where_ = reinterpret_cast<std::uint64_t*>(memory.data() + scratch_);
+  reserved_ = first_scratch_bytes;
+}
+
+void Journal::put_text(std::size_t worker, const void* text, std::size_t bytes) noexcept {
+  const std::size_t index = of_worker(worker, said);
+  const std::uint64_t other = (words_[index] & 1) ^ 1;
+  std::memcpy(text_of(worker, other), text, bytes);
+  barrier();
+  put(index, static_cast<std::uint64_t>(bytes) << 1 | other);
+}
+
+std::string Journal::text(std::size_t worker) const {
+  const std::uint64_t which = words_[of_worker(worker, said)];
+  return {reinterpret_cast<const char*>(text_of(worker, which & 1)), which >> 1};
+}
+
+bool Journal::usable() const noexcept {
+  return head_->magic == journal_magic && head_->version == journal_version &&
+         head_->n_workers == n_workers_ && head_->n_tables == n_tables_ && head_->in_use == 1;
+}
+
+void Journal::begin_use() noexcept {
+  head_->magic = journal_magic;
+  head_->version = journal_version;
+  head_->n_workers = n_workers_;
+  head_->n_tables = n_tables_;
+  head_->active = head_->position = head_->n_logged = 0;
+  barrier();
+  head_->in_use = 1;
+  barrier();
+}
+
+void Journal::set_segment(std::size_t id, std::uint8_t* data) {
+  if (segments_.size() <= id) segments_.resize(id + 1, nullptr);
+  segments_[id] = data;
+}
+
+// What lies in the log and at the position means nothing while no operation is active.
+void Journal::begin() noexcept {
+  if (active_) return;
+  head_->position = 0;
+  head_->n_logged = 0;
+  barrier();
+  head_->active = worker_ + 1;
+  barrier();
+  active_ = true;
+}
+
+void Journal::commit() noexcept {
+  barrier();
+  head_->active = 0;
+  barrier();
+  active_ = resuming_ = false;
+  part_ = resume_ = 0;
+}
+
+void Journal::save_start(std::size_t n_spans, std::size_t span_bytes) {
+  const std::size_t table = round_up(n_spans * sizeof(std::uint64_t), line_bytes);
+  const std::size_t needed = table + n_spans * span_bytes;
+  if (needed > reserved_) {
+    memory_->grow(scratch_ + needed);
+    reserved_ = needed;
+  }
+  saved_ = reinterpret_cast<std::uint8_t*>(where_) + table;
+  span_bytes_ = span_bytes;
+  n_saved_ = 0;
+}
+
+void Journal::saved(std::uint64_t unit) noexcept {
+  begin();
+  head_->n_spans = n_saved_;
+  head_->span_bytes = span_bytes_;
+  barrier();
+  head_->position = unit | 1;
+  barrier();
+  fault::at(fault::Point::unit_saved);
+}
+
+void Journal::done(std::uint64_t unit) noexcept {
+  fault::at(fault::Point::unit_changed);
+  barrier();
+  head_->position = unit + 2;
+  barrier();
+  fault::at(fault::Point::unit_done);
+}
+
+void Journal::put_unit_back() {
+  const std::size_t table = round_up(head_->n_spans * sizeof(std::uint64_t), line_bytes);
+  if (scratch_ + table + head_->n_spans * head_->span_bytes > memory_->size())
+    throw RecoveryError("the journal is damaged: its scratch area ends too early");
+  const std::uint8_t* from = reinterpret_cast<std::uint8_t*>(where_) + table;
+  for (std::size_t i = 0; i < head_->n_spans; ++i, from += head_->span_bytes) {
+    const std::uint64_t offset = where_[i] & ((std::uint64_t{1} << segment_shift) - 1);
+    std::memcpy(segments_.at(where_[i] >> segment_shift) + offset, from, head_->span_bytes);
+    fault::at(fault::Point::recovering);
+  }
+}
+
+long Journal::undo() {
+  if (head_->active == 0) return -1;
+  if ((head_->position & 1) != 0) {
+    put_unit_back();
+    barrier();
+    head_->position &= ~std::uint64_t{1};
+    barrier();
+    fault::at(fault::Point::recovering);
+  }
+  for (std::uint64_t i = head_->n_logged; i-- > 0;) {
+    words_[log_[i].index] = log_[i].value;
+    fault::at(fault::Point::recovering);
+  }
+  barrier();
+  head_->n_logged = 0;
+  barrier();
+  active_ = resuming_ = true;
+  part_ = 0;
+  resume_ = head_->position;
+  return static_cast<long>(head_->active) - 1;
+}
+
+}  // namespace mpips

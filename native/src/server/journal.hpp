@@ -1,0 +1,201 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "ring/fault.hpp"
+#include "ring/shared_memory.hpp"
+
+// What makes a server's changes survive SIGKILL at any instruction. It lies in a shared-memory
+// segment, so that the process that comes after can read it.
+//
+// What a kill leaves. Memory holds the effects of a prefix of the instructions that the process
+// would have executed: a killed processor context retires in order, and stores to shared memory are
+// not lost. So only the order of stores in the program counts, and only the compiler could change
+// it: `barrier` stops it.
+//
+// Operation: what one record does, from the first change to the acknowledgement. It is undone in
+// part, then done again from the record, which stays in its ring till then; its large parts that
+// are complete are skipped. Three kinds of memory take part:
+//
+// 1. Words (clocks, versions, counts, numbers of records): an image in this segment. The server
+// works
+//    with private copies and brings the image up to date at the end of an operation (`put`): old
+//    word into the log, log's length, new word. Then `active` = 0, one store, commits. Killed
+//    before: the log puts every old word back (any number of times: it holds old words only).
+//    Killed after: the log is not looked at.
+// 2. Units (a stretch of a dense shard with its optimizer state, a batch of rows, a stretch of a
+//    sum): old bytes into the scratch area, `position` = this unit, saved; change; `position` =
+//    next unit. The position is one word, so there is no state between these three. Killed while
+//    saving: the unit is unchanged. Killed while it says "saved": the scratch area puts the unit
+//    back. In both cases, and after, the operation is done again and every unit below the position
+//    is skipped: it is complete and must not be applied twice. Parts and units are numbered in the
+//    order in which the operation comes to them, which is the same again, since it depends on the
+//    record and on words that are as they were.
+// 3. What lies behind an end that a word gives (new rows, segments of a push that is not complete):
+//    written first, then the end moves. Doing that again writes the same bytes. The number of rows
+//    of a table moves at once and is not put back: a row that was made and not updated holds what a
+//    pull of an absent row answers.
+//
+// So at any instruction an operation is (a) not begun, (b) active: its words as before after the
+// log has been put back, its units below the position done, the others not; finished by doing it
+// again before anything else is, or (c) committed. In (c) `applied` may not be published yet:
+// recovery publishes it from the image. In (b) the record is in its ring, because a slot is written
+// again only after `applied` has been published.
+//
+// Recovery itself may be killed: putting back is repeated from the start, and its other steps
+// repeat to the same end (see server_recovery.cpp).
+namespace mpips {
+
+// There is nothing that could be recovered, or not by this job.
+class RecoveryError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+class Journal {
+ public:
+  // Words of the image, by owner.
+  enum GlobalWord : std::size_t { current_clock, global_words };
+  enum WorkerWord : std::size_t {
+    next,  // records consumed
+    open,  // 1, table, flags of the push that is not complete; 0: there is none
+    open_clock,
+    open_end,
+    clock,
+    finished,
+    ticked,
+    position,  // the clock that the worker is in, by what it last sent
+    said,      // which of the worker's two texts counts, and its length
+    worker_words,
+  };
+  enum TableWord : std::size_t { version, steps_before, n_rows, stats, table_words = stats + 80 };
+  // Of a worker's pushes to a table, and of the table's buffers of that number.
+  enum PairOffset : std::size_t { taken, pending, buffers, pair_words = buffers + 4 };
+
+  // `text_bytes`: the most that a worker says at a time (see server_cuts.cpp).
+  Journal(SharedMemory& memory, std::size_t n_workers, std::size_t n_tables,
+          std::size_t text_bytes);
+  static std::size_t bytes(std::size_t n_workers, std::size_t n_tables,
+                           std::size_t text_bytes) noexcept;
+
+  // True where an earlier process left a journal of a job of this shape that was begun.
+  bool usable() const noexcept;
+  // The image is complete: from here on a kill is survived.
+  void begin_use() noexcept;
+
+  // Memory that units lie in; the same numbers in every process.
+  void set_segment(std::size_t id, std::uint8_t* data);
+  std::uint8_t* segment(std::size_t id) const { return segments_.at(id); }
+
+  std::size_t of_worker(std::size_t w, std::size_t word) const noexcept {
+    return global_words + w * worker_words + word;
+  }
+  std::size_t of_table(std::size_t t, std::size_t word) const noexcept {
+    return global_words + n_workers_ * worker_words + t * table_words + word;
+  }
+  std::size_t of_pair(std::size_t t, std::size_t w, std::size_t word) const noexcept {
+    return global_words + n_workers_ * worker_words + n_tables_ * table_words +
+           (t * n_workers_ + w) * pair_words + word;
+  }
+  std::uint64_t word(std::size_t index) const noexcept { return words_[index]; }
+  // Outside operations, or where the change is to stay whatever becomes of the operation.
+  void set(std::size_t index, std::uint64_t value) noexcept {
+    barrier();
+    words_[index] = value;
+    barrier();
+  }
+  // Within an operation.
+  void put(std::size_t index, std::uint64_t value) noexcept {
+    if (words_[index] == value) return;
+    log_[head_->n_logged] = {index, words_[index]};
+    barrier();
+    ++head_->n_logged;
+    barrier();
+    fault::at(fault::Point::word_logged);
+    words_[index] = value;
+    barrier();
+    fault::at(fault::Point::word_put);
+  }
+
+  // What a worker has said: into the place of the text that does not count, then a word.
+  void put_text(std::size_t worker, const void* text, std::size_t bytes) noexcept;
+  std::string text(std::size_t worker) const;
+
+  // Operations: of the worker whose record is at hand. An operation begins with its first lasting
+  // change: a record that is only looked at, since it must wait, leaves no trace.
+  void set_worker(std::size_t worker) noexcept { worker_ = worker; }
+  void begin() noexcept;
+  void commit() noexcept;
+
+  // Parts of an operation, in order; units of a part, in order. `enter` gives the number of the
+  // part's first unit, of which `unit` makes the others; a unit that is `past` must be skipped.
+  std::uint64_t enter_part() noexcept { return part_++ << part_shift; }
+  static std::uint64_t unit(std::uint64_t part, std::uint64_t index) noexcept {
+    return part + (index << 1);
+  }
+  bool past(std::uint64_t unit) const noexcept { return unit < resume_; }
+  void save_start(std::size_t n_spans, std::size_t span_bytes);
+  void save(std::size_t segment_id, const void* from) noexcept {
+    const auto* at = static_cast<const std::uint8_t*>(from);
+    const auto offset = static_cast<std::uint64_t>(at - segments_[segment_id]);
+    where_[n_saved_] = (static_cast<std::uint64_t>(segment_id) << segment_shift) | offset;
+    copy(saved_ + n_saved_ * span_bytes_, at, span_bytes_);
+    ++n_saved_;
+    if (fault::armed && n_saved_ == 1) fault::pass(fault::Point::unit_saving);
+  }
+  void saved(std::uint64_t unit) noexcept;
+  // Of a unit that was saved, or, after `begin`, of one that may be done twice until then.
+  void done(std::uint64_t unit) noexcept;
+
+  // Recovery: puts the unit and the words back. The worker whose operation is to be finished, or
+  // -1.
+  long undo();
+  // Nothing of the operation is left, or nothing that counts.
+  void forget() noexcept { commit(); }
+  bool resuming() const noexcept { return resuming_; }
+  bool untouched() const noexcept { return head_->position == 0; }
+
+  static void barrier() noexcept { std::atomic_signal_fence(std::memory_order_seq_cst); }
+
+ private:
+  struct Head {
+    std::uint64_t magic, version, n_workers, n_tables, in_use;
+    std::uint64_t active;    // 1 + worker whose record is being consumed; 0: none
+    std::uint64_t position;  // unit, with bit 0 set while its old bytes are in the scratch area
+    std::uint64_t n_logged;
+    std::uint64_t n_spans, span_bytes;  // of the unit in the scratch area
+  };
+  struct Logged {
+    std::uint64_t index, value;
+  };
+  static constexpr unsigned part_shift = 44, segment_shift = 48;
+
+  static void copy(std::uint8_t* to, const std::uint8_t* from, std::size_t bytes) noexcept {
+    __builtin_memcpy(to, from, bytes);
+  }
+  std::size_t n_words() const noexcept { return of_pair(n_tables_, 0, 0); }
+  std::uint8_t* text_of(std::size_t worker, std::uint64_t which) const noexcept {
+    return texts_ + (2 * worker + which) * text_bytes_;
+  }
+  void put_unit_back();
+
+  SharedMemory* memory_;
+  std::size_t n_workers_, n_tables_, text_bytes_, worker_ = 0;
+  std::uint8_t* texts_ = nullptr;
+  Head* head_ = nullptr;
+  std::uint64_t* words_ = nullptr;
+  Logged* log_ = nullptr;
+  std::size_t scratch_ = 0;  // offset
+  std::uint64_t* where_ = nullptr;
+  std::uint8_t* saved_ = nullptr;
+  std::size_t n_saved_ = 0, span_bytes_ = 0, reserved_ = 0;
+  std::vector<std::uint8_t*> segments_;
+  bool active_ = false, resuming_ = false;
+  std::uint64_t part_ = 0, resume_ = 0;
+};
+
+}  // namespace mpips

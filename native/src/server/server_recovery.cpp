@@ -1,0 +1,309 @@
+#include <algorithm>
+#include <cstring>
+
+#include "ring/checksum.hpp"
+#include "server/array.hpp"
+#include "server/server_core.hpp"
+
+// How a server's state outlives its process: what is written down when a record is consumed (the
+// protocol is explained in journal.hpp), and how a later process goes on.
+//
+// Recovery, step by step; a kill between any two of them repeats from the first, to the same end.
+// 1. Undo: the journal puts the unit and the words back. (They are old bytes; twice is as once.)
+// 2. Take over: the private state is read from the words; maps of rows are made from the keys; a
+//    block's version that says "being written" says so no longer. (Only private memory is changed,
+//    and versions, which come out even each time.)
+// 3. The ring of each worker ends behind its last complete record that does not belong to an
+//    incomplete push; the stamps behind it are cleared, so that no stale stamp can be taken for a
+//    later record's; segments of an incomplete push that were consumed are dropped. (Clearing
+//    only takes away what lies behind the end, so that the next recovery finds the same end.)
+// 4. Acknowledgements, versions and clocks are published.
+// 5. The operation in progress is finished, before any other.
+//
+// New writers begin at the end that step 3 found. Records below it are of earlier launches, those
+// from it on of this one; the launch before has no living process that could write (the caller
+// holds the only lock on the segments).
+namespace mpips {
+namespace {
+
+constexpr std::size_t n_stat_words = sizeof(TableStats) / sizeof(std::uint64_t);
+constexpr std::size_t n_plain_stats = n_stat_words - staleness_bins;
+static_assert(sizeof(TableStats) % sizeof(std::uint64_t) == 0);
+static_assert(n_stat_words <= Journal::table_words - Journal::stats);
+
+bool is_push(std::uint8_t kind) noexcept {
+  return kind == static_cast<std::uint8_t>(RecordKind::push_dense) ||
+         kind == static_cast<std::uint8_t>(RecordKind::push_rows);
+}
+
+bool is(std::uint8_t kind, RecordKind wanted) noexcept {
+  return kind == static_cast<std::uint8_t>(wanted);
+}
+
+}  // namespace
+
+void ServerCore::set_journal(std::unique_ptr<Journal> journal) {
+  journal_ = std::move(journal);
+  journal_->set_segment(Durable::region, region_);
+}
+
+void ServerCore::begin_journal() {
+  put_all();
+  journal_->begin_use();
+}
+
+// The record is consumed: all words that it changed, then the one that says so.
+void ServerCore::commit(std::size_t worker, const RecordHeader& h, const Verdict& verdict) {
+  Ring& ring = rings_[worker];
+  settle(&ring, verdict.outcome, verdict.staleness);
+  journal_->begin();
+  put_worker(worker);
+  if (is_push(h.kind))
+    put_push(worker, h, verdict);
+  else if (is(h.kind, RecordKind::pull_rows))
+    journal_->put(journal_->of_table(h.table, Journal::stats) + n_plain_stats - 1,
+                  tables_[h.table].stats.pulled_rows);
+  else if (is(h.kind, RecordKind::cut))
+    journal_->put_text(worker, ring.said.data(), ring.said.size());
+  else if (!is(h.kind, RecordKind::tick) || verdict.outcome == Outcome::late ||
+           journal_->word(Journal::current_clock) != clocks_.current())
+    put_all();
+  if (is(h.kind, RecordKind::tick)) put_tick(worker, h);
+  publish_commit(&ring);
+}
+
+void ServerCore::put_tick(std::size_t worker, const RecordHeader& h) {
+  journal_->put(journal_->of_worker(worker, Journal::position), h.clock + 1);
+  for (std::size_t t = 0; t < tables_.size(); ++t)
+    journal_->put(journal_->of_pair(t, worker, Journal::taken), 0);
+}
+
+// Segments that were copied out of their slots.
+void ServerCore::commit_segments(std::size_t worker) {
+  journal_->set_worker(worker);
+  journal_->begin();
+  put_worker(worker);
+  put_pair(rings_[worker].open_table, worker);
+  publish_commit(&rings_[worker]);
+}
+
+void ServerCore::publish_commit(Ring* ring) {
+  journal_->commit();
+  fault::at(fault::Point::committed);
+  publish(&ring->box.ack->applied, ring->next);
+  fault::at(fault::Point::acknowledged);
+}
+
+void ServerCore::put_worker(std::size_t worker) {
+  const Ring& ring = rings_[worker];
+  const auto put = [&](Journal::WorkerWord word, std::uint64_t value) {
+    journal_->put(journal_->of_worker(worker, word), value);
+  };
+  put(Journal::next, ring.next);
+  put(Journal::open, ring.open ? 1 | static_cast<std::uint64_t>(ring.open_table) << 16 |
+                                     static_cast<std::uint64_t>(ring.open_flags) << 32
+                               : 0);
+  if (ring.open) {
+    put(Journal::open_clock, ring.open_clock);
+    put(Journal::open_end, ring.open_end);
+  }
+  put(Journal::clock, clocks_.clock(worker));
+  put(Journal::finished, clocks_.finished(worker));
+  put(Journal::ticked, clocks_.ticked(worker));
+}
+
+void ServerCore::put_push(std::size_t worker, const RecordHeader& h, const Verdict& verdict) {
+  const Table& t = tables_[h.table];
+  journal_->put(journal_->of_table(h.table, Journal::version), t.version);
+  const auto* stats = reinterpret_cast<const std::uint64_t*>(&t.stats);
+  const std::size_t first = journal_->of_table(h.table, Journal::stats);
+  for (std::size_t i = 0; i < n_plain_stats; ++i) journal_->put(first + i, stats[i]);
+  const auto bin = std::min<std::uint64_t>(verdict.staleness, staleness_bins - 1);
+  journal_->put(first + n_plain_stats + bin, t.stats.staleness[bin]);
+  if ((h.flags & flag_last) != 0) {
+    const std::size_t taken = journal_->of_pair(h.table, worker, Journal::taken);
+    journal_->put(taken, journal_->word(taken) + 1);
+    journal_->put(journal_->of_worker(worker, Journal::position), h.clock);
+  }
+  put_pair(h.table, worker);
+  if (worker != 0) put_pair(h.table, 0);  // without backup workers the sum is buffer 0
+}
+
+void ServerCore::put_table(std::size_t table) {
+  const Table& t = tables_[table];
+  journal_->put(journal_->of_table(table, Journal::version), t.version);
+  journal_->put(journal_->of_table(table, Journal::steps_before), t.steps_before);
+  const auto* stats = reinterpret_cast<const std::uint64_t*>(&t.stats);
+  const std::size_t first = journal_->of_table(table, Journal::stats);
+  for (std::size_t i = 0; i < n_stat_words; ++i) journal_->put(first + i, stats[i]);
+}
+
+void ServerCore::put_pair(std::size_t table, std::size_t worker) {
+  const Table& t = tables_[table];
+  if (t.shard == nullptr) return;
+  journal_->put(journal_->of_pair(table, worker, Journal::pending), t.pending[worker]);
+  const BufferWords words = t.shard->buffer_words(worker);
+  for (std::size_t i = 0; i < words.size(); ++i)
+    journal_->put(journal_->of_pair(table, worker, Journal::buffers) + i, words[i]);
+}
+
+void ServerCore::put_all() {
+  journal_->put(Journal::current_clock, clocks_.current());
+  for (std::size_t w = 0; w < rings_.size(); ++w)
+    if (rings_[w].kept.empty()) put_worker(w);
+  for (std::size_t t = 0; t < tables_.size(); ++t) {
+    put_table(t);
+    for (std::size_t w = 0; w < rings_.size(); ++w) put_pair(t, w);
+  }
+}
+
+void ServerCore::attach() {
+  if (!journal_ || !journal_->usable())
+    throw RecoveryError("no server of this job's shape had begun to work in this memory");
+  unfinished_ = journal_->undo();
+  take_words();
+  positions_.assign(rings_.size(), {});
+  for (std::size_t w = 0; w < rings_.size(); ++w) {
+    find_end(w);
+    cut_off(w);
+  }
+  // An operation that has changed nothing, or a segment of a push that is dropped, leaves nothing.
+  if (unfinished_ >= 0) {
+    const Ring& ring = rings_[static_cast<std::size_t>(unfinished_)];
+    if (journal_->untouched() || ring.next >= ring.inherited) {
+      journal_->forget();
+      unfinished_ = -1;
+    }
+  }
+  for (Table& t : tables_) publish(&t.head->version, t.version);
+  publish_clocks();
+  for (std::size_t w = 0; w < rings_.size(); ++w) publish_clock(w);
+  for (Ring& ring : rings_) publish(&ring.box.ack->applied, ring.next);
+  fault::at(fault::Point::recovering);
+}
+
+void ServerCore::take_words() {
+  const auto of = [&](std::size_t w, Journal::WorkerWord word) {
+    return journal_->word(journal_->of_worker(w, word));
+  };
+  for (std::size_t w = 0; w < rings_.size(); ++w) {
+    Ring& ring = rings_[w];
+    ring.next = of(w, Journal::next);
+    const std::uint64_t open = of(w, Journal::open);
+    ring.open = open != 0;
+    ring.open_table = static_cast<std::uint16_t>(open >> 16);
+    ring.open_flags = static_cast<std::uint16_t>(open >> 32);
+    ring.open_clock = static_cast<std::uint32_t>(of(w, Journal::open_clock));
+    ring.open_end = of(w, Journal::open_end);
+    ring.said = journal_->text(w);
+    clocks_.restore(w, static_cast<std::uint32_t>(of(w, Journal::clock)),
+                    of(w, Journal::finished) != 0, of(w, Journal::ticked) != 0);
+  }
+  clocks_.restore(static_cast<std::uint32_t>(journal_->word(Journal::current_clock)));
+  for (std::size_t i = 0; i < tables_.size(); ++i) {
+    Table& t = tables_[i];
+    if (t.head == nullptr) throw std::logic_error("a table has not been added");
+    t.version = journal_->word(journal_->of_table(i, Journal::version));
+    t.steps_before = journal_->word(journal_->of_table(i, Journal::steps_before));
+    auto* stats = reinterpret_cast<std::uint64_t*>(&t.stats);
+    for (std::size_t k = 0; k < n_stat_words; ++k)
+      stats[k] = journal_->word(journal_->of_table(i, Journal::stats) + k);
+    if (t.shard == nullptr) continue;
+    for (std::size_t w = 0; w < rings_.size(); ++w) take_pair(i, w);
+    t.shard->take_over();
+    fault::at(fault::Point::recovering);
+  }
+}
+
+void ServerCore::take_pair(std::size_t table, std::size_t worker) {
+  Table& t = tables_[table];
+  t.pending[worker] = journal_->word(journal_->of_pair(table, worker, Journal::pending));
+  BufferWords words;
+  for (std::size_t k = 0; k < words.size(); ++k)
+    words[k] = journal_->word(journal_->of_pair(table, worker, Journal::buffers) + k);
+  t.shard->set_buffer_words(worker, words);
+}
+
+// Stamped and whole. What is damaged counts as never written: it was being put when all ended.
+bool ServerCore::complete(std::size_t worker, std::uint64_t sequence, RecordHeader* h) const {
+  const Mailbox& box = rings_[worker].box;
+  if (load_acquire(box.stamp(sequence)) != sequence + 1) return false;
+  std::memcpy(h, box.slot(sequence), sizeof *h);
+  if (h->magic != record_magic || h->version != layout_version || h->sequence != sequence ||
+      h->worker != worker || h->generation >= generation_ ||
+      h->payload_bytes > box.geometry.payload_capacity())
+    return false;
+  const bool checked = (h->flags & flag_checksum) != 0;
+  const std::uint8_t* payload = box.slot(sequence) + sizeof *h;
+  return h->header_checksum == (checked ? header_checksum(*h) : 0) &&
+         h->payload_checksum == (checked ? checksum(payload, h->payload_bytes) : 0);
+}
+
+// Where the worker's complete records end, and where the worker stands then.
+void ServerCore::find_end(std::size_t worker) {
+  Ring& ring = rings_[worker];
+  Position at;
+  at.sequence = ring.next;
+  at.clock =
+      static_cast<std::uint32_t>(journal_->word(journal_->of_worker(worker, Journal::position)));
+  at.finished = clocks_.finished(worker);
+  for (std::size_t t = 0; t < tables_.size(); ++t)
+    at.taken.push_back(journal_->word(journal_->of_pair(t, worker, Journal::taken)));
+  positions_[worker] = at;
+  RecordHeader h;
+  for (std::uint64_t q = ring.next; q < ring.next + ring.box.geometry.n_slots; ++q) {
+    if (at.finished || !complete(worker, q, &h)) break;
+    at.sequence = q + 1;
+    if (is_push(h.kind)) {
+      if ((h.flags & flag_last) == 0) continue;
+      if (h.table < at.taken.size()) ++at.taken[h.table];
+      at.clock = h.clock;
+    } else if (is(h.kind, RecordKind::pull_rows)) {
+      continue;
+    } else if (is(h.kind, RecordKind::tick)) {
+      at.clock = h.clock + 1;
+      std::fill(at.taken.begin(), at.taken.end(), 0);
+    } else if (is(h.kind, RecordKind::finish)) {
+      at.finished = true;
+    }
+    positions_[worker] = at;
+  }
+  ring.inherited = positions_[worker].sequence;
+}
+
+// What was there before the record is what an empty slot of this round holds.
+void ServerCore::cut_off(std::size_t worker) {
+  Ring& ring = rings_[worker];
+  const std::uint64_t n_slots = ring.box.geometry.n_slots;
+  for (std::uint64_t q = ring.inherited; q < ring.next + n_slots; ++q) {
+    store_release(ring.box.stamp(q), q + 1 > n_slots ? q + 1 - n_slots : 0);
+    fault::at(fault::Point::recovering);
+  }
+  if (ring.open && ring.inherited == ring.next) {
+    ring.open = false;
+    journal_->set(journal_->of_worker(worker, Journal::open), 0);
+    fault::at(fault::Point::recovering);
+  }
+}
+
+// Staging memory of earlier launches that records in the rings point to.
+std::vector<std::pair<std::size_t, std::uint32_t>> ServerCore::old_staging() const {
+  std::vector<std::pair<std::size_t, std::uint32_t>> needed;
+  RecordHeader h;
+  for (std::size_t w = 0; w < rings_.size(); ++w)
+    for (std::uint64_t q = rings_[w].next; q < rings_[w].inherited; ++q)
+      if (complete(w, q, &h) && is_push(h.kind) && (h.flags & flag_staged) != 0)
+        needed.emplace_back(w, h.generation);
+  std::sort(needed.begin(), needed.end());
+  needed.erase(std::unique(needed.begin(), needed.end()), needed.end());
+  return needed;
+}
+
+void ServerCore::finish_operation() {
+  while (unfinished_ >= 0 && journal_->resuming())
+    if (!consume_one(static_cast<std::size_t>(unfinished_)))
+      throw RecoveryError("the record that was being consumed is gone");
+  unfinished_ = -1;
+}
+
+}  // namespace mpips
