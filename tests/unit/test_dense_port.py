@@ -94,7 +94,7 @@ def test_tables_that_scale_or_compensate_have_no_port():
 def test_updates_larger_than_a_record_are_copied_and_read_in_place(monkeypatch):
     n = 100_000
     rig = Rig(dense(n), staging_bytes=4 << 20)
-    monkeypatch.setattr("mpips.handles.dense._BOUNCE_BYTES", 1024)
+    monkeypatch.setattr("mpips.handles.dense.BOUNCE_BYTES", 1024)
     worker = rig.worker(local=False)
     handle = worker.table("w")
     expected, update = np.zeros(n, np.float32), np.empty(n, np.float32)
@@ -114,7 +114,7 @@ def test_updates_larger_than_a_record_are_copied_and_read_in_place(monkeypatch):
 def test_a_bounce_buffer_is_not_written_while_the_server_may_read_it(monkeypatch):
     n = 2000
     rig = Rig(dense(n), n_slots=8, staging_bytes=1 << 20)
-    monkeypatch.setattr("mpips.handles.dense._BOUNCE_BYTES", 1024)
+    monkeypatch.setattr("mpips.handles.dense.BOUNCE_BYTES", 1024)
     worker = rig.worker(local=False, timeout_s=0.05)
     handle = worker.table("w")
     for value in (1.0, 2.0):
@@ -132,7 +132,7 @@ def test_a_bounce_buffer_is_not_written_while_the_server_may_read_it(monkeypatch
 def test_without_room_for_a_bounce_buffer_the_ring_is_used(monkeypatch):
     n = 5000
     rig = Rig(dense(n), staging_bytes=20_000)
-    monkeypatch.setattr("mpips.handles.dense._BOUNCE_BYTES", 1024)
+    monkeypatch.setattr("mpips.handles.dense.BOUNCE_BYTES", 1024)
     worker = rig.worker(local=False)
     with rig.serving():
         assert worker.table("w").push(floats(n)).wait().applied == 1
@@ -143,7 +143,7 @@ def test_without_room_for_a_bounce_buffer_the_ring_is_used(monkeypatch):
 def test_without_memory_for_a_bounce_buffer_the_ring_is_used(monkeypatch):
     n = 5000
     rig = Rig(dense(n))
-    monkeypatch.setattr("mpips.handles.dense._BOUNCE_BYTES", 1024)
+    monkeypatch.setattr("mpips.handles.dense.BOUNCE_BYTES", 1024)
     worker = rig.worker(local=False)
 
     def full(n_bytes, share):
