@@ -218,6 +218,7 @@ def test_memory_in_use_is_not_taken_over(make_rig):
 
 def test_server_that_had_not_begun_is_not_taken_over(make_rig):
     rig = make_rig(sgd(8))
+    unlink_job(rig.token)
     rig.token = kept(new_token())
     rig.open(0)
     rig.leave()
