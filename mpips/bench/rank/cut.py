@@ -1,9 +1,9 @@
 """What a checkpoint in the middle of training costs a worker: the pause at the cut, and pushes meanwhile.
 
 Rank 0 is scheduler and server, rank 1 a worker that pushes 64 KiB, waits until they are applied and ends its
-clock, again and again, beside a large table that only the checkpoint touches. The longest step of each
-checkpoint is compared with a memcpy of what the server holds, on the server's rank in the same run; the steps
-while it is written with those right before it.
+clock, again and again, beside a large table that only the checkpoint touches. The step that stands behind the
+cut record, and so waits for the copy, is compared with a memcpy of what the server holds, on the server's
+rank in the same run; the steps while the copy is written with those right before it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,30 +30,46 @@ _LOOK_S = 0.005
 _PATIENCE_S = 60.0
 
 
+class _Cost(NamedTuple):
+    """Of one checkpoint: seconds of the step behind the cut and of the longest one while it is written;
+    steps per second meanwhile, and right before."""
+
+    pause: float
+    longest: float
+    writing: float
+    before: float
+
+
 class _Steps:
-    """A worker's steps and how long each took."""
+    """A worker's steps and when each ended."""
 
     def __init__(self, worker: Worker, folder: Path) -> None:
         self._worker = worker
         self._folder = folder
         self._table = worker.table("small")
         self._update = np.ones(_SMALL, np.float32)
+        self._writer = worker.channels[0].writer
         self.ends: list[float] = []
+        self.cut_at: int | None = None  # the step that ended with a cut record
 
     def until(self, end: float) -> None:
         """Make steps until a time of `perf_counter`."""
         while not self.ends or self.ends[-1] < end:
+            before = self._writer.next_sequence
             self._table.push(self._update).wait()
             self._worker.clock()
+            # A push, a tick, and once a cut record.
+            if self._writer.next_sequence - before > 2:
+                self.cut_at = len(self.ends)
             self.ends.append(time.perf_counter())
 
     def published(self) -> int:
         """Checkpoints that are there."""
         return sum(name.startswith("step-") for name in os.listdir(self._folder))
 
-    def one_checkpoint(self) -> tuple[float, float, float]:
-        """Longest step in seconds; steps per second while it was written, and before."""
-        self.ends = [time.perf_counter()]
+    def one_checkpoint(self) -> _Cost:
+        """Make steps before, during and up to the end of one."""
+        self.ends, self.cut_at = [time.perf_counter()], None
         n_before = self.published()
         asked = self.ends[-1] + _BEFORE_S
         self.until(asked)
@@ -62,11 +79,12 @@ class _Steps:
             if self.ends[-1] > asked + _PATIENCE_S:
                 raise TimeoutError("no checkpoint was written")
             self.until(self.ends[-1] + _LOOK_S)
-        taken = np.diff(self.ends[first:])
-        longest = int(taken.argmax())
-        writing = self.ends[first + longest + 1 :]
-        return (
-            float(taken[longest]),
+        assert self.cut_at is not None
+        behind = self.cut_at + 1
+        writing = self.ends[behind:]
+        return _Cost(
+            self.ends[behind] - self.ends[behind - 1],
+            float(np.diff(writing).max()),
             (len(writing) - 1) / (writing[-1] - writing[0]),
             first / (self.ends[first] - self.ends[0]),
         )
@@ -79,7 +97,7 @@ def run(ranks: Ranks, options: Options) -> Findings | None:
     name = tempfile.mkdtemp(prefix="mpips-bench-cut-") if ranks.rank == 0 else ""
     folder = Path(ranks.comm.bcast(name))
     copies: list[float] = []
-    found: list[tuple[float, float, float]] = []
+    found: list[_Cost] = []
     # In turn: memcpy on the server's rank, then a checkpoint in a session of its own.
     try:
         for _ in range(options.repetitions):
@@ -100,32 +118,29 @@ def _copy(n: int) -> float:
     return typical_seconds(lambda: np.copyto(to, source), 5)
 
 
-def _session(ranks: Ranks, folder: Path, n: int) -> tuple[float, float, float] | None:
+def _session(ranks: Ranks, folder: Path, n: int) -> _Cost | None:
     tables = [
         mpips.DenseTable("large", (n,), mpips.SGD(1.0), mpips.ASP()),
         mpips.DenseTable("small", (_SMALL,), mpips.SGD(1.0), mpips.ASP()),
     ]
 
-    def main(worker: Worker) -> tuple[float, float, float]:
+    def main(worker: Worker) -> _Cost:
         steps = _Steps(worker, folder)
         steps.until(time.perf_counter() + _BEFORE_S)
         return steps.one_checkpoint()
 
-    value: tuple[float, float, float] | None = ranks.session(
-        main, tables, save=folder, resume="never", every_s=1e6
-    )
+    value: _Cost | None = ranks.session(main, tables, save=folder, resume="never", every_s=1e6)
     return value
 
 
-def _findings(copies: list[float], found: list[tuple[float, float, float]]) -> Findings:
-    pauses, writing, before = (list(column) for column in zip(*found, strict=True))
+def _findings(copies: list[float], found: list[_Cost]) -> Findings:
     return Findings(
         comparisons=[
             Comparison(
                 name="stall_vs_memcpy",
-                what="the longest step of a worker around a checkpoint, 256 MiB on the server",
+                what="a worker's step at the cut of a checkpoint, 256 MiB on the server",
                 unit="us",
-                ours=[1e6 * pause for pause in pauses],
+                ours=[1e6 * cost.pause for cost in found],
                 baseline=[1e6 * copy for copy in copies],
                 baseline_name="memcpy of as much",
             ),
@@ -133,17 +148,17 @@ def _findings(copies: list[float], found: list[tuple[float, float, float]]) -> F
                 name="pushes_while_writing",
                 what="pushes of 64 KiB, each waited for, while a checkpoint is written",
                 unit="1/s",
-                ours=writing,
-                baseline=before,
+                ours=[cost.writing for cost in found],
+                baseline=[cost.before for cost in found],
                 baseline_name="right before it",
             ),
         ],
         figures=[
             Figure(
-                name="checkpoint_pause",
-                what="the longest step of a worker around a checkpoint",
+                name="longest_step_while_writing",
+                what="the longest step of a worker while a checkpoint is written",
                 unit="ms",
-                values=[1e3 * pause for pause in pauses],
+                values=[1e3 * cost.longest for cost in found],
             )
         ],
     )
