@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpips.checkpoint.manifest import DTYPES, DatasetEntry
-from mpips.checkpoint.steps import Background, Peers, Steps, until_done
+from mpips.checkpoint.steps import Background, Peers, Steps, in_background, until_done
 from mpips.checkpoint.structure import load_writer, write_all
 
 _FLUSH_BYTES = 64 << 20
@@ -218,23 +218,26 @@ class SerialSink:
         if self._peers.rank:
             yield from self._send(start, data)
             return
-        self._put(entry, start, data)
+        yield from self._put(entry, start, data)
         for source in range(1, self._peers.size):
             yield True
             received = yield from self._receive(source, entry)
-            self._put(entry, *received)
+            yield from self._put(entry, *received)
         if self._failure is not None:
             raise self._failure
         yield True
 
-    def _put(self, entry: DatasetEntry, start: int, data: NDArray[Any] | None) -> None:
+    def _put(self, entry: DatasetEntry, start: int, data: NDArray[Any] | None) -> Steps[None]:
         # After a failure the others are still heard out.
         if data is None or self._failure is not None:
             return
+        flusher = self._flusher
+        assert flusher is not None
+        offset = entry.offset + start * entry.unit_bytes
+        # In the background: the kernel lets a writer wait while it has too much to bring to the disk.
         try:
-            assert self._flusher is not None
-            self._flusher.write(data, entry.offset + start * entry.unit_bytes)
-            self._flusher.note(data.nbytes)
+            yield from in_background(lambda: flusher.write(data, offset))
+            flusher.note(data.nbytes)
         except Exception as error:
             self._failure = error
 
