@@ -18,6 +18,7 @@ TRAIN = {
     "oversubscribed_digits",
     "ring_scaling",
 }
+CHECKPOINT = {"write_vs_raw", "write_rows_vs_raw", "stall_vs_memcpy", "pushes_while_writing"}
 SCALE = {"table_memory_vs_plan", "table_rate_last_vs_first"}
 
 
@@ -63,3 +64,11 @@ def test_scale_gives_every_figure() -> None:
         assert figures[f"ranks_{n}_region_bytes"] == figures["ranks_1_region_bytes"]
     assert 0 < figures["ranks_4_messages"] < 100
     assert any("rank_pss" in note for note in found["notes"])
+
+
+def test_checkpoint_gives_every_ratio() -> None:
+    found = quick("checkpoint")
+    assert set(found["ratios"]) == CHECKPOINT
+    assert set(found["bars"]) == CHECKPOINT & BARS.keys()
+    assert all(ratio > 0 for ratio in found["ratios"].values())
+    assert not found["skipped"]
