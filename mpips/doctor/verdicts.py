@@ -17,7 +17,7 @@ def ranks_start(launch: Launch) -> Verdict:
     """Whether mpirun started all of them."""
     trouble = launch.trouble("start")
     if trouble:
-        return failed(trouble, launch.command)
+        return failed(trouble, f"{launch.command} hostname   # this must work first")
     hosts = sorted({word.host for word in launch.of("start").values()})
     return passed(
         f"{launch.n} on {', '.join(hosts)}, in {launch.seconds:.1f} s with all that follows"
@@ -47,7 +47,7 @@ def same_versions(launch: Launch) -> Verdict:
             seen[rank]["MPI"] = word.data["library"]
     first = min(seen, default=None)
     if first is None:
-        return failed("no rank said what it runs", launch.command)
+        return failed("no rank said what it runs", f"{launch.command} hostname")
     for rank, found in sorted(seen.items()):
         for name in sorted(found.keys() | seen[first].keys()):
             mine, theirs = found.get(name, "none"), seen[first].get(name, "none")
@@ -63,7 +63,7 @@ def same_versions(launch: Launch) -> Verdict:
 def clocks(launch: Launch) -> Verdict:
     """Whether the hosts' clocks agree."""
     if trouble := launch.trouble("facts"):
-        return failed(trouble, launch.command)
+        return failed(trouble, f"{launch.command} hostname")
     worst = max(launch.of("facts").values(), key=lambda w: abs(w.data["skew_s"]))
     skew = worst.data["skew_s"]
     if abs(skew) > _SKEW_S:
@@ -78,7 +78,7 @@ def clocks(launch: Launch) -> Verdict:
 def shm_of_nodes(launch: Launch) -> Verdict:
     """Whether every host has the shared memory that the ranks on it need."""
     if trouble := launch.trouble("facts"):
-        return failed(trouble, launch.command)
+        return failed(trouble, f"{launch.command} hostname")
     words = launch.of("facts").values()
     least = min(words, key=lambda w: w.data["shm_free"])
     needed = mailboxes(sum(w.host == least.host for w in words) + 1)
@@ -94,7 +94,7 @@ def shm_of_nodes(launch: Launch) -> Verdict:
 def binding(launch: Launch) -> Verdict:
     """Whether ranks were bound to the same core."""
     if trouble := launch.trouble("facts"):
-        return failed(trouble, launch.command)
+        return failed(trouble, f"{launch.command} hostname")
     bound: dict[tuple[str, int], list[int]] = {}
     for rank, word in launch.of("facts").items():
         if len(word.data["affinity"]) == 1 and word.data["cores"] > 1:
@@ -132,7 +132,7 @@ def session(launch: Launch) -> Verdict:
     """Whether a small job pushes and pulls what it should."""
     trouble = launch.trouble("session")
     if trouble:
-        return failed(trouble, launch.command)
+        return failed(trouble, _train(launch, "p2p"))
     return passed(f"push and pull give the right values, by {_transports(launch, 'session')}")
 
 
@@ -148,7 +148,7 @@ def p2p(launch: Launch) -> Verdict:
     """Whether messages do."""
     trouble = launch.trouble("p2p")
     if trouble:
-        return failed(trouble, launch.command)
+        return failed(trouble, _train(launch, "auto"))
     return passed("push and pull by messages give the right values")
 
 
@@ -195,8 +195,13 @@ def error_ends(launch: Launch) -> Verdict:
         )
     reached = launch.of("failing")
     if not reached:
-        return failed(launch.trouble("failing"), launch.command)
+        return failed(launch.trouble("failing"), f"{launch.command} hostname")
     return passed(f"an error of one rank ended all in {launch.seconds:.1f} s, code {launch.code}")
+
+
+def _train(launch: Launch, transport: str) -> str:
+    """How a job is started with another transport than the one that fails."""
+    return f"{launch.command} python -m mpips train job.toml --set cluster.transport={transport}"
 
 
 def _who(word: Word) -> str:

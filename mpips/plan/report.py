@@ -98,7 +98,7 @@ def _memory(plan: Plan) -> str:
         + end
         + f"\na rank takes {_size(needs.program)} before MPI starts; a worker "
         f"{_size(needs.worker_data)} of samples and {_size(needs.worker_staging)} of staging\n"
-        f"a checkpoint has {_size(needs.checkpoint)}: {needs.checkpoint / 2**30 / disk:.2g} s at "
+        f"a checkpoint has {_size(needs.checkpoint)}: {_time_text(needs.checkpoint / 2**30 / disk)} at "
         f"{disk:.2g} GiB/s{said}"
     )
 

@@ -182,9 +182,9 @@ def test_what_mpirun_says_is_the_reason(fake_mpirun: Path, tmp_path: Path) -> No
     found = {f.name: f for f in run_launches(here, [], 5.0)}
     assert found["ranks-start"].status == "FAIL"
     assert "There are not enough slots available" in found["ranks-start"].reason
-    assert found["error-ends-job"].status == "FAIL"
-    assert all(f.fix for f in found.values() if f.status != "PASS")
-    assert not any(f.status == "PASS" for f in found.values())
+    # There is nothing more to see: no line says the same again.
+    assert list(found) == ["ranks-start"]
+    assert found["ranks-start"].fix.startswith("mpirun -n 2 hostname")
 
 
 def test_hosts_get_equal_shares_and_the_settings(tmp_path: Path) -> None:
