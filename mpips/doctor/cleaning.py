@@ -1,6 +1,7 @@
 """What dead runs left: mpips' own segments, and those and the session folders of Open MPI.
 
-mpips' segments are locked by whoever uses them, so `sweep` can tell. Open MPI's are not. They are taken
+mpips' segments are locked by whoever uses them, so `sweep` can tell; those of a supervised run stay for a
+day. Open MPI's are not. They are taken
 for dead only if they belong to this user on this host, are older than a minute, no process has them (of
 a folder: anything in it) open or mapped, and the process whose id is in the name of a folder is gone.
 That is proof only where all processes of this user can be seen: in the first process namespace.
@@ -20,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from mpips.transport.region import PREFIX, sweep
+from mpips.transport.region import KEEP_S, PREFIX, sweep
 
 _YOUNG_S = 60.0
 _FIRST_NAMESPACE = "pid:[4026531836]"
@@ -69,7 +70,8 @@ def clean(shm: Path, temporary: Path) -> list[Leftover]:
         if left.path.name.startswith(f"{PREFIX}-"):
             # The lock decides, not what could be seen.
             dead = left.path.name in removed
-            why = "no process uses it" if dead else "a process uses it"
+            used = "a process uses it" if left.dead else left.why
+            why = "no process uses it" if dead else used
             left = msgspec.structs.replace(left, dead=dead, why=why)
         elif left.dead:
             _remove(left.path)
@@ -86,14 +88,19 @@ def _remove(path: Path) -> None:
 
 def _own(shm: Path, users: Users) -> Iterator[Leftover]:
     """mpips' segments. Looking is not locking: somebody may just be attaching."""
-    for path in sorted(shm.glob(f"{PREFIX}-{os.geteuid()}-*")):
+    uid = os.geteuid()
+    for path in sorted([*shm.glob(f"{PREFIX}-{uid}-*"), *shm.glob(f"{PREFIX}-kept-{uid}-*")]):
         try:
             status = path.stat()
         except OSError:
             continue
-        used = (status.st_dev, status.st_ino) in users.files
-        why = "a process uses it" if used else "no process uses it"
-        yield Leftover(path=path, n_bytes=status.st_blocks * 512, dead=not used, why=why)
+        why = ""
+        if (status.st_dev, status.st_ino) in users.files:
+            why = "a process uses it"
+        elif path.name.startswith(f"{PREFIX}-kept-") and time.time() - status.st_mtime < KEEP_S:
+            why = "kept for the next launch of its run, for a day"
+        size = status.st_blocks * 512
+        yield Leftover(path=path, n_bytes=size, dead=not why, why=why or "no process uses it")
 
 
 def _segments(shm: Path, users: Users) -> Iterator[Leftover]:

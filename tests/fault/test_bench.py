@@ -72,3 +72,11 @@ def test_checkpoint_gives_every_ratio() -> None:
     assert set(found["bars"]) == CHECKPOINT & BARS.keys()
     assert all(ratio > 0 for ratio in found["ratios"].values())
     assert not found["skipped"]
+
+
+def test_plan_gives_every_ratio() -> None:
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    found = quick("plan")
+    assert set(found["ratios"]) == {name for name in BARS if name.startswith("plan_")}
+    assert all(ratio > 0 for ratio in found["ratios"].values())
+    assert found["figures"]["turn"]["median"] > 0

@@ -14,7 +14,7 @@ import pytest
 
 from mpips.doctor import cleaning
 from mpips.doctor.cleaning import Users, find_users, leftovers
-from mpips.transport.region import SHM, new_token, region_name, unlink_job
+from mpips.transport.region import KEEP_S, SHM, kept, new_token, region_name, unlink_job
 
 HOST = socket.gethostname().split(".")[0]
 UID = os.geteuid()
@@ -170,6 +170,18 @@ def test_clean_removes_the_dead_and_keeps_the_rest(tmp_path: Path) -> None:
     assert not folder.exists()
     assert kept.is_dir()
     assert other.is_file()
+
+
+def test_segments_of_a_supervised_run_are_kept_for_a_day(tmp_path: Path) -> None:
+    name = region_name(kept(new_token()), "s0")
+    path = segment(tmp_path, name)
+    left = by_name(tmp_path)[name]
+    assert (left.dead, "next launch" in left.why) == (False, True)
+    days_ago = time.time() - 2 * KEEP_S
+    os.utime(path, (days_ago, days_ago))
+    assert by_name(tmp_path)[name].dead
+    with path.open("rb"):
+        assert by_name(tmp_path)[name].why == "a process uses it"
 
 
 HOLDER = """

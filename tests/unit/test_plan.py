@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mpips.bench.measure import Comparison
 from mpips.checkpoint.structure import hdf5_kind
 from mpips.config import JobConfig, load_config
 from mpips.errors import ConfigError
@@ -376,3 +377,16 @@ def test_a_plot_is_written(svm: Path, tmp_path: Path) -> None:
     done = mpips("logistic", "--train", str(svm), "-n", "3", "--plot", str(path))
     assert done.returncode == 0, done.stderr
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("ours", "met"), [(1.4, True), (0.7, True), (1.6, False), (0.6, False)])
+def test_a_prediction_must_be_near_from_both_sides(ours: float, met: bool) -> None:
+    found = Comparison(
+        name="plan_digits_mlp_3",
+        what="",
+        unit="us",
+        ours=[ours],
+        baseline=[1.0],
+        baseline_name="the job",
+    )
+    assert found.met is met
