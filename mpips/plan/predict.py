@@ -94,7 +94,7 @@ class Prediction:
     Attributes:
         step_s: The whole.
         worker_s: Of a worker alone: computing, and its side of pushes and pulls.
-        turns: Workers that take turns on a core of the fullest node.
+        turns: Busy ranks to a core of the fullest node, by which a worker is slower; 1: none waits.
         serve_s: Of the servers, for all workers.
         network_s: Bytes and round trips between nodes.
         switch_s: Of ranks that wait for a core.
@@ -103,7 +103,7 @@ class Prediction:
 
     step_s: float
     worker_s: float
-    turns: int
+    turns: float
     serve_s: float
     network_s: float
     switch_s: float
@@ -148,11 +148,12 @@ def predict(
     one = [rehearsal.seconds(lambda t, i=i: t.server_s[i]) for i in range(len(a.servers))]  # type: ignore[misc]
 
     # Nodes whose ranks outnumber the cores let them take turns.
-    turns, serve_s, crowded = 1, 0.0, False
+    turns, serve_s, crowded = 1.0, 0.0, False
     for node in range(len(a.node_names)):
         busy = [n_workers * one[i] for i, r in enumerate(a.servers) if a.node_of[r] == node]
         workers = sum(a.node_of[r] == node for r in a.workers)
-        turns = max(turns, math.ceil(workers / cores))
+        # Who waits for others yields its core, but takes its turn in asking whether the wait is over.
+        turns = max(turns, math.ceil(workers / cores), (workers + len(busy)) / cores)
         serve_s = max(serve_s, max(busy, default=0.0), sum(busy) / cores)
         crowded = crowded or workers + len(busy) > cores
     alone = len(a.node_of) == 1
@@ -168,7 +169,7 @@ def predict(
     parts = {
         "computing, on the workers": compute if turns == 1 else 0.0,
         "pushing and pulling, on the workers": worker_s - compute if turns == 1 else 0.0,
-        f"cores: {turns} workers take turns on each": all_workers if turns > 1 else 0.0,
+        f"cores: {turns:.3g} busy ranks to each": all_workers if turns > 1 else 0.0,
         "applying updates, on the servers": serve_s,
         "the network between nodes": network_s,
         "ranks that wait for a core": switch_s,

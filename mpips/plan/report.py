@@ -139,7 +139,7 @@ def _steps(plan: Plan) -> str:
 def _time(plan: Plan) -> str:
     p, costs = plan.prediction, plan.costs
     assert p is not None
-    turns = f", {_n(p.turns, 'turn')} on a core" if p.turns > 1 else ""
+    turns = f", {p.turns:.3g} busy ranks to a core" if p.turns > 1 else ""
     rows = [
         ["predicted", "per step"],
         ["a worker" + turns, _time_text(p.worker_s * p.turns)],

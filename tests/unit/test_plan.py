@@ -226,10 +226,12 @@ def test_under_asp_the_slower_side_decides() -> None:
 
 def test_workers_beyond_the_cores_take_turns() -> None:
     found = step(rehearsal(1.0, [0.0]), 1 + 1 + 6, 8, 4)
-    assert (found.turns, found.bottleneck) == (2, "cores: 2 workers take turns on each")
+    assert (found.turns, found.bottleneck) == (2, "cores: 2 busy ranks to each")
     assert found.step_s == pytest.approx(2.0, rel=0.01)
     assert found.switch_s > 0
     assert step(rehearsal(1.0, [0.0]), 1 + 1 + 6, 8, 8).turns == 1
+    # Servers that wait for the workers ask in turn with them.
+    assert step(rehearsal(1.0, [0.0, 0.0]), 1 + 2 + 3, 6, 2).turns == 2.5
 
 
 def test_only_what_goes_between_nodes_takes_the_network() -> None:
