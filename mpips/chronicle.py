@@ -1,18 +1,20 @@
 """What the scheduler writes of a supervised run: status.json, metrics.jsonl, the mark that it is finished.
 
 At most about one write of each a second, none of them waited for: they are for people and for the
-supervisor. Only the finished mark is made durable. A scheduler whose attempt has been replaced stops here.
+supervisor, and a full disk costs no training. Only the finished mark is made durable, and must be written. A
+scheduler whose attempt has been replaced stops here.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from mpips.errors import MpipsError
+from mpips.errors import ConfigError, MpipsError
 from mpips.rundir import (
     Finished,
     Progress,
@@ -47,6 +49,7 @@ class Chronicle:
         self._window_loss = 0.0
         self._window_since = self._next = time.monotonic()
         self._checkpoint = ""
+        self._warned = False
         self.look({})
 
     @property
@@ -83,11 +86,31 @@ class Chronicle:
         if now < self._next:
             return
         self._next = now + INTERVAL_S
-        if not self._run.holds_lease():
-            raise ReplacedError(
-                f"attempt {self._run.generation} of {self._run.folder.path} has been replaced by a later one"
+        try:
+            held = self._run.holds_lease()
+            if held:
+                self._write(now, clocks)
+        except (OSError, ConfigError) as error:
+            self._warn(error)
+            return
+        if not held:
+            raise self._replaced()
+
+    def _replaced(self) -> ReplacedError:
+        run = self._run
+        return ReplacedError(
+            f"attempt {run.generation} of {run.folder.path} has been replaced by a later one"
+        )
+
+    def _warn(self, error: Exception) -> None:
+        """Say once that the record has gaps."""
+        if not self._warned:
+            self._warned = True
+            print(
+                f"mpips: warning: the record of the run cannot be kept: {error}; training goes on",
+                file=sys.stderr,
+                flush=True,
             )
-        self._write(now, clocks)
 
     def _write(self, now: float, clocks: Mapping[int, int]) -> None:
         seconds = max(now - self._window_since, 1e-9)
@@ -141,6 +164,7 @@ class Chronicle:
 
         Raises:
             ReplacedError: A later attempt has the lease.
+            OSError: The mark cannot be written.
         """
         self._next = 0.0
         saved = statistics["servers"][0].get("checkpoint") or {}
@@ -148,6 +172,8 @@ class Chronicle:
         self.look({row["worker"]: row["clock"] for row in statistics["workers"]})
         if "error" in saved:
             return
+        if not self._run.holds_lease():
+            raise self._replaced()
         mark = Finished(
             generation=self._run.generation,
             time_s=time.time(),

@@ -29,6 +29,7 @@ from mpips.supervisor.reap import belongs, reap, state_of
 
 LAUNCHER_LOG = "launcher.log"
 _LOOK_S = 0.5
+ENDING_S = 30.0  # from the first sign of an end to that of the launcher
 _RULE = re.compile(r"^[-=]{40,}\s*$")
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -40,6 +41,7 @@ class Ended:
 
     Attributes:
         code: As subprocess gives it: negative where a signal ended it.
+        pid: Of the launcher, which in a job of one rank is the rank.
         seconds: From start to end.
         said: All that came from the launcher's stderr.
         stopped: Ranks of this host that were seen stopped by a signal, and since when (Unix time).
@@ -51,6 +53,7 @@ class Ended:
     """
 
     code: int
+    pid: int
     seconds: float
     said: str
     stopped: dict[int, float] = field(default_factory=dict)
@@ -142,6 +145,12 @@ class Attempt:
         self._ends[fd] = rank
         self._epoll.register(fd, select.EPOLLIN)
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether a rank has ended, well or not, or the run is done: the launcher must end soon, too."""
+        words = self._run.attempt(self._generation).glob("words-*.json")
+        return bool(self._gone) or self._run.finished_file.exists() or any(words)
+
     def kill(self) -> None:
         """End it and all its processes on this host, at once."""
         self._process.kill()
@@ -213,6 +222,7 @@ class Attempt:
         self._ends.clear()
         return Ended(
             self._process.returncode,
+            self._process.pid,
             seconds,
             "".join(self._said),
             self._stopped,
@@ -257,6 +267,8 @@ def drive(
         if now < next_look:
             continue
         next_look = now + _LOOK_S
+        if attempt.is_ending:
+            kill_at = min(kill_at, now + ENDING_S)
         status = attempt.look()
         heard = max(heard, status.time_s if status is not None else 0.0)
         if time.time() - heard > silence_s:

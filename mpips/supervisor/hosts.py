@@ -206,6 +206,7 @@ class HostPool:
         self._servers = servers
         self._spares = spares
         self.bad: dict[str, str] = {}
+        self.suspects: dict[str, str] = {}
         if spares and spares >= len(hosts):
             raise ConfigError(
                 f"spares = {spares} of {len(hosts)} hosts: at least one host must work"
@@ -245,17 +246,29 @@ class HostPool:
     def layout(self) -> Layout:
         """Where the next attempt runs: on the first good hosts, with as many ranks as fit.
 
+        Suspects, on which the last attempt failed although they answer, are used only if it must be.
+
         Raises:
             HostsError: Too few are left.
         """
         if not self._hosts:
             return Layout(self.n_ranks)
-        good = [host for host in self._hosts if host.name not in self.bad]
+        if self.suspects:
+            try:
+                layout = self._layout({**self.suspects, **self.bad})
+            except HostsError:
+                return self._layout(self.bad)
+            if layout.n_ranks == self.n_ranks:
+                return layout
+        return self._layout(self.bad)
+
+    def _layout(self, bad: Mapping[str, str]) -> Layout:
+        good = [host for host in self._hosts if host.name not in bad]
         chosen = good[: len(self._hosts) - self._spares]
         slots = sum(host.slots for host in chosen)
         n = min(self.n_ranks, slots)
         workers = n_workers(n, self._servers, len(chosen)) if n else 0
-        notes = [f"{name} is left out: {why}" for name, why in self.bad.items()]
+        notes = [f"{name} is left out: {why}" for name, why in bad.items()]
         first = self._hosts[: len(self._hosts) - self._spares]
         notes += [f"spare {host.name} is used" for host in chosen if host not in first]
         if workers < max(self._min_workers, 1):

@@ -210,6 +210,9 @@ class Supervisor:
             self._tell(f"mpips run: interrupted; go on with: mpips run {self._run.path}")
             return verdict.exit_code
         self._failed_at = time.time()
+        death = verdict.death
+        if death is not None and death.rank < 0 and death.host in self._plan.pool.names:
+            self._plan.pool.suspects = {death.host: death.cause}
         newest = newest_checkpoint(self._checkpoints)
         reason = self._why_stop(verdict, ended)
         following = reason or (
@@ -218,7 +221,7 @@ class Supervisor:
         self._tell(
             failure_block(self._run, generation, verdict, ended, newest, following, self._failed_at)
         )
-        told = who(verdict.death) + ": " + verdict.death.cause if verdict.death else verdict.kind
+        told = f"{who(death)}: {death.cause}" if death is not None else verdict.kind
         if reason:
             state = "stalled" if verdict.exit_code == 124 else "failed"
             self._write_status(state, generation, ended.status, told)

@@ -116,6 +116,7 @@ def read_words(logs: Path) -> list[LastWords]:
 
 
 def _find_death(ended: Ended, own: list[LastWords], words: list[LastWords], logs: Path) -> Death:
+    ranks = ended.status.ranks if ended.status is not None else ()
     said = _launcher_says(ended, logs)
     if ended.cut_off:
         return _stopped(ended) or Death(ended.cut_off)
@@ -127,6 +128,8 @@ def _find_death(ended: Ended, own: list[LastWords], words: list[LastWords], logs
         return found
     if words:
         return _by_words(words, ended)
+    if ended.code < 0 and any(p.pid == ended.pid for p in ranks):
+        return _killed(0, ended.pid, "", -ended.code, ended, logs)
     if ended.code < 0:
         return Death(f"the launcher was killed by {signal_name(-ended.code)}")
     tail = "\n".join(ended.said.strip().splitlines()[-12:])

@@ -15,6 +15,8 @@ import pytest
 import supervised
 from supervised import Run, alive, made_data, start
 
+from mpips.rundir import replace_json
+
 # 5 ranks: scheduler, two servers, two workers. 22 clocks an epoch, a checkpoint every 30.
 SHAPE = ["-n", "5", "--servers", "2"]
 SETTINGS = [
@@ -263,3 +265,35 @@ def test_a_second_supervisor_is_refused(tmp_path: Path) -> None:
         assert run.launched.wait(20) == 130
     assert processes.until(lambda: not alive(run), 5.0)
     assert time.time() - os.stat(run.path / "status.json").st_mtime < 60
+
+
+def test_ranks_of_a_replaced_attempt_publish_nothing_and_end(tmp_path: Path) -> None:
+    # A second attempt elsewhere has taken the run while this one trains: its lease says so.
+    run = start(tmp_path, *SHAPE, *job(tmp_path, "--set", "options.pause_s=0.1"))
+    with run.launched:
+        run.pid_of("worker 0")
+        # Frozen, it cannot see that: its ranks must.
+        os.kill(run.launched.pid, signal.SIGSTOP)
+        lease = run.read("lease.json")
+        assert lease is not None
+        replace_json(run.path / "lease.json", {**lease, "generation": 1, "host": "elsewhere"})
+        before = {path.name for path in (run.path / "checkpoints").glob("step-*")}
+        words = run.path / "logs/attempt-0/words-0.json"
+        told = json.loads(launcher.wait_for_file(words, 30.0, run.launched))
+        assert told["kind"] == "ReplacedError"
+        # They end, but for what waits for the frozen supervisor to be waited for.
+        assert processes.until(lambda: ranks_of(run) == [], 20.0)
+        # One may have been past its look at the lease; no more than that.
+        after = {path.name for path in (run.path / "checkpoints").glob("step-*")}
+        assert len(after - before) <= 1
+        os.kill(run.launched.pid, signal.SIGCONT)
+        assert run.launched.wait(30) == 1
+        assert "has been taken over by process" in run.launched.stderr()
+    lease = run.read("lease.json")
+    assert lease is not None
+    assert lease["generation"] == 1
+
+
+def ranks_of(run: Run) -> list[int]:
+    """Ranks that are at work."""
+    return [p for p in alive(run) if b"train" in Path(f"/proc/{p}/cmdline").read_bytes()]

@@ -1,8 +1,8 @@
 """Stands in for mpirun: does for each attempt what FAKE_MPIRUN (JSON, a list) says, without any MPI.
 
 Keys of an attempt: words (list of fields), say (text for stderr), code, signal (to itself), finish (true),
-recoverable (steps), ranks (table for status.json), sleep (seconds), log ({rank: text}), spawn (number of
-processes that stay), stop (spawned ones are stopped).
+hang (seconds, after that), recoverable (steps), ranks (table for status.json), sleep (seconds, before the
+end), log ({rank: text}), spawn (number of processes that stay), stop (those are stopped).
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ def main() -> None:
         time.sleep(act["sleep"])
     if act.get("finish"):
         (run / "finished.json").write_text(json.dumps(FINISHED))
+    time.sleep(act.get("hang", 0))
     if "signal" in act:
         os.kill(os.getpid(), act["signal"])
     sys.exit(act.get("code", 0))

@@ -337,3 +337,12 @@ def test_a_writer_that_is_killed_leaves_nothing_that_counts(run: Path) -> None:
     info = Contents().write(run, 300)
     assert info.removed == (left,)
     assert names(run) == [GOOD, "step-000000000300"]
+
+
+def test_a_writer_that_may_not_publish_any_more_leaves_nothing(run: Path) -> None:
+    def replaced() -> None:
+        # All but the name is there by now.
+        assert [p.name for p in run.glob(".writing-*/manifest.json")] == ["manifest.json"]
+        raise mpips.CheckpointError("a later attempt has the run")
+
+    refused(run, "a later attempt has the run", may_publish=replaced)

@@ -89,6 +89,17 @@ def test_fewer_workers_only_where_that_is_allowed() -> None:
         hosts.layout()
 
 
+def test_a_suspect_is_spared_while_others_do(tmp_path: Path) -> None:
+    hosts = pool()
+    hosts.suspects = {"n0": "the daemon did not start"}
+    layout = hosts.layout()
+    assert [h.name for h in layout.hosts] == ["n1", "n2"]
+    assert "n0 is left out: the daemon did not start" in layout.notes
+    # Better with a suspect than with fewer workers.
+    hosts.bad = {"n1": "gone"}
+    assert [h.name for h in hosts.layout().hosts] == ["n0", "n2"]
+
+
 def test_slots_that_are_not_given_are_shared_out() -> None:
     hosts = HostPool([Host("a"), Host("b"), Host("c")], 5, 1, 0, 0)
     assert [h.slots for h in hosts.layout().hosts] == [3, 3]

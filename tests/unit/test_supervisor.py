@@ -376,6 +376,28 @@ def test_silence_of_all_ranks_ends_an_attempt(case: Case, monkeypatch: pytest.Mo
     assert "no rank has given a sign of life for 1 s" in case.text
 
 
+def test_a_launcher_that_does_not_end_after_its_ranks_is_ended(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import mpips.supervisor.attempt as attempt
+
+    monkeypatch.setattr(attempt, "ENDING_S", 0.5)
+    began = time.monotonic()
+    # After a failure, and after the last step of all.
+    hangs = {"words": [{}], "spawn": 1, "sleep": 600}
+    assert case.run(hangs, {"finish": True, "hang": 600, "spawn": 1}) == 0
+    assert time.monotonic() - began < 60
+    assert "ValueError" in case.text or "it broke" in case.text
+    assert not living(case.run_folder)
+
+
+def test_the_only_rank_of_a_run_is_named(case: Case) -> None:
+    # One rank needs no mpirun: the process that was killed is the rank.
+    assert case.run({"signal": int(signal.SIGSEGV)}, {"finish": True}) == 0
+    assert "worker 0 (rank 0, pid " in case.text
+    assert "killed by SIGSEGV" in case.text
+
+
 def test_too_few_hosts_end_the_run_with_their_reasons(case: Case) -> None:
     # These do not answer: the agent refuses them.
     case.pool = HostPool([Host("nohost-a", 2), Host("nohost-b", 2)], 4, 0, 1, 0)
