@@ -45,6 +45,8 @@ class LocalControl:
             self.conductor.hear(0, self.clock)
             self.conductor.poll()
         if self._chronicle is not None:
+            if self.conductor is not None:
+                self._chronicle.saved(self.conductor.statistics.get("path", ""))
             self._chronicle.look({0: self.clock})
 
     def hurry(self) -> None:

@@ -47,6 +47,7 @@ class LeaseHolder:
             os.close(self._fd)
             raise
         self.generation = before.generation if before is not None else -1
+        self._written = False
         self._next = 0.0
 
     def _lock(self) -> None:
@@ -73,7 +74,12 @@ class LeaseHolder:
             )
 
     def advance(self) -> int:
-        """Give the right to publish to a new generation; its number. Durable."""
+        """Give the right to publish to a new generation; its number. Durable.
+
+        Raises:
+            LeaseLostError: Another supervisor has taken over.
+        """
+        self.check()
         self.generation += 1
         self._write(durable=True)
         return self.generation
@@ -84,20 +90,34 @@ class LeaseHolder:
         Raises:
             LeaseLostError: Another supervisor has taken over.
         """
-        if time.monotonic() < self._next:
-            return
+        if time.monotonic() >= self._next:
+            self.check()
+            self._write()
+
+    def check(self) -> None:
+        """Look whether the run is still this supervisor's: it may have been frozen for any time.
+
+        Raises:
+            LeaseLostError: Another supervisor has taken over.
+        """
         lease = self._run.lease()
-        if lease is None or (lease.host, lease.pid) != (self._host, self._pid):
-            who = (
-                f"process {lease.pid} on {lease.host}"
-                if lease
-                else "somebody who removed its lease"
-            )
-            raise LeaseLostError(f"{self._run.path} has been taken over by {who}")
-        self._write()
+        if not self._written or self._names_me(lease):
+            return
+        who = f"process {lease.pid} on {lease.host}" if lease else "somebody who removed its lease"
+        raise LeaseLostError(f"{self._run.path} has been taken over by {who}")
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the run is still this supervisor's."""
+        return self._written and self._names_me(self._run.lease())
+
+    def _names_me(self, lease: Lease | None) -> bool:
+        mine = (self._host, self._pid, self.generation)
+        return lease is not None and (lease.host, lease.pid, lease.generation) == mine
 
     def _write(self, durable: bool = False, released: bool = False) -> None:
         self._next = time.monotonic() + RENEW_S
+        self._written = True
         lease = Lease(
             generation=self.generation,
             host=self._host,
@@ -114,8 +134,7 @@ class LeaseHolder:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """Give it back, unless it was lost."""
         try:
-            lease = self._run.lease()
-            if lease is not None and (lease.host, lease.pid) == (self._host, self._pid):
+            if self.is_held:
                 self._write(released=True)
         finally:
             os.close(self._fd)

@@ -17,7 +17,7 @@ from mpips.supervisor import launcher as launching
 from mpips.supervisor.attempt import Attempt, Ended, Signals, drive
 from mpips.supervisor.block import Newest, failure_block, newest_checkpoint, origin, who
 from mpips.supervisor.hosts import HostPool, HostsError, Layout
-from mpips.supervisor.lease import LeaseHolder
+from mpips.supervisor.lease import LeaseHolder, LeaseLostError
 from mpips.supervisor.reap import forget, reap
 from mpips.supervisor.verdict import (
     CONFIG,
@@ -118,17 +118,26 @@ class Supervisor:
             self._best = self._progress(None)
             try:
                 return self._attempts(lease)
-            finally:
-                # Nothing of a run that ends here may stay, on any host.
+            except LeaseLostError:
+                # What is there of later generations, and the shared memory, is somebody else's now.
                 reap(self._run.path, lease.generation)
-                forget(token)
-                away = [n for n in self._plan.pool.usable if not hosts_module.is_here(n)]
-                hosts_module.clear(away, self._run.path, lease.generation, token)
+                raise
+            finally:
+                if lease.is_held:
+                    self._leave_nothing(lease.generation, token)
+
+    def _leave_nothing(self, generation: int, token: str) -> None:
+        """Remove all that a run which ends here has left, on every host."""
+        reap(self._run.path, generation)
+        forget(token)
+        away = [n for n in self._plan.pool.usable if not hosts_module.is_here(n)]
+        hosts_module.clear(away, self._run.path, generation, token)
 
     def _attempts(self, lease: LeaseHolder) -> int:
         while True:
             generation, layout = self._prepare(lease)
             ended = self._attempt(lease, generation, layout)
+            lease.check()
             verdict = judge(ended, self._run.finished() is not None, self._run.attempt(generation))
             code = self._conclude(generation, verdict, ended)
             if code is not None:

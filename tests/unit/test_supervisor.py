@@ -354,6 +354,9 @@ def test_a_supervisor_whose_lease_was_taken_ends_its_attempt(case: Case) -> None
         other = Lease(generation=9, host="elsewhere", pid=7, time_s=time.time())
         replace_json(case.run_folder.lease_file, other)
 
+    token = case.run_folder.info().token
+    region = Path(f"/dev/shm/mpips-kept-{os.geteuid()}-{token}-s0")
+    region.write_text("the other's")
     thief = threading.Thread(target=take_over)
     thief.start()
     from mpips.supervisor.lease import LeaseLostError
@@ -365,6 +368,11 @@ def test_a_supervisor_whose_lease_was_taken_ends_its_attempt(case: Case) -> None
     lease = case.run_folder.lease()
     assert lease is not None
     assert lease.generation == 9
+    assert region.exists()
+    # Once it is over there, it goes.
+    replace_json(case.run_folder.lease_file, Lease(generation=9, host="x", pid=7, time_s=0.0))
+    assert case.run({"finish": True}) == 0
+    assert not region.exists()
 
 
 def test_silence_of_all_ranks_ends_an_attempt(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
