@@ -91,7 +91,13 @@ class Job:
         a = cluster.assignment
         self._check_equal()
         self.placement: Placement = place(
-            tables, len(a.servers), len(a.workers), options.ring_slots, options.slot_kib * 1024
+            tables,
+            len(a.servers),
+            len(a.workers),
+            options.ring_slots,
+            options.slot_kib * 1024,
+            a.remote_workers(options.transport),
+            options.remote_staging_mib << 20,
         )
         sweep()
         self.regions = Regions(cluster.token, shared=True)
@@ -205,7 +211,8 @@ class Job:
         mailboxes = {}
         for w, row in enumerate(self.transports):
             start = layout.mailbox_offset(w)
-            mailboxes[a.workers[w]] = (start, start + layout.geometry.mailbox_bytes)
+            stop = start + layout.geometry.mailbox_bytes + layout.area_bytes(w)
+            mailboxes[a.workers[w]] = (start, stop)
             if row[self.server.index] == "shm":
                 self.server.core.set_staging(w, attach(c.token, f"w{w}", 0))
             else:
@@ -316,7 +323,7 @@ class Job:
             self.placement,
             self._channels,
             client,
-            self._staging if any(ch.name == "shm" for ch in self._channels) else None,
+            self._staging,
             self.options.timeout_s,
             self._saving.position(self.options.seed, c.worker, len(c.assignment.workers)),
             self._saving.triggers.every_steps if self._saving.folder is not None else 0,

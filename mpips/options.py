@@ -22,6 +22,8 @@ class SessionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         ring_slots: Records that a worker may have under way at a server.
         slot_kib: KiB of one record; larger pushes are sent in segments.
         staging_mib: MiB that `Worker.allocate` can give out; pages are taken when allocated.
+        remote_staging_mib: MiB of each server for large dense pushes of workers on other nodes; each of
+            them gets room for two of the longest, or its share of this. 0: such pushes go through rings.
         seed: Of initial values, and of the order of samples in `mpips train`.
         checksums: Also on records within a node; remote records always have them.
     """
@@ -32,6 +34,7 @@ class SessionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     ring_slots: int = 32
     slot_kib: int = 128
     staging_mib: int = 1024
+    remote_staging_mib: int = 256
     seed: int = 0
     checksums: bool = False
 
@@ -53,6 +56,7 @@ class SessionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             "ring_slots": (2, 1 << 16),
             "slot_kib": (1, 1 << 16),
             "staging_mib": (1, 1 << 24),
+            "remote_staging_mib": (0, 1 << 24),
             "seed": (0, 2**63 - 1),
         }
         for name, (low, high) in bounds.items():

@@ -11,6 +11,8 @@ from mpips.model.optimizer import PythonRule
 from mpips.model.partition import Partition
 from mpips.model.table import DenseTable, EmbeddingTable, Table
 
+AREA_FROM_BYTES = 256 << 10  # pushes to shards from this size on go into a remote worker's area
+
 
 @dataclass(frozen=True)
 class ShardRange:
@@ -109,10 +111,44 @@ def _check_slots(tables: Sequence[Table], geometry: _native.RingGeometry) -> Non
             )
 
 
+def area_bytes(shards: Sequence[int], n_remote: int, limit: int) -> int:
+    """Bytes of the area that each of a server's remote workers gets for its large dense pushes.
+
+    Two of the longest pushes, so that one travels while the other is applied; less where `limit` is
+    short, and nothing where not even one push of any table would fit.
+
+    Args:
+        shards: Bytes of the server's part of each dense table.
+        n_remote: Workers on other nodes.
+        limit: Bytes for all of them together.
+    """
+    large = [n for n in shards if n >= AREA_FROM_BYTES]
+    if not large or n_remote == 0:
+        return 0
+    page = 4096
+    share = min(2 * -(-max(large) // page) * page, limit // n_remote // page * page)
+    return share if share >= min(large) else 0
+
+
 def place(
-    tables: Sequence[Table], n_servers: int, n_workers: int, n_slots: int, slot_bytes: int
+    tables: Sequence[Table],
+    n_servers: int,
+    n_workers: int,
+    n_slots: int,
+    slot_bytes: int,
+    remote: Sequence[Sequence[int]] = (),
+    remote_staging_bytes: int = 0,
 ) -> Placement:
     """Split all tables over the servers and lay out the regions. Pure arithmetic.
+
+    Args:
+        tables: All of the job.
+        n_servers: Number of servers.
+        n_workers: Number of workers.
+        n_slots: Records of a ring.
+        slot_bytes: Of one record.
+        remote: For each server the workers that reach it over a network; none if left out.
+        remote_staging_bytes: What their areas may take on one server.
 
     Raises:
         ConfigError: A row does not fit into a ring slot.
@@ -129,6 +165,9 @@ def place(
             for part in dense.get(table.name, [])
             if part.server == server
         ]
-        layouts.append(_native.Layout(n_workers, len(tables), geometry, extents))
+        far = remote[server] if remote else ()
+        area = area_bytes([4 * n for _, n, _ in extents], len(far), remote_staging_bytes)
+        areas = [area if worker in far else 0 for worker in range(n_workers)]
+        layouts.append(_native.Layout(n_workers, len(tables), geometry, extents, areas))
     partitioners = {t.name: as_partition(t).partitioner(n_servers) for t in embeddings}
     return Placement(n_servers, dense, partitioners, layouts)

@@ -30,6 +30,14 @@ class Assignment:
     servers: tuple[int, ...]
     workers: tuple[int, ...]
 
+    def remote_workers(self, transport: str) -> list[list[int]]:
+        """For each server the workers that are not to reach it by shared memory."""
+        forced = transport in ("rma", "p2p")
+        return [
+            [w for w, r in enumerate(self.workers) if forced or self.node_of[r] != self.node_of[s]]
+            for s in self.servers
+        ]
+
     def roles_of(self, rank: int) -> str:
         """The role of a rank as text; "scheduler+server" where it has both."""
         names = [SCHEDULER] if rank == self.scheduler else []

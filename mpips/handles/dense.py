@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mpips import _native
 from mpips.errors import ConfigError, RegionError
+from mpips.handles.area import area_push
 from mpips.handles.base import Handle, as_float32
 from mpips.model.consistency import BSP, SSP, needs_base
 from mpips.model.table import DenseTable
@@ -39,6 +40,15 @@ class DenseHandle(Handle):
         self.shape = table.shape
         self._shards = shards
         self._port = self._make_port(table)
+        ways = ((part.server, area_push(worker, part, table)) for part in shards)
+        self._straight = {server: way for server, way in ways if way is not None}
+        # The look for NaN happens on the way only where it comes before anything that stays.
+        self._checks_on_the_way = (
+            table.check_finite
+            and table.clip_norm == 0
+            and len(shards) == len(self._straight) == 1
+            and not isinstance(table.consistency, BSP)
+        )
         self._wants_bounces = 4 * math.prod(self.shape) > BOUNCE_BYTES
 
     def _make_port(self, table: DenseTable) -> _native.DensePort | None:
@@ -215,7 +225,8 @@ class DenseHandle(Handle):
                 if needs_base(self._table.consistency)
                 else None
             )
-        update = self._checked(update, base)
+        if not self._checks_on_the_way:
+            update = self._checked(update, base)
         self._worker.control.state = f"pushing {self.name!r}"
         ends = {}
         for part in self._shards:
@@ -242,6 +253,12 @@ class DenseHandle(Handle):
                 server,
                 lambda: writer.push_staged(self._index, self._worker.now, where, low, update.size),
             )
+            return writer.next_sequence - 1
+        if server in self._straight:
+            stays = self._worker.staged_offset(update) is not None
+            checks = self._checks_on_the_way
+            if not self._straight[server].push(self._index, update, checks, stays):
+                self._checked(update, None)
             return writer.next_sequence - 1
         done = 0
         while True:

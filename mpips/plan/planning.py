@@ -139,7 +139,15 @@ def make_plan(
             raise ConfigError(f"--rows {name}: embedding tables are {', '.join(known) or 'none'}")
     a = roles(n_ranks, per_node, options.servers or None)
     n_servers, n_workers = len(a.servers), len(a.workers)
-    placement = place(tables, n_servers, n_workers, options.ring_slots, options.slot_kib * 1024)
+    placement = place(
+        tables,
+        n_servers,
+        n_workers,
+        options.ring_slots,
+        options.slot_kib * 1024,
+        a.remote_workers(options.transport),
+        options.remote_staging_mib << 20,
+    )
     threads = max(1, hardware.cores // min(per_node, n_ranks))
     dense = sum(layout.total_bytes - layout.tables_offset for layout in placement.layouts)
     # What does not fit into this machine cannot be rehearsed on it.

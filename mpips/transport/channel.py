@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from mpips import _native
 from mpips.errors import StallError
+from mpips.transport.area import AreaWay
 
 Float32 = NDArray[np.float32]
 
@@ -48,6 +49,9 @@ class Channel(Protocol):
 
     def publish(self) -> None:
         """Make all records written so far visible to the server."""
+
+    def area_way(self) -> AreaWay | None:
+        """The way of large dense pushes past the ring, where there is one."""
 
     def wait_applied(self, count: int, max_s: float) -> bool:
         """Send what is written and wait until `count` records are consumed; False after `max_s` s."""
@@ -102,6 +106,10 @@ class MemoryChannel:
 
     def publish(self) -> None:
         """Nothing to carry."""
+
+    def area_way(self) -> AreaWay | None:
+        """None: large updates are read where the worker has them."""
+        return None
 
     def wait_applied(self, count: int, max_s: float) -> bool:
         """See Channel."""

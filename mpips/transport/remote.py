@@ -10,6 +10,9 @@ gets them together with replies. What arrives carries its own proof of wholeness
 number, checksum), because a get may see bytes of two stores; an old answer that arrives late only says
 less than is known.
 
+Large dense pushes do not pass through the mirror: they are put from the caller's array into the worker's
+area, and small records that say where they lie follow them (mpips.handles.area).
+
 Dense pull: block versions, values, block versions again; blocks whose two readings differ (or that were
 being written) are read again.
 """
@@ -25,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpips import _native
+from mpips.transport.area import Area, AreaWay
 from mpips.transport.channel import whole_version
 from mpips.transport.p2p import INLINE_BYTES
 
@@ -55,7 +59,10 @@ class RemoteMemory(Protocol):
         """Start a read; `out` is filled after `flush`."""
 
     def put_asking(self, offset: int, data: Bytes, count: int) -> None:
-        """A put of at most INLINE_BYTES that asks: say so when `count` records are consumed."""
+        """A put of at most INLINE_BYTES that asks: say so when `count` (0: no) records are consumed.
+
+        Unlike that of `put`, `data` may be changed at once.
+        """
 
     def leave(self) -> None:
         """Return when puts of at most INLINE_BYTES need this process no more to arrive."""
@@ -101,23 +108,47 @@ class RemoteChannel:
         self._at = layout.mailbox_offset(worker)
         mirror = _native.SharedMemory.anonymous(self._ring.mailbox_bytes, 0)
         self.writer = make_writer(mirror)
+        self.area = Area(layout.area_bytes(worker), self.writer)
+        self._area_at = self._at + self._ring.mailbox_bytes
         self._mirror = mirror.view(0, self._ring.mailbox_bytes, True)
         self._scratch = np.zeros(_HEADER_BYTES, np.uint8)
         self._words = self._mirror.view(np.uint32)
-        self._under_way = 0  # bytes of puts since the last flush
+        self._under_way = 0  # bytes of puts from the mirror since the last flush
+        self._straight = False  # are puts into the area under way?
 
     def send(self) -> None:
         """See Channel. Small puts leave at once, and are complete later."""
         self._put_new()
         if self._under_way > INLINE_BYTES:
-            self._complete()
+            self.complete()
         elif self._under_way:
             self._remote.leave()
 
     def publish(self) -> None:
         """See Channel. Returns when the records have arrived."""
         self._put_new()
-        self._complete()
+        self.complete()
+
+    def area_way(self) -> AreaWay | None:
+        """See Channel."""
+        return self if self.area.n_bytes else None
+
+    def put_area(self, offset: int, data: Bytes) -> None:
+        """See AreaWay."""
+        self._remote.put(self._area_at + offset, data)
+        self._straight = True
+
+    def put_records(self) -> None:
+        """See AreaWay."""
+        self._put_new()
+
+    def ask(self) -> None:
+        """See AreaWay. So a worker that pushes on learns, without waiting, when its area has room."""
+        if self._asked is not None:
+            self._take_answer()
+        if self._asked is None:
+            self._asked = self.writer.next_sequence
+            self._question.ask(self._asked)
 
     def _put_new(self) -> None:
         """Start putting what was written since the last call."""
@@ -131,12 +162,14 @@ class RemoteChannel:
                 end = self._end(sequence)
                 sequence += 1
             self._put(start, end, last)
-            self._under_way += end - start
         writer.published = last
 
     def _put(self, start: int, end: int, last: int) -> None:
         """Put a part of the mirror. A worker that has waited for its last push waits for this one."""
         data = self._mirror[start:end]
+        if self._straight and len(data) <= INLINE_BYTES:
+            # Between puts into the area nothing may wait for a flush.
+            return self._remote.put_asking(self._at + start, data, 0)
         if self._asked is not None:
             self._waits = False
             self._take_answer()
@@ -146,16 +179,22 @@ class RemoteChannel:
             self._remote.put_asking(self._at + start, data, last)
         else:
             self._remote.put(self._at + start, data)
+        self._under_way += end - start
 
     def _joins(self, start: int, end: int, sequence: int) -> bool:
         """May a record travel in the put of those before it?"""
         stamp = self._stamp(sequence)
         return 0 <= stamp - end <= _SLACK_BYTES and self._end(sequence) - start <= _PUT_BYTES
 
-    def _complete(self) -> None:
-        if self._under_way:
-            self._remote.flush()
-            self._under_way = 0
+    def complete(self) -> None:
+        """See AreaWay."""
+        if self._under_way or self._straight:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._remote.flush()
+        self._under_way = 0
+        self._straight = False
 
     def refresh(self) -> None:
         """Fetch what the server has said, and replies: small ones at once, large ones when due."""
@@ -164,8 +203,7 @@ class RemoteChannel:
         pulls = self.writer.open_pulls()
         early = pulls if sum(n for _, n in pulls) <= _EARLY_BYTES else []
         self._fetch_replies(early)
-        self._remote.flush()
-        self._under_way = 0
+        self._flush()
         if not early:
             applied = self.writer.applied
             due = [(q, n) for q, n in pulls if q < applied]
@@ -195,7 +233,7 @@ class RemoteChannel:
             self._question.ask(count)
             self._asked = count
         # Nothing else makes MPI finish a put.
-        self._complete()
+        self.complete()
         if not self._take_answer() and self._asked > count:
             # A question about later records is under way, and no second one may be.
             self.refresh()
@@ -208,7 +246,8 @@ class RemoteChannel:
             return False
         self._asked = None
         self._mirror[: len(said)] = said
-        self._complete()
+        if self._under_way:
+            self.complete()
         return True
 
     def wait_credit(self, max_s: float) -> bool:

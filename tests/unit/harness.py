@@ -67,10 +67,15 @@ class Rig:
         shared: bool = False,
         checksums: bool = True,
         staging_bytes: int = 1 << 20,
+        remote: Sequence[int] = (),
+        remote_staging_bytes: int = 0,
     ) -> None:
+        """`remote`: workers that get an area for large pushes."""
         self.tables = list(tables)
         self.n_workers = n_workers
-        self.placement = place(self.tables, 1, n_workers, n_slots, slot_bytes)
+        self.placement = place(
+            self.tables, 1, n_workers, n_slots, slot_bytes, [list(remote)], remote_staging_bytes
+        )
         self.layout = self.placement.layouts[0]
         self.regions = Regions(new_token(), shared=shared)
         self.server = Server(0, self.tables, self.placement, self.regions, 0, True, None)

@@ -83,6 +83,7 @@ def sentence(call: Any, *arguments: Any, **keywords: Any) -> str:
         ("cluster.ring_slots=1", "ring_slots = 1: 2 to 65536 is accepted"),
         ("cluster.slot_kib=0", "slot_kib = 0: 1 to 65536 is accepted"),
         ("cluster.staging_mib=0", "staging_mib = 0: 1 to 16777216 is accepted"),
+        ("cluster.remote_staging_mib=-1", "remote_staging_mib = -1: 0 to 16777216 is accepted"),
         ("cluster.seed=-1", "seed = -1: 0 to 9223372036854775807 is accepted"),
         (
             "task=''",

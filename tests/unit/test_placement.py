@@ -16,7 +16,7 @@ from mpips.local import LocalControl
 from mpips.model.consistency import BSP
 from mpips.model.optimizer import SGD, Adagrad, Adam
 from mpips.model.table import DenseTable, EmbeddingTable
-from mpips.placement import embedding_memory, place
+from mpips.placement import area_bytes, embedding_memory, place
 from mpips.server import Server
 from mpips.transport.channel import LocalChannel
 from mpips.transport.region import Regions, new_token
@@ -61,10 +61,14 @@ def test_every_element_lies_on_exactly_one_server(sizes, n_servers):
     n_slots=st.integers(2, 33),
     lines=st.integers(4, 40),
     replies=st.booleans(),
+    remote=st.sets(st.integers(0, 6)),
 )
-def test_no_two_parts_of_a_region_overlap(sizes, n_servers, n_workers, n_slots, lines, replies):
+def test_no_two_parts_of_a_region_overlap(
+    sizes, n_servers, n_workers, n_slots, lines, replies, remote
+):
     tables = tables_of(sizes) + ([rows(1, "e")] if replies else [])
-    placement = place(tables, n_servers, n_workers, n_slots, 64 * lines)
+    far = [[w for w in range(n_workers) if w in remote]] * n_servers
+    placement = place(tables, n_servers, n_workers, n_slots, 64 * lines, far, 1 << 20)
     for server, layout in enumerate(placement.layouts):
         ring = layout.geometry
         pieces = [(0, 64), (layout.turn_offset, 64)]
@@ -81,7 +85,8 @@ def test_no_two_parts_of_a_region_overlap(sizes, n_servers, n_workers, n_slots, 
             inner += [ring.replies_offset]
             inner += [ring.replies_offset + replies * n_slots * ring.slot_bytes, ring.mailbox_bytes]
             assert inner == sorted(inner)
-            pieces.append((at, ring.mailbox_bytes))
+            pieces.append((at, ring.mailbox_bytes + layout.area_bytes(w)))
+            assert w in remote or layout.area_bytes(w) == 0
         shared_end = max(start + size for start, size in pieces)
         assert shared_end <= layout.tables_offset
         assert layout.tables_offset % 4096 == 0
@@ -98,6 +103,25 @@ def test_no_two_parts_of_a_region_overlap(sizes, n_servers, n_workers, n_slots, 
         pieces.sort()
         assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(pieces))
         assert sum(pieces[-1]) <= layout.total_bytes
+
+
+@pytest.mark.parametrize(
+    ("shards", "n_remote", "limit", "expected"),
+    [
+        ([16 << 20], 1, 256 << 20, 32 << 20),  # two of the longest
+        ([16 << 20, 300_000], 4, 256 << 20, 32 << 20),
+        ([(16 << 20) + 4], 1, 256 << 20, (32 << 20) + 8192),  # in whole pages
+        ([16 << 20], 10, 256 << 20, 26_841_088),  # a share of the limit
+        ([64 << 20, 1 << 20], 8, 256 << 20, 32 << 20),  # enough for the shorter
+        ([64 << 20], 8, 256 << 20, 0),  # not for one push
+        ([100_000], 1, 256 << 20, 0),  # small pushes go through the ring
+        ([16 << 20], 0, 256 << 20, 0),
+        ([16 << 20], 1, 0, 0),
+        ([], 3, 256 << 20, 0),
+    ],
+)
+def test_area_holds_two_of_the_longest_pushes_or_a_share(shards, n_remote, limit, expected):
+    assert area_bytes(shards, n_remote, limit) == expected
 
 
 def test_placement_is_the_same_wherever_it_is_computed():

@@ -98,3 +98,13 @@ def test_the_table_of_roles_names_rank_and_node() -> None:
         ["server", "0", "2", "node1"],
         ["worker", "1", "3", "node1"],
     ]
+
+
+def test_workers_are_remote_on_other_nodes_or_where_the_transport_is_forced() -> None:
+    a = on_nodes(3, 3, servers=2)
+    for server, workers in zip(a.servers, a.remote_workers("auto"), strict=True):
+        assert workers == [w for w, r in enumerate(a.workers) if a.node_of[r] != a.node_of[server]]
+        assert 0 < len(workers) < len(a.workers)
+    everybody = [list(range(len(a.workers)))] * 2
+    assert a.remote_workers("rma") == a.remote_workers("p2p") == everybody
+    assert on_nodes(4).remote_workers("shm") == [[]]

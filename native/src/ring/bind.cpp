@@ -105,20 +105,24 @@ void bind_layout(py::module_& m) {
       .def_property_readonly("mailbox_bytes", &RingGeometry::mailbox_bytes)
       .def_property_readonly("payload_capacity", &RingGeometry::payload_capacity);
   py::class_<Layout>(m, "Layout")
-      .def(py::init([](std::uint32_t n_workers, std::uint32_t n_tables, RingGeometry geometry,
-                       const std::vector<std::tuple<std::uint32_t, std::uint64_t, std::uint32_t>>&
-                           dense) {
-             std::vector<DenseExtent> extents;
-             for (const auto& [table, n, n_state] : dense) extents.push_back({n, n_state, table});
-             return Layout(n_workers, n_tables, geometry, std::move(extents));
-           }),
-           py::arg("n_workers"), py::arg("n_tables"), py::arg("geometry"), py::arg("dense"))
+      .def(py::init(
+               [](std::uint32_t n_workers, std::uint32_t n_tables, RingGeometry geometry,
+                  const std::vector<std::tuple<std::uint32_t, std::uint64_t, std::uint32_t>>& dense,
+                  std::vector<std::size_t> areas) {
+                 std::vector<DenseExtent> extents;
+                 for (const auto& [table, n, n_state] : dense)
+                   extents.push_back({n, n_state, table});
+                 return Layout(n_workers, n_tables, geometry, std::move(extents), std::move(areas));
+               }),
+           py::arg("n_workers"), py::arg("n_tables"), py::arg("geometry"), py::arg("dense"),
+           py::arg("areas") = std::vector<std::size_t>())
       .def_property_readonly("n_workers", &Layout::n_workers)
       .def_property_readonly("geometry", &Layout::geometry)
       .def_property_readonly("turn_offset", &Layout::turn)
       .def_property_readonly("clocks_offset", &Layout::clocks)
       .def("head_offset", &Layout::head, py::arg("table"))
       .def("mailbox_offset", &Layout::mailbox, py::arg("worker"))
+      .def("area_bytes", &Layout::area_bytes, py::arg("worker"))
       .def_property_readonly("tables_offset", &Layout::tables_offset)
       .def_property_readonly("total_bytes", &Layout::total_bytes)
       .def(
@@ -227,6 +231,14 @@ void bind_writer(py::module_& m) {
           },
           py::arg("table"), py::arg("clock"), py::arg("offset"), py::arg("base_offset"),
           py::arg("n"))
+      .def(
+          "push_area",
+          [](RingWriter& w, std::uint16_t table, std::uint32_t clock, std::uint64_t offset,
+             std::uint64_t checksum, std::size_t done, std::size_t count, std::size_t n) {
+            return w.push_area(table, clock, {offset, checksum}, done, count, n);
+          },
+          py::arg("table"), py::arg("clock"), py::arg("offset"), py::arg("checksum"),
+          py::arg("done"), py::arg("count"), py::arg("n"))
       .def(
           "push_rows",
           [](RingWriter& w, std::uint16_t table, std::uint32_t clock, const KeyArray& keys,

@@ -10,6 +10,11 @@ inline std::uint32_t checksum(const void* data, std::size_t n) noexcept {
   return static_cast<std::uint32_t>(XXH3_64bits(data, n));
 }
 
+// Of a piece of an update in an area; longer than that of a record, as the piece is.
+inline std::uint64_t area_checksum(const void* data, std::size_t n) noexcept {
+  return XXH3_64bits(data, n);
+}
+
 // Of the rows of a reply and of its header: a header that is half of this reply and half of the one
 // before it in the slot must not vouch for the older rows.
 inline std::uint32_t reply_checksum(const ReplyHeader& header, const void* rows,

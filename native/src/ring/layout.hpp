@@ -10,10 +10,12 @@
 // What lies where in the region of a server. Pure arithmetic: every rank computes the same offsets
 // from the same numbers, so nothing about the layout travels.
 //
-//   header | turn | clocks[worker] | heads[table] | mailbox[worker] ... | dense shards ...
+//   header | turn | clocks[worker] | heads[table] | (mailbox, area)[worker] ... | dense shards ...
 //
-// Everything up to `tables_offset` may be written by workers (each its own mailbox); what follows
-// is written by the server alone, and workers of the same node map it read-only.
+// Everything up to `tables_offset` may be written by workers (each its own mailbox and area); what
+// follows is written by the server alone, and workers of the same node map it read-only. The area
+// of a worker on another node takes large dense updates, which its records point at; the others
+// have none.
 namespace mpips {
 
 constexpr std::uint64_t region_magic = 0x3153504950534d31ULL;
@@ -48,6 +50,7 @@ enum RecordFlags : std::uint16_t {
   flag_staged =
       16,          // the payload is a StagedPayload: the update lies in the worker's staging region
   flag_fits = 32,  // all records of this push fit into the ring at a time
+  flag_area = 64,  // the payload is an AreaPayload: the update lies in the worker's area here
 };
 
 struct RecordHeader {
@@ -73,6 +76,13 @@ static_assert(sizeof(RecordHeader) == line_bytes);
 struct StagedPayload {
   std::uint64_t offset;       // bytes into the staging region
   std::uint64_t base_offset;  // bytes, or all ones where no base values are given
+};
+
+// A piece of an update that lies in the worker's area of the server's region. A network may bring
+// the record before the piece: the server takes both when the piece has this checksum.
+struct AreaPayload {
+  std::uint64_t offset;    // bytes into the area
+  std::uint64_t checksum;  // XXH3-64 of the piece
 };
 
 struct ReplyHeader {
@@ -236,14 +246,24 @@ struct DenseExtent {
 
 class Layout {
  public:
+  // `areas`: bytes of each worker's area; none for workers beyond its end.
   Layout(std::uint32_t n_workers, std::uint32_t n_tables, RingGeometry geometry,
-         std::vector<DenseExtent> dense)
-      : n_workers_(n_workers), n_tables_(n_tables), geometry_(geometry), dense_(std::move(dense)) {
+         std::vector<DenseExtent> dense, std::vector<std::size_t> areas = {})
+      : n_workers_(n_workers),
+        n_tables_(n_tables),
+        geometry_(geometry),
+        dense_(std::move(dense)),
+        areas_(std::move(areas)) {
     if (geometry_.n_slots < 2 || geometry_.slot_bytes < 256 || geometry_.slot_bytes % line_bytes)
       throw std::invalid_argument(
           "a ring needs at least 2 slots of 256 bytes or more, in whole lines");
-    mailboxes_ = round_up(heads() + n_tables_ * sizeof(TableHead), page_bytes);
-    tables_ = mailboxes_ + n_workers_ * geometry_.mailbox_bytes();
+    areas_.resize(n_workers_, 0);
+    tables_ = round_up(heads() + n_tables_ * sizeof(TableHead), page_bytes);
+    for (std::size_t& bytes : areas_) {
+      bytes = round_up(bytes, page_bytes);
+      mailboxes_.push_back(tables_);
+      tables_ += geometry_.mailbox_bytes() + bytes;
+    }
     std::size_t end = tables_;
     for (DenseExtent& d : dense_) {
       d.versions = end;
@@ -268,9 +288,12 @@ class Layout {
   std::size_t head(std::uint32_t table) const noexcept {
     return heads() + table * sizeof(TableHead);
   }
-  std::size_t mailbox(std::uint32_t worker) const noexcept {
-    return mailboxes_ + worker * geometry_.mailbox_bytes();
+  std::size_t mailbox(std::uint32_t worker) const { return mailboxes_.at(worker); }
+  // Behind the worker's mailbox, so that it writes one range.
+  std::size_t area(std::uint32_t worker) const {
+    return mailbox(worker) + geometry_.mailbox_bytes();
   }
+  std::size_t area_bytes(std::uint32_t worker) const { return areas_.at(worker); }
   std::size_t tables_offset() const noexcept { return tables_; }
   std::size_t total_bytes() const noexcept { return total_; }
 
@@ -285,7 +308,8 @@ class Layout {
   std::uint32_t n_tables_;
   RingGeometry geometry_;
   std::vector<DenseExtent> dense_;
-  std::size_t mailboxes_ = 0, tables_ = 0, total_ = 0;
+  std::vector<std::size_t> areas_, mailboxes_;
+  std::size_t tables_ = 0, total_ = 0;
 };
 
 }  // namespace mpips

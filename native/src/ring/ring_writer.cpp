@@ -191,6 +191,19 @@ bool RingWriter::push_staged(std::uint16_t table, std::uint32_t clock, StagedPay
   return true;
 }
 
+bool RingWriter::push_area(std::uint16_t table, std::uint32_t clock, AreaPayload where,
+                           std::size_t done, std::size_t count, std::size_t n) {
+  if (credits() == 0) return false;
+  RecordHeader h = header(RecordKind::push_dense, table, clock);
+  h.flags = static_cast<std::uint16_t>(segment_flags(done, count, n) | flag_area);
+  h.count = static_cast<std::uint32_t>(count);
+  h.offset = done;
+  h.payload_bytes = sizeof where;
+  std::memcpy(box_.slot(next_) + sizeof h, &where, sizeof where);
+  finish_record(&h, done + count == n ? role_push_end : role_other);
+  return true;
+}
+
 std::size_t RingWriter::push_rows(std::uint16_t table, std::uint32_t clock, const RowsToPush& push,
                                   std::size_t done) {
   const std::size_t parts = push.base != nullptr ? 2 : 1;

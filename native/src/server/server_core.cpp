@@ -169,7 +169,8 @@ bool ServerCore::check(std::size_t worker, const RecordHeader& h, const std::uin
   // Without checksums both words are zero, so that a damaged flag cannot turn the check off.
   const bool checked = (h.flags & flag_checksum) != 0;
   const bool whole = sized && h.header_checksum == (checked ? header_checksum(h) : 0) &&
-                     h.payload_checksum == (checked ? checksum(payload, h.payload_bytes) : 0);
+                     h.payload_checksum == (checked ? checksum(payload, h.payload_bytes) : 0) &&
+                     ((h.flags & flag_area) == 0 || piece_is_whole(worker, h, payload));
   if (!whole || h.worker != worker || h.sequence != ring.at()) {
     if (!patience_spent(&ring)) return false;
     if (!whole)
@@ -184,6 +185,24 @@ bool ServerCore::check(std::size_t worker, const RecordHeader& h, const std::uin
   if (h.generation != generation_ && (h.sequence >= ring.inherited || h.generation > generation_))
     violation(worker, "a record of generation " + std::to_string(h.generation) +
                           ", this job is generation " + std::to_string(generation_));
+  return true;
+}
+
+// Only the first look at a record that must wait for its clock reads the piece. What is found out
+// is noted by the record's own number: the record of the round before may still stand in the slot.
+// One that lies outside the area is not read: `parse_area` refuses it.
+bool ServerCore::piece_is_whole(std::size_t worker, const RecordHeader& h,
+                                const std::uint8_t* payload) {
+  Ring& ring = rings_[worker];
+  AreaPayload where;
+  if (h.payload_bytes != sizeof where || ring.verified == h.sequence + 1) return true;
+  std::memcpy(&where, payload, sizeof where);
+  const auto w = static_cast<std::uint32_t>(worker);
+  const std::size_t bytes = h.count * sizeof(float), size = layout_.area_bytes(w);
+  if (where.offset > size || bytes > size - where.offset) return true;
+  if (area_checksum(region_ + layout_.area(w) + where.offset, bytes) != where.checksum)
+    return false;
+  ring.verified = h.sequence + 1;
   return true;
 }
 

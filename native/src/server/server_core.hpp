@@ -29,6 +29,12 @@
 // they are copied and consumed after all (`let_go`), as other segments are at once: so nothing ever
 // waits for a segment that the worker has no slot for.
 //
+// A large dense push of a worker on another node lies in the worker's area (flag_area), put there
+// piece by piece straight from the caller's array, each piece followed by a record with its
+// checksum. The server takes a record when its piece is whole, and so verifies behind the wire;
+// with the last record it applies the update where it lies. Only this worker writes its area, and
+// no part of it again before the record that ends the push lying there is consumed.
+//
 // A record that may not be consumed yet (a BSP update out of turn, a pull ahead of its clock) stays
 // at the head of its ring. This cannot deadlock: at one clock a worker waits only for workers of
 // lower index, and the lowest waits for nobody.
@@ -141,6 +147,8 @@ class ServerCore {
     std::uint64_t held_cut = 0;   // the cut whose record stands at the head, unconsumed
     std::string said = {};        // the payload of the last cut record
     std::uint64_t inherited = 0;  // records below were written in an earlier launch
+    std::uint64_t open_area = 0;  // flag_area: where it starts, bytes into the area
+    std::uint64_t verified = 0;   // one more than the record whose piece was found whole
 
     std::uint64_t at() const noexcept { return next + kept.size(); }  // the record to look at
   };
@@ -158,6 +166,7 @@ class ServerCore {
   static void follow_hint(Ring* ring) noexcept;
   bool patience_spent(Ring* ring);
   bool check(std::size_t worker, const RecordHeader& header, const std::uint8_t* payload);
+  bool piece_is_whole(std::size_t worker, const RecordHeader& header, const std::uint8_t* payload);
   void check_clock(std::size_t worker, const RecordHeader& header) const;
   void check_push(std::size_t worker, const RecordHeader& header) const;
   void check_segment(std::size_t worker, const RecordHeader& header) const;
@@ -173,6 +182,8 @@ class ServerCore {
   void let_go(std::size_t worker);
   template <class Apply>
   Verdict judge(Table* table, const RecordHeader& header, bool has_base, Apply apply);
+  Update parse_area(std::size_t worker, const RecordHeader& header,
+                    const std::uint8_t* payload) const;
   Update parse(std::size_t worker, const RecordHeader& header, const std::uint8_t* payload) const;
   std::uint64_t discard_clock(std::size_t worker);
   void close_clock();

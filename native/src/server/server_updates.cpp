@@ -7,8 +7,29 @@
 // What a server does with pushes: take them apart, check them, judge their staleness, apply them.
 namespace mpips {
 
+Update ServerCore::parse_area(std::size_t worker, const RecordHeader& h,
+                              const std::uint8_t* payload) const {
+  AreaPayload where;
+  std::memcpy(&where, payload, sizeof where);
+  const auto w = static_cast<std::uint32_t>(worker);
+  const std::size_t bytes = h.count * sizeof(float), size = layout_.area_bytes(w);
+  if (where.offset % sizeof(float) != 0 || where.offset > size || bytes > size - where.offset)
+    violation(worker, "an update outside its area");
+  // The whole push lies in one piece, so that it can be applied in place.
+  const std::uint64_t before = h.offset * sizeof(float);
+  const bool first = (h.flags & flag_first) != 0;
+  if (where.offset < before || (!first && where.offset - before != rings_[worker].open_area))
+    violation(worker, "segments of a push out of order");
+  Update part;
+  part.offset = h.offset;
+  part.count = h.count;
+  part.values = reinterpret_cast<const float*>(region_ + layout_.area(w) + where.offset);
+  return part;
+}
+
 Update ServerCore::parse(std::size_t worker, const RecordHeader& h,
                          const std::uint8_t* payload) const {
+  if ((h.flags & flag_area) != 0) return parse_area(worker, h, payload);
   Update part;
   part.count = h.count;
   if ((h.flags & flag_staged) != 0) {
@@ -55,8 +76,12 @@ void ServerCore::check_push(std::size_t worker, const RecordHeader& h) const {
   const std::size_t parts = (h.flags & flag_base) != 0 ? 2 : 1;
   const std::size_t unit = rows ? sizeof(std::int64_t) + parts * t.embedding->dim() * sizeof(float)
                                 : parts * sizeof(float);
-  const std::size_t expected =
-      (h.flags & flag_staged) != 0 ? sizeof(StagedPayload) : h.count * unit;
+  const bool in_area = (h.flags & flag_area) != 0;
+  if (in_area && (rows || (h.flags & (flag_base | flag_staged)) != 0))
+    violation(worker, "a push that is none of an area's");
+  const std::size_t expected = in_area                        ? sizeof(AreaPayload)
+                               : (h.flags & flag_staged) != 0 ? sizeof(StagedPayload)
+                                                              : h.count * unit;
   if (h.payload_bytes != expected)
     violation(worker, "a push whose payload has " + std::to_string(h.payload_bytes) +
                           " bytes, not " + std::to_string(expected));
@@ -68,7 +93,7 @@ void ServerCore::check_segment(std::size_t worker, const RecordHeader& h) const 
   const Ring& ring = rings_[worker];
   const bool first = (h.flags & flag_first) != 0, last = (h.flags & flag_last) != 0;
   const bool continues = ring.open && h.table == ring.open_table && h.clock == ring.open_clock &&
-                         (h.flags & flag_base) == (ring.open_flags & flag_base) &&
+                         ((h.flags ^ ring.open_flags) & (flag_base | flag_area)) == 0 &&
                          h.offset == ring.open_end;
   const bool staged_part = (h.flags & flag_staged) != 0 && !(first && last);
   if (staged_part || (first ? h.offset != 0 : !continues))
@@ -109,6 +134,8 @@ ServerCore::Verdict ServerCore::handle_push(std::size_t worker, const RecordHead
   ring.open_flags = h.flags;
   ring.open_clock = h.clock;
   ring.open_end = h.offset + h.count;
+  if ((h.flags & flag_area) != 0 && (h.flags & flag_first) != 0)
+    std::memcpy(&ring.open_area, payload + offsetof(AreaPayload, offset), sizeof ring.open_area);
   t.stats.pushed += last;
   return verdict;
 }
@@ -127,10 +154,16 @@ ServerCore::Verdict ServerCore::handle_segment(std::size_t worker, const RecordH
     t.embedding->expect(worker, part);
     return last ? apply_kept(worker, h) : Verdict{true, Outcome::none, 0};
   }
-  t.shard->assemble(worker, part, first);
+  const bool in_place = (h.flags & flag_area) != 0;
+  if (!in_place) t.shard->assemble(worker, part, first);
   fault::at(fault::Point::copied);
   if (!last) return {true, Outcome::segment, 0};
-  const Update whole = t.shard->whole(worker);
+  Update whole = in_place ? part : t.shard->whole(worker);
+  if (in_place) {
+    whole.values -= part.offset;
+    whole.offset = 0;
+    whole.count += part.offset;
+  }
   return judge(&t, h, whole.base != nullptr, [&](float scale, float lambda) {
     t.shard->apply(whole, scale, lambda, t.next_step());
   });
