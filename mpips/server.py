@@ -242,11 +242,9 @@ class Server:
         slow = 0  # entries in a row that took long; one alone may be a lost time slice
         while not stopped():
             consumed = self._drain(0.0, 0)
-            entered = time.perf_counter()
-            served = self._progress()
-            left = time.perf_counter()
+            served, long, left = self._enter_mpi()
             more = poll()
-            slow = slow + 1 if left - entered > _SERVED_S else 0
+            slow = slow + long if long else 0
             if consumed or served or slow > 1 or more:
                 idle_since = left
             if consumed or served or slow or more:
@@ -257,6 +255,24 @@ class Server:
                 slice_s = max(PROGRESS_INTERVAL_S, longest)
                 self._drain(slice_s, int(slice_s * 1e6))
         self.drain()
+
+    def _enter_mpi(self) -> tuple[int, int, float]:
+        """Enter MPI, and again while bytes keep coming but no message that tells of them.
+
+        Returns:
+            Messages served, entries that took long, and the time after the last.
+        """
+        start = entered = time.perf_counter()
+        long = 0
+        while True:
+            served = self._progress()
+            left = time.perf_counter()
+            if left - entered <= _SERVED_S:
+                return served, long, left
+            long += 1
+            if served or left - start > PROGRESS_INTERVAL_S:
+                return served, long, left
+            entered = left
 
     def statistics(self) -> dict[str, Any]:
         """What this server did, by table; plain numbers."""
