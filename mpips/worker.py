@@ -225,10 +225,11 @@ class Worker:
         self.control.state = "computing"
 
     def allocate(self, shape: int | Sequence[int]) -> Float32:
-        """A float32 array that servers of this node read in place when it is pushed.
+        """A float32 array that servers read in place when it is pushed, or that goes to them uncopied.
 
         Lives as long as the job. After a push the array must not be changed until the request's `wait`
-        has returned. Where no server shares the node it is ordinary memory.
+        has returned: servers of this node read it where it is, and to those of other nodes it travels
+        while `push` has returned already.
 
         Raises:
             ConfigError: The staging region is full; names the option that enlarges it.
@@ -265,7 +266,7 @@ class Worker:
 
     @property
     def staging(self) -> _native.SharedMemory | None:
-        """The memory that `allocate` gives out; None where no server shares the node."""
+        """The memory that `allocate` gives out."""
         return self._staging
 
     def staged_offset(self, array: Float32) -> int | None:

@@ -76,14 +76,16 @@ def test_findings_of_the_ranks_program():
         from mpips.bench.transport import BETWEEN_NODES
 
         ours = dict(push_ack_4k=40e-6, push_16m=2**24 / 2e9, pull_16m=1.0, rows_push=0.01,
-                    rows_pull=0.005)
+                    rows_pull=0.005, push_16m_queued=2**24 / 3e9)
         raw = dict(put_flush=20e-6, put=2**24 / 4e9, get=1.0, ping_pong_8=30e-6, ping_pong_4k=1e-4,
                    message_16m=2**24 / 1e9)
         turns = dict(rma=[(ours, raw)] * 3, p2p=[(ours, raw)] * 3)
         found = t.findings("tcp", turns, dict(put=1 << 20, get=32 << 10))
         by_name = {c.name: c for c in found.comparisons}
         assert tuple(by_name)[:3] == BETWEEN_NODES, tuple(by_name)
-        assert len(by_name) == 6
+        assert len(by_name) == 8
+        queued = by_name["tcp_push_16m_queued_vs_put"]
+        assert (queued.unit, round(queued.ratio, 9)) == ("GB/s", 0.75)
         push = by_name["tcp_push_ack_4k_vs_put_flush"]
         assert (push.unit, round(push.ratio, 9), push.met) == ("us", 2.0, True)
         large = by_name["tcp_push_16m_vs_put"]

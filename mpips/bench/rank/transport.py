@@ -36,7 +36,9 @@ _MEASURED = {
     "push_ack_4k": ("put_flush", "us", 0),
     "push_16m": ("put", "GB/s", LARGE),
     "pull_16m": ("get", "GB/s", LARGE),
+    "push_16m_queued": ("put", "GB/s", LARGE),
 }
+_QUEUED = 8  # pushes under way together
 TRANSPORTS = ("rma", "p2p")
 
 
@@ -88,6 +90,14 @@ def work(worker: Worker, calls: tuple[int, int]) -> Times:
     out = np.empty(LARGE // 4, np.float32)
     keys = rng.permutation(ROWS).astype(np.int64)
     row_update = rng.standard_normal((ROWS, DIM), np.float32)
+    own = worker.allocate(LARGE // 4)
+    own[:] = gradient
+
+    def queued() -> None:
+        """Pushes of staging memory, the next one before the last is applied."""
+        for request in [large.push(own) for _ in range(_QUEUED)]:
+            request.wait()
+
     many, few = calls
     operations: dict[str, tuple[Callable[[], object], int]] = {
         "push_ack_4k": (lambda: small.push(update).wait(), many),
@@ -96,7 +106,9 @@ def work(worker: Worker, calls: tuple[int, int]) -> Times:
         "rows_push": (lambda: rows.push(keys, row_update).wait(), few),
         "rows_pull": (lambda: rows.pull(keys), few),
     }
-    return {name: typical_seconds(operation, n) for name, (operation, n) in operations.items()}
+    times = {name: typical_seconds(operation, n) for name, (operation, n) in operations.items()}
+    times["push_16m_queued"] = typical_seconds(queued, 2) / _QUEUED
+    return times
 
 
 def findings(
