@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from mpips import _native
-from mpips.errors import ProtocolError, RecoveryError, RegionError
+from mpips.errors import ConfigError, ProtocolError, RecoveryError, RegionError
 from mpips.model.consistency import BSP, native
 from mpips.model.initializer import Initializer, table_seed
 from mpips.model.optimizer import SGD, PythonRule
@@ -78,6 +78,7 @@ class Server:
 
         Raises:
             RegionError: /dev/shm is too small; warm: a segment is missing or in use.
+            ConfigError: A journal, and areas for remote workers.
             RecoveryError: Warm: what is there is no server of these tables that had begun to work.
         """
         self.index = index
@@ -101,6 +102,9 @@ class Server:
             PROGRESS_INTERVAL_S,
         )
         if life.journal:
+            if any(self.layout.area_bytes(w) for w in range(self.layout.n_workers)):
+                # Recovery does not look whether the pieces of inherited records have arrived.
+                raise ConfigError("a journal does not cover areas: use remote_staging_mib = 0")
             n_bytes = _native.journal_bytes(self.layout)
             journal = self._segment("-journal", n_bytes, EMBEDDING_RESERVE)
             self.core.use_journal(journal, not life.warm)
