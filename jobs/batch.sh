@@ -103,9 +103,10 @@ finish() {
 # requeue: ask for another turn. Slurm ends this script while it does that.
 requeue() {
   local turns=${SLURM_RESTART_COUNT:-0} most=${MPIPS_MAX_REQUEUES:-50} newest before=""
-  newest=$(readlink "$run/checkpoints/latest" 2>/dev/null || true)
+  # Those of `mpips run` lie one folder deeper.
+  newest=$(readlink "$run"/checkpoints/latest "$run"/*/checkpoints/latest | head -n 1 || true)
   if [[ -z $newest ]]; then
-    fail 1 "asked for another turn, but there is no checkpoint in $run/checkpoints: it would begin anew"
+    fail 1 "asked for another turn, but there is no checkpoint in $run: it would begin anew"
   fi
   if [[ -f $run/requeued-at ]]; then
     before=$(<"$run/requeued-at")

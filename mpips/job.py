@@ -25,6 +25,7 @@ from mpips.chronicle import Chronicle, open_chronicle
 from mpips.cluster import lastwords
 from mpips.cluster.cluster import Cluster
 from mpips.cluster.control import Client, Endpoint
+from mpips.cluster.launch import asked_threads
 from mpips.cluster.messages import Report
 from mpips.cuts.conductor import Conductor, LeavingError
 from mpips.cuts.keeper import Keeper
@@ -171,7 +172,12 @@ class Job:
 
     @property
     def _threads(self) -> int:
-        """Threads for NumPy's linear algebra here: the node's ranks share its cores."""
+        """Threads for NumPy's linear algebra here: as asked for, or the node's ranks share its cores.
+
+        They decide on the last bits of a product, so who asks gets the same on any layout of ranks.
+        """
+        if asked := asked_threads():
+            return asked
         t = self.cluster.topology
         node = t.node_of[self.cluster.rank]
         return max(1, t.cores[node] // t.node_of.count(node))

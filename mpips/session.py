@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import socket
@@ -92,7 +93,10 @@ def leaves_after_checkpoint() -> Iterator[None]:
 
 @contextmanager
 def signals_unwind() -> Iterator[None]:
-    """Turn SIGTERM into an exception while a job runs, where this is the main thread."""
+    """Turn SIGTERM into an exception while a job runs, where this is the main thread.
+
+    SIGUSR2 writes the stacks of all threads to stderr, or to the rank's log in a supervised run.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -100,11 +104,17 @@ def signals_unwind() -> Iterator[None]:
     def terminate(number: int, frame: FrameType | None) -> None:
         raise TerminatedError(128 + number)
 
+    # Under a supervisor the rank's log is registered, see lastwords.
+    dumps_here = rundir.current() is None
     old = signal.signal(signal.SIGTERM, terminate)
+    if dumps_here:
+        faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, old)
+        if dumps_here:
+            faulthandler.unregister(signal.SIGUSR2)
 
 
 @contextmanager

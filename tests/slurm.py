@@ -25,7 +25,7 @@ from mpips.bench.nodes import HEAD_ADDRESS
 
 TOOLS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue")
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY")
-CPUS = 4
+CPUS = 8
 
 # Nodes declare more CPUs than this machine has. A job may start again as soon as credentials of its last
 # start have expired, and nothing waits for the next turn of a scheduler.
@@ -72,7 +72,7 @@ def why_not() -> str:
 
 
 class Slurm:
-    """A controller and `n` nodes of four CPUs each. Use it in a `with` block.
+    """A controller and `n` nodes of `CPUS` CPUs each. Use it in a `with` block.
 
     Attributes:
         nodes: The imitated nodes; their hosts are the names that Slurm uses.
@@ -169,7 +169,9 @@ class Slurm:
         path = [
             p for p in os.environ["PATH"].split(":") if not p.startswith(str(launcher.REPOSITORY))
         ]
-        marks = {name: value for name, value in os.environ.items() if name.startswith("MPIPS_TEST")}
+        # What decides on the last bits of a product must be the same everywhere.
+        kept = ("MPIPS_TEST", "OPENBLAS_", "MKL_", "NPY_")
+        marks = {name: value for name, value in os.environ.items() if name.startswith(kept)}
         return marks | {
             "PATH": ":".join([*path, "/usr/sbin", "/sbin"]),
             "HOME": os.environ.get("HOME", "/root"),
@@ -247,6 +249,11 @@ class Slurm:
                 )
             time.sleep(0.1)
         return found
+
+    def hosts_of(self, job: int) -> list[str]:
+        """The nodes of a running job, in Slurm's order."""
+        done = self.run("scontrol", "show", "hostnames", self.show(job)["NodeList"])
+        return done.stdout.split()
 
     def output(self, shown: Mapping[str, str]) -> str:
         """What a job has written, by what `show` said of it."""

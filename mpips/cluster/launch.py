@@ -106,6 +106,12 @@ def n_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def asked_threads(env: Mapping[str, str] = os.environ) -> int:
+    """Threads of linear algebra that the user wants in each process; 0: has not said."""
+    first = env.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(first) if first.isdigit() else 0
+
+
 def node_cores() -> int:
     """Cores of this node that are online, whatever this process is bound to."""
     return os.cpu_count() or 1

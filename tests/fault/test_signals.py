@@ -6,6 +6,7 @@ import signal
 import sys
 from pathlib import Path
 
+import processes
 import pytest
 from launcher import Launch, launch, wait_for_file
 
@@ -89,6 +90,21 @@ def test_ending_mpirun_by_a_signal_leaves_no_segment(
         assert job.wait(10.0) != 0
         assert job.pids() == []
     assert not existing(regions)
+
+
+def test_sigusr2_to_mpirun_shows_what_every_rank_does_and_ends_none(tmp_path: Path) -> None:
+    job, pids = start(tmp_path, "bsp", timeout_s=60.0)
+    with job:
+        job.send_signal(signal.SIGUSR2)
+        # Each rank begins its stacks with this line once, however many threads it has.
+        shown = processes.until(lambda: job.stderr().count("Current thread 0x") == len(pids), 20.0)
+        assert shown, job.tail()
+        assert "endless.py" in job.stderr()
+        assert job.poll() is None
+        assert set(pids.values()) <= set(job.pids())
+        # Killed, they would leave their shared memory.
+        job.send_signal(signal.SIGTERM)
+        job.wait(10.0)
 
 
 @pytest.mark.parametrize("rank", [0, 2, 3])

@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import launcher
-import processes
 import pytest
-import slurm
+from paced_jobs import JOB, PACED, RANKS
+from private_slurm import private_slurm
 from slurm import Slurm
-
-MARK = "MPIPS_TEST_SLURM"
-
-
-def private_slurm(patch: pytest.MonkeyPatch, *args: object, **kwargs: object) -> Iterator[Slurm]:
-    """A Slurm, and a look whether all of it is gone afterwards."""
-    if reason := slurm.why_not():
-        pytest.skip(reason)
-    value = uuid.uuid4().hex
-    patch.setenv(MARK, value)
-    with Slurm(*args, **kwargs) as cluster:  # type: ignore[arg-type]
-        patch.undo()
-        yield cluster
-        cluster.cancel_all()
-        left = [cluster.nodes.segments(i) for i in range(len(cluster.nodes))]
-        assert not any(left), f"shared memory left behind on nodes: {left}"
-    mark = f"{MARK}={value}"
-    assert processes.until(lambda: not processes.marked(mark)), processes.describe(
-        processes.marked(mark)
-    )
 
 
 @pytest.fixture(scope="session")
@@ -62,7 +41,33 @@ def make_slurm() -> Iterator[Callable[..., Slurm]]:
             assert next(one, None) is None
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def script() -> Callable[[str], Path]:
     """The path of a script in jobs/."""
     return lambda name: launcher.REPOSITORY / "jobs" / name
+
+
+@pytest.fixture(scope="session")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job for one server and three workers."""
+    path = tmp_path_factory.mktemp("paced") / "job.toml"
+    path.write_text(JOB)
+    return path
+
+
+@pytest.fixture(scope="session")
+def undisturbed(job: Path) -> Path:
+    """The checkpoint of the same job, with as many workers, run in one go without Slurm."""
+    command = [
+        "python",
+        "-m",
+        "mpips",
+        "train",
+        str(job),
+        "--quiet",
+        "--save",
+        f"{job.parent}/saved",
+    ]
+    with launcher.launch(RANKS, command, env={"PYTHONPATH": str(PACED)}) as launched:
+        assert launched.wait() == 0, launched.tail()
+    return job.parent / "saved/latest"

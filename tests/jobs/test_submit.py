@@ -42,5 +42,5 @@ def test_a_job_larger_than_the_cluster_is_refused_at_once(cluster: Slurm, tmp_pa
     done = cluster.run(MPIPS, "submit", JOB, "--nodes=5", cwd=tmp_path, timeout_s=20)
     assert done.returncode == 2
     assert "Slurm refuses the job: Requested node configuration is not available" in done.stderr
-    assert "main*: 4 nodes of 4 CPUs, at most infinite" in done.stderr
+    assert "main*: 4 nodes of 8 CPUs, at most infinite" in done.stderr
     assert not cluster.run("squeue", "--noheader").stdout

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from mpips.cluster.launch import (
+    asked_threads,
     launched_rank,
     launched_size,
     local_size,
@@ -122,6 +123,14 @@ def test_hdf5_brings_no_second_mpi_library() -> None:
         check=True,
     )
     assert len(done.stdout.split()) <= 1, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("value", "threads"), [("", 0), ("4", 4), ("8,2", 8), (" 3 ", 3), ("0", 0), ("many", 0)]
+)
+def test_threads_are_those_that_were_asked_for(value: str, threads: int) -> None:
+    assert asked_threads({"OMP_NUM_THREADS": value}) == threads
+    assert asked_threads({}) == 0
 
 
 def test_a_process_may_use_no_more_cores_than_its_node_has() -> None:

@@ -1,0 +1,85 @@
+"""Jobs that the batch scripts train slowly enough to be disturbed, and what they must give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import processes
+import slurm
+from slurm import Slurm
+
+from mpips.checkpoint import open_checkpoint
+from mpips.checkpoint.compare import compare
+
+Script = Callable[[str], Path]
+PACED = Path(__file__).parent / "programs/paced"
+JOB = """
+task = "paced:Paced"
+
+[data]
+train = "digits"
+test = "digits"
+
+[train]
+epochs = 6
+batch_size = 64
+
+[cluster]
+servers = 1
+
+[table]
+consistency = "bsp"
+"""
+RANKS = 5
+
+
+def start(cluster: Slurm, folder: Path, *argv: str | Path, spares: int = 0) -> int:
+    """Submit a job whose run folder is `folder`."""
+    env = {"PYTHONPATH": str(PACED), "MPIPS_FOLDER": str(folder), "MPIPS_TEST_PACED": str(folder)}
+    env["MPIPS_SPARES"] = str(spares)
+    folder.mkdir()
+    return cluster.submit(f"--output={folder}.out", *argv, env=env)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What became of a job."""
+
+    state: str
+    restarts: int
+    output: str
+    folder: Path
+
+
+def end(cluster: Slurm, job: int) -> Ended:
+    """Wait for the end of a job that `start` has started."""
+    shown = cluster.wait(job, 150)
+    output = Path(shown["StdOut"])
+    return Ended(
+        shown["JobState"], int(shown["Restarts"]), cluster.output(shown), output.with_suffix("")
+    )
+
+
+def latest(folder: Path) -> Path | None:
+    """The newest checkpoint of a run folder, wherever the script puts them."""
+    return next(folder.glob("**/checkpoints/latest"), None)
+
+
+def wait_at_work(cluster: Slurm, job: int, folder: Path, saved: bool = False) -> None:
+    """Wait until the first turn is in the middle of training, and perhaps has written a checkpoint."""
+
+    def ready() -> bool:
+        assert cluster.show(job)["JobState"] not in slurm.ENDED, cluster.output(cluster.show(job))
+        return (folder / "at-work").exists() and (not saved or latest(folder) is not None)
+
+    assert processes.until(ready, 90.0), cluster.output(cluster.show(job))
+
+
+def assert_same(found: Path | None, expected: Path) -> None:
+    assert found is not None
+    with open_checkpoint(found) as first, open_checkpoint(expected) as second:
+        assert first.manifest.step == second.manifest.step
+        different = [d for d in compare(first, second) if not d.same]
+    assert not different

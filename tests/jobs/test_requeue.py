@@ -1,0 +1,62 @@
+"""Training across turns of a Slurm job: the result has the same bits as without any disturbance.
+
+All jobs run at the same time, because most of it is waiting: each is disturbed when it is at work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from paced_jobs import RANKS, Ended, Script, assert_same, end, latest, start, wait_at_work
+from slurm import Slurm
+
+SHAPE = ("--nodes=3", f"--ntasks={RANKS}", "--ntasks-per-node=2")
+WARNED = ("train.sbatch", "train_srun.sbatch", "train_restart.sbatch")
+BY_HAND = "by hand"
+
+
+@pytest.fixture(scope="module")
+def disturbed(
+    shared_slurm: Slurm, script: Script, job: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Ended]]:
+    """How jobs have ended, three that were warned in their first turn and one that was requeued."""
+    cluster, folder = shared_slurm, tmp_path_factory.mktemp("turns")
+    runs = {name: folder / name.partition(".")[0] for name in (*WARNED, BY_HAND)}
+    numbers = {
+        name: start(
+            *(cluster, runs[name], *SHAPE, script(WARNED[0] if name == BY_HAND else name), job),
+            *(("-n", str(RANKS)) if "restart" in name else ()),
+            *(("--set", "checkpoint.every_steps=5") if name == BY_HAND else ()),
+        )
+        for name in runs
+    }
+    for name, number in numbers.items():
+        wait_at_work(cluster, number, runs[name], saved=name == BY_HAND)
+        if name == BY_HAND:
+            done = cluster.run("scontrol", "requeue", str(number))
+            assert done.returncode == 0, done.stderr
+        else:
+            cluster.run("scancel", "--batch", "--signal=USR1", str(number))
+    yield {name: end(cluster, number) for name, number in numbers.items()}
+    cluster.cancel_all()
+
+
+@pytest.mark.parametrize("name", WARNED)
+def test_a_warned_training_goes_on_with_the_same_bits(
+    name: str, disturbed: dict[str, Ended], undisturbed: Path
+) -> None:
+    ended = disturbed[name]
+    assert (ended.state, ended.restarts) == ("COMPLETED", 1), ended.output
+    assert "is there: back into the queue" in ended.output
+    assert_same(latest(ended.folder), undisturbed)
+
+
+def test_a_training_requeued_by_hand_goes_on_with_the_same_bits(
+    disturbed: dict[str, Ended], undisturbed: Path
+) -> None:
+    ended = disturbed[BY_HAND]
+    assert (ended.state, ended.restarts) == ("COMPLETED", 1), ended.output
+    assert "back into the queue" not in ended.output
+    assert_same(latest(ended.folder), undisturbed)
