@@ -47,7 +47,7 @@ SelectTypeParameters=CR_Core
 SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=2,bf_interval=2,sched_min_interval=0,batch_sched_delay=0
 SlurmdParameters=config_overrides
-ReturnToService=2
+ReturnToService=1
 SlurmdTimeout=20
 MessageTimeout=20
 KillWait=5
@@ -283,7 +283,8 @@ class Slurm:
         """
         self.nodes.kill(node)
         host = self.nodes.hosts[node]
-        self.run("scontrol", "update", f"NodeName={host}", "State=DOWN", "Reason=lost")
+        done = self.run("scontrol", "update", f"NodeName={host}", "State=DOWN", "Reason=lost")
+        assert done.returncode == 0, done.stderr
 
     def logs(self, n_lines: int = 15) -> str:
         """The ends of the daemons' logs."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import launcher
 import pytest
-from paced_jobs import JOB, PACED, RANKS
+from paced_jobs import JOB, PACED, RANKS, write_data
 from private_slurm import private_slurm
 from slurm import Slurm
 
@@ -48,10 +48,16 @@ def script() -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="session")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A job for one server and three workers."""
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Samples to train on."""
+    return write_data(tmp_path_factory.mktemp("data") / "made.npz")
+
+
+@pytest.fixture(scope="session")
+def job(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job for one server and two workers."""
     path = tmp_path_factory.mktemp("paced") / "job.toml"
-    path.write_text(JOB)
+    path.write_text(JOB.replace("DATA", str(data)))
     return path
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import processes
 import slurm
 from slurm import Slurm
@@ -19,12 +20,12 @@ JOB = """
 task = "paced:Paced"
 
 [data]
-train = "digits"
-test = "digits"
+train = "DATA"
+test = "DATA"
 
 [train]
 epochs = 6
-batch_size = 64
+batch_size = 75
 
 [cluster]
 servers = 1
@@ -32,7 +33,16 @@ servers = 1
 [table]
 consistency = "bsp"
 """
-RANKS = 5
+RANKS = 4
+
+
+def write_data(path: Path) -> Path:
+    """A small set of samples of four classes, always the same; scikit-learn's would load that first."""
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((1200, 16), dtype=np.float32)
+    y = (x @ rng.standard_normal((16, 4), dtype=np.float32)).argmax(axis=1)
+    np.savez(path, x=x, y=y)
+    return path
 
 
 def start(cluster: Slurm, folder: Path, *argv: str | Path, spares: int = 0) -> int:

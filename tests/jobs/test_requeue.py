@@ -14,7 +14,7 @@ from slurm import Slurm
 
 SHAPE = ("--nodes=3", f"--ntasks={RANKS}", "--ntasks-per-node=2")
 WARNED = ("train.sbatch", "train_srun.sbatch", "train_restart.sbatch")
-BY_HAND = "by hand"
+BY_HAND = "by-hand"
 
 
 @pytest.fixture(scope="module")

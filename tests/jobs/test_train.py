@@ -25,11 +25,12 @@ def result_of(output: str) -> dict[str, object]:
 
 @pytest.mark.parametrize("name", ["train.sbatch", "train_srun.sbatch"])
 def test_a_job_of_three_nodes_trains_and_finishes(
-    name: str, cluster: Slurm, script: Script, tmp_path: Path
+    name: str, cluster: Slurm, script: Script, data: Path, tmp_path: Path
 ) -> None:
     job = cluster.submit(
-        *("--nodes=3", "--ntasks-per-node=2", f"--output={tmp_path}/%x-%j.out"),
-        *(script(name), "jobs/configs/digits.toml", *QUICK, "--servers", "2", "--json"),
+        *("--nodes=3", "--ntasks-per-node=2", "--ntasks=5", f"--output={tmp_path}/%x-%j.out"),
+        *(script(name), "jobs/configs/digits.toml", "--train", data, "--test", data),
+        *(*QUICK, "--servers", "2", "--json"),
         env={"MPIPS_FOLDER": str(tmp_path / "run")},
     )
     shown = cluster.wait(job)
@@ -45,10 +46,10 @@ def test_a_job_of_three_nodes_trains_and_finishes(
 
 
 def test_an_array_runs_each_line_of_the_sweep(
-    cluster: Slurm, script: Script, tmp_path: Path
+    cluster: Slurm, script: Script, data: Path, tmp_path: Path
 ) -> None:
     sweep = tmp_path / "sweep.txt"
-    quick = " ".join(QUICK)
+    quick = " ".join([*QUICK, "--train", str(data)])
     sweep.write_text(
         "# task, settings\n\n"
         + "".join(
