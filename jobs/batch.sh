@@ -24,6 +24,11 @@ begin() {
   shift
   (($#)) || fail 2 "nothing to do; usage: $usage"
   [[ -n ${SLURM_JOB_ID:-} ]] || fail 2 "this runs inside a job; usage: $usage"
+  [[ -n ${SLURM_NTASKS:-} ]] || fail 2 "how many ranks? submit with --ntasks or --ntasks-per-node"
+  # env.sh names folders in this form, too.
+  root=$(cd "$root" && pwd)
+  # There is nothing to warn yet.
+  trap : USR1 USR2
   source "$root/jobs/env.sh"
   [[ $(command -v python) == "$root/.venv/bin/python" ]] ||
     fail 69 "there is no $root/.venv on $(hostname): run 'bash jobs/setup.sh' on a login node first"
@@ -32,7 +37,7 @@ begin() {
   if [[ -n ${SLURM_ARRAY_JOB_ID:-} ]]; then
     job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
   fi
-  run=${MPIPS_FOLDER:-$PWD/runs/$SLURM_JOB_NAME-$job}
+  run=$(realpath -m "${MPIPS_FOLDER:-runs/$SLURM_JOB_NAME-$job}")
   # Since Slurm 22.05 srun does not inherit it.
   if [[ -n ${SLURM_CPUS_PER_TASK:-} ]]; then
     export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
