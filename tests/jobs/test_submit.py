@@ -14,12 +14,13 @@ MPIPS = launcher.REPOSITORY / ".venv/bin/mpips"
 JOB = launcher.REPOSITORY / "jobs/configs/digits.toml"
 
 
-def test_a_submitted_job_runs_with_its_own_copy(cluster: Slurm, tmp_path: Path) -> None:
+def test_a_submitted_job_runs_with_its_own_copy(cluster: Slurm, data: Path, tmp_path: Path) -> None:
     job = tmp_path / "mine.toml"
     job.write_text(JOB.read_text())
     done = cluster.run(
         *(MPIPS, "submit", "mine.toml", "--nodes=2", "--ranks-per-node=2", "--time=10"),
         *("--set", "train.epochs=1"),
+        *("--set", f"data.train={data}", "--set", f"data.test={data}"),
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr

@@ -49,17 +49,19 @@ def test_an_array_runs_each_line_of_the_sweep(
     cluster: Slurm, script: Script, data: Path, tmp_path: Path
 ) -> None:
     sweep = tmp_path / "sweep.txt"
-    quick = " ".join([*QUICK, "--train", str(data)])
+    quick = " ".join([*QUICK, "--train", str(data), "--test", str(data)])
     sweep.write_text(
         "# task, settings\n\n"
         + "".join(
-            f"jobs/configs/digits.toml --json --quiet {quick} --set cluster.seed={seed}\n"
+            f"{script('configs/digits.toml')} --json --quiet {quick} --set cluster.seed={seed}\n"
             for seed in (11, 12, 13)
         )
     )
     job = cluster.submit(
         *("--array=0-2", "--ntasks-per-node=3", f"--output={tmp_path}/%A_%a.out"),
         *(script("array.sbatch"), sweep),
+        cwd=tmp_path,
+        env={"MPIPS_ROOT": str(script("").parent)},
     )
     losses = set()
     for task in range(3):
@@ -67,6 +69,7 @@ def test_an_array_runs_each_line_of_the_sweep(
         output = (tmp_path / f"{job}_{task}.out").read_text()
         assert shown["JobState"] == "COMPLETED", output
         assert f"seed={11 + task}" in output
+        assert (tmp_path / f"runs/sweep-{job}_{task}/checkpoints/latest").is_dir()
         losses.add(result_of(output)["loss"])
     assert len(losses) == 3, "three seeds, three results"
 
@@ -74,7 +77,10 @@ def test_an_array_runs_each_line_of_the_sweep(
 def test_benchmarks_find_their_ranks_in_the_allocation(
     cluster: Slurm, script: Script, tmp_path: Path
 ) -> None:
-    job = cluster.submit(f"--output={tmp_path}/%j.out", script("bench.sbatch"), "push", "--quick")
+    job = cluster.submit(
+        *(f"--output={tmp_path}/%j.out", script("bench.sbatch")),
+        *("push", "--quick", "--repetitions", "1"),
+    )
     shown = cluster.wait(job, 90)
     output = cluster.output(shown)
     assert shown["JobState"] == "COMPLETED", output
