@@ -15,7 +15,7 @@ _SUITE_LIST = "\n".join(f"  {name:<10} {what}" for name, (_, what) in SUITES.ite
 
 @click.command(
     help="Measure mpips, and in the same run what it is compared with.\n\n\b\n"
-    f"{_SUITE_LIST}\n  all        all of these but plan and scale\n\n"
+    f"{_SUITE_LIST}\n  all        all of these but plan, recovery and scale\n\n"
     "Each ratio is the median of ratios taken turn by turn. Suites that need ranks start mpirun "
     "themselves. Nothing else should run meanwhile."
 )

@@ -80,3 +80,11 @@ def test_plan_gives_every_ratio() -> None:
     assert set(found["ratios"]) == {name for name in BARS if name.startswith("plan_")}
     assert all(ratio > 0 for ratio in found["ratios"].values())
     assert found["figures"]["turn"]["median"] > 0
+
+
+def test_recovery_gives_its_figure() -> None:
+    found = quick("recovery")
+    figures = {name: figure["median"] for name, figure in found["figures"].items()}
+    assert figures["empty_launch_s"] > 0
+    # A loaded machine says little, but it came back.
+    assert figures["server_kill_beyond_launch_s"] < 60
