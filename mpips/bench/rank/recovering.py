@@ -36,7 +36,7 @@ class Recovering(Task):
         self._steps += 1
         run = rundir.current()
         if self._steps == 2 and worker.index == 0 and run is not None:
-            (run.logs / FIRST_STEP).write_text(str(time.time()))
+            rundir.replace_json(run.logs / FIRST_STEP, time.time())
         w = worker.table("w").pull()
         time.sleep(_PAUSE_S)
         worker.table("w").push(w * 0 + 1)
