@@ -424,8 +424,9 @@ class Job:
                 self._window.Free()
             for comm in self._comms:
                 comm.Free()
-        # The server's core holds a callback to this object: a cycle that the collector cannot see.
-        self.server = self._service = self._staging = None
+        # The server's core holds a callback to this object: a cycle that the collector cannot see, if
+        # anything here leads to the server (the client does, through its hook for cuts).
+        self.server = self._service = self._staging = self._client = None
         self._channels.clear()
 
     def _die(self, error: BaseException) -> None:
