@@ -96,12 +96,13 @@ def train_epochs(
 
 
 def _clocks(worker: Worker, inputs: Inputs, loader: Loader) -> int:
-    """Clocks to come: of the worker that has the fewest steps left, where late ones skip clocks."""
-    own = loader.steps_until(inputs.n_epochs)
+    """The last clock: of the worker that has the fewest steps left, where late ones skip clocks."""
+    own = worker.now + loader.steps_until(inputs.n_epochs)
     backup = any(isinstance(t.consistency, BSP) and t.consistency.backup for t in inputs.tables)
     if not backup or not inputs.cursors:
         return own
-    return min(loader.steps_until(inputs.n_epochs, cursor) for cursor in inputs.cursors)
+    fewest = min(loader.steps_until(inputs.n_epochs, cursor) for cursor in inputs.cursors)
+    return worker.now + fewest
 
 
 def _evaluate_epoch(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mpips.bench.plain import PlainLogistic, PlainMlp
+from mpips.bench.rank.workloads import job_config, timed_epochs
 from mpips.data import Cursor, DataInfo, Loader, SparseData
 from mpips.data.dataset import Dataset, DenseData
 from mpips.epochs import Inputs, Result, train_epochs
@@ -15,7 +16,7 @@ from mpips.options import SessionOptions
 from mpips.session import run_alone
 from mpips.tasks.logistic import BIAS_KEY, Logistic, LogisticOptions
 from mpips.tasks.mlp import Mlp, MlpOptions
-from mpips.train import ready
+from mpips.train import OneRank, prepare, ready
 from mpips.worker import Worker
 
 N, D, BATCH, EPOCHS = 200, 17, 32, 4
@@ -103,3 +104,12 @@ def test_training_resumes_at_the_cursor_of_its_loader(first: int) -> None:
         return result.samples
 
     assert run_alone(work, inputs.tables, SessionOptions()).value == (EPOCHS - first) * N
+
+
+def test_epochs_after_others_of_the_same_session_are_whole() -> None:
+    """What is timed starts at a clock above 0."""
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    config = job_config("softmax", "digits")
+    inputs = prepare(OneRank(), 1, config)
+    outcome = run_alone(lambda w: timed_epochs(w, inputs, 2), inputs.tables, config.cluster)
+    assert outcome.value.samples == 2 * inputs.info.n_samples_total
