@@ -11,6 +11,7 @@ namespace mpips {
 
 using FloatArray = pybind11::array_t<float, pybind11::array::c_style>;
 using KeyArray = pybind11::array_t<std::int64_t, pybind11::array::c_style>;
+using WordArray = pybind11::array_t<std::uint64_t, pybind11::array::c_style>;
 using ByteArray = pybind11::array_t<std::uint8_t, pybind11::array::c_style>;
 
 // Floats per key of an array of rows that belongs to `keys`.

@@ -23,6 +23,7 @@ from itertools import chain, zip_longest
 from typing import Any
 
 import numpy as np
+import pair_rig
 
 from mpips import _native
 from mpips.model.consistency import ASP, BSP, SSP, Compensate, Reject, Scale
@@ -62,6 +63,8 @@ class Load:
         sizes: For each push of a clock: table, elements or rows, and how ("", "staged", "base").
         drain_every: Steps between two looks of the server at the rings.
         slot_bytes: Of a record.
+        partner: Bound of the lag of a copy (0: sync), in which every life but the first goes on: the
+            server's own memory is lost with its life. None: no partner.
     """
 
     tables: list[Table]
@@ -70,6 +73,7 @@ class Load:
     clocks: int = 2
     drain_every: int = 1
     slot_bytes: int = 1024
+    partner: int | None = None
 
     def steps(self) -> Iterator[Step]:
         """All steps in order. Without backup workers BSP takes in one worker after the other."""
@@ -113,6 +117,8 @@ class Life_:
         placement = place(load.tables, 1, load.n_workers, N_SLOTS, load.slot_bytes)
         self.layout = placement.layouts[0]
         self.regions = Regions(token, shared=True)
+        if load.partner is not None and generation > 0:
+            pair_rig.lose_the_server(token)
         life = Life(generation, journal=True, warm=generation > 0)
         self.server = Server(0, load.tables, placement, self.regions, 0, True, None, life)
         self.core = self.server.core
@@ -128,6 +134,19 @@ class Life_:
             self.staging.append(memory)
             self.writers.append(self._writer(w))
         self.steps = 0
+        self.pair = None
+        if load.partner is not None:
+            self.pair = pair_rig.Pair(self.server, self._copy, load.partner)
+
+    def _copy(self, name: str) -> Server:
+        """The copy that a partner makes of the server."""
+        placement = place(self.load.tables, 1, self.load.n_workers, N_SLOTS, self.load.slot_bytes)
+        life = Life(self.generation, journal=True, warm=True, name=name)
+        return Server(0, self.load.tables, placement, self.regions, 0, True, None, life)
+
+    def drain(self) -> int:
+        """Consume what can be consumed; something is returned if anything has moved."""
+        return self.core.drain(0.0, 0) if self.pair is None else self.pair.work()
 
     def _writer(self, w: int) -> _native.RingWriter:
         writer = _native.RingWriter(
@@ -142,7 +161,7 @@ class Life_:
         at = {"clock": 0, "finished": False, "taken": [0] * len(self.load.tables)}
         if self.generation > 0:
             at = self.core.position(w)
-            writer.resume(at["sequence"], at["applied"])
+            writer.resume(at["sequence"], at["applied"], 0, False, [])
         self.at.append(at)
         return writer
 
@@ -169,13 +188,14 @@ class Life_:
                 self.say(*step)
             self.steps += 1
             if self.steps % self.load.drain_every == 0:
-                self.core.drain(0.0, 0)
-        self.core.drain(0.0, 0)
+                self.drain()
+        while self.drain():
+            pass
 
     def until(self, write: Any) -> None:
         """Call `write` till it is done; whoever has no credit lets the server work."""
         while not write():
-            if self.core.drain(0.0, 0) == 0:
+            if self.drain() == 0:
                 raise AssertionError("a full ring and nothing that can be consumed")
 
     def push(self, p: Push) -> None:
@@ -451,6 +471,14 @@ def loads() -> dict[str, Load]:
     tables = [dense(300, "d", SGD(0.5), ASP()), rows(4, "e", Adam(0.1), ASP())]
     sizes = [(0, 300, ""), (1, 60, ""), (0, 300, "staged")]
     found["small-asp"] = Load(tables, sizes, n_workers=1, clocks=1)
+    tables = [dense(600, "d", Adam(0.1), BSP()), rows(4, "e", Adam(0.1), BSP())]
+    sizes = [(0, 600, ""), (1, 40, ""), (0, 600, ""), (1, 130, ""), (1, 9, "")]
+    for bound in (0, 1, 3):
+        found[f"pair-bsp-{bound}"] = Load(tables, sizes, drain_every=3, partner=bound)
+    tables = [dense(600, "d", Momentum(0.5), ASP()), rows(4, "e", Adagrad(0.1), ASP())]
+    for bound in (0, 2):
+        # With one worker there is one order only.
+        found[f"pair-asp-{bound}"] = Load(tables, sizes, 1, drain_every=3, partner=bound)
     for m, model in {"bsp": BSP(), "backup": BSP(backup=1), "asp": ASP()}.items():
         tables = [dense(150_000, "d", Adam(0.1), model), rows(32, "e", Adam(0.1), model)]
         sizes = [(0, 150_000, "staged"), (1, 3000, ""), (0, 150_000, "")]

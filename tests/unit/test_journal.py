@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,9 +21,11 @@ from mpips.placement import place
 from mpips.server import Life, Server
 from mpips.transport.region import Regions, attach, kept, new_token, unlink_job
 
-LOADS = crash_rig.loads()
+LOADS = {name: load for name, load in crash_rig.loads().items() if load.partner is None}
 HEAVY = [name for name in LOADS if name.startswith("heavy")]
 SMALL = [name for name in LOADS if name.startswith("small")]
+# The sanitizers look at the same code at fewer points.
+COARSE = 7 if "MPIPS_NATIVE_DIR" in os.environ else 1
 OTHERS = [name for name in LOADS if name not in (*HEAVY, *SMALL)]
 
 
@@ -30,22 +33,22 @@ def crash(load: str, how: str, number: int) -> list[int]:
     """Run the rig; the numbers that it prints."""
     program = str(Path(crash_rig.__file__))
     command = [sys.executable, program, load, how, str(number)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     return [int(word) for word in done.stdout.split() if word.isdigit()]
 
 
 @pytest.mark.parametrize("load", SMALL)
 def test_killed_at_every_point_the_bits_are_those_of_an_undisturbed_run(load):
-    points, kills = crash(load, "everywhere", 1)
+    points, kills = crash(load, "everywhere", COARSE)
     assert points > 100
-    assert kills > 1.5 * points  # most second lives were killed too
+    assert kills > 1.5 * (points // COARSE)  # most second lives were killed too
 
 
 @pytest.mark.parametrize("load", OTHERS)
 def test_killed_at_many_points_the_bits_are_those_of_an_undisturbed_run(load):
-    points, kills = crash(load, "everywhere", 37 if "large" not in load else 151)
-    assert kills > points // 151
+    points, kills = crash(load, "everywhere", COARSE * (61 if "large" not in load else 151))
+    assert kills > points // (COARSE * 151)
 
 
 @pytest.mark.parametrize("load", ["queued", "queued-bsp", "policies"])
@@ -99,7 +102,8 @@ class Rig:
         self.leave()
         self.open(generation)
         position = self.core.position(0)
-        self.writer.resume(position["sequence"], position["applied"])
+        self.writer.resume(position["sequence"], position["applied"], 0, False, [])
+        assert position.pop("texts") == []
         return position
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import time
 
-import pytest
 from harness import dense
 
-from mpips.errors import ConfigError
 from mpips.placement import place
-from mpips.server import PROGRESS_INTERVAL_S, Life, Server
+from mpips.server import PROGRESS_INTERVAL_S, Server
 from mpips.transport.region import Regions, new_token
 
 
@@ -59,11 +57,3 @@ def test_a_message_ends_it():
 
     assert server_with(progress)._enter_mpi()[:2] == (3, 1)
     assert len(entries) == 1
-
-
-def test_a_journal_refuses_areas():
-    tables = [dense(70_000)]
-    placement = place(tables, 1, 1, 4, 1024, [[0]], 1 << 20)
-    regions = Regions(new_token(), shared=False)
-    with pytest.raises(ConfigError, match="remote_staging_mib = 0"):
-        Server(0, tables, placement, regions, 0, True, None, life=Life(journal=True))

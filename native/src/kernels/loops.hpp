@@ -15,6 +15,7 @@ namespace {
 template <class V>
 struct Whole {
   using Vector = V;
+  std::size_t size() const noexcept { return V::width; }
   V load(const float* p) const noexcept { return V::load(p); }
   void store(float* p, V v) const noexcept { v.store(p); }
 };
@@ -24,6 +25,7 @@ template <class V>
 struct First {
   using Vector = V;
   std::size_t n;
+  std::size_t size() const noexcept { return n; }
   V load(const float* p) const noexcept { return V::load_first(p, n); }
   void store(float* p, V v) const noexcept { v.store_first(p, n); }
 };
@@ -58,6 +60,45 @@ void update(float* w, float* s0, float* s1, const float* g, std::size_t n,
     lanes.store(w + i, weight);
     if (n_state > 0) lanes.store(s0 + i, a);
     if (n_state > 1) lanes.store(s1 + i, b);
+    return true;
+  });
+}
+
+// The compiler must not move stores past these points: the order of instructions is what counts.
+inline void keep_order() noexcept { __atomic_signal_fence(__ATOMIC_SEQ_CST); }
+
+template <class V, template <class> class Rule>
+void update_kept(float* w, float* s0, float* s1, const float* g, std::size_t n,
+                 const UpdateArgs& args, const Kept& kept) noexcept {
+  constexpr std::size_t n_state = Rule<V>::n_state;
+  std::uint64_t* const position = kept.position;
+  float* const slots = kept.slots;
+  std::uint64_t at = kept.at | Kept::in_slot;
+  // The slot that is not in use: a run before this one may have ended in either.
+  std::size_t other = (*position & Kept::slot_bit) != 0 ? 0 : 1;
+  sweep<V>(n, [=, &other](auto lanes, std::size_t i) {
+    using T = typename decltype(lanes)::Vector;
+    const Rule<T> rule(args);
+    const Gradient<T> gradient(args);
+    T weight = lanes.load(w + i);
+    T a = n_state > 0 ? lanes.load(s0 + i) : T::zero();
+    T b = n_state > 1 ? lanes.load(s1 + i) : T::zero();
+    float* slot = slots + other * (Kept::n_arrays * Kept::slot_floats);
+    lanes.store(slot, weight);
+    if (n_state > 0) lanes.store(slot + Kept::slot_floats, a);
+    if (n_state > 1) lanes.store(slot + 2 * Kept::slot_floats, b);
+    keep_order();
+    __atomic_store_n(position,
+                     at + (static_cast<std::uint64_t>(i) << Kept::shift) +
+                         (other * Kept::slot_bit + lanes.size()),
+                     __ATOMIC_RELAXED);
+    keep_order();
+    other ^= 1;
+    rule(gradient(lanes.load(g + i), weight), weight, a, b);
+    lanes.store(w + i, weight);
+    if (n_state > 0) lanes.store(s0 + i, a);
+    if (n_state > 1) lanes.store(s1 + i, b);
+    keep_order();
     return true;
   });
 }
@@ -132,6 +173,9 @@ constexpr KernelTable table_of(const char* name) {
   return {name,
           {update<V, Sgd>, update<V, Momentum>, update<V, Nesterov>, update<V, Adagrad>,
            update<V, RmsProp>, update<V, Adam>, update<V, AdamW>, update<V, Ftrl>},
+          {update_kept<V, Sgd>, update_kept<V, Momentum>, update_kept<V, Nesterov>,
+           update_kept<V, Adagrad>, update_kept<V, RmsProp>, update_kept<V, Adam>,
+           update_kept<V, AdamW>, update_kept<V, Ftrl>},
           add<V>,
           scale<V>,
           all_finite<V>,

@@ -151,8 +151,7 @@ const float* base_or_null(const std::optional<FloatArray>& base, const FloatArra
   return base->data();
 }
 
-py::dict counters_of(RingWriter& w) {
-  const PushCounters& c = w.counters();
+py::dict counters_dict(const PushCounters& c) {
   const auto of = [&](Outcome o) { return c.outcomes[static_cast<std::size_t>(o)]; };
   py::dict d;
   d["pushed"] = c.pushed;
@@ -163,7 +162,10 @@ py::dict counters_of(RingWriter& w) {
   d["rejected"] = of(Outcome::rejected);
   d["late"] = of(Outcome::late);
   d["max_staleness"] = c.max_staleness;
+  d["staleness_sum"] = c.staleness_sum;
   d["credit_stalls"] = c.credit_stalls;
+  d["pushed_bytes"] = c.pushed_bytes;
+  d["pulled_bytes"] = c.pulled_bytes;
   return d;
 }
 
@@ -192,9 +194,12 @@ void bind_writer(py::module_& m) {
            }),
            py::arg("memory"), py::arg("offset"), py::arg("geometry"), py::arg("worker"),
            py::arg("generation"), py::arg("checksums"), py::arg("n_tables"), py::keep_alive<1, 2>())
-      .def("resume", &RingWriter::resume, py::arg("sequence"), py::arg("applied"))
+      .def("resume", &RingWriter::resume, py::arg("sequence"), py::arg("applied"), py::arg("clock"),
+           py::arg("finished"), py::arg("taken"))
+      .def_property_readonly("replays", &RingWriter::replays)
       .def_property_readonly("next_sequence", &RingWriter::next_sequence)
       .def_property_readonly("applied", &RingWriter::applied)
+      .def_property_readonly("received", &RingWriter::received)
       .def_property_readonly("credits", &RingWriter::credits)
       .def_property("published", &RingWriter::published, &RingWriter::set_published)
       .def(
@@ -273,6 +278,12 @@ void bind_writer(py::module_& m) {
           },
           py::arg("count"), py::arg("max_s"), py::arg("oversubscribed"), Release())
       .def(
+          "wait_received",
+          [](RingWriter& w, std::uint64_t count, double max_s, bool oversubscribed) {
+            return wait_until([&] { return w.received() >= count; }, max_s, oversubscribed);
+          },
+          py::arg("count"), py::arg("max_s"), py::arg("oversubscribed"), Release())
+      .def(
           "wait_collected",
           [](RingWriter& w, std::uint64_t before, double max_s, bool oversubscribed) {
             return wait_until(
@@ -295,6 +306,7 @@ void bind_writer(py::module_& m) {
           },
           py::arg("max_s"), py::arg("oversubscribed"), Release())
       .def("count_credit_stall", &RingWriter::count_credit_stall)
+      .def("count_pulled", &RingWriter::count_pulled, py::arg("bytes"))
       .def("pushed_before", &RingWriter::pushed_before, py::arg("table"))
       .def("base_version", &RingWriter::base_version, py::arg("table"))
       .def("set_base_version", &RingWriter::set_base_version, py::arg("table"), py::arg("version"))
@@ -305,7 +317,9 @@ void bind_writer(py::module_& m) {
             return std::make_pair(outcome_of(word), staleness_of(word));
           },
           py::arg("sequence"))
-      .def("counters", &counters_of);
+      .def("counters", [](RingWriter& w) { return counters_dict(w.counters()); })
+      .def("known_counters", [](RingWriter& w) { return counters_dict(w.known_counters()); })
+      .def_property_readonly("known_queue", &RingWriter::known_queue);
 }
 
 // The head words of a table: (version, min_clock), or None while they are being written.
@@ -380,6 +394,12 @@ void register_ring(py::module_& m) {
   bind_reads(m);
   m.def("arm_fault", &fault::arm, py::arg("text"));
   m.def("faults_passed", &fault::passed);
+  m.def(
+      "fault_point",
+      [](const char* name) {
+        if (fault::armed) fault::pass_named(name);
+      },
+      py::arg("name"));
 }
 
 }  // namespace mpips

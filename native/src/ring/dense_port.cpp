@@ -133,6 +133,7 @@ bool DensePort::pull(float* out) {
                     now_s() + short_wait_s, oversubscribed_))
       return false;
     part.writer->set_base_version(table_, version);
+    part.writer->count_pulled((part.stop - part.start) * sizeof(float));
   }
   return true;
 }

@@ -14,10 +14,11 @@ bool armed = false;
 
 namespace {
 
-constexpr const char* names[] = {"any",        "payload",       "stamped",      "unit-saving",
-                                 "unit-saved", "unit-changing", "unit-changed", "unit-done",
-                                 "rows-made",  "copied",        "word-logged",  "word-put",
-                                 "committed",  "acknowledged",  "recovering"};
+constexpr const char* names[] = {
+    "any",          "payload",       "stamped",    "unit-saving", "unit-saved",  "unit-changing",
+    "unit-changed", "unit-done",     "rows-made",  "copied",      "word-logged", "word-put",
+    "committed",    "acknowledged",  "recovering", "taken-over",  "resumed",     "cut-held",
+    "cut-copied",   "block-written", "synced",     "named",       "unmarked"};
 
 Point chosen = Point::any;
 std::uint64_t left = 0, count = 0;
@@ -31,12 +32,24 @@ Point point_of(const std::string& name) {
   throw std::invalid_argument("MPIPS_FAULT has no point '" + name + "'; it has " + known);
 }
 
+// What of the setting is for this launch; "" for nothing.
+std::string for_launch(const std::string& text, const char* generation) {
+  const unsigned long launch = generation == nullptr ? 0 : std::strtoul(generation, nullptr, 10);
+  std::size_t from = 0;
+  for (unsigned long i = 0; i < launch; ++i) {
+    from = text.find(',', from);
+    if (from == std::string::npos) return "";
+    ++from;
+  }
+  return text.substr(from, text.find(',', from) - from);
+}
+
 // At load a bad setting must not throw out of a constructor: it is reported at the first `arm`.
 const bool from_environment = [] {
   const char* text = std::getenv("MPIPS_FAULT");
   if (text == nullptr || *text == '\0') return false;
   try {
-    arm(text);
+    arm(for_launch(text, std::getenv("MPIPS_GENERATION")).c_str());
   } catch (const std::invalid_argument& error) {
     const std::string line = std::string("mpips: error: ") + error.what() + "\n";
     const ssize_t written = write(STDERR_FILENO, line.data(), line.size());
@@ -62,6 +75,8 @@ void arm(const char* text) {
   left = n;
   armed = true;
 }
+
+void pass_named(const char* name) { pass(point_of(name)); }
 
 std::uint64_t passed() noexcept { return count; }
 

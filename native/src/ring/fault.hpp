@@ -3,8 +3,10 @@
 #include <cstdint>
 
 // Places where a test lets the process die, as by SIGKILL at that instruction: MPIPS_FAULT=point:n
-// kills at the n-th passage of the point, "any:n" at the n-th passage of any of them. Read once,
-// when the module is loaded; without it a point costs one test of a bool that never changes.
+// kills at the n-th passage of the point, "any:n" at the n-th passage of any of them, in the first
+// launch of a run; with several, "stamped:9,taken-over:1", the second is for the second launch, and
+// so on. Read once, when the module is loaded; without it a point costs one test of a bool that
+// never changes.
 namespace mpips::fault {
 
 enum class Point : std::uint8_t {
@@ -23,10 +25,21 @@ enum class Point : std::uint8_t {
   committed,      // the operation counts, its acknowledgement is not published
   acknowledged,   // it is
   recovering,     // a step of recovery is made
+  // What Python passes:
+  taken_over,     // a server has recovered, nobody has joined it
+  resumed,        // a worker's ring goes on
+  cut_held,       // a server's rings stand at a cut, nothing is copied
+  cut_copied,     // the copy is made, nobody knows
+  block_written,  // a block of a checkpoint is written
+  synced,         // all of it is durable under its temporary name
+  named,          // it has its name, `latest` still leads elsewhere
+  unmarked,       // the run is done, and nothing says so
 };
 
 extern bool armed;
 void pass(Point point) noexcept;
+// The same by name; throws std::invalid_argument for one that there is not. Only while armed.
+void pass_named(const char* name);
 // Anew, for a process that goes on after a fork; "" disarms. Throws std::invalid_argument.
 void arm(const char* text);
 // Points passed since the last `arm`.

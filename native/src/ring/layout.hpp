@@ -73,6 +73,13 @@ struct RecordHeader {
 };
 static_assert(sizeof(RecordHeader) == line_bytes);
 
+// What a record brings the server, wherever it lies: values and base values of a dense push, else
+// its payload.
+inline std::uint64_t carried_bytes(const RecordHeader& h) noexcept {
+  if (static_cast<RecordKind>(h.kind) != RecordKind::push_dense) return h.payload_bytes;
+  return std::uint64_t{h.count} * sizeof(float) * ((h.flags & flag_base) != 0 ? 2 : 1);
+}
+
 struct StagedPayload {
   std::uint64_t offset;       // bytes into the staging region
   std::uint64_t base_offset;  // bytes, or all ones where no base values are given
@@ -100,7 +107,7 @@ constexpr std::size_t recent_results = 4;
 struct AckLine {
   PairWord applied;                      // number of records consumed: the next number expected
   std::uint64_t recent[recent_results];  // result words by sequence number modulo their count
-  std::uint64_t pad[2];
+  PairWord received;                     // with a partner: records that have arrived there
 };
 static_assert(sizeof(AckLine) == line_bytes);
 

@@ -43,10 +43,32 @@ RingWriter::RingWriter(std::uint8_t* mailbox, const RingGeometry& geometry, std:
       role_(geometry.n_slots, 0) {}
 
 // A pull waits until the records that were there are applied, like this worker's own pushes.
-void RingWriter::resume(std::uint64_t sequence, std::uint64_t applied) noexcept {
+void RingWriter::resume(std::uint64_t sequence, std::uint64_t applied, std::uint32_t clock,
+                        bool finished, std::vector<std::uint64_t> taken) {
   next_ = published_ = sequence;
   consumed_ = retired_ = applied;
   std::fill(pushed_before_.begin(), pushed_before_.end(), sequence);
+  replays_ = true;
+  clock_before_ = clock;
+  finished_before_ = finished;
+  taken_before_ = std::move(taken);
+  taken_before_.resize(base_.size(), 0);
+}
+
+// What comes before the clock that the server has of this worker is there.
+bool RingWriter::skips(std::uint32_t clock) noexcept {
+  if (!replays_) return false;
+  if (finished_before_ || clock < clock_before_) return true;
+  if (clock > clock_before_) replays_ = false;
+  return false;
+}
+
+bool RingWriter::skips_push(std::uint16_t table, std::uint32_t clock) noexcept {
+  if (!replays_) return false;
+  if (skips(clock)) return true;
+  if (!replays_ || taken_before_[table] == 0) return false;
+  --taken_before_[table];
+  return true;
 }
 
 // Results lie in slots that the server will use again, but only after this worker has written the
@@ -98,6 +120,9 @@ void RingWriter::finish_record(RecordHeader* h, std::uint8_t role) noexcept {
   }
   std::memcpy(slot, h, sizeof *h);
   role_[next_ % box_.geometry.n_slots] = role;
+  const auto kind = static_cast<RecordKind>(h->kind);
+  if (kind == RecordKind::push_dense || kind == RecordKind::push_rows)
+    counters_.pushed_bytes += carried_bytes(*h);
   if (role == role_push_end) {
     ++counters_.pushed;
     pushed_before_[h->table] = next_ + 1;
@@ -109,6 +134,7 @@ void RingWriter::finish_record(RecordHeader* h, std::uint8_t role) noexcept {
 }
 
 bool RingWriter::write_tick(RecordKind kind, std::uint32_t clock) {
+  if (kind == RecordKind::finish ? replays_ && finished_before_ : skips(clock)) return true;
   if (credits() == 0) return false;
   RecordHeader h = header(kind, 0, clock);
   finish_record(&h, role_tick);
@@ -120,6 +146,7 @@ bool RingWriter::write_cut(std::uint32_t clock, std::uint64_t id, const void* pa
   if (bytes > box_.geometry.payload_capacity())
     throw std::length_error("a worker's part of a checkpoint has " + std::to_string(bytes) +
                             " bytes, a record " + std::to_string(box_.geometry.payload_capacity()));
+  if (skips(clock)) return true;
   if (credits() == 0) return false;
   RecordHeader h = header(RecordKind::cut, 0, clock);
   h.offset = id;
@@ -131,6 +158,7 @@ bool RingWriter::write_cut(std::uint32_t clock, std::uint64_t id, const void* pa
 
 std::size_t RingWriter::push_dense(std::uint16_t table, std::uint32_t clock, const float* update,
                                    const float* base, std::size_t n, std::size_t done) {
+  if (done == 0 && skips_push(table, clock)) return n;
   const std::size_t parts = base != nullptr ? 2 : 1;
   const std::size_t capacity = box_.geometry.payload_capacity() / (parts * sizeof(float));
   std::size_t free = credits();
@@ -153,6 +181,7 @@ std::size_t RingWriter::push_dense(std::uint16_t table, std::uint32_t clock, con
 bool RingWriter::push_whole(std::uint16_t table, std::uint32_t clock, const float* update,
                             std::size_t n, bool check_finite) {
   if (credits() == 0) return false;
+  if (skips_push(table, clock)) return true;
   RecordHeader h = header(RecordKind::push_dense, table, clock);
   h.flags = static_cast<std::uint16_t>(flag_first | flag_last);
   h.count = static_cast<std::uint32_t>(n);
@@ -180,6 +209,7 @@ void RingWriter::warm_next_slot(std::size_t at_most) const noexcept {
 bool RingWriter::push_staged(std::uint16_t table, std::uint32_t clock, StagedPayload where,
                              std::size_t n) {
   if (credits() == 0) return false;
+  if (skips_push(table, clock)) return true;
   RecordHeader h = header(RecordKind::push_dense, table, clock);
   const bool has_base = where.base_offset != ~std::uint64_t{0};
   h.flags =
@@ -206,6 +236,7 @@ bool RingWriter::push_area(std::uint16_t table, std::uint32_t clock, AreaPayload
 
 std::size_t RingWriter::push_rows(std::uint16_t table, std::uint32_t clock, const RowsToPush& push,
                                   std::size_t done) {
+  if (done == 0 && push.n != 0 && skips_push(table, clock)) return push.n;
   const std::size_t parts = push.base != nullptr ? 2 : 1;
   const std::size_t row_bytes = push.dim * sizeof(float);
   const std::size_t unit = sizeof(std::int64_t) + parts * row_bytes;
@@ -284,6 +315,7 @@ std::size_t RingWriter::collect() {
     else
       pull.plan->scatter_rows(pull.from, pull.count, reinterpret_cast<const float*>(rows), pull.dim,
                               pull.out);
+    counters_.pulled_bytes += pull.floats() * sizeof(float);
     if (pull.first) base_[pull.table] = h.version;  // the oldest of what a large pull brought
     pulls_.pop_front();
   }
@@ -317,6 +349,7 @@ void RingWriter::retire(std::uint64_t sequence, std::uint64_t result) noexcept {
   if (role == role_push_end) {
     outcomes[std::min<std::size_t>(result & 0xff, outcomes.size() - 1)] += 1;
     counters_.max_staleness = std::max(counters_.max_staleness, staleness_of(result));
+    counters_.staleness_sum += staleness_of(result);
   } else if (role == role_tick && outcome_of(result) == Outcome::late) {
     // The clock closed without this worker: its pushes, first taken in, were dropped.
     outcomes[static_cast<std::size_t>(Outcome::accumulated)] -= staleness_of(result);

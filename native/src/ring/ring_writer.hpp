@@ -25,7 +25,9 @@ namespace mpips {
 struct PushCounters {
   std::uint64_t pushed = 0;  // complete pushes written
   std::array<std::uint64_t, 9> outcomes{};
-  std::uint64_t max_staleness = 0;
+  std::uint64_t max_staleness = 0, staleness_sum = 0;
+  std::uint64_t pushed_bytes = 0;  // keys, values and base values
+  std::uint64_t pulled_bytes = 0;  // values
   std::uint64_t credit_stalls = 0;
 };
 
@@ -56,7 +58,12 @@ class RingWriter {
              std::uint32_t generation, bool checksums, std::size_t n_tables);
 
   // Goes on behind the records of an earlier launch, of which the server has consumed `applied`.
-  void resume(std::uint64_t sequence, std::uint64_t applied) noexcept;
+  // The worker is at `clock` there and has pushed taken[table] times in it, or has finished. What
+  // it does again of that is written as if it had been, but nothing is: the server has it.
+  void resume(std::uint64_t sequence, std::uint64_t applied, std::uint32_t clock, bool finished,
+              std::vector<std::uint64_t> taken);
+  // True while something may still be done again.
+  bool replays() const noexcept { return replays_; }
   std::uint64_t next_sequence() const noexcept { return next_; }
   std::uint64_t published() const noexcept { return published_; }
   void set_published(std::uint64_t sequence) noexcept { published_ = sequence; }
@@ -65,6 +72,10 @@ class RingWriter {
 
   // Records consumed by the server whose result is known, as far as this memory tells.
   std::uint64_t applied() noexcept;
+  // Records that have arrived at the server's partner, as far as this memory tells.
+  std::uint64_t received() noexcept {
+    return received_ = read_pair_spin(&box_.ack->received, received_);
+  }
   // Slots that may be written now. A slot whose reply has not been collected is not free.
   std::size_t credits() noexcept;
 
@@ -107,7 +118,12 @@ class RingWriter {
   // The result word of a consumed record; 0 if it is not consumed yet or too long ago.
   std::uint64_t result(std::uint64_t sequence) noexcept;
   const PushCounters& counters() noexcept;
+  // As known from the last look at what the server says; never looks itself.
+  const PushCounters& known_counters() const noexcept { return counters_; }
+  std::uint64_t known_queue() const noexcept { return next_ - consumed_; }
   void count_credit_stall() noexcept { ++counters_.credit_stalls; }
+  // Values that were read without a record.
+  void count_pulled(std::uint64_t bytes) noexcept { counters_.pulled_bytes += bytes; }
 
  private:
   struct OpenPull {
@@ -129,6 +145,8 @@ class RingWriter {
 
   RecordHeader header(RecordKind kind, std::uint16_t table, std::uint32_t clock) const noexcept;
   void finish_record(RecordHeader* h, std::uint8_t role) noexcept;
+  bool skips_push(std::uint16_t table, std::uint32_t clock) noexcept;
+  bool skips(std::uint32_t clock) noexcept;
   void reply_is_late(std::uint64_t sequence);
   std::uint64_t result_word(std::uint64_t sequence) const noexcept;
   void retire(std::uint64_t sequence, std::uint64_t result) noexcept;
@@ -137,7 +155,7 @@ class RingWriter {
   std::uint16_t worker_;
   std::uint32_t generation_;
   bool checksums_;
-  std::uint64_t next_ = 0, published_ = 0, consumed_ = 0, retired_ = 0;
+  std::uint64_t next_ = 0, published_ = 0, consumed_ = 0, retired_ = 0, received_ = 0;
   std::vector<std::uint64_t> base_, pushed_before_;
   std::deque<OpenPull> pulls_;
   std::vector<Past> past_;
@@ -145,6 +163,9 @@ class RingWriter {
   std::size_t last_bytes_ = 0;      // of the last record's payload
   PushCounters counters_;
   double bad_reply_since_ = 0.0;
+  bool replays_ = false, finished_before_ = false;
+  std::uint32_t clock_before_ = 0;
+  std::vector<std::uint64_t> taken_before_;  // by table: left to be done again
 };
 
 }  // namespace mpips

@@ -251,7 +251,71 @@ py::dict position_dict(Server& server, std::size_t worker) {
   d["clock"] = at.clock;
   d["finished"] = at.finished;
   d["taken"] = at.taken;
+  py::list texts;
+  for (const std::string& text : at.texts)
+    if (!text.empty()) texts.append(py::bytes(text));
+  d["texts"] = texts;
   return d;
+}
+
+py::dict partner_dict(Server& server) {
+  const PartnerCounters& c = server.core().partner_counters();
+  py::dict d;
+  d["records"] = c.records;
+  d["bytes"] = c.bytes;
+  d["greatest_lag"] = std::max(c.greatest_lag, server.core().partner_lag());
+  d["lag"] = server.core().partner_lag();
+  return d;
+}
+
+// What a copy says to its partner: of each worker the records that have arrived, and the consumed.
+void partner_words(Server& server, WordArray& out) {
+  const std::size_t n = server.core().n_workers();
+  if (out.ndim() != 2 || static_cast<std::size_t>(out.shape(0)) != n || out.shape(1) != 2)
+    throw py::value_error("words must have shape (number of workers, 2)");
+  for (std::size_t w = 0; w < n; ++w) {
+    out.mutable_data()[2 * w] = server.core().arrived(w);
+    out.mutable_data()[2 * w + 1] = server.core().applied(w);
+  }
+}
+
+void take_partner_words(Server& server, const WordArray& words) {
+  const std::size_t n = server.core().n_workers();
+  if (words.ndim() != 2 || static_cast<std::size_t>(words.shape(0)) != n || words.shape(1) != 2)
+    throw py::value_error("words must have shape (number of workers, 2)");
+  for (std::size_t w = 0; w < n; ++w)
+    server.core().partner_has(w, words.data()[2 * w], words.data()[2 * w + 1]);
+}
+
+void bind_partner(py::class_<Server>& server) {
+  server
+      .def(
+          "begin_partnership",
+          [](Server& s, std::uint64_t bound) { s.core().begin_partnership(bound); },
+          py::arg("bound"))
+      .def(
+          "outgoing",
+          [](Server& s, ByteArray& batch) {
+            std::uint8_t* data = batch.mutable_data();
+            const auto bytes = static_cast<std::size_t>(batch.size());
+            py::gil_scoped_release release;
+            return s.core().outgoing(data, bytes);
+          },
+          py::arg("batch").noconvert())
+      .def("become_copy", [](Server& s) { s.core().become_copy(); })
+      .def(
+          "accept",
+          [](Server& s, const ByteArray& batch, std::size_t n_bytes) {
+            if (n_bytes > static_cast<std::size_t>(batch.size()))
+              throw py::value_error("a batch cannot be longer than its buffer");
+            const std::uint8_t* data = batch.data();
+            py::gil_scoped_release release;
+            s.core().accept(data, n_bytes);
+          },
+          py::arg("batch").noconvert(), py::arg("n_bytes"))
+      .def("partner_words", &partner_words, py::arg("out").noconvert())
+      .def("take_partner_words", &take_partner_words, py::arg("words").noconvert())
+      .def("partner_counters", &partner_dict);
 }
 
 void bind_consistency(py::module_& m) {
@@ -288,7 +352,9 @@ void register_server(py::module_& m) {
   m.attr("EMBEDDING_BUFFER_BYTES") = EmbeddingShard::buffer_bytes;
   bind_consistency(m);
   using Release = py::call_guard<py::gil_scoped_release>;
-  py::class_<Server>(m, "ServerCore")
+  py::class_<Server> server(m, "ServerCore");
+  bind_partner(server);
+  server
       .def(
           py::init<SharedMemory&, Layout, std::uint32_t, std::uint32_t, bool, py::object, double>(),
           py::arg("region"), py::arg("layout"), py::arg("generation"), py::arg("backup"),
@@ -350,8 +416,11 @@ void register_server(py::module_& m) {
              d["records"] = c.records;
              d["retries"] = c.retries;
              d["clocks"] = c.clocks;
+             d["bytes_in"] = c.bytes_in;
+             d["bytes_out"] = c.bytes_out;
              return d;
            })
+      .def("queue", [](Server& s) { return s.core().queue(); })
       .def(
           "version", [](Server& s, std::uint16_t t) { return s.core().version(t); },
           py::arg("table"))

@@ -9,13 +9,6 @@ namespace {
 // What a unit of the journal saves: it and its copy stay in the first cache.
 constexpr std::size_t unit_bytes = 16 << 10;
 
-// The largest power of two whose values and states fit; a block is a whole number of units.
-std::size_t unit_floats_for(std::size_t arrays) noexcept {
-  std::size_t floats = block_floats;
-  while (floats > 256 && floats * arrays * sizeof(float) > unit_bytes) floats /= 2;
-  return floats;
-}
-
 }  // namespace
 
 DenseShard::DenseShard(std::uint8_t* region, const DenseExtent& extent, Rule rule,
@@ -27,8 +20,7 @@ DenseShard::DenseShard(std::uint8_t* region, const DenseExtent& extent, Rule rul
       progress_(std::move(progress)),
       assembly_(n_workers),
       accumulator_(n_workers),
-      durable_(durable),
-      unit_floats_(unit_floats_for(1 + rule_.n_state)) {
+      durable_(durable) {
   Stretches stretches(durable_, 3 * n_workers);
   for (std::size_t b = 0; b < n_workers; ++b) {
     stretches.place(&accumulator_[b].update);
@@ -98,10 +90,16 @@ Update DenseShard::whole(std::size_t worker) const {
 void DenseShard::apply(const Update& update, float scale, float lambda, std::uint64_t step) {
   if (rule_.python) return apply_python(update, scale, lambda, step);
   const UpdateArgs args = prepare(rule_.optimizer, step, scale);
-  const std::uint64_t part = durable_.journal != nullptr ? durable_.journal->enter_part() : 0;
+  std::uint64_t part = 0;
+  if (durable_.journal != nullptr) {
+    part = durable_.journal->enter_part();
+    durable_.journal->begin();
+    const std::size_t distance = round_up(n_ * sizeof(float), page_bytes);
+    durable_.journal->keep_pieces(Durable::region, values_, distance, 1 + rule_.n_state, 0);
+  }
   for (std::size_t block = 0; block < Layout::n_blocks(n_); ++block) {
     if (durable_.journal != nullptr)
-      apply_units(block, update, args, lambda, part);
+      apply_kept(block, update, args, lambda, part);
     else
       apply_block(block, update, args, lambda);
     if (progress_) progress_();
@@ -117,29 +115,50 @@ void DenseShard::apply_block(std::size_t block, const Update& update, const Upda
   change(from, count, gradient, args);
 }
 
-void DenseShard::apply_units(std::size_t block, const Update& update, const UpdateArgs& args,
-                             float lambda, std::uint64_t part) {
+// The kernel keeps what it changes; where a block was reached, it goes on in its middle.
+void DenseShard::apply_kept(std::size_t block, const Update& update, const UpdateArgs& args,
+                            float lambda, std::uint64_t part) {
   Journal& journal = *durable_.journal;
-  const std::size_t start = block * block_floats;
-  const std::size_t stop = std::min(start + block_floats, n_);
+  const std::size_t stop = std::min((block + 1) * block_floats, n_);
+  std::size_t from = std::max(block * block_floats, journal.first_left(part, n_));
+  if (from >= stop) return;
+  const float* gradient = compensated(from, stop - from, update, lambda);
   BlockWriter guard(&versions_[block]);
-  for (std::size_t from = start; from < stop; from += unit_floats_) {
-    const std::uint64_t unit = Journal::unit(part, from / unit_floats_);
-    if (journal.past(unit)) continue;
-    const std::size_t count = std::min(unit_floats_, stop - from);
-    journal.save_start(1 + rule_.n_state, count * sizeof(float));
-    journal.save(Durable::region, values_ + from);
-    for (std::size_t k = 0; k < rule_.n_state; ++k) journal.save(Durable::region, state_[k] + from);
-    journal.saved(unit);
-    const float* gradient = compensated(from, count, update, lambda);
-    const std::size_t half = fault::armed ? count / 2 : 0;
-    if (half != 0) {
-      change(from, half, gradient, args);
-      fault::at(fault::Point::unit_changing);
-    }
-    change(from + half, count - half, gradient + half, args);
-    journal.done(unit);
+  if (fault::armed && stop - from > 40) {
+    change_kept(from, 30, gradient, args, part);
+    tear(from + 30, part);
+    gradient += 30;
+    from += 30;
   }
+  change_kept(from, stop - from, gradient, args, part);
+  journal.reached(Journal::unit(part, stop));
+  fault::at(fault::Point::unit_done);
+}
+
+void DenseShard::change_kept(std::size_t from, std::size_t count, const float* gradient,
+                             const UpdateArgs& args, std::uint64_t part) {
+  float* s0 = state_[0] != nullptr ? state_[0] + from : nullptr;
+  float* s1 = state_[1] != nullptr ? state_[1] + from : nullptr;
+  const auto kind = static_cast<std::size_t>(rule_.optimizer.kind);
+  kernels().update_kept[kind](values_ + from, s0, s1, gradient, count, args,
+                              durable_.journal->kept(Journal::unit(part, from)));
+}
+
+// What a kill in the middle of a piece leaves, for tests.
+void DenseShard::tear(std::size_t from, std::uint64_t part) {
+  const Kept kept = durable_.journal->kept(Journal::unit(part, from));
+  const std::uint64_t slot = (*kept.position & Kept::slot_bit) != 0 ? 0 : 1;
+  float* old = kept.slots + slot * Kept::n_arrays * Kept::slot_floats;
+  for (std::size_t k = 0; k <= rule_.n_state; ++k)
+    std::copy_n((k == 0 ? values_ : state_[k - 1]) + from, 8, old + k * Kept::slot_floats);
+  fault::at(fault::Point::unit_saving);
+  *kept.position = kept.at | Kept::in_slot | (slot * Kept::slot_bit) | 8;
+  fault::at(fault::Point::unit_saved);
+  std::fill_n(values_ + from, 5, -1.0F);
+  if (rule_.n_state > 0) std::fill_n(state_[0] + from, 3, -2.0F);
+  fault::at(fault::Point::unit_changing);
+  for (std::size_t k = 0; k <= rule_.n_state; ++k)
+    std::copy_n(old + k * Kept::slot_floats, 8, (k == 0 ? values_ : state_[k - 1]) + from);
 }
 
 const float* DenseShard::compensated(std::size_t from, std::size_t count, const Update& update,

@@ -43,8 +43,11 @@ class DenseShard final : public Shard {
   };
 
   void apply_block(std::size_t block, const Update& update, const UpdateArgs& args, float lambda);
-  void apply_units(std::size_t block, const Update& update, const UpdateArgs& args, float lambda,
-                   std::uint64_t part);
+  void apply_kept(std::size_t block, const Update& update, const UpdateArgs& args, float lambda,
+                  std::uint64_t part);
+  void change_kept(std::size_t from, std::size_t count, const float* gradient,
+                   const UpdateArgs& args, std::uint64_t part);
+  void tear(std::size_t from, std::uint64_t part);
   const float* compensated(std::size_t from, std::size_t count, const Update& update, float lambda);
   void change(std::size_t from, std::size_t count, const float* gradient, const UpdateArgs& args);
   void add_to(Array<float>* sum, std::size_t offset, const float* values, std::size_t count);
@@ -61,7 +64,6 @@ class DenseShard final : public Shard {
   std::vector<Buffer> accumulator_;  // by buffer: the sum of a clock
   std::vector<float> scratch_;
   Durable durable_;
-  std::size_t unit_floats_;
 };
 
 }  // namespace mpips

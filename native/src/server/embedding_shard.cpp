@@ -203,7 +203,7 @@ inline void EmbeddingShard::prefetch(std::uint32_t index, std::size_t n_lines) c
 
 void EmbeddingShard::apply_rows(const std::uint32_t* rows, const Update& update, float scale,
                                 float lambda, std::uint64_t step) {
-  if (durable_.journal != nullptr) return apply_units(rows, update, scale, lambda, step);
+  if (durable_.journal != nullptr) return apply_kept(rows, update, scale, lambda, step);
   UpdateArgs args = prepare(rule_.optimizer, step, scale);
   for (std::size_t i = 0; i < std::min(ahead_, update.count); ++i) prefetch<1>(rows[i], row_lines_);
   for (std::size_t i = 0; i < update.count; ++i) {
@@ -216,58 +216,75 @@ void EmbeddingShard::apply_rows(const std::uint32_t* rows, const Update& update,
   }
 }
 
-// The same, batch by batch: saving a batch brings its rows into the cache.
-void EmbeddingShard::apply_units(const std::uint32_t* rows, const Update& update, float scale,
-                                 float lambda, std::uint64_t step) {
+// The same with a kernel that keeps what it changes. Elements are numbered through the whole
+// update; an operation that goes on does so in the middle of a row, whose step is then counted
+// already.
+void EmbeddingShard::apply_kept(const std::uint32_t* rows, const Update& update, float scale,
+                                float lambda, std::uint64_t step) {
   Journal& journal = *durable_.journal;
   const std::uint64_t part = journal.enter_part();
-  const std::size_t row_bytes = stride_ * sizeof(float), most = unit_rows_for(row_bytes);
+  journal.begin();
+  journal.keep_pieces(durable_.row_segment(), row(0), dim_ * sizeof(float), 1 + rule_.n_state, 0);
   UpdateArgs args = prepare(rule_.optimizer, step, scale);
-  for (std::size_t i = 0; i < std::min(ahead_, update.count); ++i) prefetch<1>(rows[i], row_lines_);
-  for (std::size_t from = 0; from < update.count; from += most) {
-    const std::uint64_t unit = Journal::unit(part, from / most);
-    if (journal.past(unit)) continue;
-    const std::size_t to = std::min(from + most, update.count);
-    journal.save_start(to - from, row_bytes);
-    for (std::size_t i = from; i < to; ++i) {
-      if (i + ahead_ < update.count) prefetch<1>(rows[i + ahead_], row_lines_);
-      journal.save(durable_.row_segment(), row(rows[i]));
+  const std::uint64_t left = journal.first_left(part, update.count * dim_);
+  std::size_t done = left % dim_;  // elements of the first row
+  for (std::size_t i = left / dim_; i < update.count; ++i, done = 0) {
+    if (i + ahead_ < update.count) prefetch<1>(rows[i + ahead_], row_lines_);
+    float* r = row(rows[i]);
+    const std::uint64_t first = i * dim_, element = Journal::unit(part, first);
+    journal.move_pieces(rows[i] * stride_ * sizeof(float), first);
+    if (counts_steps_) {
+      if (done == 0) journal.keep_count(r + stride_ - 1, steps_of(r), element);
+      fault::at(fault::Point::unit_saved);
+      args = prepare(rule_.optimizer, done == 0 ? count_step(r) : steps_of(r), scale);
+      Journal::barrier();
     }
-    journal.saved(unit);
-    const std::size_t half = fault::armed ? from + (to - from) / 2 : from;
-    apply_range(rows, from, half, update, &args, scale, lambda);
-    fault::at(fault::Point::unit_changing);
-    apply_range(rows, half, to, update, &args, scale, lambda);
-    journal.done(unit);
-    if (progress_) progress_();
+    const float* base = update.base != nullptr ? update.base + i * dim_ : nullptr;
+    const float* gradient = compensated(r, update.values + i * dim_, base, lambda);
+    if (fault::armed && dim_ - done > 2) {
+      change_kept(r, done, done + 2, gradient, args, element);
+      fault::at(fault::Point::unit_changing);
+      done += 2;
+    }
+    change_kept(r, done, dim_, gradient, args, element);
+    journal.reached(Journal::unit(part, first + dim_));
+    fault::at(fault::Point::unit_done);
+    if (progress_ && i % progress_rows == progress_rows - 1) progress_();
   }
 }
 
-void EmbeddingShard::apply_range(const std::uint32_t* rows, std::size_t from, std::size_t to,
-                                 const Update& update, UpdateArgs* args, float scale,
-                                 float lambda) {
-  for (std::size_t i = from; i < to; ++i) {
-    float* r = row(rows[i]);
-    if (counts_steps_) *args = prepare(rule_.optimizer, count_step(r), scale);
-    const float* base = update.base != nullptr ? update.base + i * dim_ : nullptr;
-    apply_row(r, update.values + i * dim_, base, lambda, *args);
-  }
+inline void EmbeddingShard::change_kept(float* r, std::size_t from, std::size_t to,
+                                        const float* gradient, const UpdateArgs& args,
+                                        std::uint64_t element) {
+  float* s0 = rule_.n_state > 0 ? r + dim_ + from : nullptr;
+  float* s1 = rule_.n_state > 1 ? r + 2 * dim_ + from : nullptr;
+  kernels().update_kept[static_cast<std::size_t>(rule_.optimizer.kind)](
+      r + from, s0, s1, gradient + from, to - from, args,
+      durable_.journal->kept(Journal::unit(element, from)));
+}
+
+std::uint32_t EmbeddingShard::steps_of(const float* r) const noexcept {
+  std::uint32_t step = 0;
+  std::memcpy(&step, r + stride_ - 1, sizeof step);
+  return step;
 }
 
 std::uint32_t EmbeddingShard::count_step(float* r) const noexcept {
-  std::uint32_t step = 0;
-  std::memcpy(&step, r + stride_ - 1, sizeof step);
-  ++step;
+  const std::uint32_t step = steps_of(r) + 1;
   std::memcpy(r + stride_ - 1, &step, sizeof step);
   return step;
 }
 
+inline const float* EmbeddingShard::compensated(const float* r, const float* update,
+                                                const float* base, float lambda) {
+  if (base == nullptr || lambda == 0.0F) return update;
+  kernels().compensate(scratch_.data(), update, r, base, lambda, dim_);
+  return scratch_.data();
+}
+
 void EmbeddingShard::apply_row(float* r, const float* update, const float* base, float lambda,
                                const UpdateArgs& args) {
-  if (base != nullptr && lambda != 0.0F) {
-    kernels().compensate(scratch_.data(), update, r, base, lambda, dim_);
-    update = scratch_.data();
-  }
+  update = compensated(r, update, base, lambda);
   float* s0 = rule_.n_state > 0 ? r + dim_ : nullptr;
   float* s1 = rule_.n_state > 1 ? r + 2 * dim_ : nullptr;
   kernels().update[static_cast<std::size_t>(rule_.optimizer.kind)](r, s0, s1, update, dim_, args);

@@ -1,5 +1,7 @@
 #include "server/journal.hpp"
 
+#include <xxhash.h>
+
 #include <cstring>
 
 #include "ring/layout.hpp"
@@ -18,14 +20,17 @@ std::size_t Journal::bytes(std::size_t n_workers, std::size_t n_tables,
   const std::size_t words = global_words + n_workers * worker_words + n_tables * table_words +
                             n_tables * n_workers * pair_words;
   return round_up(page_bytes + words * (sizeof(std::uint64_t) + sizeof(Logged)) +
-                      2 * n_workers * text_bytes,
+                      2 * n_workers * (text_bytes + sizeof(std::uint64_t)),
                   page_bytes) +
          first_scratch_bytes;
 }
 
 Journal::Journal(SharedMemory& memory, std::size_t n_workers, std::size_t n_tables,
                  std::size_t text_bytes)
-    : memory_(&memory), n_workers_(n_workers), n_tables_(n_tables), text_bytes_(text_bytes) {
+    : memory_(&memory),
+      n_workers_(n_workers),
+      n_tables_(n_tables),
+      text_bytes_(text_bytes + sizeof(std::uint64_t)) {
   const std::size_t needed = bytes(n_workers, n_tables, text_bytes);
   if (memory.size() < needed)
     throw RecoveryError("the journal's segment is too small for this job");
@@ -38,17 +43,36 @@ Journal::Journal(SharedMemory& memory, std::size_t n_workers, std::size_t n_tabl
   reserved_ = first_scratch_bytes;
 }
 
+// A text and its checksum, which tells of the other one whether it is whole.
 void Journal::put_text(std::size_t worker, const void* text, std::size_t bytes) noexcept {
   const std::size_t index = of_worker(worker, said);
   const std::uint64_t other = (words_[index] & 1) ^ 1;
-  std::memcpy(text_of(worker, other), text, bytes);
+  const std::uint64_t sum = XXH3_64bits(text, bytes);
+  std::uint8_t* at = text_of(worker, other);
+  std::memcpy(at, &sum, sizeof sum);
+  std::memcpy(at + sizeof sum, text, bytes);
   barrier();
+  put(of_worker(worker, said_before), words_[index] >> 1);
   put(index, static_cast<std::uint64_t>(bytes) << 1 | other);
+}
+
+std::string Journal::text_at(std::size_t worker, std::uint64_t which, std::uint64_t bytes) const {
+  std::uint64_t sum = 0;
+  const std::uint8_t* at = text_of(worker, which);
+  if (bytes > text_bytes_ - sizeof sum) return {};
+  std::memcpy(&sum, at, sizeof sum);
+  if (XXH3_64bits(at + sizeof sum, bytes) != sum) return {};
+  return {reinterpret_cast<const char*>(at + sizeof sum), bytes};
 }
 
 std::string Journal::text(std::size_t worker) const {
   const std::uint64_t which = words_[of_worker(worker, said)];
-  return {reinterpret_cast<const char*>(text_of(worker, which & 1)), which >> 1};
+  return text_at(worker, which & 1, which >> 1);
+}
+
+std::string Journal::other_text(std::size_t worker) const {
+  const std::uint64_t which = (words_[of_worker(worker, said)] & 1) ^ 1;
+  return text_at(worker, which, words_[of_worker(worker, said_before)]);
 }
 
 bool Journal::usable() const noexcept {
@@ -108,7 +132,7 @@ void Journal::saved(std::uint64_t unit) noexcept {
   head_->n_spans = n_saved_;
   head_->span_bytes = span_bytes_;
   barrier();
-  head_->position = unit | 1;
+  head_->position = unit | in_scratch;
   barrier();
   fault::at(fault::Point::unit_saved);
 }
@@ -116,7 +140,7 @@ void Journal::saved(std::uint64_t unit) noexcept {
 void Journal::done(std::uint64_t unit) noexcept {
   fault::at(fault::Point::unit_changed);
   barrier();
-  head_->position = unit + 2;
+  head_->position = unit + (std::uint64_t{1} << Kept::shift);
   barrier();
   fault::at(fault::Point::unit_done);
 }
@@ -127,18 +151,38 @@ void Journal::put_unit_back() {
     throw RecoveryError("the journal is damaged: its scratch area ends too early");
   const std::uint8_t* from = reinterpret_cast<std::uint8_t*>(where_) + table;
   for (std::size_t i = 0; i < head_->n_spans; ++i, from += head_->span_bytes) {
-    const std::uint64_t offset = where_[i] & ((std::uint64_t{1} << segment_shift) - 1);
+    const std::uint64_t offset = where_[i] & offset_mask;
     std::memcpy(segments_.at(where_[i] >> segment_shift) + offset, from, head_->span_bytes);
     fault::at(fault::Point::recovering);
   }
 }
 
+// The count is put back with the first piece, for it goes with it when that is done again.
+void Journal::put_piece_back() {
+  const Pieces& p = head_->pieces;
+  const std::uint64_t position = head_->position;
+  std::uint8_t* at = segments_.at(p.where >> segment_shift) + (p.where & offset_mask);
+  const std::uint64_t part = position >> part_shift << part_shift;
+  const std::uint64_t element = ((position - part) >> Kept::shift) - p.first;
+  const std::size_t bytes = (position & (Kept::slot_bit - 1)) * sizeof(float);
+  const auto& slot = head_->slots[(position & Kept::slot_bit) != 0 ? 1 : 0];
+  for (std::size_t k = 0; k < p.n_arrays; ++k) {
+    std::memcpy(at + k * p.distance + element * sizeof(float), slot[k], bytes);
+    fault::at(fault::Point::recovering);
+  }
+  const auto count = static_cast<std::uint32_t>(p.count);
+  if (p.counts != 0 && element == 0) std::memcpy(at + p.count_distance, &count, sizeof count);
+}
+
 long Journal::undo() {
   if (head_->active == 0) return -1;
-  if ((head_->position & 1) != 0) {
-    put_unit_back();
+  if ((head_->position & state_mask) != 0) {
+    if ((head_->position & in_scratch) != 0)
+      put_unit_back();
+    else
+      put_piece_back();
     barrier();
-    head_->position &= ~std::uint64_t{1};
+    head_->position &= ~state_mask;
     barrier();
     fault::at(fault::Point::recovering);
   }

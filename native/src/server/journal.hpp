@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/kernel_types.hpp"
 #include "ring/fault.hpp"
 #include "ring/shared_memory.hpp"
 
@@ -35,6 +36,10 @@
 //    is skipped: it is complete and must not be applied twice. Parts and units are numbered in the
 //    order in which the operation comes to them, which is the same again, since it depends on the
 //    record and on words that are as they were.
+//    The optimizers' kernels do the same by themselves in pieces of 16 floats (`Kept`), whose
+//    position is the element: two slots by turns instead of the scratch area, and no store that
+//    says "changed", since the next piece's position does. A row's step count goes with its first
+//    piece.
 // 3. What lies behind an end that a word gives (new rows, segments of a push that is not complete):
 //    written first, then the end moves. Doing that again writes the same bytes. The number of rows
 //    of a table moves at once and is not put back: a row that was made and not updated holds what a
@@ -65,11 +70,13 @@ class Journal {
     open,  // 1, table, flags of the push that is not complete; 0: there is none
     open_clock,
     open_end,
+    open_area,
     clock,
     finished,
     ticked,
-    position,  // the clock that the worker is in, by what it last sent
-    said,      // which of the worker's two texts counts, and its length
+    position,     // the clock that the worker is in, by what it last sent
+    said,         // which of the worker's two texts counts, and its length
+    said_before,  // the length of the other
     worker_words,
   };
   enum TableWord : std::size_t { version, steps_before, n_rows, stats, table_words = stats + 80 };
@@ -124,6 +131,8 @@ class Journal {
   // What a worker has said: into the place of the text that does not count, then a word.
   void put_text(std::size_t worker, const void* text, std::size_t bytes) noexcept;
   std::string text(std::size_t worker) const;
+  // The one before it; empty while another is being written in its place.
+  std::string other_text(std::size_t worker) const;
 
   // Operations: of the worker whose record is at hand. An operation begins with its first lasting
   // change: a record that is only looked at, since it must wait, leaves no trace.
@@ -135,9 +144,9 @@ class Journal {
   // part's first unit, of which `unit` makes the others; a unit that is `past` must be skipped.
   std::uint64_t enter_part() noexcept { return part_++ << part_shift; }
   static std::uint64_t unit(std::uint64_t part, std::uint64_t index) noexcept {
-    return part + (index << 1);
+    return part + (index << Kept::shift);
   }
-  bool past(std::uint64_t unit) const noexcept { return unit < resume_; }
+  bool past(std::uint64_t element) const noexcept { return element < resume_; }
   void save_start(std::size_t n_spans, std::size_t span_bytes);
   void save(std::size_t segment_id, const void* from) noexcept {
     const auto* at = static_cast<const std::uint8_t*>(from);
@@ -151,6 +160,56 @@ class Journal {
   // Of a unit that was saved, or, after `begin`, of one that may be done twice until then.
   void done(std::uint64_t unit) noexcept;
 
+  // Pieces: units of single elements, which a kernel numbers and keeps itself (see Kept). They lie
+  // `distance` bytes apart in each of `n_arrays` arrays; element `first` of the part is at `from`.
+  // Nothing may be kept at that time: `reached` says so.
+  void keep_pieces(std::size_t segment_id, const void* from, std::size_t distance,
+                   std::size_t n_arrays, std::uint64_t first) noexcept {
+    Pieces& p = head_->pieces;
+    const auto at = static_cast<const std::uint8_t*>(from) - segments_[segment_id];
+    where_pieces_ = p.where =
+        (static_cast<std::uint64_t>(segment_id) << segment_shift) | static_cast<std::uint64_t>(at);
+    p.distance = distance;
+    p.n_arrays = n_arrays;
+    p.first = first;
+    p.counts = 0;
+    barrier();
+  }
+  // The same arrays, so many bytes behind the place given last by `keep_pieces`.
+  void move_pieces(std::uint64_t offset, std::uint64_t first) noexcept {
+    head_->pieces.where = where_pieces_ + offset;
+    head_->pieces.first = first;
+    barrier();
+  }
+  // A word beside the pieces that counts up by one before the first of them: its old value is kept
+  // from here on until the second piece is.
+  void keep_count(const void* from, std::uint32_t old, std::uint64_t element) noexcept {
+    Pieces& p = head_->pieces;
+    p.count = old;
+    p.count_distance = static_cast<std::uint64_t>(
+        static_cast<const std::uint8_t*>(from) - segments_[p.where >> segment_shift] -
+        static_cast<std::ptrdiff_t>(p.where & offset_mask));
+    p.counts = 1;
+    barrier();
+    head_->position = element | Kept::in_slot;
+    barrier();
+  }
+  Kept kept(std::uint64_t element) noexcept {
+    return {&head_->position, element, &head_->slots[0][0][0]};
+  }
+  // All elements before this one are changed, and nothing is kept.
+  void reached(std::uint64_t element) noexcept {
+    barrier();
+    head_->position = element;
+    barrier();
+  }
+  // Element of a part from which on there is something to do, `n` being its number of elements.
+  std::uint64_t first_left(std::uint64_t part, std::uint64_t n) const noexcept {
+    if (resume_ <= part) return 0;
+    const std::uint64_t index = (resume_ - part) >> Kept::shift;
+    return index < n ? index : n;
+  }
+
   // Recovery: puts the unit and the words back. The worker whose operation is to be finished, or
   // -1.
   long undo();
@@ -162,26 +221,38 @@ class Journal {
   static void barrier() noexcept { std::atomic_signal_fence(std::memory_order_seq_cst); }
 
  private:
+  struct Pieces {
+    std::uint64_t where, distance, n_arrays, first;
+    std::uint64_t counts, count, count_distance;  // see keep_count
+  };
   struct Head {
     std::uint64_t magic, version, n_workers, n_tables, in_use;
-    std::uint64_t active;    // 1 + worker whose record is being consumed; 0: none
-    std::uint64_t position;  // unit, with bit 0 set while its old bytes are in the scratch area
+    std::uint64_t active;  // 1 + worker whose record is being consumed; 0: none
     std::uint64_t n_logged;
     std::uint64_t n_spans, span_bytes;  // of the unit in the scratch area
+    Pieces pieces;
+    // Unit, with `in_scratch` set while its old bytes are in the scratch area, or as Kept says.
+    alignas(64) std::uint64_t position;
+    alignas(64) float slots[2][Kept::n_arrays][Kept::slot_floats];
   };
   struct Logged {
     std::uint64_t index, value;
   };
-  static constexpr unsigned part_shift = 44, segment_shift = 48;
+  static constexpr unsigned part_shift = 45, segment_shift = 48;
+  static constexpr std::uint64_t offset_mask = (std::uint64_t{1} << segment_shift) - 1;
+  static constexpr std::uint64_t in_scratch = 1 << 8;
+  static constexpr std::uint64_t state_mask = (1 << Kept::shift) - 1;
 
   static void copy(std::uint8_t* to, const std::uint8_t* from, std::size_t bytes) noexcept {
     __builtin_memcpy(to, from, bytes);
   }
   std::size_t n_words() const noexcept { return of_pair(n_tables_, 0, 0); }
+  std::string text_at(std::size_t worker, std::uint64_t which, std::uint64_t bytes) const;
   std::uint8_t* text_of(std::size_t worker, std::uint64_t which) const noexcept {
     return texts_ + (2 * worker + which) * text_bytes_;
   }
   void put_unit_back();
+  void put_piece_back();
 
   SharedMemory* memory_;
   std::size_t n_workers_, n_tables_, text_bytes_, worker_ = 0;
@@ -195,7 +266,7 @@ class Journal {
   std::size_t n_saved_ = 0, span_bytes_ = 0, reserved_ = 0;
   std::vector<std::uint8_t*> segments_;
   bool active_ = false, resuming_ = false;
-  std::uint64_t part_ = 0, resume_ = 0;
+  std::uint64_t part_ = 0, resume_ = 0, where_pieces_ = 0;
 };
 
 }  // namespace mpips

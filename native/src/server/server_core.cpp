@@ -69,7 +69,7 @@ std::size_t ServerCore::drain(double max_s, std::uint32_t max_sleep_us) {
     if (consumed != 0) {
       backoff_.reset();
       if (end == 0.0) continue;
-    } else if (end == 0.0) {
+    } else if (end == 0.0 || (partnered_ && has_outgoing())) {
       return total;
     } else {
       backoff_.pause();
@@ -89,10 +89,22 @@ std::size_t ServerCore::pass() {
   return consumed;
 }
 
+std::size_t ServerCore::queue() const noexcept {
+  std::size_t count = 0;
+  for (const Ring& ring : rings_) {
+    const std::uint64_t end = ring.next + ring.box.geometry.n_slots;
+    std::uint64_t q = ring.next;
+    while (q < end && load_relaxed(ring.box.stamp(q)) == q + 1) ++q;
+    count += q - ring.next;
+  }
+  return count;
+}
+
 bool ServerCore::consume_one(std::size_t worker) {
   Ring& ring = rings_[worker];
   if (ring.kept.size() == ring.box.geometry.n_slots) let_go(worker);
-  if (!stamped(worker)) return false;
+  if (ring.at() >= ring.limit && !is_free_tick(ring)) return false;
+  if (!stamped(worker, ring.at())) return false;
   const std::uint8_t* slot = ring.box.slot(ring.at());
   // What is not on its way yet: all at once rather than one after the other.
   for (std::size_t at = ring.fetched; at < ring.fetched + first_fetch; at += line_bytes)
@@ -100,10 +112,11 @@ bool ServerCore::consume_one(std::size_t worker) {
   RecordHeader header;
   std::memcpy(&header, slot, sizeof header);
   const std::uint8_t* payload = slot + sizeof header;
-  if (!check(worker, header, payload)) return false;
+  if (!check(worker, ring.at(), header, payload)) return false;
   if (journal_) journal_->set_worker(worker);
   const Verdict verdict = handle(worker, header, payload);
   if (!verdict.consumed) return false;
+  counters_.bytes_in += carried_bytes(header);
   ring.fetched = 0;
   if (verdict.outcome == Outcome::none) return true;
   if (journal_)
@@ -128,26 +141,26 @@ void ServerCore::settle(Ring* ring, Outcome outcome, std::uint64_t staleness) {
 
 // Stamps are compared for equality only. A stamp that is neither the expected one nor the one of
 // the round before may be half of a remote store; if it stays, it is a gap.
-bool ServerCore::stamped(std::size_t worker) {
+bool ServerCore::stamped(std::size_t worker, std::uint64_t sequence) {
   Ring& ring = rings_[worker];
-  const std::uint64_t expected = ring.at() + 1;
-  const std::uint64_t stamp = load_acquire(ring.box.stamp(ring.at()));
+  const std::uint64_t expected = sequence + 1;
+  const std::uint64_t stamp = load_acquire(ring.box.stamp(sequence));
   if (stamp == expected) return true;
-  follow_hint(&ring);
+  follow_hint(&ring, sequence);
   const std::uint64_t n_slots = ring.box.geometry.n_slots;
   if (stamp == (expected > n_slots ? expected - n_slots : 0)) return false;
   if (patience_spent(&ring))
     violation(worker, "a gap: record " + std::to_string(stamp - 1) + " stands where record " +
-                          std::to_string(ring.at()) + " should be");
+                          std::to_string(sequence) + " should be");
   return false;
 }
 
-void ServerCore::follow_hint(Ring* ring) noexcept {
-  const std::uint64_t word = load_relaxed(ring->box.hint(ring->at()));
-  if (!hint_is_of(word, ring->at())) return;
+void ServerCore::follow_hint(Ring* ring, std::uint64_t sequence) noexcept {
+  const std::uint64_t word = load_relaxed(ring->box.hint(sequence));
+  if (!hint_is_of(word, sequence)) return;
   const std::size_t written =
       std::min<std::size_t>(word & 0xffffffffU, ring->box.geometry.payload_capacity());
-  const std::uint8_t* payload = ring->box.slot(ring->at()) + sizeof(RecordHeader);
+  const std::uint8_t* payload = ring->box.slot(sequence) + sizeof(RecordHeader);
   for (; ring->fetched < written; ring->fetched += line_bytes)
     __builtin_prefetch(payload + ring->fetched);
 }
@@ -162,7 +175,8 @@ bool ServerCore::patience_spent(Ring* ring) {
 // False: not (yet) whole, look again. A remote record travels without a flush between it and its
 // stamp, so the stamp may be seen first: beside a record of the round before, or half of the new
 // one. Number and checksums tell; after a while the record is called what it is.
-bool ServerCore::check(std::size_t worker, const RecordHeader& h, const std::uint8_t* payload) {
+bool ServerCore::check(std::size_t worker, std::uint64_t sequence, const RecordHeader& h,
+                       const std::uint8_t* payload) {
   Ring& ring = rings_[worker];
   const bool sized =
       h.magic == record_magic && h.payload_bytes <= ring.box.geometry.payload_capacity();
@@ -171,14 +185,14 @@ bool ServerCore::check(std::size_t worker, const RecordHeader& h, const std::uin
   const bool whole = sized && h.header_checksum == (checked ? header_checksum(h) : 0) &&
                      h.payload_checksum == (checked ? checksum(payload, h.payload_bytes) : 0) &&
                      ((h.flags & flag_area) == 0 || piece_is_whole(worker, h, payload));
-  if (!whole || h.worker != worker || h.sequence != ring.at()) {
+  if (!whole || h.worker != worker || h.sequence != sequence) {
     if (!patience_spent(&ring)) return false;
     if (!whole)
-      violation(worker, "record " + std::to_string(ring.at()) +
+      violation(worker, "record " + std::to_string(sequence) +
                             " is damaged: its checksum or magic number does not match");
     violation(worker, "a record that says it is number " + std::to_string(h.sequence) +
                           " of worker " + std::to_string(h.worker) + " where number " +
-                          std::to_string(ring.at()) + " was expected");
+                          std::to_string(sequence) + " was expected");
   }
   ring.bad_since = 0.0;
   if (h.version != layout_version) violation(worker, "a record of another format version");
@@ -237,8 +251,8 @@ void ServerCore::check_clock(std::size_t worker, const RecordHeader& h) const {
 
 ServerCore::Verdict ServerCore::handle_pull(std::size_t worker, const RecordHeader& h,
                                             const std::uint8_t* payload) {
-  // Nobody waits any more for what an earlier launch asked.
-  if (h.generation != generation_) return {true, Outcome::answered, 0};
+  // Nobody waits any more for what an earlier launch asked, nor here for what a partner is asked.
+  if (h.generation != generation_ || copy_) return {true, Outcome::answered, 0};
   if (h.table >= tables_.size() || tables_[h.table].embedding == nullptr)
     violation(worker,
               "a pull of rows from table " + std::to_string(h.table) + ", which has none here");
@@ -262,6 +276,7 @@ void ServerCore::answer(std::size_t worker, const RecordHeader& h, Table* t,
   auto* rows = reinterpret_cast<float*>(reply + sizeof(ReplyHeader));
   t->embedding->pull(keys, h.count, rows);
   t->stats.pulled_rows += h.count;
+  counters_.bytes_out += h.count * t->embedding->dim() * sizeof(float);
   ReplyHeader header{};
   header.sequence = h.sequence;
   header.version = t->version;

@@ -57,12 +57,21 @@ struct Position {
   std::uint32_t clock = 0;
   bool finished = false;
   std::vector<std::uint64_t> taken;  // by table: complete pushes of this clock that are here
+  std::vector<std::string> texts;    // what it has said of itself, the last one last
 };
 
 struct ServerCounters {
-  std::uint64_t records = 0;  // consumed
-  std::uint64_t retries = 0;  // looks at a record that was not whole yet
-  std::uint64_t clocks = 0;   // closed
+  std::uint64_t records = 0;                  // consumed
+  std::uint64_t retries = 0;                  // looks at a record that was not whole yet
+  std::uint64_t clocks = 0;                   // closed
+  std::uint64_t bytes_in = 0, bytes_out = 0;  // of records, and of the rows in answers
+};
+
+// Of a server with a partner. Lag: records of one worker that are consumed here and not known to
+// have arrived there.
+struct PartnerCounters {
+  std::uint64_t records = 0, bytes = 0;  // handed out for the partner
+  std::uint64_t greatest_lag = 0;
 };
 
 class EmbeddingShard;
@@ -99,7 +108,7 @@ class ServerCore {
   Journal* journal() const noexcept { return journal_.get(); }
   void begin_journal();
   void attach();
-  std::vector<std::pair<std::size_t, std::uint32_t>> old_staging() const;
+  std::vector<std::pair<std::size_t, std::uint32_t>> old_staging();
   void finish_operation();
   const Position& position(std::size_t worker) const { return positions_.at(worker); }
 
@@ -112,13 +121,26 @@ class ServerCore {
   bool cut_ready() const;
   bool holds_cut() const;
   void release_cut(std::uint64_t id);
+  // Partners; see server_partner.cpp.
+  void begin_partnership(std::uint64_t bound);
+  std::size_t outgoing(std::uint8_t* batch, std::size_t max_bytes);
+  bool has_outgoing() const noexcept;
+  void partner_has(std::size_t worker, std::uint64_t arrived, std::uint64_t applied);
+  const PartnerCounters& partner_counters() const { return partner_counters_; }
+  std::uint64_t partner_lag() const noexcept;
+  void become_copy();
+  void accept(const std::uint8_t* batch, std::size_t bytes);
+  std::uint64_t arrived(std::size_t worker) const { return rings_.at(worker).arrived; }
   // What the worker's last cut record said; empty before.
   const std::string& said(std::size_t worker) const { return rings_.at(worker).said; }
 
   const TableStats& stats(std::uint16_t table) const { return tables_.at(table).stats; }
   const ServerCounters& counters() const { return counters_; }
+  // Records that stand in the rings now.
+  std::size_t queue() const noexcept;
   // Records of a worker that are consumed.
   std::uint64_t applied(std::size_t worker) const { return rings_.at(worker).next; }
+  std::size_t n_workers() const { return rings_.size(); }
   std::uint64_t version(std::uint16_t table) const { return tables_.at(table).version; }
   const Clocks& clocks() const { return clocks_; }
 
@@ -149,6 +171,12 @@ class ServerCore {
     std::uint64_t inherited = 0;  // records below were written in an earlier launch
     std::uint64_t open_area = 0;  // flag_area: where it starts, bytes into the area
     std::uint64_t verified = 0;   // one more than the record whose piece was found whole
+    // With a partner: numbers of records. None from `limit` on may be consumed yet.
+    std::uint64_t limit = ~std::uint64_t{0};
+    std::uint64_t sent = 0;      // handed out
+    std::uint64_t received = 0;  // known to have arrived there
+    std::uint64_t room = 0;      // for which it has slots
+    std::uint64_t arrived = 0;   // of a copy: that are in this ring
 
     std::uint64_t at() const noexcept { return next + kept.size(); }  // the record to look at
   };
@@ -162,10 +190,13 @@ class ServerCore {
   bool consume_one(std::size_t worker);
   void acknowledge(Ring* ring, Outcome outcome, std::uint64_t staleness);
   void settle(Ring* ring, Outcome outcome, std::uint64_t staleness);
-  bool stamped(std::size_t worker);
-  static void follow_hint(Ring* ring) noexcept;
+  bool stamped(std::size_t worker, std::uint64_t sequence);
+  static void follow_hint(Ring* ring, std::uint64_t sequence) noexcept;
   bool patience_spent(Ring* ring);
-  bool check(std::size_t worker, const RecordHeader& header, const std::uint8_t* payload);
+  bool check(std::size_t worker, std::uint64_t sequence, const RecordHeader& header,
+             const std::uint8_t* payload);
+  void set_limit(Ring* ring) const noexcept;
+  static bool is_free_tick(const Ring& ring) noexcept;
   bool piece_is_whole(std::size_t worker, const RecordHeader& header, const std::uint8_t* payload);
   void check_clock(std::size_t worker, const RecordHeader& header) const;
   void check_push(std::size_t worker, const RecordHeader& header) const;
@@ -204,7 +235,7 @@ class ServerCore {
   void put_all();
   void take_words();
   void take_pair(std::size_t table, std::size_t worker);
-  bool complete(std::size_t worker, std::uint64_t sequence, RecordHeader* header) const;
+  bool complete(std::size_t worker, std::uint64_t sequence, RecordHeader* header);
   void find_end(std::size_t worker);
   void cut_off(std::size_t worker);
 
@@ -223,6 +254,10 @@ class ServerCore {
   std::unique_ptr<Journal> journal_;
   std::vector<Position> positions_;
   std::map<std::pair<std::size_t, std::uint32_t>, StagingArea> old_staging_;
+  bool partnered_ = false, copy_ = false;
+  std::uint64_t lag_bound_ = 0;
+  std::size_t first_out_ = 0;  // the ring at which `outgoing` begins
+  PartnerCounters partner_counters_;
   long unfinished_ = -1;  // the worker whose record the process before was consuming
 };
 

@@ -106,6 +106,7 @@ void ServerCore::put_worker(std::size_t worker) {
   if (ring.open) {
     put(Journal::open_clock, ring.open_clock);
     put(Journal::open_end, ring.open_end);
+    put(Journal::open_area, ring.open_area);
   }
   put(Journal::clock, clocks_.clock(worker));
   put(Journal::finished, clocks_.finished(worker));
@@ -195,6 +196,7 @@ void ServerCore::take_words() {
     ring.open_flags = static_cast<std::uint16_t>(open >> 32);
     ring.open_clock = static_cast<std::uint32_t>(of(w, Journal::open_clock));
     ring.open_end = of(w, Journal::open_end);
+    ring.open_area = of(w, Journal::open_area);
     ring.said = journal_->text(w);
     clocks_.restore(w, static_cast<std::uint32_t>(of(w, Journal::clock)),
                     of(w, Journal::finished) != 0, of(w, Journal::ticked) != 0);
@@ -225,7 +227,7 @@ void ServerCore::take_pair(std::size_t table, std::size_t worker) {
 }
 
 // Stamped and whole. What is damaged counts as never written: it was being put when all ended.
-bool ServerCore::complete(std::size_t worker, std::uint64_t sequence, RecordHeader* h) const {
+bool ServerCore::complete(std::size_t worker, std::uint64_t sequence, RecordHeader* h) {
   const Mailbox& box = rings_[worker].box;
   if (load_acquire(box.stamp(sequence)) != sequence + 1) return false;
   std::memcpy(h, box.slot(sequence), sizeof *h);
@@ -236,7 +238,8 @@ bool ServerCore::complete(std::size_t worker, std::uint64_t sequence, RecordHead
   const bool checked = (h->flags & flag_checksum) != 0;
   const std::uint8_t* payload = box.slot(sequence) + sizeof *h;
   return h->header_checksum == (checked ? header_checksum(*h) : 0) &&
-         h->payload_checksum == (checked ? checksum(payload, h->payload_bytes) : 0);
+         h->payload_checksum == (checked ? checksum(payload, h->payload_bytes) : 0) &&
+         ((h->flags & flag_area) == 0 || piece_is_whole(worker, *h, payload));
 }
 
 // Where the worker's complete records end, and where the worker stands then.
@@ -249,6 +252,7 @@ void ServerCore::find_end(std::size_t worker) {
   at.finished = clocks_.finished(worker);
   for (std::size_t t = 0; t < tables_.size(); ++t)
     at.taken.push_back(journal_->word(journal_->of_pair(t, worker, Journal::taken)));
+  at.texts = {journal_->other_text(worker), journal_->text(worker)};
   positions_[worker] = at;
   RecordHeader h;
   for (std::uint64_t q = ring.next; q < ring.next + ring.box.geometry.n_slots; ++q) {
@@ -265,6 +269,9 @@ void ServerCore::find_end(std::size_t worker) {
       std::fill(at.taken.begin(), at.taken.end(), 0);
     } else if (is(h.kind, RecordKind::finish)) {
       at.finished = true;
+    } else if (is(h.kind, RecordKind::cut)) {
+      at.texts.emplace_back(reinterpret_cast<const char*>(ring.box.slot(q)) + sizeof h,
+                            h.payload_bytes);
     }
     positions_[worker] = at;
   }
@@ -287,7 +294,7 @@ void ServerCore::cut_off(std::size_t worker) {
 }
 
 // Staging memory of earlier launches that records in the rings point to.
-std::vector<std::pair<std::size_t, std::uint32_t>> ServerCore::old_staging() const {
+std::vector<std::pair<std::size_t, std::uint32_t>> ServerCore::old_staging() {
   std::vector<std::pair<std::size_t, std::uint32_t>> needed;
   RecordHeader h;
   for (std::size_t w = 0; w < rings_.size(); ++w)
