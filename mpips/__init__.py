@@ -3,6 +3,11 @@
 Importing this package initialises no MPI and opens nothing. `run` starts a job.
 """
 
+# ruff: noqa: E402
+from mpips import early
+
+early.begin()
+
 from mpips.errors import (
     CapabilityError,
     CheckpointError,

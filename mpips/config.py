@@ -78,6 +78,8 @@ class CheckpointConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         every_s: And after so many seconds; 0: not for this reason.
         on_usr1: SIGUSR1, to any rank or to mpirun, asks for one, too; then "continue", or "exit" with
             code 75.
+        grace_s: SIGTERM and Ctrl-C ask for one as well and then end the job with code 75, if it is written
+            within this time; 0: they end it at once. Less than what the batch system leaves before it kills.
     """
 
     folder: str = ""
@@ -87,6 +89,52 @@ class CheckpointConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     every_steps: int = 0
     every_s: float = 0.0
     on_usr1: str = "continue"
+    grace_s: float = 25.0
+
+
+class RedundancyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """[redundancy]: what survives the death of processes, under `mpips run`.
+
+    Attributes:
+        warm: Servers leave everything that was acknowledged in shared memory, and the next attempt goes on
+            there; see `mpips.memory`. Costs a part of the speed at which updates are applied (`mpips bench
+            recovery`: scratch_cost).
+        partner: Each server has a copy on another node, so that the loss of a node costs nothing that was
+            acknowledged; see `mpips.partner`.
+        partner_mode: "sync": what is acknowledged is in the copy; "lag": it may lag behind.
+        partner_lag_records: Mode "lag": by so many records of each worker at most.
+    """
+
+    warm: bool = True
+    partner: bool = False
+    partner_mode: str = "sync"
+    partner_lag_records: int = 1024
+
+    @property
+    def partner_bound(self) -> int | None:
+        """None: no partners; 0: sync; else the greatest lag."""
+        if not self.partner:
+            return None
+        return 0 if self.partner_mode == "sync" else self.partner_lag_records
+
+    def check(self) -> None:
+        """Refuse what cannot be.
+
+        Raises:
+            ConfigError: Names the option, its value and what is accepted.
+        """
+        if self.partner_mode not in ("sync", "lag"):
+            raise ConfigError(
+                f"redundancy.partner_mode = {self.partner_mode!r}: sync and lag are accepted"
+            )
+        if not 1 <= self.partner_lag_records < 1 << 32:
+            raise ConfigError(
+                f"redundancy.partner_lag_records = {self.partner_lag_records}: 1 or more is accepted"
+            )
+        if self.partner and not self.warm:
+            raise ConfigError(
+                "redundancy.partner = true needs redundancy.warm = true: a copy is memory to go on in"
+            )
 
 
 class TableConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -222,7 +270,7 @@ class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     Attributes:
         task: "softmax", "mlp", "logistic", "fm", or "module:Class" of the user's own.
-        data, train, cluster, checkpoint, slurm, run, table, tables: See the structs.
+        data, train, cluster, checkpoint, redundancy, slurm, run, table, tables: See the structs.
         options: The task's own options.
     """
 
@@ -231,6 +279,7 @@ class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     train: TrainConfig = TrainConfig()
     cluster: SessionOptions = SessionOptions()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    redundancy: RedundancyConfig = RedundancyConfig()
     slurm: SlurmConfig = SlurmConfig()
     run: RunConfig = RunConfig()
     table: TableConfig = TableConfig()
@@ -372,4 +421,5 @@ def _check_values(config: JobConfig) -> None:
         value = getattr(config.run, name)
         if value < 0:
             raise ConfigError(f"run.{name} = {value}: 0 or more is accepted")
+    config.redundancy.check()
     config.cluster.check()

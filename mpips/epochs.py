@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from mpips.course import Course
 from mpips.data import Cursor, DataInfo, Dataset, Loader, Sampling
 from mpips.data.metrics import EvalShare, merge
 from mpips.model.consistency import BSP
@@ -37,21 +38,50 @@ class Inputs:
     first_epoch: int = 0
     sampling: Sampling | None = None
     cursors: tuple[Cursor, ...] = ()
+    clocks: tuple[int, ...] = ()  # of each worker at its cursor; none: 0
+    steps_before: int = 0  # of the run, when clocks were 0
 
     def cursor(self, worker: int) -> Cursor:
         """Where a worker starts."""
         return self.cursors[worker] if self.cursors else Cursor(self.first_epoch, 0)
 
+    def course(self) -> Course:
+        """The way of the whole run, with what launches before this one have done of it."""
+        whole = self.info.n_samples_total * self.n_epochs
+        left = sum(self._samples_left(epoch) for epoch in range(self.first_epoch, self.n_epochs))
+        return Course(self.n_epochs, whole, whole - left, self.first_epoch)
+
+    def _samples_left(self, epoch: int) -> int:
+        """Samples of an epoch that no worker has read."""
+        if self.sampling is None or epoch > max(
+            [self.first_epoch, *(c.epoch for c in self.cursors)]
+        ):
+            return self.info.n_samples_total
+        left = 0
+        for worker, own in enumerate(self.sampling.counts(epoch)):
+            at = self.cursor(worker)
+            read = 0 if at.epoch < epoch else own
+            left += own - (min(at.step * self.batch_size, own) if at.epoch == epoch else read)
+        return left
+
 
 @dataclass
 class Result:
-    """What a job gives: totals over all workers, test metrics on worker 0 only."""
+    """What a job gives: totals over all workers, test metrics on worker 0 only.
+
+    Attributes:
+        steps: Of the run up to here: the greatest clock of a worker, with those of launches before.
+        n_samples, n_features: Of the training data.
+    """
 
     metrics: dict[str, float] = field(default_factory=dict)
     history: list[dict[str, float]] = field(default_factory=list)
     samples: int = 0
     seconds: float = 0.0
     epochs: int = 0
+    steps: int = 0
+    n_samples: int = 0
+    n_features: int = 0
 
 
 def train_epochs(
@@ -101,8 +131,10 @@ def _clocks(worker: Worker, inputs: Inputs, loader: Loader) -> int:
     backup = any(isinstance(t.consistency, BSP) and t.consistency.backup for t in inputs.tables)
     if not backup or not inputs.cursors:
         return own
-    fewest = min(loader.steps_until(inputs.n_epochs, cursor) for cursor in inputs.cursors)
-    return worker.now + fewest
+    clocks = inputs.clocks or [0] * len(inputs.cursors)
+    begun = worker.now - clocks[worker.index]
+    left = [loader.steps_until(inputs.n_epochs, cursor) for cursor in inputs.cursors]
+    return begun + min(clock + steps for clock, steps in zip(clocks, left, strict=True))
 
 
 def _evaluate_epoch(

@@ -55,6 +55,12 @@ class NewerFormatError(CheckpointError):
     """A checkpoint of a format that this mpips does not know: whole, but not for this version."""
 
 
+class LeavingError(Exception):
+    """The checkpoint after which the job was to end is durable: end it with `exit_code`."""
+
+    exit_code = 75
+
+
 class StallError(MpipsError):
     """A wait ran out of time; names the late rank and what it was doing."""
 

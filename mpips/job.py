@@ -9,10 +9,7 @@ non-blocking barrier with a deadline.
 from __future__ import annotations
 
 import functools
-import os
-import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,53 +17,48 @@ import msgspec
 from mpi4py import MPI
 from threadpoolctl import threadpool_limits
 
-from mpips import _native
-from mpips.chronicle import Chronicle, open_chronicle
-from mpips.cluster import lastwords
+from mpips import _native, rundir
+from mpips.chronicle import OnReport, chronicled, open_chronicle
 from mpips.cluster.cluster import Cluster
 from mpips.cluster.control import Client, Endpoint
 from mpips.cluster.launch import asked_threads
-from mpips.cluster.messages import Report
-from mpips.cuts.conductor import Conductor, LeavingError
+from mpips.cluster.signals import Told
+from mpips.course import Course
+from mpips.cuts.conductor import Conductor
 from mpips.cuts.keeper import Keeper
-from mpips.cuts.triggers import UserSignal
-from mpips.errors import ConfigError, MpipsError, StallError
+from mpips.ending import Ending
+from mpips.errors import (
+    ConfigError,
+    MpipsError,
+    StallError,
+)
+from mpips.links import Links
+from mpips.memory import At
+from mpips.model.consistency import BSP
 from mpips.model.table import Table, fingerprint
 from mpips.options import SessionOptions
+from mpips.panel import Panel
+from mpips.partner import SYNC, Partners, check_tables
+from mpips.partner.mirror import Mirror
+from mpips.partner.start import Partnership
 from mpips.placement import Placement, place
 from mpips.rundir import RankPlace
 from mpips.saving import Saving, restore
-from mpips.scheduler import JobFailure, Scheduler
-from mpips.server import Server
-from mpips.transport.channel import Channel
-from mpips.transport.connect import Connector
-from mpips.transport.p2p import P2pService
-from mpips.transport.region import Regions, attach, sweep
-from mpips.transport.rma import make_window
+from mpips.scheduler import Scheduler, process_state
+from mpips.server import Life, Server
+from mpips.takeover import Takeover
+from mpips.transport.region import (
+    TOUCH_S,
+    Regions,
+    attach,
+    kept,
+    staging_part,
+    sweep,
+    unlink_job,
+)
 from mpips.worker import Worker, needs_common_clock
 
 Main = Callable[[Worker], Any]
-OnReport = Callable[[int, Report], None]
-
-
-def chronicled(on_report: OnReport | None, chronicle: Chronicle | None) -> OnReport | None:
-    """What hears the workers' reports: whoever shows progress, and the record of a supervised run."""
-    if chronicle is None:
-        return on_report
-
-    def both(worker: int, report: Report) -> None:
-        chronicle.report(report.epoch, report.samples, report.loss_sum)
-        if on_report is not None:
-            on_report(worker, report)
-
-    return both
-
-
-def look(chronicle: Chronicle, conductor: Conductor | None, clocks: dict[int, int]) -> None:
-    """Keep the record of a supervised run up to date."""
-    if conductor is not None:
-        chronicle.saved(conductor.statistics.get("path", ""))
-    chronicle.look(clocks)
 
 
 class Job:
@@ -77,20 +69,42 @@ class Job:
         cluster: Cluster,
         tables: Sequence[Table],
         options: SessionOptions,
-        saving: Saving | None = None,
+        saving: Saving | Callable[[bool], Saving] | None = None,
+        warm: bool = True,
+        partner_bound: int | None = None,
     ) -> None:
         """Make regions, window and channels; start from a checkpoint if `saving` names one.
+
+        A function gives `saving` without a checkpoint (False), and is asked for the one to start from
+        (True, collective) only where memory does not serve: to verify one takes time, and it may be bad.
+
+        Where the run is supervised, `warm` lets servers leave their state to the next launch, and take
+        over what the one before has left: `saving.places` then says where the workers go on. With a
+        `partner_bound` each server has a copy on another node; see `mpips.partner.start.Partnership`.
 
         Raises:
             MpipsError: On every rank, what went wrong on any of them.
         """
         self.cluster = cluster
         self.options = options
-        self._saving = saving or Saving(None, cluster.token)
+        self._plan = saving if callable(saving) else None
+        given = saving(False) if callable(saving) else saving
+        self.saving = given or Saving(None, cluster.token)
+        self._run = rundir.current() if warm else None
+        if self._run is not None:
+            cluster.token = kept(cluster.token)
+        self._bound = partner_bound
+        self._partnership: Partnership | None = None
+        self._mirror: Mirror | None = None
+        self.cold = ""  # why what the launch before has left is not used
+        self._at: list[list[At]] = []  # of each server, each worker's position, if it is taken over
         self._server_comm: MPI.Intracomm | None = None
         self.tables = list(tables)
         a = cluster.assignment
+        self.panel = Panel(self._places())
         self._check_equal()
+        if partner_bound is not None:
+            self._check_partners()
         self.placement: Placement = place(
             tables,
             len(a.servers),
@@ -98,26 +112,34 @@ class Job:
             options.ring_slots,
             options.slot_kib * 1024,
             a.remote_workers(options.transport),
-            options.remote_staging_mib << 20,
+            options.remote_staging_mib << 20 if partner_bound is None else 0,
         )
         sweep()
         self.regions = Regions(cluster.token, shared=True)
+        self._ending = Ending(cluster, self.regions, self.saving.folder)
         self.server: Server | None = None
-        self._service: P2pService | None = None
-        self._remote = False
         self._client: Client | None = None
         self._staging: _native.SharedMemory | None = None
-        self._channels: list[Channel] = []
-        self._window: MPI.Win | None = None
         self._comms: list[MPI.Intracomm] = []
+        self._links = Links(
+            cluster, options, self.placement, len(self.tables), self._generation, self._idle
+        )
         try:
             self._connect()
         except MpipsError:
-            self._release()
+            self._release(for_good=False)
             raise
         except BaseException:
-            self.regions.unlink()
+            self.regions.leave()
             raise
+
+    def _check_partners(self) -> None:
+        if self._run is None:
+            raise ConfigError(
+                "redundancy.partner = true without memory that outlives a launch: start the job with `mpips "
+                "run` and leave redundancy.warm = true"
+            )
+        check_tables(self.tables)
 
     def _check_equal(self) -> None:
         mine = fingerprint(self.tables, msgspec.json.encode(self.options).decode())
@@ -128,41 +150,89 @@ class Job:
                 f"rank {other} has other tables or options than rank 0; every rank must be given the same"
             )
 
+    def _start(self) -> Saving:
+        """With the checkpoint to start from; collective."""
+        return self._plan(True) if self._plan is not None else self.saving
+
     def _connect(self) -> None:
         c = self.cluster
+        takeover: Takeover | None = None
+        if self._run is not None:
+            comm = c.comm.Dup()
+            self._comms.append(comm)
+            self._partnership = Partnership(
+                comm, c.assignment, c.token, self._generation, c.watchdog.guard, self._bound
+            )
+            tables = fingerprint(self.tables, msgspec.json.encode(self.options).decode())
+            takeover = Takeover(
+                c,
+                self._run,
+                self._partnership,
+                tables,
+                lambda: self._make_server(warm=True),
+                self._make_copy,
+            )
+            self.saving = takeover.choose(self.saving, self._start)
+            self.server, self._at, self.cold = takeover.server, takeover.at, takeover.cold
+        else:
+            self.saving = self._start()
         c.agree("making the regions", self._make_regions)
-        region = self.server.region if self.server is not None else None
-        memory = region.view(0, region.n_bytes, True) if region is not None else None
-        with c.watchdog.guard("making the MPI window"):
-            self._window = None if self.options.transport == "p2p" else make_window(c.comm, memory)
-        self._p2p_comm, self._control_comm = self._comms = [c.comm.Dup(), c.comm.Dup()]
+        self._control_comm = c.comm.Dup()
+        self._comms.append(self._control_comm)
         color = MPI.UNDEFINED if c.server is None else 0
         servers = c.comm.Split(color, c.server or 0)
         if isinstance(servers, MPI.Intracomm) and c.server is not None:
             self._comms.append(servers)
             self._server_comm = servers
-        rows = c.agree("connecting workers and servers", self._make_channels)
-        self.transports: list[list[str]] = [rows[r]["names"] for r in c.assignment.workers]
-        self.notes: list[str] = [n for r in c.assignment.workers for n in rows[r]["notes"]]
-        c.agree("attaching the workers' staging memory", self._attach_staging)
+        staging = self._staging_part if self._bound is None else None
+        self._links.open(self.server, self._at, staging, self._oversubscribed)
+        self.notes = list(self._links.notes)
+        if takeover is not None and self._partnership is not None:
+            self._mirror = takeover.join(self.server)
+            self.notes += self._partnership.notes
+
+    def _make_server(self, warm: bool) -> Server:
+        server = self.cluster.server
+        assert server is not None
+        return self._server(server, Life(self._generation, self._run is not None, warm))
+
+    def _make_copy(self, index: int, name: str) -> Server:
+        """The copy of another server, from memory of this name."""
+        copy = self._server(index, Life(self._generation, journal=True, warm=True, name=name))
+        copy.finish_recovery(lambda w, g: attach(self.cluster.token, staging_part(w, g), 0))
+        return copy
+
+    def _server(self, index: int, life: Life) -> Server:
+        return Server(
+            index,
+            self.tables,
+            self.placement,
+            self.regions,
+            self.options.seed,
+            self._oversubscribed,
+            self._links.progress,
+            life,
+        )
+
+    @property
+    def _generation(self) -> int:
+        """Of records; they outlive a launch only in memory that is kept."""
+        return self._run.generation if self._run is not None else 0
+
+    def _staging_part(self, worker: int) -> str:
+        return f"w{worker}" if self._run is None else staging_part(worker, self._generation)
 
     def _make_regions(self) -> None:
         c = self.cluster
-        if c.server is not None:
-            self.server = Server(
-                c.server,
-                self.tables,
-                self.placement,
-                self.regions,
-                self.options.seed,
-                self._oversubscribed,
-                self._progress,
-            )
-            if self._saving.start is not None:
-                restore(self.server, self.placement, self.tables, self._saving.start)
-        if c.worker is not None:
+        if c.server is not None and self.server is None:
+            self.server = self._make_server(warm=False)
+            if self.saving.start is not None:
+                restore(self.server, self.placement, self.tables, self.saving.start)
+            if self._run is not None:
+                self.server.begin_journal()
+        if c.worker is not None and self._bound is None:
             self._staging = self.regions.create_sparse(
-                f"w{c.worker}", self.options.staging_mib << 20
+                self._staging_part(c.worker), self.options.staging_mib << 20
             )
 
     @property
@@ -182,79 +252,37 @@ class Job:
         node = t.node_of[self.cluster.rank]
         return max(1, t.cores[node] // t.node_of.count(node))
 
-    def _make_channels(self) -> dict[str, list[str]]:
-        c = self.cluster
-        if c.worker is None:
-            return {"names": [], "notes": []}
-        a = c.assignment
-        connector = Connector(
-            worker=c.worker,
-            name=c.name_of(c.rank),
-            transport=self.options.transport,
-            token=c.token,
-            window=self._window,
-            p2p_comm=self._p2p_comm,
-            n_workers=len(a.workers),
-            n_tables=len(self.tables),
-            checksums=self.options.checksums,
-            oversubscribed=self._oversubscribed,
-            timeout_s=self.options.timeout_s,
-            guard=c.watchdog.guard,
-            idle=self._idle,
-        )
-        for s, rank in enumerate(a.servers):
-            same = a.node_of[rank] == a.node_of[c.rank]
-            layout = self.placement.layouts[s]
-            self._channels.append(connector.connect(s, c.name_of(rank), rank, same, layout))
-        return {"names": [channel.name for channel in self._channels], "notes": connector.notes}
-
-    def _attach_staging(self) -> None:
-        c = self.cluster
-        if self.server is None:
-            return
-        a = c.assignment
-        layout = self.server.layout
-        mailboxes = {}
-        for w, row in enumerate(self.transports):
-            start = layout.mailbox_offset(w)
-            stop = start + layout.geometry.mailbox_bytes + layout.area_bytes(w)
-            mailboxes[a.workers[w]] = (start, stop)
-            if row[self.server.index] == "shm":
-                self.server.core.set_staging(w, attach(c.token, f"w{w}", 0))
-            else:
-                self._remote = True
-        region = self.server.region
-        view = region.view(0, region.n_bytes, True)
-        self._service = P2pService(
-            self._p2p_comm, view, mailboxes, layout.geometry.said_bytes, c.watchdog.guard
-        )
+    @property
+    def transports(self) -> list[list[str]]:
+        """Of each worker, the transport to each server."""
+        return self._links.transports
 
     def _idle(self) -> None:
         """What a worker does while it waits for a message to be taken."""
         if self._client is not None:
             self._client.poll()
 
-    def _progress(self) -> int:
-        """Enter MPI on a server: windows over a network advance only then. Messages served."""
-        return self._service.poll() if self._remote and self._service is not None else 0
-
     def describe(self) -> str:
         """Roles and transports, for people."""
         lines = [self.cluster.assignment.describe()]
-        names = sorted({name for row in self.transports for name in row})
-        counts = {n: sum(row.count(n) for row in self.transports) for n in names}
-        pairs = ", ".join(f"{n} for {k} pair{'s' if k != 1 else ''}" for n, k in counts.items())
-        lines.append(f"transport: {pairs}")
+        lines.append(self._links.describe())
         lines += [f"note: {note}" for note in dict.fromkeys(self.notes)]
+        if self.cold:
+            lines.append(f"note: not going on in memory: {self.cold}")
         return "\n".join(lines)
 
-    def run(self, main: Main, on_report: OnReport | None = None) -> tuple[Any, dict[str, Any]]:
+    def run(
+        self, main: Main, on_report: OnReport | None = None, course: Course | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """Play this rank's roles until the job is over; returns main's value and the statistics.
+
+        On the scheduler's rank `on_report` hears of all progress, and `course`, which it drives, tells
+        how far the job is.
 
         Does not return where any rank fails: the job is ended with that rank's exit code.
         """
         c = self.cluster
-        endpoint = Endpoint(self._control_comm, c.watchdog.guard)
+        endpoint = self._endpoint = Endpoint(self._control_comm, c.watchdog.guard)
         node = c.assignment.node_of[c.assignment.scheduler]
         where = c.assignment.node_names[node]
         client = Client(endpoint, c.assignment.scheduler, where, self.options.timeout_s)
@@ -262,45 +290,61 @@ class Job:
         scheduler = chronicle = None
         try:
             if c.is_scheduler:
-                chronicle = open_chronicle(self._places(), self._saving)
+                in_memory = self._run is not None
+                chronicle = open_chronicle(self.panel, self.saving, course, in_memory)
                 scheduler = Scheduler(
                     endpoint,
                     c.assignment,
                     list(c.topology.pids),
                     self.options.timeout_s,
                     chronicled(on_report, chronicle),
+                    self.panel,
                 )
                 conductor = scheduler.conductor = self._make_conductor(scheduler)
                 if chronicle is not None:
-                    scheduler.on_look = functools.partial(look, chronicle, conductor)
-            with UserSignal(self._saving.folder is not None) as signalled:
-                client.signalled = signalled.take
+                    scheduler.on_look = functools.partial(chronicle.look_at, conductor)
+            with Told(self.saving.folder is not None, self.saving.triggers.grace_s) as told:
+                client.signalled = told.take
                 if scheduler is not None:
-                    scheduler.signalled = signalled.take
+                    scheduler.signalled = told.take
+                self._ending.told = c.watchdog.told = told
+                self._ending.folder = self.saving.folder
+                c.watchdog.is_hopeless = self._has_lost_ranks
                 value, summary = self._play(main, client, scheduler)
-            self._meet()
+                self.panel.end()
+                self._meet()
             if scheduler is not None and chronicle is not None:
+                _native.fault_point("unmarked")
                 chronicle.finish(msgspec.json.decode(summary))
         except (KeyboardInterrupt, SystemExit) as error:
-            self._die(error)
+            self._ending.die(error)
         except BaseException as error:
-            self._fail(error, client, scheduler)
+            self._ending.fail(error, client, scheduler)
         return value, msgspec.json.decode(summary)
 
+    def _has_lost_ranks(self) -> bool:
+        """Whether a rank of this node is dead: then there is no cut. Called by the watchdog."""
+        t, mine = self.cluster.topology, self.cluster.rank
+        others = (r for r, node in enumerate(t.node_of) if node == t.node_of[mine] and r != mine)
+        return any(process_state(t.pids[rank]) == "dead" for rank in others)
+
     def _make_conductor(self, scheduler: Scheduler) -> Conductor | None:
-        if self._saving.folder is None:
+        if self.saving.folder is None:
             return None
         a = self.cluster.assignment
-        return Conductor(
-            self._saving.triggers,
+        conductor = Conductor(
+            self.saving.triggers,
             needs_common_clock(self.tables),
-            self._saving.steps_before,
+            self.saving.steps_before,
             len(a.workers),
             len(a.servers),
             scheduler.tell_worker,
             scheduler.tell_servers,
             self.options.timeout_s,
         )
+        if self.saving.places:
+            conductor.begin_at(max(place.clock for place in self.saving.places))
+        return conductor
 
     def _places(self) -> list[RankPlace]:
         a, pids = self.cluster.assignment, self.cluster.topology.pids
@@ -327,14 +371,18 @@ class Job:
             [c.name_of(r) for r in c.assignment.workers],
             self.tables,
             self.placement,
-            self._channels,
+            self._links.channels,
             client,
             self._staging,
             self.options.timeout_s,
-            self._saving.position(self.options.seed, c.worker, len(c.assignment.workers)),
-            self._saving.triggers.every_steps if self._saving.folder is not None else 0,
+            self.saving.position(self.options.seed, c.worker, len(c.assignment.workers)),
+            self.saving.triggers.every_steps if self.saving.folder is not None else 0,
+            self.saving.places[c.worker].clock if self.saving.places else 0,
+            self._run is not None,
+            self._partners(),
         )
         client.state = "computing"
+        client.figures = worker.figures
         with threadpool_limits(self._threads):
             value = main(worker)
         worker.finish()
@@ -342,6 +390,12 @@ class Job:
         client.done(msgspec.json.encode(told))
         client.state = "waiting for the others to finish"
         return value, self._farewell(client)
+
+    def _partners(self) -> Partners:
+        if self._bound is None or self._partnership is None:
+            return Partners()
+        bsp = any(isinstance(table.consistency, BSP) for table in self.tables)
+        return Partners(self._partnership.of, bsp and self._bound == SYNC)
 
     def _farewell(self, client: Client) -> bytes:
         while client.farewell is None:
@@ -352,26 +406,36 @@ class Job:
     def _serve(self, client: Client, scheduler: Scheduler | None) -> bytes:
         assert self.server is not None
         client.state = "serving"
-        last = 0.0
+        last, touched = 0.0, time.monotonic()
         keeper = self._make_keeper(client, scheduler)
+        client.figures = self.server.figures
+        client.aside = lambda: keeper.state
+        self.panel.own = client.sign_of_life
 
         def poll() -> bool:
-            nonlocal last
+            nonlocal last, touched
+            if time.monotonic() - touched > TOUCH_S:
+                touched = time.monotonic()
+                self.regions.touch()
             if scheduler is None:
                 client.poll()
             elif time.monotonic() - last > 0.002:
                 last = time.monotonic()
                 scheduler.poll()
-            return keeper.poll()
+            mirrored = self._mirror is not None and self._mirror.poll()
+            return keeper.poll() or mirrored
 
+        remote = self._links.progress.remote or self._mirror is not None
         if scheduler is None:
-            self.server.serve(self._remote, poll, lambda: client.stopped)
+            self.server.serve(remote, poll, lambda: client.stopped)
+            if self._mirror is not None:
+                self._mirror.close(self.options.timeout_s, client.poll)
             client.state = "writing a checkpoint"
             client.done(msgspec.json.encode(self._save(keeper, poll)))
             return self._farewell(client)
         # Two ranks: this one schedules too, and hears of its own end from itself.
         rank = self.cluster.rank
-        self.server.serve(self._remote, poll, lambda: scheduler.workers_done)
+        self.server.serve(remote, poll, lambda: scheduler.workers_done)
         scheduler.take_own(rank, msgspec.json.encode(self._save(keeper, poll)))
         return scheduler.summary
 
@@ -382,7 +446,7 @@ class Job:
         if scheduler is not None:
             tell = functools.partial(scheduler.take_cut, server.index)
         keeper = Keeper(
-            self._saving,
+            self.saving,
             server,
             self.placement,
             self.tables,
@@ -399,8 +463,9 @@ class Job:
     def _save(self, keeper: Keeper, poll: Callable[[], object]) -> dict[str, Any]:
         """Save what the servers hold, if it is wanted; this server's statistics. All servers do it."""
         assert self.server is not None
+        mirrored = self._mirror.statistics() if self._mirror is not None else {}
         keeper.save(poll)
-        return {**self.server.statistics(), **keeper.statistics()}
+        return {**self.server.statistics(), **keeper.statistics(), **mirrored}
 
     def _meet(self) -> None:
         """The last common point: after it nobody touches anybody's memory."""
@@ -408,78 +473,25 @@ class Job:
         request = c.comm.Ibarrier()
         deadline = time.monotonic() + self.options.timeout_s
         while not request.Test():
+            # A last sign of life that nobody takes would keep MPICH from freeing the communicator.
+            self._endpoint.receive()
             if time.monotonic() > deadline:
                 raise StallError(
                     f"not all ranks came to the end within {self.options.timeout_s:g} s"
                 )
             time.sleep(0.001)
+        self._endpoint.receive()
         self._release()
 
-    def _release(self) -> None:
+    def _release(self, for_good: bool = True) -> None:
         """Give back window, communicators and memory. Collective: every rank comes here or none."""
-        self.regions.unlink()
+        if for_good:
+            self.regions.unlink()
+            unlink_job(self.cluster.token)
+        else:
+            self.regions.leave()
         with self.cluster.watchdog.guard("freeing the MPI window"):
-            if self._window is not None:
-                self._window.Unlock_all()
-                self._window.Free()
+            self._links.close()
             for comm in self._comms:
                 comm.Free()
-        # The server's core holds a callback to this object: a cycle that the collector cannot see, if
-        # anything here leads to the server (the client does, through its hook for cuts).
-        self.server = self._service = self._staging = self._client = None
-        self._channels.clear()
-
-    def _die(self, error: BaseException) -> None:
-        """Interrupted or told to end: clean up and leave at once, without MPI."""
-        self.regions.unlink()
-        self.cluster.last_rites()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        given = error.code if isinstance(error, SystemExit) else 130
-        code = given if isinstance(given, int) else 1
-        lastwords.speak(
-            kind=type(error).__name__,
-            message=f"ended with code {code}",
-            exit_code=code,
-            role=self.cluster.assignment.roles_of(self.cluster.rank),
-            secondary=code > 128,
-        )
-        os._exit(code)
-
-    def _fail(self, error: BaseException, client: Client, scheduler: Scheduler | None) -> None:
-        """Get the error printed once and the job ended. Does not return."""
-        self.regions.unlink()
-        self.cluster.last_rites()
-        if isinstance(error, LeavingError):
-            lastwords.speak(kind="Leaving", message=str(error), exit_code=error.exit_code)
-            print(f"mpips: leaving: {error}", file=sys.stderr, flush=True)
-            self.cluster.abort(error.exit_code)
-        message, code = self._verdict(error)
-        self._speak(error, code, client)
-        if scheduler is None:
-            client.fail(message, code, patience_s=3.0)
-        print(f"mpips: error: {message}", file=sys.stderr, flush=True)
-        self.cluster.abort(code)
-
-    def _speak(self, error: BaseException, code: int, client: Client) -> None:
-        words = {**lastwords.words_of(error), "exit_code": code}
-        about = self.cluster.rank
-        if isinstance(error, JobFailure):
-            # Whoever failed has spoken for itself, unless it is silent.
-            about = error.rank
-            words |= {"secondary": not error.silent, "traceback": ""}
-            words["kind"] = "silent" if error.silent else "Failure"
-        else:
-            words |= {"state": client.state, "clock": client.clock}
-        lastwords.speak(about=about, role=self.cluster.assignment.roles_of(about), **words)
-
-    def _verdict(self, error: BaseException) -> tuple[str, int]:
-        if isinstance(error, JobFailure):
-            return str(error), error.exit_code
-        who = self.cluster.name_of(self.cluster.rank)
-        if isinstance(error, MpipsError):
-            return f"{who}: {error}", error.exit_code
-        text = "".join(traceback.format_exception(error)).rstrip()
-        if isinstance(error, MPI.Exception):
-            return f"{who}: MPI failed: {error.Get_error_string()}\n{text}", 1
-        return f"{who} raised {type(error).__name__}: {error}\n{text}", 1
+        self.server = self._staging = self._client = self._mirror = self.panel.own = None

@@ -7,15 +7,26 @@ from typing import Any
 
 from mpips import _native
 from mpips.chronicle import Chronicle
-from mpips.cluster.messages import Agreed, Ask, Message, Saved, Taken, ToWorker
+from mpips.cluster.messages import (
+    Agreed,
+    Ask,
+    Figures,
+    Heartbeat,
+    Message,
+    Saved,
+    Taken,
+    ToWorker,
+)
 from mpips.cluster.pending import PendingCut
+from mpips.cluster.signals import TerminatedError, Told
+from mpips.cluster.watchdog import watching
 from mpips.cuts.conductor import Conductor
 from mpips.cuts.keeper import Keeper
-from mpips.cuts.triggers import UserSignal
 from mpips.model.table import Table
 from mpips.options import SessionOptions
+from mpips.panel import Panel
 from mpips.placement import Placement, place
-from mpips.saving import Saving, restore
+from mpips.saving import Saving, newest_name, restore
 from mpips.server import Server
 from mpips.transport.channel import LocalChannel
 from mpips.transport.region import Regions, new_token
@@ -29,14 +40,16 @@ class LocalControl:
         self,
         on_report: Callable[[int, int, int, float], None] | None = None,
         chronicle: Chronicle | None = None,
+        panel: Panel | None = None,
     ) -> None:
-        """`on_report(epoch, step, samples, loss_sum)` shows progress; `chronicle` records it."""
+        """`on_report(epoch, clock, samples, loss_sum)` shows progress; `chronicle` records it."""
         self.state = "computing"
         self.clock = 0
         self.cut = PendingCut()
         self.conductor: Conductor | None = None
         self._on_report = on_report
         self._chronicle = chronicle
+        self._panel = panel
         self._parts: dict[str, bytes] = {}
 
     def poll(self) -> None:
@@ -44,6 +57,8 @@ class LocalControl:
         if self.conductor is not None:
             self.conductor.hear(0, self.clock)
             self.conductor.poll()
+        if self._panel is not None:
+            self._panel.look()
         if self._chronicle is not None:
             if self.conductor is not None:
                 self._chronicle.saved(self.conductor.statistics.get("path", ""))
@@ -80,7 +95,7 @@ class LocalControl:
         if self._chronicle is not None:
             self._chronicle.report(epoch, samples, loss_sum)
         if self._on_report is not None:
-            self._on_report(epoch, step, samples, loss_sum)
+            self._on_report(epoch, self.clock, samples, loss_sum)
 
 
 class LocalKeeping:
@@ -126,13 +141,13 @@ class LocalKeeping:
         elif isinstance(message, Saved):
             conductor.saved(0, message)
 
-    def poll(self, signalled_at: float) -> bool:
+    def poll(self, ask: Ask | None) -> bool:
         """A bounded piece of what there is to do; True: it did something."""
         conductor = self._control.conductor
         if conductor is None:
             return False
-        if signalled_at:
-            conductor.ask(Ask("signal", signalled_at))
+        if ask is not None:
+            conductor.ask(ask)
         return self.keeper.poll()
 
     def end(self) -> dict[str, Any]:
@@ -146,6 +161,13 @@ class LocalKeeping:
         return self.keeper.statistics()
 
 
+def _figures(worker: Worker, server: Server) -> Figures:
+    """The worker's figures, with the memory of the server."""
+    found = worker.figures()
+    found.memory_bytes = server.figures().memory_bytes
+    return found
+
+
 def run_local(
     main: Callable[[Worker], Any],
     tables: Sequence[Table],
@@ -153,8 +175,19 @@ def run_local(
     on_report: Callable[[int, int, int, float], None] | None = None,
     saving: Saving | None = None,
     chronicle: Chronicle | None = None,
+    panel: Panel | None = None,
 ) -> tuple[Any, dict[str, Any]]:
-    """Run `main` with a worker and a server of this process; returns its value and statistics."""
+    """Run `main` with a worker and a server of this process; returns its value and statistics.
+
+    Args:
+        main: The worker's work.
+        tables: Of the job.
+        options: Of the session.
+        on_report: Called with (epoch, clock, samples, loss_sum).
+        saving: Where to save and what to start from.
+        chronicle: Records a supervised run.
+        panel: Told what this process does.
+    """
     placement = place(tables, 1, 1, options.ring_slots, options.slot_kib * 1024)
     regions = Regions(new_token(), shared=False)
     server = Server(0, tables, placement, regions, options.seed, True, None)
@@ -173,14 +206,14 @@ def run_local(
     )
     staging = regions.create_sparse("w0", options.staging_mib << 20)
     server.core.set_staging(0, staging)
-    control = LocalControl(on_report, chronicle)
+    control = LocalControl(on_report, chronicle, panel)
     keeping = LocalKeeping(saving, options, tables, control)
     keeping.connect(server, placement)
-    with UserSignal(saving.folder is not None) as signalled:
+    with Told(saving.folder is not None, saving.triggers.grace_s) as told, watching(told):
 
         def drain() -> int:
             consumed = server.drain()
-            if keeping.poll(signalled.take()):
+            if keeping.poll(told.take()):
                 consumed += server.drain()  # what stood behind a cut
             return consumed
 
@@ -197,9 +230,16 @@ def run_local(
             saving.position(options.seed, 0, 1),
             saving.triggers.every_steps if saving.folder is not None else 0,
         )
-        value = main(worker)
-        worker.finish()
-        kept = keeping.end()
+        if panel is not None:
+            panel.own = lambda: Heartbeat(control.state, worker.now, _figures(worker, server))
+        try:
+            value = main(worker)
+            worker.finish()
+            kept = keeping.end()
+        except (TerminatedError, KeyboardInterrupt) as error:
+            code = error.code if isinstance(error, TerminatedError) else 130
+            told.say_end(code, newest_name(saving.folder))
+            raise
     cuts = {} if control.conductor is None else {"checkpoints": control.conductor.statistics}
     statistics = {
         "servers": [{**server.statistics(), **kept}],

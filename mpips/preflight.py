@@ -57,7 +57,9 @@ def check_checkpoints(options: CheckpointConfig) -> None:
         CapabilityError: Saving is wanted and there is no h5py.
     """
     Retention(options.keep_last, options.keep_every)
-    Triggers(options.every_steps, options.every_s, options.on_usr1).check("checkpoint.")
+    Triggers(options.every_steps, options.every_s, options.on_usr1, options.grace_s).check(
+        "checkpoint."
+    )
     if options.resume not in RESUME_WORDS and not Path(options.resume).is_dir():
         raise ConfigError(
             f"resume = {options.resume!r}: 'auto', 'never' or the folder of a checkpoint is accepted"

@@ -4,9 +4,12 @@
     config.json       the resolved configuration; written once
     lease.json        which generation may publish; replaced by the supervisor, every few seconds
     status.json       where the run stands; by the scheduler during an attempt, else by the supervisor
+    ranks.json        what every rank of the attempt does, by the scheduler; see `mpips top`
+    events.jsonl      failures and restarts, a line each; by the supervisor and, at its start, a scheduler
     metrics.jsonl     one line per report interval, by the scheduler
     finished.json     the run is done and all of it is durable; by the scheduler, last of all
     result.json       what the run told at its end
+    summary.txt|json  the same for a lab book
     checkpoints/      see mpips.checkpoint
     logs/attempt-N/   rank-R.log, last words of ranks, what the launcher said
 
@@ -19,6 +22,7 @@ scheduler that finds another generation in `lease.json` has been replaced and wr
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import secrets
@@ -31,9 +35,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from mpips.errors import CheckpointError, ConfigError
+from mpips.runfiles import Event, Ranks
 
 RUN_DIR = "MPIPS_RUN_DIR"
 GENERATION = "MPIPS_GENERATION"
+STALE_S = 20.0  # a lease that nobody has renewed for so long is nobody's
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
@@ -74,12 +80,16 @@ class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StartPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """What an attempt started from: "nothing", "checkpoint" or "memory", and at which step and epoch."""
+    """What an attempt started from: "nothing", "checkpoint" or "memory", and at which step and epoch.
+
+    `note`: which servers' memory came from elsewhere.
+    """
 
     source: str = "nothing"
     path: str = ""
     step: int = 0
     epoch: int = 0
+    note: str = ""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +101,11 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
         updates: Clocks of all workers since the start of this attempt, summed.
         samples: Trained on in this attempt.
         loss: Mean over the last report interval, or None.
+        share: Of the whole run that is done, 0 to 1; 0 where nobody knows its length.
+        n_epochs: Of the whole run, 0 where nobody knows.
+        left_s: Seconds to the end at the pace of this attempt, or None.
+        staleness: Mean of the updates judged lately, or None.
+        push_bytes_per_s, pull_bytes_per_s: Of all workers, lately, or None.
         samples_per_s: Over the last report interval.
         recoverable: Steps that memory would bring back after a failure; 0 if only checkpoints do.
     """
@@ -100,6 +115,12 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     updates: int = 0
     samples: int = 0
     loss: float | None = None
+    share: float = 0.0
+    n_epochs: int = 0
+    left_s: float | None = None
+    staleness: float | None = None
+    push_bytes_per_s: float | None = None
+    pull_bytes_per_s: float | None = None
     samples_per_s: float = 0.0
     recoverable: int = 0
 
@@ -185,6 +206,8 @@ class RunFolder:
         self.config_file = self.path / "config.json"
         self.lease_file = self.path / "lease.json"
         self.status_file = self.path / "status.json"
+        self.ranks_file = self.path / "ranks.json"
+        self.events_file = self.path / "events.jsonl"
         self.metrics_file = self.path / "metrics.jsonl"
         self.finished_file = self.path / "finished.json"
         self.result_file = self.path / "result.json"
@@ -234,6 +257,10 @@ class RunFolder:
         """Folder of an attempt's logs."""
         return self.logs / f"attempt-{generation}"
 
+    def leave_file(self, generation: int) -> Path:
+        """Where the supervisor says, before it sends SIGUSR1, for which signal the job is to end."""
+        return self.attempt(generation) / "leave.json"
+
     def lease(self) -> Lease | None:
         """Who may publish now, or None before the first attempt."""
         return read_json(self.lease_file, Lease)
@@ -241,6 +268,31 @@ class RunFolder:
     def status(self) -> Status | None:
         """Where the run stands, or None before the first attempt."""
         return read_json(self.status_file, Status)
+
+    def ranks(self) -> Ranks | None:
+        """What every rank does, or None before the first attempt."""
+        return read_json(self.ranks_file, Ranks)
+
+    def note(self, event: Event) -> None:
+        """Add a line to events.jsonl in one write.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        with self.events_file.open("ab", buffering=0) as file:
+            file.write(msgspec.json.encode(event) + b"\n")
+
+    def events(self) -> list[Event]:
+        """Failures and restarts, the oldest first; what is no event is left out."""
+        try:
+            lines = self.events_file.read_bytes().splitlines()
+        except OSError:
+            return []
+        found = []
+        for line in lines:
+            with contextlib.suppress(msgspec.DecodeError):
+                found.append(msgspec.json.decode(line, type=Event))
+        return found
 
     def finished(self) -> Finished | None:
         """The durable mark of a finished run, or None."""
@@ -267,6 +319,15 @@ class Supervised:
     def logs(self) -> Path:
         """Folder of this attempt's logs."""
         return self.folder.attempt(self.generation)
+
+    def asked_to_leave(self) -> str:
+        """The name of the signal for which the supervisor wants the job to end, or ""."""
+        try:
+            return msgspec.json.decode(
+                self.folder.leave_file(self.generation).read_bytes(), type=str
+            )
+        except (OSError, msgspec.DecodeError):
+            return ""
 
     def holds_lease(self) -> bool:
         """True while the lease names this generation: no later attempt has been started."""

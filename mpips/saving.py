@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from mpips.checkpoint import Checkpoint, Manifest, Retention, find_newest, open_
 from mpips.cuts.position import Position
 from mpips.cuts.triggers import Triggers
 from mpips.errors import CheckpointError, ConfigError
+from mpips.memory import Memory, Place
 from mpips.model.table import DenseTable, EmbeddingTable, Table
 from mpips.placement import Placement
 from mpips.server import Server
@@ -31,21 +33,31 @@ class Saving:
         folder: The run's `checkpoints` folder, or None: nothing is saved.
         run_id: Names the run in its checkpoints.
         start: The checkpoint to start from, or None.
-        origin: Its manifest.
+        origin: Its manifest; or what the clocks in shared memory count from.
         retention: Which older checkpoints stay.
         config: The resolved configuration, as JSON holds it.
         sampling: How the workers' cursors are to be read; see `mpips.checkpoint.Manifest`.
         triggers: When there are checkpoints before the end.
+        places: Where each worker goes on in what the launch before has left in shared memory; empty: the
+            job begins anew, or from `start`.
+        notes: What a user should know of the choice of `start`.
     """
 
     folder: Path | None
     run_id: str
     start: Path | None = None
-    origin: Manifest | None = None
+    origin: Manifest | Memory | None = None
     retention: Retention = field(default_factory=Retention)
     config: Mapping[str, Any] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)
     triggers: Triggers = field(default_factory=Triggers)
+    places: tuple[Place, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def first_clock(self) -> int:
+        """The least clock that a worker begins at."""
+        return min((place.clock for place in self.places), default=0)
 
     @property
     def steps_before(self) -> int:
@@ -54,6 +66,10 @@ class Saving:
 
     def position(self, seed: int, worker: int, n_workers: int) -> Position:
         """Where a worker starts."""
+        if self.places:
+            states = tuple(place.state for place in self.places)
+            clock = self.places[worker].clock
+            return Position(seed, worker, n_workers, self.steps_before, states, clock)
         workers = self.origin.workers if self.origin is not None else ()
         return Position(seed, worker, n_workers, self.steps_before, workers)
 
@@ -98,6 +114,14 @@ def find_start(folder: Path | None, resume: str, comm: MPI.Intracomm | None) -> 
     with open_checkpoint(path) as checkpoint:
         checkpoint.verify()
         return Start(path, (), checkpoint.manifest)
+
+
+def newest_name(folder: Path | None) -> str:
+    """The newest checkpoint of a folder, in a word for people; local, cheap, no file is opened."""
+    try:
+        return os.readlink(folder / "latest") if folder is not None else "none"
+    except OSError:
+        return "none"
 
 
 def check_start(checkpoint: Checkpoint, tables: Sequence[Table]) -> None:

@@ -22,6 +22,7 @@ from mpips.cluster.messages import (
     Failure,
     Gathered,
     Heartbeat,
+    Leave,
     Message,
     Pong,
     Report,
@@ -33,6 +34,7 @@ from mpips.cluster.messages import (
 from mpips.cluster.roles import Assignment
 from mpips.cuts.conductor import Conductor
 from mpips.errors import ProtocolError, StallError
+from mpips.panel import Panel
 
 _PROCESS_STATES = {
     "T": "stopped by a signal",
@@ -77,8 +79,9 @@ class Scheduler:
         pids: list[int],
         timeout_s: float,
         on_report: OnReport | None,
+        panel: Panel | None = None,
     ) -> None:
-        """`pids` by rank; `on_report` shows progress.
+        """`pids` by rank; `on_report` shows progress; `panel` hears all signs of life.
 
         Attributes that may be set: `conductor`, where there are checkpoints; `on_cut`, where messages
         about cuts go to the server on this rank; `signalled`, see mpips.cluster.control.Client;
@@ -89,6 +92,7 @@ class Scheduler:
         self._pids = pids
         self._timeout_s = timeout_s
         self._on_report = on_report
+        self._panel = panel
         self.on_look: OnLook | None = None
         self._watched = {*assignment.servers, *assignment.workers} - {assignment.scheduler}
         now = time.monotonic()
@@ -101,7 +105,7 @@ class Scheduler:
         self._work = {"messages": 0, "polls": 0}
         self.conductor: Conductor | None = None
         self.on_cut: Callable[[ToServer], None] | None = None
-        self.signalled: Callable[[], float] = lambda: 0.0
+        self.signalled: Callable[[], Ask | None] = lambda: None
         self.finished = False
         self.summary: bytes = b"{}"
 
@@ -125,16 +129,18 @@ class Scheduler:
         self._last_look = now
         self._look_for_silence(now)
         self._conduct()
+        if self._panel is not None:
+            self._panel.look()
         if self.on_look is not None:
             self.on_look(self.clocks)
         return bool(messages)
 
     def _conduct(self) -> None:
         """Begin checkpoints; end the job when workers and the last of them are done."""
-        signalled_at = self.signalled()
+        ask = self.signalled()
         if self.conductor is not None:
-            if signalled_at:
-                self.conductor.ask(Ask("signal", signalled_at))
+            if ask is not None:
+                self.conductor.ask(ask)
             self.conductor.poll()
         all_done = all(w in self._statistics for w in self._assignment.workers)
         if all_done and not self._stop_sent and not (self.conductor and self.conductor.busy):
@@ -189,6 +195,8 @@ class Scheduler:
     def _take(self, source: int, message: object) -> None:
         if isinstance(message, Heartbeat):
             self._states[source] = (message.state, message.clock)
+            if self._panel is not None:
+                self._panel.hear(source, message)
             if self.conductor is not None and source in self._assignment.workers:
                 self.conductor.hear(self._assignment.workers.index(source), message.clock)
             self._endpoint.send(source, Pong())
@@ -244,6 +252,12 @@ class Scheduler:
         for rank in self._others((*a.servers, *a.workers)):
             self._endpoint.send(rank, Bye(self.summary))
         self.finished = True
+
+    def say_leave(self, why: str) -> None:
+        """Tell everybody that the job ends here; returns at once."""
+        a = self._assignment
+        for rank in self._others((*a.servers, *a.workers)):
+            self._endpoint.send(rank, Leave(why))
 
     def _scheduler_statistics(self) -> dict[str, Any]:
         cuts = {} if self.conductor is None else {"checkpoints": self.conductor.statistics}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import msgspec
 
 from mpips import _native
-from mpips.errors import ConfigError, ProtocolError, RecoveryError, RegionError
+from mpips.cluster.messages import Figures
+from mpips.errors import ProtocolError, RecoveryError, RegionError
 from mpips.model.consistency import BSP, native
 from mpips.model.initializer import Initializer, table_seed
 from mpips.model.optimizer import SGD, PythonRule
@@ -36,11 +38,13 @@ class Life(msgspec.Struct, frozen=True):
         generation: Launches of this run before this one.
         journal: Survive a kill at any instruction.
         warm: Take over what the launch before left in shared memory.
+        name: Of its segments; "": the server's own.
     """
 
     generation: int = 0
     journal: bool = False
     warm: bool = False
+    name: str = ""
 
 
 NEW = Life()  # nothing before, nothing after
@@ -78,7 +82,6 @@ class Server:
 
         Raises:
             RegionError: /dev/shm is too small; warm: a segment is missing or in use.
-            ConfigError: A journal, and areas for remote workers.
             RecoveryError: Warm: what is there is no server of these tables that had begun to work.
         """
         self.index = index
@@ -89,6 +92,7 @@ class Server:
         self._regions = regions
         self._seed = seed
         self.life = life
+        self.token = regions.token
         self.region = self._segment("", self.layout.total_bytes)
         low, high = token_words(regions.token)
         _native.write_region_header(self.region, self.layout, 0, index, low, high)
@@ -102,9 +106,6 @@ class Server:
             PROGRESS_INTERVAL_S,
         )
         if life.journal:
-            if any(self.layout.area_bytes(w) for w in range(self.layout.n_workers)):
-                # Recovery does not look whether the pieces of inherited records have arrived.
-                raise ConfigError("a journal does not cover areas: use remote_staging_mib = 0")
             n_bytes = _native.journal_bytes(self.layout)
             journal = self._segment("-journal", n_bytes, EMBEDDING_RESERVE)
             self.core.use_journal(journal, not life.warm)
@@ -122,7 +123,7 @@ class Server:
         self, part: str, n_bytes: int, reserve: int = 0, sparse: bool = False
     ) -> _native.SharedMemory:
         """A segment of this server: new, or the one that the launch before left."""
-        name = f"s{self.index}{part}"
+        name = f"{self.life.name or f's{self.index}'}{part}"
         if self.life.warm:
             memory = self._regions.reopen(name, reserve)
             if memory.n_bytes < n_bytes:
@@ -258,6 +259,8 @@ class Server:
                 longest = min(_IDLE_SHARE * (left - idle_since), _MAX_IDLE_SLICE_S)
                 slice_s = max(PROGRESS_INTERVAL_S, longest)
                 self._drain(slice_s, int(slice_s * 1e6))
+            else:
+                os.sched_yield()
         self.drain()
 
     def _enter_mpi(self) -> tuple[int, int, float]:
@@ -277,6 +280,23 @@ class Server:
             if served or left - start > PROGRESS_INTERVAL_S:
                 return served, long, left
             entered = left
+
+    def figures(self) -> Figures:
+        """What this server has counted so far. Cheap, between drains."""
+        c = self.core.counters()
+        f = Figures(at=time.monotonic(), records=c["records"], queue=self.core.queue())
+        f.pushed_bytes, f.pulled_bytes = c["bytes_in"], c["bytes_out"]
+        f.memory_bytes = self.region.n_bytes
+        for i, table in enumerate(self._tables):
+            stats = self.core.stats(i)
+            f.judged += stats["applied"] + stats["rejected"] + stats["late"]
+            f.staleness_sum += sum(s * n for s, n in enumerate(stats["staleness"]))
+            f.max_staleness = max(
+                [f.max_staleness, *(s for s, n in enumerate(stats["staleness"]) if n)]
+            )
+            if isinstance(table, EmbeddingTable):
+                f.memory_bytes += self.core.memory_bytes(i)
+        return f
 
     def statistics(self) -> dict[str, Any]:
         """What this server did, by table; plain numbers."""

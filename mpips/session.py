@@ -5,29 +5,27 @@
 
 from __future__ import annotations
 
-import faulthandler
 import os
-import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from mpips import rundir
 from mpips.chronicle import open_chronicle
 from mpips.cluster import lastwords, launch
 from mpips.cluster.roles import check_servers
-from mpips.cuts.conductor import LeavingError
+from mpips.cluster.signals import signals_unwind
+from mpips.course import Course
 from mpips.cuts.triggers import Triggers
-from mpips.errors import ConfigError, MpipsError
+from mpips.errors import ConfigError, LeavingError, MpipsError
 from mpips.local import run_local
 from mpips.model.table import Table, check_tables
 from mpips.options import SessionOptions
+from mpips.panel import Panel
 from mpips.saving import Saving, find_start
 from mpips.transport.region import new_token
 from mpips.worker import Worker
@@ -39,10 +37,6 @@ Main = Callable[[Worker], Any]
 _ALL_ROLES = "scheduler + server 0 + worker 0"
 
 
-class TerminatedError(SystemExit):
-    """SIGTERM: unwinds the stack so that everything is cleaned up; exit code 143."""
-
-
 @dataclass
 class Outcome:
     """What a run returns on each rank.
@@ -52,12 +46,14 @@ class Outcome:
         role: "scheduler", "server 0", "worker 2", ...
         statistics: {"servers": [...], "workers": [...], "scheduler": {...}} of the whole job.
         transports: Name of the transport of each (worker, server) pair, by worker then server.
+        ranks: Where every rank is.
     """
 
     value: Any = None
     role: str = ""
     statistics: dict[str, Any] = field(default_factory=dict)
     transports: list[list[str]] = field(default_factory=list)
+    ranks: tuple[rundir.RankPlace, ...] = ()
 
     @property
     def is_first_worker(self) -> bool:
@@ -92,32 +88,6 @@ def leaves_after_checkpoint() -> Iterator[None]:
 
 
 @contextmanager
-def signals_unwind() -> Iterator[None]:
-    """Turn SIGTERM into an exception while a job runs, where this is the main thread.
-
-    SIGUSR2 writes the stacks of all threads to stderr, or to the rank's log in a supervised run.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def terminate(number: int, frame: FrameType | None) -> None:
-        raise TerminatedError(128 + number)
-
-    # Under a supervisor the rank's log is registered, see lastwords.
-    dumps_here = rundir.current() is None
-    old = signal.signal(signal.SIGTERM, terminate)
-    if dumps_here:
-        faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, old)
-        if dumps_here:
-            faulthandler.unregister(signal.SIGUSR2)
-
-
-@contextmanager
 def one_voice() -> Iterator[None]:
     """End all ranks of a launch alike on an error that all of them have: rank 0 says it."""
     try:
@@ -138,6 +108,7 @@ def run(
     every_steps: int = 0,
     every_s: float = 0.0,
     on_usr1: str = "continue",
+    grace_s: float = 25.0,
     **options: Any,
 ) -> Outcome:
     """Run a job: `main(worker)` on every worker, servers and scheduler on the other ranks.
@@ -156,9 +127,11 @@ def run(
             `statistics["servers"][0]["checkpoint"]["error"]` says why.
         resume: "auto": start from the newest good checkpoint in `save`, if there is one; "never"; or
             the path of a checkpoint. It may be of another number of servers. See `Worker.start`.
-        every_steps, every_s, on_usr1: With `save`: checkpoints while the workers are at work; see
-            `mpips.cuts.triggers.Triggers`. `Worker.checkpoint` asks for one by hand. One that cannot be
-            written is said and counted (`statistics["scheduler"]["checkpoints"]`); the job goes on.
+        every_steps, every_s, on_usr1, grace_s: With `save`: checkpoints while the workers are at work; see
+            `mpips.cuts.triggers.Triggers`. Until `run` returns, SIGUSR1, SIGTERM and (without a prompt)
+            SIGINT belong to mpips; before it, SIGUSR1 ends a program that has no handler.
+            `Worker.checkpoint` asks for one by hand. One that cannot be written is said and counted
+            (`statistics["scheduler"]["checkpoints"]`); the job goes on.
         **options: See `mpips.options.SessionOptions`.
 
     Returns:
@@ -169,7 +142,8 @@ def run(
         RegionError, TransportError: On one rank, or on every rank of `comm`.
         CheckpointError: The checkpoint to start from is damaged.
         SystemExit: Under a launcher without `comm`: the job could not start. The error has been
-            printed once; the code is that of its kind.
+            printed once; the code is that of its kind. Or the job was told to end: 75 after a
+            checkpoint, else 143 (KeyboardInterrupt after SIGINT).
 
     An error later, on any rank, does not come back from here: the scheduler prints it once and ends
     all ranks with its exit code.
@@ -184,7 +158,7 @@ def run(
     folder = Path(save) if save is not None else None
     if folder is None and supervised is not None:
         folder = supervised.folder.checkpoints
-    wanted = Wanted(folder, resume, Triggers(every_steps, every_s, on_usr1).check())
+    wanted = Wanted(folder, resume, Triggers(every_steps, every_s, on_usr1, grace_s).check())
     if comm is None:
         with one_voice():
             launch.refuse_lonely_tasks()
@@ -220,7 +194,7 @@ def run_cluster(
             print(job.describe(), file=sys.stderr, flush=True)
         value, statistics = job.run(main)
         role = cluster.assignment.roles_of(cluster.rank)
-        return Outcome(value, role, statistics, job.transports)
+        return Outcome(value, role, statistics, job.transports, job.panel.places)
 
 
 def check_launch(options: SessionOptions, size: int) -> None:
@@ -258,9 +232,16 @@ def run_alone(
     options: SessionOptions,
     on_report: Callable[[int, int, int, float], None] | None = None,
     saving: Saving | None = None,
+    panel: Panel | None = None,
+    course: Course | None = None,
 ) -> Outcome:
-    """All roles in this process, no MPI. `on_report(epoch, step, samples, loss_sum)`."""
-    here = rundir.RankPlace(rank=0, role=_ALL_ROLES, host=socket.gethostname(), pid=os.getpid())
-    chronicle = open_chronicle([here], saving)
-    value, statistics = run_local(main, tables, options, on_report, saving, chronicle)
-    return Outcome(value, _ALL_ROLES, statistics, [["local"]])
+    """All roles in this process, no MPI. `on_report(epoch, clock, samples, loss_sum)`."""
+    panel = panel or Panel([here()])
+    chronicle = open_chronicle(panel, saving, course)
+    value, statistics = run_local(main, tables, options, on_report, saving, chronicle, panel)
+    return Outcome(value, _ALL_ROLES, statistics, [["local"]], panel.places)
+
+
+def here() -> rundir.RankPlace:
+    """This process, where it has all roles."""
+    return rundir.RankPlace(rank=0, role=_ALL_ROLES, host=socket.gethostname(), pid=os.getpid())

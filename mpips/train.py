@@ -12,7 +12,9 @@ import numpy as np
 
 from mpips import rundir
 from mpips.cluster import launch
+from mpips.cluster.signals import signals_unwind
 from mpips.config import JobConfig
+from mpips.course import Course
 from mpips.data import (
     DataInfo,
     Dataset,
@@ -31,9 +33,10 @@ from mpips.model.partition import FrequencyPartition
 from mpips.monitor.progress import ProgressMeter, make_display
 from mpips.options import SessionOptions
 from mpips.overrides import apply_overrides, asks_for_measurement
+from mpips.panel import Panel
 from mpips.preflight import preflight, task_options
-from mpips.resume import plan_saving
-from mpips.session import Outcome, leaves_after_checkpoint, run_alone, signals_unwind
+from mpips.resume import go_on_in_memory, plan_saving
+from mpips.session import Outcome, here, leaves_after_checkpoint, run_alone
 from mpips.tasks import load_task
 from mpips.transport.region import new_token
 from mpips.worker import Worker
@@ -152,12 +155,15 @@ def train_worker(worker: Worker, inputs: Inputs, config: JobConfig) -> Result:
     start = time.monotonic()
     last = train_epochs(worker, inputs, loader, config.train.eval_every, result)
     worker.flush()
-    parts = worker.gather("end of training", msgspec.msgpack.encode([result.samples, *last]))
+    mine = msgspec.msgpack.encode([worker.now, result.samples, *last])
+    parts = [msgspec.msgpack.decode(part) for part in worker.gather("end of training", mine)]
     result.seconds = time.monotonic() - start
     result.epochs = max(inputs.n_epochs, inputs.first_epoch)
-    totals = np.sum([msgspec.msgpack.decode(part) for part in parts], axis=0)
-    result.samples = int(totals[0])
-    result.metrics["loss"] = float(totals[1] / totals[2]) if totals[2] else float("nan")
+    result.steps = inputs.steps_before + max(part[0] for part in parts)
+    result.n_samples, result.n_features = inputs.info.n_samples_total, inputs.info.n_features
+    result.samples = int(sum(part[1] for part in parts))
+    loss, n = np.sum([part[2:] for part in parts], axis=0)
+    result.metrics["loss"] = float(loss / n) if n else float("nan")
     if inputs.test is not None:
         result.metrics.update(evaluate(worker, inputs.task, inputs.test, "final") or {})
     return result
@@ -205,30 +211,42 @@ def train(config: JobConfig, progress: str = "auto", verbose: bool = True) -> Ou
         On worker 0 `value` is the `Result` with metrics.
     """
     preflight(config)
+    if config.redundancy.partner and (rundir.current() is None or launch.launched_size() == 1):
+        raise ConfigError(
+            "redundancy.partner = true needs servers on two hosts and a relaunch after a failure: start the "
+            "job with `mpips run` and more ranks"
+        )
     if launch.launched_size() == 1:
         return _train_alone(config, progress, verbose)
     return _train_on_cluster(config, progress, verbose)
 
 
-def _meter(inputs: Inputs, progress: str) -> ProgressMeter:
-    total = inputs.info.n_samples_total * max(inputs.n_epochs - inputs.first_epoch, 0)
-    total -= sum(cursor.step for cursor in inputs.cursors) * inputs.batch_size
-    return ProgressMeter(make_display(progress), inputs.n_epochs, total)
+def _meter(course: Course, progress: str, panel: Panel) -> ProgressMeter:
+    meter = ProgressMeter(make_display(progress, course.share), course, panel.totals)
+    panel.on_look, panel.on_end = meter.look, meter.close
+    return meter
 
 
 def _train_alone(config: JobConfig, progress: str, verbose: bool) -> Outcome:
     with signals_unwind(), leaves_after_checkpoint():
         inputs = prepare(OneRank(), 1, config)
         run_id = rundir.run_id(new_token())
-        saving = plan_saving(config, inputs, 1, None, run_id, verbose)
-        meter = _meter(inputs, progress)
+        saving = plan_saving(config, inputs, 1, None, run_id)
+        if verbose and saving.notes:
+            print("\n".join(saving.notes), file=sys.stderr, flush=True)
+        panel, course = Panel([here()]), inputs.course()
+        meter = _meter(course, progress, panel)
         try:
             return run_alone(
                 lambda worker: train_worker(worker, inputs, config),
                 inputs.tables,
                 config.cluster,
-                lambda epoch, step, samples, loss: meter.report(epoch, samples, loss),
+                lambda epoch, clock, samples, loss: meter.report(
+                    epoch, saving.steps_before + clock, samples, loss
+                ),
                 saving,
+                panel,
+                course,
             )
         finally:
             meter.close()
@@ -248,20 +266,36 @@ def _train_on_cluster(config: JobConfig, progress: str, verbose: bool) -> Outcom
         inputs = prepare(cluster, n_workers, config)
         speak = verbose and cluster.is_scheduler
         run_id = rundir.run_id(cluster.token)
-        saving = plan_saving(config, inputs, n_workers, cluster.comm, run_id, speak)
-        job = Job(cluster, inputs.tables, options, saving)
-        meter = None
+        job = Job(
+            cluster,
+            inputs.tables,
+            options,
+            lambda look: plan_saving(config, inputs, n_workers, cluster.comm, run_id, look),
+            config.redundancy.warm,
+            config.redundancy.partner_bound,
+        )
+        notes = job.saving.notes
+        if job.saving.places:
+            notes = (go_on_in_memory(config, inputs, job.saving, n_workers),)
+        if speak and notes:
+            print("\n".join(notes), file=sys.stderr, flush=True)
+        meter = course = None
         if cluster.is_scheduler:
             if verbose:
                 print(job.describe(), file=sys.stderr, flush=True)
-            meter = _meter(inputs, progress)
+            course = inputs.course()
+            meter = _meter(course, progress, job.panel)
+        before = job.saving.steps_before
         try:
             value, statistics = job.run(
                 lambda worker: train_worker(worker, inputs, config),
-                (lambda w, r: meter.report(r.epoch, r.samples, r.loss_sum)) if meter else None,
+                (lambda w, r: meter.report(r.epoch, before + r.clock, r.samples, r.loss_sum))
+                if meter
+                else None,
+                course,
             )
         finally:
             if meter is not None:
                 meter.close()
         role = cluster.assignment.roles_of(cluster.rank)
-        return Outcome(value, role, statistics, job.transports)
+        return Outcome(value, role, statistics, job.transports, job.panel.places)

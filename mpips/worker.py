@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpips import _native
-from mpips.cluster.messages import Message
+from mpips.cluster.messages import Figures, Message
 from mpips.cluster.pending import PendingCut
 from mpips.cuts.marker import CutMarker
 from mpips.cuts.position import Position, StartPoint
@@ -18,11 +18,13 @@ from mpips.errors import ConfigError, StallError
 from mpips.handles import DenseHandle, EmbeddingHandle
 from mpips.model.consistency import BSP, SSP
 from mpips.model.table import DenseTable, Table
+from mpips.partner import Partners
 from mpips.placement import Placement
 from mpips.transport.channel import Channel
 from mpips.transport.region import as_region_error
 
 Float32 = NDArray[np.float32]
+NO_PARTNERS = Partners()
 
 
 def needs_common_clock(tables: Sequence[Table]) -> bool:
@@ -77,15 +79,23 @@ class Worker:
         timeout_s: float,
         position: Position | None = None,
         ask_every: int = 0,
+        first_clock: int = 0,
+        says_place: bool = False,
+        partners: Partners = NO_PARTNERS,
     ) -> None:
         """`names`: how errors call each worker; `channels`: one a server.
 
         `position`: what it starts from, with random stream and cursor; `ask_every`: it asks for a
-        checkpoint at each multiple of so many steps of the run.
+        checkpoint at each multiple of so many steps of the run. `first_clock`, `says_place`: it goes on
+        at this clock, and says where it is so that a later launch can; see `mpips.memory`. `partners`:
+        of the servers; see `mpips.partner`.
         """
         self.index = index
         self.n_workers = len(names)
         self.clock_state = _native.WorkerClock()
+        self.clock_state.now = first_clock
+        self._says_place = says_place
+        self._partners = partners
         self.channels = list(channels)
         self.control = control
         self.timeout_s = timeout_s
@@ -93,6 +103,7 @@ class Worker:
         self._staging = staging
         self._staged = 0
         self._finished = False
+        self._samples = 0
         self._position = position or Position(0, index, len(names))
         self._marker = CutMarker(
             index,
@@ -143,6 +154,11 @@ class Worker:
             StallError: A server has not taken records for the job's timeout.
         """
         self.control.state = "between clocks"
+        if self._says_place:
+            # All that stands before a tick has arrived everywhere before the first tick leaves.
+            self._marker.say_place(self.now)
+        if self._partners.waits:
+            self._wait_for_partners()
         for server, channel in enumerate(self.channels):
             self.write(server, lambda c=channel: c.writer.tick(self.now))  # type: ignore[misc]
         self.publish(range(len(self.channels)))
@@ -152,6 +168,7 @@ class Worker:
             self.clock_state.now = max(self.now, min(closed))
         self.control.clock = self.now
         self._marker.note_tick(self.now)
+        self.control.state = "computing"
         self.control.poll()
         if self.control.cut.pending is not None:
             self._marker.at_tick(self.now, self.wait_until)
@@ -319,6 +336,7 @@ class Worker:
 
     def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
         """Tell the scheduler of progress: samples and summed loss since the last report."""
+        self._samples += samples
         self.control.report(epoch, step, samples, loss_sum)
 
     def finish(self) -> None:
@@ -347,6 +365,21 @@ class Worker:
                 merge = max if key == "max_staleness" else int.__add__
                 total[key] = merge(total.get(key, 0), value)
         return total
+
+    def figures(self) -> Figures:
+        """What this worker has counted so far, as its last looks at the servers told. Cheap, any time."""
+        f = Figures(at=time.monotonic(), samples=self._samples)
+        for channel in self.channels:
+            writer = channel.writer
+            c = writer.known_counters()
+            f.records += writer.next_sequence
+            f.queue += writer.known_queue
+            f.pushed_bytes += c["pushed_bytes"]
+            f.pulled_bytes += c["pulled_bytes"]
+            f.judged += c["applied"] + c["rejected"] + c["late"]
+            f.staleness_sum += c["staleness_sum"]
+            f.max_staleness = max(f.max_staleness, c["max_staleness"])
+        return f
 
     # What follows serves the handles.
 
@@ -412,6 +445,31 @@ class Worker:
             ),
         )
 
+    def _wait_for_partners(self) -> None:
+        """Wait until all that was written has arrived at the partners. It waits for no worker."""
+        self.publish(self._partners.of)
+        for server in self._partners.of:
+            channel = self.channels[server]
+            count = channel.writer.next_sequence
+            self.wait_until(
+                lambda c=channel, n=count: c.wait_received(n, 0.02),  # type: ignore[misc]
+                lambda s=server, n=count: (  # type: ignore[misc]
+                    f"server {s} has taken {self.channels[s].writer.applied} of {n} records"
+                    f"{self._blame_partner(s)}"
+                ),
+            )
+
+    def _blame_partner(self, server: int) -> str:
+        """That a server waits for its partner, if it does."""
+        partner = self._partners.of.get(server)
+        writer = self.channels[server].writer
+        if partner is None or writer.received >= writer.next_sequence:
+            return ""
+        return (
+            f"; it waits for its partner, server {partner}, which has {writer.received} of "
+            f"{writer.next_sequence}"
+        )
+
     def wait_until(self, done: Callable[[], bool], late: Callable[[], str]) -> None:
         """Call `done` (which may block briefly) until it is True; raise StallError in the end."""
         deadline = time.monotonic() + self.timeout_s
@@ -429,7 +487,7 @@ class Worker:
         if turn < len(clocks) and turn != self.index and clocks[turn] <= self.now:
             behind = [turn]
         if not behind:
-            return ""
+            return self._blame_partner(server)
         least = min(clocks[w] for w in behind)
         late = [self._names[w] for w in behind if clocks[w] == least]
         return f"; it waits for {', '.join(late)} at clock {least}, this worker is at {self.now}"

@@ -29,6 +29,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from mpips import _native
 from mpips.checkpoint import folder as folders
 from mpips.checkpoint.agreement import Agreement
 from mpips.checkpoint.manifest import DTYPES, STATE, Manifest, Piece
@@ -300,6 +301,7 @@ class CheckpointWriter:
                 if data is not None:
                     self._sums.setdefault(entry.path, PieceSums()).add(start, data)
                 yield from self._sink.write(entry, start, data)
+                _native.fault_point("block-written")
             except StallError:
                 raise
             except Exception as error:
@@ -343,9 +345,11 @@ class CheckpointWriter:
         check_file(prepared.folder / STATE, prepared)
         write_manifest(prepared.folder, manifest)
         folders.sync_folder(prepared.folder)
+        _native.fault_point("synced")
         if self._may_publish is not None:
             self._may_publish()
         path = folders.publish(prepared.folder, self._head.step)
+        _native.fault_point("named")
         # From here on it is a checkpoint, whatever happens to the link.
         self._temporary = None
         try:

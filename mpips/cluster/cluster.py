@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import traceback
 from collections.abc import Callable
 from types import TracebackType
@@ -15,7 +17,7 @@ from mpips.cluster.roles import Assignment, assign
 from mpips.cluster.topology import Topology, find_topology
 from mpips.cluster.watchdog import Watchdog
 from mpips.errors import MpipsError
-from mpips.transport.region import new_token, unlink_job
+from mpips.transport.region import is_kept, new_token, unlink_job
 
 Value = TypeVar("Value")
 
@@ -119,8 +121,17 @@ class Cluster:
         raise kind(prefix + row["error"]) from cause
 
     def last_rites(self) -> None:
-        """Remove this job's names from /dev/shm of this node. Makes no MPI call."""
-        unlink_job(self.token)
+        """Remove this job's names from /dev/shm of this node, unless the next launch of a run may want
+        them. Makes no MPI call."""
+        if not is_kept(self.token):
+            unlink_job(self.token)
+
+    def ignore_signals(self) -> None:
+        """Let SIGTERM and SIGINT do nothing any more: this rank is about to leave by itself."""
+        self.watchdog.stop()
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_IGN)
 
     def abort(self, code: int) -> None:
         """End all ranks. Does not return."""

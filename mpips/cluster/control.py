@@ -22,8 +22,10 @@ from mpips.cluster.messages import (
     Contribution,
     Done,
     Failure,
+    Figures,
     Gathered,
     Heartbeat,
+    Leave,
     Message,
     Pong,
     Propose,
@@ -35,7 +37,7 @@ from mpips.cluster.messages import (
     encode,
 )
 from mpips.cluster.pending import PendingCut
-from mpips.errors import ProtocolError, StallError
+from mpips.errors import LeavingError, ProtocolError, StallError
 
 TAG = 21
 POLL_INTERVAL_S = 0.005
@@ -84,7 +86,10 @@ class Client:
     Attributes:
         cut: A worker's cut that is still to come.
         on_cut: Where a server's messages about cuts go; None on workers.
-        signalled: Tells when SIGUSR1 came, in seconds since 1970, once; else 0.
+        signalled: Tells what signals have asked for since the last call; see mpips.cluster.signals.
+        figures: What this rank has counted, for its signs of life. It is asked while the rank waits for
+            anything, so it looks at nothing that may be under way.
+        aside: What it does beside what `state` says, or "".
     """
 
     def __init__(self, endpoint: Endpoint, scheduler: int, where: str, timeout_s: float) -> None:
@@ -103,7 +108,9 @@ class Client:
         self.clock = 0
         self.cut = PendingCut()
         self.on_cut: Callable[[ToServer], None] | None = None
-        self.signalled: Callable[[], float] = lambda: 0.0
+        self.signalled: Callable[[], Ask | None] = lambda: None
+        self.figures: Callable[[], Figures | None] = lambda: None
+        self.aside: Callable[[], str] = lambda: ""
 
     def hurry(self) -> None:
         """Let the next `poll` look at once."""
@@ -115,6 +122,7 @@ class Client:
         Raises:
             StallError: The scheduler has been silent for too long.
             ProtocolError: A message that the scheduler does not send.
+            LeavingError: The job ends here, by request.
         """
         now = time.monotonic()
         if now < self._next_poll:
@@ -122,11 +130,11 @@ class Client:
         self._next_poll = now + POLL_INTERVAL_S
         for _, message in self._endpoint.receive():
             self._take(message)
-        signalled_at = self.signalled()
-        if signalled_at:
-            self.tell(Ask("signal", signalled_at))
+        ask = self.signalled()
+        if ask is not None:
+            self.tell(ask)
         if now >= self._next_beat and self.farewell is None:
-            self._endpoint.send(self._scheduler, Heartbeat(self.state, self.clock))
+            self._endpoint.send(self._scheduler, self.sign_of_life())
             self._next_beat = now + self._beat_s
             if self._waiting_since is None:
                 self._waiting_since = now
@@ -136,6 +144,10 @@ class Client:
                 f"{now - self._waiting_since:.1f} s"
             )
 
+    def sign_of_life(self) -> Heartbeat:
+        """What this rank does now."""
+        return Heartbeat(self.aside() or self.state, self.clock, self.figures())
+
     def _take(self, message: Message) -> None:
         self._waiting_since = None
         if isinstance(message, Gathered):
@@ -144,6 +156,8 @@ class Client:
             self.stopped = True
         elif isinstance(message, Bye):
             self.farewell = message.statistics
+        elif isinstance(message, Leave):
+            raise LeavingError(message.why)
         elif isinstance(message, Propose | Commit | Abandon | Write):
             self._take_cut(message)
         elif not isinstance(message, Pong):

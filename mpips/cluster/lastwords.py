@@ -60,27 +60,28 @@ class LastWords(msgspec.Struct, frozen=True, kw_only=True):
     secondary: bool = False
 
 
-class _Tee(io.TextIOBase):
-    """Text for the log, and for the terminal as well."""
+class _Speech(io.TextIOBase):
+    """Text for the log, and of rank 0 for the terminal as well.
 
-    def __init__(self, log: TextIO, terminal: TextIO) -> None:
-        self._log = log
-        self._terminal = terminal
+    The log's disk may be full, and whoever read the terminal be gone: no reason to end a training.
+    """
+
+    def __init__(self, *ways: TextIO) -> None:
+        self._ways = ways
 
     def write(self, text: str) -> int:
-        self._log.write(text)
-        # Whoever read it may be gone; the log still counts.
-        with contextlib.suppress(OSError):
-            self._terminal.write(text)
+        for way in self._ways:
+            with contextlib.suppress(OSError):
+                way.write(text)
         return len(text)
 
     def flush(self) -> None:
-        self._log.flush()
-        with contextlib.suppress(OSError):
-            self._terminal.flush()
+        for way in self._ways:
+            with contextlib.suppress(OSError):
+                way.flush()
 
     def fileno(self) -> int:
-        return self._log.fileno()
+        return self._ways[0].fileno()
 
     def writable(self) -> bool:
         return True
@@ -113,11 +114,11 @@ class _Voice:
         os.dup2(fd, 2)
         os.close(fd)
         log = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
-        sys.stderr = log
         if self._rank == 0:
             speaker = os.fdopen(terminal, "w", buffering=1, encoding="utf-8", errors="replace")
-            sys.stderr = _Tee(log, speaker)
+            sys.stderr = _Speech(log, speaker)
         else:
+            sys.stderr = _Speech(log)
             os.close(terminal)
         faulthandler.enable(log)
         faulthandler.register(signal.SIGUSR2, log, all_threads=True)

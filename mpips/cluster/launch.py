@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from mpips import early
 from mpips.errors import CapabilityError
 
 if TYPE_CHECKING:
@@ -148,6 +149,7 @@ def load_mpi() -> MPI.Intracomm:
         ) from None
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_SERIALIZED)
+        early.again()
     world = MPI.COMM_WORLD
     if world.Get_size() < launched_size():
         raise CapabilityError(
@@ -155,3 +157,12 @@ def load_mpi() -> MPI.Intracomm:
             "and the MPI library do not fit together (under Slurm: srun --mpi=pmix, or use mpirun)"
         )
     return world
+
+
+def mpi_version() -> str:
+    """Name and version of the MPI library, if this process has loaded one; "" otherwise."""
+    module = sys.modules.get("mpi4py.MPI")
+    if module is None:
+        return ""
+    first = str(module.Get_library_version()).split("\n")[0].split(",")[0]
+    return " ".join(first.replace("\0", "").split())

@@ -8,11 +8,39 @@ from __future__ import annotations
 import msgspec
 
 
+class Figures(msgspec.Struct, array_like=True):
+    """What a rank has counted since its start; for people.
+
+    Attributes:
+        at: Its monotonic clock, seconds.
+        samples: Trained on (workers).
+        records: Written to rings (workers), consumed (servers).
+        pushed_bytes: Of updates sent (workers), of records taken (servers).
+        pulled_bytes: Of values fetched (workers), of rows answered (servers).
+        judged, staleness_sum: Updates whose fate is known, and their staleness, summed.
+        max_staleness: Of one update.
+        queue: Records in rings that are not consumed yet.
+        memory_bytes: Of shards and rings (servers).
+    """
+
+    at: float = 0.0
+    samples: int = 0
+    records: int = 0
+    pushed_bytes: int = 0
+    pulled_bytes: int = 0
+    judged: int = 0
+    staleness_sum: int = 0
+    max_staleness: int = 0
+    queue: int = 0
+    memory_bytes: int = 0
+
+
 class Heartbeat(msgspec.Struct, tag="beat"):
     """A sign of life, about once a second from every rank."""
 
     state: str
     clock: int
+    figures: Figures | None = None
 
 
 class Pong(msgspec.Struct, tag="pong"):
@@ -63,6 +91,12 @@ class Bye(msgspec.Struct, tag="bye"):
     statistics: bytes
 
 
+class Leave(msgspec.Struct, tag="leave"):
+    """To all: the checkpoint after which the job was to end is durable; leave."""
+
+    why: str
+
+
 class Failure(msgspec.Struct, tag="fail"):
     """A rank cannot go on. The scheduler prints it and ends the job with its exit code."""
 
@@ -73,12 +107,14 @@ class Failure(msgspec.Struct, tag="fail"):
 class Ask(msgspec.Struct, tag="ask"):
     """To the scheduler: somebody wants a checkpoint now.
 
-    `reason` is "call", "signal" or "steps"; `at` seconds since 1970; `clock` is the worker's.
+    `reason` is "call", "signal", "end" or "steps"; `at` seconds since 1970; `clock` is the worker's; `why`
+    names the signal. "end": the job is to end when the checkpoint is written.
     """
 
     reason: str
     at: float = 0.0
     clock: int = 0
+    why: str = ""
 
 
 class Propose(msgspec.Struct, tag="propose"):
@@ -139,6 +175,7 @@ Message = (
     | Done
     | Stop
     | Bye
+    | Leave
     | Failure
     | Ask
     | Propose

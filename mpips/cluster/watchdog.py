@@ -2,7 +2,8 @@
 
 It makes no MPI calls. A flush to a rank that is gone never returns, whatever the MPI; a signal handler
 does not run while the main thread is inside MPI. In both cases this thread says what happened, removes
-the job's names from /dev/shm and leaves.
+the job's names from /dev/shm and leaves. It also keeps the time that a rank has for a last checkpoint; see
+mpips.cluster.signals.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 
 from mpips.cluster import lastwords
+from mpips.cluster.signals import ONE_SIGNAL_S, Told, unwinding_s
 from mpips.errors import StallError
 
-GRACE_S = 0.5
 _TICK_S = 0.2
 _FATAL = (signal.SIGTERM, signal.SIGINT)
 
@@ -61,14 +64,32 @@ class Guard:
         return late[-1] if late else None
 
 
+@dataclass
+class _Dying:
+    """From the first signal to the end: when it came, when to send it again, when to leave."""
+
+    number: int
+    since: float
+    again_at: float
+    leave_at: float
+
+
 class Watchdog:
-    """Watches the guarded calls and the signals of the process. One per session, main thread only."""
+    """Watches the guarded calls and the signals of the process. One per session, main thread only.
+
+    Attributes:
+        told: What knows how long a last checkpoint may take, while the job is at work.
+        is_hopeless: Whether there cannot be a last checkpoint any more. Must not call MPI.
+    """
 
     def __init__(self, who: str, timeout_s: float, last_rites: Callable[[], None]) -> None:
         """`last_rites` removes what must not stay; it must not call MPI."""
         self.guard = Guard()
+        self.told: Told | None = None
+        self.is_hopeless: Callable[[], bool] = lambda: False
         self._who = who
         self._timeout_s = timeout_s
+        self._unwinding_s = unwinding_s()
         self._last_rites = last_rites
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
@@ -93,24 +114,50 @@ class Watchdog:
         self._writer.close()
 
     def _run(self) -> None:
-        self._reader.settimeout(_TICK_S)
-        dying: tuple[float, int] | None = None
+        dying: _Dying | None = None
         while not self._stop:
             try:
-                received = [b for b in self._reader.recv(64) if b in _FATAL]
+                self._reader.settimeout(_TICK_S if dying is None else _TICK_S / 4)
+                received = self._reader.recv(64)
             except TimeoutError:
-                received = []
+                received = b""
             now = time.monotonic()
-            if received and dying is None:
-                dying = (now + GRACE_S, received[0])
-            if dying is not None and now >= dying[0]:
-                self._leave(128 + dying[1], None)
+            if self.told is not None and signal.SIGCONT in received:
+                self.told.continued()
+            fatal = [number for number in received if number in _FATAL]
+            if fatal:
+                dying = self._hear(fatal[0], now, dying)
+            if self.told is not None and self.told.is_over:
+                dying = None  # the job is done: nobody need die of what came in its last moment
+            if dying is not None:
+                self._keep_time(dying, now)
             if late := self.guard.overdue(now, self._timeout_s):
                 self._leave(
                     StallError.exit_code,
                     f"{self._who}: {late[0]} has not returned for {late[1]:.1f} s; that "
                     "process is stopped, gone or cut off",
                 )
+
+    def _hear(self, number: int, now: float, dying: _Dying | None) -> _Dying:
+        """A signal came: the first, the same once more, or another that leaves no more time."""
+        if dying is None:
+            grace_s = self.told.grace_now() if self.told is not None else 0.0
+            again_at = now + grace_s if grace_s else float("inf")
+            return _Dying(number, now, again_at, now + grace_s + self._unwinding_s)
+        if now - dying.since > ONE_SIGNAL_S:
+            dying.leave_at = min(dying.leave_at, now + self._unwinding_s)
+        return dying
+
+    def _keep_time(self, dying: _Dying, now: float) -> None:
+        """End the time for a last checkpoint, and then the process."""
+        if dying.again_at < float("inf") and (now >= dying.again_at or self.is_hopeless()):
+            dying.again_at = float("inf")
+            dying.leave_at = now + self._unwinding_s
+            if self.told is not None:
+                self.told.expired = True
+            os.kill(os.getpid(), dying.number)
+        if now >= dying.leave_at:
+            self._leave(128 + dying.number, None)
 
     def _leave(self, code: int, message: str | None) -> None:
         if message is not None:
@@ -119,3 +166,18 @@ class Watchdog:
             faulthandler.dump_traceback(all_threads=True)
         self._last_rites()
         os._exit(code)
+
+
+@contextmanager
+def watching(told: Told) -> Iterator[None]:
+    """Keep the time that `told` leaves for a last checkpoint, in a process without a cluster."""
+    if not told.grace_s:
+        yield
+        return
+    watchdog = Watchdog("this process", float("inf"), lambda: None)
+    watchdog.told = told
+    watchdog.start()
+    try:
+        yield
+    finally:
+        watchdog.stop()

@@ -24,19 +24,13 @@ from mpips.cluster.messages import (
     Write,
 )
 from mpips.cuts.triggers import Triggers
+from mpips.errors import LeavingError
 
-EXIT_CODE = 75
 _ONE_SIGNAL_S = 1.0  # what comes within it, from whatever rank, is one signal
 _MARGIN_S = 0.05  # how far ahead of the workers' clocks a cut is proposed, in time,
 _MARGIN = 2  # and in clocks
 _GROWTH = 4  # of the margin, after a worker was past it
 _RATE_S = 0.2  # clocks per second are measured over at least so long
-
-
-class LeavingError(Exception):
-    """The checkpoint that was asked for is durable: end the job with `exit_code`."""
-
-    exit_code = EXIT_CODE
 
 
 @dataclass
@@ -107,12 +101,18 @@ class Conductor:
         self._cut: _Cut | None = None
         self._last_id = 0
         self._wanted: str | None = None
-        self._leaving = False
+        self._leaving = ""  # what the job is to end for
         self._signal_at = 0.0
         self._margin = _MARGIN
         self._next_time = time.monotonic() + triggers.every_s if triggers.every_s else None
         self._next_steps = self._multiple_after(0)
         self.statistics: dict[str, Any] = {"written": 0, "failed": 0, "given_up": 0, "skipped": 0}
+
+    def begin_at(self, clock: int) -> None:
+        """The workers begin at about this clock: what was due before it is past."""
+        self._next_steps = self._multiple_after(clock)
+        for pace in self._pace:
+            pace.clock, pace.since = clock, (clock, 0.0)
 
     @property
     def busy(self) -> bool:
@@ -143,19 +143,36 @@ class Conductor:
             if self._before + ask.clock < self._next_steps:
                 return  # another worker has said it before
             self._next_steps = self._multiple_after(ask.clock)
-        if ask.reason == "signal":
-            if ask.at < self._signal_at + _ONE_SIGNAL_S:
-                return
-            self._signal_at = ask.at
-            self._leaving = self._triggers.on_usr1 == "exit"
+        if ask.reason in ("signal", "end") and not self._hear_signal(ask):
+            return
+        if ask.reason == "end" and self._adopt():
+            return
         self._want(ask.reason)
+
+    def _hear_signal(self, ask: Ask) -> bool:
+        """Whether it is news, and not what another rank has told."""
+        leave = ask.reason == "end" or self._triggers.on_usr1 == "exit"
+        if ask.at < self._signal_at + _ONE_SIGNAL_S and (self._leaving or not leave):
+            return False
+        self._signal_at = ask.at
+        if leave:
+            self._leaving = ask.why or "a signal"
+        return True
+
+    def _adopt(self) -> bool:
+        """End after the cut under way, if that is not far away: there may be no time for another."""
+        cut = self._cut
+        if cut is None or cut.phase == "abandoned" or (cut.reason == "planned" and not cut.taken):
+            return False
+        cut.reason = "end"
+        return True
 
     def _want(self, reason: str) -> None:
         cut = self._cut
         # A cut that waits for its step to come gives way.
         planned = cut is not None and cut.reason == "planned" and not cut.taken
         if (self._wanted is None and (cut is None or planned)) or (
-            reason == "signal" and self._leaving
+            reason in ("signal", "end") and self._leaving
         ):
             self._wanted = reason
         else:
@@ -299,8 +316,11 @@ class Conductor:
             return
         self.statistics["written"] += 1
         self.statistics["path"] = cut.saved[0].path
-        if self._leaving and cut.reason == "signal":
-            raise LeavingError(f"{cut.saved[0].path} is written; start again to go on")
+        if self._leaving and cut.reason in ("signal", "end"):
+            raise LeavingError(
+                f"{self._leaving}: wrote checkpoint {cut.saved[0].path}, exit "
+                f"{LeavingError.exit_code}; start again to go on"
+            )
 
 
 def _warn(sentence: str) -> None:

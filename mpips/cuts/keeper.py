@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mpips import rundir
+from mpips import _native, rundir
 from mpips.checkpoint import (
     CheckpointInfo,
     CheckpointWriter,
@@ -23,6 +23,7 @@ from mpips.cluster.messages import Abandon, Commit, Message, Saved, Taken, ToSer
 from mpips.cuts.position import Part, decode_part
 from mpips.cuts.shadow import Shadow, shards_in_place
 from mpips.errors import MpipsError
+from mpips.memory import worker_state
 from mpips.model.table import Table
 from mpips.placement import Placement
 from mpips.saving import Saving
@@ -139,6 +140,7 @@ class Keeper:
         if not self._held_since and core.holds_cut():
             self._held_since = now
         if core.cut_ready():
+            _native.fault_point("cut-held")
             self._copy()
             return True
         if self._held_since and now - self._held_since > self._timeout_s / 2:
@@ -157,6 +159,7 @@ class Keeper:
             self._held_since = 0.0
             self._tell(Taken(self._id, False))
             return
+        _native.fault_point("cut-copied")
         self._writer = self._make_writer(shards, SMALL_BLOCK_BYTES)
         self._parts = self._said()
         core.release_cut(self._id)
@@ -190,6 +193,13 @@ class Keeper:
         if self._server.index == 0:
             assert self._saving.folder is not None
             retain(self._saving.folder, self._saving.retention)
+
+    @property
+    def state(self) -> str:
+        """What there is to say of a checkpoint under way; "": nothing."""
+        if self._writer is not None:
+            return "writing a checkpoint"
+        return "coming to a checkpoint" if self._id else ""
 
     def save(self, between: Callable[[], object]) -> None:
         """The end: all workers have finished. `between` is called between bounded pieces of work."""
@@ -272,17 +282,4 @@ class Keeper:
         if origin is not None:
             same = len(origin.workers) == self._n_workers
             before = origin.workers[worker].clock if same else origin.step
-        return WorkerState(
-            worker=worker,
-            clock=before + clock,
-            epoch=_whole(part.cursor, "epoch"),
-            step=_whole(part.cursor, "step"),
-            random=part.random,
-            cursor=part.cursor,
-        )
-
-
-def _whole(cursor: Mapping[str, Any], name: str) -> int:
-    """A number of a cursor that has one, as those of `mpips train` do."""
-    value = cursor.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+        return worker_state(worker, part, before + clock)

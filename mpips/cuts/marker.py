@@ -77,7 +77,7 @@ class CutMarker:
             wait_until(
                 lambda: self._decided(now), lambda: "the scheduler has not decided on a checkpoint"
             )
-            self._control.state = "between clocks"
+            self._control.state = "computing"
         if isinstance(cut.pending, Commit) and now >= cut.pending.clock:
             # Forgotten first: while it waits for room the worker may hear of the next one.
             number, cut.pending = cut.pending.id, None
@@ -117,9 +117,13 @@ class CutMarker:
         self._position.note_tick(now, keep=False)
         self._put(0)
 
-    def _put(self, number: int) -> None:
+    def say_place(self, now: int) -> None:
+        """Say where the worker goes on after the tick to come; see mpips.memory."""
+        self._put(0, self._position.coming_part(now + 1))
+
+    def _put(self, number: int, part: bytes | None = None) -> None:
         try:
-            self._write(number, self._position.part())
+            self._write(number, self._position.part() if part is None else part)
         except ValueError as error:
             raise ConfigError(
                 f"the cursor and random state of worker {self._index} are too large for a checkpoint "

@@ -69,8 +69,11 @@ class Position:
         n_workers: int,
         step: int = 0,
         workers: Sequence[WorkerState] = (),
+        clock: int = 0,
     ) -> None:
-        """`step` and `workers` as the checkpoint has them that the job starts from, if any."""
+        """`step` and `workers` as the checkpoint has them that the job starts from, if any; `clock`: of
+        the worker in what the launch before has left in memory.
+        """
         self.start: StartPoint | None = None
         self._seeds = [seed, worker, step]
         self._restored: dict[str, Any] = {}
@@ -82,7 +85,7 @@ class Position:
             self._restored = own.random.get(_STREAM, {})
         self._cursor = dict(self.start.cursor or {}) if self.start is not None else {}
         self._random: np.random.Generator | None = None
-        self._tick: tuple[int, dict[str, Any], dict[str, Any] | None] = (0, self._cursor, None)
+        self._tick: tuple[int, dict[str, Any], dict[str, Any] | None] = (clock, self._cursor, None)
 
     @property
     def random(self) -> np.random.Generator:
@@ -115,6 +118,12 @@ class Position:
         random = self._raw_random() if random is None else random
         packed = {_STREAM: pack_random(random)} if random else {}
         return _encode(Part(clock, cursor, packed))
+
+    def coming_part(self, clock: int) -> bytes:
+        """The same for the tick to come, after which the worker is at `clock`."""
+        random = self._raw_random()
+        packed = {_STREAM: pack_random(random)} if random else {}
+        return _encode(Part(clock, self._cursor, packed))
 
     def _raw_random(self) -> dict[str, Any]:
         """The generator's own state; as it was restored if nobody has drawn, {} without either."""

@@ -21,7 +21,7 @@ from mpips.server import Server
 Array = NDArray[Any]
 
 _TOUCH_BYTES = 4 << 20  # between looks at the rings
-_ROOM = 1.25  # rows that a table may grow by until the next look, as a factor
+ROOM = 1.25  # rows that a table may grow by until the next look, as a factor
 _FULL = 0.9  # of the room: time for more
 _FEW_ROWS = 4096
 _PAGE_BYTES = 4096
@@ -113,7 +113,7 @@ class Shadow:
             if not arrays or len(arrays[0]) <= self._room(i):
                 continue
             grows = isinstance(table, EmbeddingTable)
-            n = int(len(arrays[0]) * _ROOM) + _FEW_ROWS if grows else len(arrays[0])
+            n = int(len(arrays[0]) * ROOM) + _FEW_ROWS if grows else len(arrays[0])
             self._memory[i] = ()
             memory = tuple(np.empty((n, *a.shape[1:]), a.dtype) for a in arrays)
             for array in memory:

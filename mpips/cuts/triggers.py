@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-import time
 from dataclasses import dataclass
-from types import FrameType, TracebackType
 
 from mpips.errors import ConfigError
 
@@ -22,11 +18,13 @@ class Triggers:
             keep no common clock (ASP), when the first of them comes there.
         every_s: After so many seconds; 0: not for this reason.
         on_usr1: What follows the checkpoint that SIGUSR1 asks for: "continue" or "exit" (code 75).
+        grace_s: How long a last checkpoint may take after SIGTERM or Ctrl-C; 0: there is none.
     """
 
     every_steps: int = 0
     every_s: float = 0.0
     on_usr1: str = "continue"
+    grace_s: float = 25.0
 
     def check(self, prefix: str = "") -> Triggers:
         """Itself, if all values are possible.
@@ -38,43 +36,9 @@ class Triggers:
             raise ConfigError(f"{prefix}every_steps = {self.every_steps}: 0 and more is accepted")
         if not 0 <= self.every_s < 1e9:
             raise ConfigError(f"{prefix}every_s = {self.every_s:g}: 0 and more is accepted")
+        if not 0 <= self.grace_s <= 3600:
+            raise ConfigError(f"{prefix}grace_s = {self.grace_s:g}: 0 to 3600 is accepted")
         if self.on_usr1 not in ON_USR1:
             names = ", ".join(ON_USR1)
             raise ConfigError(f"{prefix}on_usr1 = {self.on_usr1!r}: {names} are accepted")
         return self
-
-
-class UserSignal:
-    """SIGUSR1 in this process, while the block lasts. The handler only takes note of the time.
-
-    Where this is not the main thread, the signal stays as it is.
-    """
-
-    def __init__(self, wanted: bool) -> None:
-        """`wanted` False: the block changes nothing."""
-        self._wanted = wanted and threading.current_thread() is threading.main_thread()
-        self._at = 0.0
-
-    def __enter__(self) -> UserSignal:
-        """Take the signal over."""
-        if self._wanted:
-            self._old = signal.signal(signal.SIGUSR1, self._note)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        """Give it back."""
-        if self._wanted:
-            signal.signal(signal.SIGUSR1, self._old)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self._at = time.time()
-
-    def take(self) -> float:
-        """When it came, in seconds since 1970, if it came since the last call; else 0."""
-        at, self._at = self._at, 0.0
-        return at

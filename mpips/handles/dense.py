@@ -254,12 +254,14 @@ class DenseHandle(Handle):
                 lambda: writer.push_staged(self._index, self._worker.now, where, low, update.size),
             )
             return writer.next_sequence - 1
-        if server in self._straight:
+        if server in self._straight and not writer.replays:
             stays = self._worker.staged_offset(update) is not None
             checks = self._checks_on_the_way
             if not self._straight[server].push(self._index, update, checks, stays):
                 self._checked(update, None)
             return writer.next_sequence - 1
+        if self._checks_on_the_way:
+            self._checked(update, None)
         done = 0
         while True:
             done = writer.push_dense(self._index, self._worker.now, update, base, done)
@@ -288,8 +290,11 @@ class DenseHandle(Handle):
     # What follows serves the port.
 
     def poll(self) -> None:
-        """Look at signals and the scheduler."""
-        self._worker.control.poll()
+        """Look at signals and the scheduler: a pull or push has been waiting for a while."""
+        control = self._worker.control
+        before, control.state = control.state, f"waiting for {self.name!r}"
+        control.poll()
+        control.state = before
 
     def wait_for_push(self, request: _native.PushRequest, timeout: float | None) -> PushResult:
         """Wait for a push of the port as long as it takes; see Request.wait."""

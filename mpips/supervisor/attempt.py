@@ -3,7 +3,7 @@
 The child leads a session of its own, so a Ctrl-C at the terminal reaches the supervisor alone, which decides.
 If the supervisor is killed, the kernel tells the child to end. Two threads: the main one waits and looks, the
 other copies what mpirun and rank 0 say. What the launcher itself says of an end is kept for the
-supervisor's one block and not shown twice.
+supervisor's one block and not shown twice. Where the supervisor draws on the terminal, a third copies stdout.
 """
 
 from __future__ import annotations
@@ -18,18 +18,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from mpips.errors import CapabilityError, ConfigError
-from mpips.rundir import RunFolder, Status
+from mpips.rundir import RunFolder, Status, replace_json
 from mpips.supervisor.hosts import is_here
 from mpips.supervisor.reap import belongs, reap, state_of
 
 LAUNCHER_LOG = "launcher.log"
-_LOOK_S = 0.5
-ENDING_S = 30.0  # from the first sign of an end to that of the launcher
 _RULE = re.compile(r"^[-=]{40,}\s*$")
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -48,6 +46,7 @@ class Ended:
         gone: Ranks of this host in the order in which their processes ended.
         cut_off: Why the supervisor itself ended it, or "".
         interrupted: The signal that told the supervisor to end, or 0.
+        hurried: Why it then did not wait for a last checkpoint, or "".
         out_of_memory: How often the kernel killed a process on this host for want of memory meanwhile.
         status: The last that the scheduler wrote.
     """
@@ -60,6 +59,7 @@ class Ended:
     gone: tuple[int, ...] = ()
     cut_off: str = ""
     interrupted: int = 0
+    hurried: str = ""
     out_of_memory: int = 0
     status: Status | None = None
 
@@ -74,8 +74,9 @@ class Attempt:
         command: Sequence[str],
         env: Mapping[str, str],
         cwd: str,
+        copy_stdout: bool = False,
     ) -> None:
-        """Start it.
+        """Start it. `copy_stdout`: through this process, which draws on the same terminal.
 
         Raises:
             CapabilityError: The program cannot be started.
@@ -103,6 +104,7 @@ class Attempt:
                 env=dict(env),
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if copy_stdout else None,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
                 preexec_fn=die_with_parent,
@@ -113,13 +115,32 @@ class Attempt:
                 f"{command[0]} cannot be started in {cwd}: {error.strerror}"
             ) from None
         self._watch(-1, self._process.pid)
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
+        self._listeners = [threading.Thread(target=self._listen, daemon=True)]
+        if copy_stdout:
+            self._listeners.append(threading.Thread(target=self._copy_stdout, daemon=True))
+        for listener in self._listeners:
+            listener.start()
 
     def signal(self, number: int) -> None:
         """Send a signal to the launcher, which passes on what it passes on."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)
+
+    def ask_to_leave(self, why: str) -> None:
+        """Ask the ranks, which are at work, for a checkpoint after which they end with 75.
+
+        Args:
+            why: Name of the signal for which the run is to end.
+        """
+        # On a full disk nothing can be saved either: they will be ended when the time is over.
+        with contextlib.suppress(OSError):
+            replace_json(self._run.leave_file(self._generation), why)
+        self.signal(signal.SIGUSR1)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether no attempt of the run came before this one."""
+        return self._generation == 0
 
     def poll(self) -> bool:
         """Whether the launcher has ended."""
@@ -195,7 +216,8 @@ class Attempt:
         assert self._process.stderr is not None
         in_rules = held = False
         for raw in self._process.stderr:
-            self._log.write(raw)
+            with contextlib.suppress(OSError):  # a full disk must not stop the one who reads
+                self._log.write(raw)
             line = raw.decode(errors="replace")
             self._said.append(line)
             held = held or line.startswith("mpips: error:")
@@ -207,14 +229,24 @@ class Attempt:
             if rule:
                 in_rules = not in_rules
 
-    def close(self, cut_off: str = "", interrupted: int = 0) -> Ended:
+    def _copy_stdout(self) -> None:
+        assert self._process.stdout is not None
+        for raw in self._process.stdout:
+            with contextlib.suppress(OSError, ValueError):
+                sys.stdout.write(raw.decode(errors="replace"))
+                sys.stdout.flush()
+
+    def close(self, cut_off: str = "", interrupted: int = 0, hurried: str = "") -> Ended:
         """End what is left of it on this host, and say how it went. The launcher has ended."""
         self.wait(0.0)
         seconds = time.monotonic() - self._started
         reap(self._run.path, self._generation)
-        self._listener.join(5.0)
-        if not self._listener.is_alive() and self._process.stderr is not None:
-            self._process.stderr.close()
+        for listener, pipe in zip(
+            self._listeners, (self._process.stderr, self._process.stdout), strict=False
+        ):
+            listener.join(5.0)
+            if not listener.is_alive() and pipe is not None:
+                pipe.close()
         self._log.close()
         self._epoll.close()
         for fd in self._ends:
@@ -229,86 +261,10 @@ class Attempt:
             tuple(self._gone),
             cut_off,
             interrupted,
+            hurried,
             _memory_kills() - self._killed_before,
             self._last_status(),
         )
-
-
-def drive(
-    attempt: Attempt, signals: Signals, silence_s: float, tick: Callable[[Status | None], None]
-) -> tuple[str, int]:
-    """Wait for an attempt's end, passing on signals; why it was cut off, and what interrupted it.
-
-    Args:
-        attempt: Started.
-        signals: What the supervisor has received.
-        silence_s: A status that is older ends the attempt: then not even a watchdog runs.
-        tick: Called with the status, about twice a second.
-    """
-    heard = time.time()
-    forwarded = 0
-    kill_at = float("inf")
-    next_look = 0.0
-    while not attempt.wait(0.02):
-        for number in signals.take():
-            if number in (signal.SIGUSR1, signal.SIGUSR2):
-                attempt.signal(number)
-                continue
-            if forwarded:
-                attempt.kill()
-                return "", number
-            forwarded = number
-            attempt.signal(signal.SIGTERM)
-            kill_at = time.monotonic() + signals.grace_s
-        now = time.monotonic()
-        if now >= kill_at:
-            attempt.kill()
-            return "", forwarded
-        if now < next_look:
-            continue
-        next_look = now + _LOOK_S
-        if attempt.is_ending:
-            kill_at = min(kill_at, now + ENDING_S)
-        status = attempt.look()
-        heard = max(heard, status.time_s if status is not None else 0.0)
-        if time.time() - heard > silence_s:
-            attempt.kill()
-            return f"no rank has given a sign of life for {silence_s:.0f} s", forwarded
-        tick(status)
-    return "", forwarded
-
-
-class Signals:
-    """Signals that the supervisor receives while a run lasts."""
-
-    def __init__(self, grace_s: float = 15.0) -> None:
-        """`grace_s`: what ranks get to end after the first request."""
-        self.grace_s = grace_s
-        self._seen: list[int] = []
-        self._old: dict[int, object] = {}
-
-    def __enter__(self) -> Signals:
-        """Take them over."""
-        for number in (
-            signal.SIGINT,
-            signal.SIGTERM,
-            signal.SIGHUP,
-            signal.SIGUSR1,
-            signal.SIGUSR2,
-        ):
-            self._old[number] = signal.signal(number, lambda n, frame: self._seen.append(n))
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Give them back."""
-        for number, handler in self._old.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
-
-    def take(self) -> list[int]:
-        """Those that have come since the last call."""
-        taken = self._seen[:]
-        del self._seen[: len(taken)]
-        return taken
 
 
 def _memory_kills() -> int:

@@ -71,7 +71,8 @@ def origin(start: StartPoint) -> str:
     if start.source == "nothing":
         return "from the beginning"
     name = f" {Path(start.path).name}" if start.path else ""
-    return f"from {start.source}{name}: step {start.step}, {start.epoch} epochs done"
+    note = f" ({start.note})" if start.note else ""
+    return f"from {start.source}{name}: step {start.step}, {start.epoch} epochs done{note}"
 
 
 def failure_block(

@@ -16,10 +16,9 @@ import socket
 import time
 
 from mpips.errors import ConfigError, MpipsError
-from mpips.rundir import Lease, RunFolder, replace_json
+from mpips.rundir import STALE_S, Lease, RunFolder, replace_json
 
 RENEW_S = 2.0
-STALE_S = 20.0
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
@@ -84,15 +83,24 @@ class LeaseHolder:
         self._write(durable=True)
         return self.generation
 
-    def renew(self) -> None:
+    def renew(self) -> str:
         """Show that this supervisor lives. Cheap; call it often.
+
+        Returns:
+            Why that could not be shown this time, say because the disk is full, or "". The lease stays as
+            it was; who takes it over all the same is noticed.
 
         Raises:
             LeaseLostError: Another supervisor has taken over.
         """
-        if time.monotonic() >= self._next:
-            self.check()
+        if time.monotonic() < self._next:
+            return ""
+        self.check()
+        try:
             self._write()
+        except OSError as error:
+            return str(error)
+        return ""
 
     def check(self) -> None:
         """Look whether the run is still this supervisor's: it may have been frozen for any time.

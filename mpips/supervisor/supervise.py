@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -10,15 +11,19 @@ from pathlib import Path
 
 import msgspec
 
+from mpips.cluster.signals import name_of
 from mpips.config import JobConfig
+from mpips.monitor.progress import Snapshot
 from mpips.rundir import GENERATION, RUN_DIR, RunFolder, StartPoint, Status, replace_json
+from mpips.runfiles import Event
 from mpips.supervisor import hosts as hosts_module
 from mpips.supervisor import launcher as launching
-from mpips.supervisor.attempt import Attempt, Ended, Signals, drive
+from mpips.supervisor.attempt import Attempt, Ended
 from mpips.supervisor.block import Newest, failure_block, newest_checkpoint, origin, who
 from mpips.supervisor.hosts import HostPool, HostsError, Layout
 from mpips.supervisor.lease import LeaseHolder, LeaseLostError
 from mpips.supervisor.reap import forget, reap
+from mpips.supervisor.stopping import Requests, Signals, drive
 from mpips.supervisor.verdict import (
     CONFIG,
     DONE,
@@ -46,6 +51,7 @@ class Plan:
         max_restarts: After failures.
         launcher_args: The user's own, for mpirun.
         program_args: For `mpips train` in every rank.
+        show: Shows how far the run is, about twice a second; None: the ranks do.
     """
 
     run: RunFolder
@@ -55,6 +61,7 @@ class Plan:
     max_restarts: int
     launcher_args: Sequence[str] = ()
     program_args: Sequence[str] = ()
+    show: Callable[[Snapshot], None] | None = None
 
     def program(self) -> list[str]:
         """What every rank executes."""
@@ -102,6 +109,7 @@ class Supervisor:
         self._futile = 0
         self._failed_at: float | None = None
         self._best = -1
+        self._warned = False
 
     def run(self) -> int:
         """Until the run is done or must be given up; the exit code. Blocks.
@@ -177,21 +185,31 @@ class Supervisor:
             command,
             self._plan.environment(generation),
             self._run.info().cwd,
+            copy_stdout=self._plan.show is not None and sys.stdout.isatty(),
         )
         timeout_s = self._plan.config.cluster.timeout_s
 
         def tick(status: Status | None) -> None:
-            lease.renew()
+            self._warn_of(lease.renew())
             if status is not None and self._failed_at is not None:
                 self._tell_recovered(generation, status)
+            if status is not None and self._plan.show is not None:
+                self._plan.show(Snapshot.of(status.progress))
 
         try:
-            cut_off, interrupted = drive(attempt, self._signals, silence_limit_s(timeout_s), tick)
+            requests = Requests(attempt, self._signals)
+            cut_off = drive(attempt, requests, silence_limit_s(timeout_s), tick)
         except BaseException:
             attempt.kill()
             attempt.close()
             raise
-        return attempt.close(cut_off, interrupted)
+        return attempt.close(cut_off, requests.number, requests.why)
+
+    def _warn_of(self, failure: str) -> None:
+        """Say once that the run directory cannot be written to."""
+        if failure and not self._warned:
+            self._warned = True
+            self._tell(f"mpips run: warning: {failure}; the run goes on without its record")
 
     def _tell_recovered(self, generation: int, status: Status) -> None:
         assert self._failed_at is not None
@@ -212,11 +230,11 @@ class Supervisor:
             return 0
         if verdict.kind == PREEMPTED:
             self._write_status("preempted", generation, ended.status, "checkpointed")
-            self._tell(f"mpips run: checkpointed and ended; go on with: mpips run {self._run.path}")
+            self._tell(self._leaving(ended, verdict))
             return verdict.exit_code
         if verdict.kind == INTERRUPTED:
             self._write_status("interrupted", generation, ended.status, "")
-            self._tell(f"mpips run: interrupted; go on with: mpips run {self._run.path}")
+            self._tell(self._leaving(ended, verdict))
             return verdict.exit_code
         self._failed_at = time.time()
         death = verdict.death
@@ -231,6 +249,7 @@ class Supervisor:
             failure_block(self._run, generation, verdict, ended, newest, following, self._failed_at)
         )
         told = f"{who(death)}: {death.cause}" if death is not None else verdict.kind
+        self._note_failure(generation, ended, told)
         if reason:
             state = "stalled" if verdict.exit_code == 124 else "failed"
             self._write_status(state, generation, ended.status, told)
@@ -238,6 +257,31 @@ class Supervisor:
         self._restarts += 1
         self._write_status("restarting", generation, ended.status, told)
         return None
+
+    def _note_failure(self, generation: int, ended: Ended, cause: str) -> None:
+        step = ended.status.progress.step if ended.status is not None else 0
+        event = Event(
+            time_s=self._failed_at or time.time(),
+            generation=generation,
+            event="failed",
+            step=step,
+            cause=cause,
+        )
+        try:
+            self._run.note(event)
+        except OSError as error:
+            self._tell(f"mpips run: {self._run.events_file}: cannot be written: {error.strerror}")
+
+    def _leaving(self, ended: Ended, verdict: Verdict) -> str:
+        """One line about an end by request."""
+        name = name_of(ended.interrupted or signal.SIGUSR1)
+        newest = newest_checkpoint(self._checkpoints).path
+        saved = newest.name if newest is not None else "none"
+        what = ended.hurried or f"interrupted by {name}: the ranks ended before they had saved"
+        what = f"{what}, exit {verdict.exit_code}; newest checkpoint: {saved}"
+        if verdict.kind == PREEMPTED:
+            what = f"{name}: wrote checkpoint {saved}, exit {verdict.exit_code}"
+        return f"mpips run: {what}; go on with: mpips run {self._run.path}"
 
     @property
     def _checkpoints(self) -> Path:
@@ -254,6 +298,9 @@ class Supervisor:
         if verdict.kind in (CONFIG, MISSING):
             return f"none: a {verdict.kind} would be the same again"
         now = self._progress(ended.status)
+        if ended.status is not None:
+            # Memory that was lost all the same brings nobody further.
+            self._best = min(self._best, ended.status.start.step)
         self._futile = 0 if now > self._best else self._futile + 1
         self._best = max(self._best, now)
         if self._futile >= _FUTILE:
@@ -284,7 +331,10 @@ class Supervisor:
             message=message,
             ranks=before.ranks if last is not None else (),
         )
-        replace_json(self._run.status_file, status)
+        try:
+            replace_json(self._run.status_file, status)
+        except OSError as error:
+            self._warn_of(str(error))
 
 
 def _from(newest: Newest) -> str:

@@ -53,6 +53,10 @@ class Area:
         piece = next(piece for piece in self._taken if piece.start == offset)
         piece.until = self._writer.next_sequence - 1
 
+    def hold_all(self, until: int) -> None:
+        """All of it belongs to an earlier launch until a record is consumed."""
+        self._taken = [_Piece(0, self.n_bytes, until)]
+
     @property
     def next_free(self) -> int:
         """Number of the record whose consumption frees bytes first."""

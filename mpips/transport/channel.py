@@ -56,6 +56,10 @@ class Channel(Protocol):
     def wait_applied(self, count: int, max_s: float) -> bool:
         """Send what is written and wait until `count` records are consumed; False after `max_s` s."""
 
+    def wait_received(self, count: int, max_s: float) -> bool:
+        """Send what is written and wait until the server's partner has `count` records; False after
+        `max_s` s."""
+
     def wait_credit(self, max_s: float) -> bool:
         """Send what is written and wait until more can be; False after `max_s` seconds."""
 
@@ -115,6 +119,10 @@ class MemoryChannel:
         """See Channel."""
         return self.writer.wait_applied(count, max_s, self.oversubscribed)
 
+    def wait_received(self, count: int, max_s: float) -> bool:
+        """See Channel."""
+        return self.writer.wait_received(count, max_s, self.oversubscribed)
+
     def wait_credit(self, max_s: float) -> bool:
         """See Channel."""
         return self.writer.wait_credit(max_s, self.oversubscribed)
@@ -142,6 +150,7 @@ class MemoryChannel:
         if not _native.copy_dense(self.memory, self.layout, table, out, max_s, self.oversubscribed):
             return False
         self.writer.set_base_version(table, version)
+        self.writer.count_pulled(out.nbytes)
         return True
 
     def view(self, table: int) -> Float32 | None:

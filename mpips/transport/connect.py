@@ -44,6 +44,7 @@ class Connector:
     timeout_s: float
     guard: Guard
     idle: Callable[[], None]
+    generation: int = 0
     notes: list[str] = field(default_factory=list)
 
     def connect(
@@ -91,7 +92,7 @@ class Connector:
             layout.mailbox_offset(self.worker),
             layout.geometry,
             self.worker,
-            0,
+            self.generation,
             self.checksums,
             self.n_tables,
         )
@@ -144,7 +145,7 @@ class Connector:
     ) -> Callable[[_native.SharedMemory], _native.RingWriter]:
         def make(mirror: _native.SharedMemory) -> _native.RingWriter:
             return _native.RingWriter(
-                mirror, 0, layout.geometry, self.worker, 0, True, self.n_tables
+                mirror, 0, layout.geometry, self.worker, self.generation, True, self.n_tables
             )
 
         return make

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -27,13 +27,20 @@ EMBEDDING_RESERVE = 1 << 40  # address space per embedding table and server; mem
 
 _KEPT_WORD = "kept"
 _KEPT = "k"  # first letter of a kept token; the others are hexadecimal digits
+MARK = "-mark"  # ends the name of the file that says that a set of segments is complete
 KEEP_S = 24 * 3600.0
+_TAKE_OVER_S = 2.0  # a process that was killed may hold its memory for a moment
 TOUCH_S = 600.0  # how often a server says that its segments are in use
 
 
 def kept(token: str) -> str:
     """The token of a job whose segments outlive it."""
     return token if token.startswith(_KEPT) else _KEPT + token
+
+
+def is_kept(token: str) -> bool:
+    """Whether a job's segments outlive it."""
+    return token.startswith(_KEPT)
 
 
 def new_token() -> str:
@@ -80,6 +87,24 @@ def unlink_job(token: str) -> None:
         path.unlink(missing_ok=True)
 
 
+def staging_part(worker: int, generation: int) -> str:
+    """The part that is a worker's staging memory, in a job whose segments outlive it."""
+    return f"w{worker}-{generation}"
+
+
+def unlink_staging(token: str, generation: int, keep: Container[str]) -> None:
+    """Remove the names of staging memory of launches before `generation` on this node, but for `keep`.
+
+    Each launch has its own: what it pushes must not change what is still to be read of the one before.
+    """
+    prefix = region_name(token, "")
+    for path in SHM.glob(region_name(token, "w*-*")):
+        part = path.name.removeprefix(prefix)
+        old = part.rpartition("-")[2]
+        if old.isdigit() and int(old) < generation and part not in keep:
+            path.unlink(missing_ok=True)
+
+
 class Regions:
     """The segments that this process made for one job. Not collective; owned by the session."""
 
@@ -120,9 +145,14 @@ class Regions:
             RegionError: It is not there, a living process uses it, or it belongs to somebody else.
         """
         name = region_name(self.token, part)
-        with as_region_error():
-            memory = _native.SharedMemory.reopen(name, reserve)
-        return self._note(name, memory)
+        deadline = time.monotonic() + _TAKE_OVER_S
+        while True:
+            try:
+                return self._note(name, _native.SharedMemory.reopen(name, reserve))
+            except _native.SharedMemoryError as error:
+                if "take over" not in str(error) or time.monotonic() > deadline:
+                    raise RegionError(str(error)) from None
+            time.sleep(0.02)
 
     def _note(self, name: str, memory: _native.SharedMemory) -> _native.SharedMemory:
         self._names.append(name)
@@ -133,8 +163,14 @@ class Regions:
     def touch(self) -> None:
         """Say that the segments are in use: `sweep` tells by their age what a run has left behind."""
         for name in self._names:
-            with suppress(FileNotFoundError):
-                os.utime(SHM / name)
+            for path in (SHM / name, SHM / f"{name}{MARK}"):
+                with suppress(FileNotFoundError):
+                    os.utime(path)
+
+    def leave(self) -> None:
+        """Remove the names, unless they are kept for another launch."""
+        if not is_kept(self.token):
+            self.unlink()
 
     def unlink(self) -> None:
         """Remove the names of everything made here; memory stays mapped while arrays point to it."""

@@ -223,6 +223,11 @@ class RemoteChannel:
         self._put_new()
         return self._wait(lambda: self._heard(count), max_s)
 
+    def wait_received(self, count: int, max_s: float) -> bool:
+        """See Channel."""
+        self._put_new()
+        return self._wait(self._looked(lambda: self.writer.received >= count), max_s)
+
     def _heard(self, count: int) -> bool:
         """Are so many records consumed, as far as is known? Ask, or take the answer. Not blocking."""
         writer = self.writer
@@ -298,6 +303,7 @@ class RemoteChannel:
             pending &= set(_native.unstable_blocks(before, after))
             if not pending:
                 self.writer.set_base_version(table, version)
+                self.writer.count_pulled(out.nbytes)
                 return True
             if time.monotonic() > end:
                 return False
