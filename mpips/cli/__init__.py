@@ -16,9 +16,11 @@ _COMMANDS = {
     "bench": "mpips.cli.bench",
     "ckpt": "mpips.cli.ckpt",
     "doctor": "mpips.cli.doctor",
+    "explain": "mpips.cli.explain",
     "plan": "mpips.cli.plan",
     "run": "mpips.cli.run",
     "submit": "mpips.cli.submit",
+    "top": "mpips.cli.top",
     "train": "mpips.cli.train",
 }
 

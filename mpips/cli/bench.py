@@ -31,6 +31,14 @@ _SUITE_LIST = "\n".join(f"  {name:<10} {what}" for name, (_, what) in SUITES.ite
     help="scale: how long to look for leaks.",
 )
 @click.option(
+    "--kills",
+    type=click.IntRange(0),
+    help="recovery: how many processes to kill at random [default: 10; with --quick 0].",
+)
+@click.option(
+    "--seed", type=click.IntRange(1), default=None, help="recovery: of what is drawn at random."
+)
+@click.option(
     "--nodes", type=click.IntRange(1, 2), default=None, help="2: network namespaces (root)."
 )
 @click.option("--json", "as_json", is_flag=True, help="End with one line of JSON.")
@@ -47,6 +55,8 @@ def command(
     repetitions: int,
     quick: bool,
     seconds: float,
+    kills: int | None,
+    seed: int | None,
     nodes: int | None,
     as_json: bool,
     plot_file: Path | None,
@@ -57,7 +67,11 @@ def command(
     from mpips.bench.launching import Options
     from mpips.bench.suites import run_suite
 
-    options = Options(repetitions=repetitions, quick=quick, seconds=seconds)
+    if kills is None:
+        kills = 0 if quick else 10
+    options = Options(
+        repetitions=repetitions, quick=quick, seconds=seconds, kills=kills, seed=seed or 0
+    )
     found = run_suite(suite, options, nodes or 0)
     click.echo(report.as_text(found))
     if plot_file is not None:

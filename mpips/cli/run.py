@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import click
 from mpips.cli.train import configure, train_options
 from mpips.config import JobConfig, RunConfig, load_config
 from mpips.errors import ConfigError
+from mpips.monitor.progress import Display, PlainDisplay, make_display
 from mpips.rundir import RunFolder
 from mpips.supervisor import hosts as hosts_module
 from mpips.supervisor.hosts import Host, HostPool
@@ -90,7 +92,7 @@ def command(
     result.json, checkpoints/, and logs/attempt-N/ with a log of each rank. In a Slurm allocation its
     hosts are used.
     """
-    from mpips.supervisor.attempt import Signals
+    from mpips.supervisor.stopping import Signals
     from mpips.supervisor.supervise import Plan, Supervisor, make_run, say
 
     options = {key: given.pop(key) for key in _RUN_KEYS}
@@ -114,10 +116,12 @@ def command(
         planned = make_run(config, Path(config.run.folder), name)
     else:
         planned = existing
-    passed = ["--progress", "none" if quiet else progress]
+    display = None if quiet or dry_run else _own_display(progress)
+    passed = ["--progress", "none" if quiet or display is not None else progress]
     passed += ["--quiet"] if quiet else []
     passed += ["--json"] if as_json else []
-    plan = Plan(planned, config, pool, launcher, config.run.max_restarts, mpirun_args, passed)
+    show = display.update if display is not None else None
+    plan = Plan(planned, config, pool, launcher, config.run.max_restarts, mpirun_args, passed, show)
     layout = pool.layout()
     text = shlex.join(plan.command(0, layout, planned.attempt(0) / "hostfile"))
     if dry_run:
@@ -125,10 +129,22 @@ def command(
         return
     if not quiet:
         say(f"mpips run: {planned.path}\n{text}")
-    with Signals() as signals:
-        code = Supervisor(plan, signals).run()
+    try:
+        with Signals(config.checkpoint.grace_s) as signals:
+            code = Supervisor(plan, signals).run()
+    finally:
+        if display is not None:
+            display.close()
     if code:
         raise click.exceptions.Exit(code)
+
+
+def _own_display(progress: str) -> Display | None:
+    """A live line here, where there is a terminal: mpirun passes on no more than whole lines."""
+    if progress not in ("auto", "rich") or not sys.stderr.isatty():
+        return None
+    display = make_display(progress)
+    return None if isinstance(display, PlainDisplay) else display
 
 
 def _existing(job: str, wanted: bool) -> RunFolder | None:

@@ -6,14 +6,20 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from mpips import rundir
+from mpips import __version__, rundir
+from mpips.checkpoint import open_checkpoint
+from mpips.cluster import launch
 from mpips.config import JobConfig, load_config, parse_assignment
 from mpips.errors import CheckpointError
+from mpips.monitor import summary
+
+if TYPE_CHECKING:
+    from mpips.session import Outcome
 
 _PROGRESS = ["auto", "rich", "plain", "none"]
 _OPTIONS = (
@@ -82,10 +88,7 @@ def command(
     outcome = train(config, "none" if quiet else progress, verbose=not quiet)
     if outcome.is_first_worker:
         report = make_report(outcome)
-        if (run := rundir.current()) is not None:
-            rundir.replace_json(run.folder.result_file, report)
-        if not quiet or not as_json:
-            click.echo(_text(config, report))
+        _conclude(config, outcome, report, say=not quiet or not as_json)
         if as_json:
             click.echo(json.dumps(report))
         if report["checkpoint"] is not None and "error" in report["checkpoint"]:
@@ -123,7 +126,7 @@ def configure(job: str, given: Mapping[str, Any], assignments: tuple[str, ...]) 
     return load_config(job if is_file else None, overrides)
 
 
-def make_report(outcome: Any) -> dict[str, Any]:
+def make_report(outcome: Outcome) -> dict[str, Any]:
     """Everything that a run tells, as plain values."""
     result = outcome.value
     servers, workers = outcome.statistics["servers"], outcome.statistics["workers"]
@@ -137,9 +140,14 @@ def make_report(outcome: Any) -> dict[str, Any]:
         **metrics,
         "history": result.history,
         "epochs": result.epochs,
+        "steps": result.steps,
         "samples": samples,
         "seconds": round(result.seconds, 6),
         "samples_per_s": round(samples / max(result.seconds, 1e-9), 1),
+        "n_samples": result.n_samples,
+        "n_features": result.n_features,
+        "pushed_bytes": sum(w["pushes"]["pushed_bytes"] for w in workers),
+        "pulled_bytes": sum(w["pushes"]["pulled_bytes"] for w in workers),
         "updates_pushed": sum(w["pushes"]["pushed"] for w in workers),
         "updates_applied": sum(t["applied"] for t in tables),
         "updates_rejected": sum(t["rejected"] for t in tables),
@@ -152,27 +160,23 @@ def make_report(outcome: Any) -> dict[str, Any]:
     }
 
 
-def _text(config: JobConfig, report: dict[str, Any]) -> str:
-    lines = []
-    names = ("accuracy", "auc", "log_loss", "cross_entropy", "loss")
-    for name in names:
-        if report.get(name) is not None:
-            where = "last epoch of training" if name == "loss" else "test"
-            lines.append(f"{name.replace('_', ' '):<16}{report[name]:.4f}  ({where})")
-    lines.append(
-        f"{'samples':<16}{report['samples']:,} in {report['seconds']:.2f} s, "
-        f"{report['samples_per_s']:,.0f} per second"
-    )
-    lines.append(
-        f"{'updates':<16}{report['updates_pushed']:,} pushed, {report['updates_applied']:,} applied"
-        + "".join(
-            f", {report[f'updates_{k}']:,} {k}"
-            for k in ("rejected", "scaled", "compensated", "late")
-            if report[f"updates_{k}"]
-        )
-    )
-    saved = report["checkpoint"]
-    if saved is not None and "path" in saved:
-        lines.append(f"{'checkpoint':<16}{saved['path']}, {saved['bytes'] / 1e6:,.1f} MB")
-        lines += [f"{'':<16}{note}" for note in saved["notes"]]
-    return f"{config.task}: {report['epochs']} epochs\n" + "\n".join(lines)
+def _conclude(config: JobConfig, outcome: Outcome, report: dict[str, Any], say: bool) -> None:
+    """Tell people of the end, and leave it in the run directory of a supervised run."""
+    run = rundir.current()
+    folder = run.folder if run is not None else None
+    told = summary.summarize(config, report, outcome.ranks, _versions(report), folder)
+    if folder is not None:
+        rundir.replace_json(folder.result_file, report)
+        summary.write(folder, told)
+    if say:
+        click.echo(summary.text(told))
+
+
+def _versions(report: Mapping[str, Any]) -> dict[str, str]:
+    """Of what the job used; HDF5 as its checkpoint says."""
+    saved = report["checkpoint"] or {}
+    hdf5 = ""
+    if "path" in saved:
+        with open_checkpoint(Path(saved["path"])) as checkpoint:
+            hdf5 = checkpoint.manifest.versions.get("hdf5", "")
+    return {"mpips": __version__, "MPI": launch.mpi_version(), "HDF5": hdf5}

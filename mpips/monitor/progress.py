@@ -2,36 +2,113 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+from mpips.monitor.terminal import Terminal, find_terminal
+
+if TYPE_CHECKING:
+    from mpips.course import Course
+    from mpips.panel import Totals
+    from mpips.rundir import Progress
 
 PLAIN_INTERVAL_S = 30.0
 PLAIN_SHARE = 0.05
+_LOOK_S = 0.25
+_BAR = 20
+_GAP = "  "
 
 
-@dataclass
-class Totals:
-    """What all workers have reported so far."""
+@dataclass(frozen=True)
+class Snapshot:
+    """What there is to say of a run.
 
-    samples: int = 0
-    window_samples: int = 0
-    window_loss: float = 0.0
+    Attributes:
+        share: Of the whole run that is done, 0 to 1.
+        epoch: The one that is under way, from 1; 0: none.
+        n_epochs: Of the run; 0: unknown.
+        step: Clock of the run.
+        samples_per_s: Of all workers.
+        push_bytes_per_s, pull_bytes_per_s: Of all workers.
+        loss, staleness, left_s, bytes: None: not known.
+    """
 
-    def add(self, samples: int, loss_sum: float) -> None:
-        """Count a report."""
-        self.samples += samples
-        self.window_samples += samples
-        self.window_loss += loss_sum
+    share: float = 0.0
+    epoch: int = 0
+    n_epochs: int = 0
+    step: int = 0
+    samples_per_s: float = 0.0
+    loss: float | None = None
+    staleness: float | None = None
+    push_bytes_per_s: float | None = None
+    pull_bytes_per_s: float | None = None
+    left_s: float | None = None
+
+    @classmethod
+    def of(cls, p: Progress) -> Snapshot:
+        """What status.json has."""
+        return cls(
+            share=p.share,
+            epoch=min(p.epoch + 1, p.n_epochs or p.epoch + 1),
+            n_epochs=p.n_epochs,
+            step=p.step,
+            samples_per_s=p.samples_per_s,
+            loss=p.loss,
+            staleness=p.staleness,
+            push_bytes_per_s=p.push_bytes_per_s,
+            pull_bytes_per_s=p.pull_bytes_per_s,
+            left_s=p.left_s,
+        )
+
+
+def duration(seconds: float | None) -> str:
+    """1:02:03, 2:03 or 0:03, for people; days where there are any."""
+    if seconds is None:
+        return "-"
+    minutes, s = divmod(round(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    days, h = divmod(hours, 24)
+    if days:
+        return f"{days} d {h}:{m:02}:{s:02}"
+    return f"{hours}:{m:02}:{s:02}" if hours else f"{m}:{s:02}"
+
+
+def _gigabytes(n_bytes: float | None) -> str:
+    return "-" if n_bytes is None else f"{n_bytes / 1e9:.3g}"
+
+
+def fields(now: Snapshot) -> list[tuple[int, str]]:
+    """The parts of the line in their order, each with its weight: the lightest go first for want of room."""
+    pushed, pulled = _gigabytes(now.push_bytes_per_s), _gigabytes(now.pull_bytes_per_s)
+    epochs = f"/{now.n_epochs}" if now.n_epochs else ""
+    return [
+        (9, f"{now.share:4.0%}"),
+        (7, f"epoch {now.epoch}{epochs}"),
+        (4, f"step {now.step:,}"),
+        (6, f"{now.samples_per_s:,.0f} samples/s"),
+        (5, f"loss {now.loss:.4f}" if now.loss is not None else "loss -"),
+        (2, f"staleness {now.staleness:.1f}" if now.staleness is not None else "staleness -"),
+        (1, f"push {pushed} pull {pulled} GB/s"),
+        (8, f"{duration(now.left_s)} left"),
+    ]
+
+
+def fit(parts: Sequence[tuple[int, str]], width: int) -> str:
+    """The parts on one line of at most `width` characters; those of least weight are left out."""
+    kept = list(parts)
+    while len(kept) > 1 and len(_GAP.join(text for _, text in kept)) > width:
+        kept.remove(min(kept))
+    return _GAP.join(text for _, text in kept)[: max(width, 1)]
 
 
 class Display(Protocol):
-    """Shows progress; driven by reports."""
+    """Shows progress."""
 
-    def update(self, done: float, text: str) -> None:
-        """Show the share `done` (0 to 1) and a line of figures."""
+    def update(self, now: Snapshot) -> None:
+        """Show it, if it is time. Cheap enough for four times a second."""
 
     def close(self) -> None:
         """Leave the terminal as it was."""
@@ -40,17 +117,21 @@ class Display(Protocol):
 class PlainDisplay:
     """A line every 5 % or 30 s, whichever comes first."""
 
-    def __init__(self) -> None:
-        """The first line comes with the first 5 %."""
-        self._last_share = 0.0
+    def __init__(self, share: float = 0.0, out: TextIO | None = None) -> None:
+        """`share`: of the run that is done at the start; the first line comes 5 % after it."""
+        self._out = out
+        self._last_share = share
         self._last_time = time.monotonic()
 
-    def update(self, done: float, text: str) -> None:
+    def update(self, now: Snapshot) -> None:
         """See Display."""
-        now = time.monotonic()
-        if done - self._last_share >= PLAIN_SHARE or now - self._last_time >= PLAIN_INTERVAL_S:
-            self._last_share, self._last_time = done, now
-            print(f"{done:4.0%}  {text}", file=sys.stderr, flush=True)
+        at = time.monotonic()
+        due = now.share - self._last_share >= PLAIN_SHARE - 1e-9
+        ended = now.share >= 1.0 > self._last_share
+        if due or ended or at - self._last_time >= PLAIN_INTERVAL_S:
+            self._last_share, self._last_time = now.share, at
+            text = _GAP.join(text for _, text in fields(now))
+            print(text, file=self._out or sys.stderr, flush=True)
 
     def close(self) -> None:
         """See Display."""
@@ -59,7 +140,7 @@ class PlainDisplay:
 class NoDisplay:
     """Shows nothing."""
 
-    def update(self, done: float, text: str) -> None:
+    def update(self, now: Snapshot) -> None:
         """See Display."""
 
     def close(self) -> None:
@@ -67,74 +148,107 @@ class NoDisplay:
 
 
 class RichDisplay:
-    """One live line."""
+    """One live line with a bar, as wide as the terminal."""
 
-    def __init__(self) -> None:
-        """Needs the package rich and a terminal."""
+    def __init__(self, terminal: Terminal | None = None) -> None:
+        """Needs the package rich; `terminal`: where stderr ends, if that is a pipe to a launcher."""
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.live import Live
 
-        self._progress = Progress(
-            BarColumn(bar_width=24),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("{task.description}"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
+        self._terminal = terminal
+        self._console = Console(
+            stderr=True,
+            force_terminal=True if terminal is not None else None,
+            width=terminal.width() if terminal is not None else None,
         )
-        self._task = self._progress.add_task("", total=1.0)
-        self._progress.start()
+        self._live = Live(console=self._console, auto_refresh=False, transient=False)
+        self._live.start()
 
-    def update(self, done: float, text: str) -> None:
+    def update(self, now: Snapshot) -> None:
         """See Display."""
-        self._progress.update(self._task, completed=done, description=text)
+        from rich.text import Text
+
+        width = self._terminal.width() if self._terminal is not None else self._console.width
+        parts = fields(now)
+        text = fit(parts, width - 1)
+        everything = len(_GAP.join(part for _, part in parts))
+        line = Text(no_wrap=True, overflow="crop")
+        if width - 1 >= everything + _BAR + len(_GAP):
+            filled = round(now.share * _BAR)
+            line.append("━" * filled, "green").append("━" * (_BAR - filled), "bright_black")
+            line.append(_GAP)
+        line.append(text)
+        self._live.update(line, refresh=True)
 
     def close(self) -> None:
         """See Display."""
-        self._progress.stop()
+        self._live.stop()
 
 
-def make_display(kind: str) -> Display:
-    """ "auto" is rich on a terminal where it is installed, else plain; "rich", "plain", "none"."""
+def make_display(kind: str, share: float = 0.0) -> Display:
+    """ "auto" is rich on a terminal where it is installed, else plain; "rich", "plain", "none".
+
+    Args:
+        kind: One of these.
+        share: Of the run that is done at the start.
+    """
     if kind == "none":
         return NoDisplay()
-    if kind == "rich":
-        return RichDisplay()
-    if kind == "auto" and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+    terminal = find_terminal()
+    if kind == "rich" or (kind == "auto" and terminal is not None):
         try:
-            return RichDisplay()
+            return RichDisplay(terminal)
         except ImportError:
-            pass
-    return PlainDisplay()
+            if kind == "rich":
+                raise
+    return PlainDisplay(share)
 
 
 class ProgressMeter:
-    """Turns the workers' reports into one line: epoch, samples/s, loss."""
+    """Shows where a run stands, driven by reports and by looks in between."""
 
-    def __init__(self, display: Display, n_epochs: int, total_samples: int) -> None:
-        """`total_samples`: of the whole run, all workers and epochs."""
+    def __init__(self, display: Display, course: Course, totals: Callable[[], Totals]) -> None:
+        """`course`: counts what is reported here; `totals`: what all ranks send and fetch."""
         self._display = display
-        self._n_epochs = n_epochs
-        self._total = max(1, total_samples)
-        self._totals = Totals()
-        self._start = time.monotonic()
-        self._text = ""
+        self._course = course
+        self._totals = totals
+        self._step = 0
+        self._next = 0.0
+        self._closed = False
 
-    def report(self, epoch: int, samples: int, loss_sum: float) -> None:
-        """A worker's progress since its last report."""
-        t = self._totals
-        t.add(samples, loss_sum)
-        rate = t.samples / max(1e-9, time.monotonic() - self._start)
-        loss = t.window_loss / max(1, t.window_samples)
-        self._text = (
-            f"epoch {min(epoch + 1, self._n_epochs)}/{self._n_epochs}  {rate:,.0f} samples/s  "
-            f"loss {loss:.4f}"
+    def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
+        """A worker's progress since its last report; `step` of the run."""
+        self._course.add(epoch, samples, loss_sum)
+        self._step = max(self._step, step)
+        self.look()
+
+    def look(self, at_once: bool = False) -> None:
+        """Show the present, if it is time. Call it often."""
+        now = time.monotonic()
+        if (now < self._next or self._closed) and not at_once:
+            return
+        self._next = now + _LOOK_S
+        if self._step:
+            self._display.update(self._snapshot())
+
+    def _snapshot(self) -> Snapshot:
+        course, totals = self._course, self._totals()
+        return Snapshot(
+            share=course.share,
+            epoch=min(course.epoch + 1, course.n_epochs),
+            n_epochs=course.n_epochs,
+            step=self._step,
+            samples_per_s=course.samples_per_s,
+            loss=course.loss,
+            staleness=totals.staleness,
+            push_bytes_per_s=totals.push_bytes_per_s,
+            pull_bytes_per_s=totals.pull_bytes_per_s,
+            left_s=course.left_s,
         )
-        self._display.update(min(1.0, t.samples / self._total), self._text)
-        # The loss shown is that of about the last twentieth of the run.
-        if t.window_samples > self._total * PLAIN_SHARE:
-            t.window_samples //= 2
-            t.window_loss /= 2
 
     def close(self) -> None:
-        """End the display."""
-        self._display.close()
+        """Show the last state and end the display, once."""
+        if not self._closed:
+            self._closed = True
+            self.look(at_once=True)
+            self._display.close()

@@ -12,15 +12,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpips import _native
 from mpips.checkpoint.manifest import ShardEntry, WorkerState
 from mpips.checkpoint.plan import Hello, plan_tables
 from mpips.checkpoint.shards import ManifestHead
 from mpips.checkpoint.structure import create_file, hdf5_kind
 from mpips.cluster.roles import Assignment
+from mpips.cuts.shadow import ROOM
 from mpips.data import Dataset, SparseData
 from mpips.handles.dense import BOUNCE_BYTES
+from mpips.model.consistency import BSP
 from mpips.model.table import DenseTable, EmbeddingTable, Table
 from mpips.options import SessionOptions
+from mpips.partner import find_partners
 from mpips.placement import Placement, embedding_memory
 from mpips.plan.rehearsal import Rehearsal
 from mpips.transport.region import new_token
@@ -57,6 +61,9 @@ class ServerNeeds:
         dense: Values, state and versions of dense tables, in shared memory.
         embedding: Values, state and keys of rows, in shared memory.
         maps: From key to row, in private memory.
+        sums: Of a clock's updates to dense tables under BSP; in shared memory if there is a journal.
+        journal: What a server writes down to survive a kill, in shared memory; 0: nothing.
+        copy: Where a checkpoint waits to be written while training goes on, in private memory.
     """
 
     rows: int
@@ -64,11 +71,20 @@ class ServerNeeds:
     dense: int
     embedding: int
     maps: int
+    sums: int = 0
+    journal: int = 0
+    copy: int = 0
 
     @property
     def shared(self) -> int:
         """In /dev/shm."""
-        return self.mailboxes + self.dense + self.embedding
+        kept = self.journal + self.sums if self.journal else 0
+        return self.mailboxes + self.dense + self.embedding + kept
+
+    @property
+    def private(self) -> int:
+        """Of the process alone."""
+        return self.maps + self.copy + (0 if self.journal else self.sums)
 
     @property
     def parameters(self) -> int:
@@ -146,23 +162,43 @@ def _keys(name: str, data: Dataset | None, rehearsal: Rehearsal | None) -> tuple
 
 
 def server_needs(
-    tables: Sequence[Table], placement: Placement, rows: Mapping[str, Rows]
+    tables: Sequence[Table],
+    placement: Placement,
+    rows: Mapping[str, Rows],
+    journal: bool = False,
+    copies: bool = False,
 ) -> list[ServerNeeds]:
-    """Of every server."""
+    """Of every server, with a journal or without, and with checkpoints while training goes on."""
     result = []
     embeddings = [t for t in tables if isinstance(t, EmbeddingTable)]
     for server, layout in enumerate(placement.layouts):
         parts = [embedding_memory(t, rows[t.name].per_server[server], 1) for t in embeddings]
+        dense = layout.total_bytes - layout.tables_offset
+        embedding = sum(part.row_bytes + part.key_bytes for part in parts)
         result.append(
             ServerNeeds(
                 rows=sum(part.rows for part in parts),
                 mailboxes=layout.tables_offset,
-                dense=layout.total_bytes - layout.tables_offset,
-                embedding=sum(part.row_bytes + part.key_bytes for part in parts),
+                dense=dense,
+                embedding=embedding,
                 maps=sum(part.map_bytes for part in parts),
+                sums=_sum_bytes(tables, placement, server),
+                journal=_native.journal_bytes(layout) if journal else 0,
+                copy=dense + int(embedding * ROOM) if copies else 0,
             )
         )
     return result
+
+
+def _sum_bytes(tables: Sequence[Table], placement: Placement, server: int) -> int:
+    total = 0
+    for table in tables:
+        if not isinstance(table, DenseTable) or not isinstance(table.consistency, BSP):
+            continue
+        each = placement.layouts[server].n_workers if table.consistency.backup else 1
+        parts = [p for p in placement.dense[table.name] if p.server == server]
+        total += 4 * each * sum(p.stop - p.start for p in parts)
+    return total
 
 
 def staging_bytes(tables: Sequence[Table], options: SessionOptions) -> int:
@@ -185,15 +221,27 @@ def data_bytes(data: Dataset | None) -> int:
 
 
 def node_needs(
-    a: Assignment, servers: Sequence[ServerNeeds], data: int, staging: int, program: int
+    a: Assignment,
+    servers: Sequence[ServerNeeds],
+    data: int,
+    staging: int,
+    program: int,
+    partner: bool = False,
 ) -> list[NodeNeeds]:
-    """Of every node: its ranks' programs, servers' tables, workers' data and staging."""
+    """Of every node: its ranks' programs, servers' tables, workers' data and staging.
+
+    With `partner` also the copies of other nodes' servers; while an attempt starts after a failure, they are
+    there twice.
+    """
     result = []
+    node_of = [a.node_of[rank] for rank in a.servers]
+    partners = find_partners(node_of) if partner else {}
     for k, name in enumerate(a.node_names):
-        mine = [servers[i] for i, rank in enumerate(a.servers) if a.node_of[rank] == k]
+        mine = [server for server, node in zip(servers, node_of, strict=True) if node == k]
+        copies = [servers[i] for i, j in partners.items() if node_of[j] == k]
         n_workers = sum(a.node_of[rank] == k for rank in a.workers)
-        shared = sum(s.shared for s in mine) + (n_workers * staging if mine else 0)
-        private = sum(s.maps for s in mine) + n_workers * data
+        shared = sum(s.shared for s in mine + copies) + (n_workers * staging if mine else 0)
+        private = sum(s.private for s in mine) + sum(s.maps for s in copies) + n_workers * data
         ranks = a.node_of.count(k)
         result.append(NodeNeeds(name, ranks, shared, shared + private + ranks * program))
     return result

@@ -146,7 +146,7 @@ def make_plan(
         options.ring_slots,
         options.slot_kib * 1024,
         a.remote_workers(options.transport),
-        options.remote_staging_mib << 20,
+        0 if config.redundancy.partner else options.remote_staging_mib << 20,
     )
     threads = max(1, hardware.cores // min(per_node, n_ranks))
     dense = sum(layout.total_bytes - layout.tables_offset for layout in placement.layouts)
@@ -196,10 +196,14 @@ def _needs(
     program: int,
 ) -> need.Needs:
     rows = need.expected_rows(inputs.tables, placement, inputs.train, rehearsal, given)
-    servers = need.server_needs(inputs.tables, placement, rows)
+    c = config.checkpoint
+    copies = c.every_steps > 0 or c.every_s > 0
+    servers = need.server_needs(inputs.tables, placement, rows, config.redundancy.warm, copies)
     total = need.data_bytes(inputs.train) + need.data_bytes(inputs.test)
     data = -(-total // len(a.workers))
-    staging = need.staging_bytes(inputs.tables, config.cluster)
+    # With partners all updates go through the rings.
+    partner = config.redundancy.partner
+    staging = 0 if partner else need.staging_bytes(inputs.tables, config.cluster)
     plain: dict[str, Any] = msgspec.to_builtins(config)
     return need.Needs(
         rows,
@@ -207,7 +211,7 @@ def _needs(
         data,
         staging,
         program,
-        need.node_needs(a, servers, data, staging, program),
+        need.node_needs(a, servers, data, staging, program, partner),
         need.checkpoint_bytes(inputs.tables, placement, rows, len(a.workers), plain),
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from mpips.errors import CapabilityError
 from mpips.model.table import DenseTable
+from mpips.plan.needs import Needs
 from mpips.plan.planning import Plan
 
 _FEW_RANKS = 24
@@ -98,9 +99,21 @@ def _memory(plan: Plan) -> str:
         + end
         + f"\na rank takes {_size(needs.program)} before MPI starts; a worker "
         f"{_size(needs.worker_data)} of samples and {_size(needs.worker_staging)} of staging\n"
+        f"{_beside(needs)}"
         f"a checkpoint has {_size(needs.checkpoint)}: {_time_text(needs.checkpoint / 2**30 / disk)} at "
         f"{disk:.2g} GiB/s{said}"
     )
+
+
+def _beside(needs: Needs) -> str:
+    """What the servers take beside parameters, mailboxes and key maps."""
+    sums = max(s.sums for s in needs.servers)
+    journal = max(s.journal for s in needs.servers)
+    copy = max(s.copy for s in needs.servers)
+    parts = [f"{_size(sums)} for the sums of a clock"] if sums else []
+    parts += [f"{_size(journal)} for a journal under mpips run"] if journal else []
+    parts += [f"{_size(copy)} for the copy that a checkpoint is written from"] if copy else []
+    return f"a server takes, too: {', '.join(parts)}\n" if parts else ""
 
 
 def per_step(plan: Plan) -> dict[str, float]:
@@ -200,6 +213,9 @@ def as_json(plan: Plan) -> dict[str, Any]:
                 "parameter_bytes": s.parameters,
                 "mailbox_bytes": s.mailboxes,
                 "map_bytes": s.maps,
+                "sum_bytes": s.sums,
+                "journal_bytes": s.journal,
+                "copy_bytes": s.copy,
                 "region_bytes": s.mailboxes + s.dense,
                 "shared_bytes": s.shared,
             }

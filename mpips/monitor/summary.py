@@ -1,0 +1,264 @@
+"""The end of a run in some twenty lines, for a lab book: what ran where, with what, and what came out."""
+
+from __future__ import annotations
+
+import json
+import platform
+import textwrap
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mpips.config import JobConfig
+from mpips.monitor.progress import duration
+from mpips.rundir import RankPlace, RunFolder, replace_json
+from mpips.runfiles import Event
+
+_WIDTH = 96
+_MARGIN = 14
+_MOST_LINES = 3  # of options; summary.json has all
+_METRICS = ("accuracy", "auc", "log_loss", "cross_entropy", "loss")
+# What is said elsewhere in the summary, or says where a run ran and not what it computed.
+_NOT_OPTIONS = ("task", "data.train", "data.test", "run.", "slurm.", "checkpoint.folder")
+
+
+def differences(config: JobConfig) -> dict[str, Any]:
+    """What a configuration says beyond the defaults, by dotted keys; without data and launch."""
+    found: dict[str, Any] = {}
+
+    def walk(given: Mapping[str, Any], default: Mapping[str, Any], where: str) -> None:
+        for key, value in given.items():
+            other = default.get(key)
+            if isinstance(value, dict) and key not in ("optimizer", "partition"):
+                walk(value, other if isinstance(other, dict) else {}, f"{where}{key}.")
+            elif value != other and value is not None:
+                found[where + key] = value
+
+    walk(msgspec.to_builtins(config), msgspec.to_builtins(JobConfig()), "")
+    return {key: value for key, value in found.items() if not key.startswith(_NOT_OPTIONS)}
+
+
+def setbacks(events: Sequence[Event], end_s: float) -> dict[str, Any]:
+    """How often a run was thrown back, and what that cost.
+
+    Args:
+        events: Of the run.
+        end_s: Unix time of its end.
+
+    Returns:
+        `restarts`; `seconds` without work between a failure and the next attempt's; `steps` that were done
+        twice; `causes`, one a failure.
+    """
+    seconds, steps, causes = 0.0, 0, []
+    failed: Event | None = None
+    for event in events:
+        if event.event == "failed":
+            failed = failed or event
+            causes.append(event.cause)
+        elif failed is not None:
+            seconds += event.time_s - failed.time_s
+            steps += max(failed.step - event.step, 0)
+            failed = None
+    if failed is not None:
+        seconds += end_s - failed.time_s
+    return {
+        "restarts": len(causes),
+        "seconds": round(max(seconds, 0.0), 3),
+        "steps": steps,
+        "causes": causes,
+    }
+
+
+def summarize(
+    config: JobConfig,
+    report: Mapping[str, Any],
+    ranks: Sequence[RankPlace],
+    versions: Mapping[str, str],
+    run: RunFolder | None = None,
+) -> dict[str, Any]:
+    """Everything that a run tells people at its end, as plain values.
+
+    Args:
+        config: As resolved.
+        report: See `mpips.cli.train.make_report`.
+        ranks: Where every rank was.
+        versions: Of mpips, MPI, HDF5, by name; "" is left out.
+        run: The run directory of a supervised run.
+    """
+    now = time.time()
+    events = run.events() if run is not None else []
+    return {
+        "name": run.path.name if run is not None else config.task,
+        "run_dir": str(run.path) if run is not None else None,
+        "task": config.task,
+        "ended": time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(now)),
+        "wall_seconds": round(now - run.info().created_s, 3) if run is not None else None,
+        "hosts": list(dict.fromkeys(place.host for place in ranks)),
+        "roles": dict(Counter(_roles(ranks))),
+        "ranks": len(ranks),
+        "pairs": dict(Counter(name for row in report["transports"] for name in row)),
+        "versions": {
+            **{k: v for k, v in versions.items() if v},
+            "Python": platform.python_version(),
+        },
+        "options": differences(config),
+        "train": config.data.train,
+        "test": config.data.test,
+        "setbacks": setbacks(events, now),
+        **report,
+    }
+
+
+def _roles(ranks: Sequence[RankPlace]) -> list[str]:
+    """The role of each rank without its number."""
+    return [" + ".join(part.split()[0] for part in place.role.split(" + ")) for place in ranks]
+
+
+def text(s: Mapping[str, Any]) -> str:
+    """The block for people, at most some twenty lines of 96 characters."""
+    rows: list[tuple[str, str]] = []
+    if s["run_dir"]:
+        rows.append(("run", _short_path(s["run_dir"])))
+    rows.append(("where", _where(s)))
+    libraries = (v if k == "MPI" else f"{k} {v}" for k, v in s["versions"].items())
+    rows.append(("versions", ", ".join(libraries)))
+    rows.append(("options", _options(s["options"])))
+    rows.append(("data", _data(s)))
+    rows.append(("trained", _trained(s)))
+    for name in _METRICS:
+        if s.get(name) is not None:
+            of = "last epoch of training" if name == "loss" else "test"
+            rows.append((name.replace("_", " "), f"{s[name]:.4f}  ({of})"))
+    rows.append(("updates", _updates(s)))
+    rows.append(("staleness", staleness_text(s["staleness"])))
+    rows.append(("traffic", _traffic(s)))
+    if s["run_dir"]:
+        rows.append(("restarts", _restarts(s["setbacks"])))
+    rows += _checkpoint(s["checkpoint"])
+    title = f"mpips: {s['task']}, {s['epochs']} epochs, ended {s['ended']}"
+    return "\n".join([title, *(line for name, value in rows for line in _row(name, value))])
+
+
+def _row(name: str, value: str) -> list[str]:
+    parts = textwrap.wrap(
+        value, _WIDTH - _MARGIN - 2, break_long_words=False, break_on_hyphens=False
+    ) or [""]
+    if name == "options" and len(parts) > _MOST_LINES:
+        parts = [*parts[:_MOST_LINES], "..."]
+    return [f"  {name if i == 0 else '':<{_MARGIN}}{part}" for i, part in enumerate(parts)]
+
+
+def _short_path(path: str) -> str:
+    """Relative to the working folder where it is below it."""
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except ValueError:
+        return path
+
+
+def _where(s: Mapping[str, Any]) -> str:
+    hosts = s["hosts"]
+    named = ", ".join(hosts[:4]) + (f" and {len(hosts) - 4} more" if len(hosts) > 4 else "")
+    roles = ", ".join(role if n == 1 else f"{n} {role}s" for role, n in s["roles"].items())
+    pairs = s["pairs"]
+    one = ", ".join(pairs) if len(pairs) == 1 else ", ".join(f"{k} x {n}" for k, n in pairs.items())
+    return f"{named}: {roles}; transport {one}"
+
+
+def _options(options: Mapping[str, Any]) -> str:
+    if not options:
+        return "all defaults"
+    return " ".join(f"{key}={_value(value)}" for key, value in options.items())
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+
+
+def _data(s: Mapping[str, Any]) -> str:
+    size = f": {s['n_samples']:,} samples, {s['n_features']:,} features" if s["n_samples"] else ""
+    return f"{s['train']}{size}" + (f"; test {s['test']}" if s["test"] else "")
+
+
+def _trained(s: Mapping[str, Any]) -> str:
+    told = (
+        f"step {s['steps']:,}, {s['samples']:,} samples in {s['seconds']:,.2f} s: "
+        f"{s['samples_per_s']:,.0f} samples/s"
+    )
+    if s["setbacks"]["restarts"]:
+        told += " (last attempt)"
+    if s["wall_seconds"] is not None:
+        told += f"; {duration(s['wall_seconds'])} since the run was begun"
+    return told
+
+
+def _updates(s: Mapping[str, Any]) -> str:
+    told = f"{s['updates_pushed']:,} pushed, {s['updates_applied']:,} applied"
+    kinds = ("rejected", "scaled", "compensated", "late")
+    return told + "".join(f", {s[f'updates_{k}']:,} {k}" for k in kinds if s[f"updates_{k}"])
+
+
+_BINS = ((0, 1), (1, 2), (2, 4), (4, 8), (8, 16), (16, 64), (64, 65))
+
+
+def staleness_text(counts: Sequence[int]) -> str:
+    """A histogram (counts[n]: updates of staleness n, the last of 65: n or more) in a few words."""
+    total = sum(counts)
+    if total == 0:
+        return "no updates"
+    mean = sum(n * count for n, count in enumerate(counts)) / total
+    shares = []
+    for low, high in _BINS:
+        n = sum(counts[low:high])
+        if n:
+            name = f"{low}" if high == low + 1 else f"{low}-{high - 1}"
+            name = "64 and more" if low == 64 else name
+            shares.append(f"{name}: {_percent(n / total)}")
+    return f"mean {mean:.2f}; " + ", ".join(shares)
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.01 else f"{100 * share:.2g}%"
+
+
+def _traffic(s: Mapping[str, Any]) -> str:
+    return f"{_bytes(s['pushed_bytes'])} pushed, {_bytes(s['pulled_bytes'])} pulled"
+
+
+def _bytes(n: float) -> str:
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if n >= scale:
+            return f"{n / scale:.3g} {unit}"
+    return f"{n:.0f} B"
+
+
+def _restarts(s: Mapping[str, Any]) -> str:
+    if not s["restarts"]:
+        return "none"
+    cost = f"{s['seconds']:.1f} s without work, {s['steps']} step{'' if s['steps'] == 1 else 's'} again"
+    return f"{s['restarts']}: {cost}; last cause: {s['causes'][-1]}"
+
+
+def _checkpoint(saved: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    if saved is None:
+        return []
+    if "error" in saved:
+        return [("checkpoint", f"not written: {saved['error']}")]
+    notes = [("", note) for note in saved["notes"]]
+    return [("checkpoint", f"{_short_path(saved['path'])}, {_bytes(saved['bytes'])}"), *notes]
+
+
+def write(run: RunFolder, summary: Mapping[str, Any]) -> None:
+    """Leave it in the run directory, as summary.txt and summary.json.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    replace_json(run.path / "summary.json", summary)
+    new = run.path / ".summary.txt"
+    new.write_text(text(summary) + "\n")
+    new.replace(run.path / "summary.txt")

@@ -1,0 +1,91 @@
+"""Where what is written to stderr ends: a launcher's rank writes into a pipe, the launcher to the terminal.
+
+Rank 0 may draw on a terminal that the launcher, one of its ancestors on this host, writes to. Nothing is
+written past the launcher; only the terminal's width is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_LAUNCHERS = (
+    "mpirun",
+    "mpiexec",
+    "mpiexec.hydra",
+    "orterun",
+    "prterun",
+    "prte",
+    "prted",
+    "orted",
+    "hydra_pmi_proxy",
+    "srun",
+)
+_MOST_ANCESTORS = 6
+
+
+@dataclass(frozen=True)
+class Terminal:
+    """A terminal by its device, such as /dev/pts/3 or /proc/self/fd/2."""
+
+    device: str
+
+    def width(self) -> int:
+        """Its columns now; 80 if it does not say."""
+        columns = os.environ.get("COLUMNS", "")
+        if columns.isdigit() and int(columns) > 0:
+            return int(columns)
+        try:
+            fd = os.open(self.device, os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK)
+        except OSError:
+            return 80
+        try:
+            return os.get_terminal_size(fd).columns or 80
+        except OSError:
+            return 80
+        finally:
+            os.close(fd)
+
+
+def find_terminal(
+    env: Mapping[str, str] = os.environ, proc: Path = Path("/proc")
+) -> Terminal | None:
+    """The terminal that stderr ends at, or None: a file, a pipe to something else, a dumb terminal."""
+    if env.get("TERM", "") in ("", "dumb"):
+        return None
+    if sys.stderr.isatty():
+        return Terminal(os.ttyname(sys.stderr.fileno()))
+    pid = os.getppid()
+    for _ in range(_MOST_ANCESTORS):
+        name, parent = _ancestor(proc, pid)
+        if name not in _LAUNCHERS:
+            return None
+        device = _stderr_of(proc, pid)
+        if device is not None:
+            return Terminal(device)
+        pid = parent
+    return None
+
+
+def _ancestor(proc: Path, pid: int) -> tuple[str, int]:
+    """A process's name and parent; ("", 0) if it cannot be seen."""
+    try:
+        text = (proc / str(pid) / "stat").read_text()
+    except OSError:
+        return "", 0
+    name = text[text.index("(") + 1 : text.rindex(")")]
+    return name, int(text.rpartition(")")[2].split()[1])
+
+
+def _stderr_of(proc: Path, pid: int) -> str | None:
+    """The terminal that another process's stderr is, if it is one."""
+    try:
+        device = os.readlink(proc / str(pid) / "fd/2")
+        is_terminal = device.startswith(("/dev/pts/", "/dev/tty", "/dev/console"))
+        return device if is_terminal and stat.S_ISCHR(os.stat(device).st_mode) else None
+    except OSError:
+        return None

@@ -1,0 +1,263 @@
+"""`mpips top`: what a run does, from the files of its directory alone.
+
+Nothing here asks a process anything: status.json and ranks.json are replaced about once a second by the
+scheduler, the lease every two seconds by the supervisor. Ages are by this machine's clock; where that of the
+run's hosts differs, they are off by as much.
+"""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mpips.errors import ConfigError
+from mpips.monitor.progress import Snapshot, fields, fit
+from mpips.rundir import STALE_S, Lease, RunFolder, Status
+from mpips.runfiles import Event, RankRow
+
+_QUIET_S = 5.0  # a rank that was last heard of longer ago is marked
+_OVER = ("done", "failed", "stalled", "preempted", "interrupted")
+_LONGEST_STATE = 24
+
+
+@dataclass(frozen=True)
+class View:
+    """A run at one moment.
+
+    Attributes:
+        name, path: Of the run.
+        state: As status.json has it, or "not started", "done", "dead".
+        alive: Whether somebody runs it: the view will change.
+        note: What to know of the state, one sentence or "".
+        status, ranks, events: As in the files; `ranks` of the present attempt only.
+        now: Unix time.
+    """
+
+    name: str
+    path: Path
+    state: str
+    alive: bool
+    note: str
+    status: Status | None
+    ranks: tuple[RankRow, ...]
+    events: tuple[Event, ...]
+    now: float
+
+
+def find_run(which: str | None, folder: Path) -> RunFolder:
+    """The run directory that is meant.
+
+    Args:
+        which: A run directory, the beginning of a run's name, or None: the newest.
+        folder: Where runs lie.
+
+    Raises:
+        ConfigError: There is none; says which there are.
+    """
+    if which is not None and Path(which).is_dir():
+        run = RunFolder(Path(which))
+        run.info()
+        return run
+    there = [RunFolder(path.parent) for path in folder.glob("*/run.json")]
+    there.sort(key=lambda run: run.info().created_s)
+    if which is None:
+        if there:
+            return there[-1]
+        raise ConfigError(f"no run in {folder.absolute()}; give a run directory, or --folder")
+    meant = [run for run in there if run.path.name.startswith(which)]
+    if meant:
+        return meant[-1]
+    names = ", ".join(run.path.name for run in there[-3:][::-1]) or "none"
+    raise ConfigError(f"no run {which!r} in {folder.absolute()}; the newest there: {names}")
+
+
+def look(run: RunFolder, now: float | None = None) -> View:
+    """Read the files of a run.
+
+    Args:
+        run: The run.
+        now: Unix time; None: ask the clock.
+
+    Raises:
+        ConfigError: A file is damaged or cannot be read.
+    """
+    now = time.time() if now is None else now
+    status, lease, table = run.status(), run.lease(), run.ranks()
+    state, alive, note = _judge(run, status, lease, now)
+    mine = table is not None and lease is not None and table.generation == lease.generation
+    return View(
+        name=run.info().run_id,
+        path=run.path,
+        state=state,
+        alive=alive,
+        note=note,
+        status=status,
+        ranks=table.ranks if table is not None and mine else (),
+        events=tuple(run.events()),
+        now=now,
+    )
+
+
+def _judge(
+    run: RunFolder, status: Status | None, lease: Lease | None, now: float
+) -> tuple[str, bool, str]:
+    """State, whether it goes on, and what to know of it."""
+    if lease is None or status is None:
+        return "not started", lease is not None and not lease.released, ""
+    finished = run.finished()
+    if finished is not None and (lease.released or status.state == "done"):
+        return "done", False, f"finished {_clock(finished.time_s)}"
+    if lease.released:
+        state = status.state if status.state in _OVER else "ended"
+        return state, False, status.message or f"goes on with: mpips run {run.path}"
+    age = now - lease.time_s
+    if age > STALE_S:
+        note = (
+            f"its supervisor (pid {lease.pid} on {lease.host}) was last heard of {_age(age)} ago: killed, "
+            f"or that host is down; goes on with: mpips run {run.path}"
+        )
+        return "dead", False, note
+    silence = now - status.time_s
+    if status.state == "running" and silence > STALE_S:
+        return status.state, True, f"the scheduler has written nothing for {_age(silence)}"
+    return status.state, True, status.message
+
+
+def _clock(time_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_s))
+
+
+def _age(seconds: float) -> str:
+    if seconds < 120:
+        return f"{max(seconds, 0):.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def as_dict(view: View) -> dict[str, Any]:
+    """The view as plain values, for scripts."""
+    plain: dict[str, Any] = msgspec.to_builtins(view.__dict__, enc_hook=str)
+    return plain
+
+
+def head(view: View, width: int) -> list[str]:
+    """The lines above the table."""
+    status = view.status
+    lines = [f"{view.name}  {view.state}"]
+    if status is None:
+        return [lines[0][:width]]
+    failures = sum(event.event == "failed" for event in view.events)
+    lines[0] += f"  attempt {status.generation}"
+    if failures:
+        lines[0] += f", {failures} failure{'s' if failures > 1 else ''}"
+    if status.time_s:
+        lines[0] += f"  {_clock(status.time_s)}"
+    lines = textwrap.wrap(lines[0], width, break_on_hyphens=False)
+    if view.note:
+        lines += textwrap.wrap(view.note, width, break_long_words=False, break_on_hyphens=False)
+    p = status.progress
+    parts = fields(Snapshot.of(p if view.alive else msgspec.structs.replace(p, left_s=None)))
+    # Scripts of the user's own may tell nothing of epochs.
+    lines.append(fit(parts if p.n_epochs else parts[2:3] + parts[5:7], width))
+    if status.checkpoint:
+        lines.append(f"checkpoint {Path(status.checkpoint).name}")
+    return lines
+
+
+HEADINGS = ("rank", "role", "host", "state", "clock", "rate/s", "stale", "queue", "MB/s", "heard")
+
+
+def rows(view: View) -> list[tuple[str, ...]]:
+    """The cells of the table, a row for each rank, in the order of HEADINGS.
+
+    The rate is samples of a worker that tells them, else clocks; records of a server.
+    """
+    return [_cells(row, view.now, view.alive) for row in view.ranks]
+
+
+def _cells(row: RankRow, now: float, alive: bool) -> tuple[str, ...]:
+    is_worker, is_server = "worker" in row.role, "server" in row.role
+    rate = row.records_per_s if not is_worker else row.samples_per_s or row.clocks_per_s
+    moved = (row.push_bytes_per_s + row.pull_bytes_per_s) / 1e6
+    stale = "-"
+    if row.staleness is not None:
+        stale = f"{row.staleness:.1f}/{row.max_staleness}"
+    heard = _age(now - row.heard_s) if row.heard_s else "never"
+    if alive and row.heard_s and now - row.heard_s > _QUIET_S:
+        heard += " !"
+    works = is_worker or is_server
+    return (
+        str(row.rank),
+        row.role.replace("scheduler + server", "sched + server"),
+        row.host,
+        row.state[:_LONGEST_STATE],
+        f"{row.clock:,}" if is_worker else "-",
+        _short(rate) if works else "-",
+        stale if works else "-",
+        str(row.queue) if works else "-",
+        _short(moved) if works else "-",
+        heard,
+    )
+
+
+def _short(number: float) -> str:
+    """Three digits or so: 0.12, 3.4, 560, 12k, 3.4M."""
+    for unit, scale in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= scale * 10:
+            return f"{number / scale:.0f}{unit}"
+        if number >= scale and scale > 1e3:
+            return f"{number / scale:.1f}{unit}"
+    return f"{number:.0f}" if number >= 100 or number == 0 else f"{number:.2g}"
+
+
+_RIGHT = (0, 4, 5, 6, 7, 8, 9)
+_SHRINKS = (3, 2)  # state first, then host
+_LEAST = 6
+_GIVEN_UP = (7, 6, 8, 4, 0)  # columns that go, in this order, where shrinking is not enough
+
+
+def columns(cells: list[tuple[str, ...]], width: int) -> dict[int, int]:
+    """Width of each column that fits, together with gaps at most `width` where that is possible."""
+    widths = {i: max(len(row[i]) for row in [HEADINGS, *cells]) for i in range(len(HEADINGS))}
+
+    def excess() -> int:
+        return sum(widths.values()) + len(widths) - 1 - width
+
+    for i in _SHRINKS:
+        widths[i] = max(min(widths[i], _LEAST), widths[i] - max(excess(), 0))
+    for i in _GIVEN_UP:
+        if excess() > 0:
+            del widths[i]
+    return widths
+
+
+def table(view: View, width: int, height: int = 0) -> list[str]:
+    """The table as lines of text; with `height` the rows that do not fit are counted instead."""
+    cells = rows(view)
+    widths = columns(cells, width)
+    lines = [_line(row, widths)[:width] for row in [HEADINGS, *cells]]
+    if height and len(lines) > height:
+        kept = max(height - 1, 1)
+        lines = [*lines[:kept], f"... and {len(lines) - kept} more ranks; --once shows all"]
+    return lines
+
+
+def _line(row: tuple[str, ...], widths: dict[int, int]) -> str:
+    parts = []
+    for i, width in widths.items():
+        text = row[i]
+        cut = text if len(text) <= width else text[: width - 1] + "~"
+        parts.append(f"{cut:>{width}}" if i in _RIGHT else f"{cut:<{width}}")
+    return " ".join(parts).rstrip()
+
+
+def page(view: View, width: int, height: int = 0) -> list[str]:
+    """Everything on at most `height` lines (0: any number)."""
+    above = head(view, width)
+    if not view.ranks:
+        return above
+    return [*above, "", *table(view, width, max(height - len(above) - 1, 2) if height else 0)]
