@@ -32,11 +32,15 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
         repetitions: Measurements of each thing.
         quick: Small sizes and few calls: does it run, not how fast.
         seconds: Length of the look for leaks of the suite `scale`.
+        kills: Of processes, by the suite `recovery`.
+        seed: Of what is drawn at random; 0: another one each time.
     """
 
     repetitions: int = 5
     quick: bool = False
     seconds: float = 60.0
+    kills: int = 0
+    seed: int = 0
 
 
 def mpirun_command(n: int) -> list[str]:

@@ -1,4 +1,6 @@
-"""Suite `recovery`: from the death of a server to the first step after it, under `mpips run`.
+"""Suite `recovery`: from the death of a server to the first step after it, under `mpips run`; what a
+journal costs (scratch.py), what partner copies do (rank/partners.py), whether updates are lost or doubled
+when processes are killed (kills.py).
 
 What mpirun itself takes to start as many ranks is measured in turn and subtracted: mpips can do
 nothing about it.
@@ -18,14 +20,24 @@ from typing import TypeVar
 
 import numpy as np
 
-from mpips.bench.launching import BenchError, Options, mpi_environment, mpirun_command
+from mpips.bench import kills, scratch
+from mpips.bench.launching import (
+    BenchError,
+    Options,
+    mpi_environment,
+    mpirun_command,
+    on_nodes,
+    why_not_on_nodes,
+)
 from mpips.bench.measure import Figure, Findings
+from mpips.bench.nodes import Nodes
 from mpips.bench.rank.recovering import FIRST_STEP
 from mpips.rundir import RunFolder, Status
 
 Found = TypeVar("Found")
 
 BAR_S = 3.0
+PARTNER_COSTS = ("partner_cost_sync", "partner_cost_lag")
 _RANKS = 4
 _LIMIT_S = 120.0
 _HELLO = "from mpi4py import MPI; MPI.COMM_WORLD.Barrier(); MPI.COMM_WORLD.rank or print('up', flush=True)"
@@ -53,7 +65,19 @@ def run(suite: str, options: Options, nodes: int) -> Findings:
     found = Findings(figures=figures)
     verdict = "met" if figures[0].median <= BAR_S else "NOT met"
     found.notes.append(f"{name}: {figures[0].median:.2f}, bar <= {BAR_S:g} {verdict}")
+    found.add(scratch.run(options))
+    found.add(_partners(options))
+    if options.kills:
+        found.add(kills.run(options))
     return found
+
+
+def _partners(options: Options) -> Findings:
+    """Two imitated nodes with a server each."""
+    if reason := why_not_on_nodes():
+        return Findings(skipped=dict.fromkeys(PARTNER_COSTS, reason))
+    with Nodes(2) as imitated:
+        return on_nodes("partners", imitated, [2, 2], options, _LIMIT_S)
 
 
 def _launch_s() -> float:

@@ -17,7 +17,10 @@ SUITES: dict[str, tuple[str, str]] = {
     "transport": ("transport", "pushes and pulls between nodes"),
     "train": ("train", "whole training steps; idle and oversubscribed ranks"),
     "checkpoint": ("checkpoint", "checkpoints written by two servers, and read back"),
-    "recovery": ("recovery", "a killed server until the first step after it, under mpips run"),
+    "recovery": (
+        "recovery",
+        "processes killed under mpips run: how soon it is back, and if all counts",
+    ),
     "plan": ("plan", "steps as mpips plan predicts them beside steps as they are"),
     "scale": ("scale", "messages, memory and scheduler work from 1 to 32 ranks"),
 }

@@ -1,0 +1,138 @@
+"""Pushes with partner copies and without, on two nodes: a server on each, and a worker on the second.
+
+Sessions without partners, in sync and in lag mode take turns; all of them keep a journal, as under `mpips
+run`. *near*: pushes to the server of the worker's node, which needs no network without a partner, so this is
+where a copy costs most; *far*: to the other one; *step*: push, clock and pull under BSP, where in sync mode
+the worker waits for the partners before it ticks.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpips.bench.launching import Options
+from mpips.bench.measure import Comparison, Figure, Findings
+from mpips.bench.rank.ranks import Ranks
+from mpips.cluster.cluster import Cluster
+from mpips.job import Job
+from mpips.model.consistency import ASP, BSP
+from mpips.model.optimizer import SGD
+from mpips.model.partition import LayerPartition
+from mpips.model.table import DenseTable, Table
+from mpips.options import SessionOptions
+from mpips.rundir import GENERATION, RUN_DIR, Lease, RunFolder, replace_json
+from mpips.saving import Saving
+from mpips.worker import Worker
+
+BYTES = 64 << 10
+MODES: dict[str, int | None] = {"none": None, "sync": 0, "lag": 1024}
+_WHAT = {
+    "near": "pushes of 64 KiB within a node",
+    "far": "pushes of 64 KiB to another node",
+    "step": "BSP steps",
+}
+Times = dict[str, float]  # seconds a call
+_TIMEOUT_S = 60.0
+
+
+def run(ranks: Ranks, options: Options) -> Findings | None:
+    """Called on all four ranks; findings on the worker's."""
+    calls = 20 if options.quick else 300
+    turns: list[dict[str, Times]] = []
+    for _ in range(options.repetitions):
+        turns.append({mode: session(ranks, bound, calls) for mode, bound in MODES.items()})
+    return findings(turns) if turns[0]["none"] else None
+
+
+def tables() -> list[Table]:
+    """One on each server for pushes, and one for steps."""
+    shape, whole = (BYTES // 4,), LayerPartition()
+    return [
+        DenseTable("a", shape, SGD(1e-3), ASP(), partition=whole),
+        DenseTable("b", shape, SGD(1e-3), ASP(), partition=whole),
+        DenseTable("step", shape, SGD(1e-3), BSP()),
+    ]
+
+
+def session(ranks: Ranks, bound: int | None, calls: int) -> Times:
+    """One supervised job; seconds a call, on the worker. Collective."""
+    comm = ranks.comm
+    # Both nodes see the folder for findings; each has temporary folders of its own.
+    parent = Path(sys.argv[-1])
+    folder = comm.bcast(str(RunFolder.create(parent, "x").path) if ranks.rank == 0 else "")
+    if ranks.rank == 0:
+        lease = Lease(generation=0, host="", pid=os.getpid(), time_s=time.time())
+        replace_json(RunFolder(Path(folder)).lease_file, lease)
+    comm.Barrier()
+    os.environ.update({RUN_DIR: folder, GENERATION: "0"})
+    try:
+        with Cluster(comm, 2, _TIMEOUT_S) as cluster:
+            options = SessionOptions(servers=2, timeout_s=_TIMEOUT_S)
+            job = Job(cluster, tables(), options, Saving(None, "x"), True, bound)
+            servers = {name: job.placement.dense[name][0].server for name in ("a", "b")}
+            found: Any = job.run(lambda worker: work(worker, servers, calls))[0]
+        return found or {}
+    finally:
+        del os.environ[RUN_DIR], os.environ[GENERATION]
+
+
+def work(worker: Worker, servers: dict[str, int], calls: int) -> Times:
+    """What the worker does; `servers`: where each of the tables for pushes lies."""
+    update = np.random.default_rng(3).standard_normal(BYTES // 4, np.float32)
+    near = next(s for s, channel in enumerate(worker.channels) if channel.name == "shm")
+    times: Times = {}
+    for name, server in servers.items():
+        table = worker.table(name)
+        for _ in range(10):
+            table.push(update)
+        worker.flush()
+        start = time.perf_counter()
+        for _ in range(calls):
+            table.push(update)
+        worker.flush()
+        times["near" if server == near else "far"] = (time.perf_counter() - start) / calls
+    steps = max(calls // 4, 1)
+    table = worker.table("step")
+    start = time.perf_counter()
+    for _ in range(steps):
+        table.push(update)
+        worker.clock()
+        table.pull()
+    times["step"] = (time.perf_counter() - start) / steps
+    return times
+
+
+def findings(turns: list[dict[str, Times]]) -> Findings:
+    """Costs of both modes."""
+    found = Findings()
+    for mode in ("sync", "lag"):
+        for what, text in _WHAT.items():
+            found.comparisons.append(
+                Comparison(
+                    name=f"partner_{mode}_{what}",
+                    what=f"{text} with a copy ({mode})",
+                    unit="1/s",
+                    ours=[1 / turn[mode][what] for turn in turns],
+                    baseline=[1 / turn["none"][what] for turn in turns],
+                    baseline_name="without",
+                )
+            )
+        costs = {
+            what: [1 - turn["none"][what] / turn[mode][what] for turn in turns] for what in _WHAT
+        }
+        worst = max(costs, key=lambda what: float(np.median(costs[what])))
+        found.figures.append(
+            Figure(
+                name=f"partner_cost_{mode}",
+                what=f"share of the rate that a copy costs ({mode}), worst of three ({_WHAT[worst]})",
+                unit="",
+                values=costs[worst],
+            )
+        )
+    return found
