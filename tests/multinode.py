@@ -143,6 +143,12 @@ class Nodes(nodes.Nodes):
             "nsenter", f"--target={self.inits[node]}", "--net", "ip", "link", "set", "eth0", "down"
         )
 
+    def mend(self, node: int) -> None:
+        """Bring a link up again that was cut."""
+        checked(
+            "nsenter", f"--target={self.inits[node]}", "--net", "ip", "link", "set", "eth0", "up"
+        )
+
     def close(self) -> None:
         """End all nodes and all that runs on them. May be repeated."""
         for launched in self._launches:

@@ -12,6 +12,7 @@ cd "$root"
 all=(lint unit mpi fault jobs sanitize)
 out=$root/build/tests
 sizes=(1 2 3 5)
+lanes=${MPIPS_TEST_LANES:-2}
 
 stages=("$@")
 if (($# == 0)); then
@@ -65,11 +66,24 @@ run_pytest() {
   count_reports "$code" "$out/$name.xml"
 }
 
+# run_lanes NAME ARGUMENT...: pytest in several processes; most tests wait for launches, not for a
+# core. Each process has a /dev/shm of its own and cannot meet the segments of the others. Where
+# the kernel does not allow that, tests run one after the other.
+run_lanes() {
+  local name=$1
+  shift
+  if ((lanes > 1)) && bash tests/own_shm.sh -c '' 2>/dev/null; then
+    run_pytest "$name" --dist worksteal --tx "$lanes*popen//python=bash tests/own_shm.sh" "$@"
+  else
+    run_pytest "$name" "$@"
+  fi
+}
+
 # One rank of a launch of pytest: rank 0 talks, the others write to files.
 # shellcheck disable=SC2016
 rank_script='
 rank=${OMPI_COMM_WORLD_RANK:-${PMIX_RANK:-${PMI_RANK:-0}}}
-command=(python -m mpi4py -m pytest tests/mpi --with-mpi --timeout=120 --timeout-method=thread
+command=(python -m mpi4py -m pytest tests/mpi --with-mpi --timeout=300 --timeout-method=thread
   --junitxml="$1-$rank.xml")
 if [[ $rank == 0 ]]; then
   exec "${command[@]}"
@@ -86,7 +100,7 @@ run_lint() {
   check "clang-format" clang-format --dry-run -Werror "${sources[@]}"
 }
 
-run_unit() { if has_tests tests/unit; then run_pytest unit tests/unit; fi; }
+run_unit() { if has_tests tests/unit; then run_lanes unit tests/unit; fi; }
 
 run_mpi() {
   local n rank code flags reports
@@ -113,13 +127,17 @@ run_mpi() {
   done
 }
 
-run_fault() { if has_tests tests/fault; then run_pytest fault tests/fault; fi; }
+run_fault() { if has_tests tests/fault; then run_lanes fault --timeout=300 tests/fault; fi; }
 
 run_jobs() { if has_tests tests/jobs; then run_pytest jobs tests/jobs; fi; }
 
+# Unit tests that start programs, which load the ordinary module, or that never enter it.
+without_native=(checkpoint_cli cli config doctor doctor_clean doctor_launches imports launch plan
+  quality_local roles run_hosts rundir setup_scripts submit supervisor verdict)
+
 # The unit tests once more on a native module that stops at the first bad access or overflow.
 run_sanitize() {
-  local name libraries=() library code=0
+  local name libraries=() library ignored=() code=0
   has_tests tests/unit || return 0
   # The runtimes come first in the process; libstdc++ too, or exceptions cannot be traced.
   for name in libasan.so libubsan.so libstdc++.so; do
@@ -136,6 +154,9 @@ run_sanitize() {
     count 0 1 0
     return 0
   fi
+  for name in "${without_native[@]}"; do
+    ignored+=("--ignore=tests/unit/test_$name.py")
+  done
   rm -f "$out/sanitize.xml"
   (
     export MPIPS_NATIVE_DIR=$root/build/sanitize
@@ -144,7 +165,7 @@ run_sanitize() {
     export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:handle_segv=0:handle_sigbus=0 UBSAN_OPTIONS=print_stacktrace=1
     export LD_PRELOAD="${libraries[*]}"
     exec python -m pytest -p no:cacheprovider --junitxml="$out/sanitize.xml" --timeout=900 \
-      tests/unit --ignore=tests/unit/test_setup_scripts.py
+      --dist worksteal --tx "2*popen" tests/unit "${ignored[@]}"
   ) || code=$?
   count_reports "$code" "$out/sanitize.xml"
 }
@@ -197,8 +218,12 @@ if ! MPIPS_SETUP_TESTS=1 bash jobs/setup.sh; then
 fi
 source jobs/env.sh
 mkdir -p "$out"
+# What the set-up has written would make the tests' checkpoints wait for the disk, for minutes.
+timeout 300 sync || true
 
 export NO_COLOR=1 PY_COLORS=0
+# Launches that run beside each other must not be pinned to the same core.
+export PRTE_MCA_hwloc_default_binding_policy=none OMPI_MCA_hwloc_base_binding_policy=none
 # Every process of the tests has this in its environment.
 export MPIPS_TEST_RUN=$$-$RANDOM
 mapfile -t segments < <(python tests/processes.py segments)

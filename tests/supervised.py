@@ -16,6 +16,8 @@ import numpy as np
 from mpips.checkpoint import open_checkpoint
 
 PROGRAMS = Path(__file__).parent / "fault/programs"
+SHAPE = ["-n", "5", "--servers", "2"]
+EPOCHS = 6
 ENVIRONMENT = {"PYTHONPATH": str(PROGRAMS)}
 
 
@@ -95,9 +97,9 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "mpips", "run", "--progress", "none", *arguments]
 
 
-def start(folder: Path, *arguments: str, timeout: float = 110.0) -> Run:
-    """`mpips run` with these arguments, in `folder`."""
-    env = {**launcher.site_environment(), **ENVIRONMENT}
+def start(folder: Path, *arguments: str, timeout: float = 110.0, fault: str = "") -> Run:
+    """`mpips run` with these arguments, in `folder`; `fault`: see native/src/ring/fault.hpp."""
+    env = {**launcher.site_environment(), **ENVIRONMENT, "MPIPS_FAULT": fault}
     return Run(folder, launcher.Launch(command(*arguments), env, timeout, folder))
 
 
@@ -112,3 +114,27 @@ def alive(run: Run) -> list[int]:
         except OSError:
             continue
     return [pid for pid in found if launcher.is_alive(pid) and pid != os.getpid()]
+
+
+def job(folder: Path, task: str, *settings: str) -> list[str]:
+    """The task on its data."""
+    sets = [word for text in (f"train.epochs={EPOCHS}", *settings) for word in ("--set", text)]
+    return [task, "--train", str(made_data(folder)), *sets]
+
+
+def expected_counts(folder: Path) -> np.ndarray:
+    """How often each feature is in the data, times the epochs."""
+    lines = (folder / "made.svm").read_text().splitlines()
+    keys = [int(word.split(":")[0]) - 1 for line in lines for word in line.split()[1:]]
+    return EPOCHS * np.bincount(keys)
+
+
+def check_counts(run: Run, folder: Path) -> None:
+    """Every push was applied exactly once."""
+    found = {name: np.frombuffer(data, np.float32) for name, data in run.final().items()}
+    counts = expected_counts(folder)
+    seen = -found["/tables/seen/values"].reshape(-1, counts.size)
+    assert (seen == counts).all()
+    keys = np.frombuffer(run.final()["/tables/rows/keys"], np.int64)
+    assert (keys == np.flatnonzero(counts)).all()
+    assert (-found["/tables/rows/values"].reshape(-1, 4) == counts[keys, None]).all()

@@ -7,9 +7,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from launcher import launch
+import processes
+from launcher import Launch, launch
 
-from mpips.checkpoint import open_checkpoint
+from mpips.checkpoint import list_checkpoints, open_checkpoint
+
+N_SAMPLES = 211
 
 
 def train(n: int, *arguments: str, code: int = 0) -> tuple[dict, str]:
@@ -50,3 +53,35 @@ def made_data(folder: Path) -> Path:
     path = folder / "made.svm"
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+def finish(job: Launch, code: int = 0) -> dict:
+    assert job.wait() == code, job.tail()
+    lines = job.stdout().strip().splitlines()
+    return json.loads(lines[-1]) if code == 0 else {}
+
+
+def wait_for_checkpoint(folder: Path, job: Launch, number: int = 1) -> Path:
+    """Until so many are published; the last of them."""
+
+    def there() -> bool:
+        assert job.poll() is None, job.tail()
+        return folder.is_dir() and len(list_checkpoints(folder)) >= number
+
+    assert processes.until(there, 30.0), job.tail()
+    return list_checkpoints(folder)[-1].path
+
+
+def numbers(folder: Path) -> Path:
+    """Samples whose only feature is their number."""
+    path = folder / "numbers.npz"
+    x = np.arange(N_SAMPLES, dtype=np.float32)[:, None]
+    np.savez(path, x=x, y=(np.arange(N_SAMPLES) % 2).astype(np.int64))
+    return path
+
+
+def assert_read(path: str, times: int) -> None:
+    """Each sample so many times."""
+    found = content(path)
+    assert found["/tables/seen/keys"].tolist() == list(range(N_SAMPLES))
+    assert (found["/tables/seen/values"].reshape(-1) == -times).all()

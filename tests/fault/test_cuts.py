@@ -14,13 +14,22 @@ import numpy as np
 import processes
 import pytest
 from launcher import Launch, launch, wait_for_file
-from training import assert_same, content, made_data, train
+from training import (
+    N_SAMPLES,
+    assert_read,
+    assert_same,
+    content,
+    finish,
+    made_data,
+    numbers,
+    train,
+    wait_for_checkpoint,
+)
 
 import mpips
 from mpips.checkpoint import Manifest, list_checkpoints, open_checkpoint
 
 PROGRAMS = Path(__file__).with_name("programs")
-N_SAMPLES = 211
 KEEP = ["--set", "checkpoint.keep_last=1000"]
 
 
@@ -39,23 +48,6 @@ def start(n: int, *arguments: str, timeout: float = 90.0) -> Launch:
     """`mpips train` on n ranks, in the background; the folder of programs is on its path."""
     command = [sys.executable, "-m", "mpips", "train", *arguments, "--progress", "none", "--json"]
     return launch(n, command, {"PYTHONPATH": str(PROGRAMS)}, timeout)
-
-
-def finish(job: Launch, code: int = 0) -> dict:
-    assert job.wait() == code, job.tail()
-    lines = job.stdout().strip().splitlines()
-    return json.loads(lines[-1]) if code == 0 else {}
-
-
-def wait_for_checkpoint(folder: Path, job: Launch, number: int = 1) -> Path:
-    """Until so many are published; the last of them."""
-
-    def there() -> bool:
-        assert job.poll() is None, job.tail()
-        return folder.is_dir() and len(list_checkpoints(folder)) >= number
-
-    assert processes.until(there, 30.0), job.tail()
-    return list_checkpoints(folder)[-1].path
 
 
 # Each: ranks and servers before, after.
@@ -102,27 +94,12 @@ def test_after_a_kill_bsp_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     assert_same(content(whole["checkpoint"]["path"]), content(rest["checkpoint"]["path"]))
 
 
-def numbers(folder: Path) -> Path:
-    """Samples whose only feature is their number."""
-    path = folder / "numbers.npz"
-    x = np.arange(N_SAMPLES, dtype=np.float32)[:, None]
-    np.savez(path, x=x, y=(np.arange(N_SAMPLES) % 2).astype(np.int64))
-    return path
-
-
-def assert_read(path: str, times: int) -> None:
-    """Each sample so many times."""
-    found = content(path)
-    assert found["/tables/seen/keys"].tolist() == list(range(N_SAMPLES))
-    assert (found["/tables/seen/values"].reshape(-1) == -times).all()
-
-
 @pytest.mark.parametrize("model", ["bsp", "ssp", "asp"])
 def test_on_another_shape_each_sample_of_the_epoch_is_read_once(tmp_path: Path, model: str) -> None:
     common = ["seen:Seen", "--train", str(numbers(tmp_path)), "--set", "train.epochs=3", *KEEP]
     if model != "bsp":
         common += ["--set", f"table.consistency={model}"]
-    every = ["--set", "checkpoint.every_steps=3", "--set", "options.pause_ms=10"]
+    every = ["--set", "checkpoint.every_steps=3", "--set", "options.pause_ms=40"]
 
     def run(n: int, servers: int, batch: int, *more: str) -> dict:
         size = ["--set", f"train.batch_size={batch}", "--servers", str(servers)]

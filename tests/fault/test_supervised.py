@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -13,8 +14,9 @@ import multinode
 import processes
 import pytest
 import supervised
-from supervised import Run, alive, made_data, start
+from supervised import Run, alive, content, made_data, start
 
+from mpips.checkpoint import find_newest, list_checkpoints
 from mpips.rundir import replace_json
 
 # 5 ranks: scheduler, two servers, two workers. 22 clocks an epoch, a checkpoint every 30.
@@ -26,6 +28,8 @@ SETTINGS = [
     "checkpoint.keep_last=100",
     "--set",
     "train.epochs=8",
+    "--set",
+    "redundancy.warm=false",
 ]
 
 
@@ -74,6 +78,21 @@ def test_a_killed_rank_is_survived_with_the_same_bits(
     assert "killed by SIGKILL (signal 9)" in said
     assert "attempt 1 is at work" in said
     assert "from checkpoint step-" in said
+
+
+def test_dying_while_checkpoints_are_made_leaves_none_that_is_bad(
+    tmp_path: Path, undisturbed: dict[str, bytes]
+) -> None:
+    # Complete without its name, without the link to it, half written; and when all is done but said.
+    points = ["synced:1", "named:1", "block-written:1", "named:1", "unmarked:1"]
+    fault = ",".join(points)
+    arguments = ["--max-restarts", "9", *job(tmp_path, "--set", "options.pause_s=0.005")]
+    run = start(tmp_path, *SHAPE, *arguments, fault=fault, timeout=200.0)
+    with run.launched:
+        said = finish(run, undisturbed, attempts=len(points) + 1)
+    steps = [int(step) for step in re.findall(r"at work .* from checkpoint step-0*(\d+)", said)]
+    assert steps == [30, 30, 60, 8 * 22], said
+    assert find_newest(run.path / "checkpoints").refused == ()
 
 
 @pytest.mark.parametrize(
@@ -146,15 +165,47 @@ def test_a_killed_supervisor_leaves_a_run_that_goes_on(
             finish(again, undisturbed)
 
 
-def test_sigterm_ends_everything(tmp_path: Path) -> None:
+def assert_nothing_is_left(run: Run) -> None:
+    assert not alive(run)
+    token = json.loads((run.path / "run.json").read_text())["token"]
+    assert not list(Path("/dev/shm").glob(f"*{token}*"))
+
+
+def test_sigterm_ends_everything_after_a_checkpoint(
+    tmp_path: Path, undisturbed: dict[str, bytes]
+) -> None:
     run = start(tmp_path, *SHAPE, *job(tmp_path))
     with run.launched:
         run.pid_of("worker 0")
         run.launched.send_signal(signal.SIGTERM)
-        assert run.launched.wait(20) == 143, run.launched.tail()
-        assert not alive(run)
-    token = json.loads((run.path / "run.json").read_text())["token"]
-    assert not list(Path("/dev/shm").glob(f"*{token}*"))
+        assert run.launched.wait(30) == 75, run.launched.tail()
+        assert_nothing_is_left(run)
+        newest = list_checkpoints(run.path / "checkpoints")[-1].path.name
+        said = f"SIGTERM: wrote checkpoint {newest}, exit 75; go on with: mpips run {run.path}"
+        assert said in run.launched.stderr()
+    again = start(tmp_path, str(run.path), "-n", "5")
+    with again.launched:
+        finish(again, undisturbed)
+
+
+def test_a_second_sigterm_ends_everything_at_once(tmp_path: Path) -> None:
+    run = start(tmp_path, *SHAPE, *job(tmp_path, "--set", "checkpoint.every_steps=0"))
+    with run.launched:
+        # One checkpoint, by request; then a worker that stands still lets nobody save.
+        run.until(lambda status: bool(status["ranks"]))
+        run.launched.send_signal(signal.SIGUSR1)
+        os.kill(run.pid_of("worker 1"), signal.SIGSTOP)
+        run.launched.send_signal(signal.SIGTERM)
+        asked = run.path / "logs/attempt-0/leave.json"
+        assert processes.until(asked.exists, 20.0)
+        assert processes.until(lambda: time.time() - asked.stat().st_mtime > 0.5, 20.0)
+        run.launched.send_signal(signal.SIGTERM)
+        assert run.launched.wait(10) == 143, run.launched.tail()
+        assert_nothing_is_left(run)
+        newest = list_checkpoints(run.path / "checkpoints")[-1].path
+        said = f"stopped at once by a second SIGTERM, exit 143; newest checkpoint: {newest.name}"
+        assert said in run.launched.stderr()
+    content(newest)  # verifies it
 
 
 def test_usr1_ends_with_75_and_the_run_goes_on(
@@ -262,7 +313,7 @@ def test_a_second_supervisor_is_refused(tmp_path: Path) -> None:
             assert second.launched.wait(20) == 2
             assert "is being run by process" in second.launched.stderr()
         os.kill(run.launched.pid, signal.SIGINT)
-        assert run.launched.wait(20) == 130
+        assert run.launched.wait(30) == 75, run.launched.tail()
     assert processes.until(lambda: not alive(run), 5.0)
     assert time.time() - os.stat(run.path / "status.json").st_mtime < 60
 

@@ -13,7 +13,13 @@ from paced_jobs import RANKS, Ended, Script, assert_same, end, latest, start, wa
 from slurm import Slurm
 
 SHAPE = ("--nodes=3", f"--ntasks={RANKS}", "--ntasks-per-node=2")
-WARNED = ("train.sbatch", "train_srun.sbatch", "train_restart.sbatch")
+# How each is told: USR1 to the script, as before the time limit; or TERM to the ranks, as Slurm sends it to
+# the steps of a job that is preempted. (test_turns warns srun.)
+WARNED = {
+    "train.sbatch": ("--batch", "--signal=USR1"),
+    "train_srun.sbatch": ("--signal=TERM",),
+    "train_restart.sbatch": ("--batch", "--signal=USR1"),
+}
 BY_HAND = "by-hand"
 
 
@@ -26,7 +32,13 @@ def disturbed(
     runs = {name: folder / name.partition(".")[0] for name in (*WARNED, BY_HAND)}
     numbers = {
         name: start(
-            *(cluster, runs[name], *SHAPE, script(WARNED[0] if name == BY_HAND else name), job),
+            *(
+                cluster,
+                runs[name],
+                *SHAPE,
+                script("train.sbatch" if name == BY_HAND else name),
+                job,
+            ),
             *(("-n", str(RANKS)) if "restart" in name else ()),
             *(("--set", "checkpoint.every_steps=5") if name == BY_HAND else ()),
         )
@@ -38,7 +50,7 @@ def disturbed(
             done = cluster.run("scontrol", "requeue", str(number))
             assert done.returncode == 0, done.stderr
         else:
-            cluster.run("scancel", "--batch", "--signal=USR1", str(number))
+            cluster.run("scancel", *WARNED[name], str(number))
     yield {name: end(cluster, number) for name, number in numbers.items()}
     cluster.cancel_all()
 
@@ -50,6 +62,7 @@ def test_a_warned_training_goes_on_with_the_same_bits(
     ended = disturbed[name]
     assert (ended.state, ended.restarts) == ("COMPLETED", 1), ended.output
     assert "is there: back into the queue" in ended.output
+    assert "mpips: leaving: SIG" in ended.output
     assert_same(latest(ended.folder), undisturbed)
 
 

@@ -1,8 +1,9 @@
 """Stands in for mpirun: does for each attempt what FAKE_MPIRUN (JSON, a list) says, without any MPI.
 
 Keys of an attempt: words (list of fields), say (text for stderr), code, signal (to itself), finish (true),
-hang (seconds, after that), recoverable (steps), ranks (table for status.json), sleep (seconds, before the
-end), log ({rank: text}), spawn (number of processes that stay), stop (those are stopped).
+hang (seconds, after that), recoverable, start (steps), ranks (table for status.json), sleep (seconds,
+before the end), ignore (numbers of signals), log ({rank: text}), spawn (number of processes that stay), stop
+(those are stopped).
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ def main() -> None:
     act = script[min(generation, len(script) - 1)]
     logs = run / "logs" / f"attempt-{generation}"
     (logs / "argv.json").write_text(json.dumps(sys.argv))
+    for number in act.get("ignore", []):
+        signal.signal(number, signal.SIG_IGN)
     children = [subprocess.Popen(["sleep", "600"]) for _ in range(act.get("spawn", 0))]
     if act.get("stop"):
         for child in children:
@@ -61,6 +64,7 @@ def write_status(
         "state": "running",
         "generation": generation,
         "time_s": time.time(),
+        "start": {"source": "memory", "step": act.get("start", act.get("recoverable", 0))},
         "progress": {"step": 7, "recoverable": act.get("recoverable", 0)},
         "ranks": act.get("ranks", ranks),
     }

@@ -11,6 +11,7 @@ import pytest
 
 from mpips import chronicle as module
 from mpips.chronicle import Chronicle, ReplacedError
+from mpips.panel import Panel
 from mpips.rundir import Lease, RankPlace, RunFolder, StartPoint, Supervised, replace_json
 
 RANKS = [RankPlace(rank=0, role="scheduler", host="here", pid=1)]
@@ -40,7 +41,9 @@ def lease(folder: RunFolder, generation: int) -> None:
 
 
 def begin(run: Supervised, step: int = 38) -> Chronicle:
-    return Chronicle(run, RANKS, StartPoint(source="checkpoint", path="p", step=step, epoch=1))
+    return Chronicle(
+        run, Panel(RANKS), StartPoint(source="checkpoint", path="p", step=step, epoch=1)
+    )
 
 
 def test_status_tells_where_the_run_stands(run: Supervised) -> None:
@@ -55,6 +58,17 @@ def test_status_tells_where_the_run_stands(run: Supervised) -> None:
     assert status.checkpoint == "step-40"
     p = status.progress
     assert (p.epoch, p.step, p.updates, p.samples, p.loss) == (2, 45, 12, 64, 0.5)
+
+
+def test_what_memory_would_bring_back_is_the_least_step_of_all_workers(run: Supervised) -> None:
+    record = Chronicle(run, Panel(RANKS), StartPoint(source="memory", step=38), 30, in_memory=True)
+    found = []
+    for clocks in ({}, {3: 0, 4: 0}, {3: 37, 4: 35}):
+        record.look(clocks)
+        status = run.folder.status()
+        assert status is not None
+        found.append(status.progress.recoverable)
+    assert found == [38, 38, 43]
 
 
 def test_every_sample_is_in_one_line_of_the_metrics(run: Supervised) -> None:

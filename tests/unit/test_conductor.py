@@ -6,9 +6,9 @@ import pytest
 
 from mpips.cluster.messages import Abandon, Agreed, Ask, Commit, Propose, Saved, Taken, Write
 from mpips.cluster.pending import PendingCut
-from mpips.cuts.conductor import Conductor, LeavingError
-from mpips.cuts.triggers import Triggers, UserSignal
-from mpips.errors import ConfigError
+from mpips.cuts.conductor import Conductor
+from mpips.cuts.triggers import Triggers
+from mpips.errors import ConfigError, LeavingError
 
 
 class Stage:
@@ -282,9 +282,51 @@ def test_after_the_signal_the_job_ends_once_the_checkpoint_is_durable():
     stage.conductor.poll()
     number = stage.committed().id
     stage.conductor.taken(0, Taken(number, True))
-    with pytest.raises(LeavingError, match="step-7 is written") as caught:
+    with pytest.raises(LeavingError, match="a signal: wrote checkpoint step-7, exit 75") as caught:
         stage.conductor.saved(0, Saved(number, "step-7", ""))
     assert caught.value.exit_code == 75
+
+
+@pytest.mark.parametrize("phase", ["proposed", "committed", "writing"])
+def test_who_is_told_to_end_leaves_after_the_cut_under_way(phase):
+    stage = Stage(n_servers=1)
+    stage.conductor.ask(Ask("call"))
+    number = stage.proposed().id
+    asks = [Ask("end", 100.0, why="SIGTERM"), Ask("end", 100.1, why="SIGTERM")]
+    if phase == "proposed":
+        stage.conductor.ask(asks.pop())
+    stage.agree(number, 0, 0, clock=1)
+    stage.committed()
+    if phase == "committed":
+        stage.conductor.ask(asks.pop())
+    stage.conductor.taken(0, Taken(number, True))
+    stage.conductor.ask(asks.pop())
+    with pytest.raises(LeavingError, match="SIGTERM: wrote checkpoint step-7, exit 75"):
+        stage.conductor.saved(0, Saved(number, "step-7", ""))
+
+
+def test_who_is_told_to_end_does_not_wait_for_a_planned_cut():
+    stage = Stage(Triggers(every_steps=1000), n_servers=1)
+    planned = stage.proposed()
+    stage.agree(planned.id, 0, 0, clock=1000)
+    stage.committed()
+    stage.conductor.ask(Ask("end", 100.0, why="SIGTERM"))
+    stage.take()
+    stage.conductor.saved(0, Saved(planned.id, "", "given up"))
+    with pytest.raises(LeavingError):
+        stage.whole()
+
+
+def test_told_to_end_right_after_a_signal_to_go_on_counts():
+    stage = Stage(common=False, n_servers=1)
+    stage.conductor.ask(Ask("signal", 100.0))
+    stage.conductor.ask(Ask("end", 100.1, why="SIGTERM"))
+    stage.conductor.ask(Ask("signal", 102.0))  # and does not take it back
+    stage.conductor.poll()
+    number = stage.committed().id
+    stage.conductor.taken(0, Taken(number, True))
+    with pytest.raises(LeavingError, match="SIGTERM"):
+        stage.conductor.saved(0, Saved(number, "step-7", ""))
 
 
 @pytest.mark.parametrize(
@@ -292,6 +334,7 @@ def test_after_the_signal_the_job_ends_once_the_checkpoint_is_durable():
     [
         (Triggers(every_steps=-1), "every_steps = -1: 0 and more"),
         (Triggers(every_s=-0.5), "every_s = -0.5: 0 and more"),
+        (Triggers(grace_s=-1), "grace_s = -1: 0 to 3600"),
         (Triggers(on_usr1="stop"), "on_usr1 = 'stop': continue, exit"),
     ],
 )
@@ -316,16 +359,3 @@ def test_a_worker_agrees_only_to_clocks_that_are_to_come():
     assert cut.take(Propose(3, 1), 9) == Agreed(3, True, 9)
     cut.take(Commit(3, 1), 9)
     assert cut.pending is None
-
-
-def test_a_signal_is_told_once_and_given_back():
-    import os
-    import signal
-
-    before = signal.getsignal(signal.SIGUSR1)
-    with UserSignal(True) as signalled:
-        assert signalled.take() == 0.0
-        os.kill(os.getpid(), signal.SIGUSR1)
-        assert signalled.take() > 0.0
-        assert signalled.take() == 0.0
-    assert signal.getsignal(signal.SIGUSR1) is before

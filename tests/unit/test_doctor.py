@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from mpips.cli.doctor import command
-from mpips.doctor import cleaning, machine, site, storage
+from mpips.doctor import cleaning, machine, site, software, storage
 from mpips.doctor.checks import CHECKS, run_checks
 from mpips.doctor.finding import as_json, as_line
 from mpips.doctor.situation import Done, Situation, Space, Stack, file_system, numbers
@@ -480,3 +480,20 @@ def test_hosts_without_ranks_are_wrong_usage() -> None:
     result = CliRunner().invoke(command, ["--hosts", "a,b"])
     assert result.exit_code == 2
     assert "--hosts needs --mpi" in result.output
+
+
+@pytest.mark.parametrize(
+    ("library", "said"),
+    [
+        ("Open MPI v4.1.4", "Open MPI v4.1.4, which mpips was tried with"),
+        ("MPICH Version: 5.0.2", "MPICH Version: 5.0.2, which mpips was tried with"),
+        ("Open MPI v5.0.3", "mpips was tried with Open MPI 4.1.4, Open MPI 5.0.11, MPICH 5.0.2"),
+        ("Intel(R) MPI Library 2021.10", "; mpips was tried with Open MPI 4.1.4"),
+    ],
+)
+def test_versions_of_mpi_that_were_tried_are_told(
+    here: Fake, monkeypatch: pytest.MonkeyPatch, library: str, said: str
+) -> None:
+    stack(mpi=library)(here, monkeypatch)
+    verdict = software.mpi_library(here)  # type: ignore[arg-type]
+    assert (verdict.status, said in verdict.reason) == ("PASS", True), verdict

@@ -20,11 +20,15 @@ LAYERS = {
     "_native": 0,
     "kernels": 0,
     "errors": 0,
+    "early": 0,
+    "explain": 0,
     "hdf5": 0,
     "model": 1,
     "data": 1,
     "options": 1,  # plain values
     "rundir": 1,
+    "runfiles": 1,
+    "course": 1,
     "config": 1,
     "overrides": 1,
     "placement": 1,
@@ -38,9 +42,15 @@ LAYERS = {
     "server": 4,
     "scheduler": 4,
     "chronicle": 4,
+    "panel": 4,
     "local": 4,
+    "memory": 4,
+    "partner": 4,
     "saving": 4,
     "job": 4,
+    "takeover": 4,
+    "ending": 4,
+    "links": 4,
     "session": 4,
     "tasks": 5,
     "integrations": 5,
@@ -109,7 +119,7 @@ def test_no_module_imports_a_higher_layer(path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_only_cluster_transport_and_job_import_mpi(path: Path) -> None:
-    allowed = name_of(path).split(".")[0] in ("cluster", "transport", "job")
+    allowed = name_of(path).split(".")[0] in ("cluster", "transport", "job", "ending", "links")
     # `hdf5` loads mpi4py without starting MPI: HDF5 must find the right library.
     allowed = allowed or name_of(path).startswith(("bench.rank", "doctor.rank", "hdf5"))
     assert allowed or not any(name.split(".")[0] == "mpi4py" for name in imports(path))

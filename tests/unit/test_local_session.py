@@ -11,7 +11,7 @@ from harness import Rig, dense, floats, rows
 from mpips import _native
 from mpips.errors import ConfigError, ProtocolError, StallError
 from mpips.local import run_local
-from mpips.model.consistency import BSP, SSP, Compensate
+from mpips.model.consistency import ASP, BSP, SSP, Compensate
 from mpips.model.table import DenseTable
 from mpips.options import SessionOptions
 
@@ -39,6 +39,51 @@ def test_a_job_of_one_process_pushes_pulls_and_counts(consistency):
     assert server["e"]["rows"] == 2
     assert server["w"]["staleness"][0] == 5 if consistency.name == "bsp" else True
     assert stats["workers"][0]["pushes"]["pushed"] == 10
+
+
+def test_bytes_and_queue_are_counted_as_they_travel():
+    rig = Rig(dense(100, consistency=ASP()), rows(3, consistency=ASP()))
+    worker = rig.worker(local=False)
+    w, e = worker.table("w"), worker.table("e")
+    w.push(floats(100, 1))
+    e.push(np.array([5, 2]), np.ones((2, 3), np.float32))
+    assert (worker.figures().queue, rig.core.queue()) == (2, 2)
+    before = worker.figures()
+    assert (before.pushed_bytes, before.judged, before.records) == (400 + 2 * (8 + 12), 0, 2)
+    rig.drain()
+    worker.flush()
+    w.pull()
+    request = e.prefetch(np.array([2, 7, 5]))
+    rig.drain()
+    request.wait()
+    after = worker.figures()
+    assert (after.queue, rig.core.queue()) == (0, 0)
+    assert (after.pulled_bytes, after.judged, after.records) == (400 + 3 * 12, 2, 3)
+    counters = rig.core.counters()
+    assert counters["bytes_in"] == 400 + 2 * (8 + 12) + 3 * 8
+    assert counters["bytes_out"] == 3 * 12
+
+
+def test_bytes_of_staged_updates_are_those_of_the_update():
+    rig = Rig(dense(1000, consistency=ASP()))
+    worker = rig.worker(local=False)
+    update = worker.allocate(1000)
+    update[:] = 1.0
+    worker.table("w").push(update)
+    assert worker.figures().pushed_bytes == 4000
+    rig.drain()
+    assert rig.core.counters()["bytes_in"] == 4000
+
+
+def test_staleness_is_summed_over_what_is_judged():
+    rig = Rig(dense(4, consistency=ASP()))
+    handle = rig.worker(local=False).table("w")
+    for _ in range(3):
+        handle.push(np.ones(4, np.float32))
+    rig.drain()
+    handle.pull()
+    figures = handle._worker.figures()
+    assert (figures.judged, figures.staleness_sum, figures.max_staleness) == (3, 0 + 1 + 2, 2)
 
 
 def test_scalar_table_can_be_pushed_and_pulled():

@@ -19,7 +19,7 @@ from mpips.errors import ConfigError
 from mpips.model.consistency import ASP
 from mpips.model.table import DenseTable
 from mpips.plan import planning
-from mpips.plan.needs import staging_bytes, steps_per_epoch
+from mpips.plan.needs import ServerNeeds, staging_bytes, steps_per_epoch
 from mpips.plan.planning import Hardware, Plan, make_plan, read_inputs, roles
 from mpips.plan.predict import FIGURES, Costs, load_costs, predict
 from mpips.plan.rehearsal import Rehearsal, rehearse
@@ -121,6 +121,37 @@ def test_the_regions_are_those_of_the_placement(svm: Path) -> None:
     assert node.shared == sum(s.shared for s in plan.needs.servers)
     assert node.memory > node.shared + 8 * plan.needs.program
     assert len(plan.needs.nodes) == 1
+
+
+def test_checkpoints_while_training_goes_on_take_a_copy(svm: Path) -> None:
+    plain = planned(job("logistic", svm), 3).needs
+    needs = planned(job("logistic", svm, ("checkpoint.every_steps", 5)), 3).needs
+    for server, without in zip(needs.servers, plain.servers, strict=True):
+        assert server.copy == server.dense + int(1.25 * server.embedding)
+        assert (without.copy, without.shared) == (0, server.shared)
+    assert needs.nodes[0].memory - plain.nodes[0].memory == sum(s.copy for s in needs.servers)
+
+
+def test_partners_hold_each_others_servers(svm: Path) -> None:
+    config = job("softmax", svm, ("cluster.servers", 2), ("redundancy.partner", True))
+    found = planned(config, 6, per_node=3).needs
+    both = sum(server.shared for server in found.servers)
+    assert [node.shared for node in found.nodes] == [both, both]
+    assert found.worker_staging == 0
+
+
+def test_sums_lie_in_shared_memory_where_there_is_a_journal() -> None:
+    def server(warm: bool, *settings: tuple[str, object]) -> ServerNeeds:
+        config = job("mlp", "digits", ("redundancy.warm", warm), *settings)
+        return planned(config, 4, n_steps=1).needs.servers[0]
+
+    warm, cold = server(True), server(False)
+    n = 64 * 128 + 128 + 128 * 10 + 10
+    assert warm.sums == cold.sums == 4 * n
+    assert warm.shared == cold.shared + warm.sums + warm.journal
+    assert cold.private == warm.private + cold.sums
+    asp = server(True, ("table.consistency", "asp"))
+    assert (asp.sums, asp.journal) == (0, warm.journal)
 
 
 def test_keys_of_a_partition_lie_on_their_owners(svm: Path) -> None:

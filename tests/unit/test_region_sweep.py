@@ -10,7 +10,17 @@ import pytest
 from harness import python
 
 from mpips import _native
-from mpips.transport.region import SHM, Regions, attach, new_token, region_name, sweep, unlink_job
+from mpips.transport.region import (
+    SHM,
+    Regions,
+    attach,
+    kept,
+    new_token,
+    region_name,
+    sweep,
+    unlink_job,
+    unlink_staging,
+)
 
 PAGE = 4096
 
@@ -138,3 +148,16 @@ def test_creating_while_others_sweep_always_succeeds(token):
         for child in sweepers:
             child.kill()
             child.communicate()
+
+
+def test_old_staging_memory_goes_unless_updates_lie_in_it(token):
+    token = kept(token)
+    regions = Regions(token, shared=True)
+    parts = ["w0-0", "w1-0", "w0-3", "w0-4", "w1-4", "s0", "s0-journal"]
+    segments = [regions.create(part, 4096) for part in parts]
+    unlink_staging(token, 4, {"w1-0"})
+    prefix = region_name(token, "")
+    left = {path.name.removeprefix(prefix) for path in SHM.glob(f"{prefix}*")}
+    assert left == {"w1-0", "w0-4", "w1-4", "s0", "s0-journal"}
+    del segments
+    unlink_job(token)

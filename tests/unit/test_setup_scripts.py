@@ -145,7 +145,7 @@ def test_the_first_python_that_will_do_is_taken(machine: Machine) -> None:
 
 def test_unknown_values_and_arguments_are_refused(machine: Machine) -> None:
     for done in (
-        machine.setup(MPIPS_MPI="mpich"),
+        machine.setup(MPIPS_MPI="lam"),
         machine.setup(MPIPS_HDF5="yes"),
         machine.run("bash", "jobs/setup.sh", "--help"),
     ):
@@ -180,9 +180,20 @@ def test_a_choice_is_remembered_until_another_is_asked_for(machine: Machine) -> 
     state.mkdir(parents=True)
     (state / "choice.mpi").write_text("system\n")
     (state / "choice.hdf5").write_text("serial\n")
-    assert machine.call("choose_mpi; choose_hdf5").stdout == "system\nserial\n"
-    asked = machine.call("choose_mpi; choose_hdf5", MPIPS_MPI="wheel", MPIPS_HDF5="parallel")
+    assert machine.call("choose_mpi; choose_hdf5 system").stdout == "system\nserial\n"
+    asked = machine.call("choose_mpi; choose_hdf5 wheel", MPIPS_MPI="wheel", MPIPS_HDF5="parallel")
     assert asked.stdout == "wheel\nparallel\n"
+
+
+def test_the_mpich_wheel_takes_a_parallel_hdf5_only_by_name(machine: Machine) -> None:
+    state = machine.root / ".venv/.mpips"
+    state.mkdir(parents=True)
+    (state / "choice.hdf5").write_text("parallel\n")
+    assert machine.call("choose_hdf5 mpich").stdout == "serial\n"
+    assert machine.call("choose_hdf5 mpich", HDF5_DIR="/opt/hdf5").stdout == "parallel\n"
+    refused = machine.call("choose_hdf5 mpich", MPIPS_HDF5="parallel")
+    assert refused.returncode == 2
+    assert "wants HDF5_DIR" in refused.stderr
 
 
 def test_hdf5_is_found_through_its_wrapper(machine: Machine, tmp_path: Path) -> None:

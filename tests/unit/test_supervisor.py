@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -17,10 +18,11 @@ import pytest
 from mpips.config import JobConfig, load_config
 from mpips.errors import CapabilityError, ConfigError
 from mpips.rundir import Lease, RunFolder, replace_json
-from mpips.supervisor.attempt import Signals
+from mpips.supervisor.attempt import Attempt
 from mpips.supervisor.hosts import Host, HostPool, HostsError
 from mpips.supervisor.launcher import Launcher, find_launcher
 from mpips.supervisor.reap import state_of
+from mpips.supervisor.stopping import Signals
 from mpips.supervisor.supervise import Plan, Supervisor, make_run
 
 FAKE = Path(__file__).with_name("fake_mpirun.py")
@@ -64,7 +66,8 @@ class Case:
         plan = Plan(
             self.run_folder, self.config, self.pool, self.launcher, self.max_restarts, self.more
         )
-        with Signals(grace_s=1.0) as signals:
+        grace_s = next((act["grace_s"] for act in script if "grace_s" in act), 1.0)
+        with Signals(grace_s) as signals:
             return Supervisor(plan, signals, self.said.append).run()
 
     @property
@@ -239,6 +242,16 @@ def test_two_attempts_without_progress_are_the_last(case: Case) -> None:
     assert "2 attempts in a row have brought the run no further" in case.text
 
 
+def test_steps_count_again_if_memory_was_lost(case: Case) -> None:
+    case.max_restarts = 50
+    script = [
+        {"code": 1, "recoverable": n, "start": s} for n, s in ((90, 0), (20, 5), (40, 5), (40, 40))
+    ]
+    assert case.run(*script) == 1
+    # The second and third began at a checkpoint and came further than it each time.
+    assert case.attempts == 5
+
+
 def test_generations_count_over_the_life_of_the_directory(case: Case) -> None:
     case.max_restarts = 0
     assert case.run({"code": 1}) == 1
@@ -270,10 +283,17 @@ def test_two_supervisors_on_one_run_are_refused(case: Case) -> None:
         case.run({"finish": True})
 
 
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 20
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 class Background:
     """The same run in another process, until it sleeps in its first attempt."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, **more: object) -> None:
         program = (
             "import sys; from pathlib import Path; import test_supervisor as t, pytest\n"
             "case = t.Case.__new__(t.Case); case.said = []; case._patch = pytest.MonkeyPatch()\n"
@@ -287,7 +307,8 @@ class Background:
         self.run = case.run_folder
         # Not a pipe: what a killed supervisor leaves would keep it open.
         self.output = self.run.path / "told"
-        arguments = [str(self.run.path), case.launcher.path, json.dumps({"sleep": 60, "spawn": 2})]
+        script = {"sleep": 60, "spawn": 2, **more}
+        arguments = [str(self.run.path), case.launcher.path, json.dumps(script)]
         with self.output.open("w") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", program, *arguments], cwd=FAKE.parent, stdout=output
@@ -313,14 +334,44 @@ class Background:
             os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_run_and_all_its_processes(case: Case, number: signal.Signals) -> None:
-    with Background(case) as other:
+@pytest.mark.parametrize(
+    ("number", "more", "told"),
+    [
+        (signal.SIGTERM, {"ranks": []}, "stopped by SIGTERM before there was anything to save"),
+        (signal.SIGINT, {}, "interrupted by SIGINT: the ranks ended before they had saved"),
+        (signal.SIGTERM, {"ignore": [signal.SIGUSR1]}, "SIGTERM: no checkpoint within 1 s"),
+    ],
+)
+def test_a_signal_ends_the_run_and_all_its_processes(
+    case: Case, number: signal.Signals, more: dict[str, Any], told: str
+) -> None:
+    with Background(case, **more) as other:
         other.process.send_signal(number)
         assert other.process.wait(20) == 128 + number, other.text()
-        assert "interrupted; go on with" in other.text()
+        expected = f"mpips run: {told}, exit {128 + number}; newest checkpoint: none; go on with"
+        assert expected in other.text()
         assert not living(case.run_folder)
         assert case.state == "interrupted"
+
+
+def test_a_second_signal_ends_the_run_without_waiting_for_a_checkpoint(case: Case) -> None:
+    with Background(case, ignore=[signal.SIGUSR1], grace_s=60.0) as other:
+        other.process.send_signal(signal.SIGTERM)
+        wait_for(case.run_folder.leave_file(0))
+        time.sleep(0.35)  # what comes within 0.3 s is one signal
+        other.process.send_signal(signal.SIGINT)
+        assert other.process.wait(20) == 130, other.text()
+        assert "stopped at once by a second SIGINT, exit 130; newest" in other.text()
+        assert not living(case.run_folder)
+
+
+def test_usr1_waits_for_the_ranks(case: Case) -> None:
+    with Background(case, ranks=[]) as other:
+        other.process.send_signal(signal.SIGUSR1)
+        assert other.process.poll() is None
+        # Passed on, it would have ended the launcher, which is no rank of mpips.
+        time.sleep(0.1)
+        assert len(living(case.run_folder)) >= 3
 
 
 def test_a_killed_supervisor_takes_its_launcher_along_and_leaves_the_run_usable(
@@ -387,9 +438,9 @@ def test_silence_of_all_ranks_ends_an_attempt(case: Case, monkeypatch: pytest.Mo
 def test_a_launcher_that_does_not_end_after_its_ranks_is_ended(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import mpips.supervisor.attempt as attempt
+    from mpips.supervisor import stopping
 
-    monkeypatch.setattr(attempt, "ENDING_S", 0.5)
+    monkeypatch.setattr(stopping, "ENDING_S", 0.5)
     began = time.monotonic()
     # After a failure, and after the last step of all.
     hangs = {"words": [{}], "spawn": 1, "sleep": 600}
@@ -445,3 +496,21 @@ def test_a_launcher_that_cannot_be_started_ends_the_run(case: Case) -> None:
     case.launcher = Launcher("/nowhere/mpirun", "openmpi", "fake")
     with pytest.raises(CapabilityError, match="/nowhere/mpirun cannot be started"):
         case.run({"finish": True})
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_what_ranks_print_passes_through_a_supervisor_that_draws(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, copied: bool
+) -> None:
+    run = RunFolder.create(tmp_path, "job")
+    run.attempt(0).mkdir(parents=True)
+    shown = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", shown)
+    said = [sys.executable, "-c", "print('one'); print('two')"]
+    attempt = Attempt(run, 0, said, os.environ, str(tmp_path), copy_stdout=copied)
+    deadline = time.monotonic() + 30
+    while not attempt.wait(0.05):
+        assert time.monotonic() < deadline
+    assert attempt.close().code == 0
+    direct = capfd.readouterr().out
+    assert (shown.getvalue(), direct) == (("one\ntwo\n", "") if copied else ("", "one\ntwo\n"))

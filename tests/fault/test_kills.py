@@ -1,0 +1,17 @@
+"""Processes of supervised runs are killed at random: no update is lost, none counts twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpips.bench import kills
+from mpips.bench.launching import Options
+
+
+@pytest.mark.timeout(300)
+def test_no_update_is_lost_or_doubled_whoever_is_killed() -> None:
+    found = kills.run(Options(kills=6))
+    values = {figure.name: figure.median for figure in found.figures}
+    assert values["kills"] >= 6, found.notes
+    for name in ("lost_updates", "double_updates", "different_runs"):
+        assert values[name] == 0, found.notes

@@ -1,0 +1,91 @@
+"""The loss of a node costs nothing that was acknowledged: its servers go on from their partners' copies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import multinode
+import pytest
+import supervised
+from supervised import SHAPE, Run, check_counts, job, start
+
+pytestmark = pytest.mark.multinode
+
+
+def start_on(nodes: multinode.Nodes, folder: Path, slots: list[int], *arguments: str) -> Run:
+    """`mpips run` over all nodes with so many slots each."""
+    hosts = ",".join(f"{host}:{n}" for host, n in zip(nodes.hosts, slots, strict=True))
+    command = supervised.command("--hosts", hosts, *SHAPE, *arguments)
+    launched = nodes.start_on_head(command, supervised.ENVIRONMENT, 110.0, folder)
+    return Run(folder, launched)
+
+
+def lose(nodes: multinode.Nodes, run: Run, node: int) -> str:
+    """Kill a node once there is a checkpoint, and wait for the end; what was said."""
+    with run.launched:
+        run.until(lambda s: bool(s["ranks"] and s["checkpoint"]))
+        nodes.kill(node)
+        assert run.launched.wait() == 0, run.launched.tail(80)
+    said = run.launched.stderr()
+    assert run.attempts == 2, said
+    assert f"{nodes.hosts[node]} is left out" in said
+    assert "from memory: step" in said
+    assert all(nodes.segments(n) == set() for n in range(len(nodes)) if n != node)
+    return said
+
+
+def settings(**more: object) -> list[str]:
+    """Partners, a checkpoint to tell by that the job is at work, and more."""
+    return [
+        "redundancy.partner=true",
+        "checkpoint.every_steps=20",
+        *(f"{k}={v}" for k, v in more.items()),
+    ]
+
+
+def test_under_bsp_the_bits_are_those_of_an_undisturbed_run(
+    nodes3: multinode.Nodes, tmp_path: Path
+) -> None:
+    (tmp_path / "calm").mkdir()
+    calm = start(tmp_path / "calm", *SHAPE, *job(tmp_path, "faulty_task:Faulty"))
+    with calm.launched:
+        assert calm.launched.wait() == 0, calm.launched.tail()
+    arguments = job(tmp_path, "faulty_task:Faulty", *settings())
+    # Node 0 has the scheduler and server 0, node 1 server 1, which moves to the spare.
+    run = start_on(nodes3, tmp_path, [3, 3, 3], "--spares", "1", *arguments)
+    said = lose(nodes3, run, 0)
+    assert f"server 0 goes on from its partner's copy on {nodes3.hosts[1]}" in said
+    assert "0 acknowledged records behind" in said
+    assert f"server 1 goes on from its memory, moved here from {nodes3.hosts[1]}" in said
+    assert run.final() == calm.final()
+
+
+def test_every_push_counts_once_and_without_another_host_there_are_no_partners(
+    nodes2: multinode.Nodes, tmp_path: Path
+) -> None:
+    asp = settings(**{"table.consistency": "asp"})
+    arguments = job(tmp_path, "counting_task:Counting", *asp)
+    run = start_on(nodes2, tmp_path, [2, 5], *arguments)
+    said = lose(nodes2, run, 0)
+    assert "server 0 goes on from its partner's copy" in said
+    assert "the servers have no partners: there is none on another host" in said
+    check_counts(run, tmp_path)
+
+
+def test_with_a_lag_every_push_counts_once(nodes3: multinode.Nodes, tmp_path: Path) -> None:
+    bsp = {"table.consistency": "bsp", "table.reduce": "sum", "redundancy.partner_mode": "lag"}
+    lag = settings(**bsp, **{"redundancy.partner_lag_records": 40})
+    arguments = job(tmp_path, "counting_task:Counting", *lag)
+    run = start_on(nodes3, tmp_path, [3, 3, 3], "--spares", "1", *arguments)
+    said = lose(nodes3, run, 1)
+    assert "server 1 goes on from its partner's copy" in said
+    assert "up to 40 records of each worker behind" in said
+    check_counts(run, tmp_path)
+
+
+def test_servers_on_one_host_are_refused(tmp_path: Path) -> None:
+    run = start(tmp_path, *SHAPE, *job(tmp_path, "faulty_task:Faulty", "redundancy.partner=true"))
+    with run.launched:
+        assert run.launched.wait() == 2, run.launched.tail()
+    assert run.attempts == 1
+    assert "redundancy.partner = true, but every server is on" in run.launched.stderr()
