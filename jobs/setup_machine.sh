@@ -33,10 +33,10 @@ loaded_mpicc() {
   return 1
 }
 
-# choose_mpi: print wheel or system.
+# choose_mpi: print wheel, mpich or system.
 choose_mpi() {
   case ${MPIPS_MPI:-} in
-    wheel | system) printf '%s\n' "$MPIPS_MPI" ;;
+    wheel | mpich | system) printf '%s\n' "$MPIPS_MPI" ;;
     "")
       if [[ -s $state/choice.mpi ]]; then
         cat "$state/choice.mpi"
@@ -46,15 +46,30 @@ choose_mpi() {
         echo wheel
       fi
       ;;
-    *) fail 2 "MPIPS_MPI=$MPIPS_MPI is not known; it is wheel or system" ;;
+    *) fail 2 "MPIPS_MPI=$MPIPS_MPI is not known; it is wheel, mpich or system" ;;
   esac
 }
 
-# choose_hdf5: print parallel or serial.
+# choose_hdf5 MPI: print parallel or serial. A distribution's HDF5 for MPICH is linked to the distribution's
+# MPICH, by another library name than the wheel's: a process would hold two MPIs.
 choose_hdf5() {
+  local elsewhere=${HDF5_DIR:-${HDF5_ROOT:-${HDF5_HOME:-}}}
   case ${MPIPS_HDF5:-} in
-    parallel | serial) printf '%s\n' "$MPIPS_HDF5" ;;
-    "") if [[ -s $state/choice.hdf5 ]]; then cat "$state/choice.hdf5"; else echo parallel; fi ;;
+    parallel)
+      [[ $1 != mpich || -n $elsewhere ]] ||
+        fail 2 "MPIPS_MPI=mpich with MPIPS_HDF5=parallel wants HDF5_DIR, an HDF5 built with that MPICH"
+      echo parallel
+      ;;
+    serial) echo serial ;;
+    "")
+      if [[ $1 == mpich && -z $elsewhere ]]; then
+        echo serial
+      elif [[ -s $state/choice.hdf5 ]]; then
+        cat "$state/choice.hdf5"
+      else
+        echo parallel
+      fi
+      ;;
     *) fail 2 "MPIPS_HDF5=$MPIPS_HDF5 is not known; it is parallel or serial" ;;
   esac
 }
@@ -62,7 +77,9 @@ choose_hdf5() {
 # mpi_family CHOICE: print openmpi or mpich (and those that share its ABI).
 mpi_family() {
   local mpicc
-  if [[ $1 == system ]] && mpicc=$(site_command mpicc) &&
+  if [[ $1 == mpich ]]; then
+    echo mpich
+  elif [[ $1 == system ]] && mpicc=$(site_command mpicc) &&
     [[ $("$mpicc" --showme:version 2>/dev/null) != *"Open MPI"* ]]; then
     echo mpich
   else
