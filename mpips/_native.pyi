@@ -185,6 +185,7 @@ HEAD_BYTES: int
 CLOCK_LINE_BYTES: int
 
 class SharedMemoryError(RuntimeError): ...
+class SharedMemoryBusy(SharedMemoryError): ...
 
 class SharedMemory:
     @staticmethod

@@ -13,7 +13,7 @@ from typing import Any
 import launcher
 import numpy as np
 
-from mpips.checkpoint import open_checkpoint
+from mpips.bench.kills import content
 
 PROGRAMS = Path(__file__).parent / "fault/programs"
 SHAPE = ["-n", "5", "--servers", "2"]
@@ -79,17 +79,6 @@ class Run:
         mark = self.read("finished.json")
         assert mark is not None
         return content(Path(mark["checkpoint"]))
-
-
-def content(path: Path) -> dict[str, bytes]:
-    """Every dataset of a checkpoint by its place."""
-    found = {}
-    with open_checkpoint(path) as checkpoint:
-        checkpoint.verify()
-        for table in checkpoint.manifest.tables:
-            for dataset in table.datasets:
-                found[dataset.path] = checkpoint.read(dataset, 0, dataset.n_units).tobytes()
-    return found
 
 
 def command(*arguments: str) -> list[str]:

@@ -21,7 +21,6 @@ from mpips.bench.launching import Options
 from mpips.bench.measure import Figure, Findings
 from mpips.bench.rank.counted import COPIES, DIM
 from mpips.checkpoint import open_checkpoint
-from mpips.rundir import RunFolder
 
 KILLS_OF_A_RUN = 20
 EPOCHS = 4
@@ -101,15 +100,15 @@ def _run(folder: Path, job: Sequence[str], kills: int, rng: random.Random) -> tu
     with Victim(folder, job) as victim:
         told = victim.kill_at_random(kills, rng)
         victim.wait_done(told)
-        return content(victim.run), told
+        mark = victim.run.finished()
+        assert mark is not None
+        return content(Path(mark.checkpoint)), told
 
 
-def content(run: RunFolder) -> Content:
-    """Every dataset of a run's last checkpoint, which is verified, by its place."""
-    mark = run.finished()
-    assert mark is not None
+def content(path: Path) -> Content:
+    """Every dataset of a checkpoint, which is verified, by its place."""
     found = {}
-    with open_checkpoint(Path(mark.checkpoint)) as checkpoint:
+    with open_checkpoint(path) as checkpoint:
         checkpoint.verify()
         for table in checkpoint.manifest.tables:
             for entry in table.datasets:

@@ -77,7 +77,10 @@ def duration(seconds: float | None) -> str:
 
 
 def _gigabytes(n_bytes: float | None) -> str:
-    return "-" if n_bytes is None else f"{n_bytes / 1e9:.3g}"
+    if n_bytes is None:
+        return "-"
+    n = n_bytes / 1e9
+    return "<0.001" if 0 < n < 1e-3 else f"{n:.3g}"
 
 
 def fields(now: Snapshot) -> list[tuple[int, str]]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from mpips.errors import RegionError
-from mpips.transport.region import MARK, SHM, region_name
+from mpips.transport.region import MARK, SHM, TAKE_OVER_S, region_name
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 _NEEDED = "-journal"  # without it a set is of no use
 _CHUNK_BYTES = 4 << 20
 _TAG = 1
-_LOCK_S = 2.0  # a process that was killed may hold its memory for a moment
 _PATTERN = re.compile(r"(?:s(\d+)|r(\d+)g\d+)$")
 
 
@@ -213,7 +212,7 @@ def _suffixes(token: str, name: str) -> list[str]:
 
 
 def _lock(fd: int) -> None:
-    deadline = time.monotonic() + _LOCK_S
+    deadline = time.monotonic() + TAKE_OVER_S
     while True:
         try:
             return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -156,15 +156,20 @@ class Partnership:
             host = a.node_names[a.node_of[source.rank]]
             if source.held.is_copy:
                 back = max(max(column) - column[i] for column in zip(*clocks, strict=True))
-                lag = ""
-                if self._bound != SYNC:
-                    lag = f", up to {self._bound} records of each worker behind"
-                elif self._bound == SYNC:
-                    lag = ", 0 acknowledged records behind"
-                lag += f"; workers go back by {back} clock{'' if back == 1 else 's'}"
-                self.notes.append(f"server {i} goes on from its partner's copy on {host}{lag}")
+                self.notes.append(
+                    f"server {i} goes on from its partner's copy on {host}{self._behind()}; "
+                    f"workers go back by {back} clock{'' if back == 1 else 's'}"
+                )
             elif a.node_of[source.rank] != a.node_of[a.servers[i]]:
                 self.notes.append(f"server {i} goes on from its memory, moved here from {host}")
+
+    def _behind(self) -> str:
+        """How far a copy may be behind what was acknowledged; nothing is known without partners now."""
+        if self._bound is None:
+            return ""
+        if self._bound == SYNC:
+            return ", 0 acknowledged records behind"
+        return f", up to {self._bound} records of each worker behind"
 
     def make_copies(self, make: Callable[[int, str], Server]) -> list[tuple[int, Server]]:
         """Send this server's set and receive those of the servers whose partner this is. Collective.

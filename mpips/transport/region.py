@@ -29,7 +29,7 @@ _KEPT_WORD = "kept"
 _KEPT = "k"  # first letter of a kept token; the others are hexadecimal digits
 MARK = "-mark"  # ends the name of the file that says that a set of segments is complete
 KEEP_S = 24 * 3600.0
-_TAKE_OVER_S = 2.0  # a process that was killed may hold its memory for a moment
+TAKE_OVER_S = 2.0  # a process that was killed may hold its memory for a moment
 TOUCH_S = 600.0  # how often a server says that its segments are in use
 
 
@@ -145,13 +145,14 @@ class Regions:
             RegionError: It is not there, a living process uses it, or it belongs to somebody else.
         """
         name = region_name(self.token, part)
-        deadline = time.monotonic() + _TAKE_OVER_S
+        deadline = time.monotonic() + TAKE_OVER_S
         while True:
-            try:
-                return self._note(name, _native.SharedMemory.reopen(name, reserve))
-            except _native.SharedMemoryError as error:
-                if "take over" not in str(error) or time.monotonic() > deadline:
-                    raise RegionError(str(error)) from None
+            with as_region_error():
+                try:
+                    return self._note(name, _native.SharedMemory.reopen(name, reserve))
+                except _native.SharedMemoryBusy:
+                    if time.monotonic() > deadline:
+                        raise
             time.sleep(0.02)
 
     def _note(self, name: str, memory: _native.SharedMemory) -> _native.SharedMemory:

@@ -86,7 +86,7 @@ def native_messages() -> list[str]:
     found = []
     for path in folder.rglob("*.cpp"):
         for thrown in re.findall(
-            r"throw (?:SharedMemoryError|RecoveryError|ProtocolViolation)\((.*?)\);",
+            r"throw (?:SharedMemoryError|SharedMemoryBusy|RecoveryError|ProtocolViolation)\((.*?)\);",
             path.read_text(),
             re.S,
         ):

@@ -216,7 +216,7 @@ def test_record_of_an_earlier_launch_behind_the_end_is_refused(make_rig):
 def test_memory_in_use_is_not_taken_over(make_rig):
     rig = make_rig(sgd(8))
     life = Life(1, journal=True, warm=True)
-    with pytest.raises(RegionError, match="cannot take over"):
+    with pytest.raises(RegionError, match="a living process uses it"):
         Server(0, rig.tables, rig.placement, rig.regions, 0, True, None, life)
 
 

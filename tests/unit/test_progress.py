@@ -56,6 +56,15 @@ def test_the_line_has_every_field() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [(0.0, "0"), (61_200.0, "<0.001"), (1e6, "0.001"), (1.5e9, "1.5"), (34.56e9, "34.6")],
+)
+def test_rates_stay_short(rate: float, text: str) -> None:
+    line = fit(fields(Snapshot(push_bytes_per_s=rate, pull_bytes_per_s=0.0)), 200)
+    assert f"push {text} pull 0 GB/s" in line
+
+
 @pytest.mark.parametrize("width", range(1, 140))
 def test_no_width_is_overrun_and_the_weightiest_stays(width: int) -> None:
     line = fit(fields(FULL), width)

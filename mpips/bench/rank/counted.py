@@ -65,4 +65,4 @@ class Counted(Task):
 
     def predict(self, worker: Worker, batch: Batch) -> Float32:
         """See Task; there is nothing to predict."""
-        raise NotImplementedError
+        return np.zeros(batch.n, np.float32)

@@ -37,7 +37,9 @@ py::array dense_view(const py::object& owner, const Layout& layout, std::uint32_
 }
 
 void bind_memory(py::module_& m) {
-  py::register_exception<SharedMemoryError>(m, "SharedMemoryError", PyExc_RuntimeError);
+  auto& error =
+      py::register_exception<SharedMemoryError>(m, "SharedMemoryError", PyExc_RuntimeError);
+  py::register_exception<SharedMemoryBusy>(m, "SharedMemoryBusy", error);
   py::class_<SharedMemory>(m, "SharedMemory")
       .def_static("create", &SharedMemory::create, py::arg("name"), py::arg("n_bytes"),
                   py::arg("reserve"))

@@ -156,7 +156,10 @@ SharedMemory SharedMemory::reopen(const std::string& name, std::size_t reserve) 
   SharedMemory m;
   m.name_ = name;
   m.fd_ = open_file(name, &m.bytes_);
-  if (flock(m.fd_, LOCK_EX | LOCK_NB) != 0) fail("take over", name, errno);
+  if (flock(m.fd_, LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) fail("take over", name, errno);
+    throw SharedMemoryBusy("shared memory /dev/shm/" + name + ": a living process uses it");
+  }
 
   // Exchanging locks lets go of the first one for a moment, in which a cleaner may come.
   if (flock(m.fd_, LOCK_SH) != 0 || !still_named(m.fd_, path_of(name))) fail("keep", name, ENOENT);

@@ -20,6 +20,12 @@ class SharedMemoryError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// A living process uses the memory that is to be taken over.
+class SharedMemoryBusy : public SharedMemoryError {
+ public:
+  using SharedMemoryError::SharedMemoryError;
+};
+
 class SharedMemory {
  public:
   // `reserve` bytes of address space are kept so that `grow` never moves the memory.
@@ -29,7 +35,7 @@ class SharedMemory {
   // `create_sparse`) may be attached before its pages exist.
   static SharedMemory attach(const std::string& name, std::size_t writable);
   // A segment of an earlier process, which is owned from here on as if it had been created here.
-  // Refused while any living process uses it.
+  // SharedMemoryBusy while any living process uses it.
   static SharedMemory reopen(const std::string& name, std::size_t reserve);
   // Sized but without pages: `commit` takes them piece by piece.
   static SharedMemory create_sparse(const std::string& name, std::size_t bytes);
