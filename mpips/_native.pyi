@@ -317,7 +317,7 @@ class RingWriter:
         table: int,
         clock: int,
         offset: int,
-        checksum: int,
+        checksum: int | None,
         done: int,
         count: int,
         n: int,
@@ -602,5 +602,4 @@ class RobinMap:
 class Xxh3:
     def __init__(self) -> None: ...
     def update(self, data: npt.NDArray[Any] | bytes | memoryview) -> None: ...
-    def update_finite(self, data: npt.NDArray[np.float32]) -> bool: ...
     def digest(self) -> int: ...

@@ -381,3 +381,25 @@ def test_initial_state_is_zero_but_for_the_accumulator():
         config = config_of(rule)
         expected = [np.float32(0.1)] if rule == "adagrad" else [0.0] * config.n_state
         assert [config.initial_state(k) for k in range(config.n_state)] == expected
+
+
+# Lengths on both sides of where vectors, stripes and blocks begin.
+CHECKSUMS = """
+import numpy as np
+from mpips import _native
+data = np.random.default_rng(1).integers(0, 256, 300_000).astype(np.uint8)
+for n in (0, 1, 16, 128, 240, 241, 255, 256, 257, 1023, 1024, 1025, 65_537, 300_000):
+    whole, cut = _native.Xxh3(), _native.Xxh3()
+    whole.update(data[:n])
+    for at in range(0, n, 997):
+        cut.update(data[at : min(at + 997, n)])
+    assert whole.digest() == cut.digest(), n
+    print(n, whole.digest())
+"""
+
+
+def test_checksums_are_the_same_on_every_instruction_set():
+    said = [run_with_kernels(name, CHECKSUMS) for name in NAMES]
+    assert all(done.returncode == 0 for done in said), said[-1].stderr
+    assert "300000 " in said[0].stdout
+    assert len({done.stdout for done in said}) == 1

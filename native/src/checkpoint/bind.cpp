@@ -1,12 +1,10 @@
 #include <pybind11/pybind11.h>
 #include <xxhash.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <new>
 
-#include "bind_arrays.hpp"
 #include "kernels/kernel_table.hpp"
 #include "register.hpp"
 
@@ -23,7 +21,7 @@ class Xxh3 {
     XXH3_64bits_reset(state_.get());
   }
   void update(const void* data, std::size_t n) noexcept {
-    XXH3_64bits_update(state_.get(), data, n);
+    kernels().hash_more(state_.get(), data, n);
   }
   std::uint64_t digest() const noexcept { return XXH3_64bits_digest(state_.get()); }
 
@@ -42,20 +40,6 @@ void update(Xxh3& sum, const py::buffer& data) {
   sum.update(info.ptr, static_cast<std::size_t>(info.size * info.itemsize));
 }
 
-// Piece by piece, so that the second look finds the numbers in the nearest cache.
-bool update_finite(Xxh3& sum, const FloatArray& data) {
-  constexpr std::size_t piece = 4096;
-  const float* at = data.data();
-  const auto n = static_cast<std::size_t>(data.size());
-  py::gil_scoped_release release;
-  for (std::size_t done = 0; done < n; done += piece) {
-    const std::size_t count = std::min(piece, n - done);
-    if (!kernels().all_finite(at + done, count)) return false;
-    sum.update(at + done, count * sizeof(float));
-  }
-  return true;
-}
-
 }  // namespace
 
 void register_checkpoint(py::module_& m) {
@@ -63,9 +47,6 @@ void register_checkpoint(py::module_& m) {
       .def(py::init<>())
       .def("update", &update, py::arg("data"),
            "Append the bytes of a contiguous array or buffer. Releases the GIL.")
-      .def("update_finite", &update_finite, py::arg("data").noconvert(),
-           "Append float32 numbers if all are finite; False if one is not: the sum is then of no "
-           "use. Releases the GIL.")
       .def("digest", &Xxh3::digest, "The checksum of all bytes so far.");
 }
 

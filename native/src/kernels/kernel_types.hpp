@@ -76,6 +76,10 @@ struct KernelTable {
   // out = g + lambda * g * g * (w - base); out may be g (DC-ASGD, Zheng et al., ICML 2017).
   void (*compensate)(float* out, const float* g, const float* w, const float* base, float lambda,
                      std::size_t n) noexcept;
+  // XXH3-64 of n bytes.
+  std::uint64_t (*hash)(const void* data, std::size_t n, std::uint64_t seed) noexcept;
+  // The next n bytes for an XXH3_state_t, which all tables share.
+  void (*hash_more)(void* state, const void* data, std::size_t n) noexcept;
 };
 
 }  // namespace mpips

@@ -1,5 +1,8 @@
 #pragma once
 
+// All its functions are static here (XXH_INLINE_ALL), each file has its own.
+#include <xxhash.h>
+
 #include "kernels/kernel_types.hpp"
 #include "kernels/rules.hpp"
 
@@ -168,6 +171,14 @@ void compensate(float* out, const float* g, const float* w, const float* base, f
   });
 }
 
+inline std::uint64_t hash(const void* data, std::size_t n, std::uint64_t seed) noexcept {
+  return seed == 0 ? XXH3_64bits(data, n) : XXH3_64bits_withSeed(data, n, seed);
+}
+
+inline void hash_more(void* state, const void* data, std::size_t n) noexcept {
+  XXH3_64bits_update(static_cast<XXH3_state_t*>(state), data, n);
+}
+
 template <class V>
 constexpr KernelTable table_of(const char* name) {
   return {name,
@@ -181,7 +192,9 @@ constexpr KernelTable table_of(const char* name) {
           all_finite<V>,
           copy_finite<V>,
           stream_finite<V>,
-          compensate<V>};
+          compensate<V>,
+          hash,
+          hash_more};
 }
 
 }  // namespace
