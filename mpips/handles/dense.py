@@ -42,12 +42,9 @@ class DenseHandle(Handle):
         self._port = self._make_port(table)
         ways = ((part.server, area_push(worker, part, table)) for part in shards)
         self._straight = {server: way for server, way in ways if way is not None}
-        # The look for NaN happens on the way only where it comes before anything that stays.
+        # The look for NaN happens on the way only where it comes before any record.
         self._checks_on_the_way = (
-            table.check_finite
-            and table.clip_norm == 0
-            and len(shards) == len(self._straight) == 1
-            and not isinstance(table.consistency, BSP)
+            table.check_finite and table.clip_norm == 0 and len(shards) == len(self._straight) == 1
         )
         self._wants_bounces = 4 * math.prod(self.shape) > BOUNCE_BYTES
 
@@ -225,7 +222,8 @@ class DenseHandle(Handle):
                 if needs_base(self._table.consistency)
                 else None
             )
-        if not self._checks_on_the_way:
+        staged = self._worker.staged_offset(update) is not None
+        if staged or not self._checks_on_the_way:
             update = self._checked(update, base)
         self._worker.control.state = f"pushing {self.name!r}"
         ends = {}
@@ -255,13 +253,13 @@ class DenseHandle(Handle):
             )
             return writer.next_sequence - 1
         if server in self._straight and not writer.replays:
-            stays = self._worker.staged_offset(update) is not None
-            checks = self._checks_on_the_way
-            if not self._straight[server].push(self._index, update, checks, stays):
+            if self._worker.staged_offset(update) is not None:
+                self._straight[server].push_staged(self._index, update)
+            elif not self._straight[server].push(self._index, update, self._checks_on_the_way):
                 self._checked(update, None)
             return writer.next_sequence - 1
         if self._checks_on_the_way:
-            self._checked(update, None)
+            update = self._checked(update, None)
         done = 0
         while True:
             done = writer.push_dense(self._index, self._worker.now, update, base, done)

@@ -69,6 +69,7 @@ class AreaWay(Protocol):
     writer: _native.RingWriter
     layout: _native.Layout
     area: Area
+    piece_bytes: int  # of one put
 
     def put_area(self, offset: int, data: Bytes) -> None:
         """Start putting bytes into the area; `data` must stay unchanged until `complete`."""

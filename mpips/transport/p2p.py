@@ -37,6 +37,7 @@ class P2pMemory:
     """One server's region through messages; see mpips.transport.remote.RemoteMemory."""
 
     name = "p2p"
+    piece_bytes = 4 << 20  # each message of that length is agreed on first
 
     def __init__(
         self, comm: MPI.Intracomm, rank: int, timeout_s: float, idle: Callable[[], None]

@@ -48,9 +48,15 @@ _EARLY_BYTES = (
 
 
 class RemoteMemory(Protocol):
-    """The region of one server, reached by messages or RMA. Offsets and lengths in bytes."""
+    """The region of one server, reached by messages or RMA. Offsets and lengths in bytes.
+
+    Attributes:
+        name: Of the transport.
+        piece_bytes: Of one put of a long array that goes fastest.
+    """
 
     name: str
+    piece_bytes: int
 
     def put(self, offset: int, data: Bytes) -> None:
         """Start a write; `data` must stay unchanged until `flush`."""
@@ -98,6 +104,7 @@ class RemoteChannel:
     ) -> None:
         """`make_writer` binds a writer to the mirror that is made here."""
         self.name = memory.name
+        self.piece_bytes = memory.piece_bytes
         self.layout = layout
         self._remote = memory
         self._question = question

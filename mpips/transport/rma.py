@@ -55,6 +55,7 @@ class RmaMemory:
     """One server's region through the window; see mpips.transport.remote.RemoteMemory."""
 
     name = "rma"
+    piece_bytes = 512 << 10  # stays in a cache between a look at it and its put
 
     def __init__(self, window: MPI.Win, messages: P2pMemory, rank: int, guard: Guard) -> None:
         """`messages` reaches the same region; `guard(what)` is a context in which a call that never

@@ -17,6 +17,7 @@ class Network:
     """
 
     name = "fake"
+    piece_bytes = 256 << 10
 
     def __init__(self, rig: Rig, seed: int, drain: bool = True) -> None:
         self.rig, self.rng = rig, np.random.default_rng(seed)

@@ -6,18 +6,19 @@ import struct
 
 import numpy as np
 import pytest
-from fake_network import remote
+from fake_network import Network, remote
 from harness import Rig, dense, floats, rows
 from test_ring_attack import FIRST, LAST, PUSH_DENSE, STAGED, Attack, dense_bytes
 
 from mpips import _native
 from mpips.errors import StallError
-from mpips.handles.area import LAST_FLOATS, PUT_FLOATS
+from mpips.handles.area import LAST_FLOATS
 from mpips.model.consistency import ASP, BSP, SSP, Scale
 from mpips.transport.area import Area
 
 LARGE = 3 * LAST_FLOATS + 5  # floats; goes in several segments, one of which takes several puts
-AREA = 64  # the record's flag
+PUT_FLOATS = Network.piece_bytes // 4
+AREA, ARRIVED = 64, 128  # flags of a record
 MODELS = {"asp": ASP(), "ssp": SSP(bound=1), "bsp": BSP("sum")}
 
 
@@ -57,6 +58,54 @@ def test_large_pushes_over_a_bad_network_are_exact_and_free_at_return(seed, mode
     assert rig.core.stats(0)["pushed"] == 7
     assert in_area(network, rig) == 7 * 4 * LARGE
     assert rig.core.counters()["records"] == channel.writer.next_sequence
+
+
+def test_a_push_that_is_waited_for_is_one_record_behind_its_bytes():
+    rig = area_rig(dense(LARGE))
+    network, channel = remote(rig)
+    worker = rig.worker(channel=channel)
+    seen = []
+    network.on_piece = lambda: seen.append(bool(rig.values().any()))
+    request = worker.table("w").push(np.ones(LARGE, np.float32))
+    assert channel.writer.next_sequence == 1
+    # All bytes are there before the record is on its way.
+    assert network.flushes == 1
+    assert len(seen) >= 2 * 4 * LARGE // network.piece_bytes
+    assert not any(seen)
+    assert request.wait().applied == 1
+    assert (rig.values() == -1).all()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_staged_pushes_over_a_bad_network_are_exact(seed):
+    rig = area_rig(dense(LARGE), staging_bytes=1 << 24, n_slots=32)
+    _, channel = remote(rig, seed=seed)
+    worker = rig.worker(channel=channel)
+    arrays, total = [worker.allocate(LARGE) for _ in range(2)], np.zeros(LARGE, np.float32)
+    requests = []
+    for step in range(6):
+        if len(requests) > 1:
+            requests.pop(0).wait()
+        array = arrays[step % 2]
+        array[:] = floats(LARGE, step)
+        total -= array
+        requests.append(worker.table("w").push(array))
+    worker.finish()
+    assert (rig.values() == total).all()
+    # Each push took more than one record.
+    assert channel.writer.next_sequence > 12
+
+
+def test_staged_update_that_is_not_finite_is_refused():
+    rig = area_rig(dense(LARGE), staging_bytes=1 << 24, n_slots=32)
+    network, channel = remote(rig)
+    worker = rig.worker(channel=channel)
+    array = worker.allocate(LARGE)
+    array[:] = 1.0
+    array[LARGE - 2] = np.nan
+    with pytest.raises(ValueError, match=f"position {LARGE - 2} of {LARGE}"):
+        worker.table("w").push(array)
+    assert not network.puts
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -102,8 +151,10 @@ def test_update_that_is_not_finite_is_refused_wherever_it_shows(model, at, bad):
     table.push(np.ones(LARGE, np.float32))
     update = np.ones(LARGE, np.float32)
     update[at] = bad
+    records = channel.writer.next_sequence
     with pytest.raises(ValueError, match=f"position {at} of {LARGE}"):
         table.push(update)
+    assert channel.writer.next_sequence == records
     assert not network.pending or model == MODELS["bsp"]
     table.push(np.ones(LARGE, np.float32))
     worker.finish()
@@ -239,6 +290,19 @@ def test_forged_pieces_with_valid_fields_are_applied_in_place():
     assert (attack.rig.values() == -1).all()
 
 
+def test_piece_that_has_arrived_needs_no_checksum():
+    attack = AreaAttack()
+    attack.piece(64, attack.n)
+    payload = struct.pack("<QQ", 64, 0)
+    flags = FIRST | LAST | AREA
+    attack.forge(0, payload, kind=PUSH_DENSE, count=attack.n, flags=flags | ARRIVED)
+    assert attack.rig.drain() == 1
+    assert (attack.rig.values() == -1).all()
+    attack.forge(1, payload, kind=PUSH_DENSE, count=attack.n, flags=flags)
+    attack.rig.core.set_patience(0.0)
+    attack.refused("record 1 is damaged")
+
+
 def test_record_before_its_piece_waits_for_it_and_is_refused_in_the_end():
     attack = AreaAttack()
     attack.rig.core.set_patience(3600.0)
@@ -275,6 +339,7 @@ WRONG = {
     "gap": ({"at": 200_004, "done": 50_001, "n": 19_999}, {}, "out of order"),
     "staged": ({}, {"flags": LAST | AREA | STAGED}, "none of an area's"),
     "with base": ({}, {"flags": LAST | AREA | 8}, "none of an area's"),
+    "arrived elsewhere": ({}, {"flags": LAST | ARRIVED}, "none of an area's"),
 }
 
 

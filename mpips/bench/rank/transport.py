@@ -15,6 +15,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from mpips import _native
 from mpips.bench.launching import Options
 from mpips.bench.measure import Comparison, Figure, Findings, typical_seconds
 from mpips.bench.rank.ranks import Ranks
@@ -27,24 +28,31 @@ SMALL, LARGE = 4 << 10, 16 << 20  # bytes
 ROWS, DIM = 10_000, 64
 PIECES = (LARGE, 4 << 20, 1 << 20, 512 << 10, 256 << 10, 128 << 10, 64 << 10, 32 << 10)
 SERVER, WORKER = 0, 1
-_TAG = 5
+_TAG, _STOP_TAG = 5, 6
 Bytes = NDArray[np.uint8]
 Times = dict[str, float]  # seconds a call
 
-# What -> (baseline, unit, bytes a call; 0: the time itself).
-_MEASURED = {
-    "push_ack_4k": ("put_flush", "us", 0),
-    "push_16m": ("put", "GB/s", LARGE),
-    "pull_16m": ("get", "GB/s", LARGE),
-    "push_16m_queued": ("put", "GB/s", LARGE),
+# What, baseline, unit, bytes a call (0: the time itself).
+_MEASURED = (
+    ("push_ack_4k", "put_flush", "us", 0),
+    ("push_16m", "put", "GB/s", LARGE),
+    ("push_16m", "bare", "GB/s", LARGE),
+    ("pull_16m", "get", "GB/s", LARGE),
+    ("push_16m_queued", "put", "GB/s", LARGE),
+)
+_BASELINES = {
+    "put_flush": "raw put + flush",
+    "put": "raw put",
+    "bare": "raw put, looked at and added there",
+    "get": "raw get",
 }
 _QUEUED = 8  # pushes under way together
 TRANSPORTS = ("rma", "p2p")
 
 
-def ratio_name(place: str, transport: str, what: str) -> str:
+def ratio_name(place: str, transport: str, what: str, base: str) -> str:
     """The name of a ratio; that of RMA between nodes is the short one."""
-    words = [place, what, "vs", _MEASURED[what][0]]
+    words = [place, what, "vs", base]
     if place != "tcp" or transport != "rma":
         words.insert(1, transport)
     return "_".join(words)
@@ -124,17 +132,18 @@ def findings(
     found = Findings()
     where = "between nodes" if place == "tcp" else "within a node"
     for transport, pairs in turns.items():
-        for what, (base, unit, n_bytes) in _MEASURED.items():
-            how = f"raw {base.replace('_', ' + ')}"
+        for what, base, unit, n_bytes in _MEASURED:
+            how = _BASELINES[base]
+            moved = "put" if base == "bare" else base
             found.comparisons.append(
                 Comparison(
-                    name=ratio_name(place, transport, what),
+                    name=ratio_name(place, transport, what, base),
                     what=f"{what} by {transport} {where}, until it is complete",
                     unit=unit,
                     ours=[in_unit(ours[what], n_bytes) for ours, _ in pairs],
                     baseline=[in_unit(raw[base], n_bytes) for _, raw in pairs],
-                    baseline_name=f"{how}, pieces of {pieces[base] >> 10} KiB"
-                    if base in pieces
+                    baseline_name=f"{how}, pieces of {pieces[moved] >> 10} KiB"
+                    if moved in pieces
                     else how,
                 )
             )
@@ -179,10 +188,11 @@ class Raw:
     """Plain MPI on the two ranks: a window on the server's, messages both ways. Collective."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
-        """Make the window; page-aligned memory on both sides, as in mpips."""
+        """Make the window; page-aligned memory on both sides, as in mpips, and zeros in it."""
         self._comm = comm.Dup()
         self._here: Bytes = np.frombuffer(mmap.mmap(-1, LARGE), np.uint8)
-        self._here[:] = 1
+        self._here[:] = 0
+        self._values = np.zeros(LARGE // 4, np.float32)
         exposed = self._here if comm.Get_rank() == SERVER else None
         self._window = MPI.Win.Create(exposed, disp_unit=1, comm=self._comm)
         self._window.Lock_all(MPI.MODE_NOCHECK)
@@ -215,6 +225,7 @@ class Raw:
         return {
             "put_flush": self._one_sided(self._put_small, many),
             "put": self._one_sided(self._put, few),
+            "bare": self._bare(few),
             "get": self._one_sided(self._get, few),
             "ping_pong_8": self._ping_pong(8, many),
             "ping_pong_4k": self._ping_pong(SMALL, many),
@@ -241,6 +252,31 @@ class Raw:
             part = self._here[at : at + step]
             self._window.Put([part, MPI.BYTE], SERVER, [at, step, MPI.BYTE])
         self._window.Flush(SERVER)
+
+    def _bare(self, calls: int) -> float:
+        """A push without a parameter server: the worker looks for NaN, puts and says so; the server adds
+        what it has got to its values, and answers. One after the other, as each needs the one before."""
+        update, word = self._here.view(np.float32), [self._here[:1], MPI.BYTE]
+
+        def push() -> None:
+            assert _native.all_finite(update, None)
+            self._put()
+            self._comm.Send(word, SERVER, _TAG)
+            self._comm.Recv(word, SERVER, _TAG)
+
+        if self._comm.Get_rank() == WORKER:
+            seconds = typical_seconds(push, calls)
+            self._comm.Send(word, SERVER, _STOP_TAG)
+            return seconds
+        status = MPI.Status()
+        while status.Get_tag() != _STOP_TAG:
+            while not self._comm.Iprobe(WORKER, MPI.ANY_TAG, status):
+                pass
+            self._comm.Recv(word, WORKER, status.Get_tag())
+            if status.Get_tag() == _TAG:
+                np.subtract(self._values, update, out=self._values)
+                self._comm.Send(word, WORKER, _TAG)
+        return 1.0
 
     def _get(self) -> None:
         step = self.pieces["get"]

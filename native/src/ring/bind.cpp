@@ -241,8 +241,10 @@ void bind_writer(py::module_& m) {
       .def(
           "push_area",
           [](RingWriter& w, std::uint16_t table, std::uint32_t clock, std::uint64_t offset,
-             std::uint64_t checksum, std::size_t done, std::size_t count, std::size_t n) {
-            return w.push_area(table, clock, {offset, checksum}, done, count, n);
+             std::optional<std::uint64_t> checksum, std::size_t done, std::size_t count,
+             std::size_t n) {
+            return w.push_area(table, clock, {offset, checksum.value_or(0)}, !checksum, done, count,
+                               n);
           },
           py::arg("table"), py::arg("clock"), py::arg("offset"), py::arg("checksum"),
           py::arg("done"), py::arg("count"), py::arg("n"))

@@ -51,6 +51,7 @@ enum RecordFlags : std::uint16_t {
       16,          // the payload is a StagedPayload: the update lies in the worker's staging region
   flag_fits = 32,  // all records of this push fit into the ring at a time
   flag_area = 64,  // the payload is an AreaPayload: the update lies in the worker's area here
+  flag_arrived = 128,  // flag_area: the piece was there before this record was sent
 };
 
 struct RecordHeader {
@@ -86,10 +87,11 @@ struct StagedPayload {
 };
 
 // A piece of an update that lies in the worker's area of the server's region. A network may bring
-// the record before the piece: the server takes both when the piece has this checksum.
+// the record before the piece: the server takes both when the piece has this checksum. With
+// flag_arrived the worker has waited until the piece was there (a flush), and there is none.
 struct AreaPayload {
   std::uint64_t offset;    // bytes into the area
-  std::uint64_t checksum;  // XXH3-64 of the piece
+  std::uint64_t checksum;  // XXH3-64 of the piece; 0 with flag_arrived
 };
 
 struct ReplyHeader {

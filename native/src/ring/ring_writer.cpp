@@ -222,10 +222,11 @@ bool RingWriter::push_staged(std::uint16_t table, std::uint32_t clock, StagedPay
 }
 
 bool RingWriter::push_area(std::uint16_t table, std::uint32_t clock, AreaPayload where,
-                           std::size_t done, std::size_t count, std::size_t n) {
+                           bool arrived, std::size_t done, std::size_t count, std::size_t n) {
   if (credits() == 0) return false;
   RecordHeader h = header(RecordKind::push_dense, table, clock);
-  h.flags = static_cast<std::uint16_t>(segment_flags(done, count, n) | flag_area);
+  h.flags = static_cast<std::uint16_t>(segment_flags(done, count, n) | flag_area |
+                                       (arrived ? flag_arrived : 0));
   h.count = static_cast<std::uint32_t>(count);
   h.offset = done;
   h.payload_bytes = sizeof where;

@@ -93,9 +93,10 @@ class RingWriter {
   // called while there is nothing else to do.
   void warm_next_slot(std::size_t at_most) const noexcept;
   bool push_staged(std::uint16_t table, std::uint32_t clock, StagedPayload where, std::size_t n);
-  // Elements [done, done + count) of a push of n; they lie (or soon will) where `where` says.
-  bool push_area(std::uint16_t table, std::uint32_t clock, AreaPayload where, std::size_t done,
-                 std::size_t count, std::size_t n);
+  // Elements [done, done + count) of a push of n; they lie where `where` says, or, unless they have
+  // `arrived`, soon will.
+  bool push_area(std::uint16_t table, std::uint32_t clock, AreaPayload where, bool arrived,
+                 std::size_t done, std::size_t count, std::size_t n);
   std::size_t push_rows(std::uint16_t table, std::uint32_t clock, const RowsToPush& push,
                         std::size_t done);
   // Rows arrive in `out` (which must stay) when `collect` has passed the record.

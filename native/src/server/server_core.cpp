@@ -209,6 +209,7 @@ bool ServerCore::piece_is_whole(std::size_t worker, const RecordHeader& h,
                                 const std::uint8_t* payload) {
   Ring& ring = rings_[worker];
   AreaPayload where;
+  if ((h.flags & flag_arrived) != 0) return true;
   if (h.payload_bytes != sizeof where || ring.verified == h.sequence + 1) return true;
   std::memcpy(&where, payload, sizeof where);
   const auto w = static_cast<std::uint32_t>(worker);

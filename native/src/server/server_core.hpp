@@ -30,10 +30,11 @@
 // waits for a segment that the worker has no slot for.
 //
 // A large dense push of a worker on another node lies in the worker's area (flag_area), put there
-// piece by piece straight from the caller's array, each piece followed by a record with its
-// checksum. The server takes a record when its piece is whole, and so verifies behind the wire;
-// with the last record it applies the update where it lies. Only this worker writes its area, and
-// no part of it again before the record that ends the push lying there is consumed.
+// straight from the caller's array. Its record follows when the worker knows, by a flush, that all
+// of it is there (flag_arrived); or, where the worker goes on at once, each piece is followed by a
+// record with its checksum: the server takes such a record when its piece is whole, and so verifies
+// behind the wire. With the last record it applies the update where it lies. Only this worker
+// writes its area, and no part of it again before the record that ends the push there is consumed.
 //
 // A record that may not be consumed yet (a BSP update out of turn, a pull ahead of its clock) stays
 // at the head of its ring. This cannot deadlock: at one clock a worker waits only for workers of

@@ -77,7 +77,7 @@ void ServerCore::check_push(std::size_t worker, const RecordHeader& h) const {
   const std::size_t unit = rows ? sizeof(std::int64_t) + parts * t.embedding->dim() * sizeof(float)
                                 : parts * sizeof(float);
   const bool in_area = (h.flags & flag_area) != 0;
-  if (in_area && (rows || (h.flags & (flag_base | flag_staged)) != 0))
+  if (in_area ? rows || (h.flags & (flag_base | flag_staged)) != 0 : (h.flags & flag_arrived) != 0)
     violation(worker, "a push that is none of an area's");
   const std::size_t expected = in_area                        ? sizeof(AreaPayload)
                                : (h.flags & flag_staged) != 0 ? sizeof(StagedPayload)
