@@ -228,6 +228,7 @@ void EmbeddingShard::apply_kept(const std::uint32_t* rows, const Update& update,
   UpdateArgs args = prepare(rule_.optimizer, step, scale);
   const std::uint64_t left = journal.first_left(part, update.count * dim_);
   std::size_t done = left % dim_;  // elements of the first row
+  for (std::size_t i = 0; i < std::min(ahead_, update.count); ++i) prefetch<1>(rows[i], row_lines_);
   for (std::size_t i = left / dim_; i < update.count; ++i, done = 0) {
     if (i + ahead_ < update.count) prefetch<1>(rows[i + ahead_], row_lines_);
     float* r = row(rows[i]);
