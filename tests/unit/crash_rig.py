@@ -471,6 +471,9 @@ def loads() -> dict[str, Load]:
     tables = [dense(300, "d", SGD(0.5), ASP()), rows(4, "e", Adam(0.1), ASP())]
     sizes = [(0, 300, ""), (1, 60, ""), (0, 300, "staged")]
     found["small-asp"] = Load(tables, sizes, n_workers=1, clocks=1)
+    # Rows of several pieces, one after the other.
+    tables = [rows(70, "e", Adam(0.1), ASP()), rows(40, "f", Momentum(0.5), ASP())]
+    found["small-wide"] = Load(tables, [(0, 5, ""), (1, 6, "")], n_workers=1, clocks=1)
     tables = [dense(600, "d", Adam(0.1), BSP()), rows(4, "e", Adam(0.1), BSP())]
     sizes = [(0, 600, ""), (1, 40, ""), (0, 600, ""), (1, 130, ""), (1, 9, "")]
     for bound in (0, 1, 3):
@@ -480,7 +483,8 @@ def loads() -> dict[str, Load]:
         # With one worker there is one order only.
         found[f"pair-asp-{bound}"] = Load(tables, sizes, 1, drain_every=3, partner=bound)
     for m, model in {"bsp": BSP(), "backup": BSP(backup=1), "asp": ASP()}.items():
-        tables = [dense(150_000, "d", Adam(0.1), model), rows(32, "e", Adam(0.1), model)]
+        dim = 70 if m == "asp" else 32
+        tables = [dense(150_000, "d", Adam(0.1), model), rows(dim, "e", Adam(0.1), model)]
         sizes = [(0, 150_000, "staged"), (1, 3000, ""), (0, 150_000, "")]
         found[f"heavy-{m}"] = Load(tables, sizes, slot_bytes=1 << 17)
     return found

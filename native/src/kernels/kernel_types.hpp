@@ -41,22 +41,25 @@ using UpdateFn = void (*)(float* w, float* s0, float* s1, const float* g, std::s
                           const UpdateArgs& args) noexcept;
 
 // Where a kernel that can be killed at any instruction keeps what it is about to change. It works
-// through its arrays piece by piece (at most 16 floats): old values into one of two slots, by
+// through its arrays piece by piece (at most 32 floats): old values into one of two slots, by
 // turns; then, in one store, which piece that is and where it was kept; then the change. So at any
 // instruction all pieces before that one are changed, it is in its slot, and those behind it are as
-// they were. The slots of the piece before stay as they are until the position has moved on.
+// they were. The slot of the piece before stays as it is until the position has moved on. The
+// caller has two places, with slots of their own, and says in `at` which one to use and with which
+// slot to begin: not with the one that the position names.
 struct Kept {
-  static constexpr unsigned shift = 9;              // element in the position's word
-  static constexpr std::uint64_t in_slot = 1 << 7;  // and below it: which slot, and how many floats
-  static constexpr std::uint64_t slot_bit = 1 << 5;
-  static constexpr std::size_t slot_floats = 16, n_arrays = 3;
+  static constexpr unsigned shift = 10;               // element in the position's word
+  static constexpr std::uint64_t in_slot = 1 << 8;    // below it: which slot, and how many floats
+  static constexpr std::uint64_t place_bit = 1 << 7;  // the caller's: see Journal::place
+  static constexpr std::uint64_t slot_bit = 1 << 6;
+  static constexpr std::size_t slot_floats = 32, n_arrays = 3;
 
-  std::uint64_t* position;
-  std::uint64_t at;  // the word for element 0, and nothing kept
-  float* slots;      // 2 slots of n_arrays times slot_floats; at a multiple of 64 bytes
+  alignas(64) std::uint64_t position;
+  alignas(64) float slots[2][2][n_arrays][slot_floats];  // by place and turn
 };
+// `at`: the position's word for element 0, with place_bit and slot_bit.
 using KeptUpdateFn = void (*)(float* w, float* s0, float* s1, const float* g, std::size_t n,
-                              const UpdateArgs& args, const Kept& kept) noexcept;
+                              const UpdateArgs& args, Kept* kept, std::uint64_t at) noexcept;
 
 // One instruction set's kernels. No alignment is asked for; all tables give the same bits.
 struct KernelTable {

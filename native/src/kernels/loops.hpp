@@ -70,40 +70,77 @@ void update(float* w, float* s0, float* s1, const float* g, std::size_t n,
 // The compiler must not move stores past these points: the order of instructions is what counts.
 inline void keep_order() noexcept { __atomic_signal_fence(__ATOMIC_SEQ_CST); }
 
-template <class V, template <class> class Rule>
-void update_kept(float* w, float* s0, float* s1, const float* g, std::size_t n,
-                 const UpdateArgs& args, const Kept& kept) noexcept {
-  constexpr std::size_t n_state = Rule<V>::n_state;
-  std::uint64_t* const position = kept.position;
-  float* const slots = kept.slots;
-  std::uint64_t at = kept.at | Kept::in_slot;
-  // The slot that is not in use: a run before this one may have ended in either.
-  std::size_t other = (*position & Kept::slot_bit) != 0 ? 0 : 1;
-  sweep<V>(n, [=, &other](auto lanes, std::size_t i) {
-    using T = typename decltype(lanes)::Vector;
-    const Rule<T> rule(args);
-    const Gradient<T> gradient(args);
-    T weight = lanes.load(w + i);
-    T a = n_state > 0 ? lanes.load(s0 + i) : T::zero();
-    T b = n_state > 1 ? lanes.load(s1 + i) : T::zero();
-    float* slot = slots + other * (Kept::n_arrays * Kept::slot_floats);
-    lanes.store(slot, weight);
-    if (n_state > 0) lanes.store(slot + Kept::slot_floats, a);
-    if (n_state > 1) lanes.store(slot + 2 * Kept::slot_floats, b);
-    keep_order();
-    __atomic_store_n(position,
-                     at + (static_cast<std::uint64_t>(i) << Kept::shift) +
-                         (other * Kept::slot_bit + lanes.size()),
-                     __ATOMIC_RELAXED);
-    keep_order();
-    other ^= 1;
-    rule(gradient(lanes.load(g + i), weight), weight, a, b);
-    lanes.store(w + i, weight);
-    if (n_state > 0) lanes.store(s0 + i, a);
-    if (n_state > 1) lanes.store(s1 + i, b);
-    keep_order();
+template <class V>
+inline void copy(float* to, const float* from, std::size_t n) noexcept {
+  sweep<V>(n, [=](auto lanes, std::size_t i) {
+    lanes.store(to + i, lanes.load(from + i));
     return true;
   });
+}
+
+// What a piece's old values are kept with: in one store.
+inline void keep(Kept* kept, std::uint64_t position) noexcept {
+  keep_order();
+  __atomic_store_n(&kept->position, position, __ATOMIC_RELAXED);
+  keep_order();
+}
+
+// A whole piece, which stays in registers between being kept and being changed.
+template <class V, template <class> class Rule>
+inline void update_piece(float* w, float* s0, float* s1, const float* g, const UpdateArgs& args,
+                         float (*slot)[Kept::slot_floats], Kept* kept,
+                         std::uint64_t position) noexcept {
+  constexpr std::size_t n_state = Rule<V>::n_state, n = Kept::slot_floats / V::width;
+  V weight[n], a[n], b[n];
+  for (std::size_t k = 0; k < n; ++k) {
+    const std::size_t at = k * V::width;
+    weight[k] = V::load(w + at);
+    weight[k].store(slot[0] + at);
+    a[k] = b[k] = V::zero();
+    if (n_state > 0) {
+      a[k] = V::load(s0 + at);
+      a[k].store(slot[1] + at);
+    }
+    if (n_state > 1) {
+      b[k] = V::load(s1 + at);
+      b[k].store(slot[2] + at);
+    }
+  }
+  keep(kept, position + Kept::slot_floats);
+  const Rule<V> rule(args);
+  const Gradient<V> gradient(args);
+  for (std::size_t k = 0; k < n; ++k) {
+    const std::size_t at = k * V::width;
+    rule(gradient(V::load(g + at), weight[k]), weight[k], a[k], b[k]);
+    weight[k].store(w + at);
+    if (n_state > 0) a[k].store(s0 + at);
+    if (n_state > 1) b[k].store(s1 + at);
+  }
+  keep_order();
+}
+
+template <class V, template <class> class Rule>
+void update_kept(float* w, float* s0, float* s1, const float* g, std::size_t n,
+                 const UpdateArgs& args, Kept* kept, std::uint64_t at) noexcept {
+  constexpr std::size_t n_state = Rule<V>::n_state;
+  auto* slots = kept->slots[(at & Kept::place_bit) != 0 ? 1 : 0];
+  at |= Kept::in_slot;
+  std::size_t i = 0;
+  for (; i + Kept::slot_floats <= n; i += Kept::slot_floats) {
+    update_piece<V, Rule>(w + i, n_state > 0 ? s0 + i : nullptr, n_state > 1 ? s1 + i : nullptr,
+                          g + i, args, slots[(at & Kept::slot_bit) != 0 ? 1 : 0], kept, at);
+    at = (at ^ Kept::slot_bit) + (Kept::slot_floats << Kept::shift);
+  }
+  const std::size_t count = n - i;
+  if (count == 0) return;
+  auto* slot = slots[(at & Kept::slot_bit) != 0 ? 1 : 0];
+  copy<V>(slot[0], w + i, count);
+  if (n_state > 0) copy<V>(slot[1], s0 + i, count);
+  if (n_state > 1) copy<V>(slot[2], s1 + i, count);
+  keep(kept, at + count);
+  update<V, Rule>(w + i, n_state > 0 ? s0 + i : nullptr, n_state > 1 ? s1 + i : nullptr, g + i,
+                  count, args);
+  keep_order();
 }
 
 template <class V>

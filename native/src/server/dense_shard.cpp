@@ -95,7 +95,9 @@ void DenseShard::apply(const Update& update, float scale, float lambda, std::uin
     part = durable_.journal->enter_part();
     durable_.journal->begin();
     const std::size_t distance = round_up(n_ * sizeof(float), page_bytes);
-    durable_.journal->keep_pieces(Durable::region, values_, distance, 1 + rule_.n_state, 0);
+    durable_.journal->keep_pieces(Durable::region, distance, 1 + rule_.n_state, false);
+    const std::uint8_t* start = durable_.journal->segment(Durable::region);
+    durable_.journal->place(0, reinterpret_cast<std::uint8_t*>(values_) - start, 0);
   }
   for (std::size_t block = 0; block < Layout::n_blocks(n_); ++block) {
     if (durable_.journal != nullptr)
@@ -141,24 +143,24 @@ void DenseShard::change_kept(std::size_t from, std::size_t count, const float* g
   float* s1 = state_[1] != nullptr ? state_[1] + from : nullptr;
   const auto kind = static_cast<std::size_t>(rule_.optimizer.kind);
   kernels().update_kept[kind](values_ + from, s0, s1, gradient, count, args,
-                              durable_.journal->kept(Journal::unit(part, from)));
+                              durable_.journal->kept(), Journal::at(Journal::unit(part, from), 0));
 }
 
 // What a kill in the middle of a piece leaves, for tests.
 void DenseShard::tear(std::size_t from, std::uint64_t part) {
-  const Kept kept = durable_.journal->kept(Journal::unit(part, from));
-  const std::uint64_t slot = (*kept.position & Kept::slot_bit) != 0 ? 0 : 1;
-  float* old = kept.slots + slot * Kept::n_arrays * Kept::slot_floats;
+  Kept& kept = *durable_.journal->kept();
+  // The piece before is kept with turn 0.
+  auto& slot = kept.slots[0][1];
   for (std::size_t k = 0; k <= rule_.n_state; ++k)
-    std::copy_n((k == 0 ? values_ : state_[k - 1]) + from, 8, old + k * Kept::slot_floats);
+    std::copy_n((k == 0 ? values_ : state_[k - 1]) + from, 8, slot[k]);
   fault::at(fault::Point::unit_saving);
-  *kept.position = kept.at | Kept::in_slot | (slot * Kept::slot_bit) | 8;
+  kept.position = Journal::at(Journal::unit(part, from), 0, 1) | Kept::in_slot | 8;
   fault::at(fault::Point::unit_saved);
   std::fill_n(values_ + from, 5, -1.0F);
   if (rule_.n_state > 0) std::fill_n(state_[0] + from, 3, -2.0F);
   fault::at(fault::Point::unit_changing);
   for (std::size_t k = 0; k <= rule_.n_state; ++k)
-    std::copy_n(old + k * Kept::slot_floats, 8, (k == 0 ? values_ : state_[k - 1]) + from);
+    std::copy_n(slot[k], 8, (k == 0 ? values_ : state_[k - 1]) + from);
 }
 
 const float* DenseShard::compensated(std::size_t from, std::size_t count, const Update& update,

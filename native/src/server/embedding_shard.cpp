@@ -217,14 +217,15 @@ void EmbeddingShard::apply_rows(const std::uint32_t* rows, const Update& update,
 }
 
 // The same with a kernel that keeps what it changes. Elements are numbered through the whole
-// update; an operation that goes on does so in the middle of a row, whose step is then counted
-// already.
+// update; an operation that goes on may do so in the middle of a row, whose step is not counted
+// then.
 void EmbeddingShard::apply_kept(const std::uint32_t* rows, const Update& update, float scale,
                                 float lambda, std::uint64_t step) {
   Journal& journal = *durable_.journal;
   const std::uint64_t part = journal.enter_part();
   journal.begin();
-  journal.keep_pieces(durable_.row_segment(), row(0), dim_ * sizeof(float), 1 + rule_.n_state, 0);
+  journal.keep_pieces(durable_.row_segment(), dim_ * sizeof(float), 1 + rule_.n_state,
+                      counts_steps_);
   UpdateArgs args = prepare(rule_.optimizer, step, scale);
   const std::uint64_t left = journal.first_left(part, update.count * dim_);
   std::size_t done = left % dim_;  // elements of the first row
@@ -233,35 +234,42 @@ void EmbeddingShard::apply_kept(const std::uint32_t* rows, const Update& update,
     if (i + ahead_ < update.count) prefetch<1>(rows[i + ahead_], row_lines_);
     float* r = row(rows[i]);
     const std::uint64_t first = i * dim_, element = Journal::unit(part, first);
-    journal.move_pieces(rows[i] * stride_ * sizeof(float), first);
+    const std::uint64_t at = rows[i] * stride_ * sizeof(float);
     if (counts_steps_) {
-      if (done == 0) journal.keep_count(r + stride_ - 1, steps_of(r), element);
-      fault::at(fault::Point::unit_saved);
-      args = prepare(rule_.optimizer, done == 0 ? count_step(r) : steps_of(r), scale);
-      Journal::barrier();
+      const std::uint32_t steps = steps_of(r);
+      journal.place(i, at, first, at + (stride_ - 1) * sizeof(float), steps);
+      args = prepare(rule_.optimizer, steps + 1, scale);
+    } else {
+      journal.place(i, at, first);
     }
+    fault::at(fault::Point::unit_saved);
     const float* base = update.base != nullptr ? update.base + i * dim_ : nullptr;
     const float* gradient = compensated(r, update.values + i * dim_, base, lambda);
+    std::uint64_t turn = 0;
     if (fault::armed && dim_ - done > 2) {
-      change_kept(r, done, done + 2, gradient, args, element);
+      change_kept(r, done, done + 2, gradient, args, Journal::at(element, i, turn++));
       fault::at(fault::Point::unit_changing);
       done += 2;
     }
-    change_kept(r, done, dim_, gradient, args, element);
-    journal.reached(Journal::unit(part, first + dim_));
+    change_kept(r, done, dim_, gradient, args, Journal::at(element, i, turn));
+    if (counts_steps_) count_step(r);
+    Journal::barrier();
     fault::at(fault::Point::unit_done);
     if (progress_ && i % progress_rows == progress_rows - 1) progress_();
   }
+  // Nothing is kept any more; but where all was past, an earlier position must not come back.
+  const std::uint64_t n = update.count * dim_;
+  if (left < n) journal.reached(Journal::unit(part, n));
 }
 
 inline void EmbeddingShard::change_kept(float* r, std::size_t from, std::size_t to,
                                         const float* gradient, const UpdateArgs& args,
-                                        std::uint64_t element) {
+                                        std::uint64_t at) {
   float* s0 = rule_.n_state > 0 ? r + dim_ + from : nullptr;
   float* s1 = rule_.n_state > 1 ? r + 2 * dim_ + from : nullptr;
   kernels().update_kept[static_cast<std::size_t>(rule_.optimizer.kind)](
-      r + from, s0, s1, gradient + from, to - from, args,
-      durable_.journal->kept(Journal::unit(element, from)));
+      r + from, s0, s1, gradient + from, to - from, args, durable_.journal->kept(),
+      Journal::unit(at, from));
 }
 
 std::uint32_t EmbeddingShard::steps_of(const float* r) const noexcept {

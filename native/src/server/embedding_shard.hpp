@@ -85,7 +85,7 @@ class EmbeddingShard final : public Shard {
   void apply_kept(const std::uint32_t* rows, const Update& update, float scale, float lambda,
                   std::uint64_t step);
   void change_kept(float* row, std::size_t from, std::size_t to, const float* gradient,
-                   const UpdateArgs& args, std::uint64_t element);
+                   const UpdateArgs& args, std::uint64_t at);
   const float* compensated(const float* row, const float* update, const float* base, float lambda);
   void apply_row(float* row, const float* update, const float* base, float lambda,
                  const UpdateArgs& args);

@@ -10,7 +10,7 @@ namespace mpips {
 namespace {
 
 constexpr std::uint64_t journal_magic = 0x4c4e524a5350504dULL;
-constexpr std::uint64_t journal_version = 1;
+constexpr std::uint64_t journal_version = 2;
 constexpr std::size_t first_scratch_bytes = std::size_t{1} << 18;
 
 }  // namespace
@@ -85,7 +85,7 @@ void Journal::begin_use() noexcept {
   head_->version = journal_version;
   head_->n_workers = n_workers_;
   head_->n_tables = n_tables_;
-  head_->active = head_->position = head_->n_logged = 0;
+  head_->active = head_->kept.position = head_->n_logged = 0;
   barrier();
   head_->in_use = 1;
   barrier();
@@ -99,7 +99,7 @@ void Journal::set_segment(std::size_t id, std::uint8_t* data) {
 // What lies in the log and at the position means nothing while no operation is active.
 void Journal::begin() noexcept {
   if (active_) return;
-  head_->position = 0;
+  head_->kept.position = 0;
   head_->n_logged = 0;
   barrier();
   head_->active = worker_ + 1;
@@ -132,7 +132,7 @@ void Journal::saved(std::uint64_t unit) noexcept {
   head_->n_spans = n_saved_;
   head_->span_bytes = span_bytes_;
   barrier();
-  head_->position = unit | in_scratch;
+  head_->kept.position = unit | in_scratch;
   barrier();
   fault::at(fault::Point::unit_saved);
 }
@@ -140,7 +140,7 @@ void Journal::saved(std::uint64_t unit) noexcept {
 void Journal::done(std::uint64_t unit) noexcept {
   fault::at(fault::Point::unit_changed);
   barrier();
-  head_->position = unit + (std::uint64_t{1} << Kept::shift);
+  head_->kept.position = unit + (std::uint64_t{1} << Kept::shift);
   barrier();
   fault::at(fault::Point::unit_done);
 }
@@ -157,32 +157,34 @@ void Journal::put_unit_back() {
   }
 }
 
-// The count is put back with the first piece, for it goes with it when that is done again.
 void Journal::put_piece_back() {
   const Pieces& p = head_->pieces;
-  const std::uint64_t position = head_->position;
-  std::uint8_t* at = segments_.at(p.where >> segment_shift) + (p.where & offset_mask);
+  const std::uint64_t position = head_->kept.position;
+  const std::size_t number = (position & Kept::place_bit) != 0 ? 1 : 0;
+  const Place& place = p.places[number];
+  std::uint8_t* segment = segments_.at(p.segment);
   const std::uint64_t part = position >> part_shift << part_shift;
-  const std::uint64_t element = ((position - part) >> Kept::shift) - p.first;
+  const std::uint64_t element = (position - part) >> Kept::shift;
+  const std::uint64_t at = place.start + element * sizeof(float);
   const std::size_t bytes = (position & (Kept::slot_bit - 1)) * sizeof(float);
-  const auto& slot = head_->slots[(position & Kept::slot_bit) != 0 ? 1 : 0];
+  const auto& slot = head_->kept.slots[number][(position & Kept::slot_bit) != 0 ? 1 : 0];
   for (std::size_t k = 0; k < p.n_arrays; ++k) {
-    std::memcpy(at + k * p.distance + element * sizeof(float), slot[k], bytes);
+    std::memcpy(segment + at + k * p.distance, slot[k], bytes);
     fault::at(fault::Point::recovering);
   }
-  const auto count = static_cast<std::uint32_t>(p.count);
-  if (p.counts != 0 && element == 0) std::memcpy(at + p.count_distance, &count, sizeof count);
+  const auto count = static_cast<std::uint32_t>(place.count);
+  if (p.counts != 0) std::memcpy(segment + place.count_at, &count, sizeof count);
 }
 
 long Journal::undo() {
   if (head_->active == 0) return -1;
-  if ((head_->position & state_mask) != 0) {
-    if ((head_->position & in_scratch) != 0)
+  if ((head_->kept.position & state_mask) != 0) {
+    if ((head_->kept.position & in_scratch) != 0)
       put_unit_back();
     else
       put_piece_back();
     barrier();
-    head_->position &= ~state_mask;
+    head_->kept.position &= ~state_mask;
     barrier();
     fault::at(fault::Point::recovering);
   }
@@ -195,7 +197,7 @@ long Journal::undo() {
   barrier();
   active_ = resuming_ = true;
   part_ = 0;
-  resume_ = head_->position;
+  resume_ = head_->kept.position;
   return static_cast<long>(head_->active) - 1;
 }
 

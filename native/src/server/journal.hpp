@@ -36,10 +36,10 @@
 //    is skipped: it is complete and must not be applied twice. Parts and units are numbered in the
 //    order in which the operation comes to them, which is the same again, since it depends on the
 //    record and on words that are as they were.
-//    The optimizers' kernels do the same by themselves in pieces of 16 floats (`Kept`), whose
+//    The optimizers' kernels do the same by themselves in pieces of 32 floats (`Kept`), whose
 //    position is the element: two slots by turns instead of the scratch area, and no store that
-//    says "changed", since the next piece's position does. A row's step count goes with its first
-//    piece.
+//    says "changed", since the next piece's position does. A row's step count changes behind its
+//    last piece, and is put back with any of them.
 // 3. What lies behind an end that a word gives (new rows, segments of a push that is not complete):
 //    written first, then the end moves. Doing that again writes the same bytes. The number of rows
 //    of a table moves at once and is not put back: a row that was made and not updated holds what a
@@ -161,46 +161,43 @@ class Journal {
   void done(std::uint64_t unit) noexcept;
 
   // Pieces: units of single elements, which a kernel numbers and keeps itself (see Kept). They lie
-  // `distance` bytes apart in each of `n_arrays` arrays; element `first` of the part is at `from`.
-  // Nothing may be kept at that time: `reached` says so.
-  void keep_pieces(std::size_t segment_id, const void* from, std::size_t distance,
-                   std::size_t n_arrays, std::uint64_t first) noexcept {
+  // `distance` bytes apart in each of `n_arrays` arrays; `place` says where. Nothing may be kept at
+  // that time: `reached` says so. `counts`: each place has a count.
+  void keep_pieces(std::size_t segment_id, std::size_t distance, std::size_t n_arrays,
+                   bool counts) noexcept {
     Pieces& p = head_->pieces;
-    const auto at = static_cast<const std::uint8_t*>(from) - segments_[segment_id];
-    where_pieces_ = p.where =
-        (static_cast<std::uint64_t>(segment_id) << segment_shift) | static_cast<std::uint64_t>(at);
+    p.segment = segment_id;
     p.distance = distance;
     p.n_arrays = n_arrays;
-    p.first = first;
-    p.counts = 0;
+    p.counts = counts;
     barrier();
   }
-  // The same arrays, so many bytes behind the place given last by `keep_pieces`.
-  void move_pieces(std::uint64_t offset, std::uint64_t first) noexcept {
-    head_->pieces.where = where_pieces_ + offset;
-    head_->pieces.first = first;
+  // Element `first` of the part lies so many bytes into the segment. There are two such places by
+  // turns, as a piece may still be kept of the one before: `number` is that of this one.
+  void place(std::uint64_t number, std::uint64_t offset, std::uint64_t first) noexcept {
+    head_->pieces.places[number & 1].start = offset - first * sizeof(float);
     barrier();
   }
-  // A word beside the pieces that counts up by one before the first of them: its old value is kept
-  // from here on until the second piece is.
-  void keep_count(const void* from, std::uint32_t old, std::uint64_t element) noexcept {
-    Pieces& p = head_->pieces;
-    p.count = old;
-    p.count_distance = static_cast<std::uint64_t>(
-        static_cast<const std::uint8_t*>(from) - segments_[p.where >> segment_shift] -
-        static_cast<std::ptrdiff_t>(p.where & offset_mask));
-    p.counts = 1;
-    barrier();
-    head_->position = element | Kept::in_slot;
-    barrier();
+  // The same, and the old value of a word that lies so many bytes into the segment. It is put back
+  // with any piece of this place, so it may change once all of them are changed.
+  void place(std::uint64_t number, std::uint64_t offset, std::uint64_t first,
+             std::uint64_t count_at, std::uint32_t count) noexcept {
+    Place& p = head_->pieces.places[number & 1];
+    p.count = count;
+    p.count_at = count_at;
+    place(number, offset, first);
   }
-  Kept kept(std::uint64_t element) noexcept {
-    return {&head_->position, element, &head_->slots[0][0][0]};
+  Kept* kept() noexcept { return &head_->kept; }
+  // For a kernel that begins with this element, of the place of this number; it is the `turn`-th
+  // one in a row there.
+  static std::uint64_t at(std::uint64_t element, std::uint64_t number,
+                          std::uint64_t turn = 0) noexcept {
+    return element | (number & 1) * Kept::place_bit | (turn & 1) * Kept::slot_bit;
   }
   // All elements before this one are changed, and nothing is kept.
   void reached(std::uint64_t element) noexcept {
     barrier();
-    head_->position = element;
+    head_->kept.position = element;
     barrier();
   }
   // Element of a part from which on there is something to do, `n` being its number of elements.
@@ -216,14 +213,18 @@ class Journal {
   // Nothing of the operation is left, or nothing that counts.
   void forget() noexcept { commit(); }
   bool resuming() const noexcept { return resuming_; }
-  bool untouched() const noexcept { return head_->position == 0; }
+  bool untouched() const noexcept { return head_->kept.position == 0; }
 
   static void barrier() noexcept { std::atomic_signal_fence(std::memory_order_seq_cst); }
 
  private:
+  struct Place {
+    std::uint64_t start;  // offset of element 0, modulo 2^64
+    std::uint64_t count, count_at;
+  };
   struct Pieces {
-    std::uint64_t where, distance, n_arrays, first;
-    std::uint64_t counts, count, count_distance;  // see keep_count
+    std::uint64_t segment, distance, n_arrays, counts;
+    Place places[2];
   };
   struct Head {
     std::uint64_t magic, version, n_workers, n_tables, in_use;
@@ -232,15 +233,14 @@ class Journal {
     std::uint64_t n_spans, span_bytes;  // of the unit in the scratch area
     Pieces pieces;
     // Unit, with `in_scratch` set while its old bytes are in the scratch area, or as Kept says.
-    alignas(64) std::uint64_t position;
-    alignas(64) float slots[2][Kept::n_arrays][Kept::slot_floats];
+    Kept kept;
   };
   struct Logged {
     std::uint64_t index, value;
   };
   static constexpr unsigned part_shift = 45, segment_shift = 48;
   static constexpr std::uint64_t offset_mask = (std::uint64_t{1} << segment_shift) - 1;
-  static constexpr std::uint64_t in_scratch = 1 << 8;
+  static constexpr std::uint64_t in_scratch = 1 << 9;
   static constexpr std::uint64_t state_mask = (1 << Kept::shift) - 1;
 
   static void copy(std::uint8_t* to, const std::uint8_t* from, std::size_t bytes) noexcept {
@@ -266,7 +266,7 @@ class Journal {
   std::size_t n_saved_ = 0, span_bytes_ = 0, reserved_ = 0;
   std::vector<std::uint8_t*> segments_;
   bool active_ = false, resuming_ = false;
-  std::uint64_t part_ = 0, resume_ = 0, where_pieces_ = 0;
+  std::uint64_t part_ = 0, resume_ = 0;
 };
 
 }  // namespace mpips
