@@ -347,32 +347,44 @@ def compare(found: dict[str, bytes], expected: dict[str, bytes], story: str) -> 
         raise AssertionError(f"{story}: {name} is {a}, not {b}")
 
 
-def die_everywhere(load: Load, stride: int) -> tuple[int, int]:
+def die_everywhere(load: Load, stride: int, all_of: int = 0) -> tuple[int, int]:
     """Kill the first life at every point (every `stride`-th), and the second somewhere in turn.
 
-    Returns the number of points of an undisturbed life and of kills.
+    Args:
+        load: What is done.
+        stride: Of the points of the first life.
+        all_of: Kill the second life at each of so many points instead, after each death of the first.
+
+    Returns:
+        The number of points of an undisturbed life and of kills.
     """
     token = kept(new_token())
     _, (expected, n_points) = live(token, load, 0, "any:0")
     unlink_job(token)
-    kills, second = 0, 0
+    kills, turn = 0, 0
     for n in range(1, n_points + 1, stride):
-        token = kept(new_token())
-        try:
-            ended, _ = live(token, load, 0, f"any:{n}")
-            assert ended == signal.SIGKILL, f"point {n} was not reached"
-            kills += 1
-            story = f"killed at point {n}"
-            second = second % 40 + 1
-            ended, outcome = live(token, load, 1, f"any:{second}")
-            if ended:
-                kills += 1
-                story += f", and the next life at its point {second}"
-                _, outcome = live(token, load, 2, "")
-            compare(outcome[0], expected, story)
-        finally:
-            unlink_job(token)
+        turn = turn % 40 + 1
+        for second in range(1, all_of + 1) if all_of else [turn]:
+            kills += die_twice(load, n, second, expected)
     return n_points, kills
+
+
+def die_twice(load: Load, n: int, second: int, expected: dict[str, bytes]) -> int:
+    """Kill the first life at a point and the next one at another; how many of them came so far."""
+    token = kept(new_token())
+    try:
+        ended, _ = live(token, load, 0, f"any:{n}")
+        assert ended == signal.SIGKILL, f"point {n} was not reached"
+        kills, story = 1, f"killed at point {n}"
+        ended, outcome = live(token, load, 1, f"any:{second}")
+        if ended:
+            kills += 1
+            story += f", and the next life at its point {second}"
+            _, outcome = live(token, load, 2, "")
+        compare(outcome[0], expected, story)
+        return kills
+    finally:
+        unlink_job(token)
 
 
 def live_shortly(load: Load, points: int) -> int:
@@ -495,6 +507,8 @@ def main() -> None:
     load = loads()[name]
     if how == "everywhere":
         print("{} points, {} kills".format(*die_everywhere(load, number)))
+    elif how == "twice":
+        print("{} points, {} kills".format(*die_everywhere(load, number, 24)))
     elif how == "anytime":
         print("{} runs, {} kills".format(*die_anytime(load, number, 8)))
     else:

@@ -45,6 +45,11 @@ def test_killed_at_every_point_the_bits_are_those_of_an_undisturbed_run(load):
     assert kills > 1.5 * (points // COARSE)  # most second lives were killed too
 
 
+def test_killed_again_at_any_point_of_the_recovery_nothing_is_applied_twice():
+    points, kills = crash("small-asp", "twice", 37 * COARSE)
+    assert kills > 40 * points // (37 * COARSE)
+
+
 @pytest.mark.parametrize("load", OTHERS)
 def test_killed_at_many_points_the_bits_are_those_of_an_undisturbed_run(load):
     points, kills = crash(load, "everywhere", COARSE * (61 if "large" not in load else 151))
