@@ -222,6 +222,7 @@ void EmbeddingShard::apply_rows(const std::uint32_t* rows, const Update& update,
 void EmbeddingShard::apply_kept(const std::uint32_t* rows, const Update& update, float scale,
                                 float lambda, std::uint64_t step) {
   Journal& journal = *durable_.journal;
+  const bool armed = fault::armed;
   const std::uint64_t part = journal.enter_part();
   journal.begin();
   journal.keep_pieces(durable_.row_segment(), dim_ * sizeof(float), 1 + rule_.n_state,
@@ -242,11 +243,11 @@ void EmbeddingShard::apply_kept(const std::uint32_t* rows, const Update& update,
     } else {
       journal.place(i, at, first);
     }
-    fault::at(fault::Point::unit_saved);
+    if (armed) fault::at(fault::Point::unit_saved);
     const float* base = update.base != nullptr ? update.base + i * dim_ : nullptr;
     const float* gradient = compensated(r, update.values + i * dim_, base, lambda);
     std::uint64_t turn = 0;
-    if (fault::armed && dim_ - done > 2) {
+    if (armed && dim_ - done > 2) {
       change_kept(r, done, done + 2, gradient, args, Journal::at(element, i, turn++));
       fault::at(fault::Point::unit_changing);
       done += 2;
@@ -254,7 +255,7 @@ void EmbeddingShard::apply_kept(const std::uint32_t* rows, const Update& update,
     change_kept(r, done, dim_, gradient, args, Journal::at(element, i, turn));
     if (counts_steps_) count_step(r);
     Journal::barrier();
-    fault::at(fault::Point::unit_done);
+    if (armed) fault::at(fault::Point::unit_done);
     if (progress_ && i % progress_rows == progress_rows - 1) progress_();
   }
   // Nothing is kept any more; but where all was past, an earlier position must not come back.
