@@ -205,13 +205,17 @@ void EmbeddingShard::apply_rows(const std::uint32_t* rows, const Update& update,
                                 float lambda, std::uint64_t step) {
   if (durable_.journal != nullptr) return apply_kept(rows, update, scale, lambda, step);
   UpdateArgs args = prepare(rule_.optimizer, step, scale);
+  const UpdateFn change = kernels().update[static_cast<std::size_t>(rule_.optimizer.kind)];
   for (std::size_t i = 0; i < std::min(ahead_, update.count); ++i) prefetch<1>(rows[i], row_lines_);
   for (std::size_t i = 0; i < update.count; ++i) {
     if (i + ahead_ < update.count) prefetch<1>(rows[i + ahead_], row_lines_);
     float* r = row(rows[i]);
     if (counts_steps_) args = prepare(rule_.optimizer, count_step(r), scale);
     const float* base = update.base != nullptr ? update.base + i * dim_ : nullptr;
-    apply_row(r, update.values + i * dim_, base, lambda, args);
+    const float* gradient = compensated(r, update.values + i * dim_, base, lambda);
+    float* s0 = rule_.n_state > 0 ? r + dim_ : nullptr;
+    float* s1 = rule_.n_state > 1 ? r + 2 * dim_ : nullptr;
+    change(r, s0, s1, gradient, dim_, args);
     if (progress_ && i % progress_rows == progress_rows - 1) progress_();
   }
 }
@@ -223,6 +227,7 @@ void EmbeddingShard::apply_kept(const std::uint32_t* rows, const Update& update,
                                 float lambda, std::uint64_t step) {
   Journal& journal = *durable_.journal;
   const bool armed = fault::armed;
+  const KeptUpdateFn change = kernels().update_kept[static_cast<std::size_t>(rule_.optimizer.kind)];
   const std::uint64_t part = journal.enter_part();
   journal.begin();
   journal.keep_pieces(durable_.row_segment(), dim_ * sizeof(float), 1 + rule_.n_state,
@@ -248,11 +253,11 @@ void EmbeddingShard::apply_kept(const std::uint32_t* rows, const Update& update,
     const float* gradient = compensated(r, update.values + i * dim_, base, lambda);
     std::uint64_t turn = 0;
     if (armed && dim_ - done > 2) {
-      change_kept(r, done, done + 2, gradient, args, Journal::at(element, i, turn++));
+      change_kept(change, r, done, done + 2, gradient, args, Journal::at(element, i, turn++));
       fault::at(fault::Point::unit_changing);
       done += 2;
     }
-    change_kept(r, done, dim_, gradient, args, Journal::at(element, i, turn));
+    change_kept(change, r, done, dim_, gradient, args, Journal::at(element, i, turn));
     if (counts_steps_) count_step(r);
     Journal::barrier();
     if (armed) fault::at(fault::Point::unit_done);
@@ -263,14 +268,13 @@ void EmbeddingShard::apply_kept(const std::uint32_t* rows, const Update& update,
   if (left < n) journal.reached(Journal::unit(part, n));
 }
 
-inline void EmbeddingShard::change_kept(float* r, std::size_t from, std::size_t to,
-                                        const float* gradient, const UpdateArgs& args,
-                                        std::uint64_t at) {
+inline void EmbeddingShard::change_kept(KeptUpdateFn change, float* r, std::size_t from,
+                                        std::size_t to, const float* gradient,
+                                        const UpdateArgs& args, std::uint64_t at) {
   float* s0 = rule_.n_state > 0 ? r + dim_ + from : nullptr;
   float* s1 = rule_.n_state > 1 ? r + 2 * dim_ + from : nullptr;
-  kernels().update_kept[static_cast<std::size_t>(rule_.optimizer.kind)](
-      r + from, s0, s1, gradient + from, to - from, args, durable_.journal->kept(),
-      Journal::unit(at, from));
+  change(r + from, s0, s1, gradient + from, to - from, args, durable_.journal->kept(),
+         Journal::unit(at, from));
 }
 
 std::uint32_t EmbeddingShard::steps_of(const float* r) const noexcept {
@@ -290,14 +294,6 @@ inline const float* EmbeddingShard::compensated(const float* r, const float* upd
   if (base == nullptr || lambda == 0.0F) return update;
   kernels().compensate(scratch_.data(), update, r, base, lambda, dim_);
   return scratch_.data();
-}
-
-void EmbeddingShard::apply_row(float* r, const float* update, const float* base, float lambda,
-                               const UpdateArgs& args) {
-  update = compensated(r, update, base, lambda);
-  float* s0 = rule_.n_state > 0 ? r + dim_ : nullptr;
-  float* s1 = rule_.n_state > 1 ? r + 2 * dim_ : nullptr;
-  kernels().update[static_cast<std::size_t>(rule_.optimizer.kind)](r, s0, s1, update, dim_, args);
 }
 
 // The user's rule sees the touched rows as one flat array; they are gathered and put back.

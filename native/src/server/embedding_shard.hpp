@@ -84,11 +84,9 @@ class EmbeddingShard final : public Shard {
                  std::size_t first_new);
   void apply_kept(const std::uint32_t* rows, const Update& update, float scale, float lambda,
                   std::uint64_t step);
-  void change_kept(float* row, std::size_t from, std::size_t to, const float* gradient,
-                   const UpdateArgs& args, std::uint64_t at);
+  void change_kept(KeptUpdateFn change, float* row, std::size_t from, std::size_t to,
+                   const float* gradient, const UpdateArgs& args, std::uint64_t at);
   const float* compensated(const float* row, const float* update, const float* base, float lambda);
-  void apply_row(float* row, const float* update, const float* base, float lambda,
-                 const UpdateArgs& args);
   std::uint32_t steps_of(const float* row) const noexcept;
   std::uint32_t count_step(float* row) const noexcept;
   void apply_python(const Update& update, float scale, float lambda, std::uint64_t step);
