@@ -403,3 +403,40 @@ def test_checksums_are_the_same_on_every_instruction_set():
     assert all(done.returncode == 0 for done in said), said[-1].stderr
     assert "300000 " in said[0].stdout
     assert len({done.stdout for done in said}) == 1
+
+
+# Pushes of rows through a server, with a journal and without: kernels of rows, whole and cut.
+ROWS = """
+import hashlib
+import numpy as np
+from mpips.bench.scratch import Side
+from mpips.model.consistency import ASP
+from mpips.model.optimizer import OPTIMIZERS
+from mpips.model.table import EmbeddingTable
+
+def digest(optimizer, dim, journal):
+    table = EmbeddingTable("e", dim, optimizer=optimizer(0.1), consistency=ASP())
+    side, rng = Side(table, journal, 4096), np.random.default_rng(dim)
+    for _ in range(3):
+        keys = rng.permutation(700)[:600]
+        update = rng.standard_normal((600, dim), np.float32)
+        assert side.writer.push_rows(0, 0, keys, update, None, 0) == 600
+        side.core.drain(0.0, 0)
+    keys, values = side.core.embedding_rows(0)
+    side.regions.unlink()
+    assert len(keys) > 600 and np.isfinite(values).all()
+    return hashlib.sha256(values[np.argsort(keys)].tobytes()).hexdigest()
+
+for name, optimizer in OPTIMIZERS.items():
+    for dim in (1, 5, 16, 32, 33, 70):
+        found = {digest(optimizer, dim, journal) for journal in (False, True)}
+        assert len(found) == 1, (name, dim)
+        print(name, dim, *found)
+"""
+
+
+def test_rows_have_the_same_bits_on_every_instruction_set_with_a_journal_and_without():
+    said = [run_with_kernels(name, ROWS) for name in NAMES]
+    assert all(done.returncode == 0 for done in said), [done.stderr[-2000:] for done in said]
+    assert len(said[0].stdout.splitlines()) == 6 * len(OPTIMIZERS)
+    assert len({done.stdout for done in said}) == 1

@@ -55,17 +55,35 @@ struct Kept {
   static constexpr std::size_t slot_floats = 32, n_arrays = 3;
 
   alignas(64) std::uint64_t position;
+  std::uint64_t start[2];  // the caller's, by place; set by kernels of rows
   alignas(64) float slots[2][2][n_arrays][slot_floats];  // by place and turn
 };
 // `at`: the position's word for element 0, with place_bit and slot_bit.
 using KeptUpdateFn = void (*)(float* w, float* s0, float* s1, const float* g, std::size_t n,
                               const UpdateArgs& args, Kept* kept, std::uint64_t at) noexcept;
 
+// Rows of a table that are changed one after the other. A row holds `dim` weights and as many of
+// each state behind them; the next ones' lines are asked for ahead.
+struct RowsToChange {
+  float* table;               // row 0
+  const std::uint32_t* rows;  // `n` are changed, those of `n_known` behind them come later
+  std::size_t n, n_known, stride, dim;  // of a row: floats
+  const float* gradient;                // n times dim
+  std::size_t ahead, lines;             // rows; lines of each
+};
+using RowsUpdateFn = void (*)(const RowsToChange& rows, const UpdateArgs& args) noexcept;
+// Rows number `first` and so on of a part of an operation, which begins at `part`: each is a place
+// of its own (see Journal::place), by turns; no piece of place `first` modulo 2 may be kept.
+using KeptRowsUpdateFn = void (*)(const RowsToChange& rows, const UpdateArgs& args, Kept* kept,
+                                  std::uint64_t part, std::uint64_t first) noexcept;
+
 // One instruction set's kernels. No alignment is asked for; all tables give the same bits.
 struct KernelTable {
   const char* name;
   UpdateFn update[n_optimizers];           // by OptimizerKind
   KeptUpdateFn update_kept[n_optimizers];  // the same bits; see Kept
+  RowsUpdateFn update_rows[n_optimizers];
+  KeptRowsUpdateFn update_rows_kept[n_optimizers];
   // dst += src
   void (*add)(float* dst, const float* src, std::size_t n) noexcept;
   // dst *= a

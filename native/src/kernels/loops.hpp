@@ -119,28 +119,79 @@ inline void update_piece(float* w, float* s0, float* s1, const float* g, const U
   keep_order();
 }
 
+// `at` without slot_bit: the first piece goes to slot `turn` of the place that it names.
 template <class V, template <class> class Rule>
-void update_kept(float* w, float* s0, float* s1, const float* g, std::size_t n,
-                 const UpdateArgs& args, Kept* kept, std::uint64_t at) noexcept {
+[[gnu::always_inline]] inline void update_pieces(float* w, float* s0, float* s1, const float* g,
+                                                 std::size_t n, const UpdateArgs& args, Kept* kept,
+                                                 std::uint64_t at, std::size_t place,
+                                                 std::size_t turn) noexcept {
   constexpr std::size_t n_state = Rule<V>::n_state;
-  auto* slots = kept->slots[(at & Kept::place_bit) != 0 ? 1 : 0];
   at |= Kept::in_slot;
   std::size_t i = 0;
-  for (; i + Kept::slot_floats <= n; i += Kept::slot_floats) {
+  for (; i + Kept::slot_floats <= n; i += Kept::slot_floats, turn ^= 1)
     update_piece<V, Rule>(w + i, n_state > 0 ? s0 + i : nullptr, n_state > 1 ? s1 + i : nullptr,
-                          g + i, args, slots[(at & Kept::slot_bit) != 0 ? 1 : 0], kept, at);
-    at = (at ^ Kept::slot_bit) + (Kept::slot_floats << Kept::shift);
-  }
+                          g + i, args, kept->slots[place][turn], kept,
+                          at + (i << Kept::shift) + turn * Kept::slot_bit);
   const std::size_t count = n - i;
   if (count == 0) return;
-  auto* slot = slots[(at & Kept::slot_bit) != 0 ? 1 : 0];
+  auto* slot = kept->slots[place][turn];
   copy<V>(slot[0], w + i, count);
   if (n_state > 0) copy<V>(slot[1], s0 + i, count);
   if (n_state > 1) copy<V>(slot[2], s1 + i, count);
-  keep(kept, at + count);
+  keep(kept, at + (i << Kept::shift) + turn * Kept::slot_bit + count);
   update<V, Rule>(w + i, n_state > 0 ? s0 + i : nullptr, n_state > 1 ? s1 + i : nullptr, g + i,
                   count, args);
   keep_order();
+}
+
+template <class V, template <class> class Rule>
+void update_kept(float* w, float* s0, float* s1, const float* g, std::size_t n,
+                 const UpdateArgs& args, Kept* kept, std::uint64_t at) noexcept {
+  const std::size_t place = (at & Kept::place_bit) != 0, turn = (at & Kept::slot_bit) != 0;
+  update_pieces<V, Rule>(w, s0, s1, g, n, args, kept, at & ~Kept::slot_bit, place, turn);
+}
+
+// Inlined always: GCC takes a function that only prefetches for one without effects, and drops its
+// calls.
+[[gnu::always_inline]] inline void ask_for(const RowsToChange& r, std::size_t i) noexcept {
+  if (i >= r.n_known) return;
+  const auto* at = reinterpret_cast<const char*>(r.table + r.rows[i] * r.stride);
+  for (std::size_t line = 0; line < r.lines; ++line) __builtin_prefetch(at + 64 * line, 1);
+}
+
+template <class V, template <class> class Rule>
+void update_rows(const RowsToChange& rows, const UpdateArgs& args) noexcept {
+  constexpr std::size_t n_state = Rule<V>::n_state;
+  // Copies: what is stored could not change them, so they stay in registers.
+  const RowsToChange r = rows;
+  const UpdateArgs mine = args;
+  for (std::size_t i = 0; i < r.n; ++i) {
+    ask_for(r, i + r.ahead);
+    float* w = r.table + r.rows[i] * r.stride;
+    update<V, Rule>(w, n_state > 0 ? w + r.dim : nullptr, n_state > 1 ? w + 2 * r.dim : nullptr,
+                    r.gradient + i * r.dim, r.dim, mine);
+  }
+}
+
+template <class V, template <class> class Rule>
+void update_rows_kept(const RowsToChange& rows, const UpdateArgs& args, Kept* kept,
+                      std::uint64_t part, std::uint64_t first) noexcept {
+  constexpr std::size_t n_state = Rule<V>::n_state;
+  // Copies: what is stored could not change them, so they stay in registers.
+  const RowsToChange r = rows;
+  const UpdateArgs mine = args;
+  for (std::size_t i = 0; i < r.n; ++i) {
+    ask_for(r, i + r.ahead);
+    const std::uint64_t place = (first + i) & 1, element = (first + i) * r.dim;
+    const std::size_t at = r.rows[i] * r.stride;
+    __atomic_store_n(&kept->start[place], (at - element) * sizeof(float), __ATOMIC_RELAXED);
+    keep_order();
+    float* w = r.table + at;
+    update_pieces<V, Rule>(w, n_state > 0 ? w + r.dim : nullptr,
+                           n_state > 1 ? w + 2 * r.dim : nullptr, r.gradient + i * r.dim, r.dim,
+                           mine, kept, part + (element << Kept::shift) + place * Kept::place_bit,
+                           place, 0);
+  }
 }
 
 template <class V>
@@ -224,6 +275,12 @@ constexpr KernelTable table_of(const char* name) {
           {update_kept<V, Sgd>, update_kept<V, Momentum>, update_kept<V, Nesterov>,
            update_kept<V, Adagrad>, update_kept<V, RmsProp>, update_kept<V, Adam>,
            update_kept<V, AdamW>, update_kept<V, Ftrl>},
+          {update_rows<V, Sgd>, update_rows<V, Momentum>, update_rows<V, Nesterov>,
+           update_rows<V, Adagrad>, update_rows<V, RmsProp>, update_rows<V, Adam>,
+           update_rows<V, AdamW>, update_rows<V, Ftrl>},
+          {update_rows_kept<V, Sgd>, update_rows_kept<V, Momentum>, update_rows_kept<V, Nesterov>,
+           update_rows_kept<V, Adagrad>, update_rows_kept<V, RmsProp>, update_rows_kept<V, Adam>,
+           update_rows_kept<V, AdamW>, update_rows_kept<V, Ftrl>},
           add<V>,
           scale<V>,
           all_finite<V>,

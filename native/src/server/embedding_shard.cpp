@@ -201,13 +201,28 @@ inline void EmbeddingShard::prefetch(std::uint32_t index, std::size_t n_lines) c
     __builtin_prefetch(at + line * line_bytes, for_writing);
 }
 
+RowsToChange EmbeddingShard::rows_of(const std::uint32_t* rows, const Update& update,
+                                     std::size_t from) noexcept {
+  const std::size_t left = update.count - from;
+  return {row(0),    rows + from, std::min(progress_rows, left), left,
+          stride_,   dim_,        update.values + from * dim_,   ahead_,
+          row_lines_};
+}
+
+// Rows whose rule counts their steps, or whose updates are compensated, are changed one by one.
+bool EmbeddingShard::one_by_one(const Update& update, float lambda) const noexcept {
+  return counts_steps_ || (update.base != nullptr && lambda != 0.0F);
+}
+
 void EmbeddingShard::apply_rows(const std::uint32_t* rows, const Update& update, float scale,
                                 float lambda, std::uint64_t step) {
   if (durable_.journal != nullptr) return apply_kept(rows, update, scale, lambda, step);
   UpdateArgs args = prepare(rule_.optimizer, step, scale);
-  const UpdateFn change = kernels().update[static_cast<std::size_t>(rule_.optimizer.kind)];
+  const auto kind = static_cast<std::size_t>(rule_.optimizer.kind);
+  const UpdateFn change = kernels().update[kind];
+  const bool single = one_by_one(update, lambda);
   for (std::size_t i = 0; i < std::min(ahead_, update.count); ++i) prefetch<1>(rows[i], row_lines_);
-  for (std::size_t i = 0; i < update.count; ++i) {
+  for (std::size_t i = 0; single && i < update.count; ++i) {
     if (i + ahead_ < update.count) prefetch<1>(rows[i + ahead_], row_lines_);
     float* r = row(rows[i]);
     if (counts_steps_) args = prepare(rule_.optimizer, count_step(r), scale);
@@ -218,6 +233,10 @@ void EmbeddingShard::apply_rows(const std::uint32_t* rows, const Update& update,
     change(r, s0, s1, gradient, dim_, args);
     if (progress_ && i % progress_rows == progress_rows - 1) progress_();
   }
+  for (std::size_t i = 0; !single && i < update.count; i += progress_rows) {
+    kernels().update_rows[kind](rows_of(rows, update, i), args);
+    if (progress_) progress_();
+  }
 }
 
 // The same with a kernel that keeps what it changes. Elements are numbered through the whole
@@ -226,17 +245,20 @@ void EmbeddingShard::apply_rows(const std::uint32_t* rows, const Update& update,
 void EmbeddingShard::apply_kept(const std::uint32_t* rows, const Update& update, float scale,
                                 float lambda, std::uint64_t step) {
   Journal& journal = *durable_.journal;
-  const bool armed = fault::armed;
-  const KeptUpdateFn change = kernels().update_kept[static_cast<std::size_t>(rule_.optimizer.kind)];
+  const auto kind = static_cast<std::size_t>(rule_.optimizer.kind);
   const std::uint64_t part = journal.enter_part();
   journal.begin();
   journal.keep_pieces(durable_.row_segment(), dim_ * sizeof(float), 1 + rule_.n_state,
                       counts_steps_);
   UpdateArgs args = prepare(rule_.optimizer, step, scale);
-  const std::uint64_t left = journal.first_left(part, update.count * dim_);
-  std::size_t done = left % dim_;  // elements of the first row
+  const std::uint64_t n = update.count * dim_, left = journal.first_left(part, n);
+  // Where all was past, an earlier position must not come back.
+  if (left == n) return;
+  const bool armed = fault::armed, single = armed || one_by_one(update, lambda);
+  const KeptUpdateFn change = kernels().update_kept[kind];
   for (std::size_t i = 0; i < std::min(ahead_, update.count); ++i) prefetch<1>(rows[i], row_lines_);
-  for (std::size_t i = left / dim_; i < update.count; ++i, done = 0) {
+  std::size_t i = left / dim_, done = left % dim_;  // elements of the first row
+  for (; i < update.count && (single || done != 0); ++i, done = 0) {
     if (i + ahead_ < update.count) prefetch<1>(rows[i + ahead_], row_lines_);
     float* r = row(rows[i]);
     const std::uint64_t first = i * dim_, element = Journal::unit(part, first);
@@ -249,8 +271,8 @@ void EmbeddingShard::apply_kept(const std::uint32_t* rows, const Update& update,
       journal.place(i, at, first);
     }
     if (armed) fault::at(fault::Point::unit_saved);
-    const float* base = update.base != nullptr ? update.base + i * dim_ : nullptr;
-    const float* gradient = compensated(r, update.values + i * dim_, base, lambda);
+    const float* base = update.base != nullptr ? update.base + first : nullptr;
+    const float* gradient = compensated(r, update.values + first, base, lambda);
     std::uint64_t turn = 0;
     if (armed && dim_ - done > 2) {
       change_kept(change, r, done, done + 2, gradient, args, Journal::at(element, i, turn++));
@@ -263,9 +285,11 @@ void EmbeddingShard::apply_kept(const std::uint32_t* rows, const Update& update,
     if (armed) fault::at(fault::Point::unit_done);
     if (progress_ && i % progress_rows == progress_rows - 1) progress_();
   }
-  // Nothing is kept any more; but where all was past, an earlier position must not come back.
-  const std::uint64_t n = update.count * dim_;
-  if (left < n) journal.reached(Journal::unit(part, n));
+  for (; i < update.count; i += progress_rows) {
+    kernels().update_rows_kept[kind](rows_of(rows, update, i), args, journal.kept(), part, i);
+    if (progress_) progress_();
+  }
+  journal.reached(Journal::unit(part, n));
 }
 
 inline void EmbeddingShard::change_kept(KeptUpdateFn change, float* r, std::size_t from,

@@ -84,6 +84,8 @@ class EmbeddingShard final : public Shard {
                  std::size_t first_new);
   void apply_kept(const std::uint32_t* rows, const Update& update, float scale, float lambda,
                   std::uint64_t step);
+  bool one_by_one(const Update& update, float lambda) const noexcept;
+  RowsToChange rows_of(const std::uint32_t* rows, const Update& update, std::size_t from) noexcept;
   void change_kept(KeptUpdateFn change, float* row, std::size_t from, std::size_t to,
                    const float* gradient, const UpdateArgs& args, std::uint64_t at);
   const float* compensated(const float* row, const float* update, const float* base, float lambda);

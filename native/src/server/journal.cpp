@@ -161,19 +161,18 @@ void Journal::put_piece_back() {
   const Pieces& p = head_->pieces;
   const std::uint64_t position = head_->kept.position;
   const std::size_t number = (position & Kept::place_bit) != 0 ? 1 : 0;
-  const Place& place = p.places[number];
   std::uint8_t* segment = segments_.at(p.segment);
   const std::uint64_t part = position >> part_shift << part_shift;
   const std::uint64_t element = (position - part) >> Kept::shift;
-  const std::uint64_t at = place.start + element * sizeof(float);
+  const std::uint64_t at = head_->kept.start[number] + element * sizeof(float);
   const std::size_t bytes = (position & (Kept::slot_bit - 1)) * sizeof(float);
   const auto& slot = head_->kept.slots[number][(position & Kept::slot_bit) != 0 ? 1 : 0];
   for (std::size_t k = 0; k < p.n_arrays; ++k) {
     std::memcpy(segment + at + k * p.distance, slot[k], bytes);
     fault::at(fault::Point::recovering);
   }
-  const auto count = static_cast<std::uint32_t>(place.count);
-  if (p.counts != 0) std::memcpy(segment + place.count_at, &count, sizeof count);
+  const auto count = static_cast<std::uint32_t>(p.counts[number].old);
+  if (p.has_counts != 0) std::memcpy(segment + p.counts[number].at, &count, sizeof count);
 }
 
 long Journal::undo() {

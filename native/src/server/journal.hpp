@@ -169,22 +169,22 @@ class Journal {
     p.segment = segment_id;
     p.distance = distance;
     p.n_arrays = n_arrays;
-    p.counts = counts;
+    p.has_counts = counts;
     barrier();
   }
   // Element `first` of the part lies so many bytes into the segment. There are two such places by
   // turns, as a piece may still be kept of the one before: `number` is that of this one.
   void place(std::uint64_t number, std::uint64_t offset, std::uint64_t first) noexcept {
-    head_->pieces.places[number & 1].start = offset - first * sizeof(float);
+    head_->kept.start[number & 1] = offset - first * sizeof(float);
     barrier();
   }
   // The same, and the old value of a word that lies so many bytes into the segment. It is put back
   // with any piece of this place, so it may change once all of them are changed.
   void place(std::uint64_t number, std::uint64_t offset, std::uint64_t first,
              std::uint64_t count_at, std::uint32_t count) noexcept {
-    Place& p = head_->pieces.places[number & 1];
-    p.count = count;
-    p.count_at = count_at;
+    Count& c = head_->pieces.counts[number & 1];
+    c.old = count;
+    c.at = count_at;
     place(number, offset, first);
   }
   Kept* kept() noexcept { return &head_->kept; }
@@ -218,13 +218,12 @@ class Journal {
   static void barrier() noexcept { std::atomic_signal_fence(std::memory_order_seq_cst); }
 
  private:
-  struct Place {
-    std::uint64_t start;  // offset of element 0, modulo 2^64
-    std::uint64_t count, count_at;
+  struct Count {
+    std::uint64_t old, at;
   };
   struct Pieces {
-    std::uint64_t segment, distance, n_arrays, counts;
-    Place places[2];
+    std::uint64_t segment, distance, n_arrays, has_counts;
+    Count counts[2];  // by place; where it lies is in Kept::start: the offset of element 0
   };
   struct Head {
     std::uint64_t magic, version, n_workers, n_tables, in_use;
