@@ -25,7 +25,8 @@ class SessionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         remote_staging_mib: MiB of each server for large dense pushes of workers on other nodes; each of
             them gets room for two of the longest, or its share of this. 0: such pushes go through rings.
         seed: Of initial values, and of the order of samples in `mpips train`.
-        checksums: Also on records within a node; remote records always have them.
+        checksums: Also on records within a node, and on large updates between nodes that are waited for
+            until they have arrived; all other remote records have them anyway.
     """
 
     servers: int = 0

@@ -64,12 +64,21 @@ class Area:
 
 
 class AreaWay(Protocol):
-    """A way to one server with an area. Not thread-safe, not collective; see remote.RemoteChannel."""
+    """A way to one server with an area. Not thread-safe, not collective; see remote.RemoteChannel.
+
+    Attributes:
+        writer: Of this worker's records.
+        layout: Of the server's region.
+        area: What is free in it.
+        piece_bytes: Of one put.
+        checksums: Also of what is known to have arrived.
+    """
 
     writer: _native.RingWriter
     layout: _native.Layout
     area: Area
-    piece_bytes: int  # of one put
+    piece_bytes: int
+    checksums: bool
 
     def put_area(self, offset: int, data: Bytes) -> None:
         """Start putting bytes into the area; `data` must stay unchanged until `complete`."""

@@ -129,7 +129,9 @@ class Connector:
     def _remote(self, memory: RemoteMemory, rank: int, layout: _native.Layout) -> Channel:
         question = Question(self.p2p_comm, rank, layout.geometry.said_bytes)
         writer = self._writer_of(layout)
-        return RemoteChannel(memory, question, layout, self.worker, self.n_workers, writer)
+        return RemoteChannel(
+            memory, question, layout, self.worker, self.n_workers, writer, self.checksums
+        )
 
     def _is_ours(
         self,

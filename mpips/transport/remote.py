@@ -101,9 +101,11 @@ class RemoteChannel:
         worker: int,
         n_workers: int,
         make_writer: Callable[[_native.SharedMemory], _native.RingWriter],
+        checksums: bool = False,
     ) -> None:
-        """`make_writer` binds a writer to the mirror that is made here."""
+        """`make_writer` binds a writer to the mirror that is made here; `checksums`: see AreaWay."""
         self.name = memory.name
+        self.checksums = checksums
         self.piece_bytes = memory.piece_bytes
         self.layout = layout
         self._remote = memory

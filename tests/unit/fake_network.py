@@ -88,7 +88,7 @@ class Question:
         return self.said.copy()
 
 
-def remote(rig: Rig, w=0, seed=0, drain=True):
+def remote(rig: Rig, w=0, seed=0, drain=True, checksums=False):
     """A network and a channel of worker `w` over it."""
     network = Network(rig, seed, drain)
 
@@ -97,4 +97,4 @@ def remote(rig: Rig, w=0, seed=0, drain=True):
         return _native.RingWriter(mirror, 0, geometry, w, 0, True, len(rig.tables))
 
     question = Question(network, rig.layout, w)
-    return network, RemoteChannel(network, question, rig.layout, w, rig.n_workers, make)
+    return network, RemoteChannel(network, question, rig.layout, w, rig.n_workers, make, checksums)

@@ -76,6 +76,23 @@ def test_a_push_that_is_waited_for_is_one_record_behind_its_bytes():
     assert (rig.values() == -1).all()
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_with_checksums_the_pieces_of_every_push_have_one(seed):
+    rig = area_rig(dense(LARGE), n_slots=32)
+    network, channel = remote(rig, seed=seed, checksums=True)
+    worker = rig.worker(channel=channel)
+    table, update = worker.table("w"), np.full(LARGE, 1.0, np.float32)
+    table.push(update)
+    # Free at return, though the server may look at it later.
+    assert not network.pending
+    update[:] = np.nan
+    with pytest.raises(ValueError, match=f"position 0 of {LARGE}"):
+        table.push(update)
+    worker.finish()
+    assert channel.writer.next_sequence > 2
+    assert (rig.values() == -1).all()
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_staged_pushes_over_a_bad_network_are_exact(seed):
     rig = area_rig(dense(LARGE), staging_bytes=1 << 24, n_slots=32)
