@@ -28,6 +28,7 @@ Steps = Generator[bool, None, T]
 Counts = NDArray[np.int64]
 
 _YIELDS = 2000
+_HANDOVER_S = 200e-6
 
 
 def displacements(counts: Counts) -> Counts:
@@ -135,7 +136,13 @@ class Background(Generic[T]):
             self._error = error
 
     def done(self) -> bool:
-        """Whether it has returned or failed."""
+        """Whether it has returned or failed. Sleeps for a moment if not.
+
+        Who only looks keeps the thread from its work: it needs the interpreter's lock, and a loop that
+        gives it back for a microsecond at a time has taken it again before the thread is awake.
+        """
+        if self._thread.is_alive():
+            self._thread.join(_HANDOVER_S)
         return not self._thread.is_alive()
 
     def join(self) -> None:

@@ -12,12 +12,22 @@ from supervised import SHAPE, Run, check_counts, job, start
 pytestmark = pytest.mark.multinode
 
 
-def start_on(nodes: multinode.Nodes, folder: Path, slots: list[int], *arguments: str) -> Run:
-    """`mpips run` over all nodes with so many slots each."""
+# Where one process of each launch dies: a server or the copy that its partner keeps, or a worker. Two
+# in a row that died before they came any further would be the last.
+DEATHS = {
+    "sync": "word-put:301,stamped:150,unit-saved:90,committed:101",
+    "lag": "unit-changing:120,acknowledged:130,payload:80,taken-over:1",
+}
+
+
+def start_on(
+    nodes: multinode.Nodes, folder: Path, slots: list[int], *arguments: str, fault: str = ""
+) -> Run:
+    """`mpips run` over all nodes with so many slots each; `fault`: see native/src/ring/fault.hpp."""
     hosts = ",".join(f"{host}:{n}" for host, n in zip(nodes.hosts, slots, strict=True))
     command = supervised.command("--hosts", hosts, *SHAPE, *arguments)
-    launched = nodes.start_on_head(command, supervised.ENVIRONMENT, 110.0, folder)
-    return Run(folder, launched)
+    env = {**supervised.ENVIRONMENT, "MPIPS_FAULT": fault}
+    return Run(folder, nodes.start_on_head(command, env, 170.0, folder))
 
 
 def lose(nodes: multinode.Nodes, run: Run, node: int) -> str:
@@ -80,6 +90,24 @@ def test_with_a_lag_every_push_counts_once(nodes3: multinode.Nodes, tmp_path: Pa
     said = lose(nodes3, run, 1)
     assert "server 1 goes on from its partner's copy" in said
     assert "up to 40 records of each worker behind" in said
+    check_counts(run, tmp_path)
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("mode", DEATHS)
+def test_whoever_dies_with_partners_every_push_counts_once(
+    nodes2: multinode.Nodes, tmp_path: Path, mode: str
+) -> None:
+    texts = {"table.consistency": "asp", "redundancy.partner_mode": mode}
+    arguments = job(tmp_path, "counting_task:Counting", *settings(**texts))
+    run = start_on(nodes2, tmp_path, [3, 3], "--max-restarts", "9", *arguments, fault=DEATHS[mode])
+    with run.launched:
+        assert run.launched.wait() == 0, run.launched.tail(80)
+    said = run.launched.stderr()
+    assert run.attempts == DEATHS[mode].count(",") + 2, said
+    assert said.count("from memory: step") == run.attempts - 1, said
+    assert "no partners" not in said
+    assert all(nodes2.segments(n) == set() for n in range(len(nodes2)))
     check_counts(run, tmp_path)
 
 
