@@ -16,7 +16,7 @@ pytestmark = pytest.mark.multinode
 # in a row that died before they came any further would be the last.
 DEATHS = {
     "sync": "word-put:301,stamped:150,unit-saved:90,committed:101",
-    "lag": "unit-changing:120,acknowledged:130,payload:80,taken-over:1",
+    "lag": "word-logged:499,acknowledged:130,payload:150,taken-over:1",
 }
 
 
@@ -105,7 +105,8 @@ def test_whoever_dies_with_partners_every_push_counts_once(
         assert run.launched.wait() == 0, run.launched.tail(80)
     said = run.launched.stderr()
     assert run.attempts == DEATHS[mode].count(",") + 2, said
-    assert said.count("from memory: step") == run.attempts - 1, said
+    assert "from memory: step" in said
+    assert "not going on in memory" not in said
     assert "no partners" not in said
     assert all(nodes2.segments(n) == set() for n in range(len(nodes2)))
     check_counts(run, tmp_path)
