@@ -58,6 +58,7 @@ def plan_saving(
         inputs.sampling.to_config(),
         Triggers(wanted.every_steps, wanted.every_s, wanted.on_usr1, wanted.grace_s),
         notes=notes,
+        generation=start.generation,
     )
 
 

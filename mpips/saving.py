@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpips.checkpoint import Checkpoint, Manifest, Retention, find_newest, open_checkpoint
+from mpips.checkpoint.find import order
 from mpips.cuts.position import Position
 from mpips.cuts.triggers import Triggers
 from mpips.errors import CheckpointError, ConfigError
@@ -41,6 +43,7 @@ class Saving:
         places: Where each worker goes on in what the launch before has left in shared memory; empty: the
             job begins anew, or from `start`.
         notes: What a user should know of the choice of `start`.
+        generation: Of its checkpoints, at least: newer than what lies in the folder.
     """
 
     folder: Path | None
@@ -53,6 +56,7 @@ class Saving:
     triggers: Triggers = field(default_factory=Triggers)
     places: tuple[Place, ...] = ()
     notes: tuple[str, ...] = ()
+    generation: int = 0
 
     @property
     def first_clock(self) -> int:
@@ -81,6 +85,7 @@ class Start:
     path: Path | None = None
     notes: tuple[str, ...] = ()
     manifest: Manifest | None = None
+    generation: int = 0
 
 
 def find_start(folder: Path | None, resume: str, comm: MPI.Intracomm | None) -> Start:
@@ -95,8 +100,9 @@ def find_start(folder: Path | None, resume: str, comm: MPI.Intracomm | None) -> 
         CheckpointError: The checkpoint that was asked for is damaged or none.
         ConfigError: The folder cannot be read.
     """
+    generation = next_generation(folder, comm)
     if resume == "never" or (resume == "auto" and folder is None):
-        return Start()
+        return Start(generation=generation)
     if resume == "auto":
         assert folder is not None
         found = find_newest(folder, comm)
@@ -106,14 +112,32 @@ def find_start(folder: Path | None, resume: str, comm: MPI.Intracomm | None) -> 
                     f"no checkpoint in {folder} can be used: {found.refused[0].reason}; "
                     "start anew with resume = 'never'"
                 )
-            return Start()
+            return Start(generation=generation)
         found.checkpoint.close()
         skipped = tuple(f"not used: {refusal.reason}" for refusal in found.refused)
-        return Start(found.checkpoint.path, skipped, found.checkpoint.manifest)
+        return Start(found.checkpoint.path, skipped, found.checkpoint.manifest, generation)
     path = Path(resume)
     with open_checkpoint(path) as checkpoint:
         checkpoint.verify()
-        return Start(path, (), checkpoint.manifest)
+        return Start(path, (), checkpoint.manifest, generation)
+
+
+def next_generation(folder: Path | None, comm: MPI.Intracomm | None) -> int:
+    """One more than that of the newest checkpoint in a folder; 0: there is none.
+
+    Without it a job that begins anew in a folder of an earlier one would write what counts as older, and
+    is removed at once. Collective over `comm` if given.
+    """
+    found = np.zeros(1, np.int64)
+    if folder is not None and (comm is None or comm.rank == 0):
+        # What is wrong with the folder is said by whoever cannot do without it.
+        with suppress(ConfigError, CheckpointError):
+            for name in order(folder).readable[:1]:
+                with open_checkpoint(name.path) as checkpoint:
+                    found[0] = checkpoint.manifest.generation + 1
+    if comm is not None:
+        comm.Bcast(found, root=0)
+    return int(found[0])
 
 
 def newest_name(folder: Path | None) -> str:

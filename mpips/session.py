@@ -74,7 +74,14 @@ class Wanted:
         start = find_start(self.folder, self.resume, comm)
         manifest = start.manifest
         run_id = token if manifest is None else manifest.run_id
-        return Saving(self.folder, run_id, start.path, manifest, triggers=self.triggers)
+        return Saving(
+            self.folder,
+            run_id,
+            start.path,
+            manifest,
+            triggers=self.triggers,
+            generation=start.generation,
+        )
 
 
 @contextmanager

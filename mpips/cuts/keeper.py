@@ -262,7 +262,7 @@ class Keeper:
         clocks = [max(core.clock(w), part.clock) for w, part in enumerate(parts)]
         before = saving.origin.step if saving.origin is not None else 0
         run = rundir.current()
-        generation = run.generation if run is not None else 0
+        generation = max(saving.generation, run.generation if run is not None else 0)
         if saving.origin is not None:
             generation = max(generation, saving.origin.generation + 1)
         return ManifestHead(

@@ -249,6 +249,26 @@ def test_random_stream_and_cursor_go_on_where_they_were(
     parallel_assert(comm, len(second.values) == workers_with(servers))
 
 
+def test_a_job_that_begins_anew_in_a_folder_keeps_what_it_writes(
+    session: Session, comm: Any, parallel_assert: Any, folder: Path
+) -> None:
+    """Though what earlier jobs have left there has counted further."""
+    for clocks in (9, 8, 7, 6, 5):
+
+        def main(worker: Worker, n: int = clocks) -> None:
+            for _ in range(n):
+                worker.clock()
+
+        session(main, tables(ASP()), save=folder, resume="never")
+    if comm.Get_rank() == 0:
+        steps = [entry.step for entry in list_checkpoints(folder)]
+        newest = os.path.basename(os.readlink(folder / "latest"))
+        found = (sorted(steps), newest, (folder / newest).is_dir())
+    else:
+        found = ([5, 6, 7], "step-000000000005", True)
+    parallel_assert(comm, found == ([5, 6, 7], "step-000000000005", True), str(found))
+
+
 @pytest.mark.mpi(min_size=4)
 def test_with_another_number_of_workers_nobody_has_the_place_of_another(
     session: Session, comm: Any, parallel_assert: Any, folder: Path
