@@ -11,6 +11,7 @@ from pathlib import Path
 import crash_rig
 import numpy as np
 import pytest
+import rows_rig
 from harness import floats
 
 from mpips import _native
@@ -66,6 +67,14 @@ def test_many_short_lives_come_to_the_same_end(load):
 def test_killed_from_outside_at_any_time(load):
     runs, kills = crash(load, "anytime", 3)
     assert (runs, kills > 0) == (8, True)
+
+
+@pytest.mark.parametrize("table", rows_rig.TABLES)
+def test_killed_from_outside_while_many_rows_are_changed(table):
+    command = [sys.executable, str(Path(rows_rig.__file__)), table, "40"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 40
 
 
 # One server, step by step.
