@@ -13,6 +13,7 @@ import numpy as np
 
 from mpips.checkpoint import Checkpoint, Manifest, Retention, find_newest, open_checkpoint
 from mpips.checkpoint.find import order
+from mpips.checkpoint.steps import Peers, finish
 from mpips.cuts.position import Position
 from mpips.cuts.triggers import Triggers
 from mpips.errors import CheckpointError, ConfigError
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 RESUME_WORDS = ("auto", "never")
+_TIMEOUT_S = 300.0  # as for looking through the checkpoints themselves
 
 
 @dataclass(frozen=True)
@@ -127,17 +129,19 @@ def next_generation(folder: Path | None, comm: MPI.Intracomm | None) -> int:
 
     Without it a job that begins anew in a folder of an earlier one would write what counts as older, and
     is removed at once. Collective over `comm` if given.
+
+    Raises:
+        StallError: Another rank did not come.
     """
-    found = np.zeros(1, np.int64)
+    found = 0
     if folder is not None and (comm is None or comm.rank == 0):
         # What is wrong with the folder is said by whoever cannot do without it.
         with suppress(ConfigError, CheckpointError):
             for name in order(folder).readable[:1]:
                 with open_checkpoint(name.path) as checkpoint:
-                    found[0] = checkpoint.manifest.generation + 1
-    if comm is not None:
-        comm.Bcast(found, root=0)
-    return int(found[0])
+                    found = checkpoint.manifest.generation + 1
+    peers = Peers(comm, _TIMEOUT_S, f"looking for checkpoints in {folder}")
+    return int(finish(peers.exchange(found))[0])
 
 
 def newest_name(folder: Path | None) -> str:
