@@ -12,6 +12,7 @@ from test_ring_attack import FIRST, LAST, PUSH_DENSE, STAGED, Attack, dense_byte
 
 from mpips import _native
 from mpips.errors import StallError
+from mpips.handles import area
 from mpips.handles.area import LAST_FLOATS
 from mpips.model.consistency import ASP, BSP, SSP, Scale
 from mpips.transport.area import Area
@@ -74,6 +75,17 @@ def test_a_push_that_is_waited_for_is_one_record_behind_its_bytes():
     assert not any(seen)
     assert request.wait().applied == 1
     assert (rig.values() == -1).all()
+
+
+def test_a_push_too_long_for_one_record_takes_several(monkeypatch):
+    monkeypatch.setattr(area, "_RECORD_FLOATS", LARGE // 3)
+    rig = area_rig(dense(LARGE), n_slots=8)
+    _, channel = remote(rig)
+    worker = rig.worker(channel=channel)
+    update = floats(LARGE)
+    assert worker.table("w").push(update).wait().applied == 1
+    assert channel.writer.next_sequence == 4
+    assert (rig.values() == -update).all()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -253,24 +265,24 @@ def test_places_in_an_area_never_overlap_and_come_back():
         applied = next_sequence = 0
 
     rng, writer = np.random.default_rng(1), Writer()
-    area, held = Area(10_000, writer), []
+    room, held = Area(10_000, writer), []
     for _ in range(3000):
         n_bytes = int(rng.integers(1, 5000))
-        offset = area.take(n_bytes)
+        offset = room.take(n_bytes)
         if offset is None:
             assert held
-            assert area.next_free == min(until for _, _, until in held)
-            writer.applied = area.next_free + 1
+            assert room.next_free == min(until for _, _, until in held)
+            writer.applied = room.next_free + 1
         else:
             assert offset % 64 == 0
             assert offset + n_bytes <= 10_000
             assert all(offset + n_bytes <= a or b <= offset for a, b, _ in held)
             writer.next_sequence += int(rng.integers(1, 4))
-            area.keep(offset)
+            room.keep(offset)
             held.append((offset, offset + n_bytes, writer.next_sequence - 1))
         held = [piece for piece in held if piece[2] >= writer.applied]
     writer.applied = writer.next_sequence
-    assert area.take(10_000) == 0
+    assert room.take(10_000) == 0
 
 
 class AreaAttack(Attack):
