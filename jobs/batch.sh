@@ -18,7 +18,8 @@ fail() {
 }
 
 # begin USAGE ARGUMENT...: look at everything that can be wrong before ranks start, and set `job` (the
-# number by which Slurm knows this job or task of an array) and `run` (the folder that outlives it).
+# number by which Slurm knows this job or task of an array), `folder` (what MPIPS_FOLDER has to name to go
+# on) and `run` (the folder that outlives the job; each task of an array has its own, FOLDER_TASK).
 begin() {
   local usage=$1 turn=${SLURM_RESTART_COUNT:-0}
   shift
@@ -37,7 +38,8 @@ begin() {
   if [[ -n ${SLURM_ARRAY_JOB_ID:-} ]]; then
     job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
   fi
-  run=$(realpath -m "${MPIPS_FOLDER:-runs/$SLURM_JOB_NAME-$job}")
+  folder=$(realpath -m "${MPIPS_FOLDER:-runs/$SLURM_JOB_NAME-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}")
+  run=$folder${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
   # Since Slurm 22.05 srun does not inherit it.
   if [[ -n ${SLURM_CPUS_PER_TASK:-} ]]; then
     export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
@@ -121,12 +123,12 @@ requeue() {
     fail 1 "this turn brought nothing newer than $newest: not requeued. Ask for more time, or checkpoint more often"
   fi
   if ((turns >= most)); then
-    fail 75 "requeued $turns times already (MPIPS_MAX_REQUEUES=$most): submit it again with MPIPS_FOLDER=$run"
+    fail 75 "requeued $turns times already (MPIPS_MAX_REQUEUES=$most): submit it again with MPIPS_FOLDER=$folder"
   fi
   printf '%s\n' "$newest" >"$run/requeued-at.new"
   mv "$run/requeued-at.new" "$run/requeued-at"
   say "checkpoint $newest is there: back into the queue"
   scontrol requeue "$job" ||
-    fail 75 "Slurm does not requeue it: submit it again with MPIPS_FOLDER=$run to go on"
+    fail 75 "Slurm does not requeue it: submit it again with MPIPS_FOLDER=$folder to go on"
   exit 75
 }

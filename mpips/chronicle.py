@@ -7,6 +7,7 @@ scheduler whose attempt has been replaced stops here.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from mpips.cluster.messages import Report
+from mpips.cluster.messages import Evaluated, Report
 from mpips.course import Course
 from mpips.cuts.conductor import Conductor
 from mpips.errors import ConfigError, MpipsError
@@ -29,6 +30,15 @@ OnReport = Callable[[int, Report], None]
 
 class ReplacedError(MpipsError):
     """A later attempt of the run has taken over."""
+
+
+def is_saved(statistics: Mapping[str, Any]) -> bool:
+    """Whether the checkpoint at the end of a job was written, or none was wanted.
+
+    Args:
+        statistics: Of the job, as `Outcome.statistics`.
+    """
+    return "error" not in (statistics["servers"][0].get("checkpoint") or {})
 
 
 class Chronicle:
@@ -68,6 +78,7 @@ class Chronicle:
         self._window_since = self._next = time.monotonic()
         self._checkpoint = ""
         self._warned = False
+        panel.on_evaluated.append(self.evaluated)
         self.look({})
         self._note_start()
 
@@ -93,6 +104,21 @@ class Chronicle:
         if epoch > self._progress.epoch:
             self._progress = msgspec.structs.replace(self._progress, epoch=epoch)
 
+    def evaluated(self, found: Evaluated) -> None:
+        """Write the metrics of an evaluation; `epoch` as in the other lines, from 0."""
+        line = {
+            "time_s": round(time.time(), 3),
+            "generation": self._run.generation,
+            "epoch": max(found.epochs - 1, 0),
+            "step": found.step,
+            "test": {name: _finite(value) for name, value in found.metrics.items()},
+        }
+        try:
+            if self._run.holds_lease():
+                self._append(line)
+        except (OSError, ConfigError) as error:
+            self._warn(error)
+
     def saved(self, path: str) -> None:
         """Note a checkpoint that was published."""
         self._checkpoint = path
@@ -116,6 +142,8 @@ class Chronicle:
         if now < self._next:
             return
         self._next = now + INTERVAL_S
+        # The supervisor must see this also where status.json cannot be written.
+        self._run.show_life()
         try:
             held = self._run.holds_lease()
             if held:
@@ -190,7 +218,10 @@ class Chronicle:
             "push_bytes_per_s": p.push_bytes_per_s,
             "pull_bytes_per_s": p.pull_bytes_per_s,
         }
-        # One write of a whole line: a rank that is killed leaves no half of it.
+        self._append(line)
+
+    def _append(self, line: dict[str, Any]) -> None:
+        """Add a line to metrics.jsonl in one write: a rank that is killed leaves no half of it."""
         with self._run.folder.metrics_file.open("ab", buffering=0) as file:
             file.write(msgspec.json.encode(line) + b"\n")
 
@@ -223,7 +254,7 @@ class Chronicle:
         saved = statistics["servers"][0].get("checkpoint") or {}
         self._checkpoint = saved.get("path", self._checkpoint)
         self.look({row["worker"]: row["clock"] for row in statistics["workers"]})
-        if "error" in saved:
+        if not is_saved(statistics):
             return
         if not self._run.holds_lease():
             raise self._replaced()
@@ -234,6 +265,11 @@ class Chronicle:
             checkpoint=self._checkpoint,
         )
         replace_json(self._run.folder.finished_file, mark, durable=True)
+
+
+def _finite(value: float) -> float | None:
+    """Return None for what JSON has no number for."""
+    return value if math.isfinite(value) else None
 
 
 def _rounded(value: float | None, digits: int) -> float | None:

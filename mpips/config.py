@@ -11,7 +11,7 @@ import sys
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -125,11 +125,11 @@ class RedundancyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         """
         if self.partner_mode not in ("sync", "lag"):
             raise ConfigError(
-                f"redundancy.partner_mode = {self.partner_mode!r}: sync and lag are accepted"
+                f"redundancy.partner_mode = {self.partner_mode!r}: must be sync or lag"
             )
         if not 1 <= self.partner_lag_records < 1 << 32:
             raise ConfigError(
-                f"redundancy.partner_lag_records = {self.partner_lag_records}: 1 or more is accepted"
+                f"redundancy.partner_lag_records = {self.partner_lag_records}: must be 1 or more"
             )
         if self.partner and not self.warm:
             raise ConfigError(
@@ -142,7 +142,7 @@ class TableConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     Attributes:
         optimizer: A name, or a table {name = "adam", lr = 0.01, ...}; "module:function" is a rule
-            of the user's own.
+            of the user's own. Without a name: the task's optimizer with other values.
         consistency: "bsp", "ssp" or "asp".
         bound: SSP: clocks that a worker may run ahead.
         reduce: BSP: "mean" or "sum".
@@ -205,19 +205,19 @@ class SlurmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         """
         if self.launcher not in ("mpirun", "srun", "restart"):
             raise ConfigError(
-                f"slurm.launcher = {self.launcher!r}: mpirun, srun and restart are accepted"
+                f"slurm.launcher = {self.launcher!r}: must be mpirun, srun or restart"
             )
         for name in ("nodes", "ranks_per_node", "cpus_per_rank"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"slurm.{name} = {getattr(self, name)}: 1 or more is accepted")
+                raise ConfigError(f"slurm.{name} = {getattr(self, name)}: must be 1 or more")
         # Slurm stores the lead in 16 bits.
         for name, most in (("warn_s", 65535), ("spares", 65535)):
             if not 0 <= getattr(self, name) <= most:
-                raise ConfigError(f"slurm.{name} = {getattr(self, name)}: 0 to {most} is accepted")
+                raise ConfigError(f"slurm.{name} = {getattr(self, name)}: must be from 0 to {most}")
         limit_s = _slurm_seconds(self.time)
         if limit_s is None:
             raise ConfigError(
-                f"slurm.time = {self.time!r}: minutes, hours:minutes:seconds or days-hours is accepted"
+                f"slurm.time = {self.time!r}: must be minutes, hours:minutes:seconds or days-hours"
             )
         if limit_s <= self.warn_s:
             raise ConfigError(
@@ -253,6 +253,8 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         spares: So many of the hosts, the last ones, are kept for when others fail.
         max_restarts: Failures after which the job is started again.
         min_workers: Go on with fewer workers, down to so many, when hosts are lost; 0: never with fewer.
+        mpirun_args: Further arguments for mpirun, those after `--` on the command line.
+        script, script_args: A Python program that calls `mpips.run`, in place of a task, and its arguments.
     """
 
     name: str = ""
@@ -263,6 +265,9 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     spares: int = 0
     max_restarts: int = 3
     min_workers: int = 0
+    mpirun_args: tuple[str, ...] = ()
+    script: str = ""
+    script_args: tuple[str, ...] = ()
 
 
 class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -287,6 +292,13 @@ class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     options: dict[str, Any] = {}
 
 
+class Unset:
+    """The value of a `--set key=` without a value: what the file has for the key is taken back."""
+
+
+UNSET = Unset()
+
+
 def load_config(path: str | None, overrides: Sequence[tuple[str, Any]]) -> JobConfig:
     """Read a TOML file (or JSON, or none), lay overrides over it, check everything.
 
@@ -301,6 +313,7 @@ def load_config(path: str | None, overrides: Sequence[tuple[str, Any]]) -> JobCo
     for key, value in overrides:
         _put(raw, key, value)
     check_known(raw, JobConfig, "")
+    raw = fitted(_without_unset(raw), JobConfig)
     # Of a mapping msgspec does not say which key is wrong, so every table is looked at by itself.
     tables = raw.get("tables")
     for name, table in tables.items() if isinstance(tables, Mapping) else ():
@@ -323,18 +336,41 @@ def convert(raw: Any, kind: type[Struct], where: str) -> Struct:
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
-    """A `--set key=value` as (key, value); the value is TOML, or text where it is not.
+    """Return a `--set key=value` as (key, value): TOML, or text where it is not; UNSET without a value.
+
+    Where the option takes text alone, what TOML would read as a number or a date (2021_05) is text too.
 
     Raises:
         ConfigError: There is no "=" or no key.
     """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise ConfigError(f"--set {text!r}: key=value is accepted, such as train.epochs=5")
+        raise ConfigError(f"--set {text!r}: write key=value, such as train.epochs=5")
+    key = key.strip()
+    if not value.strip():
+        return key, UNSET
     try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+        read = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
-        return key.strip(), value.strip()
+        return key, value.strip()
+    is_plain = not isinstance(read, str | list | dict)
+    return key, value.strip() if is_plain and _takes_text(key) else read
+
+
+def _takes_text(key: str) -> bool:
+    """Return True for an option that takes text, and no number."""
+    struct: type[msgspec.Struct] | None = JobConfig
+    hint: Any = None
+    path = key.split(".")
+    if path[:1] == ["tables"] and len(path) > 2:
+        struct, path = TableConfig, path[2:]
+    for name in path:
+        if struct is None or name not in struct.__struct_fields__:
+            return False
+        hint = get_type_hints(struct)[name]
+        struct = _struct_in(hint)
+    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    return str in kinds and not {int, float, bool} & set(kinds)
 
 
 def _read_file(path: str) -> dict[str, Any]:
@@ -357,10 +393,53 @@ def _put(raw: dict[str, Any], key: str, value: Any) -> None:
     *path, last = key.split(".")
     at = raw
     for name in path:
-        at = at.setdefault(name, {})
-        if not isinstance(at, dict):
+        inner = at.setdefault(name, {})
+        if isinstance(inner, str) and name in _NAMED:
+            inner = at[name] = {"name": inner}
+        if not isinstance(inner, dict):
             raise ConfigError(f"--set {key}: {name} is a value, not a table")
+        at = inner
     at[last] = value
+
+
+# A name alone stands for a table with this name.
+_NAMED = ("optimizer", "partition")
+
+
+def _without_unset(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys that have a value."""
+    return {
+        key: _without_unset(value) if isinstance(value, Mapping) else value
+        for key, value in raw.items()
+        if value is not UNSET
+    }
+
+
+def fitted(value: Any, hint: Any) -> Any:
+    """Return a value in the form that a type wants, where its meaning is clear; else as it is.
+
+    1e3 is a whole number where no other is taken, and one value is a list of one; text with commas is
+    several.
+    """
+    hint = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        kinds = [kind for kind in get_args(hint) if kind is not type(None)]
+        return fitted(value, kinds[0]) if len(kinds) == 1 else value
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct) and isinstance(value, Mapping):
+        hints = get_type_hints(hint, include_extras=True)
+        return {key: fitted(inner, hints[key]) for key, inner in value.items()}
+    if origin is dict and isinstance(value, Mapping):
+        return {key: fitted(inner, get_args(hint)[1]) for key, inner in value.items()}
+    if origin is tuple:
+        one = get_args(hint)[0]
+        if isinstance(value, str):
+            value = [part.strip() for part in value.split(",")]
+        many = value if isinstance(value, list | tuple) else [value]
+        return [fitted(inner, one) for inner in many]
+    if hint is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
 
 
 def _struct_in(hint: Any) -> type[msgspec.Struct] | None:
@@ -407,19 +486,19 @@ def _explain(message: str, raw: Any, where: str) -> str:
 
 
 def _check_values(config: JobConfig) -> None:
-    if not config.task:
+    if not config.task and not config.run.script:
         raise ConfigError(
             'no task is given; write task = "logistic" (or softmax, mlp, fm, module:Class)'
         )
-    if not config.data.train:
+    if not config.data.train and not config.run.script:
         raise ConfigError("no training data is given; set data.train (or --train FILE)")
     for name in ("epochs", "batch_size", "eval_every"):
         value = getattr(config.train, name)
         if value < 0:
-            raise ConfigError(f"train.{name} = {value}: 0 or more is accepted")
+            raise ConfigError(f"train.{name} = {value}: must be 0 or more")
     for name in ("ranks", "spares", "max_restarts", "min_workers"):
         value = getattr(config.run, name)
         if value < 0:
-            raise ConfigError(f"run.{name} = {value}: 0 or more is accepted")
+            raise ConfigError(f"run.{name} = {value}: must be 0 or more")
     config.redundancy.check()
     config.cluster.check()

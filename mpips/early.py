@@ -25,11 +25,11 @@ _noted = [0.0]
 
 def note(number: int, frame: FrameType | None) -> None:
     """The handler: remember when SIGUSR1 came."""
-    _noted[0] = time.time()
+    _noted[0] = time.monotonic()
 
 
 def take() -> float:
-    """When SIGUSR1 came, in seconds since 1970, if it came since the last call; else 0."""
+    """When SIGUSR1 came, by the monotonic clock, if it came since the last call; else 0."""
     at, _noted[0] = _noted[0], 0.0
     return at
 
@@ -39,7 +39,7 @@ def is_command(argv: Sequence[str], original: Sequence[str]) -> bool:
     first = argv[0] if argv else ""
     if first == "-m":
         at = original.index("-m") if "-m" in original else len(original)
-        return list(original[at + 1 : at + 2]) == ["mpips"]
+        return list(original[at + 1 : at + 2]) in (["mpips"], ["mpips.supervisor.script"])
     return os.path.basename(first) == "mpips"
 
 

@@ -14,11 +14,13 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-from mpips.cluster import lastwords
+from mpips.cluster import lastwords, launch
 from mpips.cluster.cluster import Cluster
 from mpips.cluster.control import Client
 from mpips.cluster.signals import Told
-from mpips.errors import LeavingError, MpipsError
+from mpips.errors import LeavingError, MpipsError, ProtocolError, RecoveryError, ReplayError
+from mpips.memory import refuse_memory
+from mpips.rundir import Supervised
 from mpips.saving import newest_name
 from mpips.scheduler import JobFailure, Scheduler
 from mpips.transport.region import Regions
@@ -34,8 +36,22 @@ class Ending:
         told: What signals have asked for.
     """
 
-    def __init__(self, cluster: Cluster, regions: Regions, folder: Path | None) -> None:
-        """`folder`: of the run's checkpoints, if there are any."""
+    def __init__(
+        self,
+        cluster: Cluster,
+        regions: Regions,
+        folder: Path | None,
+        run: Supervised | None = None,
+    ) -> None:
+        """Nothing happens yet.
+
+        Args:
+            cluster: All ranks.
+            regions: The segments of this rank.
+            folder: Of the run's checkpoints, if there are any.
+            run: The run whose memory outlives this launch; None: no memory does.
+        """
+        self._run = run
         self._cluster = cluster
         self._regions = regions
         self.folder = folder
@@ -67,11 +83,26 @@ class Ending:
         self._regions.leave()
         self._cluster.last_rites()
         message, code = self._verdict(error)
+        self._refuse_memory(error, message)
         self._speak(error, code, client)
         if scheduler is None:
             client.fail(message, code, patience_s=3.0)
-        print(f"mpips: error: {message}", file=sys.stderr, flush=True)
+        launch.print_error(message)
         self._cluster.abort(code)
+
+    def _refuse_memory(self, error: BaseException, message: str) -> None:
+        """Let the next launch start from the checkpoint if this one found its memory wrong."""
+        if self._run is None or not isinstance(error, ProtocolError | RecoveryError | ReplayError):
+            return
+        try:
+            refuse_memory(self._run, message.partition(";")[0])
+        except OSError as failure:
+            print(
+                f"mpips: warning: {self._run.folder.path}: cannot be written to ({failure.strerror}), so "
+                "the next attempt goes on in the same memory",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _part(self, error: LeavingError, scheduler: Scheduler | None) -> None:
         """Leave when everybody is about to, since a launcher ends all ranks when one has left.
@@ -82,9 +113,10 @@ class Ending:
         self._cluster.ignore_signals()
         self._regions.leave()
         self._cluster.last_rites()
-        lastwords.speak(kind="Leaving", message=str(error), exit_code=error.exit_code)
+        lastwords.speak(kind=lastwords.LEAVING, message=str(error), exit_code=error.exit_code)
         if scheduler is not None:
             print(f"mpips: leaving: {error}", file=sys.stderr, flush=True)
+            launch.explain_launcher()
             scheduler.say_leave(str(error))
         together = self._come_together()
         sys.stdout.flush()
@@ -124,6 +156,9 @@ class Ending:
         who = self._cluster.name_of(self._cluster.rank)
         if isinstance(error, MpipsError):
             return f"{who}: {error}", error.exit_code
+        if isinstance(error, MemoryError) and self._cluster.worker is None:
+            # Elsewhere the traceback tells which line of the user's asked for it.
+            return f"{who}: out of memory: {error}", 1
         text = "".join(traceback.format_exception(error)).rstrip()
         if isinstance(error, MPI.Exception):
             return f"{who}: MPI failed: {error.Get_error_string()}\n{text}", 1

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from mpips.cluster.messages import Evaluated
 from mpips.course import Course
-from mpips.data import Cursor, DataInfo, Dataset, Loader, Sampling
-from mpips.data.metrics import EvalShare, merge
+from mpips.data import Batch, Cursor, DataInfo, Dataset, Loader, Sampling
+from mpips.data.metrics import EvalShare, Kind, Scores, merge
+from mpips.errors import ConfigError
 from mpips.model.consistency import BSP
 from mpips.model.table import Table
-from mpips.tasks import Task
+from mpips.tasks import StepResult, Task
 from mpips.worker import Worker
 
 _REPORT_INTERVAL_S = 0.25
@@ -40,6 +43,10 @@ class Inputs:
     cursors: tuple[Cursor, ...] = ()
     clocks: tuple[int, ...] = ()  # of each worker at its cursor; none: 0
     steps_before: int = 0  # of the run, when clocks were 0
+    # Sentences about the data, for the output at start.
+    notes: tuple[str, ...] = ()
+    make_task: Callable[[DataInfo], Task] | None = None
+    verbose: bool = False  # worker 0 prints the notes and the task's report
 
     def cursor(self, worker: int) -> Cursor:
         """Where a worker starts."""
@@ -70,12 +77,17 @@ class Result:
     """What a job gives: totals over all workers, test metrics on worker 0 only.
 
     Attributes:
+        history: For each epoch of this launch its number from 1 and the mean loss of all workers, and the
+            metrics of the test data where they were evaluated (on worker 0).
         steps: Of the run up to here: the greatest clock of a worker, with those of launches before.
         n_samples, n_features: Of the training data.
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
     history: list[dict[str, float]] = field(default_factory=list)
+    # By epoch from 0: this worker's summed loss and samples, and the metrics on worker 0.
+    losses: dict[int, tuple[float, int]] = field(default_factory=dict)
+    evaluated: dict[int, dict[str, float]] = field(default_factory=dict)
     samples: int = 0
     seconds: float = 0.0
     epochs: int = 0
@@ -107,7 +119,7 @@ def train_epochs(
             break
         if batch.n:
             task.prefetch(worker, batch)
-            step = task.step(worker, batch)
+            step = _checked(task, task.step(worker, batch))
             report.add(cursor.epoch, cursor.step, step.n, step.loss_sum)
             done.loss, done.samples = done.loss + step.loss_sum, done.samples + step.n
             result.samples += step.n
@@ -115,6 +127,7 @@ def train_epochs(
         ends = following.epoch != cursor.epoch
         if ends:
             last, done = (done.loss, done.samples), _EpochSum()
+            result.losses[cursor.epoch] = last
         worker.set_cursor(done.cursor(following))
         worker.clock()
         if not in_step and cursor.step % _PACE_STEPS == 0:
@@ -123,6 +136,35 @@ def train_epochs(
             report.flush(cursor.epoch, cursor.step)
             _evaluate_epoch(worker, inputs, cursor.epoch, eval_every, result)
     return last
+
+
+def _checked(task: Task, step: object) -> StepResult:
+    """Return what a step returned.
+
+    Raises:
+        ConfigError: It is no pair of numbers.
+    """
+    if isinstance(step, tuple) and len(step) == 2:
+        return StepResult(*step)
+    raise ConfigError(
+        f"{type(task).__name__}.step returned {step!r:.60}: must be StepResult(loss_sum, n)"
+    )
+
+
+def _checked_scores(task: Task, method: str, scores: object, n: int) -> Scores:
+    """Return what a task's method returned; refuse what it must not return.
+
+    Raises:
+        ConfigError: It is no array of a row or number for each sample.
+    """
+    shape = getattr(scores, "shape", None)
+    if not isinstance(scores, np.ndarray) or scores.ndim not in (1, 2) or len(scores) != n:
+        found = f"an array of shape {shape}" if shape is not None else f"{scores!r:.60}"
+        raise ConfigError(
+            f"{type(task).__name__}.{method} returned {found}: must be an array of shape ({n},) or "
+            f"({n}, classes)"
+        )
+    return scores
 
 
 def _clocks(worker: Worker, inputs: Inputs, loader: Loader) -> int:
@@ -145,7 +187,27 @@ def _evaluate_epoch(
     due = eval_every and (epoch + 1) % eval_every == 0 and epoch >= started
     if due and inputs.test is not None and epoch + 1 < inputs.n_epochs:
         found = evaluate(worker, inputs.task, inputs.test, f"epoch {epoch + 1}")
-        result.history.append({"epoch": epoch + 1, **(found or {})})
+        if found is not None:
+            result.evaluated[epoch] = found
+            step = inputs.steps_before + worker.now
+            worker.control.tell(Evaluated(epoch + 1, step, found))
+
+
+def history(
+    losses: Sequence[Mapping[int, tuple[float, int]]], evaluated: Mapping[int, dict[str, float]]
+) -> list[dict[str, float]]:
+    """Return what `Result.history` holds.
+
+    Args:
+        losses: Of each worker, by epoch.
+        evaluated: Metrics by epoch.
+    """
+    found = []
+    for epoch in sorted({epoch for own in losses for epoch in own} | set(evaluated)):
+        total, n = np.sum([own.get(epoch, (0.0, 0)) for own in losses], axis=0)
+        loss = {"loss": float(total / n)} if n else {}
+        found.append({"epoch": epoch + 1, **loss, **evaluated.get(epoch, {})})
+    return found
 
 
 @dataclass
@@ -197,23 +259,41 @@ def evaluate(worker: Worker, task: Task, test: Dataset, name: str) -> dict[str, 
 
     Collective over workers: worker 0 waits for all shares, the others do not wait.
     """
-    scores = [
-        task.predict(worker, test.take(np.arange(i, min(i + _EVAL_BATCH, test.n))))
+    batches = (
+        test.take(np.arange(i, min(i + _EVAL_BATCH, test.n)))
         for i in range(0, max(test.n, 1), _EVAL_BATCH)
-    ]
-    labels = np.ascontiguousarray(test.labels, dtype=np.int64)
-    joined = np.concatenate(scores).astype(np.float32)
-    payload = msgspec.msgpack.encode([list(joined.shape), joined.tobytes(), labels.tobytes()])
-    parts = worker.gather(f"evaluation {name}", payload, everyone=False)
+    )
+    scored = [_score(worker, task, batch) for batch in batches]
+    kind = scored[0][0]
+    scores = np.concatenate([part for _, part in scored]).astype(np.float64)
+    labels = test.labels.astype(np.float64 if kind == "values" else np.int64)
+    row = [kind, list(scores.shape), scores.tobytes(), labels.tobytes()]
+    parts = worker.gather(f"evaluation {name}", msgspec.msgpack.encode(row), everyone=False)
     if worker.index != 0:
         return None
-    shares = []
-    for part in parts:
-        shape, score_bytes, label_bytes = msgspec.msgpack.decode(part)
-        shares.append(
-            EvalShare(
-                np.frombuffer(score_bytes, np.float32).reshape(shape),
-                np.frombuffer(label_bytes, np.int64),
-            )
-        )
-    return merge(shares)
+    return merge([_unpack_share(part) for part in parts], shares="mixed")
+
+
+def _score(worker: Worker, task: Task, batch: Batch) -> tuple[Kind, Scores]:
+    """Return what metrics are to be taken from, and its kind."""
+    if getattr(task, "labels", "classes") == "targets":
+        return "values", _checked_scores(task, "predict", task.predict(worker, batch), batch.n)
+    # A task that is no subclass of Task need not have logits.
+    logits = task.logits(worker, batch) if _has_logits(type(task)) else None
+    if logits is not None:
+        return "logits", _checked_scores(task, "logits", logits, batch.n)
+    return "probabilities", _checked_scores(task, "predict", task.predict(worker, batch), batch.n)
+
+
+def _has_logits(kind: type) -> bool:
+    """Return whether a task's logits belong to its predict, which a subclass may have replaced."""
+    order = {name: i for i, base in reversed([*enumerate(kind.__mro__)]) for name in vars(base)}
+    return "logits" in order and order["logits"] <= order.get("predict", len(kind.__mro__))
+
+
+def _unpack_share(part: bytes) -> EvalShare:
+    kind, shape, scores, labels = msgspec.msgpack.decode(part)
+    numbers = np.frombuffer(scores, np.float64).reshape(shape)
+    if kind == "values":
+        return EvalShare(numbers, np.frombuffer(labels, np.float64), kind)
+    return EvalShare(numbers, np.frombuffer(labels, np.int64), kind)

@@ -43,12 +43,24 @@ class ProtocolError(MpipsError):
     """A record that no correct peer sends: a gap, a bad checksum, a foreign generation."""
 
 
+class ForkError(MpipsError):
+    """A forked child used what belongs to its parent: the worker, its tables, its job."""
+
+
 class RecoveryError(MpipsError):
     """What an earlier launch left in shared memory cannot be taken over; a checkpoint must serve."""
 
 
+class ReplayError(MpipsError):
+    """A worker repeats a clock after a warm restart with other pushes than the servers have of it."""
+
+
 class CheckpointError(MpipsError):
     """A checkpoint cannot be written, or must not be trusted; says which and why."""
+
+
+class DiskFullError(CheckpointError):
+    """A checkpoint cannot be written because its disk, or the user's share of it, is full."""
 
 
 class NewerFormatError(CheckpointError):

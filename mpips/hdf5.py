@@ -7,6 +7,7 @@ import importlib
 import sys
 from typing import Any
 
+from mpips import forked
 from mpips.errors import CapabilityError
 
 
@@ -24,7 +25,8 @@ def keep_mpi_asleep() -> None:
     except ImportError:
         return
     mpi4py.rc.initialize = False
-    mpi4py.rc.finalize = True
+    mpi4py.rc.finalize = False
+    forked.finalize_mpi_at_exit()
     # HDF5 asks for "libmpi" by its short name and takes one that is loaded already, else the system's:
     # let mpi4py be first, which knows the right one. (mpirun sets a path for both, srun does not.)
     with contextlib.suppress(ImportError, RuntimeError):

@@ -17,11 +17,13 @@ import msgspec
 from mpi4py import MPI
 from threadpoolctl import threadpool_limits
 
-from mpips import _native, rundir
-from mpips.chronicle import OnReport, chronicled, open_chronicle
+from mpips import _native, forked, rundir
+from mpips.calling import call
+from mpips.chronicle import OnReport, chronicled, is_saved, open_chronicle
 from mpips.cluster.cluster import Cluster
 from mpips.cluster.control import Client, Endpoint
 from mpips.cluster.launch import asked_threads
+from mpips.cluster.siblings import process_state
 from mpips.cluster.signals import Told
 from mpips.course import Course
 from mpips.cuts.conductor import Conductor
@@ -30,6 +32,7 @@ from mpips.ending import Ending
 from mpips.errors import (
     ConfigError,
     MpipsError,
+    ReplayError,
     StallError,
 )
 from mpips.links import Links
@@ -44,8 +47,8 @@ from mpips.partner.start import Partnership
 from mpips.placement import Placement, place
 from mpips.rundir import RankPlace
 from mpips.saving import Saving, restore
-from mpips.scheduler import Scheduler, process_state
-from mpips.server import Life, Server
+from mpips.scheduler import Scheduler
+from mpips.server import Life, Server, backup_workers
 from mpips.takeover import Takeover
 from mpips.transport.region import (
     TOUCH_S,
@@ -114,15 +117,24 @@ class Job:
             a.remote_workers(options.transport),
             options.remote_staging_mib << 20 if partner_bound is None else 0,
         )
-        sweep()
-        self.regions = Regions(cluster.token, shared=True)
-        self._ending = Ending(cluster, self.regions, self.saving.folder)
+        sweep(spare=cluster.token)
+        supervised = rundir.current() is not None
+        self.regions = Regions(cluster.token, shared=True, supervised=supervised)
+        self._ending = Ending(cluster, self.regions, self.saving.folder, self._run)
         self.server: Server | None = None
         self._client: Client | None = None
+        self._touched = time.monotonic()
         self._staging: _native.SharedMemory | None = None
         self._comms: list[MPI.Intracomm] = []
+        self._skips_clocks = backup_workers(self.tables) > 0
         self._links = Links(
-            cluster, options, self.placement, len(self.tables), self._generation, self._idle
+            cluster,
+            options,
+            self.placement,
+            len(self.tables),
+            self._skips_clocks,
+            self._generation,
+            self._idle,
         )
         try:
             self._connect()
@@ -152,13 +164,16 @@ class Job:
 
     def _start(self) -> Saving:
         """With the checkpoint to start from; collective."""
-        return self._plan(True) if self._plan is not None else self.saving
+        if self._plan is None:
+            return self.saving
+        self.cluster.arrive("looking for a checkpoint")
+        return self._plan(True)
 
     def _connect(self) -> None:
         c = self.cluster
         takeover: Takeover | None = None
         if self._run is not None:
-            comm = c.comm.Dup()
+            comm = c.duplicate("connecting the partners")
             self._comms.append(comm)
             self._partnership = Partnership(
                 comm, c.assignment, c.token, self._generation, c.watchdog.guard, self._bound
@@ -171,16 +186,19 @@ class Job:
                 tables,
                 lambda: self._make_server(warm=True),
                 self._make_copy,
+                self._skips_clocks,
             )
             self.saving = takeover.choose(self.saving, self._start)
             self.server, self._at, self.cold = takeover.server, takeover.at, takeover.cold
         else:
             self.saving = self._start()
-        c.agree("making the regions", self._make_regions)
-        self._control_comm = c.comm.Dup()
+        c.agree("making the regions", self._make_regions, lengthy=True)
+        self._control_comm = c.duplicate("connecting the control plane")
         self._comms.append(self._control_comm)
         color = MPI.UNDEFINED if c.server is None else 0
-        servers = c.comm.Split(color, c.server or 0)
+        c.arrive("connecting the servers")
+        with c.watchdog.guard("start-up (connecting the servers)"):
+            servers = c.comm.Split(color, c.server or 0)
         if isinstance(servers, MPI.Intracomm) and c.server is not None:
             self._comms.append(servers)
             self._server_comm = servers
@@ -299,6 +317,7 @@ class Job:
                     self.options.timeout_s,
                     chronicled(on_report, chronicle),
                     self.panel,
+                    [r for r in range(c.size) if c.topology.sees(c.rank, r)],
                 )
                 conductor = scheduler.conductor = self._make_conductor(scheduler)
                 if chronicle is not None:
@@ -310,13 +329,15 @@ class Job:
                 self._ending.told = c.watchdog.told = told
                 self._ending.folder = self.saving.folder
                 c.watchdog.is_hopeless = self._has_lost_ranks
-                value, summary = self._play(main, client, scheduler)
+                with forked.children_end_here("the job"):
+                    value, summary = self._play(main, client, scheduler)
                 self.panel.end()
-                self._meet()
+                self._meet(is_saved(msgspec.json.decode(summary)))
             if scheduler is not None and chronicle is not None:
                 _native.fault_point("unmarked")
                 chronicle.finish(msgspec.json.decode(summary))
         except (KeyboardInterrupt, SystemExit) as error:
+            self.panel.end()
             self._ending.die(error)
         except BaseException as error:
             self._ending.fail(error, client, scheduler)
@@ -325,7 +346,7 @@ class Job:
     def _has_lost_ranks(self) -> bool:
         """Whether a rank of this node is dead: then there is no cut. Called by the watchdog."""
         t, mine = self.cluster.topology, self.cluster.rank
-        others = (r for r, node in enumerate(t.node_of) if node == t.node_of[mine] and r != mine)
+        others = (r for r in range(len(t.pids)) if r != mine and t.sees(mine, r))
         return any(process_state(t.pids[rank]) == "dead" for rank in others)
 
     def _make_conductor(self, scheduler: Scheduler) -> Conductor | None:
@@ -343,7 +364,7 @@ class Job:
             self.options.timeout_s,
         )
         if self.saving.places:
-            conductor.begin_at(max(place.clock for place in self.saving.places))
+            conductor.begin_at(max(place.ahead for place in self.saving.places))
         return conductor
 
     def _places(self) -> list[RankPlace]:
@@ -383,9 +404,18 @@ class Job:
         )
         client.state = "computing"
         client.figures = worker.figures
+        client.beside = self._touch
         with threadpool_limits(self._threads):
-            value = main(worker)
-        worker.finish()
+            try:
+                with forked.children_end_here("main"):
+                    value = call(main, worker, alone=False)
+                worker.finish()
+            except _native.ReplayMismatch as error:
+                raise ReplayError(
+                    f"{error}; a step that is repeated after a restart must make the same pushes (its random "
+                    "numbers from worker.random, its keys not by values that other workers change); the "
+                    "next attempt starts from the checkpoint"
+                ) from None
         told = {"worker": c.worker, "clock": worker.now, "pushes": worker.counters()}
         client.done(msgspec.json.encode(told))
         client.state = "waiting for the others to finish"
@@ -406,17 +436,15 @@ class Job:
     def _serve(self, client: Client, scheduler: Scheduler | None) -> bytes:
         assert self.server is not None
         client.state = "serving"
-        last, touched = 0.0, time.monotonic()
+        last = 0.0
         keeper = self._make_keeper(client, scheduler)
         client.figures = self.server.figures
         client.aside = lambda: keeper.state
         self.panel.own = client.sign_of_life
 
         def poll() -> bool:
-            nonlocal last, touched
-            if time.monotonic() - touched > TOUCH_S:
-                touched = time.monotonic()
-                self.regions.touch()
+            nonlocal last
+            self._touch()
             if scheduler is None:
                 client.poll()
             elif time.monotonic() - last > 0.002:
@@ -438,6 +466,13 @@ class Job:
         self.server.serve(remote, poll, lambda: scheduler.workers_done)
         scheduler.take_own(rank, msgspec.json.encode(self._save(keeper, poll)))
         return scheduler.summary
+
+    def _touch(self) -> None:
+        """Renew, when it is time, what tells that the memory of the run is in use. Cheap."""
+        now = time.monotonic()
+        if self._run is not None and now - self._touched > TOUCH_S:
+            self._touched = now
+            self.regions.touch()
 
     def _make_keeper(self, client: Client, scheduler: Scheduler | None) -> Keeper:
         server = self.server
@@ -467,8 +502,11 @@ class Job:
         keeper.save(poll)
         return {**self.server.statistics(), **keeper.statistics(), **mirrored}
 
-    def _meet(self) -> None:
-        """The last common point: after it nobody touches anybody's memory."""
+    def _meet(self, saved: bool) -> None:
+        """The last common point: after it no rank touches another's memory.
+
+        Persistent memory goes only if the last checkpoint was `saved`: else the next launch saves it.
+        """
         c = self.cluster
         request = c.comm.Ibarrier()
         deadline = time.monotonic() + self.options.timeout_s
@@ -481,7 +519,7 @@ class Job:
                 )
             time.sleep(0.001)
         self._endpoint.receive()
-        self._release()
+        self._release(for_good=saved or self._run is None)
 
     def _release(self, for_good: bool = True) -> None:
         """Give back window, communicators and memory. Collective: every rank comes here or none."""

@@ -59,14 +59,26 @@ class Links:
         options: SessionOptions,
         placement: Placement,
         n_tables: int,
+        skips_clocks: bool,
         generation: int,
         idle: Callable[[], None],
     ) -> None:
-        """Nothing is open yet. `idle`: what a worker does while it waits for a message to be taken."""
+        """Nothing is open yet.
+
+        Args:
+            cluster: All ranks.
+            options: Of the job.
+            placement: What lies where.
+            n_tables: Number of tables.
+            skips_clocks: There are backup workers, so a worker may pass over clocks.
+            generation: Number of this launch.
+            idle: Called by a worker while it waits for a message to be taken.
+        """
         self._cluster = cluster
         self._options = options
         self._placement = placement
         self._n_tables = n_tables
+        self._skips_clocks = skips_clocks
         self._generation = generation
         self._idle = idle
         self._window: MPI.Win | None = None
@@ -98,9 +110,10 @@ class Links:
         region = server.region if server is not None else None
         memory = region.view(0, region.n_bytes, True) if region is not None else None
         if self._options.transport != "p2p":
+            c.arrive("making the MPI window")
             with c.watchdog.guard("making the MPI window"):
                 self._window = make_window(c.comm, memory)
-        self._comm = comm = c.comm.Dup()
+        self._comm = comm = c.duplicate("connecting workers and servers")
         rows = c.agree(
             "connecting workers and servers", lambda: self._connect(comm, at, oversubscribed)
         )
@@ -138,7 +151,7 @@ class Links:
             layout = self._placement.layouts[s]
             channel = connector.connect(s, c.name_of(rank), rank, same, layout)
             if at:
-                resume(channel, at[s][c.worker])
+                resume(channel, at[s][c.worker], self._skips_clocks)
             self.channels.append(channel)
         return {"names": [channel.name for channel in self.channels], "notes": connector.notes}
 

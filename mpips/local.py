@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mpips import _native
+from mpips import _native, forked
+from mpips.calling import call
 from mpips.chronicle import Chronicle
 from mpips.cluster.messages import (
     Agreed,
     Ask,
+    Evaluated,
     Figures,
     Heartbeat,
     Message,
@@ -69,6 +71,8 @@ class LocalControl:
 
     def tell(self, message: Message) -> None:
         """See mpips.worker.ControlPlane."""
+        if isinstance(message, Evaluated) and self._panel is not None:
+            self._panel.evaluated(message)
         if self.conductor is None:
             return
         if isinstance(message, Ask):
@@ -157,7 +161,7 @@ class LocalKeeping:
             conductor.worker_done(0)
             while conductor.busy:
                 self.keeper.poll()
-        self.keeper.save(lambda: None)
+        self.keeper.save(self._control.poll)
         return self.keeper.statistics()
 
 
@@ -233,9 +237,11 @@ def run_local(
         if panel is not None:
             panel.own = lambda: Heartbeat(control.state, worker.now, _figures(worker, server))
         try:
-            value = main(worker)
-            worker.finish()
-            kept = keeping.end()
+            with forked.children_end_here("the job"):
+                with forked.children_end_here("main"):
+                    value = call(main, worker, alone=True)
+                worker.finish()
+                kept = keeping.end()
         except (TerminatedError, KeyboardInterrupt) as error:
             code = error.code if isinstance(error, TerminatedError) else 130
             told.say_end(code, newest_name(saving.folder))

@@ -49,7 +49,7 @@ class SessionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             near = difflib.get_close_matches(self.transport, TRANSPORTS, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ConfigError(
-                f"transport = {self.transport!r}: {', '.join(TRANSPORTS)} are accepted{hint}"
+                f"transport = {self.transport!r}: must be one of {', '.join(TRANSPORTS)}{hint}"
             )
         bounds = {
             "servers": (0, 65535),
@@ -63,5 +63,5 @@ class SessionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         for name, (low, high) in bounds.items():
             value = getattr(self, name)
             if not low <= value <= high:
-                raise ConfigError(f"{name} = {value}: {low} to {high} is accepted")
+                raise ConfigError(f"{name} = {value}: must be from {low} to {high}")
         return self

@@ -32,7 +32,18 @@ def merged(common: TableConfig, own: TableConfig) -> TableConfig:
         name: getattr(own, name) if getattr(own, name) is not None else getattr(common, name)
         for name in TableConfig.__struct_fields__
     }
+    if common.optimizer is not None and own.optimizer is not None and not has_name(own.optimizer):
+        below = (
+            {"name": common.optimizer} if isinstance(common.optimizer, str) else common.optimizer
+        )
+        assert isinstance(own.optimizer, dict)
+        values["optimizer"] = {**below, **own.optimizer}
     return TableConfig(**values)
+
+
+def has_name(optimizer: str | dict[str, Any]) -> bool:
+    """Return True if this replaces a table's optimizer, False if it changes values of the one there."""
+    return isinstance(optimizer, str) or "name" in optimizer
 
 
 def apply_overrides(
@@ -73,7 +84,7 @@ def _of(name: str, config: JobConfig) -> TableConfig:
 def _override(table: Table, options: TableConfig, measured: FrequencyPartition | None) -> Table:
     changes: dict[str, Any] = {}
     if options.optimizer is not None:
-        changes["optimizer"] = _optimizer(options.optimizer)
+        changes["optimizer"] = _optimizer(options.optimizer, table.optimizer)
     changes["consistency"] = parse_consistency(options, table.consistency)
     if options.partition is not None:
         changes["partition"] = _partition(table, options.partition, measured)
@@ -83,8 +94,17 @@ def _override(table: Table, options: TableConfig, measured: FrequencyPartition |
     return dataclasses.replace(table, **changes)
 
 
-def _optimizer(value: str | dict[str, Any]) -> Optimizer | PythonRule:
-    return optimizer_from_config({"name": value} if isinstance(value, str) else value)
+def _optimizer(
+    value: str | dict[str, Any], default: Optimizer | PythonRule
+) -> Optimizer | PythonRule:
+    if isinstance(value, str) or has_name(value):
+        return optimizer_from_config(value)
+    if isinstance(default, PythonRule):
+        key, given = next(iter(value.items()))
+        raise ConfigError(
+            f"{key} = {given}: the optimizer is a PythonRule, which has no options; give the optimizer a name"
+        )
+    return optimizer_from_config({"name": default.name, **dataclasses.asdict(default), **value})
 
 
 def _partition(
@@ -100,6 +120,17 @@ def _partition(
         return measured
     # Tasks push every dense table once per step.
     return FrequencyPartition(updates={table.name: 1.0})
+
+
+# Where an option belongs.
+_HOMES = {
+    "reduce": "BSP",
+    "backup": "BSP",
+    "bound": "SSP",
+    "policy": "SSP and ASP",
+    "max_staleness": "policy 'reject'",
+    "lambda_": "policy 'compensate'",
+}
 
 
 def parse_consistency(options: TableConfig, default: Consistency) -> Consistency:
@@ -120,9 +151,8 @@ def parse_consistency(options: TableConfig, default: Consistency) -> Consistency
         value = getattr(options, option)
         if value is not None and option not in allowed:
             raise ConfigError(
-                f"{option} = {value!r} does nothing under consistency {model!r}"
-                + (f" with policy {options.policy!r}" if options.policy else "")
-                + f"; it takes {', '.join(sorted(allowed))}"
+                f"{option} = {value!r} applies only to {_HOMES[option]}: remove it "
+                f"({model.upper()} takes {' and '.join(sorted(allowed))})"
             )
     same = default if default.name == model else MODELS[model]()
     if isinstance(same, BSP):

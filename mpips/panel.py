@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from mpips.cluster.messages import Figures, Heartbeat
+from mpips.cluster.messages import Evaluated, Figures, Heartbeat
 from mpips.rundir import RankPlace
 from mpips.runfiles import RankRow
 
@@ -78,6 +78,7 @@ class Panel:
         own: What this process itself does, where it has other roles than the scheduler's.
         on_look: Called at every `look`, for a display.
         on_end: Called when the last rank has told what it did.
+        on_evaluated: Called with the metrics of each evaluation.
     """
 
     def __init__(self, places: Sequence[RankPlace]) -> None:
@@ -88,6 +89,7 @@ class Panel:
         self.own: Callable[[], Heartbeat] | None = None
         self.on_look: Callable[[], None] | None = None
         self.on_end: Callable[[], None] | None = None
+        self.on_evaluated: list[Callable[[Evaluated], None]] = []
 
     @property
     def places(self) -> tuple[RankPlace, ...]:
@@ -100,6 +102,11 @@ class Panel:
         known.state, known.clock, known.heard_s = beat.state, beat.clock, time.time()
         if beat.figures is not None:
             known.figures.append((beat.clock, beat.figures))
+
+    def evaluated(self, found: Evaluated) -> None:
+        """Pass the metrics of an evaluation on."""
+        for listener in self.on_evaluated:
+            listener(found)
 
     def end(self) -> None:
         """The work is over; what follows may be printed where a display was."""

@@ -12,6 +12,7 @@ from mpips.model.partition import Partition
 from mpips.model.table import DenseTable, EmbeddingTable, Table
 
 AREA_FROM_BYTES = 256 << 10  # pushes to shards from this size on go into a remote worker's area
+MOST_NUMBERED = 1 << 16  # workers, or tables, of one job
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,13 @@ def _check_slots(tables: Sequence[Table], geometry: _native.RingGeometry) -> Non
             )
 
 
+def _check_counts(n_workers: int, n_tables: int) -> None:
+    """Refuse more workers or tables than a record's header can number (16 bits each)."""
+    for name, n in (("workers", n_workers), ("tables", n_tables)):
+        if n > MOST_NUMBERED:
+            raise ConfigError(f"a job takes at most {MOST_NUMBERED:,} {name}, not {n:,}")
+
+
 def area_bytes(shards: Sequence[int], n_remote: int, limit: int) -> int:
     """Bytes of the area that each of a server's remote workers gets for its large dense pushes.
 
@@ -151,8 +159,9 @@ def place(
         remote_staging_bytes: What their areas may take on one server.
 
     Raises:
-        ConfigError: A row does not fit into a ring slot.
+        ConfigError: A row does not fit into a ring slot; there are too many workers or tables.
     """
+    _check_counts(n_workers, len(tables))
     embeddings = [t for t in tables if isinstance(t, EmbeddingTable)]
     geometry = _native.RingGeometry(n_slots, slot_bytes, bool(embeddings))
     _check_slots(tables, geometry)

@@ -11,7 +11,8 @@
     result.json       what the run told at its end
     summary.txt|json  the same for a lab book
     checkpoints/      see mpips.checkpoint
-    logs/attempt-N/   rank-R.log, last words of ranks, what the launcher said
+    logs/attempt-N/   rank-R.log, last words of ranks, what the launcher said; `alive`, which is empty and
+                      whose modification time the scheduler renews every second
 
 A *generation* (attempt) is one launch of the run; they count from 0 over the life of the directory. Ranks
 learn of it by two environment variables; without them nothing here concerns them. Every file but the
@@ -23,6 +24,7 @@ scheduler that finds another generation in `lease.json` has been replaced and wr
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import secrets
@@ -39,7 +41,9 @@ from mpips.runfiles import Event, Ranks
 
 RUN_DIR = "MPIPS_RUN_DIR"
 GENERATION = "MPIPS_GENERATION"
+_LONGEST_NAME = 200  # bytes; a stamp follows, and file systems take 255
 STALE_S = 20.0  # a lease that nobody has renewed for so long is nobody's
+FULL = (errno.ENOSPC, errno.EDQUOT)  # error numbers of a full disk
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
@@ -61,13 +65,21 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """lease.json: `generation` may publish; its supervisor is `pid` on `host` and lived at `time_s`."""
+    """lease.json: `generation` may publish; its supervisor is `pid` on `host`.
+
+    Attributes:
+        time_s: Unix time of the last renewal, for people.
+        released: The supervisor has given the run back.
+        renewals: Number of times that this supervisor has written the lease. Another host observes
+            that it changes, since clocks of two hosts cannot be compared.
+    """
 
     generation: int
     host: str
     pid: int
     time_s: float
     released: bool = False
+    renewals: int = 0
 
 
 class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,15 +167,22 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str = ""
 
 
-def replace_json(path: Path, value: Any, durable: bool = False) -> None:
-    """Give a file a new content in one step; with `durable` it survives the loss of the machine.
+def replace_json(path: Path, value: Any, durable: bool = False, private: bool = False) -> None:
+    """Give a file a new content in one step.
+
+    Args:
+        path: The file.
+        value: What it shall hold.
+        durable: The content survives the loss of the machine.
+        private: Only this user may read the file.
 
     Raises:
         OSError: The folder cannot be written to, or is full; the file is as before.
     """
     new = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
     try:
-        with new.open("xb") as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with os.fdopen(os.open(new, flags, 0o600 if private else 0o666), "wb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
             file.flush()
             if durable:
@@ -180,6 +199,23 @@ def replace_json(path: Path, value: Any, durable: bool = False) -> None:
             os.close(fd)
 
 
+def version_of(path: Path) -> tuple[int, int, int]:
+    """Inode, size and modification time (ns) of a file; they change when it is replaced or touched.
+
+    All are 0 if the file cannot be read. The file is opened, so that a network file system asks its
+    server.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return 0, 0, 0
+    try:
+        status = os.fstat(fd)
+    finally:
+        os.close(fd)
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
 def read_json(path: Path, kind: type[Struct]) -> Struct | None:
     """What a file of the run directory holds, or None if there is none.
 
@@ -194,6 +230,19 @@ def read_json(path: Path, kind: type[Struct]) -> Struct | None:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path}: is damaged ({error})") from None
+
+
+def check_name(name: str) -> None:
+    """Refuse a name of a run that cannot be the beginning of a folder's name.
+
+    Raises:
+        ConfigError: It is empty or too long, or holds "/" or a character that is not printable.
+    """
+    if not name or not name.isprintable() or "/" in name or len(os.fsencode(name)) > _LONGEST_NAME:
+        raise ConfigError(
+            f"the name of a run = {name!r}: 1 to {_LONGEST_NAME} printable characters without '/' are "
+            "accepted; run.folder says where the run directory is made"
+        )
 
 
 class RunFolder:
@@ -219,8 +268,9 @@ class RunFolder:
         """Make `parent/<name>-<time>-<random>` with its run.json.
 
         Raises:
-            ConfigError: It cannot be made.
+            ConfigError: It cannot be made, or the name leads out of `parent`.
         """
+        check_name(name)
         stamp = time.strftime("%Y%m%d-%H%M%S")
         folder = cls(parent / f"{name}-{stamp}-{secrets.token_hex(2)}")
         info = RunInfo(
@@ -233,7 +283,8 @@ class RunFolder:
             folder.path.mkdir(parents=True)
             folder.checkpoints.mkdir()
             folder.logs.mkdir()
-            replace_json(folder.info_file, info, durable=True)
+            # It holds the token, which names shared memory.
+            replace_json(folder.info_file, info, durable=True, private=True)
         except OSError as error:
             raise ConfigError(
                 f"run directory {folder.path}: cannot be made: {error.strerror}"
@@ -249,13 +300,17 @@ class RunFolder:
         info = read_json(self.info_file, RunInfo)
         if info is None:
             raise ConfigError(
-                f"{self.path}: is no run directory (no run.json); a folder that `mpips run` made is accepted"
+                f"{self.path}: is no run directory (no run.json): give a folder that `mpips run` made"
             )
         return info
 
     def attempt(self, generation: int) -> Path:
         """Folder of an attempt's logs."""
         return self.logs / f"attempt-{generation}"
+
+    def alive_file(self, generation: int) -> Path:
+        """The empty file whose modification time the scheduler of an attempt renews."""
+        return self.attempt(generation) / "alive"
 
     def leave_file(self, generation: int) -> Path:
         """Where the supervisor says, before it sends SIGUSR1, for which signal the job is to end."""
@@ -328,6 +383,11 @@ class Supervised:
             )
         except (OSError, msgspec.DecodeError):
             return ""
+
+    def show_life(self) -> None:
+        """Renew the modification time of the attempt's `alive` file; a full disk does not prevent it."""
+        with contextlib.suppress(OSError):
+            os.utime(self.folder.alive_file(self.generation))
 
     def holds_lease(self) -> bool:
         """True while the lease names this generation: no later attempt has been started."""

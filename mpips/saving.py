@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -11,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpips.checkpoint import Checkpoint, Manifest, Retention, find_newest, open_checkpoint
+from mpips.checkpoint import (
+    Checkpoint,
+    Manifest,
+    Retention,
+    WorkerState,
+    find_newest,
+    open_checkpoint,
+)
 from mpips.checkpoint.find import order
 from mpips.checkpoint.steps import Peers, finish
 from mpips.cuts.position import Position
@@ -41,7 +49,10 @@ class Saving:
         retention: Which older checkpoints stay.
         config: The resolved configuration, as JSON holds it.
         sampling: How the workers' cursors are to be read; see `mpips.checkpoint.Manifest`.
+        data: The description of the training data; see `mpips.checkpoint.Manifest`.
         triggers: When there are checkpoints before the end.
+        beginning: The state at its start of each worker of this job, where cursors of `origin` are to be
+            read in another way than this job's; empty: the states in `origin`.
         places: Where each worker goes on in what the launch before has left in shared memory; empty: the
             job begins anew, or from `start`.
         notes: What a user should know of the choice of `start`.
@@ -56,9 +67,11 @@ class Saving:
     config: Mapping[str, Any] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)
     triggers: Triggers = field(default_factory=Triggers)
+    beginning: tuple[WorkerState, ...] = ()
     places: tuple[Place, ...] = ()
     notes: tuple[str, ...] = ()
     generation: int = 0
+    data: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def first_clock(self) -> int:
@@ -72,12 +85,30 @@ class Saving:
 
     def position(self, seed: int, worker: int, n_workers: int) -> Position:
         """Where a worker starts."""
-        if self.places:
+        workers = self.origin.workers if self.origin is not None else ()
+        # A worker that has ended no clock since the launch that began anew starts as it did there.
+        if self.places and not (workers and self.places[worker].at_start):
             states = tuple(place.state for place in self.places)
             clock = self.places[worker].clock
             return Position(seed, worker, n_workers, self.steps_before, states, clock)
-        workers = self.origin.workers if self.origin is not None else ()
-        return Position(seed, worker, n_workers, self.steps_before, workers)
+        begin = self.beginning[worker] if self.beginning else None
+        return Position(seed, worker, n_workers, self.steps_before, workers, 0, begin)
+
+    def in_memory(
+        self, memory: Memory, places: tuple[Place, ...], notes: tuple[str, ...]
+    ) -> Saving:
+        """The same for a launch that goes on in shared memory, whose clocks count as `memory` says."""
+        return dataclasses.replace(
+            self,
+            start=None,
+            origin=memory,
+            data=memory.data or self.data,
+            run_id=memory.run_id,
+            sampling=memory.sampling,
+            beginning=memory.beginning,
+            places=places,
+            notes=notes,
+        )
 
 
 @dataclass(frozen=True)

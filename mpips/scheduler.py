@@ -6,8 +6,7 @@ It never spins: between polls it sleeps. Where a job has two ranks only, the ser
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Collection
 from typing import Any
 
 import msgspec
@@ -19,6 +18,7 @@ from mpips.cluster.messages import (
     Bye,
     Contribution,
     Done,
+    Evaluated,
     Failure,
     Gathered,
     Heartbeat,
@@ -30,18 +30,13 @@ from mpips.cluster.messages import (
     Stop,
     Taken,
     ToServer,
+    Waits,
 )
 from mpips.cluster.roles import Assignment
+from mpips.cluster.siblings import process_state
 from mpips.cuts.conductor import Conductor
 from mpips.errors import ProtocolError, StallError
 from mpips.panel import Panel
-
-_PROCESS_STATES = {
-    "T": "stopped by a signal",
-    "t": "stopped by a debugger",
-    "Z": "dead",
-    "D": "waiting for a disk or device",
-}
 
 _SUSPECT_SHARE = 0.7  # of the timeout: silent this long, when another is called stalled
 
@@ -60,15 +55,6 @@ class JobFailure(Exception):
         self.silent = silent
 
 
-def process_state(pid: int) -> str:
-    """What the kernel says of a process on this node, or "" if nothing worth telling."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return "dead"
-    return _PROCESS_STATES.get(stat.rpartition(")")[2].split()[0], "")
-
-
 class Scheduler:
     """State of the job as the scheduler knows it. Not blocking; `poll` drives it."""
 
@@ -80,8 +66,10 @@ class Scheduler:
         timeout_s: float,
         on_report: OnReport | None,
         panel: Panel | None = None,
+        visible: Collection[int] = (),
     ) -> None:
-        """`pids` by rank; `on_report` shows progress; `panel` hears all signs of life.
+        """`pids` by rank; `on_report` shows progress; `panel` hears all signs of life; `visible`: the ranks
+        whose processes can be looked at from here.
 
         Attributes that may be set: `conductor`, where there are checkpoints; `on_cut`, where messages
         about cuts go to the server on this rank; `signalled`, see mpips.cluster.control.Client;
@@ -93,6 +81,7 @@ class Scheduler:
         self._timeout_s = timeout_s
         self._on_report = on_report
         self._panel = panel
+        self._visible = frozenset(visible)
         self.on_look: OnLook | None = None
         self._watched = {*assignment.servers, *assignment.workers} - {assignment.scheduler}
         now = time.monotonic()
@@ -204,6 +193,9 @@ class Scheduler:
             self._states[source] = (self._states[source][0], message.clock)
             if self._on_report is not None:
                 self._on_report(self._assignment.workers.index(source), message)
+        elif isinstance(message, Evaluated):
+            if self._panel is not None:
+                self._panel.evaluated(message)
         elif isinstance(message, Contribution):
             self._gather(source, message)
         elif isinstance(message, Done):
@@ -212,9 +204,11 @@ class Scheduler:
             raise JobFailure(message.message, message.exit_code, source)
         elif isinstance(message, Ask):
             if self.conductor is not None:
-                self.conductor.ask(message)
+                self.conductor.ask(message.across(time.monotonic()))
         elif isinstance(message, Agreed) and self.conductor is not None:
             self.conductor.agreed(self._assignment.workers.index(source), message)
+        elif isinstance(message, Waits) and self.conductor is not None:
+            self.conductor.waits(self._assignment.workers.index(source), message)
         elif isinstance(message, Taken | Saved):
             self.take_cut(self._assignment.servers.index(source), message)
         else:
@@ -281,10 +275,8 @@ class Scheduler:
         raise JobFailure(message, StallError.exit_code, suspects[0], silent=True)
 
     def _seen_as(self, rank: int) -> str:
-        """What the kernel says of a rank's process, where it is on this node; "" otherwise."""
-        a = self._assignment
-        here = a.node_of[rank] == a.node_of[a.scheduler]
-        return process_state(self._pids[rank]) if here else ""
+        """What the kernel says of a rank's process, where it can be looked at; "" otherwise."""
+        return process_state(self._pids[rank]) if rank in self._visible else ""
 
     def _describe(self, rank: int, silent_s: float) -> str:
         a = self._assignment

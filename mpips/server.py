@@ -11,13 +11,19 @@ import msgspec
 
 from mpips import _native
 from mpips.cluster.messages import Figures
-from mpips.errors import ProtocolError, RecoveryError, RegionError
+from mpips.errors import ConfigError, MpipsError, ProtocolError, RecoveryError, RegionError
 from mpips.model.consistency import BSP, native
 from mpips.model.initializer import Initializer, table_seed
 from mpips.model.optimizer import SGD, PythonRule
 from mpips.model.table import EmbeddingTable, Table
 from mpips.placement import Placement
-from mpips.transport.region import EMBEDDING_RESERVE, Regions, token_words
+from mpips.transport.region import (
+    MOST_RESERVED,
+    Regions,
+    allow_open_files,
+    embedding_memory,
+    token_words,
+)
 
 PROGRESS_INTERVAL_S = 100e-6  # a server with remote peers enters MPI at least this often
 _IDLE_SHARE = 0.01  # of the time that nobody has come: how much later one that comes may be served
@@ -28,7 +34,6 @@ _SPIN_S = 1e-3  # a server with remote peers looks again at once for so long aft
 _SERVED_S = 12e-6  # an entry into MPI that takes longer has served somebody
 _LONG_SLICE_S = 10e-3  # between looks at the scheduler, of a server that is idle for a while
 _MAX_SLEEP_US = 1000  # reached when nothing has come for a hundred times as long
-_FIRST_BYTES = 1 << 20  # of a new embedding table
 
 
 class Life(msgspec.Struct, frozen=True):
@@ -47,12 +52,34 @@ class Life(msgspec.Struct, frozen=True):
     name: str = ""
 
 
+_JOURNAL_ELEMENTS = 1 << 35  # of a shard, in what the journal says of how far an update has come
+_JOURNAL_TABLES = 32_766  # whose segments it can name
 NEW = Life()  # nothing before, nothing after
 
 
 def backup_workers(tables: Sequence[Table]) -> int:
     """The job's number of backup workers; all BSP tables have the same."""
     return max((t.consistency.backup for t in tables if isinstance(t.consistency, BSP)), default=0)
+
+
+def check_journal(index: int, tables: Sequence[Table], placement: Placement) -> None:
+    """Refuse shards of a server that a journal cannot describe.
+
+    Raises:
+        ConfigError: Names the table, or the number of tables.
+    """
+    wayout = "use more servers, or no warm restart (redundancy.warm = false)"
+    if len(tables) > _JOURNAL_TABLES:
+        raise ConfigError(
+            f"{len(tables)} tables: warm restart takes {_JOURNAL_TABLES} at most; {wayout}"
+        )
+    for name, parts in placement.dense.items():
+        for part in parts:
+            if part.server == index and part.stop - part.start >= _JOURNAL_ELEMENTS:
+                raise ConfigError(
+                    f"table {name!r}: server {index} holds {part.stop - part.start:,} elements; with warm "
+                    f"restart it can hold fewer than {_JOURNAL_ELEMENTS:,}: {wayout}"
+                )
 
 
 class Server:
@@ -81,9 +108,12 @@ class Server:
         `finish_recovery` (of a warm one) must follow before `serve`.
 
         Raises:
+            ConfigError: The shards are too many or too large for a journal.
             RegionError: /dev/shm is too small; warm: a segment is missing or in use.
             RecoveryError: Warm: what is there is no server of these tables that had begun to work.
         """
+        if life.journal:
+            check_journal(index, tables, placement)
         self.index = index
         self._oversubscribed = oversubscribed
         self._progress = progress or (lambda: 0)
@@ -93,6 +123,11 @@ class Server:
         self._seed = seed
         self.life = life
         self.token = regions.token
+        n_embedding = sum(isinstance(table, EmbeddingTable) for table in tables)
+        self._sizes = embedding_memory(n_embedding)
+        if regions.shared:
+            # Rows, keys and, with a journal, buffers of each table; region and journal.
+            allow_open_files(2 + 2 * n_embedding + life.journal * len(tables))
         self.region = self._segment("", self.layout.total_bytes)
         low, high = token_words(regions.token)
         _native.write_region_header(self.region, self.layout, 0, index, low, high)
@@ -107,7 +142,7 @@ class Server:
         )
         if life.journal:
             n_bytes = _native.journal_bytes(self.layout)
-            journal = self._segment("-journal", n_bytes, EMBEDDING_RESERVE)
+            journal = self._segment("-journal", n_bytes, MOST_RESERVED)
             self.core.use_journal(journal, not life.warm)
         for i, table in enumerate(tables):
             self._add(i, table, placement)
@@ -146,11 +181,17 @@ class Server:
             staging: Attaches the staging memory of a worker and generation.
 
         Raises:
-            RegionError: Updates in the rings lie in staging memory that is gone.
+            RegionError: Updates in the rings lie in staging memory that is gone; /dev/shm is full.
+            RecoveryError: The operation cannot be finished.
         """
         for worker, generation in self.core.old_staging():
             self.core.set_old_staging(worker, generation, staging(worker, generation))
-        self.core.finish_operation()
+        try:
+            self.core.finish_operation()
+        except (_native.RecoveryError, _native.ProtocolViolation) as error:
+            raise RecoveryError(f"server {self.index}: {error}") from None
+        except _native.SharedMemoryError as error:
+            raise RegionError(f"server {self.index}: {error}") from None
 
     def _add(self, i: int, table: Table, placement: Placement) -> None:
         rule = table.optimizer
@@ -161,9 +202,9 @@ class Server:
         seed = table_seed(self._seed, table.name)
         if isinstance(table, EmbeddingTable):
             assert isinstance(init, Initializer)
-            rows = self._segment(f"-t{i}-rows", _FIRST_BYTES, EMBEDDING_RESERVE)
-            keys = self._segment(f"-t{i}-keys", _FIRST_BYTES, EMBEDDING_RESERVE)
-            self._buffers(i, _native.EMBEDDING_BUFFER_BYTES)
+            rows = self._segment(f"-t{i}-rows", self._sizes.first, self._sizes.reserve)
+            keys = self._segment(f"-t{i}-keys", self._sizes.first, self._sizes.reserve)
+            self._buffers(i, self._sizes.buffers)
             self.core.add_embedding(
                 i,
                 optimizer,
@@ -196,7 +237,10 @@ class Server:
             self.core.set_buffers(i, self._segment(f"-t{i}-buffers", n_bytes, sparse=True))
 
     def drain(self) -> int:
-        """Consume everything that can be consumed now; returns the number of records.
+        """Consume everything that can be consumed; returns the number of records.
+
+        Does not return while others write faster than this server consumes: it is for a server whose
+        rings are written by this thread, or by nobody any more.
 
         Raises:
             ProtocolError: A worker sent what no correct worker sends.
@@ -207,10 +251,12 @@ class Server:
     def _drain(self, max_s: float, max_sleep_us: int) -> int:
         try:
             return self.core.drain(max_s, max_sleep_us)
-        except _native.ProtocolViolation as error:
-            raise ProtocolError(f"server {self.index}: {error}") from None
-        except _native.SharedMemoryError as error:
-            raise RegionError(f"server {self.index}: {error}") from None
+        except (_native.ProtocolViolation, _native.SharedMemoryError) as error:
+            raise self._named(error) from None
+
+    def _named(self, error: Exception) -> MpipsError:
+        kind = ProtocolError if isinstance(error, _native.ProtocolViolation) else RegionError
+        return kind(f"server {self.index}: {error}")
 
     def serve(self, remote: bool, poll: Callable[[], bool], stopped: Callable[[], bool]) -> None:
         """Consume records until `stopped`.
@@ -236,6 +282,13 @@ class Server:
             more = poll()
         self.drain()
 
+    def _consume(self) -> int:
+        """Consume what is there, for as long as this server may stay out of MPI."""
+        try:
+            return self.core.consume(PROGRESS_INTERVAL_S)
+        except (_native.ProtocolViolation, _native.SharedMemoryError) as error:
+            raise self._named(error) from None
+
     def _serve_remote(self, poll: Callable[[], bool], stopped: Callable[[], bool]) -> None:
         """Look at the rings and enter MPI by turns, without a pause while there is work on either side.
 
@@ -246,7 +299,7 @@ class Server:
         spin_until = idle_since = time.perf_counter()
         slow = 0  # entries in a row that took long; one alone may be a lost time slice
         while not stopped():
-            consumed = self._drain(0.0, 0)
+            consumed = self._consume()
             served, long, left = self._enter_mpi()
             more = poll()
             slow = slow + long if long else 0

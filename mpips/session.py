@@ -9,12 +9,13 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpips import rundir
+from mpips import forked, rundir
+from mpips.calling import refuse_generator
 from mpips.chronicle import open_chronicle
 from mpips.cluster import lastwords, launch
 from mpips.cluster.roles import check_servers
@@ -125,7 +126,8 @@ def run(
     all roles in this process.
 
     Args:
-        main: Called once on each worker.
+        main: Called once on each worker. sys.exit() in it is a return; with a code or a message it ends the
+            job as an error does.
         tables: Dense and embedding tables of the job.
         comm: Communicator to use; COMM_WORLD of the launch if None.
         verbose: Print the table of roles and the transports at start.
@@ -134,7 +136,8 @@ def run(
             `statistics["servers"][0]["checkpoint"]["error"]` says why.
         resume: "auto": start from the newest good checkpoint in `save`, if there is one; "never"; or
             the path of a checkpoint. It may be of another number of servers. See `Worker.start`.
-        every_steps, every_s, on_usr1, grace_s: With `save`: checkpoints while the workers are at work; see
+        every_steps, every_s, on_usr1, grace_s: With `save` (under `mpips run` every ten minutes if neither
+            of the first two is given): checkpoints while the workers are at work; see
             `mpips.cuts.triggers.Triggers`. Until `run` returns, SIGUSR1, SIGTERM and (without a prompt)
             SIGINT belong to mpips; before it, SIGUSR1 ends a program that has no handler.
             `Worker.checkpoint` asks for one by hand. One that cannot be written is said and counted
@@ -145,7 +148,8 @@ def run(
         What `main` returned (on workers) and the statistics of the job (everywhere).
 
     Raises:
-        ConfigError: Tables or options cannot work.
+        ConfigError: Tables or options cannot work; under a launcher without `comm` see SystemExit.
+        ForkError: This is a helper process of a rank.
         RegionError, TransportError: On one rank, or on every rank of `comm`.
         CheckpointError: The checkpoint to start from is damaged.
         SystemExit: Under a launcher without `comm`: the job could not start. The error has been
@@ -155,17 +159,26 @@ def run(
     An error later, on any rank, does not come back from here: the scheduler prints it once and ends
     all ranks with its exit code.
     """
-    lastwords.begin()
-    tables = list(tables)
-    check_tables(tables)
-    settings = make_options(options)
+    if comm is not None or launch.launched_size() > 1 or rundir.current() is not None:
+        forked.refuse_children()
     size = comm.Get_size() if comm is not None else launch.launched_size()
-    check_launch(settings, size)
-    supervised = rundir.current()
+    # Where all ranks of a launch make the same mistake, one of them prints it.
+    with one_voice() if comm is None and size > 1 else nullcontext():
+        lastwords.begin()
+        tables = list(tables)
+        check_tables(tables)
+        refuse_generator(main)
+        settings = make_options(options)
+        check_launch(settings, size)
+        triggers = Triggers(every_steps, every_s, on_usr1, grace_s).check()
+        supervised = rundir.current()
+        if supervised is not None:
+            refuse_second(supervised)
+            triggers = triggers.supervised()
     folder = Path(save) if save is not None else None
     if folder is None and supervised is not None:
         folder = supervised.folder.checkpoints
-    wanted = Wanted(folder, resume, Triggers(every_steps, every_s, on_usr1, grace_s).check())
+    wanted = Wanted(folder, resume, triggers)
     if comm is None:
         with one_voice():
             launch.refuse_lonely_tasks()
@@ -177,8 +190,21 @@ def run(
         if comm is not None:
             return run_cluster(main, tables, settings, comm, verbose, wanted)
         with one_voice():
-            world = launch.load_mpi()
+            world = launch.load_mpi(launch.start_limit(settings.timeout_s))
             return run_cluster(main, tables, settings, world, verbose, wanted)
+
+
+def refuse_second(run: rundir.Supervised) -> None:
+    """Refuse a second job of one program: a run directory has one job, and it is done.
+
+    Raises:
+        ConfigError: The run is finished.
+    """
+    if run.folder.finished() is not None:
+        raise ConfigError(
+            "mpips.run was called a second time: `mpips run` supervises one job of a program; do both in one "
+            "main, or start the program by mpirun"
+        )
 
 
 def run_cluster(
@@ -195,13 +221,27 @@ def run_cluster(
 
     with Cluster(world, options.servers or None, options.timeout_s) as cluster:
         run_id = rundir.run_id(cluster.token)
+        cluster.arrive("looking for a checkpoint")
         saving = (wanted or Wanted()).saving(run_id, cluster.comm)
         job = Job(cluster, tables, options, saving)
         if verbose and cluster.is_scheduler:
             print(job.describe(), file=sys.stderr, flush=True)
+            if note := _unknown_position(job.saving):
+                print(f"note: {note}", file=sys.stderr, flush=True)
         value, statistics = job.run(main)
         role = cluster.assignment.roles_of(cluster.rank)
         return Outcome(value, role, statistics, job.transports, job.panel.places)
+
+
+def _unknown_position(saving: Saving) -> str:
+    """What to know of a start whose checkpoint holds no position of `main`; "" where it does."""
+    workers = saving.origin.workers if saving.origin is not None else ()
+    if not saving.steps_before or any(state.cursor for state in workers):
+        return ""
+    return (
+        f"the tables are those of step {saving.steps_before}, but main has not said where it stands "
+        "(worker.set_cursor): unless it looks at worker.start it begins with its first step"
+    )
 
 
 def check_launch(options: SessionOptions, size: int) -> None:
@@ -212,7 +252,7 @@ def check_launch(options: SessionOptions, size: int) -> None:
                 f"transport = {options.transport!r} needs several ranks; with one rank it is 'local'"
             )
         if options.servers > 1:
-            raise ConfigError(f"servers = {options.servers} with 1 rank: 1 is accepted")
+            raise ConfigError(f"servers = {options.servers} is too many for 1 rank: use 1")
         return
     if options.transport == "local":
         raise ConfigError(f"transport = 'local' is for one rank, here are {size}; use 'auto'")

@@ -19,6 +19,7 @@ from pathlib import Path
 import mpips
 from mpips.config import SlurmConfig
 from mpips.errors import CapabilityError, ConfigError
+from mpips.rundir import check_name
 
 TEMPLATES = {
     "mpirun": "train.sbatch",
@@ -47,7 +48,12 @@ def find_root() -> Path:
 
 
 def make_folder(parent: Path, name: str) -> Path:
-    """Choose `parent/<name>-<time>-<random>` for a job; absolute, not made yet."""
+    """Choose `parent/<name>-<time>-<random>` for a job; absolute, not made yet.
+
+    Raises:
+        ConfigError: The name leads out of `parent`, or cannot be in a path.
+    """
+    check_name(name)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     return parent.absolute() / f"{name}-{stamp}-{secrets.token_hex(2)}"
 
@@ -98,14 +104,14 @@ def make_script(
     ]
     lines = {line.partition("=")[0]: line for line in kept}
     for key, value in asked:
-        if not re.fullmatch(r"--[a-z][a-z-]*", key) or "\n" in value:
+        if not re.fullmatch(r"--[a-z][a-z-]*", key) or not (value.isprintable() or not value):
             raise ConfigError(f"{key}={value!r}: options of sbatch are written --name=value")
         lines[key] = f"{key}={shlex.quote(value)}" if value else key
     exports = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
     return "\n".join(
         [
             comments[0],
-            f"# Written by: {origin}",
+            f"# Written by: {_one_line(origin)}",
             "#",
             *comments[1:],
             *(_DIRECTIVE + line for line in lines.values()),
@@ -116,6 +122,11 @@ def make_script(
             body,
         ]
     )
+
+
+def _one_line(text: str) -> str:
+    """Text that cannot end the comment that it stands in."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def submit(script: Path, options: SlurmConfig, spares: int) -> int:

@@ -7,7 +7,6 @@ from the newest checkpoint if there is one.
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +16,7 @@ import msgspec
 from mpips import _native
 from mpips.cluster.cluster import Cluster
 from mpips.errors import RecoveryError, RegionError
-from mpips.memory import At, Memory, place_of, read_memory
+from mpips.memory import At, Memory, Place, place_of, read_memory, why_refused
 from mpips.partner.mirror import Mirror
 from mpips.partner.start import Partnership
 from mpips.rundir import Supervised
@@ -44,6 +43,7 @@ class Takeover:
         tables: str,
         make_server: Callable[[], Server],
         make_copy: Callable[[int, str], Server],
+        skips_clocks: bool,
     ) -> None:
         """Nothing happens yet.
 
@@ -54,6 +54,7 @@ class Takeover:
             tables: Checksum of tables and options.
             make_server: Attaches this rank's server to memory that is there.
             make_copy: Attaches the copy of another server to memory of that name.
+            skips_clocks: There are backup workers, so a worker may pass over clocks.
         """
         self._cluster = cluster
         self._run = run
@@ -62,9 +63,12 @@ class Takeover:
         self._shape = (len(cluster.assignment.servers), len(cluster.assignment.workers))
         self._make_server = make_server
         self._make_copy = make_copy
+        self._skips_clocks = skips_clocks
         self.server: Server | None = None
         self.at: list[list[At]] = []
         self.cold = ""
+        self._refused = ""
+        self._places: tuple[Place, ...] = ()
 
     def choose(self, saving: Saving, look_for_start: Callable[[], Saving]) -> Saving:
         """Go on in what the launch before has left, or remove it and note what this one starts from.
@@ -72,21 +76,35 @@ class Takeover:
         Returns:
             Where workers start; of `look_for_start` (collective) where memory does not serve.
         """
-        memory = read_memory(self._run) if self._run.generation > 0 else None
+        memory = self._read() if self._run.generation > 0 else None
         if memory is not None:
             self.cold = self._try(memory)
             if not self.cold:
                 self._memory = memory
                 return self._gone_on(memory, saving)
-            self.server = None
+            self.server, self.at = None, []
             gc.collect()
         saving = look_for_start()
         self._begin(saving)
         return saving
 
+    def _read(self) -> Memory | None:
+        """Return what memory.json holds, as the scheduler reads it; notes why it is refused."""
+        c, run = self._cluster, self._run
+
+        def read() -> list[Any]:
+            memory = read_memory(run) if c.is_scheduler else None
+            why = why_refused(run, memory) if memory is not None else ""
+            return [msgspec.to_builtins(memory), why]
+
+        found, self._refused = c.agree("reading memory.json", read)[c.assignment.scheduler]
+        return msgspec.convert(found, Memory) if found is not None else None
+
     def _try(self, memory: Memory) -> str:
         """Take over what there is, on all ranks; why not, the same on all."""
         c, p = self._cluster, self._partnership
+        if self._refused:
+            return self._refused
         if (memory.tables, memory.shape) != (self._tables, self._shape):
             return "tables, options or numbers of ranks are others"
         held = c.agree("looking for what the launch before has left", p.held)
@@ -100,6 +118,15 @@ class Takeover:
         if reason := next((row["reason"] for row in found if row["reason"]), ""):
             return reason
         self.at = [msgspec.convert(found[r]["at"], list[At]) for r in c.assignment.servers]
+        try:
+            self._places = tuple(
+                place_of(w, [server[w] for server in self.at], memory, self._skips_clocks)
+                for w in range(self._shape[1])
+            )
+        except RecoveryError as error:
+            return str(error)  # all ranks come to it, by the same positions
+        if any(not place.at_start and not place.state.cursor for place in self._places):
+            return "main has not said where it stands (worker.set_cursor)"
         used = {part for row in found for part in row["staging"]}
         unlink_staging(c.token, self._run.generation, used)
         p.tell([[place.clock for place in server] for server in self.at])
@@ -130,17 +157,7 @@ class Takeover:
         return {"reason": "", "at": at, "staging": staging}
 
     def _gone_on(self, memory: Memory, saving: Saving) -> Saving:
-        places = tuple(
-            place_of(w, [server[w] for server in self.at], memory) for w in range(self._shape[1])
-        )
-        return dataclasses.replace(
-            saving,
-            start=None,
-            origin=memory,
-            run_id=memory.run_id,
-            places=places,
-            notes=tuple(self._partnership.notes),
-        )
+        return saving.in_memory(memory, self._places, tuple(self._partnership.notes))
 
     def _begin(self, saving: Saving) -> None:
         """Remove old memory and note what the new one counts from."""
@@ -153,7 +170,9 @@ class Takeover:
             step=saving.steps_before,
             run_id=saving.run_id,
             workers=tuple(saving.origin.workers) if saving.origin is not None else (),
+            beginning=saving.beginning,
             sampling=dict(saving.sampling),
+            data=dict(saving.data),
         )
         c.agree("removing old regions", lambda: unlink_job(c.token))
         c.agree("noting the start", lambda: new.write(run) if c.is_scheduler else None)
@@ -177,9 +196,18 @@ class Takeover:
         return p.mirror(server, copies) if server is not None else None
 
 
-def resume(channel: Channel, at: At) -> None:
+def resume(channel: Channel, at: At, skips_clocks: bool) -> None:
     """Let a worker's channel go on where the launch before has left it."""
-    channel.writer.resume(at.sequence, at.applied, at.clock, at.finished, at.taken)
+    channel.writer.resume(
+        at.sequence,
+        at.applied,
+        at.clock,
+        at.finished,
+        at.pushes,
+        at.tag,
+        at.ended,
+        skips_clocks,
+    )
     way = channel.area_way()
     if way is not None and at.applied < at.sequence:
         # What lies in the area may belong to records that are still in the ring.

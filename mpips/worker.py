@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -9,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mpips import _native
+from mpips import _native, forked
 from mpips.cluster.messages import Figures, Message
 from mpips.cluster.pending import PendingCut
 from mpips.cuts.marker import CutMarker
@@ -25,6 +26,7 @@ from mpips.transport.region import as_region_error
 
 Float32 = NDArray[np.float32]
 NO_PARTNERS = Partners()
+FAULTS = _native.FAULTS  # whether a test ends this process at a fault point
 
 
 def needs_common_clock(tables: Sequence[Table]) -> bool:
@@ -94,6 +96,7 @@ class Worker:
         self.n_workers = len(names)
         self.clock_state = _native.WorkerClock()
         self.clock_state.now = first_clock
+        control.clock = first_clock
         self._says_place = says_place
         self._partners = partners
         self.channels = list(channels)
@@ -110,9 +113,11 @@ class Worker:
             self._position,
             control,
             self._write_cut,
+            self._is_behind_cut,
             needs_common_clock(tables),
             ask_every,
         )
+        self._cut_ends = [0] * len(self.channels)  # records up to the last cut record, by server
         self._destinations: list[tuple[int, int, object]] = []
         backup = [t.consistency.backup for t in tables if isinstance(t.consistency, BSP)]
         self._skips_clocks = bool(backup) and backup[0] > 0
@@ -120,6 +125,7 @@ class Worker:
             (i for i, t in enumerate(tables) if isinstance(t.consistency, BSP)), None
         )
         self._handles: dict[str, DenseHandle | EmbeddingHandle] = {}
+        forked.register(self)
         for i, table in enumerate(tables):
             if isinstance(table, DenseTable):
                 self._handles[table.name] = DenseHandle(self, i, table, placement.dense[table.name])
@@ -127,6 +133,13 @@ class Worker:
                 self._handles[table.name] = EmbeddingHandle(
                     self, i, table, placement.partitioners[table.name]
                 )
+
+    def disown(self) -> None:
+        """Let every use in a forked child raise ForkError. See mpips.forked."""
+        refusing: Any = forked.Refusing(f"worker {self.index}")
+        self.channels = self.control = self._staging = self._marker = refusing
+        for handle in self._handles.values():
+            handle.disown()
 
     @property
     def now(self) -> int:
@@ -154,14 +167,24 @@ class Worker:
             StallError: A server has not taken records for the job's timeout.
         """
         self.control.state = "between clocks"
+        if FAULTS:
+            _native.fault_point("clock-begun")
         if self._says_place:
-            # All that stands before a tick has arrived everywhere before the first tick leaves.
             self._marker.say_place(self.now)
+            self._wait_until_arrived()
+            if FAULTS:
+                _native.fault_point("placed")
         if self._partners.waits:
             self._wait_for_partners()
         for server, channel in enumerate(self.channels):
+            if FAULTS:
+                _native.fault_point("ticking")
             self.write(server, lambda c=channel: c.writer.tick(self.now))  # type: ignore[misc]
+        if FAULTS:
+            _native.fault_point("ticked")
         self.publish(range(len(self.channels)))
+        if FAULTS:
+            _native.fault_point("clock-ended")
         self.clock_state.now += 1
         if self._skips_clocks and self._bsp_table is not None:
             closed = [c.read_version(self._bsp_table) for c in self.channels]
@@ -170,8 +193,23 @@ class Worker:
         self._marker.note_tick(self.now)
         self.control.state = "computing"
         self.control.poll()
-        if self.control.cut.pending is not None:
+        if self.control.cut.pending is not None and not self._repeats:
             self._marker.at_tick(self.now, self.wait_until)
+
+    @property
+    def _repeats(self) -> bool:
+        """Whether a server has more of this worker than it stands for, so that no cut may be here."""
+        return any(channel.writer.is_ahead_of(self.now) for channel in self.channels)
+
+    @property
+    def _has_pushed(self) -> bool:
+        """Whether servers may have pushes of this worker's clock, so that it does not stand at its tick."""
+        return self.clock_state.pushed_at == self.now or self._repeats
+
+    @property
+    def seed(self) -> int:
+        """The job's seed."""
+        return self._position.seed
 
     @property
     def start(self) -> StartPoint | None:
@@ -200,6 +238,10 @@ class Worker:
         Args:
             cursor: Numbers, text, lists and dicts; a few hundred bytes (it must fit into a record).
         """
+        if not isinstance(cursor, Mapping):
+            raise TypeError(
+                f"cursor must be a dict of numbers, text, lists and dicts, not {cursor!r}"
+            )
         self._position.set_cursor(cursor)
 
     def checkpoint(self) -> None:
@@ -210,16 +252,25 @@ class Worker:
         """
         self._marker.ask(self.now)
 
-    def _write_cut(self, number: int, payload: bytes) -> None:
+    def _write_cut(self, number: int, clock: int, payload: bytes) -> None:
         for server, channel in enumerate(self.channels):
-            self.write(server, lambda c=channel: c.writer.cut(self.now, number, payload))  # type: ignore[misc]
+            self.write(
+                server,
+                lambda c=channel: c.writer.cut(self.now, number, clock, payload),  # type: ignore[misc]
+            )
+            self._cut_ends[server] = channel.writer.next_sequence
         self.publish(range(len(self.channels)))
+
+    def _is_behind_cut(self) -> bool:
+        """Whether some server has not consumed the last cut record, as far as this worker knows."""
+        ends = zip(self.channels, self._cut_ends, strict=True)
+        return any(channel.writer.applied < end for channel, end in ends)
 
     def _cut_while_waiting(self) -> bool:
         """See CutMarker.while_waiting."""
         if self.control.cut.pending is None:
             return False
-        return self._marker.while_waiting(self.clock_state.pushed_at == self.now)
+        return self._marker.while_waiting(self._has_pushed)
 
     def keep_pace(self, bound: int) -> None:
         """Wait until no worker at work is more than `bound` clocks behind this one. Blocks.
@@ -249,10 +300,13 @@ class Worker:
         while `push` has returned already.
 
         Raises:
-            ConfigError: The staging region is full; names the option that enlarges it.
+            ConfigError: The shape is none, or the staging region is full; names the option that enlarges it.
             RegionError: /dev/shm is too small for it.
         """
-        count = int(np.prod(shape))
+        lengths: list[Any] = list(shape) if isinstance(shape, tuple | list) else [shape]
+        if not all(isinstance(n, int | np.integer) and n is not True and n >= 0 for n in lengths):
+            raise ConfigError(f"allocate: shape {shape!r} must hold whole numbers of 0 or more")
+        count = math.prod(map(int, lengths))
         if self._staging is None:
             return np.zeros(shape, np.float32)
         offset = self.reserve_staging(count * 4, 1.0)
@@ -317,11 +371,12 @@ class Worker:
             if parts is not None:
                 found.append(parts)
             else:
-                self._cut_while_waiting()
+                self._marker.look_in_gather(self._has_pushed)
                 time.sleep(0.001)
             return bool(found)
 
         self.wait_until(arrived, lambda: f"not all workers have come to {name!r}")
+        self._marker.end_gather()
         self.control.state = "computing"
         return found[0]
 
@@ -421,6 +476,8 @@ class Worker:
         """Send what has been written, to all these servers at once."""
         chosen = [self.channels[server] for server in servers]
         for channel in chosen:
+            if FAULTS:
+                _native.fault_point("sending")
             channel.send()
         for channel in chosen:
             channel.publish()
@@ -444,6 +501,29 @@ class Worker:
                 f"{self.blame(server)}"
             ),
         )
+
+    def _wait_until_arrived(self) -> None:
+        """Wait until all that was written is in the servers' memory, where memory outlives this launch.
+
+        The first tick of a clock leaves only then: whoever goes on in memory that has a tick relies on
+        all servers having what stands before it (mpips.memory). Records may wait there for other workers;
+        to wait until they are consumed would let only one worker at a time compute. With one server the
+        ring's own order is enough. Of a server with a partner more is asked (`_wait_for_partners`).
+        """
+        if len(self.channels) < 2:
+            return
+        covered = self._partners.of if self._partners.waits else {}
+        late = [s for s in range(len(self.channels)) if s not in covered]
+        for server in late:
+            self.channels[server].begin_fence()
+        for server in late:
+            self.wait_until(
+                lambda s=server: self.channels[s].wait_fence(0.02),  # type: ignore[misc]
+                lambda s=server: (  # type: ignore[misc]
+                    f"server {s} has not confirmed that records of worker {self.index} have arrived"
+                    f"{self.blame(s)}"
+                ),
+            )
 
     def _wait_for_partners(self) -> None:
         """Wait until all that was written has arrived at the partners. It waits for no worker."""
@@ -474,9 +554,14 @@ class Worker:
         """Call `done` (which may block briefly) until it is True; raise StallError in the end."""
         deadline = time.monotonic() + self.timeout_s
         while not done():
-            self.control.poll()
+            self.poll()
             if time.monotonic() >= deadline:
                 raise StallError(f"{late()} (waited {self.timeout_s:g} s)")
+
+    def poll(self) -> None:
+        """Take control messages while this worker waits. Cheap; call it a few times a second at least."""
+        self.control.poll()
+        self._marker.look_while_waiting()
 
     def blame(self, server: int) -> str:
         """Who this server itself waits for, as far as its region tells."""

@@ -132,7 +132,7 @@ run_fault() { if has_tests tests/fault; then run_lanes fault --timeout=300 tests
 run_jobs() { if has_tests tests/jobs; then run_pytest jobs tests/jobs; fi; }
 
 # Unit tests that start programs, which load the ordinary module, or that never enter it.
-without_native=(checkpoint_cli cli config doctor doctor_clean doctor_launches imports launch plan
+without_native=(checkpoint_cli cli config doctor doctor_clean doctor_launches imports launch memory_errors plan
   quality_local roles run_hosts rundir setup_scripts submit supervisor verdict)
 
 # The unit tests once more on a native module that stops at the first bad access or overflow.

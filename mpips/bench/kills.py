@@ -1,11 +1,12 @@
-"""Part of the suite `recovery`: processes are killed at random times, and every update is counted.
+"""Part of the suite `recovery`: launches end at places that are drawn at random, and every update is counted.
 
-Runs take turns: asynchronous ones, where at the end each sample must count exactly as often as it was in
-the data, and bulk-synchronous ones, whose every bit must be that of a run that nobody disturbed.
+At the end of a run each feature must count exactly as often as it is in the data. Where all tables are BSP,
+every bit must be that of a run that nothing disturbed. What may happen is in matrix.py.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import shutil
 import tempfile
@@ -16,93 +17,166 @@ from pathlib import Path
 
 import numpy as np
 
-from mpips.bench.killing import N_RANKS, Told, Victim
-from mpips.bench.launching import Options
+from mpips.bench import beside, matrix
+from mpips.bench.killing import Told, Victim
+from mpips.bench.launching import BenchError, Options
+from mpips.bench.matrix import Run, Shape
 from mpips.bench.measure import Figure, Findings
-from mpips.bench.rank.counted import COPIES, DIM
+from mpips.bench.rank.counted import DIM
 from mpips.checkpoint import open_checkpoint
 
-KILLS_OF_A_RUN = 20
-EPOCHS = 4
-BATCH = 8
-N_SERVERS = 2
-_N_WORKERS = N_RANKS - 1 - N_SERVERS
-_CLOCKS_FOR_A_KILL = 60  # about a second of work
-# Consistency and transport of the runs, by turns.
-TURNS = (("asp", "auto"), ("bsp", "auto"), ("asp", "rma"), ("bsp", "p2p"), ("ssp", "auto"))
+FAULTS_OF_A_RUN = 6
+N_FEATURES = 400
+_SAMPLES = 704
+_PER_SAMPLE = 12
+_EPOCHS_FOR_A_LAUNCH = 4  # about a second of work
+_MORE_RESTARTS = 3  # than deaths, before the supervisor gives up
+_LINES = 12  # of a log in the notes
 
 Content = dict[str, bytes]
 
 
-def run(options: Options) -> Findings:
-    """Kill `options.kills` times.
+@dataclasses.dataclass
+class Verdict:
+    """What became of one run.
 
-    Raises:
-        BenchError: A run did not come back, or not to its end.
+    Attributes:
+        told: What was done to it; None: it did not come to its end, and `error` says why.
+        lost: Updates that are missing.
+        double: Those that are there once more than they should.
+        different: Names of datasets with other bits than those of a run that nothing disturbed.
     """
+
+    run: Run
+    told: Told | None = None
+    error: str = ""
+    lost: int = 0
+    double: int = 0
+    different: tuple[str, ...] = ()
+
+    @property
+    def is_right(self) -> bool:
+        """Nothing is wrong with it."""
+        return not (self.error or self.lost or self.double or self.different)
+
+    def __str__(self) -> str:
+        wrong = f"lost {self.lost}, doubled {self.double}, different {list(self.different)}"
+        return f"{self.run} (seed {self.run.seed}): {self.error or wrong}; {self.told}"
+
+
+class Runs:
+    """Runs of one data set, in a folder; results of undisturbed ones are kept. Not thread-safe."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder` gets everything."""
+        self._folder = folder
+        self._counts = _make_data(folder)
+        self._calm: dict[tuple[str, int], Content] = {}
+        self._number = 0
+
+    def judge(self, run: Run, epochs: int) -> Verdict:
+        """Run a job, let its launches end, and look at what it leaves. Blocks."""
+        verdict = Verdict(run)
+        try:
+            found, verdict.told = self._run(run.shape, run, epochs)
+            if matrix.TASKS[run.shape.task].bits:
+                calm = self._undisturbed(run.shape.task, epochs)
+                verdict.different = tuple(name for name in calm if found.get(name) != calm[name])
+        except BenchError as error:
+            verdict.error = str(error)
+            return verdict
+        verdict.lost, verdict.double = audit(found, epochs * self._counts)
+        return verdict
+
+    def _undisturbed(self, task: str, epochs: int) -> Content:
+        """The fitted tables of a run that nothing disturbs; their bits are the same on any servers."""
+        key = task, epochs
+        if key not in self._calm:
+            found, _ = self._run(Shape(task, 1, "shm"), None, epochs)
+            self._calm[key] = {name: found[name] for name in found if _is_fitted(name)}
+        return self._calm[key]
+
+    def _run(self, shape: Shape, run: Run | None, epochs: int) -> tuple[Content, Told]:
+        """Run a job to its end; what its tables held at the end, and what was done to it."""
+        folder = self._folder / f"run-{self._number}"
+        folder.mkdir()
+        self._number += 1
+        deaths = run.deaths if run is not None else []
+        aside = beside.make(run.event if run is not None else "", folder)
+        settings = run.settings if run is not None else shape.settings
+        job = _job(self._folder, shape, settings, epochs, len(deaths) + _MORE_RESTARTS)
+        seed = run.seed if run is not None else 0
+        with Victim(folder, job, deaths, shape.environment, aside) as victim:
+            told = victim.suffer(random.Random(seed))
+            mark = victim.run.finished()
+            assert mark is not None
+            # The run's own name of the checkpoint may be another one here.
+            path = victim.run.path / "checkpoints" / Path(mark.checkpoint).name
+            return content(path), told
+
+
+def _is_fitted(name: str) -> bool:
+    return name.startswith(("/tables/fitted/", "/tables/factors/"))
+
+
+def run(options: Options) -> Findings:
+    """End launches `options.kills` times."""
     seed = options.seed or time.time_ns() % 1_000_000
     rng = random.Random(seed)
     folder = Path(tempfile.mkdtemp(prefix="mpips-bench-kills-"))
-    share = min(KILLS_OF_A_RUN, -(-options.kills // 2))
-    data = _make_data(folder, share)
-    calm: Content | None = None
-    told: list[Told] = []
-    lost = double = different = 0
-    while (left := options.kills - sum(sum(t.kills.values()) for t in told)) > 0:
-        turn = TURNS[len(told) % len(TURNS)]
-        if turn[0] == "bsp" and calm is None:
-            calm, _ = _run(folder / "calm", _job(data, *turn), 0, rng)
-        found, what = _run(folder / f"run-{len(told)}", _job(data, *turn), min(left, share), rng)
-        told.append(what)
-        if turn[0] == "bsp":
-            different += found != calm
-        else:
-            missed, more = audit(found, share)
-            lost, double = lost + missed, double + more
-    findings = _findings(told, seed, lost, double, different)
-    if lost or double or different:
-        findings.notes.append(f"what was found wrong is in {folder}")
-    else:
+    runs = Runs(folder)
+    without = [how for how, what in matrix.HOWS.items() if beside.why_not(what.event)]
+    verdicts: list[Verdict] = []
+    done = 0
+    while done < options.kills:
+        n_faults = min(FAULTS_OF_A_RUN, max(2, options.kills - done))
+        verdict = runs.judge(matrix.draw(rng, n_faults, without), epochs(FAULTS_OF_A_RUN))
+        verdicts.append(verdict)
+        done += sum(verdict.told.kills.values()) if verdict.told is not None else n_faults
+    findings = _findings(verdicts, seed)
+    if all(verdict.is_right for verdict in verdicts):
         shutil.rmtree(folder)
+    else:
+        findings.notes.append(f"what was found wrong is in {folder}")
     return findings
 
 
-def _make_data(folder: Path, share: int) -> Path:
-    """One sample for each feature; random labels."""
-    n = n_samples(share)
-    labels = np.random.default_rng(1).integers(0, 2, n)
-    path = folder / "made.svm"
-    path.write_text("".join(f"{y} {i + 1}:1\n" for i, y in enumerate(labels)))
-    return path
+def epochs(n_faults: int) -> int:
+    """Epochs of a run with so many faults, most of which end one launch."""
+    return 2 + _EPOCHS_FOR_A_LAUNCH * n_faults
 
 
-def n_samples(share: int) -> int:
-    """Samples of a run that is to be killed `share` times."""
-    return _CLOCKS_FOR_A_KILL * share * BATCH * _N_WORKERS // EPOCHS
-
-
-def _job(data: Path, consistency: str, transport: str) -> list[str]:
-    settings = [
-        f"train.epochs={EPOCHS}",
-        f"train.batch_size={BATCH}",
-        f"table.consistency={consistency}",
-        f"cluster.transport={transport}",
-        "checkpoint.every_steps=100",
+def _make_data(folder: Path) -> np.ndarray:
+    """Write samples of some features each, with random labels; how often each feature is there."""
+    rng = np.random.default_rng(1)
+    keys = np.array(
+        [np.sort(rng.choice(N_FEATURES, _PER_SAMPLE, replace=False)) for _ in range(_SAMPLES)]
+    )
+    keys[0, -1] = N_FEATURES - 1
+    labels = rng.integers(0, 2, _SAMPLES)
+    lines = [
+        " ".join([str(label), *(f"{key + 1}:1" for key in row)])
+        for label, row in zip(labels, keys, strict=True)
     ]
-    sets = [word for text in settings for word in ("--set", text)]
-    shape = ["-n", str(N_RANKS), "--servers", str(N_SERVERS), "--max-restarts", "1000000"]
-    return [*shape, "mpips.bench.rank.counted:Counted", "--train", str(data), *sets]
+    (folder / "train.svm").write_text("\n".join(lines) + "\n")
+    (folder / "test.svm").write_text("\n".join(lines[:64]) + "\n")
+    return np.bincount(keys.reshape(-1), minlength=N_FEATURES)
 
 
-def _run(folder: Path, job: Sequence[str], kills: int, rng: random.Random) -> tuple[Content, Told]:
-    """Run a job to its end; what its tables held at the end, and what was done to it."""
-    folder.mkdir()
-    with Victim(folder, job) as victim:
-        told = victim.kill_at_random(kills, rng)
-        victim.wait_done(told)
-        mark = victim.run.finished()
-        assert mark is not None
-        return content(Path(mark.checkpoint)), told
+def _job(
+    folder: Path, shape: Shape, settings: Sequence[str], n_epochs: int, restarts: int
+) -> list[str]:
+    common = [
+        f"train.epochs={n_epochs}",
+        f"data.train={folder / 'train.svm'}",
+        "data.index_base=1",
+        "checkpoint.every_steps=20",
+    ]
+    if matrix.TASKS[shape.task].evaluates:
+        common.append(f"data.test={folder / 'test.svm'}")
+    sets = [word for text in [*common, *settings] for word in ("--set", text)]
+    where = ["-n", str(shape.n_ranks), "--servers", str(shape.servers)]
+    return [*where, "--max-restarts", str(restarts), "mpips.bench.rank.counted:Counted", *sets]
 
 
 def content(path: Path) -> Content:
@@ -116,32 +190,51 @@ def content(path: Path) -> Content:
     return found
 
 
-def audit(found: Content, share: int) -> tuple[int, int]:
-    """Updates that are missing, and those that are there once more than they should."""
-    n = n_samples(share)
-    seen = np.frombuffer(found["/tables/seen/values"], np.float32).reshape(COPIES, n)
-    rows = np.zeros((n, DIM), np.float32)
-    keys = np.frombuffer(found["/tables/rows/keys"], np.int64)
-    rows[keys] = np.frombuffer(found["/tables/rows/values"], np.float32).reshape(-1, DIM)
+def audit(found: Content, counts: np.ndarray) -> tuple[int, int]:
+    """Updates that are missing, and those that are there once more than they should.
+
+    Args:
+        found: What the tables held at the end.
+        counts: How often each feature must have been seen, (n,).
+    """
     missed = more = 0
-    for counts in (*seen, *rows.T):
-        missed += int(np.maximum(EPOCHS - counts, 0).sum())
-        more += int(np.maximum(counts - EPOCHS, 0).sum())
+    for name in ("small", "seen", "whole"):
+        if (data := found.get(f"/tables/{name}/values")) is not None:
+            for copy in np.frombuffer(data, np.float32).reshape(-1, counts.size):
+                missed += int(np.maximum(counts - copy, 0).sum())
+                more += int(np.maximum(copy - counts, 0).sum())
+    for name in ("rows", "few"):
+        if (data := found.get(f"/tables/{name}/values")) is not None:
+            rows = np.zeros((counts.size, DIM), np.float32)
+            keys = np.frombuffer(found[f"/tables/{name}/keys"], np.int64)
+            rows[keys] = np.frombuffer(data, np.float32).reshape(-1, DIM)
+            missed += int(np.maximum(counts[:, None] - rows, 0).sum())
+            more += int(np.maximum(rows - counts[:, None], 0).sum())
     return missed, more
 
 
-def _findings(told: list[Told], seed: int, lost: int, double: int, different: int) -> Findings:
+def _findings(verdicts: Sequence[Verdict], seed: int) -> Findings:
+    told = [verdict.told for verdict in verdicts if verdict.told is not None]
     back_s = [s for t in told for s in t.back_s]
     kills: Counter[str] = sum((t.kills for t in told), Counter())
+    lost, double = (sum(getattr(v, name) for v in verdicts) for name in ("lost", "double"))
+    different = sum(bool(v.different) for v in verdicts)
+    failed = sum(bool(v.error) for v in verdicts)
+    unplanned = sum(len(t.causes) for t in told)
     figures = {
-        "kills": (f"processes killed at random in {len(told)} runs", float(kills.total())),
-        "lost_updates": ("updates that are missing at the end of runs without BSP", float(lost)),
-        "double_updates": ("updates that were applied more than once there", float(double)),
-        "different_runs": ("BSP runs with other bits than an undisturbed one", float(different)),
+        "kills": (f"launches ended at random in {len(verdicts)} runs", kills.total()),
+        "lost_updates": ("updates that are missing at the end", lost),
+        "double_updates": ("updates that were applied more than once", double),
+        "different_runs": ("BSP runs with other bits than an undisturbed one", different),
+        "failed_runs": ("runs that did not come to their end", failed),
+        "unplanned_ends": (
+            "launches that ended by themselves before their work was done",
+            unplanned,
+        ),
     }
     found = Findings(
         figures=[
-            Figure(name=name, what=what, unit="", values=[value])
+            Figure(name=name, what=what, unit="", values=[float(value)])
             for name, (what, value) in figures.items()
         ]
     )
@@ -151,11 +244,18 @@ def _findings(told: list[Told], seed: int, lost: int, double: int, different: in
     who = ", ".join(f"{name} {n}" for name, n in sorted(kills.items()))
     found.notes.append(
         f"kills with seed {seed}: {who}; {sum(t.early for t in told)} before the attempt was at work; "
-        f"{sum(t.warm for t in told)} attempts went on in memory; the supervisor was started again "
-        f"{sum(t.given_up for t in told)} times after it had given up"
+        f"{sum(t.warm for t in told)} attempts went on in memory; {sum(t.missed for t in told)} launches "
+        f"were done before; the supervisor was started again {sum(t.given_up for t in told)} times after "
+        "it had given up"
     )
-    verdict = "met" if lost == double == different == 0 else "NOT met"
-    found.notes.append(
-        f"lost_updates {lost}, double_updates {double}, different_runs {different}: bar 0 {verdict}"
-    )
+    found.notes += [f"wrong: {_short(verdict)}" for verdict in verdicts if not verdict.is_right]
+    names = ("lost_updates", "double_updates", "different_runs", "failed_runs")
+    verdict = "met" if all(figures[name][1] == 0 for name in names) else "NOT met"
+    said = ", ".join(f"{name} {figures[name][1]}" for name in names)
+    found.notes.append(f"{said}: bar 0 {verdict}")
     return found
+
+
+def _short(verdict: Verdict) -> str:
+    lines = str(verdict).splitlines()
+    return "\n".join(lines if len(lines) <= _LINES else [lines[0], *lines[-_LINES:]])

@@ -114,7 +114,7 @@ def plot(found: Findings, path: Path) -> None:
     try:
         import matplotlib
     except ImportError:
-        raise CapabilityError("--plot needs matplotlib: pip install 'mpips[plot]'") from None
+        raise CapabilityError("--plot needs matplotlib: pip install matplotlib") from None
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
 

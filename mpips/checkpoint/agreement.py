@@ -6,11 +6,15 @@ where all servers hear of it and raise the same error.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 from mpips.checkpoint.steps import Peers, Steps
-from mpips.errors import CheckpointError
+from mpips.errors import CheckpointError, DiskFullError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 T = TypeVar("T")
 
@@ -47,22 +51,32 @@ class Agreement:
         """Everyone's value, if nobody has failed; collective.
 
         Raises:
-            CheckpointError: Somebody has; the same text on all servers.
+            CheckpointError: A server has; the same text on all servers.
+            DiskFullError: The same, where the disk of any server is full.
         """
-        mine = [None if self.failure is None else _text(self.failure), value]
-        everyone = yield from self._peers.exchange(mine)
-        failures = {r: text for r, (text, _) in enumerate(everyone) if text is not None}
+        failure = self.failure
+        mine = [None, False] if failure is None else [_text(failure), is_disk_full(failure)]
+        everyone = yield from self._peers.exchange([*mine, value])
+        failures = {r: text for r, (text, _, _) in enumerate(everyone) if text is not None}
         if failures:
-            self._raise(failures)
-        return [value for _, value in everyone]
+            self._raise(failures, any(full for _, full, _ in everyone))
+        return [value for _, _, value in everyone]
 
-    def _raise(self, failures: dict[int, str]) -> NoReturn:
+    def _raise(self, failures: dict[int, str], full: bool) -> NoReturn:
         if len(set(failures.values())) == 1:
             which = f"server {min(failures)}: " if len(failures) < self._peers.size else ""
             reason = which + next(iter(failures.values()))
         else:
             reason = "; ".join(f"server {r}: {text}" for r, text in failures.items())
-        raise CheckpointError(f"{self._sentence}: {reason}") from self.failure
+        kind = DiskFullError if full else CheckpointError
+        raise kind(f"{self._sentence}: {reason}") from self.failure
+
+
+def is_disk_full(error: Exception) -> bool:
+    """Whether a failure is that of a full disk or quota; libraries hide the number in their text."""
+    if isinstance(error, DiskFullError) or (isinstance(error, OSError) and error.errno in _FULL):
+        return True
+    return any(os.strerror(number) in str(error) for number in _FULL)
 
 
 def _text(error: Exception) -> str:

@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpips import forked
 from mpips.errors import CheckpointError, ConfigError
 
 FOLDER = "checkpoints"
@@ -79,8 +80,11 @@ def find_folder(path: Path) -> Path:
         return path / FOLDER
     if path.is_dir() and (path.name == FOLDER or list_checkpoints(path)):
         return path
-    why = "has no checkpoints" if path.is_dir() else "there is no such folder"
-    raise ConfigError(f"{path}: {why}; a run's folder, or its {FOLDER!r} folder, is accepted")
+    if not path.is_dir():
+        raise ConfigError(f"no folder '{path}'; give the folder of a run, or its {FOLDER!r} folder")
+    raise ConfigError(
+        f"no checkpoints in '{path}'; give the folder of a run, or its {FOLDER!r} folder"
+    )
 
 
 def sync_folder(folder: Path) -> None:
@@ -103,6 +107,7 @@ class FolderLock:
             OSError: The folder cannot be written to.
         """
         self._fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        forked.register(self)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -114,6 +119,10 @@ class FolderLock:
             raise CheckpointError(
                 f"{folder}: another process is writing or removing checkpoints there"
             ) from None
+
+    def disown(self) -> None:
+        """Leave the lock to the parent: in a forked child it would last as long as the child."""
+        self.release()
 
     def release(self) -> None:
         """Give it back; harmless when repeated."""

@@ -1,9 +1,12 @@
 """The manifest: what a checkpoint holds, where its bytes lie and what their checksums are.
 
-`manifest.json` is {"format": 1, "mpips": VERSION, "xxh3": SUM, "content": {...}}. The sum is XXH3-64, as
+`manifest.json` is {"format": FORMAT, "mpips": VERSION, "xxh3": SUM, "content": {...}}. The sum is XXH3-64, as
 16 hexadecimal digits, over format and version as text and the bytes of `content` as they stand in
 the file, so that a manifest with a flipped bit is refused like any other damage. `format` and `mpips`
 are read alone first: a newer format is refused before anything else of it is looked at.
+
+Formats: 2 has `data`, the description of the training data, and in `sampling` the rule that divides samples
+among workers (`mpips.data.shares`), without which cursors cannot be read. 1 has neither; it is still read.
 
 Datasets are contiguous, so (offset, shape, dtype) is all that a reader needs: checkpoints are
 verified, shown, compared, exported and restored without any HDF5 library.
@@ -21,8 +24,9 @@ import numpy as np
 
 from mpips import _native
 from mpips.errors import CheckpointError, NewerFormatError
+from mpips.model.table import is_table_name
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 STATE = "state.h5"
 DTYPES = {"float32": "<f4", "int64": "<i8", "uint32": "<u4"}
@@ -187,6 +191,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         versions: Of libraries.
         config: The resolved configuration.
         sampling: What the cursors count: who reads which samples in which order (`mpips train`).
+        data: The description of the training data, `DataInfo.to_config`: columns, label column, classes
+            and how often each occurs (`mpips train`); {} in format 1.
     """
 
     run_id: str
@@ -201,6 +207,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str]
     config: dict[str, Any]
     sampling: dict[str, Any] = {}
+    data: dict[str, Any] = {}
 
     def table(self, name: str) -> TableEntry:
         """A table by name.
@@ -283,6 +290,7 @@ def decode(data: bytes, where: Path) -> Manifest:
 def _check(manifest: Manifest, where: Path) -> None:
     """Refuse what no writer writes, so that readers need not look."""
     for table in manifest.tables:
+        _check_names(table, where)
         for entry in table.datasets:
             at = 0
             for piece in entry.pieces:
@@ -294,6 +302,17 @@ def _check(manifest: Manifest, where: Path) -> None:
                 raise CheckpointError(f"{where}: the pieces of {entry.path} do not cover it")
             if not 0 <= entry.offset <= manifest.file.n_bytes - entry.n_bytes:
                 raise CheckpointError(f"{where}: {entry.path} does not fit into its file")
+
+
+def _check_names(table: TableEntry, where: Path) -> None:
+    """Refuse names that lead elsewhere, as in files that tables are exported to."""
+    for name in (table.name, *table.state):
+        if not is_table_name(name):
+            raise CheckpointError(f"{where}: {name!r} is no name of a table or of a state")
+    roles = {"keys", "values", "steps", *(f"state/{name}" for name in table.state)}
+    for entry in table.datasets:
+        if entry.role not in roles:
+            raise CheckpointError(f"{where}: {entry.role!r} is no dataset of a table")
 
 
 def pack_random(state: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpips import _native
+from mpips.checkpoint.folder import parse_name
 from mpips.checkpoint.manifest import DTYPES, MANIFEST, DatasetEntry, Manifest, TableEntry, decode
 from mpips.checkpoint.shards import Float32, Keys
 from mpips.checkpoint.structure import structure_sum
@@ -259,6 +260,12 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     except OSError as error:
         raise CheckpointError(f"{path / MANIFEST}: cannot be read: {error.strerror}") from None
     manifest = decode(data, path / MANIFEST)
+    named = parse_name(path)
+    if named is not None and named.step != manifest.step:
+        raise CheckpointError(
+            f"{path}: its name says step {named.step}, its {MANIFEST} step {manifest.step}: it was renamed, "
+            "or the manifest is another one's"
+        )
     name = path / manifest.file.name
     if name.parent != path:
         raise CheckpointError(f"{path / MANIFEST}: names a file in another folder: {name}")

@@ -166,6 +166,7 @@ def make_manifest(
         versions=library_versions(),
         config=dict(head.config),
         sampling=dict(head.sampling),
+        data=dict(head.data),
     )
 
 

@@ -32,9 +32,9 @@ class Retention:
     def __post_init__(self) -> None:
         """Refuse numbers that keep nothing."""
         if self.keep_last < 1:
-            raise ConfigError(f"keep_last = {self.keep_last}: a number from 1 up is accepted")
+            raise ConfigError(f"keep_last = {self.keep_last}: must be 1 or more")
         if self.keep_every < 0:
-            raise ConfigError(f"keep_every = {self.keep_every}: a number from 0 up is accepted")
+            raise ConfigError(f"keep_every = {self.keep_every}: must be 0 or more")
 
     def kept(self, names: list[CheckpointName]) -> set[Path]:
         """Those that stay, of good ones given newest first."""

@@ -82,7 +82,7 @@ class ManifestHead:
         tables: All of the job.
         workers: Clocks, data cursors and random states.
         config: The resolved configuration, as JSON holds it.
-        sampling: See Manifest.
+        sampling, data: See Manifest.
     """
 
     run_id: str
@@ -93,6 +93,7 @@ class ManifestHead:
     workers: Sequence[WorkerState] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
 
 
 def counts_steps(table: Table) -> bool:
@@ -125,7 +126,7 @@ def check_shards(head: ManifestHead, shards: Sequence[ShardData]) -> None:
     """
     if head.step < 0 or head.generation < 0:
         raise CheckpointError(
-            f"step {head.step} of generation {head.generation}: numbers from 0 up are accepted"
+            f"step {head.step} of generation {head.generation}: must be 0 or more"
         )
     tables = {table.name: table for table in head.tables}
     seen: set[str] = set()

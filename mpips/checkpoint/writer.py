@@ -58,7 +58,7 @@ from mpips.checkpoint.sinks import ParallelSink, SerialSink, Sink
 from mpips.checkpoint.sorting import RowExchange
 from mpips.checkpoint.steps import Peers, Steps, finish, in_background
 from mpips.checkpoint.structure import create_file, hdf5_kind
-from mpips.errors import CheckpointError, StallError
+from mpips.errors import CheckpointError, DiskFullError, StallError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -248,7 +248,7 @@ class CheckpointWriter:
         system = os.statvfs(self._folder)
         free = system.f_bavail * system.f_frsize
         if free < n_bytes + _STRUCTURE_BYTES:
-            raise CheckpointError(
+            raise DiskFullError(
                 f"the disk is too full: {n_bytes:,} bytes are needed, {free:,} are free"
             )
 

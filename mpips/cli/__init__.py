@@ -10,7 +10,7 @@ import click
 from mpips import __version__
 from mpips.cluster import lastwords
 from mpips.cluster.launch import launched_rank, say_and_exit
-from mpips.errors import MpipsError
+from mpips.errors import CapabilityError, MpipsError
 
 _COMMANDS = {
     "bench": "mpips.cli.bench",
@@ -62,6 +62,10 @@ def main() -> None:
     except MpipsError as error:
         lastwords.speak(**lastwords.words_of(error))
         say_and_exit(str(error), error.exit_code)
+    except MemoryError as error:
+        text = f"out of memory: {error}" if str(error) else "out of memory"
+        lastwords.speak(**lastwords.words_of(CapabilityError(text)))
+        say_and_exit(text, CapabilityError.exit_code)
     except click.ClickException as error:
         lastwords.speak(
             kind="UsageError", message=error.format_message(), exit_code=error.exit_code

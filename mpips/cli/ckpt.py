@@ -20,6 +20,7 @@ from mpips.checkpoint.reader import open_checkpoint
 from mpips.checkpoint.retention import Retention, retain
 from mpips.errors import CheckpointError, ConfigError
 from mpips.model.partition_plan import text_table
+from mpips.monitor.progress import plural
 
 _path = click.argument("path", type=click.Path(path_type=Path), default=Path())
 _json = click.option("--json", "as_json", is_flag=True, help="One line of JSON instead.")
@@ -63,7 +64,7 @@ def list_them(path: Path, as_json: bool) -> None:
         else (row["name"], "", "", "", "", "", "", f"REFUSED: {row['problem']}")
         for row in rows
     ]
-    click.echo(_table(header, cells) if cells else f"{folder}: no checkpoints")
+    click.echo(_table(header, cells) if cells else f"no checkpoints in '{folder}'")
 
 
 def _summary(path: Path, problem: str) -> dict[str, Any]:
@@ -142,7 +143,10 @@ def _head_text(name: str, m: Manifest) -> str:
         ("run", f"{m.run_id}, generation {m.generation}"),
         ("step", f"{m.step}, {_moment(m.wall_time_s)}"),
         ("size", f"{_size(m.file.n_bytes)} ({m.file.n_bytes:,} bytes)"),
-        ("written by", f"{len(m.servers)} servers, for {len(m.workers)} workers"),
+        (
+            "written by",
+            f"{plural(len(m.servers), 'server')}, for {plural(len(m.workers), 'worker')}",
+        ),
         ("with", ", ".join(f"{k} {v}" for k, v in m.versions.items())),
     ]
     lines += [("note", m.note)] if m.note else []
@@ -174,7 +178,9 @@ def _shards_text(m: Manifest) -> str:
         for s in table.shards:
             part = f"elements {s.start:,} to {s.stop:,}"
             if table.kind == "embedding":
-                part = f"{s.rows:,} rows" + ("" if s.low is None else f", keys {s.low} to {s.high}")
+                part = plural(s.rows, "row") + (
+                    "" if s.low is None else f", keys {s.low} to {s.high}"
+                )
             rows.append((table.name, str(s.server), str(s.version), part))
     lines = [_table(("table", "server", "updates", "part"), rows)]
     lines += [

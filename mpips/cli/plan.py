@@ -114,5 +114,5 @@ def _rows(text: str) -> tuple[str, int]:
     name, equals, value = text.partition("=")
     digits = value.replace("_", "").replace(",", "")
     if not equals or not name or not digits.isdigit():
-        raise ConfigError(f"--rows {text!r}: TABLE=N is accepted, such as weight=1000000")
+        raise ConfigError(f"--rows {text!r}: write TABLE=N, such as weight=1000000")
     return name, int(digits)

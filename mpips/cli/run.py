@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from mpips.cli.train import configure, train_options
-from mpips.config import JobConfig, RunConfig, load_config
+from mpips.cli.train import configure, job_keys, train_options
+from mpips.config import JobConfig, RunConfig, load_config, parse_assignment
 from mpips.errors import ConfigError
 from mpips.monitor.progress import Display, PlainDisplay, make_display
 from mpips.rundir import RunFolder
@@ -32,13 +32,30 @@ _RUN_KEYS = (
 )
 
 
+class _JobOrScript(click.Command):
+    """What follows a script on the command line is the script's, as after `python script.py`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse options up to a script, or all of them where JOB is none."""
+        ctx.allow_interspersed_args = False
+        before = self.make_parser(ctx).parse_args(args=list(args))[0]
+        ctx.allow_interspersed_args = not is_script(str(before.get("job", "")))
+        return super().parse_args(ctx, args)
+
+
+def is_script(job: str) -> bool:
+    """Whether JOB is a program of the user's own."""
+    return job.endswith(".py")
+
+
 @click.command(
+    cls=_JobOrScript,
     short_help="Start a job under mpirun and bring it back after failures.",
     epilog="Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 69 something is missing here, "
-    "75 checkpointed and wants to go on (requeue it), 124 stalled, 130 and 143 interrupted.",
+    "75 checkpoint written: run again to continue, 124 stalled, 130 and 143 interrupted.",
 )
 @click.argument("job")
-@click.argument("mpirun_args", nargs=-1, type=click.UNPROCESSED)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "-n",
     "--ranks",
@@ -64,12 +81,18 @@ _RUN_KEYS = (
 @click.option(
     "--folder", type=click.Path(file_okay=False), help="For run directories [default: runs]."
 )
+@click.option(
+    "--discard-memory",
+    is_flag=True,
+    help="Throw away what the run JOB has kept in shared memory, and start nothing.",
+)
 @click.option("--resume-run", is_flag=True, help="JOB is a run directory (found out without it).")
 @train_options
 @click.option("--dry-run", is_flag=True, help="Check and print the command, start nothing.")
 def command(
     job: str,
-    mpirun_args: tuple[str, ...],
+    arguments: tuple[str, ...],
+    discard_memory: bool,
     resume_run: bool,
     assignments: tuple[str, ...],
     progress: str,
@@ -80,34 +103,66 @@ def command(
 ) -> None:
     """Train under mpirun, and start again where training stood after a failure.
 
-    JOB is a TOML file or a task as for `mpips train`, or the directory of an earlier run, which goes on.
-    Arguments after `--` are given to mpirun.
+    JOB is a TOML file or a task as for `mpips train`, a Python script that calls `mpips.run`, or the
+    directory of an earlier run, which goes on. ARGUMENTS after `--` are mpirun's; those after a script are
+    the script's.
 
     \b
     mpips run -n 6 job.toml
     mpips run --hosts node1:8,node2:8,node3:8 --spares 1 job.toml -- --map-by numa
+    mpips run -n 6 script.py --its own
     mpips run runs/job-20260102-030405-6b7a
+    mpips run --discard-memory runs/job-20260102-030405-6b7a
+
+    A run that is given up, or interrupted before it could save, leaves in shared memory what no checkpoint
+    holds. The same command goes on in it, or --discard-memory throws it away.
 
     Everything of a run is in its directory, RUN = runs/NAME-TIME-ID: config.json, status.json, metrics.jsonl,
     result.json, checkpoints/, and logs/attempt-N/ with a log of each rank. In a Slurm allocation its
     hosts are used.
     """
+    from mpips.supervisor.script import check_script
     from mpips.supervisor.stopping import Signals
     from mpips.supervisor.supervise import Plan, Supervisor, make_run, say
 
     options = {key: given.pop(key) for key in _RUN_KEYS}
-    existing = _existing(job, resume_run)
+    # A run that goes on keeps the arguments that it began with, unless there are new ones.
+    script = is_script(job)
+    if script:
+        _refuse_of_tasks(given, assignments, as_json)
+        options |= {"script": job, "script_args": list(arguments)}
+    else:
+        options["mpirun_args"] = list(arguments) or None
+    existing = None if script else _existing(job, resume_run or discard_memory)
     if existing is not None:
         _refuse_changes(existing, given, assignments, options)
         config = load_config(str(existing.config_file), _as_overrides(options))
+        if not discard_memory:
+            _refuse_other_shape(existing, options["ranks"])
     else:
         settings = {f"run.{key}": value for key, value in options.items()}
-        config = configure(job, {**_train_keys(given), **settings}, assignments)
+        if script:
+            check_script(job)
+            config = load_config(
+                None, [*_as_overrides(options), *map(parse_assignment, assignments)]
+            )
+        else:
+            config = configure(job, {**job_keys(given), **settings}, assignments)
     pool = _pool(config)
-    if existing is None:
-        from mpips.preflight import preflight
+    if discard_memory and existing is not None:
+        from mpips.supervisor.kept import discard
 
-        preflight(config, pool.n_ranks)
+        if not discard(existing, pool.names, say):
+            raise click.exceptions.Exit(1)
+        return
+    if existing is None and not script:
+        from mpips.preflight import preflight
+        from mpips.train import rehearse
+
+        if dry_run:
+            rehearse(config, pool.n_ranks)
+        else:
+            preflight(config, pool.n_ranks)
     launcher = find_launcher()
     name = config.run.name or Path(job).stem.partition(":")[0]
     if dry_run:
@@ -121,7 +176,8 @@ def command(
     passed += ["--quiet"] if quiet else []
     passed += ["--json"] if as_json else []
     show = display.update if display is not None else None
-    plan = Plan(planned, config, pool, launcher, config.run.max_restarts, mpirun_args, passed, show)
+    more = config.run.mpirun_args
+    plan = Plan(planned, config, pool, launcher, config.run.max_restarts, more, passed, show)
     layout = pool.layout()
     text = shlex.join(plan.command(0, layout, planned.attempt(0) / "hostfile"))
     if dry_run:
@@ -137,6 +193,26 @@ def command(
             display.close()
     if code:
         raise click.exceptions.Exit(code)
+
+
+def _refuse_of_tasks(given: dict[str, Any], assignments: Sequence[str], as_json: bool) -> None:
+    """Refuse options that describe a task, before a script.
+
+    Raises:
+        ConfigError: Which, and where it belongs.
+    """
+    wrong = [
+        f"--{key.removesuffix('_file').replace('_', '-')}"
+        for key, value in given.items()
+        if value is not None
+    ]
+    wrong += ["--json"] if as_json else []
+    wrong += [f"--set {text}" for text in assignments if not text.startswith("run.")]
+    if wrong:
+        raise ConfigError(
+            f"{', '.join(wrong)}: describes a task; a script says it in mpips.run(...), and its own options "
+            "stand after it"
+        )
 
 
 def _own_display(progress: str) -> Display | None:
@@ -156,22 +232,13 @@ def _existing(job: str, wanted: bool) -> RunFolder | None:
     return run
 
 
-def _train_keys(given: dict[str, Any]) -> dict[str, Any]:
-    names = {
-        "train_file": "data.train",
-        "test_file": "data.test",
-        "servers": "cluster.servers",
-        "save": "checkpoint.folder",
-        "resume": "checkpoint.resume",
-    }
-    return {names[key]: value for key, value in given.items()}
-
-
 def _refuse_changes(
     run: RunFolder, given: dict[str, Any], assignments: Sequence[str], options: dict[str, Any]
 ) -> None:
     changed = [
-        f"--{key.removesuffix('_file')}" for key, value in given.items() if value is not None
+        f"--{key.removesuffix('_file').replace('_', '-')}"
+        for key, value in given.items()
+        if value is not None
     ]
     changed += ["--set"] if assignments else []
     changed += [f"--{key}" for key in ("name", "folder") if options[key] is not None]
@@ -179,6 +246,23 @@ def _refuse_changes(
         raise ConfigError(
             f"{', '.join(changed)}: {run.path} goes on with the configuration it began with; leave it "
             "out, or begin a new run with --resume CHECKPOINT"
+        )
+
+
+def _refuse_other_shape(run: RunFolder, ranks: int | None) -> None:
+    """Refuse another number of ranks than that for which the run has memory here.
+
+    Raises:
+        ConfigError: The launch would have to remove the memory and start from a checkpoint.
+    """
+    from mpips.supervisor.kept import is_kept_here
+
+    status = run.status()
+    before = len(status.ranks) if status is not None else 0
+    if ranks is not None and before and ranks != before and is_kept_here(run.info().token):
+        raise ConfigError(
+            f"--ranks {ranks}: what {run.path} has kept in memory is of {before} ranks; go on with -n "
+            f"{before}, or throw it away first: mpips run --discard-memory {run.path}"
         )
 
 

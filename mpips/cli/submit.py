@@ -10,7 +10,9 @@ from typing import Any
 
 import click
 
+from mpips.cli.train import JOB_KEYS, tuning_options
 from mpips.config import load_config, parse_assignment
+from mpips.monitor.progress import plural
 from mpips.preflight import preflight
 from mpips.submit import TEMPLATES, directives, find_root, make_folder, make_script, submit
 
@@ -30,6 +32,7 @@ from mpips.submit import TEMPLATES, directives, find_root, make_folder, make_scr
     "--spares", type=click.IntRange(0), help="restart: nodes more, for when some are lost."
 )
 @click.option("--name", help="Of the job [default: the file's].")
+@tuning_options
 @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any option.")
 @click.option("--dry-run", is_flag=True, help="Check, print the script, submit nothing.")
 def command(
@@ -37,6 +40,9 @@ def command(
     sbatch_args: tuple[str, ...],
     spares: int | None,
     name: str | None,
+    epochs: int | None,
+    lr: float | None,
+    batch_size: int | None,
     assignments: tuple[str, ...],
     dry_run: bool,
     **given: Any,
@@ -56,12 +62,15 @@ def command(
     srun      Slurm starts the ranks; needs its plug-in for PMIx
     restart   `mpips run` in the allocation: goes on within the turn after a loss, on the nodes that are left
     """
+    tuning = {"epochs": epochs, "lr": lr, "batch_size": batch_size}
+    flags = [f"{JOB_KEYS[key]}={value}" for key, value in tuning.items() if value is not None]
+    assignments = (*flags, *assignments)
     overrides = [(f"slurm.{key}", value) for key, value in given.items() if value is not None]
     if sbatch_args:
         overrides.append(("slurm.sbatch", list(sbatch_args)))
     config = load_config(str(job), [*map(parse_assignment, assignments), *overrides])
     options = config.slurm.check()
-    preflight(config, options.nodes * options.ranks_per_node)
+    preflight(config, options.nodes * options.ranks_per_node, dry_run=dry_run)
     n_spares = options.spares if spares is None else spares
     if n_spares and options.launcher != "restart":
         raise click.UsageError(
@@ -96,7 +105,8 @@ def command(
         shutil.rmtree(folder)
         raise
     click.echo(
-        f"job {number} ({name}) is submitted: {options.nodes} nodes of {options.ranks_per_node} ranks\n"
+        f"job {number} ({name}) is submitted: {plural(options.nodes, 'node')} of "
+        f"{plural(options.ranks_per_node, 'rank')}\n"
         f"folder  {folder}\n"
         f"output  {folder}/slurm-{number}.out\n"
         f"stop    scancel {number}"

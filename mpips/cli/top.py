@@ -36,7 +36,8 @@ def command(run: str | None, folder: str, once: bool, as_json: bool, interval: f
     """Show a live table of the ranks of a run that `mpips run` has started.
 
     RUN is a run directory, the beginning of a run's name, or nothing: the newest in runs/. Only files
-    are read, so any machine that sees the directory will do. Ends when the run ends, or with Ctrl-C.
+    are read, so any machine that sees the directory will do. Ends when the run ends, or with Ctrl-C. Of a run
+    that is done it shows the summary.
 
     rate/s: samples of a worker (or its clocks), records of a server; stale: mean lately / largest ever;
     queue: records not consumed yet; MB/s: pushed and pulled together; heard: age of the last sign of
@@ -87,6 +88,8 @@ def _live(run: RunFolder, interval: float) -> None:
         click.echo(_text(look(run)))
         return
     with Live(console=console, auto_refresh=False, screen=True) as live:
+        # Live hides it, and a process that is killed could not show it again.
+        console.show_cursor(True)
         while True:
             view = look(run)
             lines = page(view, console.width, console.height)

@@ -22,9 +22,31 @@ if TYPE_CHECKING:
     from mpips.session import Outcome
 
 _PROGRESS = ["auto", "rich", "plain", "none"]
+# Flags of a job by their parameter's name, and the keys that they set.
+JOB_KEYS = {
+    "train_file": "data.train",
+    "test_file": "data.test",
+    "epochs": "train.epochs",
+    "lr": "table.optimizer.lr",
+    "batch_size": "train.batch_size",
+    "servers": "cluster.servers",
+    "save": "checkpoint.folder",
+    "resume": "checkpoint.resume",
+}
+# How long and how fast a job trains.
+TUNING = (
+    click.option("--epochs", type=int, metavar="N", help="Passes over the data [the task's]."),
+    click.option(
+        "--lr", type=float, metavar="RATE", help="Learning rate of all tables [the task's]."
+    ),
+    click.option(
+        "--batch-size", type=int, metavar="N", help="Samples per step and worker [the task's]."
+    ),
+)
 _OPTIONS = (
     click.option("--train", "train_file", help="File to train on, or 'digits'."),
     click.option("--test", "test_file", help="File to evaluate on."),
+    *TUNING,
     click.option("--servers", type=int, help="Number of server ranks (0: chosen)."),
     click.option("--save", metavar="FOLDER", help="Save the trained tables there as a checkpoint."),
     click.option(
@@ -37,6 +59,13 @@ _OPTIONS = (
     click.option("--quiet", is_flag=True, help="No roles, no progress; only the result."),
     click.option("--json", "as_json", is_flag=True, help="End with one line of JSON."),
 )
+
+
+def tuning_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that say how long and how fast a job trains."""
+    for option in reversed(TUNING):
+        command = option(command)
+    return command
 
 
 def train_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -52,16 +81,12 @@ def train_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--dry-run", is_flag=True, help="Check, print the resolved configuration, stop.")
 def command(
     job: str,
-    train_file: str | None,
-    test_file: str | None,
-    servers: int | None,
-    save: str | None,
-    resume: str | None,
     assignments: tuple[str, ...],
     progress: str,
     quiet: bool,
     as_json: bool,
     dry_run: bool,
+    **given: Any,
 ) -> None:
     """Train. JOB is a TOML file, or a task: softmax, mlp, logistic, fm, module:Class.
 
@@ -69,21 +94,14 @@ def command(
     mpips train mlp --train digits --test digits
     mpirun -n 6 python -m mpips train logistic --train a.svm --test b.svm --set table.consistency=asp
     """
-    given = {
-        "data.train": train_file,
-        "data.test": test_file,
-        "cluster.servers": servers,
-        "checkpoint.folder": save,
-        "checkpoint.resume": resume,
-    }
-    config = _in_run(configure(job, given, assignments))
-    from mpips.preflight import preflight
+    config = _in_run(configure(job, job_keys(given), assignments))
+    from mpips.train import rehearse, train
 
-    preflight(config)
     if dry_run:
-        click.echo(json.dumps(msgspec.to_builtins(config), indent=2))
+        rehearse(config)
+        if launch.launched_rank() == 0:
+            click.echo(json.dumps(msgspec.to_builtins(config), indent=2))
         return
-    from mpips.train import train
 
     outcome = train(config, "none" if quiet else progress, verbose=not quiet)
     if outcome.is_first_worker:
@@ -102,6 +120,11 @@ def _in_run(config: JobConfig) -> JobConfig:
         return config
     checkpoint = msgspec.structs.replace(config.checkpoint, folder=str(run.folder.checkpoints))
     return msgspec.structs.replace(config, checkpoint=checkpoint)
+
+
+def job_keys(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the flags of `train_options` by the keys of the configuration that they set."""
+    return {JOB_KEYS[name]: value for name, value in given.items()}
 
 
 def configure(job: str, given: Mapping[str, Any], assignments: tuple[str, ...]) -> JobConfig:

@@ -90,6 +90,7 @@ class Client:
         figures: What this rank has counted, for its signs of life. It is asked while the rank waits for
             anything, so it looks at nothing that may be under way.
         aside: What it does beside what `state` says, or "".
+        beside: Called with each sign of life; does short work that is due now and then.
     """
 
     def __init__(self, endpoint: Endpoint, scheduler: int, where: str, timeout_s: float) -> None:
@@ -111,6 +112,7 @@ class Client:
         self.signalled: Callable[[], Ask | None] = lambda: None
         self.figures: Callable[[], Figures | None] = lambda: None
         self.aside: Callable[[], str] = lambda: ""
+        self.beside: Callable[[], None] = lambda: None
 
     def hurry(self) -> None:
         """Let the next `poll` look at once."""
@@ -136,6 +138,7 @@ class Client:
         if now >= self._next_beat and self.farewell is None:
             self._endpoint.send(self._scheduler, self.sign_of_life())
             self._next_beat = now + self._beat_s
+            self.beside()
             if self._waiting_since is None:
                 self._waiting_since = now
         if self._waiting_since is not None and now - self._waiting_since > self._timeout_s:
@@ -173,6 +176,8 @@ class Client:
 
     def tell(self, message: Message) -> None:
         """Send the scheduler a message; returns at once."""
+        if isinstance(message, Ask):
+            message = message.across(time.monotonic())
         self._endpoint.send(self._scheduler, message)
 
     def contribute(self, name: str, payload: bytes, everyone: bool) -> None:

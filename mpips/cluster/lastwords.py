@@ -30,6 +30,8 @@ from mpips import rundir
 from mpips.cluster.launch import launched_rank
 from mpips.errors import ConfigError, MpipsError
 
+LEAVING = "Leaving"  # kind of the words of a rank that ends after a durable checkpoint, by request
+
 
 class LastWords(msgspec.Struct, frozen=True, kw_only=True):
     """Why a rank failed, as it or the scheduler saw it.
@@ -40,6 +42,7 @@ class LastWords(msgspec.Struct, frozen=True, kw_only=True):
         kind: Name of the exception's type.
         exit_code: That the job ends with.
         time_s: Unix time.
+        up_s: Seconds since the host was started, which no setting of its wall clock changes; 0: unknown.
         secondary: A consequence of something else: another rank's failure, a signal from outside.
         role, clock: Of the failed rank; "" and -1 before it had any.
         state: What it was doing.
@@ -58,6 +61,7 @@ class LastWords(msgspec.Struct, frozen=True, kw_only=True):
     state: str = ""
     clock: int = -1
     secondary: bool = False
+    up_s: float = 0.0
 
 
 class _Speech(io.TextIOBase):
@@ -98,6 +102,7 @@ class _Voice:
         """
         self._logs = logs
         self._rank = launched_rank()
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._spoken = False
         try:
@@ -132,7 +137,12 @@ class _Voice:
         sys.__excepthook__(kind, error, tb)
 
     def say(self, fields: dict[str, Any]) -> None:
-        """Write last words, if this process has not yet. Called by the main thread or the watchdog."""
+        """Write last words, if this process has not yet. Called by the main thread or the watchdog.
+
+        A forked child has none: the end of a child is not the end of the rank.
+        """
+        if os.getpid() != self._pid:
+            return
         with self._lock:
             if self._spoken:
                 return
@@ -143,6 +153,7 @@ class _Voice:
             host=socket.gethostname(),
             pid=os.getpid(),
             time_s=time.time(),
+            up_s=time.clock_gettime(time.CLOCK_BOOTTIME),
             **told,
         )
         try:

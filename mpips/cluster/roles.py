@@ -73,10 +73,11 @@ def check_servers(n_servers: int, size: int) -> None:
     """
     most = 1 if size <= 2 else size - 2
     if not 1 <= n_servers <= most:
-        plural = "s" if size != 1 else ""
+        use = {1: "1", 2: "1 or 2"}.get(most, f"1 to {most}")
+        wrong = "many" if n_servers > most else "few"
         raise ConfigError(
-            f"servers = {n_servers} with {size} rank{plural}: 1 to {most} is accepted, "
-            "since one rank schedules and at least one must work"
+            f"servers = {n_servers} is too {wrong} for {size} ranks: use {use} "
+            "(one rank is the scheduler, at least one must be a worker)"
         )
 
 

@@ -19,6 +19,8 @@ stack. Where the main thread is inside MPI they do not run: the watchdog's threa
 SIGINT by itself, keeps the time, sends the signal once more at its end, and ends the process if
 that did not help. It alone writes `expired`, before that second signal; both may note a SIGCONT, with
 about the same time.
+
+A forked child gets the handlers back that were there before, but for that of SIGUSR1 (see mpips.forked).
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
-from mpips import early, rundir
+from mpips import early, forked, rundir
 from mpips.cluster.messages import Ask
 
 ONE_SIGNAL_S = (
@@ -86,6 +88,7 @@ class Told:
         """Take the signals over, and what came before."""
         if not self._wanted:
             return self
+        forked.register(self)
         self._take_over(signal.SIGUSR1, self._note)
         self._usr1_at = early.take()
         if self.grace_s:
@@ -104,16 +107,21 @@ class Told:
         tb: TracebackType | None,
     ) -> None:
         """Give them back."""
+        forked.forget(self)
+        self.disown()
+        self.is_over = error is None
+
+    def disown(self) -> None:
+        """Set the handlers that were there before the block."""
         for number, handler in self._old.items():
             signal.signal(number, handler)
         self._old.clear()
-        self.is_over = error is None
 
     def _take_over(self, number: int, handler: Callable[[int, FrameType | None], None]) -> None:
         self._old[number] = signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._usr1_at = time.time()
+        self._usr1_at = time.monotonic()
 
     def continued(self, number: int = signal.SIGCONT, frame: FrameType | None = None) -> None:
         """Take note of SIGCONT."""
@@ -131,7 +139,7 @@ class Told:
         if self._first is None:
             self._first = number, now
             if self.grace_now():
-                self._ending = Ask("end", time.time(), why=name)
+                self._ending = Ask("end", now, why=name)
                 return
             self._why = f"{name} from mpirun, which leaves no time to save"
         elif self.expired:
@@ -164,6 +172,19 @@ class Told:
             print(line, file=sys.stderr, flush=True)
 
 
+class _Handlers:
+    """The handlers that were there before a block, by signal number."""
+
+    def __init__(self, before: dict[int, Any]) -> None:
+        self.before = before
+
+    def disown(self) -> None:
+        """Set them again in a forked child, but for SIGUSR1: it may be sent to a whole job."""
+        for number, handler in self.before.items():
+            if number != signal.SIGUSR1:
+                signal.signal(number, handler)
+
+
 @contextmanager
 def signals_unwind() -> Iterator[None]:
     """Turn SIGTERM into an exception while a job runs, where this is the main thread.
@@ -180,13 +201,15 @@ def signals_unwind() -> Iterator[None]:
 
     # Under a supervisor the rank's log is registered, see lastwords.
     dumps_here = rundir.current() is None
-    old = [(n, signal.signal(n, h)) for n, h in _handlers(terminate)]
+    old = _Handlers({n: signal.signal(n, h) for n, h in _handlers(terminate)})
+    forked.register(old)
     if dumps_here:
         faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
     try:
         yield
     finally:
-        for number, handler in old:
+        forked.forget(old)
+        for number, handler in old.before.items():
             signal.signal(number, handler)
         if dumps_here:
             faulthandler.unregister(signal.SIGUSR2)

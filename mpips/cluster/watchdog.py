@@ -19,8 +19,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
+from typing import NoReturn
 
-from mpips.cluster import lastwords
+from mpips import forked
+from mpips.cluster import lastwords, launch
 from mpips.cluster.signals import ONE_SIGNAL_S, Told, unwinding_s
 from mpips.errors import StallError
 
@@ -102,9 +104,19 @@ class Watchdog:
         if threading.current_thread() is threading.main_thread():
             self._old_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         self._thread.start()
+        forked.register(self)
+
+    def disown(self) -> None:
+        """Give the signals back in a forked child, which has neither the thread nor its own descriptors."""
+        self._stop = True
+        if self._old_fd is not None:
+            signal.set_wakeup_fd(self._old_fd)
+        self._reader.close()
+        self._writer.close()
 
     def stop(self) -> None:
         """End the thread and give the signals back."""
+        forked.forget(self)
         self._stop = True
         if self._old_fd is not None:
             signal.set_wakeup_fd(self._old_fd)
@@ -159,11 +171,20 @@ class Watchdog:
         if now >= dying.leave_at:
             self._leave(128 + dying.number, None)
 
+    def leave(self, message: str, about: int) -> NoReturn:
+        """End the process with a StallError of which rank `about` is the reason. Main thread."""
+        code = StallError.exit_code
+        lastwords.speak(kind="silent", message=message, exit_code=code, about=about)
+        launch.print_error(message)
+        self._last_rites()
+        os._exit(code)
+
     def _leave(self, code: int, message: str | None) -> None:
         if message is not None:
             lastwords.speak(kind="StallError", message=message, exit_code=code)
             print(f"mpips: error: {message}", file=sys.stderr, flush=True)
             faulthandler.dump_traceback(all_threads=True)
+            launch.explain_launcher()
         self._last_rites()
         os._exit(code)
 

@@ -1,6 +1,11 @@
 """The scheduler's part of a cut: when it is, at which clock, and what became of it.
 
 Not blocking; driven by `poll` and by messages. See `mpips.cuts` for the protocol.
+
+A request to end the job after a checkpoint stays until a checkpoint is durable. The conductor alone writes
+and reads it, on the scheduler's thread, so nothing has to be ordered: every cut ends in `_end`, which either
+raises LeavingError, because the cut is durable, or notes when the next cut begins. Any durable cut that ends
+after the request serves, whatever began it: nothing is lost by a restart from it but the steps since.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mpips.cluster.messages import (
+    LAST,
     Abandon,
     Agreed,
     Ask,
@@ -21,6 +27,7 @@ from mpips.cluster.messages import (
     Taken,
     ToServer,
     ToWorker,
+    Waits,
     Write,
 )
 from mpips.cuts.triggers import Triggers
@@ -30,6 +37,8 @@ _ONE_SIGNAL_S = 1.0  # what comes within it, from whatever rank, is one signal
 _MARGIN_S = 0.05  # how far ahead of the workers' clocks a cut is proposed, in time,
 _MARGIN = 2  # and in clocks
 _GROWTH = 4  # of the margin, after a worker was past it
+_FIRST_PAUSE_S = 1.0  # before the next try of a job that is to end; doubles with each failure
+_LONGEST_PAUSE_S = 30.0
 _RATE_S = 0.2  # clocks per second are measured over at least so long
 
 
@@ -64,6 +73,7 @@ class _Cut:
     phase: str  # "proposed", "committed", "writing", "abandoned"
     answers: dict[int, bool] = field(default_factory=dict)
     taken: set[int] = field(default_factory=set)
+    behind: set[int] = field(default_factory=set)  # workers that wait behind their cut records
     saved: dict[int, Saved] = field(default_factory=dict)
     quiet: bool = False  # nobody need know why it was given up
 
@@ -102,7 +112,11 @@ class Conductor:
         self._last_id = 0
         self._wanted: str | None = None
         self._leaving = ""  # what the job is to end for
-        self._signal_at = 0.0
+        self._not_before = 0.0  # monotonic time of the next try; 0: at once
+        self._pause_s = _FIRST_PAUSE_S
+        self._signal_at = float("-inf")  # monotonic time
+        self._gathering: set[int] = set()  # workers in a gather where they cannot come to a cut
+        self._aligned = False  # without a common clock: the next cut is at one clock all the same
         self._margin = _MARGIN
         self._next_time = time.monotonic() + triggers.every_s if triggers.every_s else None
         self._next_steps = self._multiple_after(0)
@@ -126,6 +140,7 @@ class Conductor:
     def worker_done(self, worker: int) -> None:
         """It has finished, and is ready for any cut."""
         self._working.discard(worker)
+        self._gathering.discard(worker)
         if self._cut is not None and self._cut.phase == "proposed":
             self._decide()
         if self._working:
@@ -193,14 +208,14 @@ class Conductor:
         cut = self._cut
         if cut is not None and cut.phase == "proposed" and now - cut.since > self._patience_s:
             self._give_up()
-        if self._cut is None and self._working:
+        if self._cut is None and self._working and not self._gathering and now >= self._not_before:
             self._begin(now)
 
     def _begin(self, now: float) -> None:
         if self._wanted is not None:
             reason, self._wanted = self._wanted, None
-            clock = self._ahead(now) if self._common else 0
-            self._propose(reason, clock, now)
+            at_one_clock = self._common or self._aligned
+            self._propose(reason, self._ahead(now) if at_one_clock else 0, now)
         elif self._common and self._triggers.every_steps:
             # Long before anybody comes there, so that nobody waits for the decision.
             passed = self._next_steps
@@ -210,8 +225,6 @@ class Conductor:
 
     def _ahead(self, now: float) -> int:
         """A clock that no worker has reached yet, probably."""
-        if not self._pace[0].heard and not any(p.heard for p in self._pace):
-            return self._margin
         at_work = [self._pace[w] for w in self._working]
         rate = max(p.rate for p in at_work)
         return max(p.expected(now) for p in at_work) + max(self._margin, int(rate * _MARGIN_S))
@@ -224,7 +237,7 @@ class Conductor:
     def _propose(self, reason: str, clock: int, now: float) -> None:
         self._last_id += 1
         self._cut = cut = _Cut(self._last_id, reason, clock, now, "proposed")
-        if not self._common:
+        if not clock:
             self._commit(cut)
             return
         for worker in self._working:
@@ -271,6 +284,28 @@ class Conductor:
         else:
             self._tell_servers(Abandon(cut.id))
 
+    def waits(self, worker: int, message: Waits) -> None:
+        """A worker waits for other workers before its cut record, or for a server behind it.
+
+        Where both happen in one cut, nobody in it moves any more; see mpips.cuts. It is given up without
+        a word and begun again when the gather has ended, without a common clock in the other way: at one
+        clock, if workers cut wherever they were, and the other way round.
+        """
+        if message.how == "over":
+            self._gathering.discard(worker)
+            return
+        if message.how == "before":
+            self._gathering.add(worker)
+        cut = self._cut
+        if cut is None or cut.id != message.id or cut.phase != "committed":
+            return
+        if message.how == "behind":
+            cut.behind.add(worker)
+        if self._gathering and cut.behind:
+            self._aligned = not self._aligned
+            self._wanted = self._wanted or (cut.reason if cut.reason != "planned" else None)
+            self._give_up(quiet=True)
+
     def taken(self, server: int, taken: Taken) -> None:
         """A server has its copy, or cannot get it."""
         cut = self._cut
@@ -290,6 +325,9 @@ class Conductor:
         Raises:
             LeavingError: All have, and the job was to end after it.
         """
+        if saved.id == LAST:
+            self._say(f"{saved.error}; the job waits and tries again")
+            return
         cut = self._cut
         if cut is None or cut.id != saved.id:
             return
@@ -304,23 +342,38 @@ class Conductor:
         if cut.phase == "abandoned":
             if not cut.quiet:
                 self.statistics["given_up"] += 1
-                self._say(
-                    f"a checkpoint was given up: not all workers had come to it within "
-                    f"{self._patience_s:g} s; training goes on"
+                self._came_to_nothing(
+                    "a checkpoint was given up: not all workers had come to it within "
+                    f"{self._patience_s:g} s"
                 )
+            elif self._leaving and self._wanted is None:
+                self._wanted = "end"
             return
         error = next((s.error for _, s in sorted(cut.saved.items()) if s.error), "")
         if error:
             self.statistics["failed"] += 1
-            self._say(f"{error}; training goes on")
+            self._came_to_nothing(error)
             return
         self.statistics["written"] += 1
         self.statistics["path"] = cut.saved[0].path
-        if self._leaving and cut.reason in ("signal", "end"):
+        for _, saved in sorted(cut.saved.items()):
+            if saved.note:
+                self._say(saved.note)
+        if self._leaving:
             raise LeavingError(
                 f"{self._leaving}: wrote checkpoint {cut.saved[0].path}, exit "
                 f"{LeavingError.exit_code}; start again to go on"
             )
+
+    def _came_to_nothing(self, why: str) -> None:
+        """Warn; try again later if the job is to end, since it ends after a durable checkpoint only."""
+        if not self._leaving:
+            self._say(f"{why}; training goes on")
+            return
+        self._say(f"{why}; the job still has to end, so it tries again in {self._pause_s:g} s")
+        self._wanted = self._wanted or "end"
+        self._not_before = time.monotonic() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
 
 def _warn(sentence: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpips import _native, rundir
@@ -19,10 +20,10 @@ from mpips.checkpoint import (
 from mpips.checkpoint.shards import ShardData
 from mpips.checkpoint.steps import in_background
 from mpips.checkpoint.structure import hdf5_kind
-from mpips.cluster.messages import Abandon, Commit, Message, Saved, Taken, ToServer, Write
+from mpips.cluster.messages import LAST, Abandon, Commit, Message, Saved, Taken, ToServer, Write
 from mpips.cuts.position import Part, decode_part
 from mpips.cuts.shadow import Shadow, shards_in_place
-from mpips.errors import MpipsError
+from mpips.errors import CheckpointError, DiskFullError, MpipsError
 from mpips.memory import worker_state
 from mpips.model.table import Table
 from mpips.placement import Placement
@@ -36,6 +37,10 @@ SMALL_BLOCK_BYTES = 1 << 20  # of a step between drains: so long a record may wa
 # Records have so many times as long as each piece of writing took, while there are any.
 _SERVED_SHARE = 3.0
 _LONGEST_PAUSE_S = 0.05
+# Pauses before the last checkpoint is tried again: after a failure, and on a full disk.
+_TRIES_S = (0.5, 1.0, 2.0, 4.0)
+_FULL_S = 2.0
+_POLL_S = 0.005  # between two calls of other work meanwhile
 _LOOK_S = 0.1  # between looks whether a table has outgrown the memory for its copy
 
 
@@ -79,6 +84,7 @@ class Keeper:
         self._records = 0  # consumed before the last piece of work
         self._ahead = bool(saving.triggers.every_steps or saving.triggers.every_s)
         self._last: tuple[list[Part], CheckpointInfo] | None = None
+        self._waits = ""  # why the last checkpoint is not written yet
         self.result: dict[str, Any] | None = None
         self.cuts: dict[str, Any] = {"copies": 0, "longest_copy_s": 0.0, "longest_hold_s": 0.0}
         if saving.folder is not None:
@@ -171,51 +177,90 @@ class Keeper:
         self._tell(Taken(self._id, True))
 
     def _write(self, writer: CheckpointWriter, number: int) -> Iterator[object]:
-        path, error = "", ""
+        path, error, note = "", "", ""
         try:
             for _ in writer.steps():
                 yield True
+        except (MpipsError, OSError) as failure:
+            error = str(failure)
+        else:
             path = str(writer.info.path)
             self._last = self._parts, writer.info
             # In the background: removing large files takes as long as a step or two.
-            yield from in_background(self._retain)
-        except MpipsError as failure:
-            error = str(failure)
-        except OSError as failure:
-            error = f"{path} was written, but older checkpoints not removed: {failure}"
+            note = yield from in_background(lambda: self._retain(writer.info.path))
         self._id, self._writer = 0, None
-        self._tell(Saved(number, path, error))
+        self._tell(Saved(number, path, error, note))
 
     def _said(self) -> list[Part]:
         return [decode_part(self._server.core.said(w)) for w in range(self._n_workers)]
 
-    def _retain(self) -> None:
-        if self._server.index == 0:
-            assert self._saving.folder is not None
+    def _retain(self, written: Path) -> str:
+        """Remove old checkpoints after this one was written; return what failed, "" if nothing did.
+
+        A failure does not make the new checkpoint less durable, so it is a note and not an error.
+        """
+        if self._server.index != 0:
+            return ""
+        assert self._saving.folder is not None
+        try:
             retain(self._saving.folder, self._saving.retention)
+        except (MpipsError, OSError) as failure:
+            return f"{written} was written, but older checkpoints could not be removed: {failure}"
+        return ""
 
     @property
     def state(self) -> str:
         """What there is to say of a checkpoint under way; "": nothing."""
+        if self._waits:
+            return "waiting to write the last checkpoint"
         if self._writer is not None:
             return "writing a checkpoint"
         return "coming to a checkpoint" if self._id else ""
 
     def save(self, between: Callable[[], object]) -> None:
-        """The end: all workers have finished. `between` is called between bounded pieces of work."""
+        """The end: all workers have finished. `between` is called between bounded pieces of work.
+
+        In a supervised run a full disk is waited for, without end, and other failures to write are
+        tried again a few times: what the servers hold is nowhere else. All servers see the same
+        errors, so they try again together.
+        """
         if self._saving.folder is None:
             return
-        try:
-            info = self._save(between)
-        except MpipsError as error:
-            self.result = {"error": str(error)}
-            return
+        pauses = iter(_TRIES_S if rundir.current() is not None else ())
+        while True:
+            try:
+                info, note = self._save(between)
+                break
+            except DiskFullError as error:
+                pause_s = _FULL_S if rundir.current() is not None else None
+                failure = str(error)
+            except CheckpointError as error:
+                pause_s = next(pauses, None)
+                failure = str(error)
+            except MpipsError as error:
+                pause_s = None
+                failure = str(error)
+            if pause_s is None:
+                self.result = {"error": failure}
+                return
+            self._wait(failure, pause_s, between)
+        self._waits = ""
         self.result = {
             "path": str(info.path),
             "bytes": info.n_bytes,
             "seconds": round(info.seconds, 3),
-            "notes": list(info.notes),
+            "notes": [*info.notes, *([note] if note else [])],
         }
+
+    def _wait(self, why: str, pause_s: float, between: Callable[[], object]) -> None:
+        """Let some time pass before the last checkpoint is tried again; server 0 says why, once."""
+        if not self._waits and self._server.index == 0:
+            self._tell(Saved(LAST, "", why))
+        self._waits = why
+        until = time.monotonic() + pause_s
+        while time.monotonic() < until:
+            between()
+            time.sleep(_POLL_S)
 
     def statistics(self) -> dict[str, Any]:
         """What is to be told of it, by name."""
@@ -226,17 +271,17 @@ class Keeper:
             found["checkpoint"] = self.result
         return found
 
-    def _save(self, between: Callable[[], object]) -> CheckpointInfo:
+    def _save(self, between: Callable[[], object]) -> tuple[CheckpointInfo, str]:
         parts = self._said()
         if self._last is not None and self._last[0] == parts:
-            return self._last[1]  # nobody has ended a clock since
+            return self._last[1], ""  # nobody has ended a clock since
         # Every ring is empty and stays so: what the servers hold is a cut, and needs no copy.
         shards = shards_in_place(self._server, self._placement, self._tables)
         writer = self._make_writer(shards)
         for _ in writer.steps():
             between()
-        self._retain()
-        return writer.info
+        self._last = parts, writer.info
+        return writer.info, self._retain(writer.info.path)
 
     def _make_writer(
         self, shards: list[ShardData], block_bytes: int = plan.BLOCK_BYTES
@@ -274,6 +319,7 @@ class Keeper:
             workers=[self._worker(w, parts[w], clock) for w, clock in enumerate(clocks)],
             config=saving.config,
             sampling=saving.sampling,
+            data=saving.data,
         )
 
     def _worker(self, worker: int, part: Part, clock: int) -> WorkerState:

@@ -1,9 +1,9 @@
 """Where a worker is in its program: what a restart from the next cut needs of it.
 
 A worker's part of a checkpoint is its clock, its data cursor and its random state, all as they were at one
-tick. Under BSP and SSP the cut record is written at that tick. Under ASP it may be written later,
-while the worker waits for others with nothing pushed since: then they are still those of the tick, which
-is why `note_tick` keeps them.
+tick; before the first tick, as the worker began. Under BSP and SSP the cut record is written at that tick.
+Under ASP it may be written later, while the worker waits for others with nothing pushed since: then they are
+still those of the tick, which is why `note_tick` keeps them.
 """
 
 from __future__ import annotations
@@ -60,6 +60,10 @@ class Position:
 
     Attributes:
         start: Where it started from; None: from nothing.
+        seed: Of the job.
+        known: Whether a cut record can say where the worker is. False until its first tick where it started
+            from a checkpoint of another number of workers and nothing says what of the work is its own:
+            an empty cursor in the next checkpoint would mean the beginning of the run.
     """
 
     def __init__(
@@ -70,11 +74,14 @@ class Position:
         step: int = 0,
         workers: Sequence[WorkerState] = (),
         clock: int = 0,
+        begin: WorkerState | None = None,
     ) -> None:
         """`step` and `workers` as the checkpoint has them that the job starts from, if any; `clock`: of
-        the worker in what the launch before has left in memory.
+        the worker in what the launch before has left in memory; `begin`: the worker's state at its start,
+        where that is not the one in `workers`.
         """
         self.start: StartPoint | None = None
+        self.seed = seed
         self._seeds = [seed, worker, step]
         self._restored: dict[str, Any] = {}
         if step or workers:
@@ -84,8 +91,18 @@ class Position:
             self.start = StartPoint(step, own.clock, cursor, tuple(workers))
             self._restored = own.random.get(_STREAM, {})
         self._cursor = dict(self.start.cursor or {}) if self.start is not None else {}
+        self.known = self.start is None or self.start.cursor is not None
+        if begin is not None:
+            self._restored = begin.random.get(_STREAM, {})
+            self._cursor, self.known = dict(begin.cursor), True
         self._random: np.random.Generator | None = None
-        self._tick: tuple[int, dict[str, Any], dict[str, Any] | None] = (clock, self._cursor, None)
+        # What is drawn before the first tick belongs to the step that follows it.
+        random = self._raw_random()
+        self._tick: tuple[int, dict[str, Any], dict[str, Any] | None] = (
+            clock,
+            self._cursor,
+            random,
+        )
 
     @property
     def random(self) -> np.random.Generator:
@@ -111,6 +128,12 @@ class Position:
         """The worker has ended a clock. `keep`: it may be asked for its part later than now."""
         random = self._raw_random() if keep else None
         self._tick = clock, self._cursor, random
+        self.known = True
+
+    @property
+    def tick(self) -> int:
+        """The clock at which the worker stood after its last tick; `part` describes it."""
+        return self._tick[0]
 
     def part(self) -> bytes:
         """The payload of a cut record for the last tick."""

@@ -110,7 +110,7 @@ class Shadow:
         """Take and touch what is missing, in short steps."""
         there = _arrays(self._server, self._placement, self._tables)
         for i, (table, arrays) in enumerate(zip(self._tables, there, strict=True)):
-            if not arrays or len(arrays[0]) <= self._room(i):
+            if not arrays or (self._memory[i] and len(arrays[0]) <= self._room(i)):
                 continue
             grows = isinstance(table, EmbeddingTable)
             n = int(len(arrays[0]) * ROOM) + _FEW_ROWS if grows else len(arrays[0])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mpips.errors import ConfigError
 
 ON_USR1 = ("continue", "exit")
+SUPERVISED_EVERY_S = 600.0  # between checkpoints of a run of `mpips run` that says nothing of them
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,12 @@ class Triggers:
     on_usr1: str = "continue"
     grace_s: float = 25.0
 
+    def supervised(self) -> Triggers:
+        """The same, or with checkpoints every ten minutes where there are none while training."""
+        if self.every_steps or self.every_s:
+            return self
+        return replace(self, every_s=SUPERVISED_EVERY_S)
+
     def check(self, prefix: str = "") -> Triggers:
         """Itself, if all values are possible.
 
@@ -33,12 +40,12 @@ class Triggers:
             ConfigError: Names the option, its value and what is accepted.
         """
         if self.every_steps < 0:
-            raise ConfigError(f"{prefix}every_steps = {self.every_steps}: 0 and more is accepted")
+            raise ConfigError(f"{prefix}every_steps = {self.every_steps}: must be 0 or more")
         if not 0 <= self.every_s < 1e9:
-            raise ConfigError(f"{prefix}every_s = {self.every_s:g}: 0 and more is accepted")
+            raise ConfigError(f"{prefix}every_s = {self.every_s:g}: must be 0 or more")
         if not 0 <= self.grace_s <= 3600:
-            raise ConfigError(f"{prefix}grace_s = {self.grace_s:g}: 0 to 3600 is accepted")
+            raise ConfigError(f"{prefix}grace_s = {self.grace_s:g}: must be from 0 to 3600")
         if self.on_usr1 not in ON_USR1:
             names = ", ".join(ON_USR1)
-            raise ConfigError(f"{prefix}on_usr1 = {self.on_usr1!r}: {names} are accepted")
+            raise ConfigError(f"{prefix}on_usr1 = {self.on_usr1!r}: must be one of {names}")
         return self

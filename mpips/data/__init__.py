@@ -2,7 +2,7 @@
 
 part = read("train.svm", stride=n_workers, offset=worker)
 info = combine(all_infos)                # the infos of every worker's part, in worker order
-data = align(part.data, info)            # labels become classes 0..k-1
+data = align(part.data, info)            # labels become classes 0..k-1, or stay targets
 for cursor, batch in Loader(data, info.n_samples_total, ...):
     ...
 """

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpips.data.dataset import DenseData
-from mpips.data.info import Part, describe
+from mpips.data.info import Part, describe, narrow
 from mpips.data.options import ReadOptions, Share
 from mpips.errors import DataError
 from mpips.hdf5 import load_hdf5
@@ -37,8 +37,8 @@ def read_npz(path: str, options: ReadOptions, share: Share) -> Part:
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{path}: is not an npz file of plain arrays: {error}") from error
     _check(path, x, y)
-    own = slice(share.offset, None, share.stride)
-    return _part(path, x[own], y[own], len(y))
+    own = share.numbers(0, len(y)) if share.stride > 1 else slice(None)
+    return _part(path, x[own], y[own], len(y), options)
 
 
 def read_hdf5(path: str, options: ReadOptions, share: Share) -> Part:
@@ -55,11 +55,20 @@ def read_hdf5(path: str, options: ReadOptions, share: Share) -> Part:
         raise DataError(f"{path}: is not an HDF5 file")
     with h5py.File(path, "r") as file:
         x_name, y_name = _names(path, list(file))
+        for name in (x_name, y_name):
+            if not isinstance(file.get(name, getlink=True), h5py.HardLink):
+                raise DataError(
+                    f"{path}: {name} is a link, which may lead to other files; copy it here"
+                )
         x, y = file[x_name], file[y_name]
         if not isinstance(x, h5py.Dataset) or not isinstance(y, h5py.Dataset):
             raise DataError(f"{path}: {x_name} and {y_name} must be datasets, not groups")
+        for name, dataset in ((x_name, x), (y_name, y)):
+            if dataset.external or dataset.is_virtual:
+                raise DataError(f"{path}: {name} lies in other files; copy it into this one")
         _check(path, x, y)
-        return _part(path, _read_blocks(x, share), _read_blocks(y, share), len(y))
+        own_x, own_y = _read_blocks(x, share), _read_blocks(y, share)
+        return _part(path, own_x, own_y, len(y), options)
 
 
 def _read_blocks(dataset: Any, share: Share) -> npt.NDArray[Any]:
@@ -68,7 +77,7 @@ def _read_blocks(dataset: Any, share: Share) -> npt.NDArray[Any]:
     row_bytes = max(1, dataset.dtype.itemsize * int(np.prod(dataset.shape[1:])))
     n_rows = max(1, BLOCK_BYTES // row_bytes)
     kept = [
-        dataset[start : start + n_rows][share.first_from(start) - start :: share.stride].copy()
+        dataset[start : start + n_rows][share.numbers(start, min(start + n_rows, n)) - start]
         for start in range(0, n, n_rows)
     ]
     return np.concatenate(kept) if kept else np.empty((0, *dataset.shape[1:]), dataset.dtype)
@@ -92,11 +101,12 @@ def _check(path: str, x: Any, y: Any) -> None:
         )
 
 
-def _part(path: str, x: npt.NDArray[Any], y: npt.NDArray[Any], n_samples: int) -> Part:
+def _part(
+    path: str, x: npt.NDArray[Any], y: npt.NDArray[Any], n_samples: int, options: ReadOptions
+) -> Part:
     n_columns = int(np.prod(x.shape[1:]))
-    with np.errstate(over="ignore"):
-        rows = np.ascontiguousarray(x.reshape(len(x), n_columns), dtype=np.float32)
+    rows = narrow(x.reshape(len(x), n_columns))
     labels = y.astype(np.float64)
     if not np.isfinite(rows).all() or not np.isfinite(labels).all():
         raise DataError(f"{path}: holds NaN, infinity or a number beyond float32")
-    return describe(DenseData(rows, labels), n_samples, path)
+    return describe(DenseData(rows, labels), n_samples, path, wants=options.wants)

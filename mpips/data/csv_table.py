@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -19,12 +19,14 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
-from mpips.data.dataset import DenseData, SparseData
-from mpips.data.info import Part, describe
+from mpips.data.dataset import Dataset, DenseData, SparseData
+from mpips.data.info import Part, describe, narrow
 from mpips.data.options import ReadOptions, Share
 from mpips.errors import DataError
 
 KEY_BITS = 62
+# Names of label columns that need not be given, in small letters; the first goes before the others.
+LABEL_NAMES = ("label", "y", "target", "class")
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
@@ -70,10 +72,11 @@ class _Table:
         self._reader = csv.reader(file, strict=True)
         header = [name.strip() for name in next(self._reader, [])]
         if not header:
-            raise DataError(f"{path}: holds no header line")
+            raise DataError(f"{path}: contains no header line")
         self._width = len(header)
         self._label = self._find_label(header, options.label)
-        self._features = self._find_features(header, options.categorical)
+        self._features = self._find_features(header, options)
+        self._wants = options.wants
         self._sparse = bool(options.categorical)
         auto = "log" if self._sparse else "raw"
         self._log = (auto if options.numeric == "auto" else options.numeric) == "log"
@@ -84,16 +87,16 @@ class _Table:
 
     def _read_dense(self, share: Share) -> Part:
         labels: list[float] = []
-        rows: list[npt.NDArray[np.float32]] = []
+        rows: list[npt.NDArray[np.float64]] = []
         n_samples = 0
-        for row in self._rows():
-            if share.owns(n_samples):
+        for row, kept in zip(self._rows(), share.flags(), strict=False):
+            if kept:
                 labels.append(self._number(row[self._label.place], self._label))
                 cells = [self._number(row[c.place], c) for c in self._features]
-                rows.append(np.array(cells, dtype=np.float32))
+                rows.append(np.array(cells, dtype=np.float64))
             n_samples += 1
-        x = np.array(rows, dtype=np.float32).reshape(len(rows), len(self._features))
-        return describe(DenseData(x, np.array(labels, dtype=np.float64)), n_samples, self._path)
+        x = narrow(np.array(rows, dtype=np.float64).reshape(len(rows), len(self._features)))
+        return self._part(DenseData(x, np.array(labels, dtype=np.float64)), n_samples)
 
     def _read_sparse(self, share: Share) -> Part:
         labels: list[float] = []
@@ -101,8 +104,8 @@ class _Table:
         values: list[float] = []
         indptr = [0]
         n_samples = 0
-        for row in self._rows():
-            if share.owns(n_samples):
+        for row, kept in zip(self._rows(), share.flags(), strict=False):
+            if kept:
                 labels.append(self._number(row[self._label.place], self._label))
                 for key, value in self._entries(row):
                     keys.append(key)
@@ -116,7 +119,18 @@ class _Table:
             np.array(labels, dtype=np.float64),
             n_features=1 << KEY_BITS,
         )
-        return describe(data, n_samples, self._path)
+        return self._part(data, n_samples)
+
+    def _part(self, data: Dataset, n_samples: int) -> Part:
+        return describe(
+            data,
+            n_samples,
+            self._path,
+            wants=self._wants,
+            columns=tuple(column.name for column in self._features),
+            label_column=self._label.name,
+            notes=self._notes,
+        )
 
     def _rows(self) -> Iterator[list[str]]:
         for row in self._reader:
@@ -145,7 +159,8 @@ class _Table:
         if not cell and self._zero_if_empty and not is_label:
             return 0.0
         try:
-            value = float(cell)
+            # Python reads 2021_05 and digits of other scripts as numbers, too: here they are text.
+            value = float(cell) if cell.isascii() and "_" not in cell else math.nan
         except ValueError:
             value = math.nan
         if not abs(value) <= FLOAT32_MAX:
@@ -173,18 +188,57 @@ class _Table:
             twin = next(name for name in header if header.count(name) > 1)
             raise DataError(f"{self._path}: the header names '{twin}' twice")
         if wanted is None:
-            wanted = "label" if "label" in header else header[0]
+            wanted = self._default_label(header)
         if wanted not in header:
             raise DataError(f"{self._path}: no label column '{wanted}'; columns: {header}")
         return Column(header.index(wanted), wanted, categorical=False)
 
-    def _find_features(self, header: list[str], patterns: tuple[str, ...]) -> list[Column]:
-        names = [name for name in header if name != self._label.name]
-        for pattern in patterns:
+    def _default_label(self, header: list[str]) -> str:
+        if LABEL_NAMES[0] in header:
+            return LABEL_NAMES[0]
+        likely = [name for name in header if name.lower() in LABEL_NAMES]
+        if len(likely) == 1:
+            return likely[0]
+        found = f"columns {likely}" if likely else "no column is named 'label'"
+        raise DataError(
+            f"{self._path}: which column holds the label is not clear: {found}; "
+            f"set data.label to one of {_listed(header)}"
+        )
+
+    def _find_features(self, header: list[str], options: ReadOptions) -> list[Column]:
+        """Return the columns to read, in the order in which samples hold them; sets the notes."""
+        there = [name for name in header if name != self._label.name]
+        names = options.columns or tuple(there)
+        missing = [name for name in names if name not in there]
+        if missing:
+            raise DataError(
+                f"{self._path}: the training data has {_plural(missing)} that this file lacks; "
+                f"its columns: {_listed(header)}"
+            )
+        extra = [name for name in there if name not in names]
+        self._notes: tuple[str, ...] = ()
+        if extra:
+            self._notes = (f"{self._path}: {_plural(extra)} not in the training data: left out",)
+        for pattern in options.categorical:
             if not any(fnmatchcase(name, pattern) for name in names):
-                raise DataError(f"{self._path}: categorical '{pattern}' matches none of {names}")
+                raise DataError(
+                    f"{self._path}: categorical '{pattern}' matches none of {list(names)}"
+                )
         return [
-            Column(place, name, any(fnmatchcase(name, pattern) for pattern in patterns))
-            for place, name in enumerate(header)
-            if name != self._label.name
+            Column(
+                header.index(name),
+                name,
+                any(fnmatchcase(name, pattern) for pattern in options.categorical),
+            )
+            for name in names
         ]
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the names in quotes, the first ten of many."""
+    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    return ", ".join(f"'{name}'" for name in names[:10]) + more
+
+
+def _plural(names: Sequence[str]) -> str:
+    return f"{'columns' if len(names) > 1 else 'column'} {_listed(names)}"

@@ -1,8 +1,9 @@
 """Samples in memory, and batches taken from them.
 
 Sparse samples are compressed rows: sample i owns `keys[indptr[i]:indptr[i+1]]` and the values
-beside them. A reader leaves labels as they stand in the file (float64); `align` turns them into
-classes (int64), which is what every batch that reaches a task holds.
+beside them. A reader leaves labels as they stand in the file (float64). `align` turns them
+into classes (int64), or leaves them where the task wants targets; batches hold the one or the other.
+Dense features are float32, or float64 where float32 would lose what tells samples apart (`DataInfo.wide`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 Labels: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.float64]
+Features: TypeAlias = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 Rows: TypeAlias = npt.NDArray[np.int64]
 
 
@@ -25,7 +27,7 @@ class SparseBatch:
         indptr: int64, shape (n + 1,).
         keys: int64, shape (nnz,); no key occurs twice in a sample.
         values: float32, shape (nnz,).
-        labels: int64 classes, shape (n,).
+        labels: int64 classes or float64 targets, shape (n,).
         weight: What the mean gradient over the batch is multiplied by.
     """
 
@@ -54,9 +56,9 @@ class SparseBatch:
 
 @dataclass(frozen=True)
 class DenseBatch:
-    """Samples as rows: `x` float32, shape (n, d); `labels` int64 classes, shape (n,)."""
+    """Samples as rows: `x` float32 or float64, shape (n, d); `labels` as in SparseBatch."""
 
-    x: npt.NDArray[np.float32]
+    x: Features
     labels: Labels
     weight: float = 1.0
 
@@ -64,6 +66,10 @@ class DenseBatch:
     def n(self) -> int:
         """Number of samples; may be 0."""
         return len(self.labels)
+
+    def densify(self, n_features: int) -> Features:
+        """Return `x`, so that a task takes dense and sparse data alike; it is not copied."""
+        return self.x
 
 
 Batch: TypeAlias = SparseBatch | DenseBatch
@@ -100,9 +106,9 @@ class SparseData:
 
 @dataclass(frozen=True)
 class DenseData:
-    """A worker's samples as rows: `x` float32, shape (n, d); `labels` shape (n,)."""
+    """A worker's samples as rows: `x` float32 or float64, shape (n, d); `labels` shape (n,)."""
 
-    x: npt.NDArray[np.float32]
+    x: Features
     labels: Labels
 
     @property

@@ -28,9 +28,9 @@ def read_digits(path: str, options: ReadOptions, share: Share) -> Part:
     x, y = load_digits(return_X_y=True)
     in_test = _draw_test(y, options.split_seed)
     rows = np.flatnonzero(in_test if options.split == "test" else ~in_test)
-    own = rows[share.offset :: share.stride]
+    own = rows[share.numbers(0, len(rows))]
     data = DenseData(np.ascontiguousarray(x[own], dtype=np.float32), y[own].astype(np.float64))
-    return describe(data, len(rows), f"digits ({options.split})")
+    return describe(data, len(rows), f"digits ({options.split})", wants=options.wants)
 
 
 def _draw_test(labels: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.bool_]:

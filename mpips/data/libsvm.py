@@ -25,13 +25,15 @@ def read_libsvm(path: str, options: ReadOptions, share: Share) -> Part:
     base = -1 if options.index_base == "auto" else int(options.index_base)
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
-            raise DataError(f"{path}: holds no sample")
+            raise DataError(f"{path}: contains no samples")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
             try:
-                parsed = parse_libsvm(text, share.stride, share.offset, base)
+                parsed = parse_libsvm(
+                    text, share.stride, share.offset, base, share.shares == "mixed"
+                )
             except LibsvmError as error:
                 raise DataError(f"{path}:{error}") from None
     labels, indptr, indices, values, n_samples, _, max_index, base = parsed
     n_features = max_index + 1 - base if max_index >= 0 else 0
     data = SparseData(indptr, indices, values, labels, n_features)
-    return describe(data, n_samples, path, index_base=base)
+    return describe(data, n_samples, path, index_base=base, wants=options.wants)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from mpips.data.dataset import Batch, Dataset
 from mpips.data.sampling import Sampling, Shape
+from mpips.data.shares import Shares, counts
 
 
 @dataclass(frozen=True, order=True)
@@ -36,9 +37,9 @@ class Cursor:
         return cls(int(config["epoch"]), int(config["step"]))
 
 
-def local_count(n_total: int, n_workers: int, worker: int) -> int:
-    """Return how many samples i < n_total have i % n_workers == worker."""
-    return len(range(worker, n_total, n_workers))
+def local_count(n_total: int, n_workers: int, worker: int, shares: Shares = "interleaved") -> int:
+    """Return how many of n_total samples a worker has by the rule `shares`."""
+    return counts(n_total, n_workers, shares)[worker]
 
 
 class Loader:
@@ -64,7 +65,8 @@ class Loader:
         """Prepare to iterate; arithmetic only.
 
         Args:
-            data: The samples i of all with i % n_workers == worker.
+            data: This worker's share of all samples, in the order of the file, by the rule that
+                `sampling` names ("interleaved" without it: the samples i with i % n_workers == worker).
             n_total: Samples of all workers.
             n_workers: Number of workers.
             worker: This worker's index.
@@ -83,19 +85,22 @@ class Loader:
                 f"batch_size {batch_size} and n_total {n_total} must be positive and "
                 f"worker {worker} below n_workers {n_workers}"
             )
-        if data.n != local_count(n_total, n_workers, worker):
+        sampling = sampling or Sampling(Shape(n_total, n_workers, batch_size, seed))
+        expected = local_count(n_total, n_workers, worker, sampling.shape.shares)
+        if data.n != expected:
             raise ValueError(
                 f"worker {worker} of {n_workers} holds {data.n} of {n_total} samples, "
-                f"expected {local_count(n_total, n_workers, worker)}"
+                f"expected {expected}"
             )
         self._data = data
         self._n_workers = n_workers
         self._worker = worker
         self._batch_size = batch_size
-        self._sampling = sampling or Sampling(Shape(n_total, n_workers, batch_size, seed))
+        self._sampling = sampling
         self._weighted = weighted
-        # Worker 0 has the most samples of a whole epoch.
-        self.steps_per_epoch = -(-local_count(n_total, n_workers, 0) // batch_size)
+        # Of a whole epoch no worker has more samples than this.
+        most = (n_total + n_workers - 1) // n_workers
+        self.steps_per_epoch = (most + batch_size - 1) // batch_size
         self.cursor = cursor or Cursor()
         self._n_steps: dict[int, int] = {}
         n_steps = self.steps_in(max(self.cursor.epoch, 0))
@@ -107,6 +112,7 @@ class Loader:
         cursor = self.cursor
         while True:
             epoch = cursor.epoch
+            # By either rule sample i is number i // n_workers of its worker's.
             order = self._sampling.own(epoch, self._worker) // self._n_workers
             counts = Counter(self._sampling.counts(epoch))
             for step in range(cursor.step, self.steps_in(epoch)):

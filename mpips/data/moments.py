@@ -1,110 +1,166 @@
-"""First and second moments of each feature: what tasks need to bring features to one scale."""
+"""First and second moments of each feature: what tasks need to bring features to one scale.
+
+Deviations are summed about the mean, not squares about 0, because the difference of two large sums has no
+correct digit where a feature varies little beside its mean. Means of parts are combined by the pairwise
+formulas of Chan, Golub and LeVeque ("Algorithms for computing the sample variance", The American
+Statistician 37, 1983).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from mpips.data.dataset import Dataset, DenseData
+from mpips.data.dataset import Dataset, DenseData, SparseData
 
 Vector: TypeAlias = npt.NDArray[np.float64]
+Keys: TypeAlias = npt.NDArray[np.int64]
+Flags: TypeAlias = npt.NDArray[np.bool_]
 
-# Beyond this many features, hashed keys above all, moments are not taken.
+# Beyond this many features, hashed keys above all, means and deviations are not taken.
 MAX_FEATURES = 1 << 22
-# A variance below this share of the squared mean is rounding in float32 values.
-CONSTANT = 1e-12
+# A standard deviation below this share of the mean is rounding of float64 values.
+CONSTANT = 1e-14
+
+
+def _no_keys() -> Keys:
+    return np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Sums over samples, for each of d features; d is 0 where moments are not taken.
+    """Moments over samples, for each of d features; d is 0 where features are too many.
 
     Attributes:
         count: Number of samples.
-        present: float64, shape (d,): samples that hold the feature at all.
-        sum: float64, shape (d,).
-        square_sum: float64, shape (d,).
+        present: float64, shape (d,): samples that hold the feature at all. Where d is 0, shape (m,):
+            samples that hold each of `keys`.
+        mean: float64, shape (d,): over the samples that hold the feature.
+        squares: float64, shape (d,): sum of squared deviations from that mean.
+        keys: Where d is 0, the keys that occur, int64, shape (m,), ascending.
     """
 
     count: int
     present: Vector
-    sum: Vector
-    square_sum: Vector
+    mean: Vector
+    squares: Vector
+    keys: Keys = field(default_factory=_no_keys)
 
     @classmethod
     def of(cls, data: Dataset) -> Moments:
         """Take the moments of one worker's samples; not collective."""
-        if data.n_features > MAX_FEATURES:
-            return cls(data.n, np.zeros(0), np.zeros(0), np.zeros(0))
         if isinstance(data, DenseData):
             return _of_dense(data)
-        d = data.n_features
-        values: Vector = data.values.astype(np.float64)
-        return cls(
-            data.n,
-            np.bincount(data.indices, minlength=d).astype(np.float64),
-            np.bincount(data.indices, values, minlength=d).astype(np.float64),
-            np.bincount(data.indices, values * values, minlength=d).astype(np.float64),
-        )
+        if data.n_features > MAX_FEATURES:
+            keys, counts = np.unique(data.indices, return_counts=True)
+            return cls(data.n, counts.astype(np.float64), np.zeros(0), np.zeros(0), keys)
+        return _of_sparse(data)
 
     @classmethod
     def combine(cls, parts: Sequence[Moments]) -> Moments:
-        """Add up the workers' moments in the order given, which decides the rounding."""
+        """Combine the workers' moments in the order given, which decides the rounding."""
+        if not parts[0].n_features:
+            return _sum_counts(parts)
         total = parts[0]
         for part in parts[1:]:
+            present = total.present + part.present
+            share = part.present / np.maximum(present, 1)
+            delta = part.mean - total.mean
             total = cls(
                 total.count + part.count,
-                total.present + part.present,
-                total.sum + part.sum,
-                total.square_sum + part.square_sum,
+                present,
+                total.mean + delta * share,
+                total.squares + part.squares + delta * delta * total.present * share,
             )
         return total
 
     @property
     def n_features(self) -> int:
-        """Number of features, 0 where moments are not taken."""
-        return len(self.sum)
+        """Number of features, 0 where means and deviations are not taken."""
+        return len(self.mean)
 
     def standardise(self) -> tuple[Vector, Vector]:
         """Return mean and 1 / standard deviation over all samples, each shape (d,).
 
-        The second is 0 for a constant feature, so that (x - mean) * scale is 0 for it.
+        Samples that do not hold a feature count as 0. The deviation is that of the population, divided by
+        the number of samples. The second array is 0 for a constant feature, so that (x - mean) * scale
+        is 0 for it.
         """
-        return _mean_and_scale(self.sum, self.square_sum, max(self.count, 1))
+        n = max(self.count, 1)
+        share = self.present / n
+        mean = self.mean * share
+        variance = self.squares / n + self.mean * self.mean * share * (1 - share)
+        return mean, _inverse_root(variance, self.mean)
+
+    def constant(self) -> Flags:
+        """Return which features have the same value in all samples, shape (d,)."""
+        constant: Flags = self.standardise()[1] == 0
+        return constant
+
+    def centred(self) -> Flags:
+        """Return which features `standardise_present` centres, shape (d,): those in all samples."""
+        centred: Flags = (self.present == self.count) & ~self.constant()
+        return centred
 
     def standardise_present(self) -> tuple[Vector, Vector]:
         """Return shift and scale, each shape (d,), for the entries of sparse samples alone.
 
         Absent entries stay 0, so only a feature that every sample holds is centred; it also gets
-        its standard deviation for a scale. Others are divided by their root mean square over the
-        samples that hold them: 0/1 features stay as they are.
+        its standard deviation for a scale. A sample to be predicted that lacks such a feature needs an
+        entry of value 0, since an absent entry would stand for the mean. Other features are divided by
+        their root mean square over the samples that hold them: 0/1 features stay as they are.
         """
-        n_present = np.maximum(self.present, 1)
-        mean, scale = _mean_and_scale(self.sum, self.square_sum, n_present)
-        everywhere = (self.present == self.count) & (scale > 0)
-        rms = np.sqrt(self.square_sum / n_present)
+        centred = self.centred()
+        _, scale = self.standardise()
+        rms = np.sqrt(self.squares / np.maximum(self.present, 1) + self.mean * self.mean)
         return (
-            np.where(everywhere, mean, 0.0),
-            np.where(everywhere, scale, 1 / np.where(rms > 0, rms, 1.0)),
+            np.where(centred, self.mean, 0.0),
+            np.where(centred, scale, 1 / np.where(rms > 0, rms, 1.0)),
         )
 
 
 def _of_dense(data: DenseData) -> Moments:
-    total, square = np.zeros(data.n_features), np.zeros(data.n_features)
+    d = data.n_features
+    parts = [Moments(0, np.zeros(d), np.zeros(d), np.zeros(d))]
     # Go in blocks: a float64 copy of everything could be larger than memory.
     for start in range(0, data.n, 4096):
         block = data.x[start : start + 4096].astype(np.float64)
-        total += block.sum(axis=0)
-        square += (block * block).sum(axis=0)
-    return Moments(data.n, np.full(data.n_features, float(data.n)), total, square)
+        mean = block[0] + (block - block[0]).mean(axis=0)
+        block -= mean
+        block *= block
+        n = len(block)
+        parts = [
+            Moments.combine([*parts, Moments(n, np.full(d, float(n)), mean, block.sum(axis=0))])
+        ]
+    return parts[0]
 
 
-def _mean_and_scale(total: Vector, square: Vector, n: int | Vector) -> tuple[Vector, Vector]:
-    mean = total / n
-    variance = square / n - mean * mean
-    varies = variance > CONSTANT * mean * mean
-    return mean, np.where(varies, 1 / np.sqrt(np.where(varies, variance, 1.0)), 0.0)
+def _of_sparse(data: SparseData) -> Moments:
+    d, places = data.n_features, data.indices
+    present = np.bincount(places, minlength=d).astype(np.float64)
+    # Deviations from any value of the feature are small where it varies little.
+    pivot = np.zeros(d)
+    pivot[places] = data.values
+    sums = np.bincount(places, data.values - pivot[places], minlength=d)
+    mean = pivot + sums / np.maximum(present, 1)
+    deviations = data.values - mean[places]
+    squares = np.bincount(places, deviations * deviations, minlength=d)
+    return Moments(data.n, present, mean, squares.astype(np.float64))
+
+
+def _sum_counts(parts: Sequence[Moments]) -> Moments:
+    """Return the keys of all parts and the samples that hold them."""
+    keys, places = np.unique(np.concatenate([part.keys for part in parts]), return_inverse=True)
+    present = np.bincount(places, np.concatenate([part.present for part in parts]), len(keys))
+    count = sum(part.count for part in parts)
+    return Moments(count, present.astype(np.float64), np.zeros(0), np.zeros(0), keys)
+
+
+def _inverse_root(variance: Vector, mean: Vector) -> Vector:
+    varies = variance > (CONSTANT * mean) ** 2
+    inverse: Vector = np.where(varies, 1 / np.sqrt(np.where(varies, variance, 1.0)), 0.0)
+    return inverse

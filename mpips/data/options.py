@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from itertools import count
+from typing import Literal, TypeAlias
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from mpips.data.shares import Shares, check_shares, owners
+
+Wants: TypeAlias = Literal["classes", "targets"]
+
+_CHUNK = 4096  # samples whose owners are computed at a time
 
 
 class ReadOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -15,7 +25,10 @@ class ReadOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         format: A name in `READERS`; "auto" decides by the file's ending.
         index_base: libsvm: what features are counted from; "auto" means 0 if index 0 occurs
             anywhere in the file, else 1.
-        label: csv: the label's column; by default "label" if there is one, else the first.
+        label: csv: the label's column; by default "label", or else the only one named "y", "target" or
+            "class" in small or capital letters. Without such a column the option is needed.
+        wants: What labels are: "classes", or "targets", numbers to be predicted.
+        columns: csv: the feature columns to read, in this order; () all but the label, in the file's order.
         categorical: csv: columns to hash, as names or patterns such as "C*". Any of them makes
             the data sparse.
         numeric: csv: what becomes of the other columns' numbers; "log" is sign(v) log(1 + |v|).
@@ -28,6 +41,8 @@ class ReadOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: str = "auto"
     index_base: Literal[0, 1, "auto"] = "auto"
     label: str | None = None
+    wants: Wants = "classes"
+    columns: tuple[str, ...] = ()
     categorical: tuple[str, ...] = ()
     numeric: Literal["auto", "raw", "log"] = "auto"
     empty: Literal["error", "zero"] = "error"
@@ -37,20 +52,34 @@ class ReadOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Share:
-    """Which samples a worker keeps: every `stride`-th, from `offset` on."""
+    """The samples that worker `offset` of `stride` workers keeps, by the rule `shares`.
+
+    Attributes:
+        stride: Number of workers.
+        offset: Index of the worker.
+        shares: See `mpips.data.shares`.
+    """
 
     stride: int
     offset: int
+    shares: Shares = "interleaved"
 
     def __post_init__(self) -> None:
         """Refuse a share that no worker can have."""
         if not 0 <= self.offset < self.stride:
             raise ValueError(f"share {self.offset} of {self.stride}: needs 0 <= offset < stride")
+        check_shares(self.shares)
 
-    def owns(self, sample: int) -> bool:
-        """Whether sample number `sample`, counted over the whole file, is kept."""
-        return sample % self.stride == self.offset
+    def numbers(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """Return the numbers of the kept samples from `start` up to `stop`, ascending."""
+        samples = np.arange(start, stop, dtype=np.int64)
+        kept: npt.NDArray[np.int64] = samples[
+            owners(samples, self.stride, self.shares) == self.offset
+        ]
+        return kept
 
-    def first_from(self, sample: int) -> int:
-        """Return the first kept sample at or after `sample`."""
-        return sample + (self.offset - sample) % self.stride
+    def flags(self) -> Iterator[bool]:
+        """Yield for sample 0, 1, ... of the file whether it is kept; without end."""
+        for start in count(0, _CHUNK):
+            samples = np.arange(start, start + _CHUNK, dtype=np.int64)
+            yield from (owners(samples, self.stride, self.shares) == self.offset).tolist()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -14,7 +15,8 @@ from mpips.data.digits import read_digits
 from mpips.data.info import DataInfo, Part
 from mpips.data.libsvm import read_libsvm
 from mpips.data.options import ReadOptions, Share
-from mpips.errors import ConfigError, DataError
+from mpips.data.shares import Shares
+from mpips.errors import CapabilityError, ConfigError, DataError
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,9 @@ def read(
     offset: int = 0,
     options: ReadOptions | None = None,
     like: DataInfo | None = None,
+    shares: Shares = "interleaved",
 ) -> Part:
-    """Read the samples i of a file with i % stride == offset.
+    """Read one worker's share of the samples of a file.
 
     Not collective. The path "digits" means scikit-learn's bundled digits.
 
@@ -56,20 +59,37 @@ def read(
         offset: This worker's index.
         options: How to read; the defaults if None.
         like: The training data's description, when reading data to evaluate on: features are then
-            counted from the same base.
+            counted from the same base, and columns of a CSV file are taken by the names of the training
+            data's, in their order. A missing column is an error, others are left out with a note.
+        shares: The rule that divides samples among workers (`mpips.data.shares`). "interleaved": the
+            samples i with i % stride == offset.
 
     Raises:
         ConfigError: The format is unknown.
         DataError: The file cannot be read; names file, place, what was found and what is accepted.
+        CapabilityError: This worker's share does not fit into memory.
     """
     path, options = os.fspath(path), options or ReadOptions()
-    if like is not None and like.kind == "sparse":
-        options = msgspec.structs.replace(options, index_base=1 if like.index_base else 0)
+    if like is not None:
+        options = _as_in_training(options, like)
     reader = _choose(path, options.format)
     try:
-        return reader.read(path, options, Share(stride, offset))
+        return reader.read(path, options, Share(stride, offset, shares))
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except MemoryError as error:
+        raise CapabilityError(
+            f"{path}: does not fit into memory: {error}; use fewer workers on this node, or more nodes"
+        ) from None
+
+
+def _as_in_training(options: ReadOptions, like: DataInfo) -> ReadOptions:
+    changes: dict[str, Any] = {"wants": like.wants}
+    if like.kind == "sparse":
+        changes["index_base"] = 1 if like.index_base else 0
+    if like.label_column:
+        changes |= {"label": like.label_column, "columns": like.columns}
+    return msgspec.structs.replace(options, **changes)
 
 
 def _choose(path: str, name: str) -> Reader:
@@ -83,8 +103,8 @@ def _choose(path: str, name: str) -> Reader:
     for reader in READERS.values():
         if ending in reader.endings:
             return reader
-    endings = ", ".join(ending for reader in READERS.values() for ending in reader.endings)
+    first, *others = [name for name, reader in READERS.items() if reader.endings]
     raise ConfigError(
-        f"{path}: the ending '{ending}' means no known format; known endings: {endings}; "
-        f"or set format to one of {', '.join(READERS)}"
+        f"{path}: cannot tell the format from the extension '{ending}'; add --set data.format={first} (or "
+        f"{', '.join(others)})"
     )

@@ -1,10 +1,10 @@
 """Who reads which samples of an epoch in which order, also after the number of workers has changed.
 
-Worker w of W reads the samples i with i % W == w, in an order of its own, in batches. Where a job goes on
-from the middle of an epoch with as many workers and batches as large, each worker goes on at its
-cursor. Otherwise what the workers have behind them is a `Leg`: from its numbers it follows which samples
-of each epoch they have seen, and the rest is read in the new way. Any number of legs may follow each other in
-one epoch; each sample is in exactly one of them.
+A worker reads its share of the samples (`mpips.data.shares`), in an order of its own, in batches.
+Where a job goes on from the middle of an epoch with as many workers and batches as large, each worker goes
+on at its cursor. Otherwise what the workers have behind them is a `Leg`: from its numbers it follows which
+samples of each epoch they have seen, and the rest is read in the new way. Any number of legs may follow each
+other in one epoch; each sample is in exactly one of them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from mpips.data.shares import Shares, counts, numbers, owners
+
 Int64 = npt.NDArray[np.int64]
 
 
@@ -28,12 +30,21 @@ class Shape(msgspec.Struct, frozen=True):
         n_workers: Number of workers.
         batch_size: Samples per batch and worker.
         seed: Of the orders.
+        shares: The rule that divides samples among workers. Checkpoints that do not name it were
+            written when there was only "interleaved".
     """
 
     n_total: int
     n_workers: int
     batch_size: int
     seed: int
+    shares: Shares = "interleaved"
+
+    @classmethod
+    def of_job(cls, n_total: int, n_workers: int, batch_size: int, seed: int) -> Shape:
+        """Return the shape by which `mpips train` reads. One worker has all samples by either rule."""
+        shares: Shares = "mixed" if n_workers > 1 else "interleaved"
+        return cls(n_total, n_workers, batch_size, seed, shares)
 
 
 class Leg(msgspec.Struct, frozen=True):
@@ -94,11 +105,11 @@ class Sampling(msgspec.Struct, frozen=True):
 
     def counts(self, epoch: int) -> tuple[int, ...]:
         """How many samples of an epoch each worker reads."""
-        w = self.shape.n_workers
-        left = _left(self.legs, self.shape.n_total, epoch)
+        shape, left = self.shape, _left(self.legs, self.shape.n_total, epoch)
         if left is None:
-            return tuple(len(range(k, self.shape.n_total, w)) for k in range(w))
-        return tuple(int(n) for n in np.bincount(left % w, minlength=w))
+            return counts(shape.n_total, shape.n_workers, shape.shares)
+        owned = owners(left, shape.n_workers, shape.shares)
+        return tuple(int(n) for n in np.bincount(owned, minlength=shape.n_workers))
 
 
 @lru_cache(maxsize=4)
@@ -120,9 +131,9 @@ def _left(legs: tuple[Leg, ...], n_total: int, epoch: int) -> Int64 | None:
 def _order(shape: Shape, number: int, left: Int64 | None, epoch: int, worker: int) -> Int64:
     seeds = [shape.seed, epoch, worker]
     if left is None:
-        own = np.arange(worker, shape.n_total, shape.n_workers)
+        own = numbers(shape.n_total, shape.n_workers, worker, shape.shares)
     else:
-        own = left[left % shape.n_workers == worker]
+        own = left[owners(left, shape.n_workers, shape.shares) == worker]
         seeds.append(number)
     philox = np.random.Philox(np.random.SeedSequence(seeds))
     order: Int64 = own[np.random.Generator(philox).permutation(len(own))]

@@ -4,7 +4,9 @@ mpips' segments are locked by whoever uses them, so `sweep` can tell; those of a
 day. Open MPI's are not. They are taken
 for dead only if they belong to this user on this host, are older than a minute, no process has them (of
 a folder: anything in it) open or mapped, and the process whose id is in the name of a folder is gone.
-That is proof only where all processes of this user can be seen: in the first process namespace.
+That is proof only where all processes of this user can be seen: in the first process namespace, and on the
+host that made the folder. A folder whose name holds no host is left alone on a file system that several
+hosts may share.
 """
 
 from __future__ import annotations
@@ -21,10 +23,12 @@ from pathlib import Path
 
 import msgspec
 
-from mpips.transport.region import KEEP_S, PREFIX, sweep
+from mpips.transport.region import PREFIX, is_old, sweep
 
 _YOUNG_S = 60.0
 _FIRST_NAMESPACE = "pid:[4026531836]"
+# File systems that no other host has mounted.
+_LOCAL = ("btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "tmpfs", "xfs", "zfs")
 
 
 class Leftover(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,13 +95,17 @@ def _own(shm: Path, users: Users) -> Iterator[Leftover]:
     uid = os.geteuid()
     for path in sorted([*shm.glob(f"{PREFIX}-{uid}-*"), *shm.glob(f"{PREFIX}-kept-{uid}-*")]):
         try:
-            status = path.stat()
+            status = path.lstat()
         except OSError:
             continue
         why = ""
-        if (status.st_dev, status.st_ino) in users.files:
+        if status.st_uid != uid:
+            why = f"it belongs to another user ({status.st_uid}), who can remove it"
+        elif not stat.S_ISREG(status.st_mode):
+            why = "it is no file"
+        elif (status.st_dev, status.st_ino) in users.files:
             why = "a process uses it"
-        elif path.name.startswith(f"{PREFIX}-kept-") and time.time() - status.st_mtime < KEEP_S:
+        elif path.name.startswith(f"{PREFIX}-kept-") and not is_old(path):
             why = "kept for the next launch of its run, for a day"
         size = status.st_blocks * 512
         yield Leftover(path=path, n_bytes=size, dead=not why, why=why or "no process uses it")
@@ -114,18 +122,47 @@ def _segments(shm: Path, users: Users) -> Iterator[Leftover]:
 
 def _sessions(temporary: Path, users: Users) -> Iterator[Leftover]:
     """Session folders that hold a pid: ompi.PID, prte.HOST.PID.UID, ompi.HOST.UID/pid.PID."""
-    host = re.escape(socket.gethostname().split(".")[0])
+    host, uid = re.escape(socket.gethostname().split(".")[0]), os.geteuid()
+    named = rf"{host}(?:\.[^.]+)*?"
+    shared = _may_be_shared(temporary)
     patterns = {
-        "ompi.*": r"ompi\.(\d+)",
-        "prte*": rf"prte(?:run)?\.{host}(?:\.[^.]+)*?\.(\d+)\.{os.geteuid()}",
-        f"ompi.*.{os.geteuid()}/pid.*": r"pid\.(\d+)",
+        "ompi.*": (r"ompi\.(\d+)", shared),
+        "prte*": (rf"prte(?:run)?\.{named}\.(\d+)\.{uid}", ""),
+        f"ompi.*.{uid}/pid.*": (rf"ompi\.{named}\.{uid}/pid\.(\d+)", ""),
     }
-    for pattern, name in patterns.items():
+    for pattern, (name, doubt) in patterns.items():
         for path in sorted(temporary.glob(pattern)):
-            match = re.fullmatch(name, path.name)
+            match = re.fullmatch(name, str(path.relative_to(temporary)))
             if match is not None and path.is_dir():
-                alive = f"process {match[1]} is there" if Path(f"/proc/{match[1]}").exists() else ""
+                alive = (
+                    f"process {match[1]} is there" if Path(f"/proc/{match[1]}").exists() else doubt
+                )
                 yield from _judged([path, *path.rglob("*")], alive, users)
+
+
+def _may_be_shared(folder: Path) -> str:
+    """Why processes of other hosts may use what is in a folder; "" where none can."""
+    kind = filesystem_of(folder, Path("/proc/self/mountinfo").read_text())
+    if kind in _LOCAL:
+        return ""
+    return f"it may belong to another host: {folder} is on {kind or 'an unknown file system'}"
+
+
+def filesystem_of(folder: Path, mounts: str) -> str:
+    """The type of the file system that a folder is on; "" if it is unknown.
+
+    Args:
+        folder: Any path.
+        mounts: The text of /proc/self/mountinfo.
+    """
+    there, longest, found = folder.resolve(), -1, ""
+    for line in mounts.splitlines():
+        fields, _, rest = line.partition(" - ")
+        point = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), fields.split()[4])
+        # Of several mounts at one place the last one counts.
+        if there.is_relative_to(point) and len(point) >= longest:
+            longest, found = len(point), rest.split()[0]
+    return found
 
 
 def _judged(paths: list[Path], alive: str, users: Users) -> Iterator[Leftover]:

@@ -62,7 +62,7 @@ def count(findings: Sequence[Finding], status: Status) -> int:
 def as_line(finding: Finding, width: int) -> str:
     """One line for people, and the command below it; `width`: of the longest name."""
     line = f"{finding.status}  {finding.name:<{width}}  {finding.reason}"
-    return line + (f"\n{'':<{width + 8}}mend: {finding.fix}" if finding.fix else "")
+    return line + (f"\n{'':<{width + 8}}fix: {finding.fix}" if finding.fix else "")
 
 
 def summary(findings: Sequence[Finding]) -> str:

@@ -18,7 +18,7 @@ from mpips.errors import RegionError
 from mpips.model.table import EmbeddingTable
 from mpips.options import SessionOptions
 from mpips.placement import place
-from mpips.transport.region import EMBEDDING_RESERVE, Regions, new_token
+from mpips.transport.region import MOST_RESERVED, Regions, new_token
 
 _SMALL_SHM = 1 << 30
 _SOCKET_PATH = 107  # characters that the path of a Unix socket may have
@@ -61,13 +61,15 @@ def regions(here: Situation) -> Verdict:
     """Whether a segment with the address space of an embedding table can be made."""
     made = Regions(new_token(), shared=True)
     try:
-        memory = made.create("doctor", 1 << 20, EMBEDDING_RESERVE)
+        memory = made.create("doctor", 1 << 20, MOST_RESERVED)
         memory.view(0, 1, True)[0] = 1
+        # Buffers of a table cannot do with less address space than they ask for.
+        made.create_sparse("doctor-buffers", MOST_RESERVED)
     except RegionError as error:
         return failed(str(error), "ulimit -v unlimited")
     finally:
         made.unlink()
-    return passed(f"segments of up to {EMBEDDING_RESERVE >> 40} TiB of addresses can be made")
+    return passed(f"segments of up to {MOST_RESERVED >> 40} TiB of addresses can be made")
 
 
 def clean(here: Situation) -> Verdict:

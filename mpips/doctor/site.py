@@ -133,7 +133,7 @@ def terminal(here: Situation) -> Verdict:
     if not sys.stderr.isatty() or here.env.get("TERM", "dumb") == "dumb":
         return passed("no terminal: one line of progress every 30 s")
     if importlib.util.find_spec("rich") is None:
-        return warned("a terminal, but no rich: progress in plain lines", "pip install rich")
+        return warned("a terminal, but no rich: `mpips top` needs --once", "pip install rich")
     return passed("a terminal: one line of progress that moves")
 
 

@@ -80,9 +80,9 @@ def mpi_library(here: Situation) -> Verdict:
         )
     family, version = _family(stack.mpi)
     if version[:3] in TRIED.get(family, ()):
-        return passed(f"{stack.mpi}, which mpips was tried with")
+        return passed(f"{stack.mpi}, tested with mpips")
     tried = ", ".join(f"{name} {dotted(v)}" for name, all_ in TRIED.items() for v in all_)
-    return passed(f"{stack.mpi}; mpips was tried with {tried}")
+    return passed(f"{stack.mpi}; mpips was tested with {tried}")
 
 
 def launcher(here: Situation) -> Verdict:
@@ -135,7 +135,7 @@ def quiet_import(here: Situation) -> Verdict:
     if not here.stack.quiet:
         return failed(
             "importing mpips or h5py starts MPI, which aborts on login nodes",
-            "unset H5PY_ALWAYS_USE_MPI; pip install --force-reinstall mpips",
+            "unset H5PY_ALWAYS_USE_MPI; bash jobs/setup.sh",
         )
     return passed("importing mpips and h5py starts no MPI")
 

@@ -109,7 +109,7 @@ class AreaPush:
         done = 0
         while done < update.size:
             left = update.size - done
-            count = min(left, most, max(LAST_FLOATS, left // 2))
+            count = min(left, most, max(LAST_FLOATS, left // 2), _RECORD_FLOATS)
             checksum = self._put_segment(update[done : done + count], offset + 4 * done)
             self._write(table, offset, checksum, done, count, update.size)
             way.put_records()

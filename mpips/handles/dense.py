@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from mpips import _native
 from mpips.errors import ConfigError, RegionError
 from mpips.handles.area import area_push
-from mpips.handles.base import Handle, as_float32
+from mpips.handles.base import Handle
+from mpips.model.arrays import as_float32, check_out
 from mpips.model.consistency import BSP, SSP, needs_base
 from mpips.model.table import DenseTable
 from mpips.requests import PolledRequest, PushResult, Request, stalled_after
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 Float32 = NDArray[np.float32]
 
+_ONE_RECORD = (1 << 32) - 1  # most elements of a push that lies in one record
 BOUNCE_BYTES = 256 << 10  # larger updates than this are worth a buffer of their own
 Int64 = NDArray[np.int64]
 
@@ -39,6 +41,7 @@ class DenseHandle(Handle):
         super().__init__(worker, index, table)
         self.shape = table.shape
         self._shards = shards
+        self._writers = [(s.server, worker.channels[s.server].writer) for s in shards]
         self._port = self._make_port(table)
         ways = ((part.server, area_push(worker, part, table)) for part in shards)
         self._straight = {server: way for server, way in ways if way is not None}
@@ -48,6 +51,11 @@ class DenseHandle(Handle):
         )
         self._wants_bounces = 4 * math.prod(self.shape) > BOUNCE_BYTES
 
+    def disown(self) -> None:
+        """Leave the short way to the parent; in a forked child what follows it raises."""
+        self._port = None
+        self._writers = []
+
     def _make_port(self, table: DenseTable) -> _native.DensePort | None:
         """The short way, where all servers share this node and pushes go as they are."""
         worker, model = self._worker, table.consistency
@@ -56,6 +64,8 @@ class DenseHandle(Handle):
         for part in self._shards:
             channel = worker.channels[part.server]
             if not isinstance(channel, ShmChannel):
+                return None
+            if part.stop - part.start > _ONE_RECORD:
                 return None
             oversubscribed = channel.oversubscribed
             parts.append((channel.memory, channel.layout, channel.writer, part.start, part.stop))
@@ -140,9 +150,10 @@ class DenseHandle(Handle):
         if out is None:
             out = np.empty(self.shape, np.float32)
         if self._port is not None and self._port.pull(out, self):
+            if self._noted is not None:
+                self._noted.note(out, self._versions())
             return out
-        if out.dtype != np.float32 or out.shape != self.shape or not out.flags.c_contiguous:
-            raise ValueError(f"out must be a C-contiguous float32 array of shape {self.shape}")
+        check_out(out, self.shape, True)
         self._worker.control.state = f"pulling {self.name!r}"
         self._settle()
         flat = out.reshape(-1)
@@ -154,18 +165,28 @@ class DenseHandle(Handle):
                 lambda: f"the values of table {self.name!r} kept changing while they were read",
             )
         self._worker.control.state = "computing"
+        if self._noted is not None:
+            self._noted.note(out, self._versions())
         return out
+
+    def _versions(self) -> dict[int, int]:
+        """The versions that the newest pull has brought, by server."""
+        return {server: writer.base_version(self._index) for server, writer in self._writers}
 
     def prefetch(self, out: Float32 | None = None) -> Request[Float32]:
         """Start a pull; `wait` returns the values. The read itself is one-sided and happens in
         `test` or `wait`, as soon as the consistency model allows it."""
+        if out is not None:
+            check_out(out, self.shape, contiguous=True)
         ready = self._settled
+        # A forked child of the worker's process is refused here.
+        self._worker.control.state = "computing"
 
         def late() -> str:
             return self._late_text(self._shards[0].server)
 
         return PolledRequest(
-            ready, lambda: self.pull(out), late, self._worker.timeout_s, self._worker.control.poll
+            ready, lambda: self.pull(out), late, self._worker.timeout_s, self._worker.poll
         )
 
     def view(self) -> Float32:
@@ -184,7 +205,7 @@ class DenseHandle(Handle):
             raise ConfigError(
                 f"table {self.name!r} lies on {len(parts)} servers; use views(), or partition='layer'"
             )
-        return parts[0][2].reshape(self.shape)
+        return parts[0][2].reshape(self.shape)  # a view of what `views` has noted
 
     def views(self) -> list[tuple[int, int, Float32]]:
         """(start, stop, read-only values) of each server's part of the flattened tensor; see `view`."""
@@ -197,6 +218,9 @@ class DenseHandle(Handle):
                     f"part of table {self.name!r} lies on server {part.server} on another node; "
                     "pull it instead"
                 )
+            if self._noted is not None:
+                version = self._worker.channels[part.server].writer.base_version(self._index)
+                self._noted.note(values, {part.server: version})
             result.append((part.start, part.stop, values))
         return result
 
@@ -204,18 +228,35 @@ class DenseHandle(Handle):
         """Send an update (a gradient). Not collective; blocks only while a ring is full.
 
         Args:
-            update: The table's shape; float32 is sent without conversion. Free again at return, unless
-                it comes from `Worker.allocate`: then after `wait`.
-            base: The values that it was computed on; needed for delay compensation only.
+            update: The table's shape; float32 is sent without conversion, other floats are rounded. Free
+                again at return, unless it comes from `Worker.allocate`: then after `wait`.
+            base: The values that it was computed on, as they were pulled: the array itself, a part or a view
+                of it. Its staleness counts from that pull, also where newer values have been pulled since.
+                Without it, or if it is a copy, it counts from the newest pull; likewise under Accept(), where
+                nothing depends on it. Delay compensation needs it.
 
         Raises:
-            ValueError: Wrong shape, NaN or infinity.
+            TypeError: No real numbers (complex, text, objects), or a masked array.
+            ValueError: Wrong shape, NaN or infinity, or a number that float32 cannot hold.
             StallError: A server has not taken records for the job's timeout.
         """
+        if base is None or not self._name_base(base):
+            return self._push(update, base)
+        try:
+            return self._push(update, base)
+        finally:
+            self._unname_base()
+
+    def _push(self, update: Float32, base: Float32 | None) -> Request[PushResult]:
         request = self._push_by_port(update) if self._port is not None else None
         if request is not None:
             return request
-        update = as_float32("the update", update, self.shape)
+        plain = as_float32("the update", update, self.shape)
+        if plain is not update and self._port is not None:
+            request = self._push_by_port(plain)
+            if request is not None:
+                return request
+        update = plain
         if base is not None:
             base = (
                 as_float32("base", base, self.shape)
@@ -235,7 +276,12 @@ class DenseHandle(Handle):
         return self._request(ends)
 
     def push_pull(self, update: Float32, out: Float32 | None = None) -> Float32:
-        """Push, end the clock under BSP, and pull the new values. Blocks like `pull`."""
+        """Push, end the clock under BSP, and pull the new values. Blocks like `pull`.
+
+        The push counts as computed on the newest pull.
+        """
+        if out is not None:
+            check_out(out, self.shape, contiguous=True)
         self.push(update)
         if isinstance(self._table.consistency, BSP):
             self._worker.clock()
@@ -244,7 +290,9 @@ class DenseHandle(Handle):
     def _push_part(self, server: int, update: Float32, base: Float32 | None) -> int:
         channel = self._worker.channels[server]
         writer = channel.writer
-        where = self._worker.staged_offset(update) if channel.name in ("shm", "local") else None
+        where = None
+        if channel.name in ("shm", "local") and update.size <= _ONE_RECORD:
+            where = self._worker.staged_offset(update)
         low = self._worker.staged_offset(base) if base is not None else None
         if where is not None and (base is None or low is not None):
             self._worker.write(
@@ -291,7 +339,7 @@ class DenseHandle(Handle):
         """Look at signals and the scheduler: a pull or push has been waiting for a while."""
         control = self._worker.control
         before, control.state = control.state, f"waiting for {self.name!r}"
-        control.poll()
+        self._worker.poll()
         control.state = before
 
     def wait_for_push(self, request: _native.PushRequest, timeout: float | None) -> PushResult:
@@ -306,7 +354,7 @@ class DenseHandle(Handle):
                 server
             )
 
-        stalled_after(limit_s, request.advance, late, worker.control.poll)
+        stalled_after(limit_s, request.advance, late, worker.poll)
         worker.control.state = "computing"
         result: PushResult = request.result()
         return result

@@ -21,6 +21,7 @@ __all__ = [
     "OptimizerConfig",
     "add",
     "all_finite",
+    "all_within",
     "available_kernels",
     "compensate",
     "copy_finite",
@@ -39,6 +40,7 @@ def update(
     gradient: Float32,
     step: int = 1,
     gradient_scale: float = 1.0,
+    rate_scale: float = 1.0,
     kernels: str | None = None,
 ) -> None:
     """Apply one gradient in place; `values` and `state` change.
@@ -50,6 +52,8 @@ def update(
         gradient: float32, n elements.
         step: Counts the updates of these values, this one included, from 1.
         gradient_scale: Multiplied onto the gradient before anything else.
+        rate_scale: Multiplied onto the learning rate of this update. In Momentum and Nesterov that is the
+            rate with which the gradient, clipped and with its decay, enters the velocity.
         kernels: An instruction set by name; None is the chosen one.
 
     Raises:
@@ -58,7 +62,9 @@ def update(
     if len(state) != config.n_state:
         raise ValueError(f"{config.kind} has {config.n_state} states, not {len(state)}")
     slots = [state[k] if k < config.n_state else None for k in range(2)]
-    _native.update(config, values, slots[0], slots[1], gradient, step, gradient_scale, kernels)
+    _native.update(
+        config, values, slots[0], slots[1], gradient, step, gradient_scale, rate_scale, kernels
+    )
 
 
 def add(dst: Float32, src: Float32, kernels: str | None = None) -> None:
@@ -74,6 +80,11 @@ def scale(dst: Float32, factor: float, kernels: str | None = None) -> None:
 def all_finite(src: Float32, kernels: str | None = None) -> bool:
     """True if `src` holds neither NaN nor infinity; stops at the first."""
     return _native.all_finite(src, kernels)
+
+
+def all_within(src: Float32, bound: float, kernels: str | None = None) -> bool:
+    """True if no magnitude in `src` is greater than `bound`, and there is no NaN; stops at the first."""
+    return _native.all_within(src, bound, kernels)
 
 
 def copy_finite(

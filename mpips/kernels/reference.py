@@ -26,7 +26,10 @@ class Args:
     Attributes:
         decoupled_decay: lr * weight_decay, of AdamW only.
         coupled_decay: weight_decay, of all others.
-        lr: Learning rate; of Adam and AdamW divided by 1 - beta1^step.
+        lr: Learning rate, times `rate`; of Adam and AdamW divided by 1 - beta1^step.
+        rate: What the policy for stale pushes multiplies the learning rate with; 1 for Momentum and
+            Nesterov, where the gradient bears it on its way into the velocity.
+        clip_value: At most the gradient bound of the rule.
         decay1: beta1; rest1 is 1 - beta1.
         decay2: beta2, or rho of RMSProp; rest2 is 1 minus it.
         root_scale: 1 / sqrt(1 - beta2^step).
@@ -37,6 +40,7 @@ class Args:
     coupled_decay: np.float32
     decoupled_decay: np.float32
     lr: np.float32
+    rate: np.float32
     momentum: np.float32
     decay1: np.float32
     rest1: np.float32
@@ -50,19 +54,39 @@ class Args:
     beta: np.float32
 
 
-def prepare(config: OptimizerConfig, step: int, gradient_scale: float) -> Args:
+FLT_MAX = np.finfo(np.float32).max
+# What a rule takes a larger gradient for. A mean of its squares is finite however it is rounded; a sum of
+# squares, which never decays, for 2^28 of them.
+GRADIENT_BOUNDS = {
+    "adagrad": 2.0**50,
+    "ftrl": 2.0**50,
+    "rmsprop": 1.8e19,
+    "adam": 1.8e19,
+    "adamw": 1.8e19,
+}
+VELOCITY_RULES = ("momentum", "nesterov")
+
+
+def prepare(
+    config: OptimizerConfig, step: int, gradient_scale: float, rate_scale: float = 1.0
+) -> Args:
     """Round the hyperparameters of one update; `step` counts from 1."""
+    gradient_factor, rate = float(np.float32(gradient_scale)), float(np.float32(rate_scale))
+    velocity = config.kind in VELOCITY_RULES
+    entry = rate if velocity else 1.0
+    bound = min(config.clip_value or np.inf, GRADIENT_BOUNDS.get(config.kind, np.inf))
     decay2 = config.rho if config.kind == "rmsprop" else config.beta2
     first, second = 1.0, 1.0
     if config.uses_step:
         first, second = 1.0 - config.beta1**step, 1.0 - config.beta2**step
     decoupled = config.kind == "adamw"
     return Args(
-        gradient_scale=np.float32(gradient_scale),
-        clip_value=np.float32(config.clip_value if config.clip_value > 0 else np.inf),
-        coupled_decay=np.float32(0.0 if decoupled else config.weight_decay),
-        decoupled_decay=np.float32(config.lr * config.weight_decay if decoupled else 0.0),
-        lr=np.float32(config.lr / first),
+        gradient_scale=np.float32(gradient_factor * entry),
+        clip_value=np.float32(bound * entry),
+        coupled_decay=np.float32(0.0 if decoupled else config.weight_decay * entry),
+        decoupled_decay=np.float32(config.lr * config.weight_decay * rate if decoupled else 0.0),
+        lr=np.float32(config.lr / first * (1.0 if velocity else rate)),
+        rate=np.float32(1.0 if velocity else rate),
         momentum=np.float32(config.momentum),
         decay1=np.float32(config.beta1),
         rest1=np.float32(1.0 - config.beta1),
@@ -136,7 +160,8 @@ def ftrl(w: Float32, state: Float32, g: Float32, a: Args) -> None:
     """FTRL-Proximal per coordinate (McMahan et al., KDD 2013); state is (z, n).
 
     The paper starts from w = 0. Here a weight may start anywhere: at its first gradient z becomes
-    the one whose solution is that weight. A coordinate with n = 0 is left exactly as it is.
+    the one whose solution is that weight. A coordinate with n = 0 is left exactly as it is. Without l1
+    this is w -= rate g / curvature, so a stale gradient enters z with its rate and n as it is.
     """
     z, n = state
 
@@ -149,7 +174,7 @@ def ftrl(w: Float32, state: Float32, g: Float32, a: Args) -> None:
     n_new = n + g * g
     root = np.sqrt(n_new)
     sigma = (root - np.sqrt(n)) * a.inverse_lr
-    z_new = z_old + g - sigma * w
+    z_new = z_old + a.rate * g - sigma * w
 
     # Solve for the weight; l1 makes it exactly zero.
     curvatures = (a.beta + root) * a.inverse_lr + a.l2
@@ -181,9 +206,10 @@ def update(
     gradient: Float32,
     step: int = 1,
     gradient_scale: float = 1.0,
+    rate_scale: float = 1.0,
 ) -> None:
     """Apply one gradient in place: what `mpips.kernels.update` does."""
-    args = prepare(config, step, gradient_scale)
+    args = prepare(config, step, gradient_scale, rate_scale)
     RULES[config.kind](values, state, effective_gradient(values, gradient, args), args)
 
 
@@ -202,6 +228,11 @@ def all_finite(src: Float32) -> bool:
     return bool(np.isfinite(src).all())
 
 
+def all_within(src: Float32, bound: float) -> bool:
+    """True if no magnitude is greater than `bound`, and there is no NaN."""
+    return bool((np.abs(src) <= np.float32(bound)).all())
+
+
 def copy_finite(dst: Float32, src: Float32) -> bool:
     """`dst = src`; True if there is neither NaN nor infinity."""
     dst[:] = src
@@ -211,5 +242,9 @@ def copy_finite(dst: Float32, src: Float32) -> bool:
 def compensate(
     out: Float32, gradient: Float32, values: Float32, base: Float32, lambda_: float
 ) -> None:
-    """Delay compensation (Zheng et al., ICML 2017); `out` may be `gradient`."""
-    out[:] = gradient + np.float32(lambda_) * gradient * gradient * (values - base)
+    """Delay compensation (Zheng et al., ICML 2017); `out` may be `gradient`.
+
+    The gradient is not squared first: infinity times no movement would be NaN.
+    """
+    total = gradient + np.float32(lambda_) * (values - base) * gradient * gradient
+    out[:] = np.maximum(-np.float32(FLT_MAX), np.minimum(np.float32(FLT_MAX), total))

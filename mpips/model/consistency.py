@@ -3,7 +3,8 @@
 BSP: bulk synchronous parallel (Valiant 1990). SSP: stale synchronous parallel (Ho et al., "More
 Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NIPS 2013). ASP: fully
 asynchronous (Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012). The staleness of an
-update is the number of updates that its table has taken since the values it was computed on.
+update is the number of updates that its table has taken since the values it was computed on: those that
+the push names as `base`, else those of the worker's newest pull.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
 from mpips import _native
 from mpips.errors import ConfigError
 
@@ -23,6 +26,24 @@ REDUCTIONS = ("mean", "sum")
 def _check(condition: bool, sentence: str) -> None:
     if not condition:
         raise ConfigError(sentence)
+
+
+def is_count(value: object) -> bool:
+    """Return True for a whole number; a bool is none."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def check_value(what: str, value: object, kinds: tuple[type, ...], example: str) -> None:
+    """Refuse what is none of these kinds; a class in place of a value is the usual mistake.
+
+    Raises:
+        ConfigError: Names what was given and an example of what is accepted.
+    """
+    if isinstance(value, kinds):
+        return
+    if isinstance(value, type):
+        raise ConfigError(f"{what} = {value.__name__} is a class: give a value, {value.__name__}()")
+    raise ConfigError(f"{what} = {value!r}: must be a value such as {example}")
 
 
 def unknown_name(what: str, name: object, valid: Mapping[str, Any]) -> ConfigError:
@@ -41,7 +62,15 @@ class Accept:
 
 @dataclass(frozen=True)
 class Scale:
-    """Scale an update of staleness tau by 1/(1+tau) (Zhang et al., IJCAI 2016)."""
+    """Make an update of staleness tau with the learning rate lr/(1+tau).
+
+    After Zhang et al., "Staleness-aware Async-SGD for Distributed Deep Learning", IJCAI 2016. The
+    gradient itself stays whole, since a rule that divides by its root mean square (Adam, AdamW, Adagrad,
+    RMSProp) would undo a factor. Weight decay, coupled or not, is scaled with the rate. The rate of
+    Momentum and Nesterov is that with which a gradient enters the velocity, so a stale one counts less
+    for good. In FTRL the weight moves by that share of what a fresh gradient would move it (with
+    l1 = 0), and the sum of squares takes the gradient whole. PythonRule: see there.
+    """
 
     name: ClassVar[str] = "scale"
 
@@ -56,8 +85,8 @@ class Reject:
     def __post_init__(self) -> None:
         """Refuse a bound that is not a count."""
         _check(
-            0 <= self.max_staleness < 2**32,
-            f"max_staleness = {self.max_staleness}: a whole number from 0 to 2^32-1 is accepted",
+            is_count(self.max_staleness) and 0 <= self.max_staleness < 2**32,
+            f"max_staleness = {self.max_staleness}: must be a whole number from 0 to 2^32-1",
         )
 
 
@@ -72,10 +101,13 @@ class Compensate:
     name: ClassVar[str] = "compensate"
 
     def __post_init__(self) -> None:
-        """Refuse a factor that is not a finite positive number."""
+        """Refuse a factor that is no positive number, or too large for float32 to multiply with."""
         _check(
-            math.isfinite(self.lambda_) and self.lambda_ > 0,
-            f"lambda_ = {self.lambda_}: a number greater than 0 is accepted",
+            isinstance(self.lambda_, (int, float, np.number))
+            and not isinstance(self.lambda_, (bool, np.complexfloating))
+            and math.isfinite(self.lambda_)
+            and 0 < self.lambda_ <= 1e18,
+            f"lambda_ = {self.lambda_}: must be greater than 0 and at most 1e+18",
         )
 
 
@@ -101,9 +133,12 @@ class BSP:
         """Refuse unknown reductions and negative numbers of backup workers."""
         _check(
             self.reduce in REDUCTIONS,
-            f"reduce = {self.reduce!r}: 'mean' or 'sum' is accepted",
+            f"reduce = {self.reduce!r}: must be 'mean' or 'sum'",
         )
-        _check(self.backup >= 0, f"backup = {self.backup}: a number from 0 up is accepted")
+        _check(
+            is_count(self.backup) and self.backup >= 0,
+            f"backup = {self.backup}: must be 0 or more",
+        )
 
 
 @dataclass(frozen=True)
@@ -115,11 +150,12 @@ class SSP:
     name: ClassVar[str] = "ssp"
 
     def __post_init__(self) -> None:
-        """Refuse a bound that is not a count."""
+        """Refuse a bound that is not a count, and a policy that is none."""
         _check(
-            0 <= self.bound < 2**31,
-            f"bound = {self.bound}: a whole number from 0 to 2^31-1 is accepted",
+            is_count(self.bound) and 0 <= self.bound < 2**31,
+            f"bound = {self.bound}: must be a whole number from 0 to 2^31-1",
         )
+        check_value("policy", self.policy, tuple(POLICIES.values()), "Scale()")
 
 
 @dataclass(frozen=True)
@@ -129,9 +165,24 @@ class ASP:
     policy: Policy = Accept()
     name: ClassVar[str] = "asp"
 
+    def __post_init__(self) -> None:
+        """Refuse a policy that is none."""
+        check_value("policy", self.policy, tuple(POLICIES.values()), "Scale()")
+
 
 Consistency = BSP | SSP | ASP
 MODELS: dict[str, type[Consistency]] = {c.name: c for c in (BSP, SSP, ASP)}
+
+
+def of_name(name: str) -> Consistency:
+    """Return the model of this name with its defaults.
+
+    Raises:
+        ConfigError: Lists the names.
+    """
+    if name.lower() not in MODELS:
+        raise unknown_name("consistency", name, MODELS)
+    return MODELS[name.lower()]()
 
 
 def native(consistency: Consistency) -> _native.ConsistencyConfig:
@@ -152,6 +203,11 @@ def parse_policy(name: str, options: Mapping[str, Any]) -> Policy:
     if name not in POLICIES:
         raise unknown_name("staleness policy", name, POLICIES)
     return POLICIES[name](**options)
+
+
+def judges_staleness(consistency: Consistency) -> bool:
+    """True if what becomes of a push depends on its staleness."""
+    return not isinstance(consistency, BSP) and not isinstance(consistency.policy, Accept)
 
 
 def needs_base(consistency: Consistency) -> bool:

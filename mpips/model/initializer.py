@@ -54,7 +54,7 @@ class Initializer:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ConfigError(f"no initializer is named {self.kind!r}; accepted: {FORMS}")
+            raise ConfigError(f"no initializer is named {self.kind!r}; write {FORMS}")
         if self.kind == "zeros" and self.scale != 0:
             raise ConfigError(f"initializer zeros takes no scale, not {self.scale!r}")
         if not abs(self.scale) <= float(np.finfo(np.float32).max):
@@ -74,7 +74,7 @@ class Initializer:
             ConfigError: `text` is none of them.
         """
         match = re.fullmatch(r"\s*([a-z_]+)\s*(?:\(\s*([^()\s]+)\s*\))?\s*", text)
-        wrong = ConfigError(f"initializer {text!r} is not understood; accepted: {FORMS}")
+        wrong = ConfigError(f"initializer {text!r} is not understood; write {FORMS}")
         if match is None:
             raise wrong
         name, argument = match.groups()
@@ -86,6 +86,8 @@ class Initializer:
         if argument is None:
             return cls(kind, DEFAULT_SCALES[kind])
         try:
+            if "_" in argument or not argument.isascii():
+                raise ValueError
             scale = float(argument)
         except ValueError:
             raise wrong from None
@@ -134,6 +136,8 @@ class Initializer:
         """
         if not 0 <= seed < 2**64:
             raise ConfigError(f"a seed goes from 0 to 2**64 - 1, not {seed}")
+        if self.kind not in NEEDS_FANS:
+            fan_in = fan_out = 0
         if not (0 <= fan_in < 2**32 and 0 <= fan_out < 2**32):
             raise ConfigError(f"fans go from 0 to 2**32 - 1, not {fan_in} and {fan_out}")
         if self.kind in NEEDS_FANS and fan_in + fan_out == 0:

@@ -2,8 +2,10 @@
 
 Each is a value, checked when it is made; the arithmetic is `mpips.kernels.reference` and its C++
 kernels. Before the rule the gradient is scaled by the server, clipped to [-clip_value, clip_value]
-and, except in AdamW, given the weight decay. State lies beside the values: `n_state` float32 each,
-in the order of `state_names`, which are also the names in checkpoints.
+and, except in AdamW, given the weight decay. Rules that square it bound it first, so that no sum leaves
+float32: RMSProp, Adam and AdamW at 1.8e19, Adagrad and FTRL, whose sums never decay, at 2^50 (1.1e15).
+State lies beside the values: `n_state` float32 each, in the order of `state_names`, which are also the
+names in checkpoints.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ class Range:
     def __str__(self) -> str:
         """As error messages say it."""
         bound = "less than" if self.open_high else "at most"
-        return f"a number from {self.low:g} up and {bound} {self.high:g}"
+        return f"at least {self.low:g} and {bound} {self.high:g}"
 
 
 # Within these all products and quotients of hyperparameters are finite in float32.
@@ -105,7 +107,7 @@ class Optimizer:
             accepted = self.ranges[field.name]
             if isinstance(value, bool) or value not in accepted:
                 raise ConfigError(
-                    f"optimizer {self.name}: {field.name} = {value!r}; {accepted} is accepted"
+                    f"optimizer {self.name}: {field.name} = {value!r}: must be {accepted}"
                 )
             object.__setattr__(self, field.name, float(value))
 
@@ -206,7 +208,9 @@ class RMSProp(Optimizer):
 
 @dataclass(frozen=True)
 class Adam(Optimizer):
-    """Kingma and Ba, ICLR 2015, with bias correction; embedding rows count their own steps.
+    """Kingma and Ba, ICLR 2015, with bias correction.
+
+    Steps are the updates that were applied, not clocks; embedding rows count their own.
 
     Attributes:
         beta1: Share of the first moment kept at each update.

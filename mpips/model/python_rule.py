@@ -22,8 +22,13 @@ class PythonRule:
 
     `function(values, state, gradient, step)` changes `values` and `state` in place, returning None.
     values: float32, (n,). state: `n_state` float32 arrays of shape (n,), zeros at first. gradient:
-    float32, (n,). step: updates of the table, this one included. The arrays are valid during the
-    call only. All servers must find the same function.
+    float32, (n,). step: updates that this shard has applied, this one included; a clock in which
+    nothing was pushed is none. The arrays are valid during the call only. All servers must find the
+    same function.
+
+    Under `Scale()` the rule gets the whole gradient, and of what it changed in `values` the server
+    takes 1/(1+staleness); `state` stays as the rule left it. That is a smaller learning rate for every
+    rule that moves values in proportion to one, but not for a rule that computes them anew from state.
 
     Attributes:
         function: The rule.
@@ -40,7 +45,7 @@ class PythonRule:
         if not callable(self.function):
             raise ConfigError(f"a rule must be callable, not {self.function!r}")
         if isinstance(self.n_state, bool) or not isinstance(self.n_state, int) or self.n_state < 0:
-            raise ConfigError(f"n_state = {self.n_state!r}; a whole number from 0 up is accepted")
+            raise ConfigError(f"n_state = {self.n_state!r}: must be a whole number, 0 or more")
         object.__setattr__(self, "name", self.name or self.path)
 
     def __repr__(self) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+import operator
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,9 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpips.errors import ConfigError
-from mpips.model.consistency import BSP, Consistency
+from mpips.model.arrays import as_float32
+from mpips.model.consistency import BSP, Consistency, check_value, is_count
+from mpips.model.consistency import of_name as consistency_of
 from mpips.model.initializer import Initializer
 from mpips.model.optimizer import SGD, Optimizer, PythonRule
+from mpips.model.optimizer import from_config as optimizer_from_config
 from mpips.model.partition import Partition
 
 Float32 = NDArray[np.float32]
@@ -31,14 +36,15 @@ class DenseTable:
     Attributes:
         name: Unique in the job.
         shape: Of the tensor; () is a scalar.
-        optimizer: Applied on the servers, state beside the values.
-        consistency: BSP, SSP or ASP.
+        optimizer: Applied on the servers, state beside the values; or its name, as "adam".
+        consistency: BSP, SSP or ASP; or its name, as "ssp".
         init: An initialiser, or its text form ("zeros", "uniform(0.1)", "xavier", ...), or a float32
             array of this shape.
         partition: A partition value or its name: RangePartition (over all servers), LayerPartition
             (whole tensor to one server) or FrequencyPartition (as measured). Tensors with equal
             partitions are balanced together.
-        clip_norm: Greatest L2 norm of a push; longer ones are scaled down by the worker. 0: off.
+        clip_norm: Greatest L2 norm of a push; longer ones are scaled down by the worker. 0: off. Each push is
+            bounded by itself, before BSP sums those of a clock and of all workers.
         check_finite: Refuse pushes that hold NaN or infinity, before they are sent.
     """
 
@@ -54,7 +60,7 @@ class DenseTable:
     def __post_init__(self) -> None:
         """Check sizes and the initial values."""
         _check_common(self)
-        shape = tuple(int(n) for n in self.shape)
+        shape = _shape(self.name, self.shape)
         object.__setattr__(self, "shape", shape)
         if any(n < 1 for n in shape):
             raise ConfigError(f"table {self.name!r}: shape {shape} has a length below 1")
@@ -62,6 +68,7 @@ class DenseTable:
             object.__setattr__(self, "init", Initializer.parse(self.init))
         elif isinstance(self.init, np.ndarray):
             object.__setattr__(self, "init", _initial_array(self.name, self.init, shape))
+        check_value(f"table {self.name!r}: init", self.init, (Initializer, np.ndarray), "'zeros'")
 
     @property
     def n_elements(self) -> int:
@@ -70,10 +77,17 @@ class DenseTable:
 
     @property
     def fans(self) -> tuple[int, int]:
-        """fan_in and fan_out for Xavier initialisation: of a (fan_in, fan_out) matrix."""
+        """fan_in and fan_out for Xavier initialisation.
+
+        A matrix is (inputs, outputs), as in `x @ w`. A tensor of three axes or more is the kernel of a
+        convolution, (*window, input channels, output channels): each output sums over window * input
+        channels, and each input reaches window * output channels (as in Keras; torch.nn keeps the axes
+        the other way round, (outputs, inputs, *window), with the same fans).
+        """
         if len(self.shape) < 2:
             return (self.n_elements, self.n_elements)
-        return (math.prod(self.shape[:-1]), self.shape[-1])
+        window = math.prod(self.shape[:-2])
+        return (window * self.shape[-2], window * self.shape[-1])
 
 
 @dataclass(frozen=True)
@@ -83,13 +97,16 @@ class EmbeddingTable:
     Attributes:
         name: Unique in the job.
         dim: Floats per row.
-        optimizer: Applied on the servers row by row, state beside the row.
-        consistency: BSP, SSP or ASP.
+        optimizer: Applied on the servers row by row, state beside the row; or its name, as "adam".
+        consistency: BSP, SSP or ASP; or its name, as "ssp".
         init: An initialiser or its text form; a row's initial value depends only on key and seed.
         partition: A partition value or its name: HashPartition, RangePartition(low, high) of the keys,
             or FrequencyPartition.from_counts.
-        clip_norm: Greatest L2 norm of a push; longer ones are scaled down by the worker. 0: off.
-        check_finite: Refuse pushes that hold NaN or infinity, before they are sent.
+        clip_norm: Greatest L2 norm of a push, all its keys together and rows of equal keys summed first;
+            longer ones are scaled down by the worker. 0: off. Each push is bounded by itself, as in a
+            DenseTable.
+        check_finite: Refuse pushes that hold NaN or infinity, before they are sent, also where rows of
+            equal keys sum to infinity.
     """
 
     name: str
@@ -104,10 +121,12 @@ class EmbeddingTable:
     def __post_init__(self) -> None:
         """Check the row length and the initialiser."""
         _check_common(self)
-        if self.dim < 1:
-            raise ConfigError(f"table {self.name!r}: dim = {self.dim}; 1 or more is accepted")
+        if not is_count(self.dim) or self.dim < 1:
+            raise ConfigError(f"table {self.name!r}: dim = {self.dim}: must be 1 or more")
+        object.__setattr__(self, "dim", int(self.dim))
         if isinstance(self.init, str):
             object.__setattr__(self, "init", Initializer.parse(self.init))
+        check_value(f"table {self.name!r}: init", self.init, (Initializer,), "'zeros'")
 
     @property
     def fans(self) -> tuple[int, int]:
@@ -118,21 +137,72 @@ class EmbeddingTable:
 Table = DenseTable | EmbeddingTable
 
 
+def is_table_name(name: str) -> bool:
+    """Return True for a name that a table can have. It may become part of a file's name."""
+    return bool(name) and name.isprintable() and "/" not in name
+
+
+def _shape(name: str, shape: Any) -> tuple[int, ...]:
+    try:
+        return tuple(operator.index(n) for n in shape)
+    except TypeError:
+        raise ConfigError(
+            f"table {name!r}: shape = {shape!r}; must be a tuple of whole numbers"
+        ) from None
+
+
+def _settle_rules(table: Table) -> None:
+    """Make optimizer and consistency out of their names; refuse a class and what is neither.
+
+    Raises:
+        ConfigError: Names the table and shows the call.
+    """
+    for what in ("optimizer", "consistency"):
+        value: Any = getattr(table, what)
+        name, shown = table.name, getattr(value, "__name__", value)
+        if isinstance(value, type):
+            rate = f" or {value.__name__}(lr={value.lr:g})" if hasattr(value, "lr") else ""
+            raise ConfigError(
+                f"table {name!r}: {what} = {shown} is a class; call it: {shown}(){rate}"
+            )
+        try:
+            if what == "optimizer" and isinstance(value, str | Mapping):
+                value = optimizer_from_config(value)
+            elif what == "consistency" and isinstance(value, str):
+                value = consistency_of(value)
+        except ConfigError as error:
+            raise ConfigError(f"table {name!r}: {error}") from None
+        if what == "optimizer" and not isinstance(value, Optimizer | PythonRule):
+            raise ConfigError(
+                f"table {name!r}: {what} = {shown}: must be an optimizer such as Adam(lr=0.001), or its name"
+            )
+        if what == "consistency" and not isinstance(value, Consistency):
+            raise ConfigError(
+                f"table {name!r}: {what} = {shown}: must be BSP(), SSP(bound=2) or ASP(), or a name: "
+                "bsp, ssp, asp"
+            )
+        object.__setattr__(table, what, value)
+
+
 def _check_common(table: Table) -> None:
+    _settle_rules(table)
+    where = f"table {table.name!r}:"
     if isinstance(table.partition, str):
         object.__setattr__(table, "partition", Partition.from_config(table.partition))
-    if not table.name or not table.name.isprintable() or "/" in table.name:
-        raise ConfigError(f"table name {table.name!r}: a printable name without '/' is accepted")
+    check_value(f"{where} partition", table.partition, (Partition,), "HashPartition()")
+    check_value(f"{where} check_finite", table.check_finite, (bool, np.bool_), "True")
+    check_value(f"{where} clip_norm", table.clip_norm, (int, float, np.integer, np.floating), "1.0")
+    if not isinstance(table.name, str) or not is_table_name(table.name):
+        raise ConfigError(f"table name {table.name!r}: must be printable text without '/'")
     if not (math.isfinite(table.clip_norm) and table.clip_norm >= 0):
-        raise ConfigError(
-            f"table {table.name!r}: clip_norm = {table.clip_norm}; 0 or more is accepted"
-        )
+        raise ConfigError(f"table {table.name!r}: clip_norm = {table.clip_norm}: must be 0 or more")
 
 
 def _initial_array(name: str, values: NDArray[Any], shape: tuple[int, ...]) -> Float32:
-    if values.shape != shape:
-        raise ConfigError(f"table {name!r}: initial values of shape {values.shape}, not {shape}")
-    array = np.ascontiguousarray(values, dtype=np.float32)
+    try:
+        array = as_float32("it", values, shape)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"table {name!r}: the array given as init: {error}") from None
     if not np.isfinite(array).all():
         raise ConfigError(f"table {name!r}: the initial values hold NaN or infinity")
     return array
@@ -143,7 +213,7 @@ def check_tables(tables: list[Table]) -> None:
     if not tables:
         raise ConfigError("a job needs at least one table")
     if len(tables) > 65535:
-        raise ConfigError(f"{len(tables)} tables; at most 65535 are accepted")
+        raise ConfigError(f"{len(tables)} tables: must be 65535 at most")
     names = [t.name for t in tables]
     for name in names:
         if names.count(name) > 1:

@@ -1,13 +1,15 @@
-"""Progress of a run for people: one rich line on a terminal, a plain line now and then elsewhere."""
+"""Progress of a run for people: one live line on a terminal, a plain line now and then elsewhere."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from mpips.monitor.line import LiveLine
 from mpips.monitor.terminal import Terminal, find_terminal
 
 if TYPE_CHECKING:
@@ -76,11 +78,30 @@ def duration(seconds: float | None) -> str:
     return f"{hours}:{m:02}:{s:02}" if hours else f"{m}:{s:02}"
 
 
+def plural(n: int, what: str) -> str:
+    """Return 1 epoch, 2 epochs, 12,345 steps."""
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
+def short(n: float) -> str:
+    """Return a count of at most seven characters: 98,765, from a million on 1.23M, 1.23G, 1.23T."""
+    for unit, scale in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6)):
+        if n >= 0.9995 * scale:
+            digits = f"{n / scale:#.3g}".rstrip(".") if n < 999.5 * scale else f"{n / scale:,.0f}"
+            return digits + unit
+    return f"{n:,.0f}"
+
+
 def _gigabytes(n_bytes: float | None) -> str:
     if n_bytes is None:
         return "-"
     n = n_bytes / 1e9
-    return "<0.001" if 0 < n < 1e-3 else f"{n:.3g}"
+    return "<0.001" if 0 < n < 1e-3 else f"{n:.3g}" if n < 999.5 else f"{n:,.0f}"
+
+
+def _loss(value: float) -> str:
+    """Return four digits after the point, or an exponent where the number is long."""
+    return f"{value:.4f}" if abs(value) < 1e5 else f"{value:.4g}"
 
 
 def fields(now: Snapshot) -> list[tuple[int, str]]:
@@ -91,8 +112,8 @@ def fields(now: Snapshot) -> list[tuple[int, str]]:
         (9, f"{now.share:4.0%}"),
         (7, f"epoch {now.epoch}{epochs}"),
         (4, f"step {now.step:,}"),
-        (6, f"{now.samples_per_s:,.0f} samples/s"),
-        (5, f"loss {now.loss:.4f}" if now.loss is not None else "loss -"),
+        (6, f"{short(now.samples_per_s)} samples/s"),
+        (5, f"loss {_loss(now.loss)}" if now.loss is not None else "loss -"),
         (2, f"staleness {now.staleness:.1f}" if now.staleness is not None else "staleness -"),
         (1, f"push {pushed} pull {pulled} GB/s"),
         (8, f"{duration(now.left_s)} left"),
@@ -150,60 +171,65 @@ class NoDisplay:
         """See Display."""
 
 
-class RichDisplay:
-    """One live line with a bar, as wide as the terminal."""
+class LineDisplay:
+    """One live line, as wide as the terminal, with a bar where there is room for it."""
 
-    def __init__(self, terminal: Terminal | None = None) -> None:
-        """Needs the package rich; `terminal`: where stderr ends, if that is a pipe to a launcher."""
-        from rich.console import Console
-        from rich.live import Live
+    def __init__(self, terminal: Terminal) -> None:
+        """Draw on `terminal`.
 
-        self._terminal = terminal
-        self._console = Console(
-            stderr=True,
-            force_terminal=True if terminal is not None else None,
-            width=terminal.width() if terminal is not None else None,
-        )
-        self._live = Live(console=self._console, auto_refresh=False, transient=False)
-        self._live.start()
+        Raises:
+            OSError: It cannot be written to.
+        """
+        self._line = LiveLine(terminal)
+        self._last: Snapshot | None = None
+        encoding = (getattr(sys.stderr, "encoding", "") or "").lower()
+        self._bar = "━━" if encoding.startswith("utf") else "#-"
+        self._colours = not os.environ.get("NO_COLOR")
 
     def update(self, now: Snapshot) -> None:
         """See Display."""
-        from rich.text import Text
+        self._last = now
+        self._line.show(self._text(now))
 
-        width = self._terminal.width() if self._terminal is not None else self._console.width
+    def _text(self, now: Snapshot) -> str:
+        # A character in the last column would make some terminals begin a new line.
+        width = self._line.width() - 1
         parts = fields(now)
-        text = fit(parts, width - 1)
         everything = len(_GAP.join(part for _, part in parts))
-        line = Text(no_wrap=True, overflow="crop")
-        if width - 1 >= everything + _BAR + len(_GAP):
-            filled = round(now.share * _BAR)
-            line.append("━" * filled, "green").append("━" * (_BAR - filled), "bright_black")
-            line.append(_GAP)
-        line.append(text)
-        self._live.update(line, refresh=True)
+        if width < everything + _BAR + len(_GAP):
+            return fit(parts, width)
+        filled = round(now.share * _BAR)
+        done, left = self._bar[0] * filled, self._bar[1] * (_BAR - filled)
+        if self._colours:
+            done, left = f"\x1b[32m{done}", f"\x1b[90m{left}\x1b[0m"
+        elif self._bar[0] == self._bar[1]:
+            left = " " * len(left)
+        return f"{done}{left}{_GAP}{fit(parts, width)}"
 
     def close(self) -> None:
         """See Display."""
-        self._live.stop()
+        self._line.close(self._text(self._last) if self._last is not None else "")
 
 
 def make_display(kind: str, share: float = 0.0) -> Display:
-    """ "auto" is rich on a terminal where it is installed, else plain; "rich", "plain", "none".
+    """Return the display that shows progress.
 
     Args:
-        kind: One of these.
+        kind: "auto" (a live line on a terminal, plain lines elsewhere), "rich" (a live line, also where
+            stderr is no terminal), "plain" or "none".
         share: Of the run that is done at the start.
     """
     if kind == "none":
         return NoDisplay()
-    terminal = find_terminal()
-    if kind == "rich" or (kind == "auto" and terminal is not None):
+    terminal = find_terminal() if kind != "plain" else None
+    if terminal is None and kind == "rich":
+        terminal = Terminal("")
+    if terminal is not None:
         try:
-            return RichDisplay(terminal)
-        except ImportError:
-            if kind == "rich":
-                raise
+            return LineDisplay(terminal)
+        except OSError:
+            # The terminal of another user, after `su`: lines through the launcher reach it all the same.
+            return PlainDisplay(share)
     return PlainDisplay(share)
 
 

@@ -14,14 +14,15 @@ from typing import Any
 import msgspec
 
 from mpips.config import JobConfig
-from mpips.monitor.progress import duration
+from mpips.monitor.progress import duration, plural
 from mpips.rundir import RankPlace, RunFolder, replace_json
 from mpips.runfiles import Event
 
 _WIDTH = 96
 _MARGIN = 14
 _MOST_LINES = 3  # of options; summary.json has all
-_METRICS = ("accuracy", "auc", "log_loss", "cross_entropy", "loss")
+_MOST_EPOCHS = 5
+METRICS = ("accuracy", "auc", "log_loss", "cross_entropy", "rmse", "r2", "loss")
 # What is said elsewhere in the summary, or says where a run ran and not what it computed.
 _NOT_OPTIONS = ("task", "data.train", "data.test", "run.", "slurm.", "checkpoint.folder")
 
@@ -129,18 +130,36 @@ def text(s: Mapping[str, Any]) -> str:
     rows.append(("options", _options(s["options"])))
     rows.append(("data", _data(s)))
     rows.append(("trained", _trained(s)))
-    for name in _METRICS:
+    for name in METRICS:
         if s.get(name) is not None:
             of = "last epoch of training" if name == "loss" else "test"
             rows.append((name.replace("_", " "), f"{s[name]:.4f}  ({of})"))
+    if len(s["history"]) > 1:
+        rows.append(("by epoch", _by_epoch(s["history"])))
     rows.append(("updates", _updates(s)))
     rows.append(("staleness", staleness_text(s["staleness"])))
     rows.append(("traffic", _traffic(s)))
     if s["run_dir"]:
         rows.append(("restarts", _restarts(s["setbacks"])))
     rows += _checkpoint(s["checkpoint"])
-    title = f"mpips: {s['task']}, {s['epochs']} epochs, ended {s['ended']}"
+    title = f"mpips: {s['task']}, {plural(s['epochs'], 'epoch')}, ended {s['ended']}"
     return "\n".join([title, *(line for name, value in rows for line in _row(name, value))])
+
+
+def metrics_text(metrics: Mapping[str, float | None]) -> str:
+    """Return metrics with their names: accuracy 0.9749, cross entropy 0.1234."""
+    found = [(name, metrics.get(name)) for name in METRICS]
+    return ", ".join(f"{name.replace('_', ' ')} {v:.4f}" for name, v in found if v is not None)
+
+
+def _by_epoch(history: Sequence[Mapping[str, float]]) -> str:
+    """Return some epochs of the run, the first and the last among them, each with what is known of it."""
+    evaluated = [row for row in history if len(row) > 2]
+    rows = list(evaluated if len(evaluated) > 1 else history)
+    most = _MOST_EPOCHS - 1
+    if len(rows) > most + 1:
+        rows = [rows[round(i * (len(rows) - 1) / most)] for i in range(most + 1)]
+    return "; ".join(f"{row['epoch']:.0f}: {metrics_text(row)}" for row in rows)
 
 
 def _row(name: str, value: str) -> list[str]:
@@ -180,13 +199,17 @@ def _value(value: Any) -> str:
 
 
 def _data(s: Mapping[str, Any]) -> str:
-    size = f": {s['n_samples']:,} samples, {s['n_features']:,} features" if s["n_samples"] else ""
+    size = (
+        f": {plural(s['n_samples'], 'sample')}, {plural(s['n_features'], 'feature')}"
+        if s["n_samples"]
+        else ""
+    )
     return f"{s['train']}{size}" + (f"; test {s['test']}" if s["test"] else "")
 
 
 def _trained(s: Mapping[str, Any]) -> str:
     told = (
-        f"step {s['steps']:,}, {s['samples']:,} samples in {s['seconds']:,.2f} s: "
+        f"step {s['steps']:,}, {plural(s['samples'], 'sample')} in {s['seconds']:,.2f} s: "
         f"{s['samples_per_s']:,.0f} samples/s"
     )
     if s["setbacks"]["restarts"]:
@@ -239,7 +262,7 @@ def _bytes(n: float) -> str:
 def _restarts(s: Mapping[str, Any]) -> str:
     if not s["restarts"]:
         return "none"
-    cost = f"{s['seconds']:.1f} s without work, {s['steps']} step{'' if s['steps'] == 1 else 's'} again"
+    cost = f"{s['seconds']:.1f} s without work, {plural(s['steps'], 'step')} again"
     return f"{s['restarts']}: {cost}; last cause: {s['causes'][-1]}"
 
 

@@ -1,7 +1,7 @@
 """Where what is written to stderr ends: a launcher's rank writes into a pipe, the launcher to the terminal.
 
-Rank 0 may draw on a terminal that the launcher, one of its ancestors on this host, writes to. Nothing is
-written past the launcher; only the terminal's width is asked for.
+Rank 0 may draw on a terminal that the launcher, one of its ancestors on this host, writes to. The device of
+that terminal is found by the launcher's entry in /proc.
 """
 
 from __future__ import annotations
@@ -30,9 +30,36 @@ _MOST_ANCESTORS = 6
 
 @dataclass(frozen=True)
 class Terminal:
-    """A terminal by its device, such as /dev/pts/3 or /proc/self/fd/2."""
+    """A terminal.
+
+    Attributes:
+        device: Path, such as /dev/pts/3; "": what stderr of this process is.
+        pid: Process that the terminal's shell started: this one or the launcher; 0: unknown.
+    """
 
     device: str
+    pid: int = 0
+
+    def open(self) -> int:
+        """Return a new file descriptor to write to, non-blocking if it has a device.
+
+        Raises:
+            OSError: It cannot be opened by this user.
+        """
+        if not self.device:
+            return os.dup(sys.stderr.fileno())
+        return os.open(self.device, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
+
+    def is_foreground(self, proc: Path = Path("/proc")) -> bool:
+        """Return False while the shell has put the job into the background."""
+        if not self.pid:
+            return True
+        try:
+            text = (proc / str(self.pid) / "stat").read_text()
+        except OSError:
+            return True
+        group, _, _, foreground = text.rpartition(")")[2].split()[2:6]
+        return foreground in (group, "-1")
 
     def width(self) -> int:
         """Its columns now; 80 if it does not say."""
@@ -58,7 +85,7 @@ def find_terminal(
     if env.get("TERM", "") in ("", "dumb"):
         return None
     if sys.stderr.isatty():
-        return Terminal(os.ttyname(sys.stderr.fileno()))
+        return Terminal(os.ttyname(sys.stderr.fileno()), os.getpid())
     pid = os.getppid()
     for _ in range(_MOST_ANCESTORS):
         name, parent = _ancestor(proc, pid)
@@ -66,7 +93,7 @@ def find_terminal(
             return None
         device = _stderr_of(proc, pid)
         if device is not None:
-            return Terminal(device)
+            return Terminal(device, pid)
         pid = parent
     return None
 

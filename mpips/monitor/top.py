@@ -36,6 +36,7 @@ class View:
         note: What to know of the state, one sentence or "".
         status, ranks, events: As in the files; `ranks` of the present attempt only.
         now: Unix time.
+        summary: What a run that is done has left as its summary; "": nothing, or it is not done.
     """
 
     name: str
@@ -47,6 +48,7 @@ class View:
     ranks: tuple[RankRow, ...]
     events: tuple[Event, ...]
     now: float
+    summary: str = ""
 
 
 def find_run(which: str | None, folder: Path) -> RunFolder:
@@ -100,7 +102,15 @@ def look(run: RunFolder, now: float | None = None) -> View:
         ranks=table.ranks if table is not None and mine else (),
         events=tuple(run.events()),
         now=now,
+        summary=_summary(run) if state == "done" else "",
     )
+
+
+def _summary(run: RunFolder) -> str:
+    try:
+        return (run.path / "summary.txt").read_text()
+    except OSError:
+        return ""
 
 
 def _judge(
@@ -206,7 +216,7 @@ def _cells(row: RankRow, now: float, alive: bool) -> tuple[str, ...]:
 
 def _short(number: float) -> str:
     """Three digits or so: 0.12, 3.4, 560, 12k, 3.4M."""
-    for unit, scale in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+    for unit, scale in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= scale * 10:
             return f"{number / scale:.0f}{unit}"
         if number >= scale and scale > 1e3:
@@ -258,6 +268,9 @@ def _line(row: tuple[str, ...], widths: dict[int, int]) -> str:
 def page(view: View, width: int, height: int = 0) -> list[str]:
     """Everything on at most `height` lines (0: any number)."""
     above = head(view, width)
+    if view.summary:
+        # Where its ranks stood when they were last heard of tells nothing any more.
+        return [*above[:1], "", *view.summary.rstrip("\n").split("\n")]
     if not view.ranks:
         return above
     return [*above, "", *table(view, width, max(height - len(above) - 1, 2) if height else 0)]

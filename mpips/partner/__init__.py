@@ -72,12 +72,12 @@ def check_tables(tables: Sequence[Table]) -> None:
     for table in tables:
         model = table.consistency
         if isinstance(model, BSP) and model.backup:
-            what = f"backup = {model.backup}: 0"
+            what, rest = f"backup = {model.backup}", "backup = 0"
         elif not isinstance(model, BSP) and isinstance(model.policy, Reject):
-            what = "policy = 'reject': 'accept', 'scale' and 'compensate'"
+            what, rest = "policy = 'reject'", "policy 'accept', 'scale' or 'compensate'"
         else:
             continue
         raise ConfigError(
-            f"redundancy.partner = true and table {table.name!r} with {what} is accepted beside it, since a "
-            "copy may judge a late update otherwise than its server"
+            f"redundancy.partner = true and table {table.name!r} with {what}: use {rest}, since a copy may "
+            "judge a late update otherwise than its server"
         )

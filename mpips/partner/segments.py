@@ -19,12 +19,21 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from mpips.errors import RegionError
-from mpips.transport.region import MARK, SHM, TAKE_OVER_S, region_name
+from mpips.transport.region import (
+    MARK,
+    SHM,
+    TAKE_OVER_S,
+    find_segment,
+    new_name,
+    own_segments,
+    region_name,
+)
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 _NEEDED = "-journal"  # without it a set is of no use
+_UNFINISHED = f"{MARK}.new"  # a mark that is being written
 _CHUNK_BYTES = 4 << 20
 _TAG = 1
 _PATTERN = re.compile(r"(?:s(\d+)|r(\d+)g\d+)$")
@@ -62,10 +71,11 @@ def copy_set(server: int, generation: int) -> str:
 def held(token: str) -> list[Held]:
     """The marked sets of a run on this node."""
     found = []
-    for path in sorted(SHM.glob(region_name(token, f"*{MARK}"))):
-        name = path.name.removeprefix(region_name(token, "")).removesuffix(MARK)
+    paths = dict(own_segments(token))
+    for part, path in sorted(paths.items()):
+        name = part.removesuffix(MARK)
         match = _PATTERN.match(name)
-        if match is None or not _path(token, name + _NEEDED).exists():
+        if name == part or match is None or name + _NEEDED not in paths:
             continue
         text = path.read_text()
         if text.isdigit():
@@ -79,10 +89,10 @@ def mark(token: str, name: str, generation: int) -> None:
     Raises:
         RegionError: /dev/shm is full.
     """
-    path = _path(token, name + MARK)
-    new = path.with_name(path.name + ".new")
+    path = find_segment(token, name + MARK) or _new_path(token, name + MARK)
+    new = _new_path(token, name + _UNFINISHED)
     try:
-        new.unlink(missing_ok=True)
+        _remove_part(token, name + _UNFINISHED)
         fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(fd, "w") as file:
             file.write(str(generation))
@@ -93,15 +103,15 @@ def mark(token: str, name: str, generation: int) -> None:
 
 def remove(token: str, name: str) -> None:
     """Remove a set, its mark first."""
-    _path(token, name + MARK).unlink(missing_ok=True)
+    _remove_part(token, name + MARK)
     for suffix in _suffixes(token, name):
-        _path(token, name + suffix).unlink(missing_ok=True)
+        _remove_part(token, name + suffix)
+    _remove_part(token, name + _UNFINISHED)
 
 
 def remove_all_but(token: str, keep: set[str]) -> None:
     """Remove all sets of a run on this node, half ones too, but for these."""
-    names = {path.name.removeprefix(region_name(token, "")) for path in _files(token)}
-    for name in {name.partition("-")[0] for name in names}:
+    for name in {part.partition("-")[0] for part, _ in own_segments(token)}:
         if _PATTERN.match(name) and name not in keep:
             remove(token, name)
 
@@ -115,7 +125,7 @@ def link(token: str, source: str, target: str) -> None:
     remove(token, target)
     try:
         for suffix in _suffixes(token, source):
-            os.link(_path(token, source + suffix), _path(token, target + suffix))
+            os.link(_path(token, source + suffix), _new_path(token, target + suffix))
     except OSError as error:
         raise RegionError(f"memory {source}: {error.strerror}") from None
 
@@ -176,7 +186,7 @@ def receive(comm: MPI.Intracomm, rank: int, token: str, name: str, guard: Guard)
     for suffix, size, whole, extents in sizes:
         fd = -1
         try:
-            path = _path(token, name + suffix)
+            path = _new_path(token, name + suffix)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             os.ftruncate(fd, size)
             if whole:
@@ -196,19 +206,25 @@ def receive(comm: MPI.Intracomm, rank: int, token: str, name: str, guard: Guard)
 
 
 def _path(token: str, part: str) -> Path:
-    return SHM / region_name(token, part)
+    """Where a part is that should be there."""
+    return find_segment(token, part) or SHM / region_name(token, part)
 
 
-def _files(token: str) -> Iterator[Path]:
-    return SHM.glob(region_name(token, "*"))
+def _new_path(token: str, part: str) -> Path:
+    """Where a part is to be made."""
+    return SHM / new_name(token, part)
+
+
+def _remove_part(token: str, part: str) -> None:
+    for name, path in own_segments(token):
+        if name == part:
+            path.unlink(missing_ok=True)
 
 
 def _suffixes(token: str, name: str) -> list[str]:
     """What follows the set's name in the names of its segments, the region's first."""
-    first = region_name(token, name)
-    found = [p.name.removeprefix(first) for p in SHM.glob(f"{first}-*")]
-    found = [suffix for suffix in found if not suffix.startswith(MARK)]
-    return ([""] if (SHM / first).exists() else []) + sorted(found)
+    found = [part for part, _ in own_segments(token) if part == name or part.startswith(f"{name}-")]
+    return sorted(s for s in (part.removeprefix(name) for part in found) if not s.startswith(MARK))
 
 
 def _lock(fd: int) -> None:

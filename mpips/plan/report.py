@@ -265,7 +265,7 @@ def plot(plan: Plan, path: Path) -> None:
     try:
         import matplotlib
     except ImportError:
-        raise CapabilityError("--plot needs matplotlib: pip install 'mpips[plot]'") from None
+        raise CapabilityError("--plot needs matplotlib: pip install matplotlib") from None
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mpips.errors import CapabilityError, ConfigError
-from mpips.rundir import RunFolder, Status, replace_json
+from mpips.rundir import RunFolder, Status, replace_json, version_of
 from mpips.supervisor.hosts import is_here
 from mpips.supervisor.reap import belongs, reap, state_of
 
@@ -42,13 +42,14 @@ class Ended:
         pid: Of the launcher, which in a job of one rank is the rank.
         seconds: From start to end.
         said: All that came from the launcher's stderr.
-        stopped: Ranks of this host that were seen stopped by a signal, and since when (Unix time).
+        stopped: Ranks of this host that were seen stopped by a signal, and since when (monotonic time).
         gone: Ranks of this host in the order in which their processes ended.
         cut_off: Why the supervisor itself ended it, or "".
         interrupted: The signal that told the supervisor to end, or 0.
         hurried: Why it then did not wait for a last checkpoint, or "".
         out_of_memory: How often the kernel killed a process on this host for want of memory meanwhile.
         status: The last that the scheduler wrote.
+        worked_s: For how long ranks were seen at work; 0 where they were not, or only at the end.
     """
 
     code: int
@@ -62,6 +63,7 @@ class Ended:
     hurried: str = ""
     out_of_memory: int = 0
     status: Status | None = None
+    worked_s: float = 0.0
 
 
 class Attempt:
@@ -90,6 +92,7 @@ class Attempt:
         self._epoll = select.epoll()
         self._killed_before = _memory_kills()
         self._started = time.monotonic()
+        self._at_work_since: float | None = None
         self._log = (run.attempt(generation) / LAUNCHER_LOG).open("ab", buffering=0)
         parent = os.getpid()
 
@@ -111,6 +114,7 @@ class Attempt:
             )
         except OSError as error:
             self._log.close()
+            self._epoll.close()
             raise CapabilityError(
                 f"{command[0]} cannot be started in {cwd}: {error.strerror}"
             ) from None
@@ -182,8 +186,16 @@ class Attempt:
         """See where the ranks are; the status of this attempt, or None before it has any."""
         status = self._last_status()
         if status is not None:
+            self._at_work_since = self._at_work_since or time.monotonic()
             self._look_at(status)
         return status
+
+    def sign_of_life(self) -> object:
+        """A value that changes while a scheduler of this attempt is at work.
+
+        The scheduler renews the modification time of a file, which needs no space on a full disk.
+        """
+        return version_of(self._run.alive_file(self._generation)), version_of(self._run.status_file)
 
     def _last_status(self) -> Status | None:
         try:
@@ -202,7 +214,7 @@ class Attempt:
             if place.rank not in watched and self._is_mine(place.pid):
                 self._watch(place.rank, place.pid)
             if state_of(place.pid) in "tT" and self._is_mine(place.pid):
-                self._stopped.setdefault(place.rank, time.time())
+                self._stopped.setdefault(place.rank, time.monotonic())
             elif place.rank not in self._gone and not self.poll():
                 self._stopped.pop(place.rank, None)
 
@@ -239,7 +251,9 @@ class Attempt:
     def close(self, cut_off: str = "", interrupted: int = 0, hurried: str = "") -> Ended:
         """End what is left of it on this host, and say how it went. The launcher has ended."""
         self.wait(0.0)
-        seconds = time.monotonic() - self._started
+        now = time.monotonic()
+        seconds = now - self._started
+        worked_s = now - self._at_work_since if self._at_work_since is not None else 0.0
         reap(self._run.path, self._generation)
         for listener, pipe in zip(
             self._listeners, (self._process.stderr, self._process.stdout), strict=False
@@ -264,6 +278,7 @@ class Attempt:
             hurried,
             _memory_kills() - self._killed_before,
             self._last_status(),
+            worked_s,
         )
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from mpips.checkpoint.find import order
 from mpips.checkpoint.reader import open_checkpoint
-from mpips.errors import ConfigError
+from mpips.errors import ConfigError, MpipsError
+from mpips.monitor.progress import plural
 from mpips.rundir import RunFolder, StartPoint, Status
 from mpips.supervisor.attempt import Ended
 from mpips.supervisor.verdict import Death, Verdict
@@ -35,10 +36,13 @@ def newest_checkpoint(folder: Path) -> Newest:
         return Newest()
     if not names:
         return Newest()
-    with open_checkpoint(names[0].path) as checkpoint:
-        m = checkpoint.manifest
-        epoch = min((worker.epoch for worker in m.workers), default=0)
-        return Newest(names[0].path, m.step, epoch, m.wall_time_s)
+    try:
+        with open_checkpoint(names[0].path) as checkpoint:
+            m = checkpoint.manifest
+    except (MpipsError, OSError):
+        return Newest()  # it was removed meanwhile
+    epoch = min((worker.epoch for worker in m.workers), default=0)
+    return Newest(names[0].path, m.step, epoch, m.wall_time_s)
 
 
 def who(death: Death) -> str:
@@ -59,10 +63,9 @@ def lost(status: Status | None, newest: Newest, ended: Ended, now: float) -> str
     n_workers = sum("worker" in place.role for place in status.ranks)
     seconds = max(0.0, now - max(newest.time_s, now - ended.seconds))
     since = "the beginning" if newest.step < 0 else f"step {newest.step}"
-    plural = "" if steps == 1 else "s"
     return (
-        f"about {steps} step{plural} since {since}: at most {steps * n_workers} updates of {n_workers} "
-        f"workers, {seconds:.1f} s"
+        f"about {plural(steps, 'step')} since {since}: at most {plural(steps * n_workers, 'update')} of "
+        f"{plural(n_workers, 'worker')}, {seconds:.1f} s"
     )
 
 
@@ -72,7 +75,9 @@ def origin(start: StartPoint) -> str:
         return "from the beginning"
     name = f" {Path(start.path).name}" if start.path else ""
     note = f" ({start.note})" if start.note else ""
-    return f"from {start.source}{name}: step {start.step}, {start.epoch} epochs done{note}"
+    return (
+        f"from {start.source}{name}: step {start.step}, {plural(start.epoch, 'epoch')} done{note}"
+    )
 
 
 def failure_block(
@@ -83,6 +88,7 @@ def failure_block(
     newest: Newest,
     following: str,
     now: float,
+    memory: str = "",
 ) -> str:
     """The block on an attempt that failed.
 
@@ -94,6 +100,7 @@ def failure_block(
         newest: What can be started from.
         following: What the supervisor does next.
         now: Unix time.
+        memory: What stays in shared memory after the last attempt; "": nothing, or another attempt follows.
     """
     death = verdict.death or Death("unknown")
     rows = [("first to fail", who(death)), ("cause", death.cause)]
@@ -104,8 +111,10 @@ def failure_block(
         rows.append(("lost", lost(ended.status, newest, ended, now)))
         kept = "nothing is saved yet"
         if newest.path is not None:
-            kept = f"{newest.path} (step {newest.step}, {newest.epoch} epochs done)"
+            kept = f"{newest.path} (step {newest.step}, {plural(newest.epoch, 'epoch')} done)"
         rows.append(("saved", kept))
+    if memory:
+        rows.append(("memory", memory))
     rows += [("logs", str(run.attempt(generation))), ("next", following)]
     title = f"mpips run: attempt {generation} of {run.path.name} failed after {ended.seconds:.1f} s"
     lines = [f"{title} ({verdict.kind})"]
@@ -122,7 +131,8 @@ def failure_block(
 
 def _row(name: str, text: str) -> list[str]:
     first, *rest = (text or "unknown").splitlines()
-    parts = textwrap.wrap(first, _WIDTH - 18, break_long_words=False, break_on_hyphens=False)
+    wrapper = textwrap.TextWrapper(_WIDTH - 18, break_long_words=False, break_on_hyphens=False)
+    parts = wrapper.wrap(first)
     for line in rest:
-        parts += textwrap.wrap(line, _WIDTH - 18, break_long_words=False) or [""]
+        parts += wrapper.wrap(line) or [""]
     return [f"  {name if i == 0 else '':<16}{part}" for i, part in enumerate(parts)]

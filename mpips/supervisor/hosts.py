@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -12,9 +13,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from mpips.cluster.roles import default_servers
 from mpips.errors import ConfigError, MpipsError
+from mpips.monitor.progress import plural
 from mpips.supervisor import reap
 
 PROBE_S = 10.0
@@ -68,7 +71,7 @@ def read_hostfile(path: Path) -> list[Host]:
 def _host(text: str) -> Host:
     match = re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?::([1-9]\d{0,5}))?", text)
     if match is None:
-        raise ConfigError(f"{text!r} is no host; node1 or node1:4 (four ranks) is accepted")
+        raise ConfigError(f"{text!r} is no host: write node1 or node1:4 (four ranks)")
     return Host(match[1], int(match[2] or 0))
 
 
@@ -122,6 +125,18 @@ def _reach(host: str, command: Sequence[str], env: Mapping[str, str]) -> list[st
     return ["ssh", *options, host, shlex.join(command)]
 
 
+class Cleared(NamedTuple):
+    """What became of some hosts.
+
+    Attributes:
+        failed: Why, of each host that did not answer.
+        memory: The run's shared memory, of each that did.
+    """
+
+    failed: dict[str, str]
+    memory: dict[str, reap.Memory]
+
+
 def clear(
     names: Sequence[str],
     run_dir: Path,
@@ -129,15 +144,17 @@ def clear(
     token: str = "",
     env: Mapping[str, str] = os.environ,
     limit_s: float = PROBE_S,
-) -> dict[str, str]:
-    """End what is left of a run on some hosts, all at once; which hosts did not answer, and why.
+    keep: bool = False,
+) -> Cleared:
+    """End what is left of a run on some hosts, all at once. Blocks up to `limit_s`.
 
-    Blocks up to `limit_s`. With `token` the run's shared memory goes as well.
+    With `token` the run's shared memory goes as well; with `keep` only what no launch can go on in.
     """
     command = [sys.executable, str(Path(reap.__file__)), str(run_dir), str(generation)]
-    command += ["--forget", token] if token else []
+    command += ["--keep" if keep else "--forget", token] if token else []
     started = []
     failed: dict[str, str] = {}
+    memory: dict[str, reap.Memory] = {}
     for name in names:
         argv = command if is_here(name) else _reach(name, command, env)
         try:
@@ -145,7 +162,7 @@ def clear(
                 argv,
                 env=dict(env),
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
                 start_new_session=True,
@@ -157,7 +174,7 @@ def clear(
     deadline = time.monotonic() + limit_s
     for name, process in started:
         try:
-            _, said = process.communicate(timeout=max(deadline - time.monotonic(), 0.01))
+            answer, said = process.communicate(timeout=max(deadline - time.monotonic(), 0.01))
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
@@ -166,7 +183,19 @@ def clear(
         if process.returncode:
             lines = said.strip().splitlines()
             failed[name] = lines[-1] if lines else f"ended with code {process.returncode}"
-    return failed
+            continue
+        if token:
+            memory[name] = _memory_of(answer)
+    return Cleared(failed, memory)
+
+
+def _memory_of(answer: str) -> reap.Memory:
+    """What reap.py says of a host's memory, in the last line: a login script may print before it."""
+    try:
+        found = json.loads(answer.strip().splitlines()[-1])
+        return reap.Memory(found["removed"], found["kept_bytes"], tuple(found["foreign"]))
+    except (IndexError, KeyError, TypeError, ValueError):
+        return reap.Memory()
 
 
 @dataclass(frozen=True)
@@ -273,10 +302,11 @@ class HostPool:
         notes += [f"spare {host.name} is used" for host in chosen if host not in first]
         if workers < max(self._min_workers, 1):
             raise HostsError(
-                f"{len(good)} of {len(self._hosts)} hosts are left, enough for {max(workers, 0)} workers; "
+                f"{len(good)} of {len(self._hosts)} hosts are left, enough for "
+                f"{plural(max(workers, 0), 'worker')}; "
                 f"{self._min_workers} are needed (--min-workers allows fewer)"
                 + "".join(f"; {note}" for note in notes)
             )
         if n < self.n_ranks:
-            notes.append(f"{workers} workers instead of {self._full}")
+            notes.append(f"{plural(workers, 'worker')} instead of {self._full}")
         return Layout(n, tuple(chosen), tuple(notes))

@@ -49,11 +49,35 @@ class Signals:
         for number, handler in self._old.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
+    def ending(self) -> int:
+        """The first signal since the last `take` that asks for the end of the run; 0: none."""
+        return next((number for number in self._seen if number in _ENDING), 0)
+
     def take(self) -> list[int]:
         """Those that have come since the last call."""
         taken = self._seen[:]
         del self._seen[: len(taken)]
         return taken
+
+
+class Changes:
+    """When a value that another process writes has last changed, by the clock of this process.
+
+    Neither clocks of two hosts nor a wall clock that somebody sets can be compared with an earlier time.
+
+    Attributes:
+        at: Monotonic time of the last change; of the start before the first one.
+    """
+
+    def __init__(self, now: float) -> None:
+        """Nothing has been seen. `now`: monotonic time."""
+        self.at = now
+        self._seen: object = None
+
+    def see(self, value: object, now: float) -> None:
+        """Note the value that is there now. `now`: monotonic time."""
+        if value != self._seen:
+            self._seen, self.at = value, now
 
 
 class Requests:
@@ -120,10 +144,10 @@ def drive(
     Args:
         attempt: Started.
         requests: What signals ask of it.
-        silence_s: A status that is older ends the attempt: then not even a watchdog runs.
+        silence_s: An attempt without a new sign of life for so long is ended: not even a watchdog runs.
         tick: Called with the status, about twice a second.
     """
-    heard = time.time()
+    alive = Changes(time.monotonic())
     kill_at = float("inf")
     next_look = 0.0
     at_work = False
@@ -139,8 +163,8 @@ def drive(
             kill_at = min(kill_at, now + ENDING_S)
         status = attempt.look()
         at_work = status is not None
-        heard = max(heard, status.time_s if status is not None else 0.0)
-        if time.time() - heard > silence_s:
+        alive.see(attempt.sign_of_life(), now)
+        if now - alive.at > silence_s:
             attempt.kill()
             return f"no rank has given a sign of life for {silence_s:.0f} s"
         tick(status)

@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from mpips.cluster.signals import name_of
 from mpips.config import JobConfig
+from mpips.cuts.triggers import SUPERVISED_EVERY_S
+from mpips.errors import ConfigError, MpipsError
 from mpips.monitor.progress import Snapshot
-from mpips.rundir import GENERATION, RUN_DIR, RunFolder, StartPoint, Status, replace_json
+from mpips.rundir import (
+    FULL,
+    GENERATION,
+    RUN_DIR,
+    RunFolder,
+    StartPoint,
+    Status,
+    replace_json,
+)
 from mpips.runfiles import Event
 from mpips.supervisor import hosts as hosts_module
 from mpips.supervisor import launcher as launching
-from mpips.supervisor.attempt import Attempt, Ended
+from mpips.supervisor.attempt import LAUNCHER_LOG, Attempt, Ended
 from mpips.supervisor.block import Newest, failure_block, newest_checkpoint, origin, who
 from mpips.supervisor.hosts import HostPool, HostsError, Layout
+from mpips.supervisor.kept import foreign_here, settle
 from mpips.supervisor.lease import LeaseHolder, LeaseLostError
-from mpips.supervisor.reap import forget, reap
+from mpips.supervisor.reap import reap
 from mpips.supervisor.stopping import Requests, Signals, drive
 from mpips.supervisor.verdict import (
     CONFIG,
@@ -32,11 +47,25 @@ from mpips.supervisor.verdict import (
     PREEMPTED,
     Verdict,
     judge,
+    read_words,
 )
 
-DEFAULT_EVERY_S = 600.0  # between checkpoints
 _FUTILE = 2  # attempts in a row that saved nothing new
 _BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 5.0)
+_ROOM_S = 0.5  # between two looks whether the disk has room again
+SCRIPT_MODULE = "mpips.supervisor.script"
+# An attempt that worked for less may have made steps that no status tells of.
+_UNKNOWN_S = 2.5
+
+Value = TypeVar("Value")
+
+
+class _Interrupted(Exception):
+    """A signal has asked for the end while no attempt was running."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 @dataclass(frozen=True)
@@ -65,6 +94,9 @@ class Plan:
 
     def program(self) -> list[str]:
         """What every rank executes."""
+        options = self.config.run
+        if options.script:
+            return [sys.executable, "-m", SCRIPT_MODULE, options.script, *options.script_args]
         train = [sys.executable, "-m", "mpips", "train", str(self.run.config_file)]
         return [*train, *self.program_args]
 
@@ -107,9 +139,12 @@ class Supervisor:
         self._tell = tell
         self._restarts = 0
         self._futile = 0
-        self._failed_at: float | None = None
+        self._failed_at: float | None = None  # monotonic time
         self._best = -1
+        self._starts: set[int] = set()  # steps at which attempts that worked have begun
         self._warned = False
+        self._settled = False
+        self._told: set[str] = set()
 
     def run(self) -> int:
         """Until the run is done or must be given up; the exit code. Blocks.
@@ -117,34 +152,67 @@ class Supervisor:
         Raises:
             MpipsError: It cannot be started at all, or somebody else runs it.
         """
-        with LeaseHolder(self._run) as lease:
+        with LeaseHolder(self._run, self._tell) as lease:
             if finished := self._run.finished():
                 when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(finished.time_s))
+                self._settle(lease.generation, saved=True)
                 self._tell(f"mpips run: {self._run.path} is finished since {when}; nothing to do")
                 return 0
-            token = self._run.info().token
+            for line in foreign_here(self._run.info().token):
+                self._tell_once(line)
             self._best = self._progress(None)
             try:
                 return self._attempts(lease)
+            except TimeoutError as error:
+                raise HostsError(f"{socket.gethostname()}: {error}") from None
             except LeaseLostError:
                 # What is there of later generations, and the shared memory, is somebody else's now.
                 reap(self._run.path, lease.generation)
                 raise
             finally:
-                if lease.is_held:
-                    self._leave_nothing(lease.generation, token)
+                if not self._settled and lease.is_held:
+                    self._tell_kept(self._settle(lease.generation, saved=False))
 
-    def _leave_nothing(self, generation: int, token: str) -> None:
-        """Remove all that a run which ends here has left, on every host."""
-        reap(self._run.path, generation)
-        forget(token)
-        away = [n for n in self._plan.pool.usable if not hosts_module.is_here(n)]
-        hosts_module.clear(away, self._run.path, generation, token)
+    def _settle(self, generation: int, saved: bool, last: Status | None = None) -> str:
+        """End all that is left of a run which ends here, on every host; what stays, for people.
+
+        Shared memory stays unless a checkpoint holds what it holds. `last`: of the attempt.
+        """
+        self._settled = True
+        settled = settle(
+            self._plan.pool.usable,
+            self._run.path,
+            generation,
+            self._run.info().token,
+            saved,
+            self._plan.config.redundancy.warm,
+        )
+        for line in settled.foreign():
+            self._tell_once(line)
+        if saved:
+            return ""
+        return settled.describe(
+            self._run.path, last.progress.recoverable if last is not None else 0
+        )
+
+    def _tell_kept(self, kept: str) -> None:
+        if kept:
+            self._tell("mpips run: memory " + kept.replace("\n", "; "))
+
+    def _tell_once(self, line: str) -> None:
+        if line not in self._told:
+            self._told.add(line)
+            self._tell(line)
 
     def _attempts(self, lease: LeaseHolder) -> int:
         while True:
-            generation, layout = self._prepare(lease)
-            ended = self._attempt(lease, generation, layout)
+            try:
+                generation, layout = self._prepare(lease)
+                write = functools.partial(self._write_attempt, generation, layout)
+                command = self._when_there_is_room(lease, write)
+            except _Interrupted as interrupted:
+                return self._end_between(lease.generation, interrupted.number)
+            ended = self._attempt(lease, generation, command)
             lease.check()
             verdict = judge(ended, self._run.finished() is not None, self._run.attempt(generation))
             code = self._conclude(generation, verdict, ended)
@@ -154,14 +222,14 @@ class Supervisor:
 
     def _prepare(self, lease: LeaseHolder) -> tuple[int, Layout]:
         """Fence off what was before, clear the hosts, and choose where to run."""
-        generation = lease.advance()
+        generation = self._when_there_is_room(lease, lease.advance)
         pool = self._plan.pool
         reap(self._run.path, generation - 1)
         pool.bad = hosts_module.clear(
             [name for name in pool.names if not hosts_module.is_here(name)],
             self._run.path,
             generation - 1,
-        )
+        ).failed
         try:
             layout = pool.layout()
         except HostsError as error:
@@ -169,15 +237,68 @@ class Supervisor:
             raise
         for note in layout.notes:
             self._tell(f"mpips run: {note}")
-        self._run.attempt(generation).mkdir(parents=True, exist_ok=True)
         return generation, layout
 
-    def _attempt(self, lease: LeaseHolder, generation: int, layout: Layout) -> Ended:
+    def _write_attempt(self, generation: int, layout: Layout) -> list[str]:
+        """Make the folder of an attempt with the files that its start needs; its command.
+
+        Raises:
+            OSError: A file cannot be written. It may be tried again.
+        """
         logs = self._run.attempt(generation)
+        logs.mkdir(parents=True, exist_ok=True)
         hostfile = logs / "hostfile"
         launching.write_hostfile(self._plan.launcher, layout.hosts, hostfile)
         command = self._plan.command(generation, layout, hostfile)
         replace_json(logs / "command.json", command)
+        (logs / LAUNCHER_LOG).touch()
+        self._run.alive_file(generation).touch()
+        return command
+
+    def _when_there_is_room(self, lease: LeaseHolder, work: Callable[[], Value]) -> Value:
+        """Do `work`, which writes to the run directory, as soon as its disk has room. Blocks.
+
+        Raises:
+            _Interrupted: A signal asks for the end of the run meanwhile.
+            MpipsError: The run directory cannot be written to for another reason.
+        """
+        told = False
+        while True:
+            try:
+                return work()
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise MpipsError(
+                        f"{error.filename or self._run.path}: cannot be written: {error.strerror}; when "
+                        f"that is mended, go on with: mpips run {self._run.path}"
+                    ) from None
+                reason = os.strerror(error.errno)
+            if not told:
+                told = True
+                self._tell(
+                    f"mpips run: warning: {self._run.path}: {reason}; the next attempt starts when there "
+                    "is room"
+                )
+            if number := self._signals.ending():
+                raise _Interrupted(number)
+            lease.renew()
+            time.sleep(_ROOM_S)
+
+    def _end_between(self, generation: int, number: int) -> int:
+        """End the run for a signal that came while no attempt was running; the exit code."""
+        self._write_status("interrupted", generation, None, "")
+        kept = self._settle(generation, saved=False)
+        newest = newest_checkpoint(self._checkpoints).path
+        code = 128 + number
+        self._tell(
+            f"mpips run: stopped by {name_of(number)} while it waited for room on the disk, exit {code}; "
+            f"newest checkpoint: {newest.name if newest is not None else 'none'}; go on with: mpips run "
+            f"{self._run.path}"
+        )
+        self._tell_kept(kept)
+        return code
+
+    def _attempt(self, lease: LeaseHolder, generation: int, command: list[str]) -> Ended:
         self._write_status("starting", generation, None, "")
         attempt = Attempt(
             self._run,
@@ -213,7 +334,7 @@ class Supervisor:
 
     def _tell_recovered(self, generation: int, status: Status) -> None:
         assert self._failed_at is not None
-        took = time.time() - self._failed_at
+        took = time.monotonic() - self._failed_at
         self._failed_at = None
         self._tell(
             f"mpips run: attempt {generation} is at work {took:.1f} s after the failure, "
@@ -224,19 +345,25 @@ class Supervisor:
         """Tell and record what became of an attempt; the exit code if it was the last one."""
         if verdict.kind == DONE:
             self._write_status("done", generation, ended.status, "")
+            self._settle(generation, verdict.saved)
             n = self._restarts
             again = f" after {n} restart{'s' if n > 1 else ''}" if n else ""
             self._tell(f"mpips run: {self._run.path.name} is done{again}: {self._run.path}")
-            return 0
+            return self._after_the_job(generation)
         if verdict.kind == PREEMPTED:
             self._write_status("preempted", generation, ended.status, "checkpointed")
+            kept = self._settle(generation, verdict.saved, ended.status)
             self._tell(self._leaving(ended, verdict))
+            self._tell_kept(kept)
             return verdict.exit_code
         if verdict.kind == INTERRUPTED:
             self._write_status("interrupted", generation, ended.status, "")
+            kept = self._settle(generation, verdict.saved, ended.status)
             self._tell(self._leaving(ended, verdict))
+            self._tell_kept(kept)
             return verdict.exit_code
-        self._failed_at = time.time()
+        self._failed_at = time.monotonic()
+        now = time.time()
         death = verdict.death
         if death is not None and death.rank < 0 and death.host in self._plan.pool.names:
             self._plan.pool.suspects = {death.host: death.cause}
@@ -245,8 +372,9 @@ class Supervisor:
         following = reason or (
             f"restart {self._restarts + 1} of {self._plan.max_restarts}, {_from(newest)}"
         )
+        kept = self._settle(generation, verdict.saved, ended.status) if reason else ""
         self._tell(
-            failure_block(self._run, generation, verdict, ended, newest, following, self._failed_at)
+            failure_block(self._run, generation, verdict, ended, newest, following, now, kept)
         )
         told = f"{who(death)}: {death.cause}" if death is not None else verdict.kind
         self._note_failure(generation, ended, told)
@@ -258,10 +386,23 @@ class Supervisor:
         self._write_status("restarting", generation, ended.status, told)
         return None
 
+    def _after_the_job(self, generation: int) -> int:
+        """The exit code of a run whose job is done: that of a script which failed after its job, or 0."""
+        script = self._plan.config.run.script
+        words = [w for w in read_words(self._run.attempt(generation)) if not w.secondary]
+        if not script or not words:
+            return 0
+        first = words[0]
+        self._tell(
+            f"mpips run: {script} failed after its job, on rank {first.rank}: {first.message}"
+            + (f"\n{first.traceback}" if first.traceback else "")
+        )
+        return first.exit_code
+
     def _note_failure(self, generation: int, ended: Ended, cause: str) -> None:
         step = ended.status.progress.step if ended.status is not None else 0
         event = Event(
-            time_s=self._failed_at or time.time(),
+            time_s=time.time(),
             generation=generation,
             event="failed",
             step=step,
@@ -298,10 +439,17 @@ class Supervisor:
         if verdict.kind in (CONFIG, MISSING):
             return f"none: a {verdict.kind} would be the same again"
         now = self._progress(ended.status)
+        new_start = False
         if ended.status is not None:
             # Memory that was lost all the same brings nobody further.
-            self._best = min(self._best, ended.status.start.step)
-        self._futile = 0 if now > self._best else self._futile + 1
+            start = ended.status.start.step
+            self._best = min(self._best, start)
+            new_start = start not in self._starts
+            self._starts.add(start)
+        # What a short attempt has brought is known only when the next one begins further on.
+        in_memory = self._plan.config.redundancy.warm and self._plan.pool.n_ranks > 1
+        unknown = in_memory and new_start and ended.worked_s < _UNKNOWN_S
+        self._futile = 0 if now > self._best or unknown else self._futile + 1
         self._best = max(self._best, now)
         if self._futile >= _FUTILE:
             return (
@@ -353,7 +501,12 @@ def make_run(config: JobConfig, parent: Path, name: str) -> RunFolder:
     """
     run = RunFolder.create(parent, name)
     if not config.checkpoint.every_steps and not config.checkpoint.every_s:
-        checkpoint = msgspec.structs.replace(config.checkpoint, every_s=DEFAULT_EVERY_S)
+        checkpoint = msgspec.structs.replace(config.checkpoint, every_s=SUPERVISED_EVERY_S)
         config = msgspec.structs.replace(config, checkpoint=checkpoint)
-    replace_json(run.config_file, config, durable=True)
+    try:
+        replace_json(run.config_file, config, durable=True)
+    except OSError as error:
+        raise ConfigError(
+            f"run directory {run.path}: cannot be written: {error.strerror}"
+        ) from None
     return run

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from mpips.cluster import lastwords
 from mpips.cluster.lastwords import LastWords
 from mpips.rundir import RankPlace
 from mpips.supervisor.attempt import LAUNCHER_LOG, Ended
@@ -74,11 +75,19 @@ class Death:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of an attempt; `kind` is one of the names above, `exit_code` what it would end with."""
+    """What became of an attempt.
+
+    Attributes:
+        kind: One of the names above.
+        exit_code: What the run would end with.
+        death: Of the first rank that failed.
+        saved: A checkpoint holds what the run had to keep, so shared memory may go.
+    """
 
     kind: str
     exit_code: int
     death: Death | None = None
+    saved: bool = False
 
 
 def judge(ended: Ended, finished: bool, logs: Path) -> Verdict:
@@ -90,10 +99,12 @@ def judge(ended: Ended, finished: bool, logs: Path) -> Verdict:
         logs: Folder of the attempt's logs.
     """
     if finished:
-        return Verdict(DONE, 0)
+        return Verdict(DONE, 0, saved=True)
     words = read_words(logs)
     if ended.code == 75 or any(w.exit_code == 75 for w in words):
-        return Verdict(PREEMPTED, 75)
+        # Other exits with this code, say of the task itself, have not been after a checkpoint.
+        saved = any(w.kind == lastwords.LEAVING for w in words)
+        return Verdict(PREEMPTED, 75, saved=saved)
     if ended.interrupted:
         return Verdict(INTERRUPTED, 128 + ended.interrupted)
     own = [w for w in words if not w.secondary]
@@ -112,7 +123,9 @@ def read_words(logs: Path) -> list[LastWords]:
     for path in logs.glob("words-*.json"):
         with contextlib.suppress(OSError, msgspec.DecodeError):
             found.append(msgspec.json.decode(path.read_bytes(), type=LastWords))
-    return sorted(found, key=lambda w: w.time_s)
+    # Only words of one host can be ordered by a clock that nobody sets.
+    one_host = len({w.host for w in found}) == 1 and all(w.up_s for w in found)
+    return sorted(found, key=lambda w: w.up_s if one_host else w.time_s)
 
 
 def _find_death(ended: Ended, own: list[LastWords], words: list[LastWords], logs: Path) -> Death:
@@ -212,8 +225,9 @@ def _left(rank: int, code: int, logs: Path) -> Death:
     log = logs / f"rank-{rank}.log"
     lines = log.read_text(errors="replace").splitlines()[-12:] if log.is_file() else []
     if not lines:
-        launcher = (logs / LAUNCHER_LOG).read_text(errors="replace")
-        lines = launcher.split("-" * 60)[0].splitlines()[-12:]
+        launcher = logs / LAUNCHER_LOG
+        text = launcher.read_text(errors="replace") if launcher.is_file() else ""
+        lines = text.split("-" * 60)[0].splitlines()[-12:]
     return Death(f"ended with code {code}, without last words", rank, details="\n".join(lines))
 
 

@@ -7,6 +7,7 @@ the optimizer. One instance lives in each worker; instances share nothing but th
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import msgspec
@@ -15,7 +16,9 @@ import numpy.typing as npt
 
 from mpips.data.dataset import Batch
 from mpips.data.info import DataInfo
+from mpips.data.metrics import Scores
 from mpips.data.moments import Moments
+from mpips.data.options import Wants
 from mpips.model.table import Table
 
 Float32: TypeAlias = npt.NDArray[np.float32]
@@ -44,6 +47,9 @@ class EmbeddingHandle(Protocol):
     def prefetch(self, keys: Keys) -> Any:
         """Announce keys that will be pulled soon; returns at once."""
 
+    def initial(self, keys: Keys) -> Float32:
+        """Return the rows of `keys` as they are before their first update, shape (n, dim)."""
+
 
 class Worker(Protocol):
     """What a task sees of the worker it runs in."""
@@ -67,6 +73,33 @@ class StepResult(NamedTuple):
     n: int
 
 
+@dataclass(frozen=True)
+class Schedule:
+    """How a job goes through its data.
+
+    Attributes:
+        n_epochs: Passes over the data.
+        batch_size: Samples per batch and worker.
+        n_workers: Number of workers.
+        averaged: Names of the tables whose updates are means over the pushes of all workers (BSP with
+            reduce "mean"); in other tables every push is an update.
+    """
+
+    n_epochs: int
+    batch_size: int
+    n_workers: int = 1
+    averaged: frozenset[str] = frozenset()
+
+    def epochs_per_sample(self, table: str) -> float:
+        """Return how often a sample's gradient is in the sum of all updates of a table, over the run.
+
+        A push is the mean of the gradients of a batch, so this is
+        n_epochs / (batch_size * workers per update).
+        """
+        workers = self.n_workers if table in self.averaged else 1
+        return self.n_epochs / (self.batch_size * workers)
+
+
 class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Options of a task that has none."""
 
@@ -79,6 +112,10 @@ class Task(Protocol):
         Options: A msgspec Struct: the task's own options with their defaults.
         default_epochs: Passes over the data if the job does not say.
         default_batch_size: Samples per batch and worker if the job does not say.
+        labels: "classes": labels become 0..k-1 in the order of their values, and `predict` returns
+            probabilities. "targets": labels stay the numbers of the file (float64), `predict` returns
+            predicted numbers, and the metrics are RMSE and R2.
+        optimizer_options: Names of options that go to an optimizer: table ("": all) and the name there.
         metrics: What `mpips.data.metrics.merge` yields for this task's scores.
     """
 
@@ -86,6 +123,8 @@ class Task(Protocol):
     Options: ClassVar[type[msgspec.Struct]] = NoOptions
     default_epochs: ClassVar[int] = 10
     default_batch_size: ClassVar[int] = 64
+    labels: ClassVar[Wants] = "classes"
+    optimizer_options: ClassVar[dict[str, tuple[str, str]]] = {}
     metrics: tuple[str, ...] = ()
 
     def __init__(self, info: DataInfo, options: Any, seed: int) -> None:
@@ -98,6 +137,12 @@ class Task(Protocol):
 
         Raises:
             DataError: The task cannot be trained on such data.
+        """
+
+    def schedule(self, schedule: Schedule) -> None:
+        """Take note of how the job goes through its data; called before the last call of `tables`.
+
+        A class without this method is not asked for its tables twice.
         """
 
     def tables(self) -> list[Table]:
@@ -115,5 +160,21 @@ class Task(Protocol):
         raise NotImplementedError
 
     def predict(self, worker: Worker, batch: Batch) -> Float32:
-        """Return probabilities: shape (n,) of class 1, or shape (n, k); pushes nothing."""
+        """Return probabilities: shape (n,) of class 1, or shape (n, k); pushes nothing.
+
+        With labels = "targets": the predicted numbers, shape (n,).
+        """
         raise NotImplementedError
+
+    def logits(self, worker: Worker, batch: Batch) -> Scores | None:
+        """Return logits for the metrics, or None (the default): metrics are taken from `predict`.
+
+        Shape (n,), log(p / (1 - p)) of class 1, or shape (n, k), logarithms of the classes'
+        probabilities up to a constant per sample. Near 0 and 1 float32 probabilities are all alike;
+        logits keep their order.
+        """
+        return None
+
+    def report(self) -> str:
+        """Return what the task did to the features, after `prepare`, for the output at start; "": nothing."""
+        return ""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from mpips import _native
-from mpips.data.dataset import Batch, SparseBatch
+from mpips.data.dataset import Batch, Features, SparseBatch
 from mpips.data.info import DataInfo
-from mpips.data.moments import MAX_FEATURES, Moments
+from mpips.data.moments import MAX_FEATURES, Moments, Vector
 from mpips.errors import DataError
 
 Float32: TypeAlias = npt.NDArray[np.float32]
@@ -21,9 +22,8 @@ Int64: TypeAlias = npt.NDArray[np.int64]
 MAX_DENSE_FEATURES = 1 << 16
 # Standardised values beyond this are cut: rare features and outliers must not rule a step.
 MAX_DEVIATION = 10.0
-# How many samples are taken to hold a hashed feature, when it is asked how much of its penalty one
-# sample bears: in click data most entries are of features at least that frequent.
-ASSUMED_PRESENT = 300
+# A shift may be rounded to float32 if that moves no feature further than this share of its scale.
+ROUNDING = 1e-4
 
 
 class DenseFeatures:
@@ -38,20 +38,57 @@ class DenseFeatures:
                 "use task 'logistic' or 'fm' for sparse data of two classes"
             )
         self.n_features = info.n_features
-        self._mean = np.zeros(self.n_features, dtype=np.float32)
-        self._scale = np.ones(self.n_features, dtype=np.float32)
+        self._info = info
+        self._constant = np.zeros(self.n_features, dtype=np.bool_)
+        self._mean: Features = np.zeros(self.n_features, dtype=np.float32)
+        self._scale: Features = np.ones(self.n_features, dtype=np.float32)
 
     def prepare(self, moments: Moments) -> None:
         """Take mean and standard deviation of the training data."""
-        mean, scale = moments.standardise()
-        self._mean, self._scale = mean.astype(np.float32), scale.astype(np.float32)
+        self._constant = moments.constant()
+        self._mean, self._scale = _as_precise_as_needed(*moments.standardise())
 
     def of(self, batch: Batch) -> Float32:
         """Return the features of a batch, a new array of shape (n, d)."""
-        x = batch.densify(self.n_features) if isinstance(batch, SparseBatch) else batch.x
-        x = x - self._mean
+        # The mean is subtracted before the cast: seconds since 1970 have no fractions in float32.
+        x = batch.densify(self.n_features) - self._mean
         x *= self._scale
+        x = x.astype(np.float32, copy=False)
         return np.clip(x, -MAX_DEVIATION, MAX_DEVIATION, out=x)
+
+    def report(self) -> str:
+        """Return which features were standardised and which have no influence."""
+        places = np.flatnonzero(self._constant)
+        if self._info.kind == "sparse":
+            absent = "never present or constant"
+            left = f"; {len(places):,} {absent}: no influence" if len(places) else ""
+        else:
+            left = (
+                f"; constant, without influence: {_named(places, self._info)}"
+                if len(places)
+                else ""
+            )
+        return (
+            f"{self.n_features - len(places):,} of {self.n_features:,} features standardised{left}"
+        )
+
+
+def _as_precise_as_needed(shift: Vector, scale: Vector) -> tuple[Features, Features]:
+    """Return both in float32, or in float64 where rounding the shift would be seen after scaling."""
+    rounded = shift.astype(np.float32)
+    if (np.abs(rounded - shift) * scale > ROUNDING).any():
+        return shift, scale
+    return rounded, scale.astype(np.float32)
+
+
+def _named(places: Int64, info: DataInfo) -> str:
+    """Return the features' names, or their numbers as the file counts them; the first ten of many."""
+    names = [
+        f"'{info.columns[place]}'" if info.columns else str(place + info.index_base)
+        for place in places[:10].tolist()
+    ]
+    more = f" and {len(places) - 10:,} more" if len(places) > 10 else ""
+    return ", ".join(names) + more
 
 
 class Plans:
@@ -84,7 +121,7 @@ class Entries:
         row_ids: int64, shape (nnz,): the sample of each entry, ascending.
         values: float32, shape (nnz,), scaled.
         shares: float32, shape (m,): the entries of each key in this batch, as a share of those in
-            the training data, or of `ASSUMED_PRESENT` where those are not known.
+            the training data; 1 where those are not known.
     """
 
     key_ids: Int64
@@ -105,13 +142,15 @@ class Entries:
 
         Args:
             values: The scaled values, float32, shape (nnz,).
-            present: At least 1, the number of samples that hold each feature, float32, shape (d,),
-                or None if unknown.
+            present: At least 1, the number of training samples that hold each of `keys`, float32,
+                shape (m,), or None if unknown.
         """
         self.key_ids = self._plan.inverse.astype(np.int64)
-        counts = np.bincount(self.key_ids, minlength=len(self.keys))
-        in_all = ASSUMED_PRESENT if present is None else present.take(self.keys)
-        self.shares = (counts / in_all).astype(np.float32)
+        if present is None:
+            self.shares = np.ones(len(self.keys), np.float32)
+        else:
+            counts = np.bincount(self.key_ids, minlength=len(self.keys))
+            self.shares = (counts / present).astype(np.float32)
         self.row_ids = self._batch.row_ids
         self.values = values
 
@@ -152,20 +191,34 @@ class SparseFeatures:
                 f"task '{task}' takes two classes, the data has {info.n_classes}; "
                 "use task 'softmax' or 'mlp' for more"
             )
-        # Where features are too many to be counted, rare ones need a penalty by the optimizer.
-        self.counted = info.n_features <= MAX_FEATURES
-        self._shift: Float32 | None = None
-        self._scale: Float32 | None = None
-        self._present: Float32 | None = None
+        self.hashed = (
+            info.n_features > MAX_FEATURES
+        )  # which training samples hold a key is not known
+        self._shift: Features | None = None
+        self._scale: Features | None = None
+        self._present: Float32 | None = None  # samples with each feature, at least 1
+        self._seen = np.zeros(0, np.bool_)  # features that are in some sample
+        self._centred = np.zeros(0, np.int64)
+        # Hashed keys, which have no moments: where to find the number of samples of each.
+        self._rows: _native.RowMap | None = None
+        self._counts = np.zeros(0, np.float32)
         self._announced: tuple[Batch, Entries] | None = None
         self._plans = Plans()
 
     def prepare(self, moments: Moments) -> None:
-        """Take the scale of each feature, where the data has few enough to have moments."""
+        """Take the scale of each feature, or the counts of hashed keys, which are not scaled."""
         if moments.n_features:
             shift, scale = moments.standardise_present()
-            self._shift, self._scale = shift.astype(np.float32), scale.astype(np.float32)
+            self._shift, self._scale = _as_precise_as_needed(shift, scale)
             self._present = np.maximum(moments.present, 1).astype(np.float32)
+            self._seen = moments.present > 0
+            self._centred = np.flatnonzero(moments.centred()).astype(np.int64)
+        elif len(moments.keys):
+            self._rows = _native.RowMap(len(moments.keys))
+            rows, _ = self._rows.find_or_insert(moments.keys)
+            # The place behind the last is that of keys which are not there.
+            self._counts = np.ones(len(moments.keys) + 1, np.float32)
+            self._counts[rows] = moments.present
 
     def announce(self, batch: Batch) -> Int64:
         """Return the unique keys of a batch and keep them for the step that will ask again."""
@@ -174,19 +227,90 @@ class SparseFeatures:
         return entries.keys
 
     def of(self, batch: Batch) -> Entries:
-        """Return the entries of a sparse batch."""
+        """Return the entries of a batch of the training data."""
         held, self._announced = self._announced, None
         entries = held[1] if held is not None and held[0] is batch else self._keys_of(batch)
         assert isinstance(batch, SparseBatch)
-        values = batch.values
-        if self._shift is not None and self._scale is not None:
-            values = values - self._shift.take(batch.keys)
-            values *= self._scale.take(batch.keys)
-            np.clip(values, -MAX_DEVIATION, MAX_DEVIATION, out=values)
-        entries.complete(values, self._present)
+        entries.complete(self._scaled(batch), self._samples_with(entries.keys))
         return entries
+
+    def of_unseen(self, batch: Batch) -> Entries:
+        """Return the entries of a batch to be predicted.
+
+        Features that no training sample holds are left out, where that is known: nothing was learned
+        about them. Centred features that a sample lacks are 0 there and get an entry.
+        """
+        if isinstance(batch, SparseBatch) and self._present is not None:
+            batch = with_zeros(only(batch, self._seen.take(batch.keys)), self._centred)
+        entries = self._keys_of(batch)
+        assert isinstance(batch, SparseBatch)
+        entries.complete(self._scaled(batch), None)
+        return entries
+
+    def report(self) -> str:
+        """Return how features were scaled."""
+        if self._shift is None or self._present is None:
+            return "features are hashed keys: not scaled"
+        n_seen = np.count_nonzero(self._seen)
+        n_absent = len(self._present) - n_seen
+        absent = f"; {n_absent:,} in no sample: left out" if n_absent else ""
+        return (
+            f"{len(self._centred):,} of {len(self._present):,} features standardised (in all samples), "
+            f"{n_seen - len(self._centred):,} divided by their root mean square{absent}"
+        )
+
+    def _scaled(self, batch: SparseBatch) -> Float32:
+        if self._shift is None or self._scale is None:
+            return batch.values
+        values = batch.values - self._shift.take(batch.keys)
+        values *= self._scale.take(batch.keys)
+        values = values.astype(np.float32, copy=False)
+        return np.clip(values, -MAX_DEVIATION, MAX_DEVIATION, out=values)
+
+    def _samples_with(self, keys: Int64) -> Float32 | None:
+        """Return how many training samples hold each key, at least 1; None if unknown."""
+        if self._present is not None:
+            return self._present.take(keys)
+        if self._rows is None:
+            return None
+        return self._counts.take(self._rows.find(keys), mode="clip")
 
     def _keys_of(self, batch: Batch) -> Entries:
         if not isinstance(batch, SparseBatch):
             raise TypeError(f"expected a SparseBatch, got {type(batch).__name__}")
         return Entries(batch, self._plans)
+
+
+def only(batch: SparseBatch, wanted: npt.NDArray[np.bool_]) -> SparseBatch:
+    """Return the batch with the entries that are `wanted` (bool, shape (nnz,))."""
+    if wanted.all():
+        return batch
+    n_before = np.concatenate(([0], np.cumsum(wanted, dtype=np.int64)))
+    indptr, keys = n_before[batch.indptr], batch.keys[wanted]
+    return replace(batch, indptr=indptr, keys=keys, values=batch.values[wanted])
+
+
+def with_zeros(batch: SparseBatch, keys: Int64) -> SparseBatch:
+    """Return the batch with an entry of value 0 for each of `keys` (ascending) that a sample lacks."""
+    if not len(keys):
+        return batch
+    rows = batch.row_ids
+    places = np.minimum(np.searchsorted(keys, batch.keys), len(keys) - 1)
+    among = keys[places] == batch.keys
+    short = np.flatnonzero(np.bincount(rows[among], minlength=batch.n) < len(keys))
+    if not len(short):
+        return batch
+    added = [
+        np.setdiff1d(keys, _keys_of_row(batch, row), assume_unique=True) for row in short.tolist()
+    ]
+    all_rows = np.concatenate([rows, np.repeat(short, [len(own) for own in added])])
+    order = np.argsort(all_rows, kind="stable")
+    all_keys = np.concatenate([batch.keys, *added])[order]
+    zeros = np.zeros(len(all_rows) - len(rows), np.float32)
+    values = np.concatenate([batch.values, zeros])[order]
+    indptr = np.concatenate(([0], np.cumsum(np.bincount(all_rows, minlength=batch.n))))
+    return replace(batch, indptr=indptr.astype(np.int64), keys=all_keys, values=values)
+
+
+def _keys_of_row(batch: SparseBatch, row: int) -> Int64:
+    return batch.keys[batch.indptr[row] : batch.indptr[row + 1]]

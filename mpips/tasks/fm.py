@@ -6,6 +6,8 @@ half of |sum_i v_i x_i|^2 - sum_i |v_i x_i|^2, in time linear in the number of e
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 import numpy as np
 
@@ -15,12 +17,12 @@ from mpips.data.metrics import BINARY_METRICS
 from mpips.data.moments import Moments
 from mpips.model.optimizer import FTRL, Adagrad
 from mpips.model.table import EmbeddingTable, Table
-from mpips.tasks.base import Float32, StepResult, Task, Worker
+from mpips.tasks.base import Float32, Schedule, StepResult, Task, Worker
 from mpips.tasks.features import Entries, SparseFeatures
 from mpips.tasks.logistic import (
+    Logistic,
     linear_gradient,
     linear_logits,
-    optimizer_l2,
     prior_gradient,
     with_bias,
 )
@@ -35,7 +37,7 @@ class FmOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         dim: Length of a factor.
         learning_rate: Of the linear weights' FTRL.
         beta: Of FTRL: damps the first steps.
-        l1: Of FTRL: keeps linear weights at exactly 0.
+        l1: Of the linear weights, as in the task `logistic`.
         prior: Precision of the linear weights' normal prior, as in the task `logistic`.
         factor_learning_rate: Of the factors' Adagrad.
         factor_prior: Precision of the factors' normal prior.
@@ -59,18 +61,27 @@ class FactorizationMachine(Task):
     Options = FmOptions
     default_epochs = 30
     default_batch_size = 32
+    optimizer_options: ClassVar = {
+        **Logistic.optimizer_options,
+        "factor_learning_rate": ("factor", "lr"),
+    }
     metrics = tuple(BINARY_METRICS)
 
     def __init__(self, info: DataInfo, options: FmOptions, seed: int) -> None:
         """Check that the data suits the task; see `Task`."""
         self._features = SparseFeatures(info, self.name)
         self._options = options
+        self._schedule = Schedule(self.default_epochs, self.default_batch_size)
+
+    def schedule(self, schedule: Schedule) -> None:
+        """Take note of the run's length, which `l1` needs."""
+        self._schedule = schedule
 
     def tables(self) -> list[Table]:
         """Return `weight`, rows of one value, and `factor`, rows of `dim` values."""
         own = self._options
-        l2 = 0.0 if self._features.counted else optimizer_l2(own.prior, self)
-        linear = FTRL(lr=own.learning_rate, beta=own.beta, l1=own.l1, l2=l2)
+        l1 = own.l1 * self._schedule.epochs_per_sample("weight")
+        linear = FTRL(lr=own.learning_rate, beta=own.beta, l1=l1)
         factor = Adagrad(lr=own.factor_learning_rate, initial_accumulator=INITIAL_ACCUMULATOR)
         init = f"normal({own.init_std!r})"
         return [
@@ -108,10 +119,23 @@ class FactorizationMachine(Task):
 
     def predict(self, worker: Worker, batch: Batch) -> Float32:
         """Return the probability of class 1."""
-        entries = self._features.of(batch)
+        return sigmoid(self.logits(worker, batch))
+
+    def logits(self, worker: Worker, batch: Batch) -> Float32:
+        """Return the logits of class 1; a feature that was never trained on takes no part in pairs."""
+        entries = self._features.of_unseen(batch)
         rows = worker.table("weight").pull(with_bias(entries.keys))
-        interactions, _ = _interactions(entries, worker.table("factor").pull(entries.keys))
-        return sigmoid(linear_logits(entries, rows) + interactions)
+        factors = worker.table("factor").pull(entries.keys)
+        if self._features.hashed:
+            # A row that is as it was made has taken no update.
+            untrained = (factors == worker.table("factor").initial(entries.keys)).all(axis=1)
+            factors[untrained] = 0
+        interactions, _ = _interactions(entries, factors)
+        return linear_logits(entries, rows) + interactions
+
+    def report(self) -> str:
+        """Return how features were scaled."""
+        return self._features.report()
 
 
 def _interactions(entries: Entries, factors: Float32) -> tuple[Float32, Float32]:

@@ -5,6 +5,8 @@ McMahan et al., "Ad Click Prediction: a View from the Trenches", KDD 2013.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 import numpy as np
 
@@ -14,7 +16,7 @@ from mpips.data.metrics import BINARY_METRICS
 from mpips.data.moments import Moments
 from mpips.model.optimizer import FTRL
 from mpips.model.table import EmbeddingTable, Table
-from mpips.tasks.base import Float32, Keys, StepResult, Task, Worker
+from mpips.tasks.base import Float32, Keys, Schedule, StepResult, Task, Worker
 from mpips.tasks.features import Entries, SparseFeatures
 from mpips.tasks.losses import logistic_loss, sigmoid
 from mpips.tasks.options import Penalty, Rate
@@ -29,11 +31,15 @@ class LogisticOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         learning_rate: Of FTRL.
         beta: Of FTRL: damps the first steps.
-        l1: Of FTRL: keeps weights at exactly 0.
+        l1: To the summed loss of all samples is added l1 times the sum of the weights' absolute values, which
+            keeps weights at exactly 0. FTRL's own lambda_1 (McMahan et al.) is compared with the sum of all
+            gradients that it has been given: means over batches, over all epochs. So it is set to
+            l1 * epochs / (batch size * workers per update), with which the threshold reached at the
+            end of the run is this penalty's, for any batch size and numbers of epochs and workers.
+            The bias has the same threshold.
         prior: Precision of the weights' normal prior: to the summed loss of all samples is added
             prior / 2 times the sum of squared weights, the bias excepted. Its meaning does not
-            depend on the number of samples, workers, or steps, and for hashed features, which are
-            not counted, nearly so.
+            depend on the number of samples, workers, or steps.
     """
 
     learning_rate: Rate = 0.5
@@ -49,18 +55,28 @@ class Logistic(Task):
     Options = LogisticOptions
     default_epochs = 30
     default_batch_size = 32
+    optimizer_options: ClassVar = {
+        "learning_rate": ("weight", "lr"),
+        "beta": ("weight", "beta"),
+        "l1": ("weight", "l1"),
+    }
     metrics = tuple(BINARY_METRICS)
 
     def __init__(self, info: DataInfo, options: LogisticOptions, seed: int) -> None:
         """Check that the data suits the task; see `Task`."""
         self._features = SparseFeatures(info, self.name)
         self._options = options
+        self._schedule = Schedule(self.default_epochs, self.default_batch_size)
+
+    def schedule(self, schedule: Schedule) -> None:
+        """Take note of the run's length, which `l1` needs."""
+        self._schedule = schedule
 
     def tables(self) -> list[Table]:
         """Return `weight`, rows of one value; the bias has key -1."""
         own = self._options
-        l2 = 0.0 if self._features.counted else optimizer_l2(own.prior, self)
-        optimizer = FTRL(lr=own.learning_rate, beta=own.beta, l1=own.l1, l2=l2)
+        l1 = own.l1 * self._schedule.epochs_per_sample("weight")
+        optimizer = FTRL(lr=own.learning_rate, beta=own.beta, l1=l1)
         return [EmbeddingTable("weight", 1, optimizer=optimizer)]
 
     def prepare(self, worker: Worker, moments: Moments) -> None:
@@ -86,8 +102,16 @@ class Logistic(Task):
 
     def predict(self, worker: Worker, batch: Batch) -> Float32:
         """Return the probability of class 1."""
-        entries = self._features.of(batch)
-        return sigmoid(linear_logits(entries, worker.table("weight").pull(with_bias(entries.keys))))
+        return sigmoid(self.logits(worker, batch))
+
+    def logits(self, worker: Worker, batch: Batch) -> Float32:
+        """Return the logits of class 1."""
+        entries = self._features.of_unseen(batch)
+        return linear_logits(entries, worker.table("weight").pull(with_bias(entries.keys)))
+
+    def report(self) -> str:
+        """Return how features were scaled."""
+        return self._features.report()
 
 
 def with_bias(keys: Keys) -> Keys:
@@ -122,12 +146,3 @@ def prior_gradient(entries: Entries, rows: Float32, prior: float, batch: Batch) 
     """
     shares: Float32 = np.float32(prior * batch.weight / batch.n) * entries.shares
     return shares[:, np.newaxis] * rows
-
-
-def optimizer_l2(prior: float, task: type[Task] | Task) -> float:
-    """Return FTRL's l2 that amounts to `prior` at the end of a run of default length.
-
-    FTRL adds up mean gradients of batches; in a run that is default_epochs / default_batch_size
-    times the summed gradient of all samples.
-    """
-    return prior * task.default_epochs / task.default_batch_size

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from mpips.data.dataset import Labels
 from mpips.data.info import DataInfo
-from mpips.data.metrics import BINARY_METRICS, CLASS_METRICS
+from mpips.data.metrics import BINARY_METRICS, CLASS_METRICS, Scores
 from mpips.errors import DataError
 
 Float32: TypeAlias = npt.NDArray[np.float32]
@@ -73,6 +73,15 @@ def class_count(info: DataInfo, task: str) -> int:
 def class_metrics(info: DataInfo) -> tuple[str, ...]:
     """Return the names of the metrics for that many classes."""
     return tuple(BINARY_METRICS if info.n_classes == 2 else CLASS_METRICS)
+
+
+def class_logits(logits: Float32) -> Scores:
+    """Return log(p1 / p0), float64, shape (n,), if there are two classes, else the logits (n, k)."""
+    if logits.shape[1] != 2:
+        return logits
+    wide = logits.astype(np.float64)
+    margins: Scores = wide[:, 1] - wide[:, 0]
+    return margins
 
 
 def class_scores(logits: Float32) -> Float32:

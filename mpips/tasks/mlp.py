@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import msgspec
 import numpy as np
 
 from mpips.data.dataset import Batch
 from mpips.data.info import DataInfo
+from mpips.data.metrics import Scores
 from mpips.data.moments import Moments
 from mpips.model.optimizer import Adagrad
 from mpips.model.table import DenseTable, Table
 from mpips.tasks.base import Float32, StepResult, Task, Worker
 from mpips.tasks.features import DenseFeatures
-from mpips.tasks.losses import class_count, class_metrics, class_scores, softmax_loss
+from mpips.tasks.losses import (
+    class_count,
+    class_logits,
+    class_metrics,
+    class_scores,
+    softmax_loss,
+)
 from mpips.tasks.options import INITIAL_ACCUMULATOR, Count, Penalty, Rate
 
 
@@ -39,6 +47,7 @@ class Mlp(Task):
     Options = MlpOptions
     default_epochs = 50
     default_batch_size = 32
+    optimizer_options: ClassVar = {"learning_rate": ("", "lr")}
 
     def __init__(self, info: DataInfo, options: MlpOptions, seed: int) -> None:
         """Check that the data suits the task; see `Task`."""
@@ -90,7 +99,18 @@ class Mlp(Task):
 
     def predict(self, worker: Worker, batch: Batch) -> Float32:
         """Return the probabilities of the classes."""
-        return class_scores(self._forward(self._features.of(batch), *self._pull(worker))[1])
+        return class_scores(self._class_logits(worker, batch))
+
+    def logits(self, worker: Worker, batch: Batch) -> Scores:
+        """Return the logits of the classes, of two their difference."""
+        return class_logits(self._class_logits(worker, batch))
+
+    def report(self) -> str:
+        """Return what was standardised."""
+        return self._features.report()
+
+    def _class_logits(self, worker: Worker, batch: Batch) -> Float32:
+        return self._forward(self._features.of(batch), *self._pull(worker))[1]
 
     def _pull(self, worker: Worker) -> tuple[list[Float32], list[Float32]]:
         weights = [worker.table(f"weight{i}").pull() for i in self._layers]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
+from mpips.data.options import Wants
 from mpips.errors import ConfigError
 from mpips.tasks.base import Task
 from mpips.tasks.fm import FactorizationMachine
@@ -77,6 +78,12 @@ def _check(name: str, found: type) -> None:
                 f"task '{name}': class {found.__name__} has no attribute {attribute}; "
                 "subclass mpips.tasks.Task to inherit all but name"
             )
+    wanted = getattr(found, "labels", "classes")
+    if wanted not in get_args(Wants):
+        raise ConfigError(
+            f"task '{name}': {found.__name__}.labels = {wanted!r}: must be one of "
+            f"{', '.join(get_args(Wants))}"
+        )
     options = getattr(found, "Options", None)
     if not (isinstance(options, type) and issubclass(options, msgspec.Struct)):
         raise ConfigError(f"task '{name}': {found.__name__}.Options is no msgspec.Struct")

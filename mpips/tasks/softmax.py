@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 import numpy as np
 
 from mpips.data.dataset import Batch
 from mpips.data.info import DataInfo
+from mpips.data.metrics import Scores
 from mpips.data.moments import Moments
 from mpips.model.optimizer import Adagrad
 from mpips.model.table import DenseTable, Table
 from mpips.tasks.base import Float32, StepResult, Task, Worker
 from mpips.tasks.features import DenseFeatures
-from mpips.tasks.losses import class_count, class_metrics, class_scores, softmax_loss
+from mpips.tasks.losses import (
+    class_count,
+    class_logits,
+    class_metrics,
+    class_scores,
+    softmax_loss,
+)
 from mpips.tasks.options import INITIAL_ACCUMULATOR, Penalty, Rate
 
 
@@ -35,6 +44,7 @@ class Softmax(Task):
     Options = SoftmaxOptions
     default_epochs = 40
     default_batch_size = 32
+    optimizer_options: ClassVar = {"learning_rate": ("", "lr")}
 
     def __init__(self, info: DataInfo, options: SoftmaxOptions, seed: int) -> None:
         """Check that the data suits the task; see `Task`."""
@@ -72,5 +82,17 @@ class Softmax(Task):
 
     def predict(self, worker: Worker, batch: Batch) -> Float32:
         """Return the probabilities of the classes."""
+        return class_scores(self._class_logits(worker, batch))
+
+    def logits(self, worker: Worker, batch: Batch) -> Scores:
+        """Return the logits of the classes, of two their difference."""
+        return class_logits(self._class_logits(worker, batch))
+
+    def report(self) -> str:
+        """Return what was standardised."""
+        return self._features.report()
+
+    def _class_logits(self, worker: Worker, batch: Batch) -> Float32:
         x = self._features.of(batch)
-        return class_scores(x @ worker.table("weight").pull() + worker.table("bias").pull())
+        logits: Float32 = x @ worker.table("weight").pull() + worker.table("bias").pull()
+        return logits

@@ -50,6 +50,12 @@ class Channel(Protocol):
     def publish(self) -> None:
         """Make all records written so far visible to the server."""
 
+    def begin_fence(self) -> None:
+        """Start asking the server to confirm that all records written so far are in its memory."""
+
+    def wait_fence(self, max_s: float) -> bool:
+        """Wait until they are, consumed or not; False after `max_s` seconds. `begin_fence` precedes."""
+
     def area_way(self) -> AreaWay | None:
         """The way of large dense pushes past the ring, where there is one."""
 
@@ -110,6 +116,13 @@ class MemoryChannel:
 
     def publish(self) -> None:
         """Nothing to carry."""
+
+    def begin_fence(self) -> None:
+        """Nothing to ask: records are written where the server reads them."""
+
+    def wait_fence(self, max_s: float) -> bool:
+        """See Channel."""
+        return True
 
     def area_way(self) -> AreaWay | None:
         """None: large updates are read where the worker has them."""

@@ -8,6 +8,9 @@ serves them in order. The server checks every range: a worker writes its own mai
 A question, whatever carries the records, is the number of records of this worker that it wants to
 know consumed: the server then sends on a fourth tag what it says in the mailbox. It travels in a head
 of its own or in that of a small put.
+
+A fence is a head without bytes that the server answers on a fifth tag, by an empty message. It is served
+behind everything that was sent before it, so its answer proves that all of that lies in the region.
 """
 
 from __future__ import annotations
@@ -26,11 +29,12 @@ from mpips.errors import ProtocolError, StallError
 
 Bytes = NDArray[np.uint8]
 
-TAG_HEAD, TAG_DATA, TAG_REPLY, TAG_SAID = 11, 12, 13, 14
+TAG_HEAD, TAG_DATA, TAG_REPLY, TAG_SAID, TAG_FENCE = 11, 12, 13, 14, 15
 INLINE_BYTES = 16 << 10  # a put up to this size is one message
 _HEAD = struct.Struct("<QQQQ")
-_PUT, _GET, _ASK = 1, 2, 3
+_PUT, _GET, _ASK, _FENCE = 1, 2, 3, 4
 _MAX_PENDING = 64
+_MOST_AT_ONCE = 64  # requests served in one look, so that a busy server comes to its other work
 
 
 class P2pMemory:
@@ -48,6 +52,7 @@ class P2pMemory:
         self._timeout_s = timeout_s
         self._idle = idle
         self._open: deque[tuple[MPI.Request, object]] = deque()
+        self._fence: MPI.Request | None = None
 
     def put(self, offset: int, data: Bytes) -> None:
         """See RemoteMemory."""
@@ -73,6 +78,18 @@ class P2pMemory:
     def flush(self) -> None:
         """See RemoteMemory. What was sent before is served before what is sent later."""
         self._complete(0)
+
+    def fence(self) -> None:
+        """See RemoteMemory."""
+        assert self._fence is None
+        self._fence = self._comm.Irecv([bytearray(0), MPI.BYTE], self._rank, TAG_FENCE)
+        self._send_head(_FENCE, 0, 0)
+
+    def fenced(self) -> bool:
+        """See RemoteMemory."""
+        if self._fence is not None and self._fence.Test():
+            self._fence = None
+        return self._fence is None
 
     def _send_head(self, operation: int, offset: int, n_bytes: int) -> None:
         head = _HEAD.pack(operation, offset, n_bytes, 0)
@@ -168,9 +185,15 @@ class P2pService:
         }
 
     def poll(self) -> int:
-        """Serve all waiting requests; returns how many. Blocks only while a put's bytes arrive."""
+        """Serve waiting requests; returns how many. Blocks only while a put's bytes arrive.
+
+        More of them may come as fast as they are served, so the number is limited: while it is above 0 the
+        caller comes back at once.
+        """
         served = self._answer() if self._questions else 0
-        while self._comm.Iprobe(MPI.ANY_SOURCE, TAG_HEAD, self._status):
+        for _ in range(_MOST_AT_ONCE):
+            if not self._comm.Iprobe(MPI.ANY_SOURCE, TAG_HEAD, self._status):
+                break
             source = self._status.Get_source()
             n_bytes = self._status.Get_count(MPI.BYTE)
             if not _HEAD.size <= n_bytes <= len(self._message):
@@ -198,8 +221,10 @@ class P2pService:
         start, stop = self._mailboxes.get(source, (0, 0))
         if operation == _GET:
             start, stop = 0, len(self._region)
-        known = operation in (_PUT, _GET, _ASK) and inline in (0, n_bytes)
-        if (operation != _ASK and not start <= offset <= offset + n_bytes <= stop) or not known:
+        known = operation in (_PUT, _GET, _ASK, _FENCE) and inline in (0, n_bytes)
+        if (
+            operation not in (_ASK, _FENCE) and not start <= offset <= offset + n_bytes <= stop
+        ) or not known:
             raise ProtocolError(
                 f"rank {source} asked for bytes {offset} to {offset + n_bytes} of a region, "
                 f"of which it may use {start} to {stop}"
@@ -208,7 +233,10 @@ class P2pService:
             if source in self._questions or source not in self._mailboxes:
                 raise ProtocolError(f"rank {source} asked a question that no worker asks")
             self._questions[source] = count
-        if operation == _GET:
+        if operation == _FENCE:
+            empty = np.empty(0, np.uint8)
+            self._replies.append((self._comm.Isend([empty, MPI.BYTE], source, TAG_FENCE), empty))
+        elif operation == _GET:
             self._reply(source, offset, n_bytes, TAG_REPLY)
         elif operation == _PUT and inline:
             self._region[offset : offset + n_bytes] = self._message[_HEAD.size :][:n_bytes]

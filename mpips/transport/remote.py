@@ -36,7 +36,7 @@ Bytes = NDArray[np.uint8]
 Float32 = NDArray[np.float32]
 
 _HEADER_BYTES = 64
-_PAYLOAD_BYTES_AT = 48  # of the u32 `payload_bytes` in a record header
+_PAYLOAD_BYTES_AT = 52  # of the u32 `payload_bytes` in a record header
 _PAIR_BYTES = 16
 _GET_BYTES = 4 << 20  # one get of a dense pull
 _PUT_BYTES = 1 << 20  # neighbouring records go in one put up to this size
@@ -50,6 +50,11 @@ _EARLY_BYTES = (
 class RemoteMemory(Protocol):
     """The region of one server, reached by messages or RMA. Offsets and lengths in bytes.
 
+    Two ways of writing. What `put` wrote is in the region before anything that is sent after `flush` has
+    returned. Small writes (`put_asking`) are messages: they arrive in their own order, `flush` does not
+    wait for it, and MPI orders nothing between them and puts. Only an answered `fence` tells that all of
+    both has arrived.
+
     Attributes:
         name: Of the transport.
         piece_bytes: Of one put of a long array that goes fastest.
@@ -59,22 +64,27 @@ class RemoteMemory(Protocol):
     piece_bytes: int
 
     def put(self, offset: int, data: Bytes) -> None:
-        """Start a write; `data` must stay unchanged until `flush`."""
+        """Start a write of any length; `data` must stay unchanged until `flush`."""
 
     def get(self, offset: int, out: Bytes) -> None:
         """Start a read; `out` is filled after `flush`."""
 
     def put_asking(self, offset: int, data: Bytes, count: int) -> None:
-        """A put of at most INLINE_BYTES that asks: say so when `count` (0: no) records are consumed.
-
-        Unlike that of `put`, `data` may be changed at once.
+        """Write at most INLINE_BYTES by a message, which asks for an answer once `count` records are
+        consumed (0: it asks for none). `data` may be changed at once.
         """
 
     def leave(self) -> None:
         """Return when puts of at most INLINE_BYTES need this process no more to arrive."""
 
     def flush(self) -> None:
-        """Complete all started operations, at the server too."""
+        """Complete all puts and gets; see above."""
+
+    def fence(self) -> None:
+        """Start asking the server to confirm that all messages so far have arrived. Not blocking."""
+
+    def fenced(self) -> bool:
+        """Return True once the server has confirmed it. Enters MPI, does not block."""
 
 
 class Asking(Protocol):
@@ -124,6 +134,8 @@ class RemoteChannel:
         self._words = self._mirror.view(np.uint32)
         self._under_way = 0  # bytes of puts from the mirror since the last flush
         self._straight = False  # are puts into the area under way?
+        self._unfenced = False  # was anything put since the last fence?
+        self._fence_open = False  # does a fence wait for its answer?
 
     def send(self) -> None:
         """See Channel. Small puts leave at once, and are complete later."""
@@ -134,9 +146,24 @@ class RemoteChannel:
             self._remote.leave()
 
     def publish(self) -> None:
-        """See Channel. Returns when the records have arrived."""
+        """See Channel. Small records arrive later than this returns; see `begin_fence`."""
         self._put_new()
         self.complete()
+
+    def begin_fence(self) -> None:
+        """See Channel."""
+        self._put_new()
+        if self._unfenced and not self._fence_open:
+            self._unfenced, self._fence_open = False, True
+            self._remote.fence()
+
+    def wait_fence(self, max_s: float) -> bool:
+        """See Channel. The flush waits for puts, the answer for messages."""
+        self.complete()
+        if self._fence_open and not self._wait(self._remote.fenced, max_s):
+            return False
+        self._fence_open = False
+        return True
 
     def area_way(self) -> AreaWay | None:
         """See Channel."""
@@ -145,7 +172,7 @@ class RemoteChannel:
     def put_area(self, offset: int, data: Bytes) -> None:
         """See AreaWay."""
         self._remote.put(self._area_at + offset, data)
-        self._straight = True
+        self._straight = self._unfenced = True
 
     def put_records(self) -> None:
         """See AreaWay."""
@@ -176,6 +203,7 @@ class RemoteChannel:
     def _put(self, start: int, end: int, last: int) -> None:
         """Put a part of the mirror. A worker that has waited for its last push waits for this one."""
         data = self._mirror[start:end]
+        self._unfenced = True
         if self._straight and len(data) <= INLINE_BYTES:
             # Between puts into the area nothing may wait for a flush.
             return self._remote.put_asking(self._at + start, data, 0)
@@ -186,6 +214,8 @@ class RemoteChannel:
             self._question.expect()
             self._asked = last
             self._remote.put_asking(self._at + start, data, last)
+        elif len(data) <= INLINE_BYTES:
+            self._remote.put_asking(self._at + start, data, 0)
         else:
             self._remote.put(self._at + start, data)
         self._under_way += end - start

@@ -4,8 +4,9 @@ One `Lock_all(NOCHECK)` for the run; only contiguous bytes, put, get and flush. 
 accumulate, no request-based calls, no dynamic windows: each of these hangs or corrupts on some current
 MPI over some network. The target must enter MPI for progress; the server's loop does.
 
-Small puts go as messages: a message leaves at once and needs no answer, where a put over TCP is queued
-until the origin enters MPI again and is answered by the target before anything else happens there.
+Small records go as messages: a message leaves at once and needs no answer, where a put over TCP is queued
+until the origin enters MPI again and is answered by the target before anything else happens there. But a
+flush completes a message at this end only, and a message may be overtaken by a put.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from mpips.transport.p2p import INLINE_BYTES, P2pMemory
+from mpips.transport.p2p import P2pMemory
 
 Bytes = NDArray[np.uint8]
 Guard = Callable[[str], Any]
@@ -66,9 +67,8 @@ class RmaMemory:
         self._guard = guard
 
     def put(self, offset: int, data: Bytes) -> None:
-        """See RemoteMemory."""
-        if data.nbytes <= INLINE_BYTES:
-            return self._messages.put(offset, data)
+        """See RemoteMemory. Never by a message, however short: a flush does not wait for its arrival, and
+        what lies in an area has no other proof of it."""
         self._window.Put([data, MPI.BYTE], self._rank, target=[offset, data.nbytes, MPI.BYTE])
 
     def get(self, offset: int, out: Bytes) -> None:
@@ -91,3 +91,11 @@ class RmaMemory:
         with self._guard(f"a flush to rank {self._rank}"):
             self._window.Flush(self._rank)
         self._messages.flush()
+
+    def fence(self) -> None:
+        """See RemoteMemory."""
+        self._messages.fence()
+
+    def fenced(self) -> bool:
+        """See RemoteMemory."""
+        return self._messages.fenced()

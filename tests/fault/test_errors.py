@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from launcher import launch, site_environment
 
+ABOUT_THE_LAUNCHER = "mpips: what the launcher prints after this"
 PROGRAMS = Path(__file__).with_name("programs")
 
 
@@ -19,7 +20,7 @@ PROGRAMS = Path(__file__).with_name("programs")
         ("raise", 1, ["worker 1 (rank 3 on", "ValueError: the user's own mistake", "broken.py"]),
         ("nan", 1, ["table 'dense' holds nan at position 7 of 10", "nothing was sent"]),
         ("shape", 1, ["shape (11,), expected (10,)"]),
-        ("exit", 3, []),
+        ("exit", 3, ["main called sys.exit(3)"]),
     ],
 )
 def test_an_error_in_a_worker_ends_the_job(how: str, code: int, parts: list[str]) -> None:
@@ -30,6 +31,62 @@ def test_an_error_in_a_worker_ends_the_job(how: str, code: int, parts: list[str]
     for part in parts:
         assert part in text
     assert text.count("mpips: error:") == len(parts[:1]), text
+    after = text.split("mpips: error:")[1]
+    assert after.count(ABOUT_THE_LAUNCHER) == 1, text
+    assert after.index(ABOUT_THE_LAUNCHER) > after.index(parts[-1])
+
+
+def test_an_error_before_mpi_is_followed_by_one_line_about_the_launcher() -> None:
+    with launch(3, [sys.executable, "-m", "mpips", "train", "mlpp"], timeout=30.0) as job:
+        assert job.wait() == 2, job.stderr()
+        lines = job.stderr().splitlines()
+    error = next(i for i, line in enumerate(lines) if line.startswith("mpips: error:"))
+    assert lines[error + 1].startswith(ABOUT_THE_LAUNCHER)
+    assert sum(line.startswith(ABOUT_THE_LAUNCHER) for line in lines) == 1
+
+
+WRONG = {
+    "option": ("tables, timeout=3", "unknown option 'timeout'"),
+    "servers": ("tables, servers=4", "servers = 4 is too many for 3 ranks"),
+    "twice": ("tables * 2", "'w'"),
+    "generator": ("tables", "contains yield"),
+    "trigger": ("tables, save='x', on_usr1='stop'", "on_usr1 = 'stop'"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_run_refuses_is_printed_once(what: str) -> None:
+    arguments, said = WRONG[what]
+    body = "yield" if what == "generator" else "pass"
+    code = (
+        f"import mpips\ndef main(worker):\n    {body}\n"
+        f"tables = [mpips.DenseTable('w', (4,))]\nmpips.run(main, {arguments})\n"
+    )
+    with launch(3, [sys.executable, "-c", code], timeout=30.0) as job:
+        assert job.wait() == 2, job.stderr()
+        text = job.stderr()
+    assert text.count(said) == 1, text
+    assert "Traceback" not in text
+    assert text.count("mpips: error:") == 1
+
+
+def test_what_run_refuses_on_one_rank_only_is_printed_with_the_rank() -> None:
+    code = (
+        "import mpips; from mpips.cluster.launch import launched_rank as r;"
+        "mpips.run(print, [mpips.DenseTable('w', (4,))], **({'timeout': 3} if r() == 2 else {}))"
+    )
+    with launch(3, [sys.executable, "-c", code], timeout=30.0) as job:
+        assert job.wait() == 2, job.stderr()
+        text = job.stderr()
+    assert text.count("mpips: error: rank 2: unknown option 'timeout'") == 1, text
+    assert text.count("mpips: error:") == 1
+
+
+def test_one_process_says_nothing_of_a_launcher() -> None:
+    command = [sys.executable, "-m", "mpips", "train", "mlpp"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1, done.stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small /dev/shm needs root")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -65,10 +67,41 @@ def test_training_survives_a_full_disk(tmp_path: Path) -> None:
         assert run.launched.wait() == 0, run.launched.tail()
 
 
-def start_on_small_disk(folder: Path) -> Run:
+@pytest.mark.skipif(not may_mount(), reason="a small disk needs a mount of one's own")
+def test_the_last_checkpoint_and_the_next_attempt_wait_for_room(tmp_path: Path) -> None:
+    run = start_on_small_disk(tmp_path, every_s=0.0, epochs=3)
+    with run.launched:
+        status = run.until(lambda s: bool(s["ranks"]))
+        folder = run.path
+        disk = Disk(run.launched.pid, tmp_path / "runs")
+        disk.fill()
+        said = run.launched.stderr
+        waits = "the job waits and tries again"
+        assert processes.until(lambda: waits in said(), 60.0), run.launched.tail()
+        # All training is done and nothing of it is on the disk. Now a server dies as well.
+        server = next(place["pid"] for place in status["ranks"] if place["role"] == "server 1")
+        os.kill(server, signal.SIGKILL)
+        again = "the next attempt starts when there is room"
+        assert processes.until(lambda: again in said(), 30.0), run.launched.tail()
+        disk.free()
+        finished = folder / "finished.json"
+        assert processes.until(finished.exists, 60.0), run.launched.tail()
+        done = json.loads(finished.read_text())
+        assert done["generation"] == 1
+        assert done["step"] == 3 * 44, said()  # of the only worker
+        assert run.launched.wait() == 0, run.launched.tail()
+        assert "from memory: step 132" in said()
+
+
+def start_on_small_disk(folder: Path, every_s: float = 0.2, epochs: int = 9) -> Run:
     """A run of some 12 s with a checkpoint every 0.2 s, its run directory on a disk of 4 MiB."""
     (folder / "runs").mkdir()
-    settings = ["checkpoint.every_s=0.2", "options.pause_s=0.05", "train.epochs=9"]
+    settings = [
+        f"checkpoint.every_s={every_s}",
+        "options.pause_s=0.05",
+        f"train.epochs={epochs}",
+        "redundancy.warm=true",
+    ]
     sets = [word for text in settings for word in ("--set", text)]
     job = ["-n", "4", "--servers", "2", "faulty_task:Faulty", "--train", str(made_data(folder))]
     wrapped = ["unshare", "--mount", "sh", "-c", MOUNT, str(folder / "runs")]

@@ -1,4 +1,4 @@
-"""Processes of supervised runs are killed at random: no update is lost, none counts twice."""
+"""`mpips bench recovery --kills`: launches end at random places, no update is lost, none counts twice."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from mpips.bench.launching import Options
 
 @pytest.mark.timeout(300)
 def test_no_update_is_lost_or_doubled_whoever_is_killed() -> None:
-    found = kills.run(Options(kills=6))
+    found = kills.run(Options(kills=4, seed=2))
     values = {figure.name: figure.median for figure in found.figures}
-    assert values["kills"] >= 6, found.notes
-    for name in ("lost_updates", "double_updates", "different_runs"):
+    assert values["kills"] >= 4, found.notes
+    for name in ("lost_updates", "double_updates", "different_runs", "failed_runs"):
         assert values[name] == 0, found.notes

@@ -7,7 +7,7 @@ from pathlib import Path
 import multinode
 import pytest
 import supervised
-from supervised import SHAPE, Run, check_counts, job, start
+from supervised import SHAPE, Run, check_counts, counting, job, start
 
 pytestmark = pytest.mark.multinode
 
@@ -74,7 +74,7 @@ def test_every_push_counts_once_and_without_another_host_there_are_no_partners(
     nodes2: multinode.Nodes, tmp_path: Path
 ) -> None:
     asp = settings(**{"table.consistency": "asp"})
-    arguments = job(tmp_path, "counting_task:Counting", *asp)
+    arguments = counting(tmp_path, *asp)
     run = start_on(nodes2, tmp_path, [2, 5], *arguments)
     said = lose(nodes2, run, 0)
     assert "server 0 goes on from its partner's copy" in said
@@ -85,7 +85,7 @@ def test_every_push_counts_once_and_without_another_host_there_are_no_partners(
 def test_with_a_lag_every_push_counts_once(nodes3: multinode.Nodes, tmp_path: Path) -> None:
     bsp = {"table.consistency": "bsp", "table.reduce": "sum", "redundancy.partner_mode": "lag"}
     lag = settings(**bsp, **{"redundancy.partner_lag_records": 40})
-    arguments = job(tmp_path, "counting_task:Counting", *lag)
+    arguments = counting(tmp_path, *lag)
     run = start_on(nodes3, tmp_path, [3, 3, 3], "--spares", "1", *arguments)
     said = lose(nodes3, run, 1)
     assert "server 1 goes on from its partner's copy" in said
@@ -99,7 +99,7 @@ def test_whoever_dies_with_partners_every_push_counts_once(
     nodes2: multinode.Nodes, tmp_path: Path, mode: str
 ) -> None:
     texts = {"table.consistency": "asp", "redundancy.partner_mode": mode}
-    arguments = job(tmp_path, "counting_task:Counting", *settings(**texts))
+    arguments = counting(tmp_path, *settings(**texts))
     run = start_on(nodes2, tmp_path, [3, 3], "--max-restarts", "9", *arguments, fault=DEATHS[mode])
     with run.launched:
         assert run.launched.wait() == 0, run.launched.tail(80)

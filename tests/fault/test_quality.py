@@ -92,4 +92,8 @@ def test_a_job_file_trains_like_its_flags(tmp_path: Path) -> None:
     found = trained(3, str(job))
     same = trained(3, "logistic", *files("agaricus"), "--set", "train.epochs=3")
     assert found["log_loss"] == same["log_loss"]
-    assert [point["epoch"] for point in found["history"]] == [1, 2]
+    assert [point["epoch"] for point in found["history"]] == [1, 2, 3]
+    assert [point["loss"] for point in same["history"]] == [p["loss"] for p in found["history"]]
+    assert found["history"][-1]["loss"] == found["loss"]
+    assert all("auc" in point for point in found["history"])
+    assert [("auc" in point) for point in same["history"]] == [False, False, True]

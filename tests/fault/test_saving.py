@@ -84,9 +84,9 @@ def test_never_starts_anew(tmp_path: Path) -> None:
     [
         (
             ["--resume", "nowhere/step-1"],
-            "resume = 'nowhere/step-1': 'auto', 'never' or the folder",
+            "resume = 'nowhere/step-1': must be 'auto', 'never' or the folder",
         ),
-        (["--set", "checkpoint.keep_last=0"], "keep_last = 0: a number from 1 up is accepted"),
+        (["--set", "checkpoint.keep_last=0"], "keep_last = 0: must be 1 or more"),
         (["--save", "/proc/none"], "checkpoint.folder = '/proc/none'"),
     ],
 )

@@ -91,7 +91,9 @@ def test_dying_while_checkpoints_are_made_leaves_none_that_is_bad(
     with run.launched:
         said = finish(run, undisturbed, attempts=len(points) + 1)
     steps = [int(step) for step in re.findall(r"at work .* from checkpoint step-0*(\d+)", said)]
-    assert steps == [30, 30, 60, 8 * 22], said
+    # What has no name yet and what is half written is not gone on from; what is named is.
+    assert len(steps) == 4, said
+    assert 30 <= steps[0] == steps[1] < steps[2] < steps[3] == 8 * 22, said
     assert find_newest(run.path / "checkpoints").refused == ()
 
 

@@ -1,24 +1,19 @@
-"""`mpips run` goes on in shared memory: every role killed, and processes that die at a chosen point."""
+"""`mpips run` goes on in shared memory; who dies where, on which way, is in test_matrix.py."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
 import pytest
-from supervised import SHAPE, Run, alive, check_counts, content, job, start
+from supervised import SHAPE, Run, alive, check_counts, content, counting, job, start
 
-# Where one process of each launch dies, one launch after the other. Two in a row that died before they
-# came any further would be the last.
-CHAINS = {
-    "asp": "stamped:61,word-logged:499,taken-over:1,committed:101",
-    "ssp": "payload:63,word-put:301,unit-done:80,acknowledged:60",
-    # Checkpoints: at the cut, while it is written, complete without its name, without the link to it.
-    "saving": "named:1,cut-held:1,cut-copied:1,block-written:2,synced:1",
-    "recovering": "named:1,recovering:2,stamped:60,resumed:1",
-}
+# Checkpoints: one process of each launch dies at the cut, while it is written, complete without its name,
+# without the link to it.
+SAVING = "named:1,cut-held:1,cut-copied:1,block-written:2,synced:1"
 
 
 def finish(run: Run, deaths: int = 1) -> str:
@@ -35,14 +30,12 @@ def finish(run: Run, deaths: int = 1) -> str:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("chain", CHAINS)
-def test_dying_at_any_point_every_push_counts_once(tmp_path, chain):
-    consistency = "ssp" if chain == "ssp" else "asp"
-    settings = [f"table.consistency={consistency}", "checkpoint.every_steps=10"]
-    arguments = ["--max-restarts", "9", *job(tmp_path, "counting_task:Counting", *settings)]
-    run = start(tmp_path, *SHAPE, *arguments, fault=CHAINS[chain], timeout=200.0)
+def test_dying_at_any_point_of_a_checkpoint_every_push_counts_once_and_nothing_is_left(tmp_path):
+    settings = ["table.consistency=asp", "checkpoint.every_steps=10"]
+    arguments = ["--max-restarts", "9", *counting(tmp_path, *settings)]
+    run = start(tmp_path, *SHAPE, *arguments, fault=SAVING, timeout=200.0)
     with run.launched:
-        finish(run, deaths=CHAINS[chain].count(",") + 1)
+        finish(run, deaths=SAVING.count(",") + 1)
     check_counts(run, tmp_path)
     checkpoints = run.path / "checkpoints"
     names = {path.name for path in checkpoints.iterdir()} - {".lock", "latest"}
@@ -51,19 +44,9 @@ def test_dying_at_any_point_every_push_counts_once(tmp_path, chain):
     assert all(content(checkpoints / name) for name in names)
 
 
-@pytest.mark.parametrize("role", ["scheduler", "server 0", "worker 1"])
-def test_killed_from_outside_every_push_counts_once(tmp_path, role):
-    settings = ["table.consistency=asp", "checkpoint.every_steps=20"]
-    run = start(tmp_path, *SHAPE, *job(tmp_path, "counting_task:Counting", *settings))
-    with run.launched:
-        os.kill(run.pid_of(role), signal.SIGKILL)
-        finish(run)
-    check_counts(run, tmp_path)
-
-
 def test_a_stopped_server_is_named_and_its_memory_taken_over(tmp_path):
     settings = ["table.consistency=asp", "checkpoint.every_steps=20", "cluster.timeout_s=6"]
-    run = start(tmp_path, *SHAPE, *job(tmp_path, "counting_task:Counting", *settings))
+    run = start(tmp_path, *SHAPE, *counting(tmp_path, *settings))
     with run.launched:
         stopped = run.pid_of("server 1")
         os.kill(stopped, signal.SIGSTOP)
@@ -75,7 +58,7 @@ def test_a_stopped_server_is_named_and_its_memory_taken_over(tmp_path):
 
 def test_memory_serves_where_no_checkpoint_would(tmp_path):
     settings = ["table.consistency=asp", "checkpoint.every_steps=60", "options.pause_s=0.05"]
-    run = start(tmp_path, *SHAPE, *job(tmp_path, "counting_task:Counting", *settings))
+    run = start(tmp_path, *SHAPE, *counting(tmp_path, *settings))
     with run.launched:
         pid = run.pid_of("server 0")
         for path in (run.path / "checkpoints").glob("step-*/manifest.json"):
@@ -85,18 +68,43 @@ def test_memory_serves_where_no_checkpoint_would(tmp_path):
     check_counts(run, tmp_path)
 
 
-@pytest.mark.parametrize("transport", ["shm", "rma", "p2p"])
-def test_under_bsp_the_bits_are_those_of_an_undisturbed_run(tmp_path, transport):
-    settings = [f"cluster.transport={transport}", "options.pause_s=0.005"]
-    (tmp_path / "calm").mkdir()
-    calm = start(tmp_path / "calm", *SHAPE, *job(tmp_path, "faulty_task:Faulty", *settings))
-    with calm.launched:
-        assert calm.launched.wait() == 0, calm.launched.tail()
-    arguments = job(tmp_path, "faulty_task:Faulty", *settings)
-    run = start(tmp_path, *SHAPE, *arguments, fault="word-put:1500")
+def test_a_step_that_is_not_repeated_alike_falls_back_to_the_checkpoint_once(tmp_path):
+    folder = f"options.folder={tmp_path / 'runs'}"
+    settings = ["table.consistency=asp", "checkpoint.every_steps=8", folder]
+    arguments = job(tmp_path, "unseeded_task:Unseeded", *settings)
+    # A worker ends in its 60th clock, whose pushes are with the servers, in the first launch only.
+    run = start(tmp_path, *SHAPE, *arguments, fault="placed:60")
     with run.launched:
-        finish(run)
-    assert run.final() == calm.final()
+        assert run.launched.wait() == 0, run.launched.tail(80)
+        said = run.launched.stderr()
+    assert run.attempts == 3, said
+    assert "repeats clock 59 and makes other pushes than before" in said
+    assert "not going on in memory: attempt 1 found it wrong" in run.launched.stdout() + said
+    assert "from checkpoint step-" in said
+
+
+def test_a_run_that_was_given_up_goes_on_in_its_memory(tmp_path):
+    settings = ["table.consistency=asp", "options.pause_s=0.01"]
+    arguments = ["--max-restarts", "0", *counting(tmp_path, *settings)]
+    run = start(tmp_path, *SHAPE, *arguments)
+    with run.launched:
+        run.until(lambda status: bool(status["ranks"]))
+        checkpoints = run.path / "checkpoints"
+        shutil.rmtree(checkpoints)
+        checkpoints.write_text("in the way")
+        assert run.launched.wait() == 1, run.launched.tail()
+    said = " ".join(run.launched.stderr().split())
+    assert "was not written" in said
+    assert f"go on in it: mpips run {run.path}" in said
+    checkpoints.unlink()
+    again = start(tmp_path, str(run.path), "-n", "5")
+    with again.launched:
+        assert again.launched.wait() == 0, again.launched.tail()
+    # Nothing is trained again: all of it was there.
+    assert "going on in memory at step" in again.launched.stderr()
+    check_counts(run, tmp_path)
+    token = json.loads((run.path / "run.json").read_text())["token"]
+    assert not list(Path("/dev/shm").glob(f"*{token}*"))
 
 
 def test_switched_off_it_starts_from_a_checkpoint(tmp_path):
@@ -114,7 +122,7 @@ def test_lost_memory_is_said_and_a_checkpoint_serves(tmp_path):
     with run.launched:
         pid = run.pid_of("server 0")
         token = json.loads((run.path / "run.json").read_text())["token"]
-        for path in Path("/dev/shm").glob(f"*{token}-s1-journal"):
+        for path in Path("/dev/shm").glob(f"*{token}*-s1-journal"):
             path.unlink()
         os.kill(pid, signal.SIGKILL)
         assert run.launched.wait() == 0, run.launched.tail()

@@ -222,6 +222,67 @@ def test_a_checkpoint_asked_for_by_hand_while_others_wait(
     parallel_assert(comm, said["written"] + said["skipped"] >= 1, str(said))
 
 
+@pytest.mark.mpi(min_size=4)
+@pytest.mark.parametrize("model", [SSP(1000), ASP()], ids=["ssp", "asp"])
+def test_a_gather_between_push_and_clock_holds_no_cut(
+    session: Session,
+    comm: Any,
+    parallel_assert: Any,
+    folder: Path,
+    transport: str,
+    model: Any,
+) -> None:
+    """Worker 0 waits there for the others, and they for servers behind their cut records."""
+
+    def step(worker: Worker, done: int) -> None:
+        worker.table("e").pull(np.arange(KEYS))
+        dense, keys, rows = update(worker.index, done)
+        worker.table("w").push(dense)
+        worker.table("e").push(keys, rows)
+        worker.set_cursor({"clock": done + 1})
+
+    def main(worker: Worker) -> float:
+        longest, done = 0.0, 0
+        for turn in range(2):
+            for left in reversed(range(1 if worker.index == 0 else 40)):
+                began = time.monotonic()
+                step(worker, done)
+                done += 1
+                if worker.index == 0:
+                    worker.checkpoint()
+                    worker.barrier(f"turn {turn}")
+                time.sleep(2e-3)
+                worker.clock()
+                if worker.index and left:
+                    longest = max(longest, time.monotonic() - began)
+            if worker.index:
+                worker.barrier(f"turn {turn}")
+        # What was asked for is still to come.
+        while done < MOST and not published(folder):
+            step(worker, done)
+            done += 1
+            time.sleep(2e-3)
+            worker.clock()
+        return longest
+
+    played = session(
+        main,
+        tables(model),
+        save=folder,
+        servers=1 + (SIZE > 4),
+        transport=transport,
+        timeout_s=16.0,
+    )
+    said = played.statistics["scheduler"]["checkpoints"]
+    if comm.Get_rank() == 0:
+        for path in checkpoints(folder):
+            check_sums(path)
+    parallel_assert(comm, said["written"] >= 1, str(said))
+    parallel_assert(comm, said["given_up"] == said["failed"] == 0, str(said))
+    # Half of timeout_s, without what is tested here.
+    parallel_assert(comm, max(played.values) < 5.0, str(played.values))
+
+
 def test_random_stream_and_cursor_go_on_where_they_were(
     session: Session, comm: Any, parallel_assert: Any, folder: Path, servers: int
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from mpi4py import MPI
 from playing import SIZE
 
+from mpips.cluster.control import Client
 from mpips.errors import ProtocolError
 from mpips.transport.p2p import INLINE_BYTES, TAG_HEAD, P2pMemory, P2pService, Question
 
@@ -119,3 +120,47 @@ def test_what_no_worker_sends_is_an_error(
             comm.Send([message, MPI.BYTE], 0, TAG_HEAD)
 
     assert text in served(comm, work)[1]
+
+
+class Silence:
+    """An endpoint at which nothing arrives."""
+
+    def receive(self) -> list[object]:
+        return []
+
+    def send(self, rank: int, message: object) -> None:
+        pass
+
+
+def test_a_rank_has_time_for_other_work_at_each_sign_of_life() -> None:
+    client = Client(Silence(), 0, "here", 60.0)  # type: ignore[arg-type]
+    done = []
+    client.beside = lambda: done.append(1)
+    client.poll()
+    client.poll()
+    assert done == [1]
+
+
+def test_a_look_serves_a_limited_number_of_requests(
+    comm: MPI.Intracomm, parallel_assert: Callable[..., None]
+) -> None:
+    """They may come as fast as they are served, and the server has other work."""
+    n, counts = 200, []
+    region = np.zeros(STOP + 4096, np.uint8)
+    if comm.rank == 0:
+        service = P2pService(
+            comm, region, {1: (START, STOP)}, SAID, lambda what: contextlib.nullcontext()
+        )
+        comm.recv(source=1, tag=98)
+        deadline = time.monotonic() + 20
+        while sum(counts) < n and time.monotonic() < deadline:
+            counts.append(service.poll())
+    elif comm.rank == 1:
+        memory = P2pMemory(comm, 0, 20.0, lambda: None)
+        for i in range(n):
+            memory.put(START + i, np.full(1, i + 1, np.uint8))
+        comm.send(None, 0, 98)
+        memory.flush()
+    found = comm.rank != 0 or (region[START : START + n] == np.arange(1, n + 1)).all()
+    parallel_assert(comm, found, str(counts))
+    parallel_assert(comm, comm.rank != 0 or 0 < max(counts) <= 64, str(counts))

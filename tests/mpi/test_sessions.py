@@ -96,7 +96,7 @@ def broken_options(comm: Any) -> list[tuple[type[MpipsError], str, list[Any], di
     renamed = [DenseTable("w" if rank == 0 else "v", (3,))]
     wide = [EmbeddingTable("e", 3 if rank == 0 else 4096)]
     cases: list[tuple[type[MpipsError], str, list[Any], dict[str, Any]]] = [
-        (ConfigError, "servers = 64 with", one, {"servers": 64}),
+        (ConfigError, "servers = 64 is too many for", one, {"servers": 64}),
         (ConfigError, "unknown option 'server'", one, {"server": 1}),
         (ConfigError, "at least one table", [], {}),
         (ConfigError, "needs ring slots of at least", [EmbeddingTable("e", 999)], {"slot_kib": 1}),

@@ -65,6 +65,7 @@ class Load:
         slot_bytes: Of a record.
         partner: Bound of the lag of a copy (0: sync), in which every life but the first goes on: the
             server's own memory is lost with its life. None: no partner.
+        pulls: Each clock of a worker begins with a pull, so all before it is consumed.
     """
 
     tables: list[Table]
@@ -74,6 +75,7 @@ class Load:
     drain_every: int = 1
     slot_bytes: int = 1024
     partner: int | None = None
+    pulls: bool = True
 
     def steps(self) -> Iterator[Step]:
         """All steps in order. Without backup workers BSP takes in one worker after the other."""
@@ -81,7 +83,8 @@ class Load:
             isinstance(t.consistency, BSP) and not t.consistency.backup for t in self.tables
         )
         for clock in range(self.clocks):
-            yield from (("pull", w, clock) for w in range(self.n_workers))
+            if self.pulls:
+                yield from (("pull", w, clock) for w in range(self.n_workers))
             lists = [
                 [*self._pushes(w, clock), ("tick", w, clock), ("cut", w, clock)]
                 for w in range(self.n_workers)
@@ -161,7 +164,8 @@ class Life_:
         at = {"clock": 0, "finished": False, "taken": [0] * len(self.load.tables)}
         if self.generation > 0:
             at = self.core.position(w)
-            writer.resume(at["sequence"], at["applied"], 0, False, [])
+            # What is there is left out by `is_there`.
+            writer.resume(at["sequence"], at["applied"], 0, False, 0, 0, [], False)
         self.at.append(at)
         return writer
 
@@ -235,7 +239,9 @@ class Life_:
             self.until(lambda: writer.finish(clock))
         elif kind == "cut":
             self.until(
-                lambda: writer.cut(clock + 1, 0, f"{w} after {clock}".encode() * (1 + clock))
+                lambda: writer.cut(
+                    clock + 1, 0, clock + 1, f"{w} after {clock}".encode() * (1 + clock)
+                )
             )
         else:
             self.pull(writer, clock)
@@ -465,6 +471,10 @@ def loads() -> dict[str, Load]:
     found["queued"] = Load(tables, sizes, n_workers=3, drain_every=7)
     tables = [dense(600, "d", Adam(0.1), BSP()), rows(4, "e", Adam(0.1), BSP())]
     found["queued-bsp"] = Load(tables, sizes, n_workers=3, drain_every=7)
+    # Rows of the next clock wait in their slots while another worker closes this one.
+    tables = [dense(300, "d", Adam(0.1), BSP()), rows(4, "e", SGD(0.5), ASP())]
+    sizes = [(1, 9, ""), (1, 130, ""), (0, 300, "")]
+    found["mixed"] = Load(tables, sizes, clocks=3, drain_every=1000, pulls=False)
     tables = [
         dense(600, "d", SGD(0.5), ASP(Compensate(0.5))),
         rows(4, "e", Adagrad(0.1), ASP(Scale())),

@@ -2,8 +2,9 @@
 
 Keys of an attempt: words (list of fields), say (text for stderr), code, signal (to itself), finish (true),
 hang (seconds, after that), recoverable, start (steps), ranks (table for status.json), sleep (seconds,
-before the end), ignore (numbers of signals), log ({rank: text}), spawn (number of processes that stay), stop
-(those are stopped).
+before the end), beats (true: meanwhile it shows that it is alive), ahead (seconds by which the
+scheduler's clock is ahead), mute (true: no status is written), ignore (numbers of signals), log ({rank:
+text}), spawn (number of processes that stay), stop (those are stopped).
 """
 
 from __future__ import annotations
@@ -36,14 +37,19 @@ def main() -> None:
             os.kill(child.pid, signal.SIGSTOP)
     for rank, text in act.get("log", {}).items():
         (logs / f"rank-{rank}.log").write_text(text)
-    write_status(run, generation, act, children)
+    if not act.get("mute"):
+        write_status(run, generation, act, children)
     for i, words in enumerate(act.get("words", [])):
         write_words(logs, i, words)
     sys.stderr.write(act.get("say", ""))
     sys.stderr.flush()
     if "sleep" in act:
         (logs / "asleep").write_text("now")
-        time.sleep(act["sleep"])
+        until = time.monotonic() + act["sleep"]
+        while act.get("beats") and time.monotonic() < until:
+            os.utime(logs / "alive")
+            time.sleep(0.05)
+        time.sleep(max(until - time.monotonic(), 0))
     if act.get("finish"):
         (run / "finished.json").write_text(json.dumps(FINISHED))
     time.sleep(act.get("hang", 0))
@@ -63,7 +69,7 @@ def write_status(
     status = {
         "state": "running",
         "generation": generation,
-        "time_s": time.time(),
+        "time_s": time.time() + act.get("ahead", 0),
         "start": {"source": "memory", "step": act.get("start", act.get("recoverable", 0))},
         "progress": {"step": 7, "recoverable": act.get("recoverable", 0)},
         "ranks": act.get("ranks", ranks),

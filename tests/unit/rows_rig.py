@@ -51,7 +51,7 @@ class Rows:
         self.pushed = 0
         if generation > 0:
             at = self.core.position(0)
-            self.writer.resume(at["sequence"], at["applied"], 0, False, [])
+            self.writer.resume(at["sequence"], at["applied"], 0, False, 0, 0, [], False)
             self.pushed = at["taken"][0]
         rng = np.random.default_rng(1)
         self.updates = [

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 
 import mpips
 from mpips import ASP, BSP, SSP, ConfigError, DenseTable, EmbeddingTable, Worker
+from mpips.calling import ExitedError, call
 
 UNIT = mpips.SGD(lr=1.0)
 
@@ -97,7 +99,12 @@ def test_an_error_of_the_users_own_comes_out_unchanged_and_the_next_run_works() 
     [
         ([], {}, ConfigError, "a job needs at least one table"),
         ([DenseTable("w", (1,))] * 2, {}, ConfigError, "two tables are named 'w'"),
-        ([DenseTable("w", (1,))], {"servers": 2}, ConfigError, "servers = 2 with 1 rank"),
+        (
+            [DenseTable("w", (1,))],
+            {"servers": 2},
+            ConfigError,
+            "servers = 2 is too many for 1 rank",
+        ),
         ([DenseTable("w", (1,))], {"servres": 2}, ConfigError, "unknown option 'servres'"),
         ([DenseTable("w", (1,))], {"transport": "rma"}, ConfigError, "needs several ranks"),
         ([EmbeddingTable("e", 9999)], {}, None, ""),
@@ -120,6 +127,107 @@ def test_what_cannot_work_is_refused_before_it_starts(
         mpips.run(main, tables, **options)
     assert text in str(caught.value)
     assert started == []
+
+
+def a_generator(worker: Worker) -> Any:
+    yield worker.now
+
+
+async def a_coroutine(worker: Worker) -> None:
+    worker.clock()
+
+
+@pytest.mark.parametrize(
+    ("main", "text"),
+    [
+        (a_generator, "a_generator contains yield, so calling it trains nothing: use return"),
+        (a_coroutine, "a_coroutine is async, so calling it trains nothing: write def"),
+        (
+            lambda w: a_generator(w),
+            "<lambda> returned a generator, so nothing was trained: use return",
+        ),
+        (
+            lambda w: a_coroutine(w),
+            "<lambda> returned a coroutine, so nothing was trained: write def",
+        ),
+    ],
+)
+def test_a_main_of_which_nothing_would_run_is_refused(main: Any, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        mpips.run(main, [DenseTable("w", (1,))])
+    assert str(caught.value) == text
+
+
+def test_sys_exit_without_a_code_is_a_return(tmp_path: Path) -> None:
+    def main(worker: Worker) -> None:
+        worker.table("w").push(np.ones(1, np.float32))
+        sys.exit()
+
+    outcome = mpips.run(main, [DenseTable("w", (1,))], save=tmp_path)
+    assert (outcome.value, outcome.is_first_worker) == (None, True)
+    assert (tmp_path / "latest").exists()
+
+
+@pytest.mark.parametrize(("given", "code"), [(3, 3), ("no data", 1)])
+def test_sys_exit_with_a_code_ends_the_job_with_it(given: object, code: int) -> None:
+    def main(worker: Worker) -> None:
+        sys.exit(given)  # type: ignore[arg-type]
+
+    with pytest.raises(SystemExit) as left:
+        mpips.run(main, [DenseTable("w", (1,))])
+    assert left.value.code == given
+    with pytest.raises(ExitedError) as caught:
+        call(main, None, alone=False)  # type: ignore[arg-type]
+    assert caught.value.exit_code == code
+    assert str(caught.value) == f"main called sys.exit({given!r})"
+
+
+@pytest.mark.parametrize("kind", [DenseTable, EmbeddingTable])
+def test_strings_say_in_python_what_they_say_in_a_job(kind: Any) -> None:
+    table = kind("w", (4,) if kind is DenseTable else 4, "adam", "ssp")
+    assert (table.optimizer, table.consistency) == (mpips.Adam(), mpips.SSP())
+    given = {"name": "adam", "lr": 0.5}
+    assert DenseTable("w", (4,), given).optimizer == mpips.Adam(lr=0.5)  # type: ignore[arg-type]
+    assert DenseTable("w", (4,), consistency="ASP").consistency == mpips.ASP()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            {"optimizer": mpips.Adam},
+            "table 'w': optimizer = Adam is a class; call it: Adam() or Adam(lr=0.001)",
+        ),
+        ({"consistency": mpips.SSP}, "table 'w': consistency = SSP is a class; call it: SSP()"),
+        (
+            {"optimizer": "adm"},
+            "table 'w': unknown optimizer 'adm'; valid are sgd, momentum, nesterov, adagrad, rmsprop, adam, "
+            "adamw, ftrl; did you mean 'adam'?",
+        ),
+        (
+            {"consistency": "spp"},
+            "table 'w': unknown consistency 'spp'; valid are asp, bsp, ssp; did you mean 'ssp'?",
+        ),
+        (
+            {"optimizer": 0.1},
+            "table 'w': optimizer = 0.1: must be an optimizer such as Adam(lr=0.001), or its name",
+        ),
+        (
+            {"consistency": 2},
+            "table 'w': consistency = 2: must be BSP(), SSP(bound=2) or ASP(), or a name: bsp, ssp, asp",
+        ),
+    ],
+)
+def test_what_is_no_optimizer_or_consistency_is_refused_with_the_call(
+    arguments: dict[str, Any], sentence: str
+) -> None:
+    for make in (
+        lambda: DenseTable("w", (4,), **arguments),
+        lambda: EmbeddingTable("w", 4, **arguments),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            make()
+        assert str(caught.value) == sentence
 
 
 def test_a_run_gives_the_signal_handler_back() -> None:

@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 from checkpoints import Contents, flip, names
 from hypothesis import HealthCheck, given, settings
@@ -14,8 +15,8 @@ from hypothesis import strategies as st
 import mpips
 from mpips.checkpoint import Retention, find_newest, open_checkpoint, retain
 from mpips.checkpoint.folder import FolderLock
-from mpips.checkpoint.manifest import MANIFEST, STATE
-from mpips.errors import ConfigError, NewerFormatError
+from mpips.checkpoint.manifest import FORMAT, MANIFEST, STATE, decode, encode
+from mpips.errors import CheckpointError, ConfigError, NewerFormatError
 
 
 @pytest.fixture(scope="module")
@@ -134,14 +135,15 @@ def test_any_flipped_bit_is_found(pristine: Path, which: str, data: st.DataObjec
 
 def make_newer(path: Path) -> None:
     manifest = json.loads((path / MANIFEST).read_text())
-    fields = {"format": 2, "mpips": "9.1.0", "everything": "else"}
+    fields = {"format": FORMAT + 1, "mpips": "9.1.0", "everything": "else"}
     (path / MANIFEST).write_text(json.dumps({**fields, "content": [manifest["content"]]}))
 
 
 def test_a_newer_format_is_refused_and_nothing_older_is_taken_for_it(run: Path) -> None:
     make_newer(step(run, 300))
     sentence = (
-        "format 2, written by mpips 9.1.0, is newer than this mpips, .* install a newer mpips"
+        f"format {FORMAT + 1}, written by mpips 9.1.0, is newer than this mpips, .* install a "
+        "newer mpips"
     )
     with pytest.raises(NewerFormatError, match=sentence):
         open_checkpoint(step(run, 300))
@@ -215,5 +217,42 @@ def test_what_a_dead_writer_left_goes_unless_one_is_at_work(run: Path) -> None:
 
 @pytest.mark.parametrize(("last", "every"), [(0, 0), (-1, 0), (1, -1)])
 def test_a_rule_that_keeps_nothing_is_refused(last: int, every: int) -> None:
-    with pytest.raises(ConfigError, match="is accepted"):
+    with pytest.raises(ConfigError, match="must be"):
         Retention(last, every)
+
+
+def forge(path: Path, **changes: object) -> None:
+    """Give a checkpoint another manifest, with a checksum that fits."""
+    manifest = decode((path / MANIFEST).read_bytes(), path / MANIFEST)
+    (path / MANIFEST).write_bytes(encode(msgspec.structs.replace(manifest, **changes), "0"))
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_refused(run: Path) -> None:
+    step(run, 300).rename(step(run, 900))
+    number, reasons = newest(run)
+    assert number == 200
+    assert "its name says step 900, its manifest.json step 300" in reasons[0]
+    # Under a name that says no step it is what its manifest says.
+    step(run, 900).rename(run / "mine")
+    with open_checkpoint(run / "mine") as checkpoint:
+        assert checkpoint.manifest.step == 300
+
+
+@pytest.mark.parametrize("name", ["../../x", "/etc/x", "a/b", "", "a\nb", "a\0b"])
+def test_a_table_with_a_name_that_leads_elsewhere_is_refused(run: Path, name: str) -> None:
+    path = step(run, 300)
+    tables = decode((path / MANIFEST).read_bytes(), path).tables
+    forge(path, tables=(msgspec.structs.replace(tables[0], name=name), *tables[1:]))
+    with pytest.raises(CheckpointError, match="is no name of a table"):
+        open_checkpoint(path)
+    assert newest(run)[0] == 200
+
+
+@pytest.mark.parametrize("role", ["../../values", "state/../../x", "other"])
+def test_a_dataset_with_a_role_that_no_table_has_is_refused(run: Path, role: str) -> None:
+    path = step(run, 300)
+    tables = decode((path / MANIFEST).read_bytes(), path).tables
+    entry = msgspec.structs.replace(tables[0].datasets[0], role=role)
+    forge(path, tables=(msgspec.structs.replace(tables[0], datasets=(entry,)), *tables[1:]))
+    with pytest.raises(CheckpointError, match="is no dataset of a table"):
+        open_checkpoint(path)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 
 from mpips import chronicle as module
 from mpips.chronicle import Chronicle, ReplacedError
+from mpips.cluster.messages import Evaluated
 from mpips.panel import Panel
 from mpips.rundir import Lease, RankPlace, RunFolder, StartPoint, Supervised, replace_json
 
@@ -69,6 +72,24 @@ def test_what_memory_would_bring_back_is_the_least_step_of_all_workers(run: Supe
         assert status is not None
         found.append(status.progress.recoverable)
     assert found == [38, 38, 43]
+
+
+def test_the_supervisor_sees_a_scheduler_whose_disk_is_full(
+    run: Supervised, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.logs.mkdir()
+    alive = run.folder.alive_file(2)
+    alive.touch()
+    record = begin(run)
+    os.utime(alive, (1, 1))
+
+    def no_room(path: Path, value: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(module, "replace_json", no_room)
+    record.look({3: 9})
+    assert alive.stat().st_mtime > 1
+    assert "No space left on device" in capsys.readouterr().err
 
 
 def test_every_sample_is_in_one_line_of_the_metrics(run: Supervised) -> None:
@@ -140,3 +161,12 @@ def test_a_record_that_cannot_be_kept_costs_no_training(
     # But a run is not finished without its mark.
     with pytest.raises(OSError, match="No space left"):
         record.finish(STATISTICS)
+
+
+def test_an_evaluation_is_a_line_of_metrics(run: Supervised) -> None:
+    panel = Panel(RANKS)
+    Chronicle(run, panel, StartPoint())
+    panel.evaluated(Evaluated(5, 120, {"accuracy": 0.5, "auc": float("nan")}))
+    line = json.loads(run.folder.metrics_file.read_text())
+    assert (line["epoch"], line["step"], line["generation"]) == (4, 120, run.generation)
+    assert line["test"] == {"accuracy": 0.5, "auc": None}

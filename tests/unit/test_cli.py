@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,13 +13,16 @@ import pytest
 QUICK = ("mlp", "--train", "digits", "--set", "train.epochs=1")
 
 
-def mpips(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+def mpips(
+    *arguments: str, folder: Path | None = None, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "mpips", *arguments],
         capture_output=True,
         text=True,
         timeout=60,
         cwd=folder,
+        env={**os.environ, **(env or {})},
     )
 
 
@@ -51,6 +55,21 @@ def test_quiet_json_output_is_one_line_and_nothing_else() -> None:
     assert done.stderr == ""
 
 
+def test_evaluations_show_on_screen_in_the_summary_and_in_the_result() -> None:
+    job = ["mlp", "--train", "digits", "--epochs", "3", "--set", "train.eval_every=1"]
+    done = mpips("train", *job, "--json", "--progress", "none")
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("epoch ")]
+    assert [line.partition(": accuracy ")[0] for line in lines] == ["epoch 1/3", "epoch 2/3"]
+    assert all(line.endswith(" (test)") for line in lines)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert [row["epoch"] for row in found["history"]] == [1, 2, 3]
+    assert found["history"][-1]["accuracy"] == found["accuracy"]
+    assert found["history"][0]["loss"] > found["history"][-1]["loss"] == found["loss"]
+    shown = f"1: accuracy {found['history'][0]['accuracy']:.4f}, cross entropy "
+    assert f"  by epoch      {shown}" in done.stdout
+
+
 def test_a_dry_run_prints_the_resolved_configuration_and_trains_nothing(tmp_path: Path) -> None:
     job = tmp_path / "job.toml"
     job.write_text('task = "mlp"\n[data]\ntrain = "digits"\n[train]\nepochs = 7\n')
@@ -72,13 +91,13 @@ def test_a_dry_run_prints_the_resolved_configuration_and_trains_nothing(tmp_path
         (["no_such_module:Class", "--train", "digits"], ["no module no_such_module"]),
         ([*QUICK, "--set", "trian.epochs=1"], ["unknown key 'trian'", "did you mean 'train'?"]),
         ([*QUICK, "--set", "train.epochs=x"], ["train.epochs = 'x': expected int, got str"]),
-        ([*QUICK, "--set", "train.epochs"], ["key=value is accepted"]),
+        ([*QUICK, "--set", "train.epochs"], ["write key=value"]),
         ([*QUICK, "--set", "options.hiden=[5]"], ["hiden", "valid in [options] are hidden"]),
-        ([*QUICK, "--set", "table.bound=3"], ["bound = 3 does nothing under consistency 'bsp'"]),
+        ([*QUICK, "--set", "table.bound=3"], ["bound = 3 applies only to SSP: remove it"]),
         ([*QUICK, "--set", "tables.w.init=zeros"], ["unknown table 'w'; valid are "]),
         ([*QUICK, "--set", "table.partition=hash"], ["partition 'hash' does not split dense"]),
-        ([*QUICK, "--servers", "2"], ["servers = 2 with 1 rank: 1 is accepted"]),
-        ([*QUICK, "--servers", "-1"], ["servers = -1: 0 to 65535 is accepted"]),
+        ([*QUICK, "--servers", "2"], ["servers = 2 is too many for 1 rank: use 1"]),
+        ([*QUICK, "--servers", "-1"], ["servers = -1: must be from 0 to 65535"]),
         (["logistic", "--train", "digits"], ["takes sparse data", "use task 'softmax' or 'mlp'"]),
     ],
 )
@@ -88,6 +107,47 @@ def test_a_mistake_costs_one_sentence_and_exit_code_2(
     text = refused(*arguments, folder=tmp_path)
     for part in parts:
         assert part in text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [*QUICK, "--set", "tables.w.init=zeros"],
+        [*QUICK, "--set", "table.bound=3"],
+        [*QUICK, "--set", "table.partition=hash"],
+        ["logistic", "--train", "digits"],
+    ],
+)
+def test_a_dry_run_says_what_the_run_says(arguments: list[str], tmp_path: Path) -> None:
+    text = refused(*arguments, folder=tmp_path)
+    assert refused(*arguments, "--dry-run", folder=tmp_path) == text
+
+
+@pytest.mark.parametrize("command", ["train", "run"])
+def test_a_dry_run_refuses_what_only_the_data_shows(command: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.svm").write_text("1 1:1\n0 2:x\n")
+    job = ["logistic", "--train", "bad.svm", "--save", "kept", "--dry-run"]
+    done = mpips(command, *job, folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("mpips: error: bad.svm")
+    assert done.stdout == ""
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.svm"]
+
+
+def test_a_dry_run_on_several_ranks_prints_once(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        env = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": str(rank)}
+        done = mpips("train", *QUICK, "--dry-run", folder=tmp_path, env=env)
+        assert done.returncode == 0, done.stderr
+        assert (done.stdout != "") == (rank == 0)
+
+
+def test_the_most_wanted_options_have_flags_of_their_own() -> None:
+    more = ["--epochs", "3", "--lr", "0.125", "--batch-size", "100", "--dry-run"]
+    config = json.loads(mpips("train", "mlp", "--train", "digits", *more).stdout)
+    assert config["train"]["epochs"] == 3
+    assert config["train"]["batch_size"] == 100
+    assert config["table"]["optimizer"] == {"lr": 0.125}
 
 
 def test_a_data_file_that_cannot_be_read_is_named_with_its_line(tmp_path: Path) -> None:
@@ -131,6 +191,30 @@ def test_a_task_of_the_users_own_is_found_in_the_working_folder(tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["epochs"] == 1
     assert "no class Other" in refused("mine:Other", "--train", "digits", folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("method", "text"),
+    [
+        ("step", "Mine.step returned None: must be StepResult(loss_sum, n)"),
+        (
+            "predict",
+            "Mine.predict returned None: must be an array of shape (359,) or (359, classes)",
+        ),
+    ],
+)
+def test_what_a_task_returns_wrongly_is_said_in_one_sentence(
+    method: str, text: str, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from mpips.tasks.softmax import Softmax\n"
+        "class Mine(Softmax):\n"
+        "    default_epochs = 1\n"
+        f"    def {method}(self, worker, batch):\n"
+        "        return None\n"
+    )
+    job = ["mine:Mine", "--train", "digits", "--test", "digits", "--quiet"]
+    assert refused(*job, folder=tmp_path) == text
 
 
 def test_a_rank_that_is_alone_with_its_error_says_it(monkeypatch, capsys):

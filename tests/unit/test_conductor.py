@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import time
+
 import pytest
 
-from mpips.cluster.messages import Abandon, Agreed, Ask, Commit, Propose, Saved, Taken, Write
+from mpips.cluster.messages import (
+    Abandon,
+    Agreed,
+    Ask,
+    Commit,
+    Propose,
+    Saved,
+    Taken,
+    Waits,
+    Write,
+)
 from mpips.cluster.pending import PendingCut
 from mpips.cuts.conductor import Conductor
 from mpips.cuts.triggers import Triggers
@@ -207,6 +220,74 @@ def test_rings_that_are_held_for_too_long_are_let_go():
     assert "not all workers had come to it within 30 s" in stage.warnings[0]
 
 
+def test_a_cut_in_which_nobody_moves_any_more_is_begun_again_at_once_and_at_one_clock():
+    stage = Stage(common=False)
+    stage.conductor.ask(Ask("call"))
+    stage.conductor.poll()
+    number = stage.committed().id
+    # A wait before the cut, or behind it, is no reason alone.
+    stage.conductor.waits(0, Waits(number, "behind"))
+    assert stage.take() == []
+    stage.conductor.waits(1, Waits(number, "before"))
+    assert stage.take()[-1] == ("servers", Abandon(number))
+    for server in (0, 1):
+        stage.conductor.saved(server, Saved(number, "", "given up"))
+    # Not before the gather has ended.
+    stage.conductor.poll()
+    assert stage.take() == []
+    stage.conductor.waits(1, Waits(number, "over"))
+    again = stage.proposed()
+    assert again.clock > 0
+    stage.agree(again.id, 0, 0, clock=again.clock)
+    assert stage.committed() == Commit(again.id, again.clock)
+    # If that does not do either, each worker is cut where it is.
+    stage.conductor.waits(0, Waits(again.id, "before"))
+    stage.conductor.waits(1, Waits(again.id, "behind"))
+    assert stage.take()[-1] == ("servers", Abandon(again.id))
+    for server in (0, 1):
+        stage.conductor.saved(server, Saved(again.id, "", "given up"))
+    stage.conductor.waits(0, Waits(again.id, "over"))
+    stage.conductor.poll()
+    last = stage.committed()
+    assert last.clock == 0
+    stage.write(last.id)
+    assert stage.warnings == []
+    said = stage.conductor.statistics
+    assert (said["written"], said["failed"], said["given_up"]) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("ends", ["over", "finished"])
+def test_a_gather_that_has_ended_is_no_reason_to_give_a_cut_up(ends):
+    stage = Stage(n_servers=1)
+    stage.conductor.ask(Ask("call"))
+    proposal = stage.proposed()
+    stage.agree(proposal.id, 0, 0, clock=proposal.clock)
+    stage.committed()
+    stage.conductor.waits(1, Waits(proposal.id, "before"))
+    if ends == "over":
+        stage.conductor.waits(1, Waits(proposal.id, "over"))
+    else:
+        stage.conductor.worker_done(1)
+    stage.conductor.waits(0, Waits(proposal.id, "behind"))
+    stage.write(proposal.id)
+    assert stage.conductor.statistics["written"] == 1
+
+
+def test_what_is_said_of_an_earlier_cut_does_not_end_this_one():
+    stage = Stage(common=False, n_servers=1)
+    stage.conductor.ask(Ask("call"))
+    stage.conductor.poll()
+    first = stage.committed().id
+    stage.write(first)
+    stage.conductor.ask(Ask("call"))
+    stage.conductor.poll()
+    second = stage.committed().id
+    stage.conductor.waits(0, Waits(first, "behind"))
+    stage.conductor.waits(1, Waits(second, "before"))
+    stage.conductor.waits(1, Waits(second, "over"))
+    stage.write(second)
+
+
 def test_a_proposal_that_is_not_answered_is_given_up():
     stage = Stage(timeout_s=0.0)
     stage.conductor.ask(Ask("call"))
@@ -270,21 +351,119 @@ def test_after_the_signal_the_job_ends_once_the_checkpoint_is_durable():
     stage.conductor.ask(Ask("call"))
     stage.conductor.poll()
     number = stage.committed().id
-    # One that began before the signal is not the one.
+    stage.conductor.taken(0, Taken(number, True))
     stage.conductor.ask(Ask("signal", 100.0))
-    stage.write(number)
-    stage.conductor.poll()
-    number = stage.committed().id
-    stage.conductor.taken(0, Taken(number, True))
-    stage.conductor.saved(0, Saved(number, "", "no room"))  # failed: training goes on
-    stage.take()
-    stage.conductor.ask(Ask("signal", 200.0))
-    stage.conductor.poll()
-    number = stage.committed().id
-    stage.conductor.taken(0, Taken(number, True))
     with pytest.raises(LeavingError, match="a signal: wrote checkpoint step-7, exit 75") as caught:
         stage.conductor.saved(0, Saved(number, "step-7", ""))
     assert caught.value.exit_code == 75
+
+
+def begun_again(stage: Stage, now: pytest.MonkeyPatch) -> int:
+    """The id of the cut that follows one that came to nothing, and not at once."""
+    stage.take()
+    stage.conductor.poll()
+    assert stage.take() == []
+    later = time.monotonic() + 3600
+    now.setattr(time, "monotonic", lambda: later)
+    stage.conductor.poll()
+    return stage.committed().id
+
+
+@pytest.mark.parametrize("reason", ["signal", "end"])
+def test_a_requested_exit_is_asked_for_again_after_a_cut_that_failed_or_was_given_up(
+    reason, monkeypatch
+):
+    stage = Stage(Triggers(on_usr1="exit"), common=False, n_servers=1)
+    stage.conductor.ask(Ask(reason, 100.0, why="SIGTERM"))
+    stage.conductor.poll()
+    number = stage.committed().id
+    stage.conductor.taken(0, Taken(number, True))
+    stage.conductor.saved(0, Saved(number, "", "the disk is full"))
+    assert "the disk is full; the job still has to end, so it tries again in" in stage.warnings[0]
+    number = begun_again(stage, monkeypatch)
+    stage.conductor.taken(0, Taken(number, False))
+    stage.conductor.saved(0, Saved(number, "", "given up"))
+    assert "a checkpoint was given up" in stage.warnings[1]
+    assert "tries again in" in stage.warnings[1]
+    number = begun_again(stage, monkeypatch)
+    stage.conductor.taken(0, Taken(number, True))
+    with pytest.raises(LeavingError, match="SIGTERM: wrote checkpoint step-7, exit 75"):
+        stage.conductor.saved(0, Saved(number, "step-7", ""))
+    assert stage.conductor.statistics["failed"] == stage.conductor.statistics["given_up"] == 1
+
+
+def test_a_proposal_that_comes_to_nothing_does_not_end_a_requested_exit(monkeypatch):
+    stage = Stage(n_servers=1, timeout_s=0.0)
+    stage.conductor.ask(Ask("end", 100.0, why="SIGTERM"))
+    stage.proposed()
+    stage.conductor.poll()
+    assert not stage.conductor.busy
+    stage.take()
+    later = time.monotonic() + 3600
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    with pytest.raises(LeavingError, match="SIGTERM"):
+        stage.whole()
+
+
+def test_a_job_that_is_to_end_leaves_after_a_durable_cut_that_had_another_reason():
+    stage = Stage(Triggers(every_steps=10, on_usr1="exit"))
+    planned = stage.proposed()
+    stage.agree(planned.id, 0, 0, clock=10)
+    stage.committed()
+    stage.conductor.taken(0, Taken(planned.id, True))
+    stage.conductor.ask(Ask("signal", 100.0))
+    stage.conductor.taken(1, Taken(planned.id, True))
+    assert stage.take() == [("servers", Write(planned.id))]
+    stage.conductor.saved(1, Saved(planned.id, "step-10", ""))
+    with pytest.raises(LeavingError, match="a signal: wrote checkpoint step-10"):
+        stage.conductor.saved(0, Saved(planned.id, "step-10", ""))
+
+
+def test_while_a_job_that_is_to_end_waits_none_of_its_tries_follows_at_once(monkeypatch):
+    """A full disk would be written to all the time, and training never come to its turn."""
+    stage = Stage(common=False, n_servers=1)
+    stage.conductor.ask(Ask("end", 100.0, why="SIGTERM"))
+    now, tries = time.monotonic(), []
+    while len(tries) < 8:
+        monkeypatch.setattr(time, "monotonic", lambda at=now: at)
+        stage.conductor.poll()
+        if not stage.take():
+            now += 0.25
+            continue
+        tries.append(now)
+        number = len(tries)
+        stage.conductor.taken(0, Taken(number, True))
+        stage.conductor.saved(0, Saved(number, "", "no room"))
+        stage.take()
+    pauses = [b - a for a, b in itertools.pairwise(tries)]
+    assert pauses[0] >= 1
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == pauses[-2] <= 30
+
+
+def test_a_checkpoint_is_durable_also_if_older_ones_could_not_be_removed():
+    note = "step-7 was written, but older checkpoints could not be removed: busy"
+    stage = Stage(common=False, n_servers=2)
+    stage.conductor.ask(Ask("call"))
+    stage.conductor.poll()
+    number = stage.committed().id
+    for server in (0, 1):
+        stage.conductor.taken(server, Taken(number, True))
+    stage.conductor.saved(0, Saved(number, "step-7", "", note))
+    stage.conductor.saved(1, Saved(number, "step-7", ""))
+    assert (stage.conductor.statistics["written"], stage.conductor.statistics["failed"]) == (1, 0)
+    assert stage.conductor.statistics["path"] == "step-7"
+    assert stage.warnings == [note]
+    stage.take()
+    stage.conductor.ask(Ask("end", 100.0, why="SIGTERM"))
+    stage.conductor.poll()
+    number = stage.committed().id
+    for server in (0, 1):
+        stage.conductor.taken(server, Taken(number, True))
+    stage.conductor.saved(1, Saved(number, "step-9", ""))
+    with pytest.raises(LeavingError, match="SIGTERM: wrote checkpoint step-9, exit 75"):
+        stage.conductor.saved(0, Saved(number, "step-9", "", note))
+    assert stage.warnings == [note, note]
 
 
 @pytest.mark.parametrize("phase", ["proposed", "committed", "writing"])
@@ -332,10 +511,10 @@ def test_told_to_end_right_after_a_signal_to_go_on_counts():
 @pytest.mark.parametrize(
     ("triggers", "sentence"),
     [
-        (Triggers(every_steps=-1), "every_steps = -1: 0 and more"),
-        (Triggers(every_s=-0.5), "every_s = -0.5: 0 and more"),
-        (Triggers(grace_s=-1), "grace_s = -1: 0 to 3600"),
-        (Triggers(on_usr1="stop"), "on_usr1 = 'stop': continue, exit"),
+        (Triggers(every_steps=-1), "every_steps = -1: must be 0 or more"),
+        (Triggers(every_s=-0.5), "every_s = -0.5: must be 0 or more"),
+        (Triggers(grace_s=-1), "grace_s = -1: must be from 0 to 3600"),
+        (Triggers(on_usr1="stop"), "on_usr1 = 'stop': must be one of continue, exit"),
     ],
 )
 def test_impossible_triggers_are_refused(triggers, sentence):
@@ -359,3 +538,10 @@ def test_a_worker_agrees_only_to_clocks_that_are_to_come():
     assert cut.take(Propose(3, 1), 9) == Agreed(3, True, 9)
     cut.take(Commit(3, 1), 9)
     assert cut.pending is None
+
+
+def test_before_a_sign_of_life_a_cut_is_proposed_beyond_where_workers_go_on():
+    stage = Stage()
+    stage.conductor.begin_at(1000)
+    stage.conductor.ask(Ask("call", 0.0, 0))
+    assert stage.proposed().clock > 1000

@@ -22,13 +22,13 @@ def test_nothing_behind_the_record_is_taken_until_all_rings_stand_at_theirs(cons
     rig = Rig(dense(3, consistency=consistency), n_workers=2, n_slots=8)
     rig.core.expect_cut(7)
     clock_of(rig, 0, 0, [1.0])
-    assert rig.writers[0].cut(1, 7, b"zero")
+    assert rig.writers[0].cut(1, 7, 1, b"zero")
     push(rig, 0, 1, 100.0)
     rig.drain()
     assert rig.core.holds_cut()
     assert not rig.core.cut_ready()
     clock_of(rig, 1, 0, [10.0])
-    assert rig.writers[1].cut(1, 7, b"one")
+    assert rig.writers[1].cut(1, 7, 1, b"one")
     push(rig, 1, 1, 1000.0)
     rig.drain()
     assert rig.core.cut_ready()
@@ -52,7 +52,7 @@ def test_a_finished_worker_is_ready_and_where_all_are_there_is_no_cut():
     clock_of(rig, 1, 0, [2.0])
     rig.drain()
     assert not rig.core.cut_ready()
-    assert rig.writers[1].cut(1, 1, b"")
+    assert rig.writers[1].cut(1, 1, 1, b"")
     rig.drain()
     assert rig.core.cut_ready()
     rig.core.release_cut(1)
@@ -65,12 +65,12 @@ def test_a_finished_worker_is_ready_and_where_all_are_there_is_no_cut():
 def test_records_of_a_cut_that_was_given_up_hold_nothing_also_if_they_come_later():
     rig = Rig(dense(3), n_workers=2, n_slots=8)
     rig.core.expect_cut(4)
-    assert rig.writers[0].cut(0, 4, b"")
+    assert rig.writers[0].cut(0, 4, 0, b"")
     push(rig, 0, 0, 1.0)
     rig.drain()
     assert rig.values().tolist() == [0.0] * 3
     rig.core.release_cut(4)
-    assert rig.writers[1].cut(0, 4, b"late")
+    assert rig.writers[1].cut(0, 4, 0, b"late")
     push(rig, 1, 0, 2.0)
     rig.drain()
     assert rig.values().tolist() == [-3.0] * 3
@@ -80,19 +80,19 @@ def test_records_of_a_cut_that_was_given_up_hold_nothing_also_if_they_come_later
 def test_a_record_of_another_cut_is_not_taken_for_the_one_expected():
     rig = Rig(dense(3), n_workers=2, n_slots=8)
     rig.core.expect_cut(2)
-    assert rig.writers[0].cut(0, 1, b"")
-    assert rig.writers[1].cut(0, 2, b"")
+    assert rig.writers[0].cut(0, 1, 0, b"")
+    assert rig.writers[1].cut(0, 2, 0, b"")
     rig.drain()
     assert not rig.core.cut_ready()
     rig.core.release_cut(1)
-    assert rig.writers[0].cut(0, 2, b"")
+    assert rig.writers[0].cut(0, 2, 0, b"")
     rig.drain()
     assert rig.core.cut_ready()
 
 
 def test_cut_0_says_where_a_worker_is_and_holds_nothing():
     rig = Rig(dense(3), n_slots=8)
-    assert rig.writers[0].cut(0, 0, b"here")
+    assert rig.writers[0].cut(0, 0, 0, b"here")
     push(rig, 0, 0, 1.0)
     rig.drain()
     assert rig.core.said(0) == b"here"
@@ -102,13 +102,13 @@ def test_cut_0_says_where_a_worker_is_and_holds_nothing():
 def test_a_full_ring_behind_the_record_goes_on_after_the_cut():
     rig = Rig(dense(3), n_workers=2, n_slots=4)
     rig.core.expect_cut(1)
-    assert rig.writers[0].cut(0, 1, b"")
+    assert rig.writers[0].cut(0, 1, 0, b"")
     for _ in range(3):
         push(rig, 0, 0, 1.0)
     assert not rig.writers[0].tick(0)
     rig.drain()
     assert not rig.writers[0].tick(0)
-    assert rig.writers[1].cut(0, 1, b"")
+    assert rig.writers[1].cut(0, 1, 0, b"")
     rig.drain()
     assert rig.core.cut_ready()
     rig.core.release_cut(1)
@@ -128,7 +128,7 @@ def test_segments_that_wait_in_their_slots_are_let_go_by_the_record():
     rig.drain()
     assert len(rig.table_rows()) == n
     rig.core.expect_cut(1)
-    assert writer.cut(0, 1, b"")
+    assert writer.cut(0, 1, 0, b"")
     rig.drain()
     assert rig.core.cut_ready()
     assert len(rig.table_rows()) == n
@@ -139,7 +139,7 @@ def test_under_bsp_a_push_is_whole_before_the_record():
     update = np.ones(1000, np.float32)
     assert 0 < rig.writers[0].push_dense(0, 0, update, None, 0) < 1000
     rig.drain()
-    assert rig.writers[0].cut(0, 1, b"")
+    assert rig.writers[0].cut(0, 1, 0, b"")
     with pytest.raises(ProtocolError, match="before its last push was complete"):
         rig.server.drain()
 
@@ -147,8 +147,8 @@ def test_under_bsp_a_push_is_whole_before_the_record():
 def test_what_is_too_large_for_a_record_is_refused_with_both_sizes():
     rig = Rig(dense(3), slot_bytes=1024)
     with pytest.raises(ValueError, match="has 961 bytes, a record 960"):
-        rig.writers[0].cut(0, 1, bytes(961))
-    assert rig.writers[0].cut(0, 1, bytes(960))
+        rig.writers[0].cut(0, 1, 0, bytes(961))
+    assert rig.writers[0].cut(0, 1, 0, bytes(960))
 
 
 def test_arrays_without_a_copy_show_what_the_server_holds_and_cannot_be_written():

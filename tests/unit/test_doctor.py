@@ -148,7 +148,7 @@ def few_files(here: Fake, patch: pytest.MonkeyPatch) -> None:
 
 
 def no_address_space(here: Fake, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(machine, "EMBEDDING_RESERVE", 1 << 60)
+    patch.setattr(machine, "MOST_RESERVED", 1 << 60)
 
 
 def not_permitted(here: Fake, patch: pytest.MonkeyPatch) -> None:
@@ -384,7 +384,7 @@ def test_a_line_tells_status_name_reason_and_command(here: Fake) -> None:
     finding = CHECKS["root"](here).named("root")
     lines = as_line(finding, 6).splitlines()
     assert lines[0].startswith("FAIL  root    Open MPI's mpirun refuses root")
-    assert lines[1].strip().startswith("mend: export OMPI_ALLOW_RUN_AS_ROOT=1")
+    assert lines[1].strip().startswith("fix: export OMPI_ALLOW_RUN_AS_ROOT=1")
     assert len(lines) == 2
     report = as_json([finding])
     assert report["ok"] is False
@@ -453,7 +453,7 @@ def test_the_command_ends_with_69_if_anything_fails(tmp_path: Path) -> None:
     done = doctor("--folder", str(tmp_path), **STEP)
     assert done.returncode == 69, done.stderr
     assert "FAIL  launch" in done.stdout
-    assert "mend: srun --mpi=pmix -n 4" in done.stdout
+    assert "fix: srun --mpi=pmix -n 4" in done.stdout
     assert done.stdout.splitlines()[-1].endswith("FAIL")
 
 
@@ -485,10 +485,10 @@ def test_hosts_without_ranks_are_wrong_usage() -> None:
 @pytest.mark.parametrize(
     ("library", "said"),
     [
-        ("Open MPI v4.1.4", "Open MPI v4.1.4, which mpips was tried with"),
-        ("MPICH Version: 5.0.2", "MPICH Version: 5.0.2, which mpips was tried with"),
-        ("Open MPI v5.0.3", "mpips was tried with Open MPI 4.1.4, Open MPI 5.0.11, MPICH 5.0.2"),
-        ("Intel(R) MPI Library 2021.10", "; mpips was tried with Open MPI 4.1.4"),
+        ("Open MPI v4.1.4", "Open MPI v4.1.4, tested with mpips"),
+        ("MPICH Version: 5.0.2", "MPICH Version: 5.0.2, tested with mpips"),
+        ("Open MPI v5.0.3", "mpips was tested with Open MPI 4.1.4, Open MPI 5.0.11, MPICH 5.0.2"),
+        ("Intel(R) MPI Library 2021.10", "; mpips was tested with Open MPI 4.1.4"),
     ],
 )
 def test_versions_of_mpi_that_were_tried_are_told(

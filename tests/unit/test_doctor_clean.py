@@ -14,7 +14,16 @@ import pytest
 
 from mpips.doctor import cleaning
 from mpips.doctor.cleaning import Users, find_users, leftovers
-from mpips.transport.region import KEEP_S, SHM, kept, new_token, region_name, unlink_job
+from mpips.transport import region
+from mpips.transport.region import (
+    KEEP_S,
+    SHM,
+    kept,
+    new_token,
+    own_segments,
+    region_name,
+    unlink_job,
+)
 
 HOST = socket.gethostname().split(".")[0]
 UID = os.geteuid()
@@ -147,6 +156,50 @@ def test_session_folders_are_dead_with_their_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("later")
+def test_a_session_folder_of_another_host_is_left_alone(tmp_path: Path) -> None:
+    pid = gone()
+    for name in (f"ompi.otherhost.{UID}/pid.{pid}", f"prte.otherhost.{pid}.{UID}"):
+        segment_in(tmp_path / name)
+    assert by_name(tmp_path) == {}
+    segment_in(tmp_path / f"ompi.{HOST}.site.{UID}/pid.{pid}")
+    assert by_name(tmp_path)[f"pid.{pid}"].dead
+
+
+@pytest.mark.usefixtures("later")
+def test_where_hosts_share_a_folder_a_name_without_host_proves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = gone()
+    segment_in(tmp_path / f"ompi.{pid}")
+    assert by_name(tmp_path)[f"ompi.{pid}"].dead
+    monkeypatch.setattr(cleaning, "filesystem_of", lambda folder, mounts: "nfs4", raising=False)
+    left = by_name(tmp_path)[f"ompi.{pid}"]
+    assert (left.dead, left.why) == (
+        False,
+        f"it may belong to another host: {tmp_path} is on nfs4",
+    )
+
+
+def segment_in(folder: Path) -> Path:
+    (folder / "1").mkdir(parents=True)
+    return segment(folder / "1", "hwloc.sm")
+
+
+def test_the_file_system_of_a_folder_is_that_of_its_last_mount() -> None:
+    mounts = (
+        "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
+        "23 22 0:21 / /scratch rw shared:3 - nfs4 server:/s rw\n"
+        "24 23 0:22 / /scratch/local\\040disk rw - tmpfs tmpfs rw\n"
+        "25 22 0:23 / /scratchy rw - xfs /dev/sdb rw\n"
+    )
+    found = {
+        path: cleaning.filesystem_of(Path(path), mounts)
+        for path in ("/tmp/x", "/scratch/me", "/scratch/local disk/x", "/scratchy")
+    }
+    assert list(found.values()) == ["ext4", "nfs4", "tmpfs", "xfs"]
+
+
+@pytest.mark.usefixtures("later")
 def test_a_session_folder_in_use_is_not_dead_whatever_its_number(tmp_path: Path) -> None:
     """In another process namespace its process has another number."""
     folder = tmp_path / f"ompi.{gone()}"
@@ -172,6 +225,13 @@ def test_clean_removes_the_dead_and_keeps_the_rest(tmp_path: Path) -> None:
     assert other.is_file()
 
 
+@pytest.fixture
+def old_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that has been up for a week: no segment is older than that."""
+    monkeypatch.setattr(region.time, "clock_gettime", lambda clock: 7 * KEEP_S)
+
+
+@pytest.mark.usefixtures("old_machine")
 def test_segments_of_a_supervised_run_are_kept_for_a_day(tmp_path: Path) -> None:
     name = region_name(kept(new_token()), "s0")
     path = segment(tmp_path, name)
@@ -182,6 +242,18 @@ def test_segments_of_a_supervised_run_are_kept_for_a_day(tmp_path: Path) -> None
     assert by_name(tmp_path)[name].dead
     with path.open("rb"):
         assert by_name(tmp_path)[name].why == "a process uses it"
+
+
+@pytest.mark.usefixtures("later")
+def test_a_file_of_another_user_with_such_a_name_is_kept_and_named(tmp_path: Path) -> None:
+    if UID != 0:
+        pytest.skip("only root can give a file to another user")
+    name = region_name(kept(new_token()), "s0")
+    os.chown(segment(tmp_path, name), 65534, 65534)
+    days_ago = time.time() - 2 * KEEP_S
+    os.utime(tmp_path / name, (days_ago, days_ago))
+    left = by_name(tmp_path)[name]
+    assert (left.dead, left.why) == (False, "it belongs to another user (65534), who can remove it")
 
 
 HOLDER = """
@@ -224,3 +296,66 @@ def test_the_command_removes_regions_of_killed_runs_and_says_so() -> None:
             child.kill()
             child.communicate()
             unlink_job(token)
+
+
+# A job that lives: a region of mpips, a segment and a session folder of Open MPI, which is named after the
+# process in its own namespace.
+LIVING = """
+import os, sys
+from pathlib import Path
+from mpips.transport.region import Regions, kept
+held = [Regions(token, shared=True).create("s0", 8192) for token in (sys.argv[1], kept(sys.argv[1]))]
+folder = Path(sys.argv[2])
+(folder / f"ompi.{os.getpid()}").mkdir()
+files = [folder / f"ompi.{os.getpid()}" / "hwloc.sm", folder / sys.argv[3]]
+opened = [path.open("wb") for path in files]
+print(os.getpid(), flush=True)
+sys.stdin.read()
+"""
+NAMESPACE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+
+
+def may_have_namespaces() -> bool:
+    """Whether a process may have process ids of its own here."""
+    try:
+        return subprocess.run([*NAMESPACE, "true"], capture_output=True, timeout=10).returncode == 0
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not may_have_namespaces(), reason="needs a process namespace of one's own")
+@pytest.mark.usefixtures("later", "old_machine")
+@pytest.mark.parametrize("cleaner_inside", [False, True])
+def test_nothing_of_a_living_job_in_another_namespace_is_removed(
+    tmp_path: Path, cleaner_inside: bool
+) -> None:
+    """From outside of the job's namespace, and from a third one that sees no process of the job."""
+    token, name = new_token(), f"sm_segment.{HOST}.{UID}.1f2e0001.0"
+    command = [sys.executable, "-c", LIVING, token, str(tmp_path), name]
+    child = subprocess.Popen(
+        [*NAMESPACE, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert child.stdout is not None
+        pid = int(child.stdout.readline())
+        names = [region_name(token, "s0"), *(p.name for _, p in own_segments(kept(token)))]
+        assert len(names) == 2
+        paths = [tmp_path / f"ompi.{pid}", tmp_path / name, *(SHM / n for n in names)]
+        days_ago = time.time() - 2 * KEEP_S
+        for path in paths:
+            os.utime(path, (days_ago, days_ago))
+        if cleaner_inside:
+            cleaner = [*NAMESPACE, sys.executable, "-m", "mpips", "doctor", "--clean", "--json"]
+            env = {**os.environ, "TMPDIR": str(tmp_path)}
+            done = subprocess.run(cleaner, env=env, capture_output=True, text=True, timeout=60)
+            assert done.returncode == 0, done.stderr
+            rows = {Path(row["path"]) for row in json.loads(done.stdout)["found"] if row["removed"]}
+        else:
+            rows = {left.path for left in cleaning.clean(tmp_path, tmp_path) if left.dead}
+        assert not rows & set(paths)
+        assert all(path.exists() for path in paths)
+    finally:
+        child.kill()
+        child.communicate()
+        unlink_job(token)
+        unlink_job(kept(token))

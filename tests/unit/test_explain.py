@@ -22,7 +22,7 @@ from mpips.supervisor.verdict import EXIT_CODES
 
 ROOT = Path(mpips.__file__).parent
 # Words of others, with who or what they are about before them.
-PASSED_ON = ("server X: X", "data.X: XX")
+PASSED_ON = ("server X: X", "data.X: XX", "table X: X")
 # Benchmarks are for developers; ranks of the doctor report to it.
 LEFT_OUT = ("bench",)
 # Not errors of mpips, or shown to nobody.

@@ -19,6 +19,7 @@ from mpips.model.initializer import (
     reference_rows,
     table_seed,
 )
+from mpips.model.table import DenseTable
 
 INT64 = np.iinfo(np.int64)
 TEXTS = ("zeros", "constant(0.5)", "uniform(0.01)", "normal(0.05)", "xavier", "xavier_normal(1.5)")
@@ -240,3 +241,19 @@ def test_tables_get_seeds_of_their_own() -> None:
     made = {table_seed(seed, name) for seed in range(50) for name in ("w1", "w2", "1", "11")}
     assert len(made) == 200
     assert table_seed(1, "w1") == table_seed(1, "w1") == 15016607653568508845
+
+
+@pytest.mark.parametrize(
+    ("shape", "fans"),
+    [
+        ((), (1, 1)),
+        ((7,), (7, 7)),
+        ((3, 5), (3, 5)),
+        ((4, 3, 5), (12, 20)),  # a window of 4, 3 channels to 5
+        ((3, 3, 64, 128), (576, 1152)),
+    ],
+)
+def test_fans_of_a_convolution_count_its_window_on_both_sides(
+    shape: tuple[int, ...], fans: tuple[int, int]
+) -> None:
+    assert DenseTable("w", shape).fans == fans

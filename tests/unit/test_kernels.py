@@ -75,14 +75,14 @@ def assert_same_bits(got, expected):
     assert same.all(), f"differ at {np.argwhere(~same)[:5].tolist()}"
 
 
-def train(config, n, updates, scale, isa, shift=0, cuts=()):
+def train(config, n, updates, scale, isa, shift=0, cuts=(), rate=1.0):
     """Values and state after some updates; `isa` None is the reference."""
     values, state = array(n, 1, shift), state_of(config, n, shift)
     for step in range(1, updates + 1):
         gradient = array(n, 1 + step, shift)
         for low, high in zip((0, *cuts), (*cuts, n), strict=True):
             part = [s[low:high] for s in state]
-            args = (values[low:high], part, gradient[low:high], step, scale)
+            args = (values[low:high], part, gradient[low:high], step, scale, rate)
             if isa is None:
                 reference.update(config, *args)
             else:
@@ -92,13 +92,13 @@ def train(config, n, updates, scale, isa, shift=0, cuts=()):
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("common", COMMON)
-@pytest.mark.parametrize("scale", [1.0, 0.125, 1 / 3])
-def test_update_equals_reference(isa, rule, common, scale):
+@pytest.mark.parametrize(("scale", "rate"), [(1.0, 1.0), (0.125, 1.0), (1 / 3, 1 / 7)])
+def test_update_equals_reference(isa, rule, common, scale, rate):
     config = config_of(rule, common)
     for n in LENGTHS:
-        expected = train(config, n, 4, scale, None)
+        expected = train(config, n, 4, scale, None, rate=rate)
         for shift in (0, 1, 7):
-            got = train(config, n, 4, scale, isa, shift)
+            got = train(config, n, 4, scale, isa, shift, rate=rate)
             for a, b in zip(got, expected, strict=True):
                 assert_same_bits(a, b)
 
@@ -224,6 +224,18 @@ def test_all_finite_finds_the_bad_value_at_each_position(isa, bad):
             values[i], kept = bad, values[i]
             assert not kernels.all_finite(values, kernels=isa), (n, i)
             assert not reference.all_finite(values)
+            values[i] = kept
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -2.5, np.nextafter(np.float32(2), np.float32(3))])
+def test_all_within_finds_what_is_greater_at_each_position(isa, bad):
+    for n in range(40):
+        values = np.where(np.arange(n) % 2, 2.0, -2.0).astype(np.float32)
+        assert kernels.all_within(values, 2.0, kernels=isa)
+        for i in range(n):
+            values[i], kept = bad, values[i]
+            assert not kernels.all_within(values, 2.0, kernels=isa), (n, i)
+            assert not reference.all_within(values, 2.0)
             values[i] = kept
 
 

@@ -56,6 +56,37 @@ numbers = st.one_of(
     st.decimals(-1000, 1000, places=6).map("{:f}".format),
     st.sampled_from(["0", "-0", "1.", ".5", "1e-400", "0." + "0" * 330 + "1", "3.4028234e38"]),
 )
+# Long forms: what counts is where the first digit that is not 0 stands.
+LONG = {
+    "1" + "0" * 700 + "e-300": None,
+    "0" + "1" * 400: None,
+    "000123" + "4" * 400 + ".5e-10": None,
+    "9" * 310: None,
+    "0." + "0" * 400 + "1e5": 0.0,
+    "0." + "0" * 400 + "1e400": 0.1,
+    "." + "0" * 400 + "1e+10": 0.0,
+    "0" * 500 + "e999999999999999999999": 0.0,
+    "0.000e+99999": 0.0,
+    "1e-99999999999999999999999": 0.0,
+    "1e99999999999999999999999": None,
+    "0.0001e-999": 0.0,
+    "1" + "0" * 400 + "e-400": 1.0,
+    "0" * 400 + "7": 7.0,
+    "0" * 400 + "1e-400": 0.0,
+}
+
+
+@pytest.mark.parametrize("text", LONG, ids=lambda text: f"{text[:8]}..{text[-8:]}")
+@pytest.mark.parametrize("sign", ["", "-", "+"])
+def test_a_number_of_any_length_is_read_as_what_it_is(text: str, sign: str) -> None:
+    line = f"{sign}{text} 1:1".encode()
+    if LONG[text] is None:
+        with pytest.raises(LibsvmError, match="one finite number"):
+            kept(line)
+    else:
+        assert kept(line)[0][0] == float(sign + text) == float(f"{sign}{LONG[text]}")
+
+
 spaces = st.sampled_from([" ", "  ", "\t", " \t "])
 indices = st.integers(0, 2**63 - 2) | st.integers(0, 30)
 
@@ -111,6 +142,15 @@ def test_every_worker_learns_the_same_of_the_whole_file(
 )
 def test_long_numbers_are_rounded_once(number: str) -> None:
     assert kept(number.encode()) == [(float(number), [])]
+
+
+def test_every_float32_is_read_back_from_its_nine_digits() -> None:
+    bits = np.random.default_rng(0).integers(0, 2**32, 20_000, dtype=np.uint32)
+    floats = bits.view(np.float32)
+    floats = floats[np.isfinite(floats)]
+    text = "\n".join(f"0 1:{number:.9g}" for number in floats.tolist())
+    values = parse_libsvm(text.encode(), 1, 0, -1)[3]
+    assert values.tobytes() == floats.tobytes()
 
 
 def test_arrays_have_the_promised_types() -> None:
@@ -208,7 +248,7 @@ def test_error_names_the_file(tmp_path: Path) -> None:
 def test_file_without_samples_is_refused(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "empty.svm"
     path.write_bytes(text)
-    with pytest.raises(DataError, match="holds no sample"):
+    with pytest.raises(DataError, match="contains no samples"):
         read(path)
 
 

@@ -324,3 +324,40 @@ def test_protocol_violation_reaches_the_user_as_protocol_error():
     with pytest.raises(ProtocolError, match=r"server 0: worker 0 sent a record of generation 5"):
         rig.server.drain()
     assert not rig.values().any()
+
+
+def test_clip_norm_of_rows_is_that_of_the_sums_of_equal_keys():
+    keys = np.array([1, 1, 1, 2])
+    update = np.array([[3.0], [-1.0], [1.0], [4.0]], np.float32)
+    for clip_norm, share in [(5.0, 1.0), (2.5, 0.5)]:
+        rig = Rig(rows(1, clip_norm=clip_norm))
+        rig.worker().table("e").push(keys, update).wait()
+        # (3 - 1 + 1, 4) has norm 5; the rows as they come have the root of 27.
+        assert rig.table_rows() == {1: [-3.0 * share], 2: [-4.0 * share]}
+
+
+def test_opposite_rows_of_a_key_are_not_clipped():
+    rig = Rig(rows(2, clip_norm=1.0))
+    update = np.array([[100.0, 0.0], [-100.0, 0.5]], np.float32)
+    rig.worker().table("e").push(np.array([4, 4]), update).wait()
+    assert rig.table_rows() == {4: [0.0, -0.5]}
+
+
+def test_clip_norm_bounds_a_sum_that_float32_cannot_hold():
+    rig = Rig(rows(2, clip_norm=8.0))
+    rig.worker().table("e").push(np.zeros(4, np.int64), np.full((4, 2), 3e38, np.float32)).wait()
+    assert rig.table_rows()[0] == pytest.approx([-8 / np.sqrt(2)] * 2, rel=1e-6)
+
+
+def test_equal_keys_whose_sum_is_no_float32_are_refused():
+    rig = Rig(rows(2))
+    handle = rig.worker().table("e")
+    update = np.full((3, 2), 3e38, np.float32)
+    with pytest.raises(ValueError, match=r"updates of key 9 of table 'e' sum to more than float32"):
+        handle.push(np.array([5, 9, 9]), update)
+    update[2] = -3e38
+    handle.push(np.array([5, 9, 9]), update).wait()
+    assert rig.table_rows()[9] == [0.0, 0.0]
+    with pytest.raises(ValueError, match="holds nan at position 2"):
+        handle.push(np.array([9, 9]), np.array([[1, 1], [np.nan, 1]], np.float32))
+    assert rig.core.stats(0)["pushed"] == 1

@@ -1,13 +1,12 @@
-"""Where workers go on in what an earlier launch has left, and what they do not write again."""
+"""Where workers go on in what an earlier launch has left."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from harness import Rig, dense, rows
 
 from mpips.checkpoint import WorkerState
 from mpips.cuts.position import Position
+from mpips.errors import RecoveryError
 from mpips.memory import At, Memory, place_of
 
 MEMORY = Memory(generation=0, tables="", shape=(2, 1), step=7)
@@ -20,8 +19,8 @@ def text(clock, **cursor):
 
 
 def at(clock, *texts, **fields):
-    values = {"sequence": 9, "applied": 9, "finished": False, "taken": [0], **fields}
-    return At(clock=clock, texts=list(texts), **values)
+    values = {"sequence": 9, "applied": 9, "finished": False, "pushes": 0, "tag": 0, "ended": []}
+    return At(clock=clock, texts=list(texts), **{**values, **fields})
 
 
 def test_a_worker_goes_on_at_its_least_clock():
@@ -32,8 +31,32 @@ def test_a_worker_goes_on_at_its_least_clock():
 
 
 def test_a_skipped_clock_takes_the_last_cursor_before_it():
-    place = place_of(0, [at(6, text(3, step=1), text(4, step=2))], MEMORY)
+    positions = [at(6, text(3, step=1), text(4, step=2))]
+    place = place_of(0, positions, MEMORY, skips_clocks=True)
     assert (place.clock, place.state.step) == (6, 2)
+    with pytest.raises(RecoveryError, match=r"cursor of worker 0 at clock 6; .* clocks: 3, 4$"):
+        place_of(0, positions, MEMORY)
+
+
+def test_backup_workers_at_different_clocks_start_from_the_checkpoint():
+    positions = [at(7, text(7, step=1)), at(5, text(5, step=1))]
+    assert place_of(0, positions, MEMORY).clock == 5
+    with pytest.raises(
+        RecoveryError, match="worker 0 is at clock 5 on one server and at 7 on another"
+    ):
+        place_of(0, positions, MEMORY, skips_clocks=True)
+
+
+@pytest.mark.parametrize("skips_clocks", [False, True])
+def test_a_lost_cursor_is_not_taken_for_the_beginning(skips_clocks):
+    positions = [at(5, text(6, step=1), text(6, step=1)), at(5)]
+    with pytest.raises(RecoveryError, match="no server has the cursor of worker 0 at clock 5"):
+        place_of(0, positions, MEMORY, skips_clocks)
+
+
+def test_the_greatest_clock_of_all_servers_is_known():
+    place = place_of(0, [at(3, text(3)), at(7, text(7))], MEMORY)
+    assert (place.clock, place.ahead) == (3, 7)
 
 
 def test_a_worker_that_has_not_ticked_is_where_the_launch_began():
@@ -51,28 +74,3 @@ def test_the_random_stream_goes_on():
     place = place_of(0, [at(1, said)], MEMORY)
     again = Position(3, 0, 1, 7, (place.state,), place.clock)
     assert (again.random.random(4) == expected).all()
-
-
-@pytest.mark.parametrize("finished", [False, True])
-def test_what_the_server_has_is_not_written_again(finished):
-    rig = Rig(dense(8, "a"), dense(8, "b"), rows(4, "e"), n_slots=8)
-    writer = rig.writers[0]
-    writer.resume(0, 0, 1, finished, [1, 0, 1])
-    one, keys = np.ones(8, np.float32), np.arange(2, dtype=np.int64)
-    four = np.ones((2, 4), np.float32)
-    # Clock 0 is over there; of clock 1 a push to "a" and one to "e" are there.
-    assert writer.push_dense(1, 0, one, None, 0) == 8
-    assert writer.cut(0, 0, b"")
-    assert writer.tick(0)
-    assert writer.push_dense(0, 1, one, None, 0) == 8
-    assert writer.push_rows(2, 1, keys, four, None, 0) == 2
-    assert writer.next_sequence == 0
-    assert writer.replays
-    assert writer.push_dense(0, 1, one, None, 0) == 8
-    assert writer.push_rows(2, 1, keys, four, None, 0) == 2
-    assert writer.push_dense(1, 1, one, None, 0) == 8
-    assert writer.tick(1)
-    assert writer.finish(2)
-    assert writer.next_sequence == (0 if finished else 5)
-    rig.drain()
-    assert rig.core.finished(0) is not finished

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpips.data.metrics import EvalShare, accuracy, auc, cross_entropy, log_loss, merge
+from mpips.data.metrics import EvalShare, Kind, accuracy, auc, cross_entropy, log_loss, merge
 
 cases = st.lists(
     st.tuples(st.integers(0, 8).map(lambda i: i / 8), st.integers(0, 1)), min_size=1, max_size=40
@@ -81,3 +81,73 @@ def test_shares_of_different_shape_are_refused() -> None:
         merge([EvalShare(np.zeros(2), labels), EvalShare(np.zeros((2, 3)), labels)])
     with pytest.raises(ValueError, match="at least one"):
         merge([])
+
+
+logits = st.lists(
+    st.tuples(st.floats(-800, 800, width=32), st.integers(0, 1)), min_size=1, max_size=40
+)
+
+
+@settings(deadline=None)
+@given(logits)
+def test_metrics_of_logits_are_those_of_exact_probabilities(case: list[tuple[float, int]]) -> None:
+    z, labels = (np.array(column) for column in zip(*case, strict=True))
+    found = merge([EvalShare(z, labels, "logits")])
+    # log(1 + exp(s)) without overflow, sample by sample.
+    losses = [max(s, 0) + math.log1p(math.exp(-abs(s))) for s in np.where(labels == 1, -z, z)]
+    assert found["log_loss"] == pytest.approx(math.fsum(losses) / len(losses), rel=1e-12)
+    assert found["accuracy"] == np.mean((z >= 0) == labels)
+    assert found["auc"] == pytest.approx(auc(z, labels), nan_ok=True)
+
+
+def test_saturated_probabilities_hide_what_logits_show() -> None:
+    z = np.array([20.0, 25.0, 30.0, 35.0])
+    labels = np.array([0, 1, 0, 1])
+    saturated = (1 / (1 + np.exp(-z.astype(np.float32)))).astype(np.float32)
+    assert auc(saturated, labels) == 0.5
+    assert merge([EvalShare(z, labels, "logits")])["auc"] == 0.75
+
+
+def test_cross_entropy_of_logits_is_that_of_their_softmax() -> None:
+    z = np.random.default_rng(1).normal(0, 3, (50, 4))
+    labels = np.arange(50) % 4
+    p = np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)
+    expected = merge([EvalShare(p, labels)])
+    assert merge([EvalShare(z, labels, "logits")]) == pytest.approx(expected)
+    huge = np.array([[4000.0, 0.0, -4000.0]])
+    assert merge([EvalShare(huge, np.array([1]), "logits")])["cross_entropy"] == 4000
+
+
+@pytest.mark.parametrize("kind", ["probabilities", "logits", "values"])
+@pytest.mark.parametrize("shape", [(4,), (4, 3)])
+def test_a_score_that_is_nan_makes_every_metric_nan(kind: Kind, shape: tuple[int, ...]) -> None:
+    if kind == "values" and len(shape) > 1:
+        return
+    scores = np.full(shape, 0.25)
+    scores[1] = math.nan
+    found = merge([EvalShare(scores, np.array([0, 1, 0, 1]), kind)])
+    assert all(math.isnan(value) for value in found.values()), found
+
+
+def test_regression_metrics_are_their_definitions() -> None:
+    generator = np.random.default_rng(3)
+    y = 1e6 + generator.normal(0, 2, 60)
+    guess = y + generator.normal(0, 1, 60)
+    found = merge([EvalShare(guess, y, "values")])
+    assert found["rmse"] == pytest.approx(math.sqrt(np.mean((guess - y) ** 2)))
+    expected = 1 - ((guess - y) ** 2).sum() / ((y - y.mean()) ** 2).sum()
+    assert found["r2"] == pytest.approx(expected, rel=1e-9)
+    assert merge([EvalShare(np.full(60, y.mean()), y, "values")])["r2"] == pytest.approx(
+        0, abs=1e-6
+    )
+    same = np.full(3, 0.1)
+    assert math.isnan(merge([EvalShare(same + 1, same, "values")])["r2"])
+    nothing = merge([EvalShare(np.zeros(0), np.zeros(0), "values")])
+    assert [name for name, value in nothing.items() if math.isnan(value)] == ["rmse", "r2"]
+
+
+def test_scores_of_the_wrong_number_or_shape_are_refused() -> None:
+    with pytest.raises(ValueError, match="a score for each label"):
+        merge([EvalShare(np.zeros(3), np.zeros(2))])
+    with pytest.raises(ValueError, match=r"shape \(2, 1\), expected \(n,\)"):
+        merge([EvalShare(np.zeros((2, 1)), np.zeros(2), "values")])

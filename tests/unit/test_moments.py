@@ -57,3 +57,24 @@ def test_moments_are_not_taken_of_hashed_keys() -> None:
     empty = np.zeros(0, dtype=np.int64)
     data = SparseData(np.zeros(1, np.int64), empty, np.zeros(0, np.float32), empty, 1 << 62)
     assert Moments.of(data).n_features == 0
+
+
+@pytest.mark.parametrize("as_sparse", [False, True])
+@pytest.mark.parametrize("offset", [1e4, 1e7, -3e6])
+def test_a_small_deviation_beside_a_large_mean_is_kept(offset: float, as_sparse: bool) -> None:
+    steps = np.random.default_rng(1).integers(0, 8, (3000, 1))
+    x = np.concatenate([offset + steps, np.full((3000, 1), offset)], axis=1).astype(np.float32)
+    moments = moments_of(x, as_sparse=as_sparse)
+    assert moments.constant().tolist() == [False, True]
+    mean, scale = moments.standardise()
+    wide = x[:, 0].astype(np.float64)
+    assert mean[0] == pytest.approx(wide.mean(), rel=1e-15)
+    assert scale[0] == pytest.approx(1 / wide.std(), rel=1e-12)
+
+
+def test_a_share_without_samples_changes_nothing() -> None:
+    data = DenseData(np.array([[1.0], [3.0]], np.float32), np.zeros(2))
+    nothing = DenseData(np.zeros((0, 1), np.float32), np.zeros(0))
+    for parts in ([data, nothing], [nothing, data]):
+        moments = Moments.combine([Moments.of(part) for part in parts])
+        assert moments.standardise() == (np.array([2.0]), np.array([1.0]))

@@ -226,8 +226,7 @@ def test_bad_hyperparameters_are_refused_in_one_sentence(cls, field, bad):
     with pytest.raises(ConfigError) as caught:
         cls(**{field: bad})
     message = str(caught.value)
-    assert message.startswith(f"optimizer {cls.name}: {field} = {bad!r}; a number from ")
-    assert message.endswith(" is accepted")
+    assert message.startswith(f"optimizer {cls.name}: {field} = {bad!r}: must be at least ")
     assert "\n" not in message
 
 
@@ -327,7 +326,7 @@ def test_python_rule_that_cannot_be_found_says_why(module):
 
 @pytest.mark.parametrize("n_state", [-1, 1.0, "1", True, None])
 def test_python_rule_needs_a_count_of_states(n_state):
-    with pytest.raises(ConfigError, match=r"n_state = .*a whole number from 0 up"):
+    with pytest.raises(ConfigError, match=r"n_state = .*must be a whole number"):
         PythonRule(lambda *_: None, n_state)
 
 

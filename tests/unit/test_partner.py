@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import crash_rig
@@ -23,7 +24,14 @@ from mpips.partner.segments import Held
 from mpips.partner.start import Source, choose
 from mpips.placement import place
 from mpips.train import train
-from mpips.transport.region import Regions, kept, new_token, unlink_job
+from mpips.transport.region import (
+    Regions,
+    kept,
+    new_token,
+    own_segments,
+    region_name,
+    unlink_job,
+)
 from mpips.worker import Worker
 
 LOADS = {name: load for name, load in crash_rig.loads().items() if load.partner is not None}
@@ -129,9 +137,12 @@ class Writer:
         self.server, self.log, self.stuck = server, log, stuck
         self.next_sequence, self.applied, self.received = 3, 1, 0
 
-    def cut(self, clock, number, payload):
+    def cut(self, clock, number, described, payload):
         self.next_sequence += 1
         return True
+
+    def is_ahead_of(self, clock):
+        return False
 
     def tick(self, clock):
         self.log.append(("tick", self.server))
@@ -155,6 +166,13 @@ class Channel:
         there = self.writer.received >= count
         self.writer.log += [("there", self.writer.server, count)] if there else []
         return there
+
+    def begin_fence(self):
+        self.writer.log.append(("fence", self.writer.server))
+
+    def wait_fence(self, max_s):
+        self.writer.log.append(("fenced", self.writer.server))
+        return True
 
     def clocks(self):
         return [0]
@@ -198,10 +216,11 @@ def test_partner_that_takes_nothing_is_named():
     assert log == [("there", 0, 4)]
 
 
-def test_without_bsp_nobody_waits():
+def test_without_bsp_nobody_waits_for_partners_but_for_servers():
     log = []
     ticking(log, stuck=True, waits=False).clock()
-    assert log == [("tick", 0), ("tick", 1)]
+    confirmed = [("fence", 0), ("fence", 1), ("fenced", 0), ("fenced", 1)]
+    assert log == [*confirmed, ("tick", 0), ("tick", 1)]
 
 
 # Sets of segments.
@@ -226,9 +245,9 @@ def test_moved_set_has_the_same_bytes_and_holes(token):
     assert (regions.reopen("r0g5").view(0, content.size, False) == content).all()
     sparse = regions.reopen("r0g5-t0-buffers")
     assert sparse.view((1 << 29), 4, False).tolist() == [1, 2, 3, 0]
-    path = segments.SHM / segments.region_name(token, "r0g5-t0-buffers")
-    assert path.stat().st_blocks * 512 < 1 << 16
-    assert (segments.SHM / segments.region_name(token, "r0g5")).stat().st_mode & 0o777 == 0o600
+    paths = dict(own_segments(token))
+    assert paths["r0g5-t0-buffers"].stat().st_blocks * 512 < 1 << 16
+    assert paths["r0g5"].stat().st_mode & 0o777 == 0o600
 
 
 def test_set_in_use_is_not_moved_from_its_node(token):
@@ -260,13 +279,47 @@ def test_only_marked_sets_count(token):
     segments.mark(token, "s12", 5)
     segments.remove_all_but(token, {"s12"})
     assert segments.held(token) == [Held(12, 5, "s12")]
-    left = {path.name for path in segments.SHM.glob(segments.region_name(token, "*"))}
-    assert {name.rpartition(token.removeprefix("k"))[2] for name in left} == {
-        "-s12",
-        "-s12-journal",
-        "-s12-t0-buffers",
-        "-s12-mark",
-    }
+    left = {part for part, _ in own_segments(token)}
+    assert left == {"s12", "s12-journal", "s12-t0-buffers", "s12-mark"}
+
+
+def test_files_of_another_user_are_neither_taken_nor_in_the_way(token):
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a file to another user")
+    filled(token, "s0")
+    segments.mark(token, "s0", 3)
+    foreign = [
+        foreign_file(region_name(token, part), "9")
+        for part in ("s1", "s1-journal", "s1-mark", "s0-mark.new", "s0-extra", "r0g4", "r0g4-mark")
+    ]
+    try:
+        assert segments.held(token) == [Held(0, 3, "s0")]
+        segments.mark(token, "s0", 4)
+        segments.link(token, "s0", "s1")
+        segments.mark(token, "s1", 4)
+        assert segments.held(token) == [Held(0, 4, "s0"), Held(1, 4, "s1")]
+        copied(token, "s1", "r0g4")
+        segments.remove_all_but(token, {"s1"})
+        assert {part for part, _ in own_segments(token)} == {
+            "s1",
+            "s1-journal",
+            "s1-t0-buffers",
+            "s1-mark",
+        }
+        unlink_job(token)
+        assert all(path.read_text() == "9" for path in foreign)
+    finally:
+        for path in foreign:
+            path.unlink()
+
+
+def foreign_file(name, text):
+    """A file of another user in /dev/shm that everybody may read and write."""
+    path = segments.SHM / name
+    path.write_text(text)
+    path.chmod(0o666)
+    os.chown(path, 65534, 65534)
+    return path
 
 
 # Where a launch goes on. Nodes a and b: ranks 0 (scheduler), 1 on a; 2, 3 on b; servers 1 and 2.
@@ -299,7 +352,10 @@ def test_partner_is_the_next_server_on_another_node():
 
 
 def test_tables_that_a_copy_may_judge_otherwise_are_refused():
-    for model, text in ((BSP(backup=1), "backup = 1: 0"), (ASP(Reject(3)), "policy = 'reject'")):
+    for model, text in (
+        (BSP(backup=1), "backup = 1: use backup = 0"),
+        (ASP(Reject(3)), "policy = 'reject'"),
+    ):
         with pytest.raises(ConfigError, match=f"table 'w' with {text}"):
             check_tables([DenseTable("w", (4,), SGD(1.0), model)])
     check_tables([DenseTable("w", (4,), SGD(1.0), model) for model in (BSP(), ASP())])
@@ -308,8 +364,8 @@ def test_tables_that_a_copy_may_judge_otherwise_are_refused():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"partner_mode": "later"}, "redundancy.partner_mode = 'later': sync and lag are accepted"),
-        ({"partner_lag_records": 0}, "redundancy.partner_lag_records = 0: 1 or more"),
+        ({"partner_mode": "later"}, "redundancy.partner_mode = 'later': must be sync or lag"),
+        ({"partner_lag_records": 0}, "redundancy.partner_lag_records = 0: must be 1 or more"),
         (
             {"partner": True, "warm": False},
             "redundancy.partner = true needs redundancy.warm = true",

@@ -212,3 +212,13 @@ def test_embedding_rows_take_the_memory_that_was_planned(optimizer, n_rows):
     # A new table has a megabyte each for rows and keys.
     assert plan.total_bytes <= taken <= 1.0625 * plan.total_bytes + (2 << 20)
     assert embedding_memory(table, n_rows, 4).rows == -(-n_rows // 4)
+
+
+@pytest.mark.parametrize(
+    ("n_workers", "n_tables", "match"),
+    [(65537, 1, "workers, not 65,537"), (1, 65537, "tables, not 65,537")],
+)
+def test_more_workers_or_tables_than_records_can_number_are_refused(n_workers, n_tables, match):
+    table = DenseTable("w", (8,))
+    with pytest.raises(ConfigError, match=f"at most 65,536 {match}"):
+        place([table] * n_tables, 1, n_workers, 4, 1024)

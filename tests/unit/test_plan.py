@@ -381,10 +381,10 @@ def test_the_command_ends_with_2_if_the_job_cannot_fit(svm: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["-n", "4", "--rows", "weight"], "--rows 'weight': TABLE=N is accepted"),
+        (["-n", "4", "--rows", "weight"], "--rows 'weight': write TABLE=N"),
         (["-n", "4", "--rows", "w=5"], "embedding tables are weight"),
-        (["-n", "4", "--servers", "3"], "servers = 3 with 4 ranks: 1 to 2 is accepted"),
-        (["-n", "1", "--servers", "2"], "servers = 2 with 1 rank"),
+        (["-n", "4", "--servers", "3"], "servers = 3 is too many for 4 ranks: use 1 or 2"),
+        (["-n", "1", "--servers", "2"], "servers = 2 is too many for 1 rank"),
         (["-n", "4", "--calibration", "no.json"], "no such calibration file"),
         (["-n", "4", "--set", "cluster.slot_kib=0"], "slot_kib = 0"),
     ],

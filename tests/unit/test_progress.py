@@ -1,9 +1,12 @@
-"""What people see of a run under way: the plain lines, the rich line, and from where they count."""
+"""What people see of a run under way: the plain lines, the live line, and from where they count."""
 
 from __future__ import annotations
 
 import io
+import os
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,18 +15,20 @@ from mpips import course as course_module
 from mpips.course import Course
 from mpips.data import Cursor, Sampling, Shape
 from mpips.epochs import Inputs
+from mpips.monitor import line as line_module
 from mpips.monitor import progress as module
 from mpips.monitor import terminal
 from mpips.monitor.progress import (
+    LineDisplay,
     NoDisplay,
     PlainDisplay,
     ProgressMeter,
-    RichDisplay,
     Snapshot,
     duration,
     fields,
     fit,
     make_display,
+    short,
 )
 from mpips.monitor.terminal import Terminal, find_terminal
 from mpips.panel import Totals
@@ -63,6 +68,28 @@ def test_the_line_has_every_field() -> None:
 def test_rates_stay_short(rate: float, text: str) -> None:
     line = fit(fields(Snapshot(push_bytes_per_s=rate, pull_bytes_per_s=0.0)), 200)
     assert f"push {text} pull 0 GB/s" in line
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0"),
+        (98_765, "98,765"),
+        (999_499, "999,499"),
+        (1_234_567, "1.23M"),
+        (99_999_999, "100M"),
+        (9.9999e9, "10.0G"),
+        (1.5e18, "1.50E"),
+        (1e30, "1,000,000,000,000E"),
+    ],
+)
+def test_huge_counts_stay_short(number: float, text: str) -> None:
+    assert short(number) == text
+    assert f"  {text} samples/s  " in fit(fields(Snapshot(samples_per_s=number)), 300)
+
+
+def test_a_huge_loss_stays_short() -> None:
+    assert "loss 1.235e+09  " in fit(fields(Snapshot(loss=1234567890.0)), 300)
 
 
 @pytest.mark.parametrize("width", range(1, 140))
@@ -113,35 +140,153 @@ def test_the_last_line_says_100_percent(clock: Time) -> None:
     assert lines([(1, 0.98), (1, 1.0), (1, 1.0)], clock, share=0.97) == ["100%"]
 
 
-def test_the_rich_line_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    for width, bar in ((60, False), (100, False), (160, True)):
-        out = io.StringIO()
-        monkeypatch.setattr(sys, "stderr", out)
-        monkeypatch.setenv("COLUMNS", str(width))
-        display = RichDisplay(Terminal("/none"))
-        display.update(FULL)
-        display.close()
-        assert "42%" in out.getvalue()
-        assert "1:02:03 left" in out.getvalue()
-        assert ("━" in out.getvalue()) == bar
-        assert "\n" not in out.getvalue().rstrip("\r\n").split("42%")[0]
+class TerminalStream(io.TextIOWrapper):
+    """A stream that ends at a terminal."""
+
+    def isatty(self) -> bool:
+        return True
 
 
-def test_no_color_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+class Screen:
+    """A named pipe in place of a terminal, and a stream to it: what is written can be read at once."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / "terminal"
+        os.mkfifo(path)
+        self._out = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        self.terminal = Terminal(str(path))
+        self.stream = TerminalStream(path.open("wb", buffering=0), "utf-8", write_through=True)
+
+    def text(self) -> str:
+        """What has been written since the last call."""
+        try:
+            return os.read(self._out, 1 << 20).decode()
+        except BlockingIOError:
+            return ""
+
+    def close(self) -> None:
+        self.stream.close()
+        os.close(self._out)
+
+
+@pytest.fixture
+def screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Screen]:
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    found = Screen(tmp_path)
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize(("width", "bar"), [(60, False), (100, False), (160, True)])
+def test_the_live_line_fits_the_terminal(
+    screen: Screen, monkeypatch: pytest.MonkeyPatch, width: int, bar: bool
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(sys, "stderr", screen.stream)
+    display = LineDisplay(screen.terminal)
+    display.update(FULL)
+    written = screen.text()
+    display.close()
+    assert written.startswith("\r")
+    assert written.endswith("1:02:03 left\x1b[K")
+    assert ("━" in written) == bar
+    assert len(re.sub("\x1b\\[[0-9]*[mK]|\r", "", written)) < width
+    assert screen.text() == "\n"
+
+
+def test_a_message_takes_the_place_of_the_line_which_is_drawn_below_it(
+    screen: Screen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", screen.stream)
+    monkeypatch.setattr(sys, "stdout", screen.stream)
+    display = LineDisplay(screen.terminal)
+    display.update(FULL)
+    line = screen.text()
+    print("mpips: warning: one", file=sys.stderr)
+    print("two", end="")
+    assert screen.text() == "\r\x1b[Kmpips: warning: one\ntwo"
+    display.update(FULL)
+    assert screen.text() == ""  # the message goes on
+    print()
+    display.update(FULL)
+    assert screen.text() == "\n" + line
+    display.close()
+    assert screen.text() == "\n"
+    assert sys.stderr is screen.stream
+    assert sys.stdout is screen.stream
+
+
+def test_a_message_through_a_launcher_gets_time_to_arrive(
+    screen: Screen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time = Time()
+    monkeypatch.setattr(line_module, "time", time)
+    pipe = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", pipe)
+    display = LineDisplay(screen.terminal)
+    display.update(FULL)
+    line = screen.text()
+    print("mpips: warning", file=sys.stderr)
+    assert (screen.text(), pipe.getvalue()) == ("\r\x1b[K", "mpips: warning\n")
+    display.update(FULL)
+    assert screen.text() == ""
+    time.now += 0.4
+    display.update(FULL)
+    assert screen.text() == line
+    display.close()
+
+
+def test_the_cursor_is_never_hidden(screen: Screen) -> None:
+    display = LineDisplay(screen.terminal)
+    display.update(FULL)
+    display.close()
+    assert "\x1b[?25l" not in screen.text()
+
+
+def test_a_stopped_terminal_stops_no_training(screen: Screen) -> None:
+    # After Ctrl-S a terminal takes a few kB and then no more, as a pipe that nobody reads.
+    display = LineDisplay(screen.terminal)
+    for step in range(10_000):
+        display.update(Snapshot(step=step))
+    display.close()
+    assert "step 1 " in screen.text()
+
+
+def test_nothing_is_drawn_while_the_job_is_in_the_background(
+    screen: Screen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "7").mkdir()
+    stat = tmp_path / "7/stat"
+    terminal = Terminal(screen.terminal.device, 7)
+    for group, front, seen in ((7, 7, True), (7, 9, False), (7, -1, True)):
+        stat.write_text(f"7 (mpirun (x)) S 1 {group} 1 34816 {front} 0")
+        assert terminal.is_foreground(tmp_path) == seen
+    monkeypatch.setattr(Terminal, "is_foreground", lambda self: False)
+    display = LineDisplay(screen.terminal)
+    display.update(FULL)
+    display.close()
+    assert screen.text() == ""
+
+
+def test_no_color_is_heeded(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
     written = []
+    monkeypatch.setattr(sys, "stderr", screen.stream)
     for value in ("", "1"):
-        out = io.StringIO()
-        monkeypatch.setattr(sys, "stderr", out)
-        monkeypatch.setenv("TERM", "xterm")
-        monkeypatch.setenv("COLUMNS", "160")
-        monkeypatch.setenv("NO_COLOR", value) if value else monkeypatch.delenv("NO_COLOR", False)
-        display = RichDisplay(Terminal("/none"))
+        monkeypatch.setenv("NO_COLOR", value)
+        display = LineDisplay(screen.terminal)
         display.update(FULL)
         display.close()
-        written.append(out.getvalue())
+        written.append(screen.text())
     assert "\x1b[32m" in written[0]
     assert "\x1b[32m" not in written[1]
+    assert "━" in written[1]
+
+
+def test_a_terminal_that_cannot_be_opened_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "find_terminal", lambda: Terminal("/none"))
+    assert isinstance(make_display("auto"), PlainDisplay)
 
 
 def test_kinds_of_display(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,9 +294,9 @@ def test_kinds_of_display(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(make_display("none"), NoDisplay)
     assert isinstance(make_display("plain"), PlainDisplay)
     assert isinstance(make_display("auto"), PlainDisplay)
-    monkeypatch.setattr(module, "find_terminal", lambda: Terminal("/none"))
+    monkeypatch.setattr(module, "find_terminal", lambda: Terminal("/dev/null"))
     display = make_display("auto")
-    assert isinstance(display, RichDisplay)
+    assert isinstance(display, LineDisplay)
     display.close()
 
 
@@ -181,7 +326,7 @@ def test_the_launchers_terminal_is_found(
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     there = proc(tmp_path, (30, middle, 20, "pipe:[7]"), (20, "mpirun", 10, stderr))
     answer = find_terminal({"TERM": "xterm"}, there)
-    assert answer == (Terminal(stderr) if found else None)
+    assert answer == (Terminal(stderr, 20) if found else None)
     assert find_terminal({"TERM": "dumb"}, there) is None
 
 

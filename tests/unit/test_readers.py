@@ -102,7 +102,7 @@ def test_further_axes_of_x_are_flattened(tmp_path: Path) -> None:
         ({"x": np.zeros((2, 2), complex), "y": np.zeros(2)}, "x has dtype complex128"),
         ({"x": np.full((2, 2), np.nan), "y": np.zeros(2)}, "holds NaN"),
         ({"x": np.full((2, 2), 1e39), "y": np.zeros(2)}, "beyond float32"),
-        ({"x": np.zeros((0, 2)), "y": np.zeros(0)}, "holds no sample"),
+        ({"x": np.zeros((0, 2)), "y": np.zeros(0)}, "contains no samples"),
         ({"x": np.array([[None]]), "y": np.zeros(1)}, "plain arrays: Object arrays"),
     ],
 )
@@ -138,6 +138,46 @@ def test_missing_file_is_named(tmp_path: Path, ending: str) -> None:
         read(path)
 
 
+def test_hdf5_that_leads_to_other_files_is_refused(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    secret = tmp_path / "secret"
+    np.arange(12, dtype="<f8").tofile(secret)
+    save_hdf5(tmp_path / "other.h5", 4)
+    virtual = h5py.VirtualLayout((4, 3), "f8")
+    virtual[:] = h5py.VirtualSource(tmp_path / "other.h5", "x", (4, 3))
+
+    def make(name: str, put) -> Path:
+        with h5py.File(tmp_path / name, "w") as file:
+            file["y"] = np.zeros(4)
+            put(file)
+        return tmp_path / name
+
+    cases = {
+        "external.h5": lambda f: f.create_dataset(
+            "x", (4, 3), "f8", external=[(str(secret), 0, 96)]
+        ),
+        "link.h5": lambda f: f.__setitem__("x", h5py.ExternalLink("other.h5", "x")),
+        "soft.h5": lambda f: (
+            f.__setitem__("g", h5py.ExternalLink("other.h5", "/")),
+            f.__setitem__("x", h5py.SoftLink("/g/x")),
+        ),
+        "virtual.h5": lambda f: f.create_virtual_dataset("x", virtual),
+    }
+    for name, put in cases.items():
+        with pytest.raises(DataError, match=r"x (is a link, which may lead|lies in other files)"):
+            read(make(name, put))
+
+
+@pytest.mark.parametrize("cell", ["2021_05", "1_000", "\u0661\u0662", "\uff11", "0x10", "infinity"])
+def test_what_only_python_calls_a_number_is_no_number_in_csv(tmp_path: Path, cell: str) -> None:
+    path = write(tmp_path / "a.csv", f"label,a\n1,{cell}\n")
+    with pytest.raises(DataError, match=f"column 'a' holds '{cell}'"):
+        read(path)
+    path = write(tmp_path / "b.csv", f"label,a\n{cell},1\n")
+    with pytest.raises(DataError, match=f"column 'label' holds '{cell}'"):
+        read(path)
+
+
 @pytest.mark.parametrize(("library", "path"), [("h5py", "some.h5"), ("sklearn", "digits")])
 def test_missing_library_is_named(library: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, library, None)
@@ -149,7 +189,9 @@ def test_missing_library_is_named(library: str, path: str, monkeypatch: pytest.M
 def test_unknown_format_and_ending_list_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=f"known: auto, {', '.join(READERS)}"):
         read("a.csv", options=ReadOptions(format="parquet"))
-    with pytest.raises(ConfigError, match=r"'\.parquet' means no known format.*\.svm"):
+    with pytest.raises(
+        ConfigError, match=r"extension '\.parquet'; add --set data\.format=libsvm \(or csv"
+    ):
         read("a.parquet")
 
 
@@ -158,11 +200,18 @@ def test_explicit_format_overrules_the_ending(tmp_path: Path) -> None:
     assert sparse(path, ReadOptions(format="libsvm")).n_features == 1
 
 
-def test_csv_label_column_is_label_or_first_or_chosen(tmp_path: Path) -> None:
-    named = write(tmp_path / "named.csv", "a,label\n5,1\n")
+def test_csv_label_column_is_label_or_a_usual_name_or_chosen(tmp_path: Path) -> None:
+    for header, label in (("a,label", 1), ("y,label", 1), ("a,Target", 1), ("Y,a", 5)):
+        part = read(write(tmp_path / "named.csv", f"{header}\n5,1\n"))
+        assert part.data.labels.tolist() == [label]
+        assert part.info.label_column == header.split(",")[0 if label == 5 else 1]
     unnamed = write(tmp_path / "unnamed.csv", "a,b\n5,1\n")
-    assert dense(named).labels.tolist() == [1]
-    assert dense(unnamed).labels.tolist() == [5]
+    with pytest.raises(
+        DataError, match=r"not clear: no column is named 'label'; set data.label to"
+    ):
+        read(unnamed)
+    with pytest.raises(DataError, match=r"not clear: columns \['y', 'class'\]; set data.label to"):
+        read(write(tmp_path / "two.csv", "y,class,a\n5,1,2\n"))
     assert dense(unnamed, ReadOptions(label="b")).labels.tolist() == [1]
     with pytest.raises(DataError, match=r"no label column 'c'; columns: \['a', 'b'\]"):
         read(unnamed, options=ReadOptions(label="c"))
@@ -172,7 +221,7 @@ def test_csv_label_column_is_label_or_first_or_chosen(tmp_path: Path) -> None:
     ("text", "complaint"),
     [
         ("", "no header"),
-        ("y,a\n", "holds no sample"),
+        ("y,a\n", "contains no samples"),
         ("y,a,a\n1,2,3\n", "names 'a' twice"),
         ("y,a\n1,2\n\n1,2,3\n", r":4: 3 cells, the header names 2"),
         ("y,a\n1,red\n", r":2: column 'a' holds 'red': .*categorical = \[\"a\"\]"),

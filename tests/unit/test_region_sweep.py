@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 from harness import python
 
 from mpips import _native
+from mpips.errors import RegionError
+from mpips.transport import region
 from mpips.transport.region import (
     SHM,
     Regions,
     attach,
+    find_segment,
     kept,
     new_token,
+    own_segments,
     region_name,
     sweep,
     unlink_job,
@@ -156,8 +162,117 @@ def test_old_staging_memory_goes_unless_updates_lie_in_it(token):
     parts = ["w0-0", "w1-0", "w0-3", "w0-4", "w1-4", "s0", "s0-journal"]
     segments = [regions.create(part, 4096) for part in parts]
     unlink_staging(token, 4, {"w1-0"})
-    prefix = region_name(token, "")
-    left = {path.name.removeprefix(prefix) for path in SHM.glob(f"{prefix}*")}
+    left = {part for part, _ in own_segments(token)}
     assert left == {"w1-0", "w0-4", "w1-4", "s0", "s0-journal"}
     del segments
+    unlink_job(token)
+
+
+DAYS_AGO = time.time() - 3 * region.KEEP_S
+
+
+@pytest.fixture
+def old_machine(monkeypatch):
+    """A machine that has been up for a week."""
+    monkeypatch.setattr(region.time, "clock_gettime", lambda clock: 7 * region.KEEP_S)
+
+
+def age(token):
+    """Let all segments of a job be three days old."""
+    for _, path in own_segments(token):
+        os.utime(path, (DAYS_AGO, DAYS_AGO))
+
+
+@pytest.mark.usefixtures("old_machine")
+def test_a_launch_does_not_sweep_the_memory_of_its_own_run(token):
+    token, other = kept(token), kept(new_token())
+    for name in (token, other):
+        regions = Regions(name, shared=True)
+        segments = [regions.create(part, PAGE) for part in ("s0", "w0-0", "w1-4")]
+        del segments
+        age(name)
+    swept = sweep(spare=token)
+    assert {part for part, _ in own_segments(token)} == {"s0", "w0-0", "w1-4"}
+    assert sum(other.removeprefix("k") in name for name in swept) == 3
+    assert not list(own_segments(other))
+    assert len(sweep()) >= 3
+    assert not list(own_segments(token))
+
+
+@pytest.mark.parametrize("supervised", [False, True])
+def test_memory_that_no_launch_can_go_on_in_is_swept_by_the_next_one(token, supervised):
+    # A supervised run without warm restart keeps its token, too.
+    dead = Regions(token, shared=True, supervised=supervised)
+    names = [dead._new_name("s0"), dead._new_name("w0")]
+    for name in names:
+        (SHM / name).write_bytes(b"x" * PAGE)
+    assert any("." in name for name in names) == supervised
+    sweep(spare=token)
+    assert not list(own_segments(token))
+    again = Regions(token, shared=True, supervised=supervised).create("s0", PAGE)
+    again.view(0, 1, True)[0] = 5
+    assert attach(token, "s0", 0).view(0, 1, False)[0] == 5
+
+
+def test_no_segment_is_older_than_the_machine_has_been_up(token, monkeypatch):
+    token = kept(token)
+    segment = Regions(token, shared=True).create("s0", PAGE)
+    del segment
+    age(token)
+    # The wall clock was set forward by days.
+    monkeypatch.setattr(region.time, "clock_gettime", lambda clock: 60.0)
+    sweep()
+    assert find_segment(token, "s0") is not None
+    unlink_job(token)
+
+
+def test_every_rank_renews_the_times_of_all_memory_of_its_run(token):
+    token = kept(token)
+    earlier = Regions(token, shared=True)
+    segments = [earlier.create(part, PAGE) for part in ("s0", "s0-journal", "w0-0")]
+    age(token)
+    worker = Regions(token, shared=True)
+    segments.append(worker.create("w0-3", PAGE))
+    worker.touch()
+    assert all(path.stat().st_mtime > DAYS_AGO + 60 for _, path in own_segments(token))
+    del segments
+    unlink_job(token)
+
+
+def test_names_of_segments_to_come_cannot_be_known(token):
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a file to another user")
+    token = kept(token)
+    regions = Regions(token, shared=True)
+    first = regions.create("w0-0", PAGE)
+    digits = find_segment(token, "w0-0").name.partition(".")[2].partition("-")[0]
+    assert len(digits) == 16
+    # Another user has seen the name and makes all that can be derived from it.
+    foreign = []
+    for name in (region_name(token, "w0-1"), region_name(token, "w0-1", digits)):
+        path = SHM / name
+        path.write_bytes(b"x" * PAGE)
+        path.chmod(0o666)
+        os.chown(path, 65534, 65534)
+        foreign.append(path)
+    try:
+        second = Regions(token, shared=True).create("w0-1", PAGE)
+        second.view(0, 1, True)[0] = 7
+        assert attach(token, "w0-1", 0).view(0, 1, False)[0] == 7
+        unlink_staging(token, 5, set())
+        unlink_job(token)
+        assert all(path.exists() for path in foreign)
+        assert not list(own_segments(token))
+        del first, second
+    finally:
+        for path in foreign:
+            path.unlink()
+
+
+def test_a_run_has_one_segment_of_a_part(token):
+    token = kept(token)
+    first = Regions(token, shared=True).create("s0", PAGE)
+    with pytest.raises(RegionError, match="File exists"):
+        Regions(token, shared=True).create("s0", PAGE)
+    del first
     unlink_job(token)

@@ -6,7 +6,7 @@ import struct
 
 import numpy as np
 import pytest
-from fake_network import Network, remote
+from fake_network import INLINE_BYTES, KINDS, Network, remote
 from harness import Rig, dense, floats, rows
 from test_ring_attack import FIRST, LAST, PUSH_DENSE, STAGED, Attack, dense_bytes
 
@@ -37,11 +37,12 @@ def in_area(network, rig, w=0) -> int:
     return sum(n for offset, n in network.puts if start <= offset and offset + n <= stop)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-def test_large_pushes_over_a_bad_network_are_exact_and_free_at_return(seed, model):
+def test_large_pushes_over_a_bad_network_are_exact_and_free_at_return(seed, kind, model):
     rig = area_rig(dense(LARGE, consistency=model), rows(3, consistency=model))
-    network, channel = remote(rig, seed=seed)
+    network, channel = remote(rig, seed=seed, kind=kind)
     worker = rig.worker(channel=channel)
     table, total = worker.table("w"), np.zeros(LARGE, np.float32)
     update = np.empty(LARGE, np.float32)
@@ -59,6 +60,32 @@ def test_large_pushes_over_a_bad_network_are_exact_and_free_at_return(seed, mode
     assert rig.core.stats(0)["pushed"] == 7
     assert in_area(network, rig) == 7 * 4 * LARGE
     assert rig.core.counters()["records"] == channel.writer.next_sequence
+
+
+TAILS = (1, 5, INLINE_BYTES // 4, INLINE_BYTES // 4 + 1, PUT_FLOATS)  # floats of the last put
+
+
+@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize("before", [7100, 7800, 8100])
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_a_large_push_behind_a_record_of_any_length_is_applied_when_all_of_it_is_there(
+    model, before, tail
+):
+    # A record that nearly fills its slot travels in one put with the one behind it; under BSP both wait
+    # for the tick.
+    n = 4 * PUT_FLOATS + tail
+    tables = dense(n, consistency=model), dense(before, "v", consistency=model)
+    for seed in range(4):
+        rig = area_rig(*tables, slot_bytes=32 << 10, n_slots=8)
+        network, channel = remote(rig, seed=seed)
+        worker = rig.worker(channel=channel)
+        for step in range(3):
+            worker.table("v").push(np.ones(before, np.float32))
+            worker.table("w").push(np.ones(n, np.float32))
+            worker.clock()
+            assert (worker.table("w").pull() == -(step + 1)).all(), (seed, step)
+        worker.finish()
+        assert in_area(network, rig) == 3 * 4 * n
 
 
 def test_a_push_that_is_waited_for_is_one_record_behind_its_bytes():
@@ -88,10 +115,11 @@ def test_a_push_too_long_for_one_record_takes_several(monkeypatch):
     assert (rig.values() == -update).all()
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_with_checksums_the_pieces_of_every_push_have_one(seed):
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_checksums_the_pieces_of_every_push_have_one(seed, kind):
     rig = area_rig(dense(LARGE), n_slots=32)
-    network, channel = remote(rig, seed=seed, checksums=True)
+    network, channel = remote(rig, seed=seed, checksums=True, kind=kind)
     worker = rig.worker(channel=channel)
     table, update = worker.table("w"), np.full(LARGE, 1.0, np.float32)
     table.push(update)
@@ -105,10 +133,11 @@ def test_with_checksums_the_pieces_of_every_push_have_one(seed):
     assert (rig.values() == -1).all()
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_staged_pushes_over_a_bad_network_are_exact(seed):
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", KINDS)
+def test_staged_pushes_over_a_bad_network_are_exact(seed, kind):
     rig = area_rig(dense(LARGE), staging_bytes=1 << 24, n_slots=32)
-    _, channel = remote(rig, seed=seed)
+    _, channel = remote(rig, seed=seed, kind=kind)
     worker = rig.worker(channel=channel)
     arrays, total = [worker.allocate(LARGE) for _ in range(2)], np.zeros(LARGE, np.float32)
     requests = []

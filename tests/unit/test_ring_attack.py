@@ -12,20 +12,20 @@ from mpips import _native
 from mpips.model.consistency import ASP, BSP
 
 FIELDS = {
-    "magic": ("<I", 0),
-    "version": ("<B", 4),
-    "kind": ("<B", 5),
-    "flags": ("<H", 6),
+    "magic": ("<H", 0),
+    "version": ("<B", 2),
+    "kind": ("<B", 3),
+    "flags": ("<H", 4),
+    "codec": ("<H", 6),
     "generation": ("<I", 8),
     "worker": ("<H", 12),
     "table": ("<H", 14),
     "sequence": ("<Q", 16),
     "base_version": ("<Q", 24),
-    "clock": ("<I", 32),
-    "count": ("<I", 36),
+    "clock": ("<Q", 32),
     "offset": ("<Q", 40),
-    "payload_bytes": ("<I", 48),
-    "codec": ("<I", 52),
+    "count": ("<I", 48),
+    "payload_bytes": ("<I", 52),
     "header_checksum": ("<I", 56),
     "payload_checksum": ("<I", 60),
 }
@@ -65,7 +65,7 @@ class Attack:
         """Write a whole record of worker 0, a valid one but for `fields`."""
         slot = self.slot(number)
         slot[:64] = 0
-        valid = {"magic": 0x5243504D, "version": 2, "flags": FIRST | LAST, "sequence": number}
+        valid = {"magic": 0x504D, "version": 3, "flags": FIRST | LAST, "sequence": number}
         self.set(number, **{**valid, "payload_bytes": len(payload), **fields})
         slot[64 : 64 + len(payload)] = np.frombuffer(payload, np.uint8)
         self.stamp(number)

@@ -48,14 +48,23 @@ def test_each_node_gets_servers_in_proportion_to_its_ranks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "n_servers", "most"), [(2, 2, 1), (3, 2, 1), (5, 4, 3), (5, 0, 3)]
+    ("size", "n_servers", "what", "use"),
+    [
+        (2, 2, "many", "1"),
+        (3, 2, "many", "1"),
+        (4, 4, "many", "1 or 2"),
+        (5, 4, "many", "1 to 3"),
+        (5, 0, "few", "1 to 3"),
+    ],
 )
-def test_servers_that_leave_no_worker_are_refused(size: int, n_servers: int, most: int) -> None:
+def test_servers_that_leave_no_worker_are_refused(
+    size: int, n_servers: int, what: str, use: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         check_servers(n_servers, size)
     assert str(caught.value) == (
-        f"servers = {n_servers} with {size} ranks: 1 to {most} is accepted, "
-        "since one rank schedules and at least one must work"
+        f"servers = {n_servers} is too {what} for {size} ranks: use {use} (one rank is the scheduler, at "
+        "least one must be a worker)"
     )
 
 

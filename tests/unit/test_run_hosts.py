@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import uuid
 from pathlib import Path
 
 import pytest
@@ -77,13 +81,13 @@ def test_spares_wait_until_a_host_is_bad() -> None:
 def test_fewer_workers_only_where_that_is_allowed() -> None:
     hosts = pool()
     hosts.bad = {"n1": "gone", "n2": "gone"}
-    with pytest.raises(HostsError, match="enough for 1 workers; 5 are needed"):
+    with pytest.raises(HostsError, match="enough for 1 worker; 5 are needed"):
         hosts.layout()
     hosts = pool(min_workers=1)
     hosts.bad = {"n1": "gone", "n2": "gone"}
     layout = hosts.layout()
     assert layout.n_ranks == 4
-    assert layout.notes[-1] == "1 workers instead of 5"
+    assert layout.notes[-1] == "1 worker instead of 5"
     hosts.bad = dict.fromkeys(hosts.names, "gone")
     with pytest.raises(HostsError, match="0 of 3 hosts are left"):
         hosts.layout()
@@ -171,6 +175,21 @@ def test_only_processes_of_the_run_and_of_old_generations_are_ended(tmp_path: Pa
             process.wait()
 
 
+def test_processes_of_a_run_are_found_by_whatever_way_it_was_started(tmp_path: Path) -> None:
+    run, link = tmp_path / "run", tmp_path / "link"
+    run.mkdir()
+    link.symlink_to(run)
+    for way, other in ((link, run), (run, link), (tmp_path / "x" / ".." / "run", run)):
+        (tmp_path / "x").mkdir(exist_ok=True)
+        process = started(way, 1)
+        try:
+            assert reap.reap(other, 1) == 1
+            assert process.wait(5) == -signal.SIGKILL
+        finally:
+            process.kill()
+            process.wait()
+
+
 def test_hosts_are_cleared_through_the_agent_of_the_launcher(tmp_path: Path) -> None:
     # The agent gets what ssh would: a host and one command line.
     agent = tmp_path / "agent"
@@ -185,8 +204,9 @@ def test_hosts_are_cleared_through_the_agent_of_the_launcher(tmp_path: Path) -> 
     region.write_text("x")
     try:
         env = {**os.environ, "PRTE_MCA_plm_ssh_agent": str(agent)}
-        failed = clear(["good", "bad"], run, 0, "0123456789abcdef", env)
+        failed, memory = clear(["good", "bad"], run, 0, "0123456789abcdef", env)
         assert failed == {"bad": "no route"}
+        assert memory == {"good": reap.Memory(1)}
         assert left.wait(5) == -signal.SIGKILL
         assert not region.exists()
         assert sorted((tmp_path / "asked").read_text().split()) == ["bad", "good"]
@@ -201,12 +221,70 @@ def test_a_host_that_hangs_is_one_that_does_not_answer(tmp_path: Path) -> None:
     agent.write_text("#!/bin/sh\nexec sleep 600\n")
     agent.chmod(0o700)
     env = {**os.environ, "PRTE_MCA_plm_ssh_agent": str(agent)}
-    failed = clear(["silent"], tmp_path, 0, "", env, limit_s=0.5)
-    assert failed == {"silent": "no answer within 0.5 s"}
+    cleared = clear(["silent"], tmp_path, 0, "", env, limit_s=0.5)
+    assert cleared.failed == {"silent": "no answer within 0.5 s"}
 
 
 def test_reaping_is_a_program_of_its_own(tmp_path: Path) -> None:
     # On other hosts it runs without mpips and its libraries.
     command = [sys.executable, "-I", "-S", reap.__file__, str(tmp_path), "0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-    assert done.stdout == "0 processes, 0 regions\n"
+    found = {"processes": 0, "removed": 0, "kept_bytes": 0, "foreign": []}
+    assert json.loads(done.stdout) == found
+
+
+NOBODY = 65534
+
+
+@pytest.mark.parametrize("what", ["--forget", "--keep"])
+def test_files_of_another_user_are_named_and_stay(tmp_path: Path, what: str) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can start a process of another user")
+    program = Path(tempfile.mkdtemp()) / "reap.py"  # where another user may read it
+    program.parent.chmod(0o755)
+    shutil.copy(reap.__file__, program)
+    program.chmod(0o644)
+    token = uuid.uuid4().hex
+    prefix = f"/dev/shm/mpips-kept-{NOBODY}-{token}"
+    foreign = [Path(f"{prefix}.abc-s0"), Path(f"{prefix}-s0-mark"), Path(f"{prefix}-w0-7")]
+    own = Path(f"{prefix}.12-s0-journal")
+    try:
+        for path in (*foreign, own):
+            path.write_text("3")
+        os.chown(own, NOBODY, NOBODY)
+        command = ["/usr/bin/python3", "-I", "-S", str(program), "/nowhere", "0", what, token]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=30, user=NOBODY, group=NOBODY, cwd="/"
+        )
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        # A mark of another user makes no memory complete.
+        assert (found["removed"], found["kept_bytes"]) == (1, 0)
+        assert set(found["foreign"]) == {str(path) for path in foreign}
+        assert all(path.read_text() == "3" for path in foreign)
+        assert not own.exists()
+    finally:
+        for path in (*foreign, own):
+            path.unlink(missing_ok=True)
+        shutil.rmtree(program.parent)
+
+
+def test_memory_is_kept_only_where_a_launch_can_go_on_in_it() -> None:
+    token = uuid.uuid4().hex
+    uid = os.geteuid()
+    names = [f"mpips-kept-{uid}-{token}.1a-s0", f"mpips-kept-{uid}-{token}.1a-s0-mark"]
+    plain = Path(f"/dev/shm/mpips-{uid}-{token}-w0")
+    kept = [Path("/dev/shm", name) for name in names]
+    try:
+        for path in (*kept, plain):
+            path.write_bytes(b"3" * 4096)
+            os.utime(path, (1, 1))
+        assert reap.keep(token) == reap.Memory(1, 2 * 4096)
+        assert not plain.exists()
+        assert all(path.stat().st_mtime > 1 for path in kept)
+        kept[1].unlink()
+        assert reap.keep(token) == reap.Memory(1)
+        assert not kept[0].exists()
+    finally:
+        for path in (*kept, plain):
+            path.unlink(missing_ok=True)

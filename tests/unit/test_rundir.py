@@ -36,6 +36,19 @@ def test_a_rank_learns_the_identity_of_its_run(tmp_path: Path) -> None:
     assert again.token == found.token
 
 
+def test_only_the_user_can_read_the_token_of_a_run(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "mlp")
+    assert folder.info_file.stat().st_mode & 0o777 == 0o600
+    replace_json(folder.status_file, Status(state="running", generation=0, time_s=0.0))
+    assert folder.status_file.stat().st_mode & 0o777 == 0o666 & ~umask()
+
+
+def umask() -> int:
+    value = os.umask(0)
+    os.umask(value)
+    return value
+
+
 def test_runs_of_the_same_name_get_folders_of_their_own(tmp_path: Path) -> None:
     made = {RunFolder.create(tmp_path, "mlp").path for _ in range(5)}
     assert len(made) == 5
@@ -120,3 +133,10 @@ def test_readers_never_see_half_a_file(tmp_path: Path) -> None:
     stop.set()
     writer.join()
     assert len(seen) >= 8
+
+
+@pytest.mark.parametrize("name", ["../../x", "a/b", "", "a\nb", "x" * 300])
+def test_a_run_of_a_name_that_leads_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="the name of a run = "):
+        RunFolder.create(tmp_path, name)
+    assert not list(tmp_path.iterdir())

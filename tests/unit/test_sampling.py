@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mpips.data import Cursor, DenseData, Loader, Sampling, Shape
+from mpips.data.shares import Shares, numbers
 
 
 def loaders(sampling: Sampling, cursors: list[Cursor]) -> list[Loader]:
@@ -15,7 +16,7 @@ def loaders(sampling: Sampling, cursors: list[Cursor]) -> list[Loader]:
     shape = sampling.shape
     made = []
     for worker, cursor in enumerate(cursors):
-        labels = np.arange(worker, shape.n_total, shape.n_workers)
+        labels = numbers(shape.n_total, shape.n_workers, worker, shape.shares)
         data = DenseData(labels[:, None].astype(np.float32), labels)
         made.append(
             Loader(
@@ -48,7 +49,12 @@ def read(loader: Loader, n_steps: int, n_epochs: int, seen: dict[int, list[int]]
 def test_each_sample_is_read_once_an_epoch_over_any_chain_of_shapes(seed: int) -> None:
     random = np.random.default_rng(seed)
     n_total, n_epochs = int(random.integers(1, 200)), 4
-    shape = Shape(n_total, int(random.integers(1, 6)), int(random.integers(1, 20)), seed)
+
+    def drawn() -> Shape:
+        rule: Shares = "mixed" if random.random() < 0.5 else "interleaved"
+        return Shape(n_total, int(random.integers(1, 6)), int(random.integers(1, 20)), seed, rule)
+
+    shape = drawn()
     sampling = Sampling(shape)
     cursors = [Cursor()] * shape.n_workers
     seen: dict[int, list[int]] = {epoch: [] for epoch in range(n_epochs)}
@@ -63,7 +69,7 @@ def test_each_sample_is_read_once_an_epoch_over_any_chain_of_shapes(seed: int) -
         sampling = Sampling.from_config(json.loads(json.dumps(sampling.to_config())))
         if random.random() < 0.3:
             continue  # the same shape goes on at its cursors
-        shape = Shape(n_total, int(random.integers(1, 6)), int(random.integers(1, 20)), seed)
+        shape = drawn()
         sampling = sampling.after([(c.epoch, c.step) for c in cursors], shape)
         first = min(c.epoch for c in cursors)
         cursors = [Cursor(first, 0)] * shape.n_workers
@@ -102,3 +108,29 @@ def test_weights_of_a_rest_make_the_mean_over_its_samples() -> None:
         n_global = sum(batch.n for batch in batches)
         for batch in batches:
             assert batch.weight == pytest.approx(batch.n * 3 / n_global)
+
+
+def test_cursors_of_a_checkpoint_without_a_rule_count_interleaved_shares() -> None:
+    old = {
+        "shape": {"n_total": 103, "n_workers": 3, "batch_size": 7, "seed": 5},
+        "number": 0,
+        "legs": [],
+    }
+    before = Sampling.from_config(old)
+    cursors = [(1, 2), (1, 4), (1, 3)]
+    read_before = [
+        sample
+        for worker, (_, step) in enumerate(cursors)
+        for sample in before.own(1, worker)[: 7 * step].tolist()
+    ]
+    assert {sample % 3 for sample in before.own(1, 2).tolist()} == {2}
+
+    shape = Shape.of_job(103, 3, 7, 5)
+    assert shape.shares == "mixed"
+    after = before.after(cursors, shape)
+    rest = [sample for worker in range(3) for sample in after.own(1, worker).tolist()]
+    assert sorted(read_before + rest) == list(range(103))
+
+
+def test_one_worker_goes_on_in_the_order_of_an_older_checkpoint() -> None:
+    assert Shape.of_job(103, 1, 7, 5) == Shape(103, 1, 7, 5)

@@ -29,9 +29,9 @@ class Plain:
         for k in range(config.n_state):
             self.state[k] = config.initial_state(k)
 
-    def apply(self, update, scale=1.0):
+    def apply(self, update, scale=1.0, rate=1.0):
         self.steps += 1
-        reference.update(self.config, self.values, self.state, update, self.steps, scale)
+        reference.update(self.config, self.values, self.state, update, self.steps, scale, rate)
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -84,7 +84,7 @@ def test_scaled_updates_are_the_reference_with_that_scale(name, consistency):
             plain.apply(updates[0] + updates[1], 0.5)
         else:
             for k in range(2):  # nobody pulls: each push has missed all before it
-                plain.apply(updates[k], float(np.float32(1) / np.float32(1 + 2 * clock + k)))
+                plain.apply(updates[k], rate=1 / (1 + 2 * clock + k))
         assert rig.values().tobytes() == plain.values.tobytes()
 
 

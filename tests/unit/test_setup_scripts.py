@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -421,3 +422,60 @@ def test_silence_counts_as_a_failure(tmp_path: Path) -> None:
     report.write_text(REPORT.format(""))
     assert tally(0, report) == (2, 0, 0)
     assert tally(137, report) == (2, 1, 0)
+
+
+def run_folder(tmp_path: Path, **variables: str) -> str:
+    """The run folder of a batch script in a job of Slurm, and what has to be named to go on in it."""
+    tmp_path.mkdir()
+    machine = Machine(tmp_path)
+    for tool in ("realpath", "hostname"):
+        (machine.bin / tool).symlink_to(str(shutil.which(tool)))
+    venv = machine.root / ".venv/bin"
+    machine.add("python", "exit 0", venv)
+    (machine.root / "jobs/env.sh").write_text(f'PATH="{venv}:$PATH"\n')
+    job = {
+        "SLURM_JOB_ID": "12",
+        "SLURM_NTASKS": "2",
+        "SLURM_JOB_NAME": "j",
+        "SLURM_JOB_NODELIST": "n",
+    }
+    script = (
+        'set -euo pipefail; source "$root/jobs/batch.sh"; begin usage x >&2; echo "$run|$folder"'
+    )
+    done = subprocess.run(
+        [str(machine.bin / "bash"), "-c", script],
+        env={**machine.env, **job, **variables, "root": str(machine.root)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    run, folder = done.stdout.strip().split("|")
+    return f"{Path(run).relative_to(tmp_path)} {Path(folder).relative_to(tmp_path)}"
+
+
+@pytest.mark.parametrize("task", ["0", "1"])
+def test_each_task_of_an_array_has_a_run_folder_of_its_own(tmp_path: Path, task: str) -> None:
+    array = {"SLURM_ARRAY_JOB_ID": "11", "SLURM_ARRAY_TASK_ID": task}
+    assert run_folder(tmp_path / "a", **array) == f"runs/j-11_{task} runs/j-11"
+    found = run_folder(tmp_path / "b", **array, MPIPS_FOLDER=str(tmp_path / "b/mine"))
+    assert found == f"mine_{task} mine"
+
+
+def test_a_single_job_has_the_run_folder_that_was_given(tmp_path: Path) -> None:
+    assert run_folder(tmp_path / "a") == "runs/j-12 runs/j-12"
+    assert run_folder(tmp_path / "b", MPIPS_FOLDER=str(tmp_path / "b/mine")) == "mine mine"
+
+
+def test_no_message_sends_anybody_to_an_index_that_has_no_mpips() -> None:
+    texts = [*ROOT.glob("mpips/**/*.py"), ROOT / "mpips/messages.txt", ROOT / "README.md"]
+    texts += [*ROOT.glob("jobs/*"), *ROOT.glob("native/CMakeLists.txt")]
+    wrong = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in texts
+        if path.is_file()
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if re.search(r"pip install [^#;,]*\bmpips\b", line)
+    ]
+    assert not wrong, "\n".join(wrong)

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import stat
+import struct
 import subprocess
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from harness import Rig, floats, python, rows
 
+from mpips import _native
 from mpips.errors import MpipsError, RegionError
 from mpips.transport.region import SHM, Regions, attach, new_token, region_name, unlink_job
 
@@ -91,12 +93,16 @@ def test_symbolic_link_is_refused_by_create_and_attach(token, tmp_path):
     target = tmp_path / "target"
     target.write_bytes(bytes(PAGE))
     target.chmod(0o600)
-    (SHM / region_name(token, "s0")).symlink_to(target)
-    with pytest.raises(RegionError):
-        Regions(token, shared=True).create("s0", PAGE)
-    with pytest.raises(RegionError, match="attach"):
-        attach(token, "s0", 0)
-    assert target.read_bytes() == bytes(PAGE)
+    link = SHM / region_name(token, "s0")
+    link.symlink_to(target)
+    try:
+        with pytest.raises(RegionError):
+            Regions(token, shared=True).create("s0", PAGE)
+        with pytest.raises(RegionError, match="attach"):
+            attach(token, "s0", 0)
+        assert target.read_bytes() == bytes(PAGE)
+    finally:
+        link.unlink()  # which no job takes for its own
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o601])
@@ -261,3 +267,29 @@ def test_view_keeps_its_memory_alive(token):
 def test_region_errors_carry_the_exit_code_of_a_missing_capability():
     assert issubclass(RegionError, MpipsError)
     assert RegionError.exit_code == 69
+
+
+def lock_as_owner(path: Path) -> int:
+    """Take the owner's lock by hand; the open file that has it."""
+    fd = os.open(path, os.O_RDWR)
+    lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, lock)
+    return fd
+
+
+def test_a_segment_is_taken_over_once_though_locks_are_exchanged(token):
+    made = Regions(token, shared=True).create("s0", PAGE)
+    made.keep()
+    name, path = made.name, SHM / made.name
+    with pytest.raises(BlockingIOError):
+        lock_as_owner(path)
+    del made
+    # As another that takes it over has it: the first lock given up, the second one not there yet.
+    fd = lock_as_owner(path)
+    with pytest.raises(_native.SharedMemoryBusy):
+        _native.SharedMemory.reopen(name, 0)
+    os.close(fd)
+    again = _native.SharedMemory.reopen(name, 0)
+    with pytest.raises(_native.SharedMemoryBusy):
+        _native.SharedMemory.reopen(name, 0)
+    assert again.name == name

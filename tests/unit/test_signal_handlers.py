@@ -13,6 +13,7 @@ import pytest
 
 from mpips import early, rundir
 from mpips.cluster import signals
+from mpips.cluster.messages import Ask
 from mpips.cluster.signals import TerminatedError, Told, signals_unwind
 from mpips.cluster.watchdog import Watchdog, watching
 
@@ -36,9 +37,33 @@ def test_usr1_is_told_once_and_given_back() -> None:
         ask = told.take()
         assert ask is not None
         assert (ask.reason, ask.why) == ("signal", "SIGUSR1")
-        assert time.time() - 5 < ask.at <= time.time()
+        assert time.monotonic() - 5 < ask.at <= time.monotonic()
         assert told.take() is None
     assert signal.getsignal(signal.SIGUSR1) is before
+
+
+@pytest.mark.parametrize("ahead_s", [1e6, -1e6])
+def test_a_wall_clock_that_is_set_hides_no_signal(
+    monkeypatch: pytest.MonkeyPatch, ahead_s: float
+) -> None:
+    """The scheduler tells signals apart by their times."""
+    real = time.time
+    with Told(True, 1.0) as told:
+        me(signal.SIGUSR1)
+        first = told.take()
+        monkeypatch.setattr(time, "time", lambda: real() + ahead_s)
+        me(signal.SIGUSR1)
+        second = told.take()
+    assert first is not None
+    assert second is not None
+    assert 0 <= second.at - first.at < 60
+
+
+def test_the_time_of_a_signal_is_an_age_on_its_way_to_another_process() -> None:
+    # The clock of the receiver has begun to count at another time.
+    ask = Ask("signal", 1000.0, why="SIGUSR1")
+    arrived = ask.across(1002.5).across(77.5)
+    assert (arrived.at, arrived.reason, arrived.why) == (75.0, "signal", "SIGUSR1")
 
 
 def test_usr1_before_the_job_is_at_work_is_told_when_it_is() -> None:

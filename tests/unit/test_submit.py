@@ -110,13 +110,27 @@ def test_a_warning_comes_before_the_limit(time: str, warn_s: int, fits: bool) ->
         options.check()
 
 
+def test_flags_of_training_are_those_of_train_and_go_into_the_script(
+    job: Path, tmp_path: Path
+) -> None:
+    flags = ["--epochs=3", "--lr=0.5", "--batch-size=16", "--set", "train.epochs=4"]
+    done = run_submit(tmp_path, job.name, "--dry-run", *flags)
+    assert done.returncode == 0, done.stderr
+    given = "train.epochs=3 table.optimizer.lr=0.5 train.batch_size=16 train.epochs=4"
+    words = " ".join(f"--set {word}" for word in given.split())
+    assert f"{words}\n" in done.stdout
+    refused = run_submit(tmp_path, job.name, "--dry-run", "--epochs=-1")
+    assert refused.returncode == 2
+    assert "epochs = -1: must be 0 or more" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"launcher": "ssh"}, "mpirun, srun and restart are accepted"),
+        ({"launcher": "ssh"}, "must be mpirun, srun or restart"),
         ({"nodes": 0}, "1 or more"),
-        ({"time": "an hour"}, "days-hours is accepted"),
-        ({"time": "1:2:3:4"}, "days-hours is accepted"),
+        ({"time": "an hour"}, "or days-hours"),
+        ({"time": "1:2:3:4"}, "or days-hours"),
         ({"spares": -1}, "0 to 65535"),
     ],
 )
@@ -207,3 +221,31 @@ def test_every_line_of_the_sweep_is_a_job() -> None:
         pairs = [tuple(word.split("=")) for word in assignments[1::2]]
         values = [(key, int(value) if value.isdigit() else value) for key, value in pairs]
         preflight(load_config(str(ROOT / job), values), 4)
+
+
+def test_nothing_on_the_command_line_becomes_a_command_of_the_script(tmp_path: Path) -> None:
+    evil = "run.name=x\ntouch evil\r\ntouch evil\x0b\ntouch evil #"
+    template = "#!/bin/bash\n# A job.\nset -euo pipefail\nprintf '%s' \"$2\"\n"
+    origin = shlex.join(["mpips", "submit", "--set", evil])
+    script = make_script(template, [], {"X": evil}, ["--set", evil], origin)
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, check=True)
+    assert done.stdout.decode() == evil
+    assert not list(tmp_path.iterdir())
+    assert "run.name=x\\ntouch evil" in script.splitlines()[1]
+
+
+@pytest.mark.parametrize("value", ["a\nb", "a\rb", "a\x0bb"])
+def test_an_option_of_sbatch_that_is_no_line_is_refused(value: str, tmp_path: Path) -> None:
+    template = "#!/bin/bash\nset -euo pipefail\n"
+    with pytest.raises(ConfigError, match="options of sbatch"):
+        make_script(template, [("--comment", value)], {}, [], "x")
+
+
+@pytest.mark.parametrize("name", ["../../x", "a/b", "/tmp/x", "", "a\nb", "x" * 300])
+def test_a_name_that_leads_out_of_runs_is_refused(job: Path, name: str) -> None:
+    done = run_submit(job.parent, str(job), "--dry-run", "--name", name)
+    if not name:
+        assert done.returncode == 0, "the name of the file then"
+        return
+    assert done.returncode == 2
+    assert "the name of a run = " in done.stderr

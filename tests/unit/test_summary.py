@@ -17,6 +17,7 @@ REPORT: dict[str, Any] = {
     "accuracy": 0.98333,
     "loss": 0.01234,
     "epochs": 20,
+    "history": [],
     "steps": 440,
     "samples": 14000,
     "seconds": 12.3,
@@ -72,6 +73,27 @@ def test_the_whole_block() -> None:
     assert rows["checkpoint"] == "/far/step-1, 5 MB"
     assert lines[-1].strip() == "by server 0 alone"
     assert "restarts" not in rows
+
+
+def row_of(history: list[dict[str, float]], name: str = "by epoch") -> str:
+    block = text(summarize(config(), {**REPORT, "history": history}, RANKS, VERSIONS))
+    found = [line for line in block.splitlines() if line.startswith(f"  {name}")]
+    return found[0][16:] if found else ""
+
+
+def test_losses_and_metrics_by_epoch_are_shown() -> None:
+    losses = [{"epoch": n, "loss": 1 / n} for n in range(1, 11)]
+    assert row_of(losses) == (
+        "1: loss 1.0000; 3: loss 0.3333; 5: loss 0.2000; 8: loss 0.1250; 10: loss 0.1000"
+    )
+    losses[4]["accuracy"], losses[9]["accuracy"] = 0.5, 0.75
+    assert row_of(losses) == "5: accuracy 0.5000, loss 0.2000; 10: accuracy 0.7500, loss 0.1000"
+    assert row_of(losses[:1]) == ""
+
+
+def test_one_epoch_is_one_epoch() -> None:
+    one = text(summarize(config(), {**REPORT, "epochs": 1}, RANKS, VERSIONS))
+    assert one.startswith("mpips: fm, 1 epoch, ended ")
 
 
 def test_a_supervised_run_tells_its_setbacks_and_leaves_files(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -10,17 +11,21 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mpips.config import JobConfig, load_config
-from mpips.errors import CapabilityError, ConfigError
-from mpips.rundir import Lease, RunFolder, replace_json
+from mpips.errors import CapabilityError, ConfigError, MpipsError
+from mpips.rundir import Lease, RunFolder, replace_json, version_of
+from mpips.supervisor import lease as lease_module
+from mpips.supervisor import supervise as supervise_module
 from mpips.supervisor.attempt import Attempt
 from mpips.supervisor.hosts import Host, HostPool, HostsError
 from mpips.supervisor.launcher import Launcher, find_launcher
+from mpips.supervisor.lease import LeaseHolder, LeaseLostError
 from mpips.supervisor.reap import state_of
 from mpips.supervisor.stopping import Signals
 from mpips.supervisor.supervise import Plan, Supervisor, make_run
@@ -248,7 +253,23 @@ def test_steps_count_again_if_memory_was_lost(case: Case) -> None:
         {"code": 1, "recoverable": n, "start": s} for n, s in ((90, 0), (20, 5), (40, 5), (40, 40))
     ]
     assert case.run(*script) == 1
-    # The second and third began at a checkpoint and came further than it each time.
+    # The second and third began at a checkpoint and came further than it each time. Of the fourth, the
+    # first one from step 40, which died at once, nobody knows how far it came; then two came no further.
+    assert case.attempts == 6
+
+
+def test_an_attempt_that_worked_for_a_moment_is_no_failed_start(case: Case) -> None:
+    case.max_restarts = 50
+    # The third begins where the first had come to and dies before its status tells of its steps. The
+    # second and the fourth die while they start.
+    script = [
+        {"code": 1, "recoverable": 10, "start": 0},
+        {"code": 1, "mute": True},
+        {"code": 1, "recoverable": 10, "start": 10},
+        {"code": 1, "mute": True},
+        {"finish": True},
+    ]
+    assert case.run(*script) == 0
     assert case.attempts == 5
 
 
@@ -385,15 +406,179 @@ def test_a_killed_supervisor_takes_its_launcher_along_and_leaves_the_run_usable(
         assert not living(case.run_folder)
 
 
-def test_a_lease_of_another_host_is_respected_until_it_is_stale(case: Case) -> None:
-    fresh = Lease(generation=4, host="elsewhere", pid=7, time_s=time.time())
-    replace_json(case.run_folder.lease_file, fresh)
-    with pytest.raises(ConfigError, match="run by process 7 on elsewhere"):
-        case.run({"finish": True})
-    old = Lease(generation=4, host="elsewhere", pid=7, time_s=time.time() - 60)
-    replace_json(case.run_folder.lease_file, old)
+@pytest.fixture
+def short_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease is stale after half a second."""
+    monkeypatch.setattr(lease_module, "STALE_S", 0.5)
+    monkeypatch.setattr(lease_module, "_WATCH_S", 0.02)
+
+
+def elsewhere(generation: int, **fields: Any) -> Lease:
+    return Lease(
+        **{"generation": generation, "host": "elsewhere", "pid": 7, "time_s": time.time(), **fields}
+    )
+
+
+@pytest.mark.usefixtures("short_lease")
+@pytest.mark.parametrize("ahead", [0.0, 1e6, -1e6])
+def test_a_lease_that_another_host_renews_is_respected_whatever_its_clock(
+    case: Case, ahead: float
+) -> None:
+    path = case.run_folder.lease_file
+    first = elsewhere(4, time_s=time.time() + ahead)
+    replace_json(path, first)
+    case.said.clear()
+    renewed = threading.Event()
+
+    def renew() -> None:
+        while not case.said:  # it has begun to watch
+            if renewed.wait(0.005):
+                return
+        replace_json(path, elsewhere(4, time_s=first.time_s, renewals=1))
+
+    renewing = threading.Thread(target=renew)
+    renewing.start()
+    try:
+        with pytest.raises(ConfigError, match="is being run by process 7 on elsewhere"):
+            case.run({"finish": True})
+    finally:
+        renewed.set()
+        renewing.join()
+    assert not case.run_folder.attempt(5).exists()
+
+
+@pytest.mark.usefixtures("short_lease")
+@pytest.mark.parametrize("ahead", [0.0, 1e6, -1e6])
+def test_a_lease_that_nobody_renews_is_taken_whatever_its_clock(case: Case, ahead: float) -> None:
+    replace_json(case.run_folder.lease_file, elsewhere(4, time_s=time.time() + ahead))
     assert case.run({"finish": True}) == 0
-    assert (case.run_folder.attempt(5)).is_dir()
+    assert case.run_folder.attempt(5).is_dir()
+    assert "was not given back by process 7 on elsewhere: waiting" in case.said[0]
+
+
+def test_on_a_full_disk_a_lease_is_renewed_by_its_time(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LeaseHolder(case.run_folder) as lease:
+        lease.advance()
+        os.utime(case.run_folder.lease_file, (1, 1))
+        before = version_of(case.run_folder.lease_file)
+        lease._next = 0.0
+        with monkeypatch.context() as patch:
+            patch.setattr(lease_module, "replace_json", no_room)
+            assert "No space left" in lease.renew()
+        assert version_of(case.run_folder.lease_file) != before
+        assert case.run_folder.lease() is not None
+
+
+def no_room(path: Path, *arguments: object) -> None:
+    """Write a file on a full disk."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+class Room:
+    """A disk that is full for the first few writes after an attempt."""
+
+    def __init__(self, case: Case, monkeypatch: pytest.MonkeyPatch, number: int = errno.ENOSPC):
+        self.case, self.left, self.number = case, 3, number
+        for module in (lease_module, supervise_module):
+            monkeypatch.setattr(module, "replace_json", self.write)
+        monkeypatch.setattr(supervise_module, "_ROOM_S", 0.01)
+
+    def write(self, path: Path, *arguments: object, **more: object) -> None:
+        if self.left and (self.case.run_folder.attempt(0) / "argv.json").exists():
+            self.left -= 1
+            raise OSError(self.number, os.strerror(self.number), str(path))
+        replace_json(path, *arguments, **more)  # type: ignore[arg-type]
+
+
+def test_the_next_attempt_waits_for_room_on_the_disk(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = Room(case, monkeypatch)
+    room.left = 9
+    assert case.run({"code": 1}, {"finish": True}) == 0
+    assert room.left == 0
+    assert case.attempts == 2
+    assert (
+        case.text.count("No space left on device; the next attempt starts when there is room") == 1
+    )
+
+
+def test_a_signal_ends_the_wait_for_room(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = Room(case, monkeypatch)
+    room.left = 1_000_000
+    waits = threading.Event()
+
+    def tell(text: str) -> None:
+        if "when there is room" in text:
+            waits.set()
+
+    def stop() -> None:
+        if waits.wait(30):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    case.said = Listening(tell)
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    assert case.run({"code": 1}, {"finish": True}) == 143
+    stopper.join()
+    assert "stopped by SIGTERM while it waited for room on the disk, exit 143" in case.text
+
+
+class Listening(list[str]):
+    """Lines, each of which is also passed on as it comes."""
+
+    def __init__(self, pass_on: Callable[[str], None]) -> None:
+        super().__init__()
+        self._pass_on = pass_on
+
+    def append(self, text: str) -> None:
+        super().append(text)
+        self._pass_on(text)
+
+
+def test_a_run_directory_that_cannot_be_written_to_is_one_sentence(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Room(case, monkeypatch, errno.EROFS).left = 1_000_000
+    with pytest.raises(MpipsError, match=r"cannot be written: Read-only file system; when that is"):
+        case.run({"code": 1}, {"finish": True})
+
+
+def test_a_run_directory_that_never_could_be_written_to_is_one_sentence(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (case.run_folder.path / "lease.lock").mkdir()
+    with pytest.raises(ConfigError, match=r"lease.lock: cannot be written: Is a directory"):
+        case.run({"finish": True})
+
+
+def test_a_forward_jump_of_the_wall_clock_ends_no_attempt(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = time.time
+    asleep = case.run_folder.attempt(0) / "asleep"
+    monkeypatch.setattr(time, "time", lambda: real() + (1e6 if asleep.exists() else 0.0))
+    assert case.run({"sleep": 1.5, "finish": True}) == 0
+    assert case.attempts == 1, case.text
+
+
+def test_a_clock_that_is_ahead_hides_no_silence(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise_module, "silence_limit_s", lambda timeout_s: 1.0)
+    case.max_restarts = 0
+    assert case.run({"sleep": 6, "ahead": 1e6}) == 124
+    assert "no rank has given a sign of life for 1 s" in case.text
+
+
+def test_a_status_that_cannot_be_written_is_no_silence(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise_module, "silence_limit_s", lambda timeout_s: 1.0)
+    assert case.run({"sleep": 2.5, "beats": True, "finish": True}) == 0
+    assert case.attempts == 1, case.text
 
 
 def test_a_supervisor_whose_lease_was_taken_ends_its_attempt(case: Case) -> None:
@@ -410,8 +595,6 @@ def test_a_supervisor_whose_lease_was_taken_ends_its_attempt(case: Case) -> None
     region.write_text("the other's")
     thief = threading.Thread(target=take_over)
     thief.start()
-    from mpips.supervisor.lease import LeaseLostError
-
     with pytest.raises(LeaseLostError, match="taken over by process 7 on elsewhere"):
         case.run({"sleep": 60, "spawn": 1})
     thief.join()
@@ -421,7 +604,8 @@ def test_a_supervisor_whose_lease_was_taken_ends_its_attempt(case: Case) -> None
     assert lease.generation == 9
     assert region.exists()
     # Once it is over there, it goes.
-    replace_json(case.run_folder.lease_file, Lease(generation=9, host="x", pid=7, time_s=0.0))
+    gone = Lease(generation=9, host="x", pid=7, time_s=0.0, released=True)
+    replace_json(case.run_folder.lease_file, gone)
     assert case.run({"finish": True}) == 0
     assert not region.exists()
 
@@ -514,3 +698,115 @@ def test_what_ranks_print_passes_through_a_supervisor_that_draws(
     assert attempt.close().code == 0
     direct = capfd.readouterr().out
     assert (shown.getvalue(), direct) == (("one\ntwo\n", "") if copied else ("", "one\ntwo\n"))
+
+
+def memory_of(case: Case, *parts: str) -> list[Path]:
+    """Segments of a run, as its ranks leave them."""
+    token = case.run_folder.info().token
+    paths = [Path(f"/dev/shm/mpips-kept-{os.geteuid()}-{token}.0a1b-{part}") for part in parts]
+    for path in paths:
+        path.write_bytes(b"3" * 4096)
+    return paths
+
+
+@pytest.fixture
+def memory(case: Case) -> Iterator[list[Path]]:
+    """What a launch that was at work has left."""
+    paths = memory_of(case, "s0", "s0-journal", "s0-mark", "w0-0")
+    yield paths
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+RAISED = {"words": [{}], "code": 1}
+ENDS = {
+    "crashed": ([RAISED], 1),
+    "nothing new": ([{"code": 1, "mute": True}], 1),
+    "configuration": ([{"words": [{"kind": "ConfigError", "exit_code": 2}], "code": 2}], 2),
+    "missing": ([{"words": [{"kind": "RegionError", "exit_code": 69}], "code": 69}], 69),
+    "stalled": ([{"words": [{"kind": "StallError", "exit_code": 124}], "code": 124}], 124),
+    "the task's own 75": ([{"code": 75}], 75),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_memory_stays_at_every_end_without_a_checkpoint(
+    case: Case, memory: list[Path], end: str
+) -> None:
+    script, code = ENDS[end]
+    case.max_restarts = 0 if end != "nothing new" else 9
+    assert case.run(*script) == code
+    assert all(path.exists() for path in memory)
+    text = " ".join(case.text.split())
+    assert f"kept in /dev/shm of {os.uname().nodename} (0.0 MiB), until no process has used" in text
+    assert f"go on in it: mpips run {case.run_folder.path}" in text
+    assert f"throw it away: mpips run --discard-memory {case.run_folder.path}" in text
+    assert case.run({"finish": True}) == 0
+    assert not any(path.exists() for path in memory)
+
+
+def test_the_block_says_which_step_memory_holds(case: Case, memory: list[Path]) -> None:
+    case.max_restarts = 0
+    assert case.run({"code": 1, "recoverable": 480}) == 1
+    assert "memory          step 480 or later, kept in /dev/shm of" in case.text
+
+
+@pytest.mark.parametrize(
+    "script", [{"finish": True}, {"words": [{"kind": "Leaving", "exit_code": 75}]}]
+)
+def test_memory_goes_with_a_durable_end(
+    case: Case, memory: list[Path], script: dict[str, Any]
+) -> None:
+    assert case.run(script) in (0, 75)
+    assert not any(path.exists() for path in memory)
+    assert "/dev/shm" not in case.text
+
+
+def test_memory_of_launches_that_never_came_to_work_goes(case: Case) -> None:
+    case.max_restarts = 0
+    paths = memory_of(case, "s0", "w0-0")
+    assert case.run({"code": 1}) == 1
+    assert not any(path.exists() for path in paths)
+    assert "/dev/shm" not in case.text
+
+
+def test_memory_stays_where_the_supervisor_cannot_go_on(case: Case, memory: list[Path]) -> None:
+    case.launcher = Launcher("/nowhere/mpirun", "openmpi", "fake")
+    with pytest.raises(CapabilityError, match="cannot be started"):
+        case.run({"finish": True})
+    assert all(path.exists() for path in memory)
+    assert "mpips run: memory kept in /dev/shm of" in case.text
+
+
+def test_memory_survives_an_interruption(case: Case, memory: list[Path]) -> None:
+    with Background(case) as other:
+        other.process.send_signal(signal.SIGINT)
+        assert other.process.wait(20) == 130, other.text()
+        assert all(path.exists() for path in memory)
+        assert "go on in it: mpips run" in other.text()
+
+
+def test_memory_goes_when_a_person_says_so(case: Case, memory: list[Path]) -> None:
+    command = [sys.executable, "-m", "mpips", "run", "--discard-memory", str(case.run_folder.path)]
+    with Background(case):
+        refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert refused.returncode == 2
+        assert "is being run by process" in refused.stderr
+        assert all(path.exists() for path in memory)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "4 segments of" in done.stderr
+    assert not any(path.exists() for path in memory)
+
+
+def test_a_file_of_another_user_ends_no_run(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a file to another user")
+    (path,) = memory_of(case, "w0-1")
+    os.chown(path, 65534, 65534)
+    try:
+        assert case.run({"code": 1}, {"finish": True}) == 0
+        assert case.text.count(f"{path} on {os.uname().nodename} belongs to another user") == 1
+        assert path.exists()
+    finally:
+        path.unlink()

@@ -165,17 +165,14 @@ def test_bias_row_is_no_features_row() -> None:
     assert worker.table("weight").pulled == [-1]
 
 
-def test_optimizer_shrinks_rare_hashed_features() -> None:
-    counted = make_task(TASKS["logistic"], info(), {"prior": 2.0}, seed=0).tables()[0]
-    hashed_info = info(n_features=1 << 62)
-    task = make_task(TASKS["logistic"], hashed_info, {"prior": 2.0}, seed=0)
-    hashed = task.tables()[0]
-    ratio = task.default_epochs / task.default_batch_size
-    assert counted.optimizer.l2 == 0  # type: ignore[union-attr]
-    assert hashed.optimizer.l2 == 2.0 * ratio  # type: ignore[union-attr]
+@pytest.mark.parametrize("name", ["logistic", "fm"])
+def test_the_optimizer_adds_no_penalty_to_that_of_the_task(name: str) -> None:
+    for n_features in (N_FEATURES, 1 << 62):
+        task = make_task(TASKS[name], info(n_features=n_features), {"prior": 2.0}, seed=0)
+        assert task.tables()[0].optimizer.l2 == 0  # type: ignore[union-attr]
 
 
-def test_hashed_features_are_not_scaled_and_bear_the_assumed_share() -> None:
+def test_hashed_features_are_not_scaled_and_bear_their_share() -> None:
     task = make_task(TASKS["logistic"], info(n_features=1 << 62), {"prior": 5.0}, seed=0)
     worker = FakeWorker(task.tables())
     small = sparse_data()
@@ -186,8 +183,11 @@ def test_hashed_features_are_not_scaled_and_bear_the_assumed_share() -> None:
     unit = Moments(2, np.ones(6), np.zeros(6), np.ones(6))  # shift 0, scale 1
 
     def objective(values: Values) -> float:
-        penalty = sum(values["weight"][key + 1, 0] ** 2 for key in batch.keys)
-        return (sum(pairwise_losses(batch, unit, values)) + 5.0 / 2 * penalty / 300) / 3
+        penalty = sum(
+            values["weight"][key + 1, 0] ** 2 / np.count_nonzero(wide.indices == key)
+            for key in batch.keys
+        )
+        return (sum(pairwise_losses(batch, unit, values)) + 5.0 / 2 * penalty) / 3
 
     expected = numeric_gradient(objective, worker.values(), "weight")
     np.testing.assert_allclose(worker.table("weight").gradient, expected, rtol=2e-4, atol=2e-5)
@@ -247,7 +247,7 @@ def test_data_that_does_not_suit_is_refused(name: str, data: DataInfo, complaint
         ({"learning_rate": 0}, "> 0"),
         ({"l2": -1}, ">= 0"),
         ({"hidden": [0]}, ">= 1"),
-        ({"hidden": "many"}, "options.hidden = 'many': expected array"),
+        ({"hidden": "many"}, r"options.hidden\[0\] = 'many': expected int"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], complaint: str) -> None:
@@ -281,6 +281,8 @@ class Nameless(Task):
     tables = step = predict = lambda self: None
 class OddOptions(Whole):
     Options = dict
+class OddLabels(Whole):
+    labels = "numbers"
 number = 3
 """
 
@@ -321,6 +323,7 @@ class TestOwnTasks:
             ("own_task_module:Stranger", "class Stranger has no method prefetch"),
             ("own_task_module:Nameless", "class Nameless has no attribute name"),
             ("own_task_module:OddOptions", "OddOptions.Options is no msgspec.Struct"),
+            ("own_task_module:OddLabels", "labels = 'numbers': must be one of classes, targets"),
         ],
     )
     def test_what_is_wrong_is_named(self, name: str, complaint: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import subprocess
 import sys
 import time
@@ -156,6 +158,39 @@ def test_a_finished_run_is_done_and_says_when(tmp_path: Path) -> None:
     assert "finished 2023-11-1" in view.note
 
 
+def test_a_finished_run_shows_its_summary_in_place_of_the_ranks(tmp_path: Path) -> None:
+    run = made(tmp_path, "done", released=True)
+    replace_json(run.finished_file, Finished(generation=2, time_s=NOW, step=5000))
+    text = "mpips: mlp, 1 epoch, ended\n  accuracy      0.9749  (test)\n"
+    (run.path / "summary.txt").write_text(text)
+    done = CliRunner().invoke(command, [str(run.path)])
+    assert done.exit_code == 0, done.output
+    assert text in done.output
+    assert "rank role" not in done.output
+
+
+def test_rates_of_any_size_keep_their_columns(tmp_path: Path) -> None:
+    run = made(tmp_path)
+    many = (1e12, 3.21e15, 9.9e17, 1e18, 0.0, 1.0)
+    rows = [
+        RankRow(
+            rank=i,
+            role=f"worker {i}",
+            host="node1",
+            pid=i,
+            samples_per_s=rate,
+            push_bytes_per_s=rate,
+        )
+        for i, rate in enumerate(many)
+    ]
+    replace_json(run.ranks_file, Ranks(generation=2, time_s=NOW, ranks=tuple(rows)))
+    lines = page(look(run, NOW), 100)
+    head = next(i for i, line in enumerate(lines) if line.startswith("rank"))
+    assert len({len(line) for line in lines[head:]}) == 1, lines
+    rates = [line.split()[6] for line in lines[head + 1 :]]
+    assert rates == ["1.0T", "3.2P", "990P", "1.0E", "0", "1"]
+
+
 def test_a_silent_scheduler_is_told_of_while_the_supervisor_lives(tmp_path: Path) -> None:
     view = look(made(tmp_path, time_s=NOW + 99), NOW + 100)
     assert view.alive
@@ -219,3 +254,22 @@ def test_neither_mpi_nor_hdf5_is_loaded(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "end"
+
+
+def test_a_killed_top_leaves_the_cursor_visible(tmp_path: Path) -> None:
+    run = made(tmp_path, time_s=time.time() + 3600)
+    master, slave = pty.openpty()
+    shown = b""
+    with subprocess.Popen(
+        [sys.executable, "-m", "mpips", "top", str(run.path)],
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"},
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+    ) as process:
+        os.close(slave)
+        while b"server 0" not in shown:
+            shown += os.read(master, 4096)
+        process.kill()
+    os.close(master)
+    assert shown.rfind(b"\x1b[?25l") < shown.rfind(b"\x1b[?25h") < shown.find(b"server 0")

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from mpips.cluster.lastwords import LastWords
 from mpips.rundir import RankPlace, Status
 from mpips.supervisor.attempt import Ended
-from mpips.supervisor.verdict import CRASHED, PREEMPTED, STALLED, Death, judge
+from mpips.supervisor.verdict import CRASHED, PREEMPTED, STALLED, Death, judge, read_words
 
 RANKS = tuple(RankPlace(rank=r, role=f"worker {r}", host="node1", pid=100 + r) for r in range(3))
 STATUS = Status(state="running", generation=0, time_s=1.0, ranks=RANKS)
@@ -134,3 +136,24 @@ def test_damaged_last_words_are_no_words(tmp_path: Path) -> None:
 def test_a_checkpointed_end_counts_also_when_interrupted(tmp_path: Path) -> None:
     assert verdict_on(tmp_path, code=75).kind == PREEMPTED
     assert verdict_on(tmp_path, code=75, interrupted=15).kind == PREEMPTED
+
+
+@pytest.mark.parametrize(("hosts", "first"), [(("a", "a"), 2), (("a", "b"), 1)])
+def test_words_of_one_host_are_ordered_by_a_clock_that_nobody_sets(
+    tmp_path: Path, hosts: tuple[str, str], first: int
+) -> None:
+    # The wall clock was set back after the words of rank 2. Clocks of two hosts do not count from one time.
+    for rank, host, time_s, up_s in ((1, hosts[0], 10.0, 501.0), (2, hosts[1], 900.0, 500.0)):
+        words = LastWords(
+            rank=rank,
+            about=rank,
+            host=host,
+            pid=rank,
+            kind="ValueError",
+            message="",
+            exit_code=1,
+            time_s=time_s,
+            up_s=up_s,
+        )
+        (tmp_path / f"words-{rank}.json").write_bytes(msgspec.json.encode(words))
+    assert [w.rank for w in read_words(tmp_path)] == [first, 3 - first]

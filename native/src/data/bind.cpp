@@ -24,7 +24,8 @@ py::array_t<T> to_array(std::vector<T>&& from) {
   return py::array_t<T>(size, first, release);
 }
 
-py::tuple parse_libsvm(const py::buffer& text, std::int64_t stride, std::int64_t offset, int base) {
+py::tuple parse_libsvm(const py::buffer& text, std::int64_t stride, std::int64_t offset, int base,
+                       bool mixed) {
   const py::buffer_info info = text.request();
   if (info.itemsize != 1 || info.ndim != 1 || (info.size > 1 && info.strides[0] != 1))
     throw py::value_error("text must be contiguous bytes");
@@ -36,7 +37,7 @@ py::tuple parse_libsvm(const py::buffer& text, std::int64_t stride, std::int64_t
   {
     py::gil_scoped_release release;
     part = data::parse_libsvm(static_cast<const char*>(info.ptr),
-                              static_cast<std::size_t>(info.size), {stride, offset, base});
+                              static_cast<std::size_t>(info.size), {stride, offset, base, mixed});
   }
   return py::make_tuple(to_array(std::move(part.labels)), to_array(std::move(part.indptr)),
                         to_array(std::move(part.indices)), to_array(std::move(part.values)),
@@ -48,9 +49,10 @@ py::tuple parse_libsvm(const py::buffer& text, std::int64_t stride, std::int64_t
 void register_data(py::module_& m) {
   py::register_exception<data::LibsvmError>(m, "LibsvmError", PyExc_ValueError);
   m.def("parse_libsvm", &parse_libsvm, py::arg("text"), py::arg("stride"), py::arg("offset"),
-        py::arg("base"),
+        py::arg("base"), py::arg("mixed") = false,
         "Parse LIBSVM text into (labels float64, indptr int64, indices int64, values float32,\n"
-        "n_samples, min_index, max_index, base); only samples i % stride == offset are kept,\n"
+        "n_samples, min_index, max_index, base); only samples i % stride == offset are kept, or\n"
+        "with `mixed` those that mpips/data/shares.py gives to worker offset of stride;\n"
         "the last four describe the whole text. Releases the GIL. Raises LibsvmError.");
 }
 

@@ -58,7 +58,7 @@ class Parser {
     line_begin_ = at_;
     Token token;
     if (next_token(token)) {
-      if (part_.n_samples++ % options_.stride == options_.offset)
+      if (owner(part_.n_samples++, options_) == options_.offset)
         keep_sample(token);
       else
         skip_sample();

@@ -6,16 +6,28 @@
 #include <string>
 #include <vector>
 
+#include "keys/mix.hpp"
+
 namespace mpips::data {
 
 // Which samples to keep and how features are numbered.
 struct LibsvmOptions {
-  std::int64_t stride;  // keep sample i if i % stride == offset
-  std::int64_t offset;
-  int base;  // 0, 1, or kAutoBase
+  std::int64_t stride;  // number of workers
+  std::int64_t offset;  // keep the samples of this worker, see `owner`
+  int base;             // 0, 1, or kAutoBase
+  bool mixed = false;
 };
 
 constexpr int kAutoBase = -1;
+
+// The worker that sample i belongs to; its definition is mpips/data/shares.py.
+inline std::int64_t owner(std::int64_t i, const LibsvmOptions& o) noexcept {
+  if (!o.mixed) return i % o.stride;
+  const auto block = static_cast<std::uint64_t>(i / o.stride);
+  const std::uint64_t bits = mix_splitmix((block + 1) * splitmix_step) >> 32;
+  const std::uint64_t turn = (bits * static_cast<std::uint64_t>(o.stride)) >> 32;
+  return (i + static_cast<std::int64_t>(turn)) % o.stride;
+}
 
 // The kept samples in compressed rows, and facts about the whole file.
 struct LibsvmPart {

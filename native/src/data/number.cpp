@@ -1,5 +1,6 @@
 #include "data/number.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <limits>
@@ -30,12 +31,35 @@ bool parse_short(const char* at, const char* end, double& value) noexcept {
   return true;
 }
 
-// from_chars does not say which way a number left the range: a number whose leading digit stands
-// left of the point and whose exponent is not negative is large.
+// The exponent of a number that ends with one, or a greater one where it has more digits than any
+// text has characters.
+std::int64_t read_exponent(const char* at, const char* end) noexcept {
+  const bool negative = at != end && *at == '-';
+  if (at != end && (*at == '-' || *at == '+')) ++at;
+  std::int64_t value = 0;
+  for (; at != end; ++at) value = std::min<std::int64_t>(value * 10 + (*at - '0'), 1LL << 58);
+  return negative ? -value : value;
+}
+
+// from_chars does not say which way a number left the range: the place of its first digit that is
+// not 0 does, together with the exponent. A number with none is 0, which no exponent changes.
 bool is_underflow(const char* begin, const char* end) noexcept {
-  for (const char* at = begin; at != end; ++at)
-    if (*at == 'e' || *at == 'E') return at + 1 != end && at[1] == '-';
-  return *begin == '0' || *begin == '.';
+  std::int64_t first = 0;  // 1 for the digit left of the point, 2 for the one before; 0 right of it
+  bool point = false, found = false;
+  for (const char* at = begin; at != end; ++at) {
+    if (*at == 'e' || *at == 'E') {
+      first += read_exponent(at + 1, end);
+      break;
+    }
+    if (*at == '.') {
+      point = true;
+      continue;
+    }
+    found = found || *at != '0';
+    if (found && !point) ++first;
+    if (!found && point) --first;
+  }
+  return !found || first <= 0;
 }
 
 }  // namespace

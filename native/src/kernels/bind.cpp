@@ -81,7 +81,8 @@ float* state_data(const OptimizerConfig& config, std::size_t slot, std::optional
 
 void update(const OptimizerConfig& config, Floats& values, std::optional<Floats> state0,
             std::optional<Floats> state1, const Floats& gradient, std::uint64_t step,
-            float gradient_scale, const std::optional<std::string>& kernels_name) {
+            float gradient_scale, float rate_scale,
+            const std::optional<std::string>& kernels_name) {
   const KernelTable& table = table_named(kernels_name);
   const std::size_t n = size_of(values);
   require_size(gradient, n, "gradient");
@@ -91,7 +92,7 @@ void update(const OptimizerConfig& config, Floats& values, std::optional<Floats>
   float* w = values.mutable_data();
   const float* g = gradient.data();
   const Release release;
-  const UpdateArgs args = prepare(config, step, gradient_scale);
+  const UpdateArgs args = prepare(config, step, {gradient_scale, rate_scale});
   table.update[static_cast<std::size_t>(config.kind)](w, s0, s1, g, n, args);
 }
 
@@ -119,6 +120,14 @@ bool all_finite(const Floats& src, const std::optional<std::string>& kernels_nam
   const std::size_t n = size_of(src);
   const Release release;
   return table.all_finite(from, n);
+}
+
+bool all_within(const Floats& src, float bound, const std::optional<std::string>& kernels_name) {
+  const KernelTable& table = table_named(kernels_name);
+  const float* from = src.data();
+  const std::size_t n = size_of(src);
+  const Release release;
+  return table.all_within(from, n, bound);
 }
 
 bool copy_finite(Floats& dst, const Floats& src, bool past_caches,
@@ -179,12 +188,14 @@ void register_kernels(py::module_& m) {
   const py::arg kernels_arg("kernels");
   m.def("update", &update, py::arg("config"), py::arg("values").noconvert(),
         py::arg("state0").noconvert().none(true), py::arg("state1").noconvert().none(true),
-        py::arg("gradient").noconvert(), py::arg("step"), py::arg("gradient_scale"), kernels_arg);
+        py::arg("gradient").noconvert(), py::arg("step"), py::arg("gradient_scale"),
+        py::arg("rate_scale"), kernels_arg);
   m.def("add", &add, py::arg("dst").noconvert(), py::arg("src").noconvert(), kernels_arg);
   m.def("scale", &scale, py::arg("dst").noconvert(), py::arg("factor"), kernels_arg);
   m.def("copy_finite", &copy_finite, py::arg("dst").noconvert(), py::arg("src").noconvert(),
         py::arg("past_caches"), kernels_arg);
   m.def("all_finite", &all_finite, py::arg("src").noconvert(), kernels_arg);
+  m.def("all_within", &all_within, py::arg("src").noconvert(), py::arg("bound"), kernels_arg);
   m.def("compensate", &compensate, py::arg("out").noconvert(), py::arg("gradient").noconvert(),
         py::arg("values").noconvert(), py::arg("base").noconvert(), py::arg("lambda_"),
         kernels_arg);

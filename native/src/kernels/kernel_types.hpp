@@ -23,15 +23,16 @@ constexpr std::size_t n_optimizers = 8;
 // What the inner loops read; made by `prepare`. A rule reads the fields it needs.
 struct UpdateArgs {
   float gradient_scale;
-  float clip_value;       // infinity if off
+  float clip_value;       // off: one whose square is finite, or infinity if none is taken
   float coupled_decay;    // gradient += coupled_decay * w
   float decoupled_decay;  // w -= decoupled_decay * w
-  float lr;               // adam, adamw: divided by the first bias correction
+  float lr;               // times `rate`; adam, adamw: divided by the first bias correction
   float momentum;
   float decay1, rest1;  // of the first moment: beta1 and 1 - beta1
   float decay2, rest2;  // of the second moment: beta2 or rho, and 1 minus it
   float root_scale;     // 1 / sqrt(second bias correction)
   float eps;
+  float rate;  // 1, or what the policy for stale pushes multiplies the learning rate with
   float inverse_lr;
   float l1, l2, beta;
 };
@@ -90,11 +91,14 @@ struct KernelTable {
   void (*scale)(float* dst, float a, std::size_t n) noexcept;
   // True if there is no NaN and no infinity.
   bool (*all_finite)(const float* src, std::size_t n) noexcept;
+  // True if no magnitude is greater than `bound`, and there is no NaN.
+  bool (*all_within)(const float* src, std::size_t n, float bound) noexcept;
   // dst = src; true if there is no NaN and no infinity.
   bool (*copy_finite)(float* dst, const float* src, std::size_t n) noexcept;
   // The same past the caches; dst at a multiple of 64 bytes. Complete when it returns.
   bool (*stream_finite)(float* dst, const float* src, std::size_t n) noexcept;
-  // out = g + lambda * g * g * (w - base); out may be g (DC-ASGD, Zheng et al., ICML 2017).
+  // out = g + lambda * (w - base) * g * g, at most the largest float; out may be g (DC-ASGD, Zheng
+  // et al., ICML 2017).
   void (*compensate)(float* out, const float* g, const float* w, const float* base, float lambda,
                      std::size_t n) noexcept;
   // XXH3-64 of n bytes.

@@ -221,6 +221,14 @@ bool all_finite(const float* src, std::size_t n) noexcept {
 }
 
 template <class V>
+bool all_within(const float* src, std::size_t n, float bound) noexcept {
+  return sweep<V>(n, [=](auto lanes, std::size_t i) {
+    using T = typename decltype(lanes)::Vector;
+    return T::all(less_equal(abs(lanes.load(src + i)), T::set(bound)));
+  });
+}
+
+template <class V>
 bool copy_finite(float* dst, const float* src, std::size_t n) noexcept {
   bool all = true;
   sweep<V>(n, [=, &all](auto lanes, std::size_t i) {
@@ -247,14 +255,16 @@ bool stream_finite(float* dst, const float* src, std::size_t n) noexcept {
   return copy_finite<V>(dst + i, src + i, n - i) && all;
 }
 
-template <class V>
+template <class W>
 void compensate(float* out, const float* g, const float* w, const float* base, float lambda,
                 std::size_t n) noexcept {
-  sweep<V>(n, [=](auto lanes, std::size_t i) {
-    const auto gradient = lanes.load(g + i);
-    const auto moved = lanes.load(w + i) - lanes.load(base + i);
-    lanes.store(out + i,
-                gradient + decltype(lanes)::Vector::set(lambda) * gradient * gradient * moved);
+  sweep<W>(n, [=](auto lanes, std::size_t i) {
+    using V = typename decltype(lanes)::Vector;
+    const V gradient = lanes.load(g + i);
+    const V moved = lanes.load(w + i) - lanes.load(base + i);
+    // Squaring the gradient first would give infinity, times zero where nothing has moved.
+    const V sum = gradient + V::set(lambda) * moved * gradient * gradient;
+    lanes.store(out + i, max(-V::set(__FLT_MAX__), min(V::set(__FLT_MAX__), sum)));
     return true;
   });
 }
@@ -284,6 +294,7 @@ constexpr KernelTable table_of(const char* name) {
           add<V>,
           scale<V>,
           all_finite<V>,
+          all_within<V>,
           copy_finite<V>,
           stream_finite<V>,
           compensate<V>,

@@ -1,5 +1,6 @@
 #include "kernels/optimizer_config.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -16,9 +17,29 @@ constexpr KindTraits traits[n_optimizers] = {{"sgd", 0},     {"momentum", 1}, {"
                                              {"adamw", 2},   {"ftrl", 2}};
 
 constexpr std::size_t longest_table = 32768;
+constexpr double infinity = std::numeric_limits<double>::infinity();
+// Its square is finite in float32, and so is a mean of such squares however it is rounded.
+constexpr double largest_root = 1.8e19;
+// A sum of such squares, which never decays, is finite for 2^28 of them.
+constexpr double largest_root_of_sum = 1125899906842624.0;  // 2^50
 
 const KindTraits& traits_of(OptimizerKind kind) noexcept {
   return traits[static_cast<std::size_t>(kind)];
+}
+
+// The gradient that a rule with a second moment takes a larger one for.
+double gradient_bound(OptimizerKind kind) noexcept {
+  switch (kind) {
+    case OptimizerKind::sgd:
+    case OptimizerKind::momentum:
+    case OptimizerKind::nesterov:
+      return infinity;
+    case OptimizerKind::adagrad:
+    case OptimizerKind::ftrl:
+      return largest_root_of_sum;
+    default:
+      return largest_root;
+  }
 }
 
 BiasCorrection correction(const OptimizerConfig& c, std::uint64_t step) noexcept {
@@ -54,17 +75,24 @@ std::shared_ptr<const BiasTable> make_bias_table(const OptimizerConfig& config) 
   return table;
 }
 
-UpdateArgs prepare(const OptimizerConfig& c, std::uint64_t step, float gradient_scale) noexcept {
+UpdateArgs prepare(const OptimizerConfig& c, std::uint64_t step, const Factors& factors) noexcept {
   const bool decoupled = c.kind == OptimizerKind::adamw;
   const bool rms = c.kind == OptimizerKind::rmsprop;
   const double decay2 = rms ? c.rho : c.beta2;
+  const auto rate = static_cast<double>(factors.rate);
+
+  // The rate of momentum and nesterov is that with which a gradient enters the velocity.
+  const bool velocity = c.kind == OptimizerKind::momentum || c.kind == OptimizerKind::nesterov;
+  const double entry = velocity ? rate : 1.0;
+  const double bound = gradient_bound(c.kind);
 
   UpdateArgs a;
-  a.gradient_scale = gradient_scale;
+  a.rate = velocity ? 1.0F : factors.rate;
+  a.gradient_scale = static_cast<float>(static_cast<double>(factors.gradient) * entry);
   a.clip_value =
-      c.clip_value > 0 ? static_cast<float>(c.clip_value) : std::numeric_limits<float>::infinity();
-  a.coupled_decay = decoupled ? 0.0F : static_cast<float>(c.weight_decay);
-  a.decoupled_decay = decoupled ? static_cast<float>(c.lr * c.weight_decay) : 0.0F;
+      static_cast<float>(std::min(c.clip_value > 0 ? c.clip_value : infinity, bound) * entry);
+  a.coupled_decay = decoupled ? 0.0F : static_cast<float>(c.weight_decay * entry);
+  a.decoupled_decay = decoupled ? static_cast<float>(c.lr * c.weight_decay * rate) : 0.0F;
   a.momentum = static_cast<float>(c.momentum);
   a.decay1 = static_cast<float>(c.beta1);
   a.rest1 = static_cast<float>(1.0 - c.beta1);

@@ -38,10 +38,16 @@ float initial_state(const OptimizerConfig& config, std::size_t slot) noexcept;
 // that have none. A table belongs to the config's beta1 and beta2: make it anew if these change.
 std::shared_ptr<const BiasTable> make_bias_table(const OptimizerConfig& config);
 
+// What one update is multiplied with.
+struct Factors {
+  float gradient = 1.0F;  // the sum of pushes: BSP's mean
+  float rate = 1.0F;      // the learning rate: the policy for stale pushes
+};
+
 // Rounds what the inner loop needs to float32, once. `step` counts this update from 1. With and
 // without a bias table the result has the same bits.
 UpdateArgs prepare(const OptimizerConfig& config, std::uint64_t step,
-                   float gradient_scale) noexcept;
+                   const Factors& factors) noexcept;
 
 // Adam's corrections at a step, wherever they come from; computed if they are in no table.
 BiasCorrection bias_correction(const OptimizerConfig& config, std::uint64_t step) noexcept;
@@ -54,7 +60,7 @@ inline void set_step(const OptimizerConfig& config, std::uint64_t step, UpdateAr
   const BiasCorrection bias = table != nullptr && step - 1 < table->size()
                                   ? (*table)[step - 1]
                                   : bias_correction(config, step);
-  args->lr = static_cast<float>(config.lr / bias.first);
+  args->lr = static_cast<float>(config.lr / bias.first * static_cast<double>(args->rate));
   args->root_scale = bias.root_scale;
 }
 

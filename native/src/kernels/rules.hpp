@@ -3,7 +3,8 @@
 #include "kernels/kernel_types.hpp"
 
 // The optimizers' rules over a vector type V, in the order of operations that reference.py defines.
-// A rule takes the gradient and changes the weight and up to two states. Unnamed namespace: see
+// A rule takes the gradient and changes the weight and up to two states. Sums and means of squares
+// stay finite because the gradient is bounded (optimizer_config.cpp). Unnamed namespace: see
 // loops.hpp.
 namespace mpips {
 namespace {
@@ -112,9 +113,10 @@ struct AdamW {
 template <class V>
 struct Ftrl {
   static constexpr std::size_t n_state = 2;
-  V inverse_lr, l1, l2, beta;
+  V rate, inverse_lr, l1, l2, beta;
   explicit Ftrl(const UpdateArgs& a) noexcept
-      : inverse_lr(V::set(a.inverse_lr)),
+      : rate(V::set(a.rate)),
+        inverse_lr(V::set(a.inverse_lr)),
         l1(V::set(a.l1)),
         l2(V::set(a.l2)),
         beta(V::set(a.beta)) {}
@@ -123,17 +125,15 @@ struct Ftrl {
     const V z = -(w * curvature(V::zero())) - copysign(l1, w);
     return select(equal(w, V::zero()), V::zero(), z);
   }
-  V solution(V z, V root) const noexcept {
-    const V w = (copysign(l1, z) - z) / curvature(root);
-    return select(less_equal(abs(z), l1), V::zero(), w);
-  }
+  // What is left of z beyond l1 on either side; exactly 0 within it.
+  V solution(V z, V root) const noexcept { return (max(-l1, min(l1, z)) - z) / curvature(root); }
   void operator()(V g, V& w, V& z, V& n) const noexcept {
     const V n_new = n + g * g;
     const V root = sqrt(n_new);
     const V sigma = (root - sqrt(n)) * inverse_lr;
     const V z_old = select(equal(n, V::zero()), start(w), z);
     const auto untouched = equal(n_new, V::zero());
-    z = select(untouched, z, z_old + g - sigma * w);
+    z = select(untouched, z, z_old + rate * g - sigma * w);
     w = select(untouched, w, solution(z, root));
     n = n_new;
   }

@@ -42,9 +42,8 @@ void KeyPlan::number_keys(const std::int64_t* keys, std::size_t n) {
   inverse_.resize(n);
   appeared_.resize(n);
 
-  const auto home = [&](std::size_t i) noexcept {
-    return mix_murmur(static_cast<std::uint64_t>(keys[i])) >> shift;
-  };
+  const SecretHash hash = hash_;
+  const auto home = [&](std::size_t i) noexcept { return hash(keys[i]) >> shift; };
   std::uint32_t n_unique = 0;
   for (std::size_t i = 0; i < n; ++i) {
     if (i + keys_ahead < n) __builtin_prefetch(&table_[home(i + keys_ahead)], 1);

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "keys/mix.hpp"
 #include "keys/partitioner.hpp"
 
 namespace mpips {
@@ -54,6 +55,7 @@ class KeyPlan {
   void link_repeats();
   void prefetch_row(std::size_t u, const float* rows, std::size_t dim) const noexcept;
 
+  SecretHash hash_;
   std::vector<std::int64_t> unique_keys_;
   std::vector<std::uint32_t> inverse_;
   std::vector<std::size_t> group_starts_ = {0};

@@ -2,19 +2,31 @@
 
 #include <cstdint>
 
+// A hash of a process's own keeps crafted keys from falling into one place of a map. It decides on
+// where in memory a key lies, and on nothing that anybody sees: rows and places are numbered in the
+// order of appearance.
 namespace mpips {
 
-// Two bijections of 64-bit words whose every output bit depends on every input bit. RowMap and
-// KeyPlan use the first, Partitioner the second: were they the same, all keys of a shard would
-// share the leading bits of their hash and crowd into one corner of that shard's map.
+// The hash of RowMap and KeyPlan, whose leading bits count: the finaliser of MurmurHash3 (Austin
+// Appleby, public domain) up to its second product, of which one factor is secret. What comes
+// before is a bijection, so for any two keys the leading bits are equal with at most twice the
+// probability of chance (Dietzfelbinger, Hagerup, Katajainen and Penttonen, J. Algorithms 1997).
+class SecretHash {
+ public:
+  SecretHash();  // another one each time
 
-// The finaliser of MurmurHash3 (Austin Appleby, public domain).
-inline std::uint64_t mix_murmur(std::uint64_t x) noexcept {
-  x = (x ^ (x >> 33)) * 0xff51afd7ed558ccdULL;
-  x = (x ^ (x >> 33)) * 0xc4ceb9fe1a85ec53ULL;
-  return x ^ (x >> 33);
-}
+  std::uint64_t operator()(std::int64_t key) const noexcept {
+    std::uint64_t x = static_cast<std::uint64_t>(key) ^ salt_;
+    x = (x ^ (x >> 33)) * 0xff51afd7ed558ccdULL;
+    return (x ^ (x >> 33)) * factor_;
+  }
 
+ private:
+  std::uint64_t salt_, factor_;  // the factor is odd
+};
+
+// Another one for Partitioner, the same in all processes: if RowMap used it too, all keys of a
+// shard would share the leading bits of their hash and crowd into one corner of that shard's map.
 // The step and the finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom
 // number generators", OOPSLA 2014, with the constants of Stafford's variant 13).
 constexpr std::uint64_t splitmix_step = 0x9e3779b97f4a7c15ULL;

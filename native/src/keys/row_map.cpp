@@ -79,9 +79,7 @@ unsigned RowMap::shift_for(std::size_t n_buckets) noexcept {
   return 64u - static_cast<unsigned>(__builtin_ctzll(n_buckets));
 }
 
-inline std::size_t RowMap::home(std::int64_t key) const noexcept {
-  return mix_murmur(static_cast<std::uint64_t>(key)) >> shift_;
-}
+inline std::size_t RowMap::home(std::int64_t key) const noexcept { return hash_(key) >> shift_; }
 
 inline unsigned RowMap::live(const Bucket& bucket) const noexcept {
   const std::uint32_t count = bucket.stamp ^ generation_;
@@ -164,6 +162,7 @@ void RowMap::reserve(std::size_t n) {
   if (n_buckets <= n_buckets_) return;
 
   RowMap grown(n);
+  grown.hash_ = hash_;
   for (std::size_t b = 0; b < n_buckets_; ++b) {
     const Bucket& bucket = buckets_[b];
     for (unsigned s = 0; s < live(bucket); ++s) {

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "keys/mix.hpp"
+
 namespace mpips {
 
 // Map from any int64 key to a row, rows numbered 0, 1, 2, ... in order of insertion.
@@ -87,6 +89,7 @@ class RowMap {
                    LookUp look_up) const noexcept;
   void make_room(const std::int64_t* keys, std::size_t n, std::uint32_t* rows);
 
+  SecretHash hash_;
   Buckets buckets_;
   std::size_t n_buckets_ = 0;     // a power of two
   unsigned shift_ = 0;            // 64 - log2(n_buckets_)

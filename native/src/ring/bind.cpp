@@ -54,6 +54,7 @@ void bind_memory(py::module_& m) {
       .def_property_readonly(
           "address",
           [](const SharedMemory& s) { return reinterpret_cast<std::uintptr_t>(s.data()); })
+      .def("grow", &SharedMemory::grow, py::arg("n_bytes"))
       .def("commit", &SharedMemory::commit, py::arg("offset"), py::arg("n_bytes"))
       .def("unlink", &SharedMemory::unlink)
       .def("keep", &SharedMemory::keep)
@@ -196,31 +197,41 @@ void bind_writer(py::module_& m) {
            }),
            py::arg("memory"), py::arg("offset"), py::arg("geometry"), py::arg("worker"),
            py::arg("generation"), py::arg("checksums"), py::arg("n_tables"), py::keep_alive<1, 2>())
-      .def("resume", &RingWriter::resume, py::arg("sequence"), py::arg("applied"), py::arg("clock"),
-           py::arg("finished"), py::arg("taken"))
+      .def(
+          "resume",
+          [](RingWriter& w, std::uint64_t sequence, std::uint64_t applied, std::uint64_t clock,
+             bool finished, std::uint64_t pushes, std::uint64_t tag,
+             std::vector<std::pair<std::uint64_t, std::uint64_t>> ended, bool skips_clocks) {
+            w.resume(sequence, applied,
+                     {clock, finished, pushes, tag, std::move(ended), skips_clocks});
+          },
+          py::arg("sequence"), py::arg("applied"), py::arg("clock"), py::arg("finished"),
+          py::arg("pushes"), py::arg("tag"), py::arg("ended"), py::arg("skips_clocks"))
       .def_property_readonly("replays", &RingWriter::replays)
+      .def("is_ahead_of", &RingWriter::is_ahead_of, py::arg("clock"))
       .def_property_readonly("next_sequence", &RingWriter::next_sequence)
       .def_property_readonly("applied", &RingWriter::applied)
       .def_property_readonly("received", &RingWriter::received)
       .def_property_readonly("credits", &RingWriter::credits)
       .def_property("published", &RingWriter::published, &RingWriter::set_published)
       .def(
-          "tick", [](RingWriter& w, std::uint32_t c) { return w.write_tick(RecordKind::tick, c); },
+          "tick", [](RingWriter& w, std::uint64_t c) { return w.write_tick(RecordKind::tick, c); },
           py::arg("clock"))
       .def(
           "finish",
-          [](RingWriter& w, std::uint32_t c) { return w.write_tick(RecordKind::finish, c); },
+          [](RingWriter& w, std::uint64_t c) { return w.write_tick(RecordKind::finish, c); },
           py::arg("clock"))
       .def(
           "cut",
-          [](RingWriter& w, std::uint32_t clock, std::uint64_t id, const py::bytes& payload) {
+          [](RingWriter& w, std::uint64_t clock, std::uint64_t id, std::uint64_t described,
+             const py::bytes& payload) {
             const auto bytes = static_cast<std::string_view>(payload);
-            return w.write_cut(clock, id, bytes.data(), bytes.size());
+            return w.write_cut(clock, id, described, bytes.data(), bytes.size());
           },
-          py::arg("clock"), py::arg("id"), py::arg("payload"))
+          py::arg("clock"), py::arg("id"), py::arg("described"), py::arg("payload"))
       .def(
           "push_dense",
-          [](RingWriter& w, std::uint16_t table, std::uint32_t clock, const FloatArray& update,
+          [](RingWriter& w, std::uint16_t table, std::uint64_t clock, const FloatArray& update,
              const std::optional<FloatArray>& base, std::size_t done) {
             const float* b = base_or_null(base, update);
             py::gil_scoped_release release;
@@ -231,7 +242,7 @@ void bind_writer(py::module_& m) {
           py::arg("base").noconvert(), py::arg("done"))
       .def(
           "push_staged",
-          [](RingWriter& w, std::uint16_t table, std::uint32_t clock, std::uint64_t offset,
+          [](RingWriter& w, std::uint16_t table, std::uint64_t clock, std::uint64_t offset,
              std::optional<std::uint64_t> base_offset, std::size_t n) {
             return w.push_staged(table, clock, {offset, base_offset.value_or(~std::uint64_t{0})},
                                  n);
@@ -240,7 +251,7 @@ void bind_writer(py::module_& m) {
           py::arg("n"))
       .def(
           "push_area",
-          [](RingWriter& w, std::uint16_t table, std::uint32_t clock, std::uint64_t offset,
+          [](RingWriter& w, std::uint16_t table, std::uint64_t clock, std::uint64_t offset,
              std::optional<std::uint64_t> checksum, std::size_t done, std::size_t count,
              std::size_t n) {
             return w.push_area(table, clock, {offset, checksum.value_or(0)}, !checksum, done, count,
@@ -250,7 +261,7 @@ void bind_writer(py::module_& m) {
           py::arg("done"), py::arg("count"), py::arg("n"))
       .def(
           "push_rows",
-          [](RingWriter& w, std::uint16_t table, std::uint32_t clock, const KeyArray& keys,
+          [](RingWriter& w, std::uint16_t table, std::uint64_t clock, const KeyArray& keys,
              const FloatArray& rows, const std::optional<FloatArray>& base, std::size_t done) {
             const auto n = static_cast<std::size_t>(keys.size());
             const std::size_t dim = row_length(keys, rows);
@@ -262,7 +273,7 @@ void bind_writer(py::module_& m) {
           py::arg("rows").noconvert(), py::arg("base").noconvert(), py::arg("done"))
       .def(
           "pull_rows",
-          [](RingWriter& w, std::uint16_t table, std::uint32_t clock, const KeyArray& keys,
+          [](RingWriter& w, std::uint16_t table, std::uint64_t clock, const KeyArray& keys,
              FloatArray& out, std::size_t done) {
             const auto n = static_cast<std::size_t>(keys.size());
             const std::size_t dim = row_length(keys, out);
@@ -314,6 +325,20 @@ void bind_writer(py::module_& m) {
       .def("pushed_before", &RingWriter::pushed_before, py::arg("table"))
       .def("base_version", &RingWriter::base_version, py::arg("table"))
       .def("set_base_version", &RingWriter::set_base_version, py::arg("table"), py::arg("version"))
+      .def(
+          "name_base",
+          [](RingWriter& w, std::uint16_t table, std::optional<std::uint64_t> version) {
+            w.name_base(table, version.value_or(RingWriter::unnamed));
+          },
+          py::arg("table"), py::arg("version").none(true))
+      .def(
+          "pulled_version",
+          [](const RingWriter& w, std::uint64_t sequence) -> std::optional<std::uint64_t> {
+            const std::uint64_t version = w.pulled_version(sequence);
+            if (version == RingWriter::unnamed) return std::nullopt;
+            return version;
+          },
+          py::arg("sequence"))
       .def(
           "result",
           [](RingWriter& w, std::uint64_t sequence) {
@@ -392,10 +417,12 @@ void bind_reads(py::module_& m) {
 }  // namespace
 
 void register_ring(py::module_& m) {
+  py::register_exception<ReplayMismatch>(m, "ReplayMismatch");
   bind_memory(m);
   bind_layout(m);
   bind_writer(m);
   bind_reads(m);
+  m.attr("FAULTS") = fault::armed;
   m.def("arm_fault", &fault::arm, py::arg("text"));
   m.def("faults_passed", &fault::passed);
   m.def(

@@ -36,7 +36,9 @@ struct BoundPort {
   py::object clock, result_type;
   std::vector<py::object> kept;
 
+  // Arrays of other classes may mean more than their numbers, as masked ones do.
   bool fits(py::handle array) const {
+    if (Py_TYPE(array.ptr()) != py::detail::npy_api::get().PyArray_Type_) return false;
     if (!FloatArray::check_(array)) return false;
     const auto& a = py::reinterpret_borrow<py::array>(array);
     const auto n = static_cast<std::size_t>(a.ndim());
@@ -171,8 +173,9 @@ py::object push(BoundPort& bound, const py::object& update, const py::object& ow
 
 bool pull(BoundPort& bound, const py::object& out, const py::object& owner) {
   if (!bound.fits(out)) return false;
-  bound.poll(owner);
   auto array = py::reinterpret_borrow<FloatArray>(out);
+  if (!array.writeable()) return false;
+  bound.poll(owner);
   float* to = array.mutable_data();
   MaybeRelease release(bound.port.size() * sizeof(float) > bytes_with_gil);
   return bound.port.pull(to);

@@ -25,7 +25,7 @@ Group group_of(const KeyPlan& plan, std::size_t server, const FloatArray& rows) 
           static_cast<std::size_t>(rows.shape(1)), from};
 }
 
-std::size_t push_planned(RingWriter& writer, std::uint16_t table, std::uint32_t clock,
+std::size_t push_planned(RingWriter& writer, std::uint16_t table, std::uint64_t clock,
                          const KeyPlan& plan, std::size_t server, const FloatArray& rows,
                          const std::optional<FloatArray>& base, std::size_t done) {
   const Group g = group_of(plan, server, rows);
@@ -37,7 +37,7 @@ std::size_t push_planned(RingWriter& writer, std::uint16_t table, std::uint32_t 
   return writer.push_rows(table, clock, push, done);
 }
 
-std::size_t pull_planned(RingWriter& writer, std::uint16_t table, std::uint32_t clock,
+std::size_t pull_planned(RingWriter& writer, std::uint16_t table, std::uint64_t clock,
                          const KeyPlan& plan, std::size_t server, FloatArray& out,
                          std::size_t done) {
   const Group g = group_of(plan, server, out);

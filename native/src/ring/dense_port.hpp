@@ -16,7 +16,7 @@ namespace mpips {
 
 // What all handles of a worker share. Written by the worker's thread only.
 struct WorkerClock {
-  std::uint32_t now = 0;        // number of clocks that this worker has ended
+  std::uint64_t now = 0;        // number of clocks that this worker has ended
   std::int64_t pushed_at = -1;  // the clock of its last push
   double next_poll_s = 0.0;
   std::uint32_t calls = 0;

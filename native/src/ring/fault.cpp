@@ -18,7 +18,8 @@ constexpr const char* names[] = {
     "any",          "payload",       "stamped",    "unit-saving", "unit-saved",  "unit-changing",
     "unit-changed", "unit-done",     "rows-made",  "copied",      "word-logged", "word-put",
     "committed",    "acknowledged",  "recovering", "taken-over",  "resumed",     "cut-held",
-    "cut-copied",   "block-written", "synced",     "named",       "unmarked"};
+    "cut-copied",   "block-written", "synced",     "named",       "unmarked",    "clock-begun",
+    "placed",       "ticking",       "ticked",     "sending",     "clock-ended"};
 
 Point chosen = Point::any;
 std::uint64_t left = 0, count = 0;

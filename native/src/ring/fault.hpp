@@ -34,6 +34,13 @@ enum class Point : std::uint8_t {
   synced,         // all of it is durable under its temporary name
   named,          // it has its name, `latest` still leads elsewhere
   unmarked,       // the run is done, and nothing says so
+  // A worker's clock, in order:
+  clock_begun,  // nothing of it is written
+  placed,       // the servers have the worker's place, none has a tick
+  ticking,      // before the tick of each server is written
+  ticked,       // the ticks are written; over a network none has left
+  sending,      // before what is written leaves for each server
+  clock_ended,  // the ticks have left
 };
 
 extern bool armed;

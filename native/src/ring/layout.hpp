@@ -19,15 +19,15 @@
 namespace mpips {
 
 constexpr std::uint64_t region_magic = 0x3153504950534d31ULL;
-constexpr std::uint32_t record_magic = 0x5243504dU;
-constexpr std::uint32_t layout_version = 2;
+constexpr std::uint16_t record_magic = 0x504dU;
+constexpr std::uint32_t layout_version = 3;
 constexpr std::size_t line_bytes = 64;
 constexpr std::size_t page_bytes = 4096;
 // A stamp lies this far before its record: one put carries both, and processors that fetch lines in
 // pairs do not take the record along when the server looks at the stamp.
 constexpr std::size_t stamp_bytes = 2 * line_bytes;
 constexpr std::size_t block_floats = 16384;  // one version word guards 64 KiB of values
-constexpr std::uint32_t finished_clock = 0xffffffffU;
+constexpr std::uint64_t finished_clock = ~std::uint64_t{0};
 
 inline std::size_t round_up(std::size_t n, std::size_t unit) noexcept {
   return (n + unit - 1) / unit * unit;
@@ -55,20 +55,20 @@ enum RecordFlags : std::uint16_t {
 };
 
 struct RecordHeader {
-  std::uint32_t magic;
+  std::uint16_t magic;
   std::uint8_t version;
   std::uint8_t kind;
   std::uint16_t flags;
+  std::uint16_t codec;
   std::uint32_t generation;
   std::uint16_t worker;
   std::uint16_t table;
   std::uint64_t sequence;
-  std::uint64_t base_version;
-  std::uint32_t clock;
-  std::uint32_t count;   // elements or rows in this segment
+  std::uint64_t base_version;  // of a cut record: the clock that its text describes
+  std::uint64_t clock;
   std::uint64_t offset;  // first element or row of this segment in its push
+  std::uint32_t count;   // elements or rows in this segment
   std::uint32_t payload_bytes;
-  std::uint32_t codec;
   std::uint32_t header_checksum;
   std::uint32_t payload_checksum;
 };

@@ -38,37 +38,94 @@ RingWriter::RingWriter(std::uint8_t* mailbox, const RingGeometry& geometry, std:
       generation_(generation),
       checksums_(checksums),
       base_(n_tables, 0),
+      named_(n_tables, unnamed),
       pushed_before_(n_tables, 0),
       past_(history),
+      pulled_(history),
       role_(geometry.n_slots, 0) {}
 
 // A pull waits until the records that were there are applied, like this worker's own pushes.
-void RingWriter::resume(std::uint64_t sequence, std::uint64_t applied, std::uint32_t clock,
-                        bool finished, std::vector<std::uint64_t> taken) {
+void RingWriter::resume(std::uint64_t sequence, std::uint64_t applied, Replay before) {
   next_ = published_ = sequence;
   consumed_ = retired_ = applied;
   std::fill(pushed_before_.begin(), pushed_before_.end(), sequence);
   replays_ = true;
-  clock_before_ = clock;
-  finished_before_ = finished;
-  taken_before_ = std::move(taken);
-  taken_before_.resize(base_.size(), 0);
+  before_ = std::move(before);
+  repeated_ = 0;
+  repeated_tag_ = no_pushes;
+}
+
+// False: the worker is past all that may be repeated.
+bool RingWriter::follows(std::uint64_t clock) {
+  if (!mismatch_.empty()) throw ReplayMismatch(mismatch_);
+  if (!replays_) return false;
+  if (!before_.finished && clock > before_.clock) {
+    const std::uint64_t made = repeated_clock_ == before_.clock ? repeated_ : 0;
+    if (made < before_.pushes) mismatch(clock, "has not repeated its pushes of the clock before");
+    return replays_ = false;
+  }
+  if (clock != repeated_clock_) {
+    repeated_clock_ = clock;
+    repeated_ = 0;
+    repeated_tag_ = no_pushes;
+  }
+  return true;
 }
 
 // What comes before the clock that the server has of this worker is there.
-bool RingWriter::skips(std::uint32_t clock) noexcept {
-  if (!replays_) return false;
-  if (finished_before_ || clock < clock_before_) return true;
-  if (clock > clock_before_) replays_ = false;
+bool RingWriter::has_ended(std::uint64_t clock) const noexcept {
+  return replays_ && (before_.finished || clock < before_.clock);
+}
+
+bool RingWriter::skips_push(std::uint16_t table, std::uint64_t clock, std::uint64_t n,
+                            const std::int64_t* keys) {
+  if (!follows(clock)) return false;
+  const bool ended = has_ended(clock);
+  if (ended && clock >= before_.clock) mismatch(clock, "pushes in it, and had finished without");
+  if (!ended && repeated_ == before_.pushes) return false;
+  const std::uint64_t digest = keys == nullptr ? 0 : keys_digest(keys, static_cast<std::size_t>(n));
+  repeated_tag_ = next_tag(repeated_tag_, table, n, digest);
+  ++repeated_;
+  if (!ended && repeated_ == before_.pushes) compare_pushes(clock);
+  return true;
+}
+
+bool RingWriter::skips_tick(RecordKind kind, std::uint64_t clock) {
+  if (!follows(clock)) return false;
+  if (kind == RecordKind::finish) {
+    if (before_.finished) return true;
+    if (clock < before_.clock && !before_.skips_clocks)
+      mismatch(clock, "finishes, and had gone on to clock " + std::to_string(before_.clock));
+  } else if (has_ended(clock)) {
+    if (clock >= before_.clock) mismatch(clock, "ends it, and had finished before");
+    compare_ended(clock);
+    return true;
+  }
+  if (clock == before_.clock && repeated_ != before_.pushes) compare_pushes(clock);
   return false;
 }
 
-bool RingWriter::skips_push(std::uint16_t table, std::uint32_t clock) noexcept {
-  if (!replays_) return false;
-  if (skips(clock)) return true;
-  if (!replays_ || taken_before_[table] == 0) return false;
-  --taken_before_[table];
-  return true;
+// With backup workers a worker that repeats may stop at clocks that it passed over before.
+void RingWriter::compare_ended(std::uint64_t clock) {
+  for (const auto& [at, tag] : before_.ended) {
+    if (at != clock) continue;
+    if (tag != repeated_tag_) mismatch(clock, "makes other pushes than before");
+    return;
+  }
+  if (!before_.skips_clocks) mismatch(clock, "is too far behind to compare its pushes");
+}
+
+void RingWriter::compare_pushes(std::uint64_t clock) {
+  if (repeated_ < before_.pushes)
+    mismatch(clock, "makes " + std::to_string(repeated_) + " pushes, and had made " +
+                        std::to_string(before_.pushes));
+  if (repeated_tag_ != before_.tag) mismatch(clock, "makes other pushes than before");
+}
+
+void RingWriter::mismatch(std::uint64_t clock, const std::string& what) {
+  mismatch_ = "worker " + std::to_string(worker_) + " repeats clock " + std::to_string(clock) +
+              " and " + what;
+  throw ReplayMismatch(mismatch_);
 }
 
 // Results lie in slots that the server will use again, but only after this worker has written the
@@ -97,7 +154,7 @@ std::size_t RingWriter::credits() noexcept {
 }
 
 RecordHeader RingWriter::header(RecordKind kind, std::uint16_t table,
-                                std::uint32_t clock) const noexcept {
+                                std::uint64_t clock) const noexcept {
   RecordHeader h{};
   h.magic = record_magic;
   h.version = layout_version;
@@ -108,6 +165,15 @@ RecordHeader RingWriter::header(RecordKind kind, std::uint16_t table,
   h.sequence = next_;
   h.base_version = base_[table];
   h.clock = clock;
+  return h;
+}
+
+// All records of a push carry the version of its first: a pull may be answered while it is written.
+RecordHeader RingWriter::push_header(RecordKind kind, std::uint16_t table, std::uint64_t clock,
+                                     bool first) noexcept {
+  if (first) push_base_ = named_[table] != unnamed ? named_[table] : base_[table];
+  RecordHeader h = header(kind, table, clock);
+  h.base_version = push_base_;
   return h;
 }
 
@@ -133,38 +199,39 @@ void RingWriter::finish_record(RecordHeader* h, std::uint8_t role) noexcept {
   ++next_;
 }
 
-bool RingWriter::write_tick(RecordKind kind, std::uint32_t clock) {
-  if (kind == RecordKind::finish ? replays_ && finished_before_ : skips(clock)) return true;
+bool RingWriter::write_tick(RecordKind kind, std::uint64_t clock) {
+  if (skips_tick(kind, clock)) return true;
   if (credits() == 0) return false;
   RecordHeader h = header(kind, 0, clock);
   finish_record(&h, role_tick);
   return true;
 }
 
-bool RingWriter::write_cut(std::uint32_t clock, std::uint64_t id, const void* payload,
-                           std::size_t bytes) {
+bool RingWriter::write_cut(std::uint64_t clock, std::uint64_t id, std::uint64_t described,
+                           const void* payload, std::size_t bytes) {
   if (bytes > box_.geometry.payload_capacity())
     throw std::length_error("a worker's part of a checkpoint has " + std::to_string(bytes) +
                             " bytes, a record " + std::to_string(box_.geometry.payload_capacity()));
-  if (skips(clock)) return true;
+  if (has_ended(clock)) return true;
   if (credits() == 0) return false;
   RecordHeader h = header(RecordKind::cut, 0, clock);
   h.offset = id;
+  h.base_version = described;
   h.payload_bytes = static_cast<std::uint32_t>(bytes);
   append(box_.slot(next_) + sizeof h, payload, bytes);
   finish_record(&h, role_other);
   return true;
 }
 
-std::size_t RingWriter::push_dense(std::uint16_t table, std::uint32_t clock, const float* update,
+std::size_t RingWriter::push_dense(std::uint16_t table, std::uint64_t clock, const float* update,
                                    const float* base, std::size_t n, std::size_t done) {
-  if (done == 0 && skips_push(table, clock)) return n;
+  if (done == 0 && skips_push(table, clock, n, nullptr)) return n;
   const std::size_t parts = base != nullptr ? 2 : 1;
   const std::size_t capacity = box_.geometry.payload_capacity() / (parts * sizeof(float));
   std::size_t free = credits();
   for (; done < n && free > 0; --free) {
     const std::size_t count = std::min(capacity, n - done);
-    RecordHeader h = header(RecordKind::push_dense, table, clock);
+    RecordHeader h = push_header(RecordKind::push_dense, table, clock, done == 0);
     h.flags = static_cast<std::uint16_t>(segment_flags(done, count, n) | (base ? flag_base : 0));
     h.count = static_cast<std::uint32_t>(count);
     h.offset = done;
@@ -178,11 +245,11 @@ std::size_t RingWriter::push_dense(std::uint16_t table, std::uint32_t clock, con
   return done;
 }
 
-bool RingWriter::push_whole(std::uint16_t table, std::uint32_t clock, const float* update,
+bool RingWriter::push_whole(std::uint16_t table, std::uint64_t clock, const float* update,
                             std::size_t n, bool check_finite) {
   if (credits() == 0) return false;
-  if (skips_push(table, clock)) return true;
-  RecordHeader h = header(RecordKind::push_dense, table, clock);
+  if (skips_push(table, clock, n, nullptr)) return true;
+  RecordHeader h = push_header(RecordKind::push_dense, table, clock, true);
   h.flags = static_cast<std::uint16_t>(flag_first | flag_last);
   h.count = static_cast<std::uint32_t>(n);
   h.payload_bytes = static_cast<std::uint32_t>(n * sizeof(float));
@@ -206,11 +273,11 @@ void RingWriter::warm_next_slot(std::size_t at_most) const noexcept {
   for (std::size_t at = 0; at < bytes; at += line_bytes) __builtin_prefetch(slot + at, 1);
 }
 
-bool RingWriter::push_staged(std::uint16_t table, std::uint32_t clock, StagedPayload where,
+bool RingWriter::push_staged(std::uint16_t table, std::uint64_t clock, StagedPayload where,
                              std::size_t n) {
   if (credits() == 0) return false;
-  if (skips_push(table, clock)) return true;
-  RecordHeader h = header(RecordKind::push_dense, table, clock);
+  if (skips_push(table, clock, n, nullptr)) return true;
+  RecordHeader h = push_header(RecordKind::push_dense, table, clock, true);
   const bool has_base = where.base_offset != ~std::uint64_t{0};
   h.flags =
       static_cast<std::uint16_t>(flag_first | flag_last | flag_staged | (has_base ? flag_base : 0));
@@ -221,10 +288,10 @@ bool RingWriter::push_staged(std::uint16_t table, std::uint32_t clock, StagedPay
   return true;
 }
 
-bool RingWriter::push_area(std::uint16_t table, std::uint32_t clock, AreaPayload where,
+bool RingWriter::push_area(std::uint16_t table, std::uint64_t clock, AreaPayload where,
                            bool arrived, std::size_t done, std::size_t count, std::size_t n) {
   if (credits() == 0) return false;
-  RecordHeader h = header(RecordKind::push_dense, table, clock);
+  RecordHeader h = push_header(RecordKind::push_dense, table, clock, done == 0);
   h.flags = static_cast<std::uint16_t>(segment_flags(done, count, n) | flag_area |
                                        (arrived ? flag_arrived : 0));
   h.count = static_cast<std::uint32_t>(count);
@@ -235,9 +302,9 @@ bool RingWriter::push_area(std::uint16_t table, std::uint32_t clock, AreaPayload
   return true;
 }
 
-std::size_t RingWriter::push_rows(std::uint16_t table, std::uint32_t clock, const RowsToPush& push,
+std::size_t RingWriter::push_rows(std::uint16_t table, std::uint64_t clock, const RowsToPush& push,
                                   std::size_t done) {
-  if (done == 0 && push.n != 0 && skips_push(table, clock)) return push.n;
+  if (done == 0 && push.n != 0 && skips_push(table, clock, push.n, push.keys)) return push.n;
   const std::size_t parts = push.base != nullptr ? 2 : 1;
   const std::size_t row_bytes = push.dim * sizeof(float);
   const std::size_t unit = sizeof(std::int64_t) + parts * row_bytes;
@@ -249,7 +316,7 @@ std::size_t RingWriter::push_rows(std::uint16_t table, std::uint32_t clock, cons
     // The server works meanwhile: what it has freed by now need not be waited for.
     if (free == 0 && (free = credits()) == 0) break;
     const std::size_t count = std::min(capacity, push.n - done);
-    RecordHeader h = header(RecordKind::push_rows, table, clock);
+    RecordHeader h = push_header(RecordKind::push_rows, table, clock, done == 0);
     h.flags = static_cast<std::uint16_t>(segment_flags(done, count, push.n) | same);
     h.count = static_cast<std::uint32_t>(count);
     h.offset = done;
@@ -272,7 +339,7 @@ std::size_t RingWriter::push_rows(std::uint16_t table, std::uint32_t clock, cons
   return done;
 }
 
-std::size_t RingWriter::pull_rows(std::uint16_t table, std::uint32_t clock, const RowsToPull& pull,
+std::size_t RingWriter::pull_rows(std::uint16_t table, std::uint64_t clock, const RowsToPull& pull,
                                   std::size_t done) {
   const std::size_t by_key = box_.geometry.payload_capacity() / sizeof(std::int64_t);
   const std::size_t by_row =
@@ -317,7 +384,11 @@ std::size_t RingWriter::collect() {
       pull.plan->scatter_rows(pull.from, pull.count, reinterpret_cast<const float*>(rows), pull.dim,
                               pull.out);
     counters_.pulled_bytes += pull.floats() * sizeof(float);
-    if (pull.first) base_[pull.table] = h.version;  // the oldest of what a large pull brought
+    if (pull.first) {
+      // The oldest version of what a large pull brought.
+      base_[pull.table] = h.version;
+      pulled_[pull.sequence % history] = {pull.sequence, h.version};
+    }
     pulls_.pop_front();
   }
   return pulls_.size();
@@ -362,6 +433,11 @@ std::uint64_t RingWriter::result(std::uint64_t sequence) noexcept {
   applied();
   const Past& past = past_[sequence % history];
   return past.sequence == sequence ? past.result : 0;
+}
+
+std::uint64_t RingWriter::pulled_version(std::uint64_t sequence) const noexcept {
+  const Past& past = pulled_[sequence % history];
+  return past.sequence == sequence ? past.result : unnamed;
 }
 
 const PushCounters& RingWriter::counters() noexcept {

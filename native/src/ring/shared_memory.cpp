@@ -7,8 +7,11 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
+#include <set>
 #include <utility>
 
 #include "ring/layout.hpp"
@@ -46,10 +49,51 @@ void take_pages(int fd, const std::string& name, std::size_t offset, std::size_t
       "; enlarge it (mount -o remount,size=..., docker --shm-size) or use fewer or smaller tables");
 }
 
+// The descriptors of this process's segments. A forked child closes its copies of them: they would
+// hold the parent's locks for as long as the child lives.
+class Descriptors {
+ public:
+  static Descriptors& all() {
+    // Never destroyed: objects of Python may outlive static ones.
+    static auto* const descriptors = new Descriptors;
+    return *descriptors;
+  }
+  void add(int fd) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    open_.insert(fd);
+  }
+  void close(int fd) noexcept {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    open_.erase(fd);
+    ::close(fd);
+  }
+
+ private:
+  Descriptors() {
+    pthread_atfork([] { all().mutex_.lock(); }, [] { all().mutex_.unlock(); },
+                   [] { all().close_in_child(); });
+  }
+  void close_in_child() noexcept {
+    for (const int fd : open_) ::close(fd);
+    open_.clear();
+    mutex_.unlock();
+  }
+
+  std::mutex mutex_;
+  std::set<int> open_;
+};
+
+// By opening the file once more: a mapping of the locked one would hold its locks, and a forked
+// child has all mappings of its parent.
 std::uint8_t* map(int fd, std::size_t bytes, int protection, int flags, void* at,
                   const std::string& name, std::size_t offset = 0) {
-  void* p = mmap(at, bytes, protection, flags, fd, static_cast<off_t>(offset));
-  if (p == MAP_FAILED) fail("map", name, errno);
+  const std::string path = "/proc/self/fd/" + std::to_string(fd);
+  const int other = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (other < 0) fail("open", name, errno);
+  void* p = mmap(at, bytes, protection, flags, other, static_cast<off_t>(offset));
+  const int error = errno;
+  close(other);
+  if (p == MAP_FAILED) fail("map", name, error);
   return static_cast<std::uint8_t*>(p);
 }
 
@@ -58,6 +102,25 @@ std::uint8_t* map(int fd, std::size_t bytes, int protection, int flags, void* at
 void populate(std::uint8_t* data, std::size_t bytes) noexcept {
   constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, since Linux 5.14
   madvise(data, bytes, populate_write);
+}
+
+// Address space of `wanted` bytes, or of less where there is less of it, but not of less than
+// `least`; all of whole pages.
+std::uint8_t* reserve_addresses(std::size_t* wanted, std::size_t least, const std::string& name) {
+  for (;; *wanted = std::max(round_up(*wanted / 2, page_bytes), least)) {
+    void* p = mmap(nullptr, *wanted, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p != MAP_FAILED) return static_cast<std::uint8_t*>(p);
+    if (*wanted <= least) fail("reserve addresses for", name, errno);
+  }
+}
+
+// The owner's lock, which one process at a time can have.
+bool lock_as_owner(int fd) noexcept {
+  struct flock lock{};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  lock.l_len = 1;
+  return fcntl(fd, F_OFD_SETLK, &lock) == 0;
 }
 
 // True if the name still leads to the file behind `fd`.
@@ -75,7 +138,7 @@ int create_file(const std::string& name) {
     const int fd = open(path_of(name).c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
                         S_IRUSR | S_IWUSR);
     if (fd < 0) fail("create", name, errno);
-    if (flock(fd, LOCK_SH) == 0 && still_named(fd, path_of(name))) return fd;
+    if (lock_as_owner(fd) && flock(fd, LOCK_SH) == 0 && still_named(fd, path_of(name))) return fd;
     close(fd);
   }
   fail("lock", name, EAGAIN);
@@ -106,9 +169,9 @@ SharedMemory SharedMemory::create(const std::string& name, std::size_t bytes, st
   if (reserve > m.bytes_) {
     munmap(m.data_, m.bytes_);
     m.data_ = nullptr;
-    m.reserve_ = round_up(reserve, page_bytes);
-    m.data_ =
-        map(-1, m.reserve_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, nullptr, name);
+    std::size_t reserved = round_up(reserve, page_bytes);
+    m.data_ = reserve_addresses(&reserved, m.bytes_, name);
+    m.reserve_ = reserved;
     map(m.fd_, m.bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, m.data_, name);
   }
   populate(m.data_, m.bytes_);
@@ -118,7 +181,7 @@ SharedMemory SharedMemory::create(const std::string& name, std::size_t bytes, st
 SharedMemory SharedMemory::create_sparse(const std::string& name, std::size_t bytes) {
   SharedMemory m;
   m.name_ = name;
-  m.fd_ = create_file(name);
+  m.hold(create_file(name));
   m.owner_ = getpid();
   m.bytes_ = m.reserve_ = m.writable_ = round_up(bytes ? bytes : 1, page_bytes);
   if (ftruncate(m.fd_, static_cast<off_t>(m.bytes_)) != 0) fail("size", name, errno);
@@ -129,9 +192,9 @@ SharedMemory SharedMemory::create_sparse(const std::string& name, std::size_t by
 SharedMemory SharedMemory::anonymous(std::size_t bytes, std::size_t reserve) {
   SharedMemory m;
   m.bytes_ = m.writable_ = round_up(bytes ? bytes : 1, page_bytes);
-  m.reserve_ = round_up(reserve > m.bytes_ ? reserve : m.bytes_, page_bytes);
-  m.data_ = map(-1, m.reserve_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, nullptr,
-                "(anonymous)");
+  std::size_t reserved = round_up(std::max(reserve, m.bytes_), page_bytes);
+  m.data_ = reserve_addresses(&reserved, m.bytes_, "(anonymous)");
+  m.reserve_ = reserved;
   if (mprotect(m.data_, m.bytes_, PROT_READ | PROT_WRITE) != 0) fail("map", "(anonymous)", errno);
 
   // Rows of a large table miss the TLB on 4 KiB pages; a refusal costs only speed.
@@ -142,7 +205,7 @@ SharedMemory SharedMemory::anonymous(std::size_t bytes, std::size_t reserve) {
 SharedMemory SharedMemory::attach(const std::string& name, std::size_t writable) {
   SharedMemory m;
   m.name_ = name;
-  m.fd_ = open_file(name, &m.bytes_);
+  m.hold(open_file(name, &m.bytes_));
   if (flock(m.fd_, LOCK_SH | LOCK_NB) != 0) fail("lock", name, errno);
   m.reserve_ = m.bytes_;
   m.writable_ = round_up(writable < m.bytes_ ? writable : m.bytes_, page_bytes);
@@ -155,9 +218,9 @@ SharedMemory SharedMemory::attach(const std::string& name, std::size_t writable)
 SharedMemory SharedMemory::reopen(const std::string& name, std::size_t reserve) {
   SharedMemory m;
   m.name_ = name;
-  m.fd_ = open_file(name, &m.bytes_);
-  if (flock(m.fd_, LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK) fail("take over", name, errno);
+  m.hold(open_file(name, &m.bytes_));
+  if (!lock_as_owner(m.fd_) || flock(m.fd_, LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK && errno != EACCES) fail("take over", name, errno);
     throw SharedMemoryBusy("shared memory /dev/shm/" + name + ": a living process uses it");
   }
 
@@ -165,9 +228,9 @@ SharedMemory SharedMemory::reopen(const std::string& name, std::size_t reserve) 
   if (flock(m.fd_, LOCK_SH) != 0 || !still_named(m.fd_, path_of(name))) fail("keep", name, ENOENT);
   m.owner_ = getpid();
   m.writable_ = m.bytes_;
-  m.reserve_ = round_up(reserve > m.bytes_ ? reserve : m.bytes_, page_bytes);
-  m.data_ =
-      map(-1, m.reserve_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, nullptr, name);
+  std::size_t reserved = round_up(std::max(reserve, m.bytes_), page_bytes);
+  m.data_ = reserve_addresses(&reserved, m.bytes_, name);
+  m.reserve_ = reserved;
   map(m.fd_, m.bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, m.data_, name);
   return m;
 }
@@ -175,8 +238,8 @@ SharedMemory SharedMemory::reopen(const std::string& name, std::size_t reserve) 
 void SharedMemory::grow(std::size_t bytes) {
   const std::size_t wanted = round_up(bytes, page_bytes);
   if (wanted <= bytes_) return;
-  if (wanted > reserve_)
-    throw SharedMemoryError("a table outgrew its reserved address space of " + mib(reserve_));
+  check_process();
+  if (wanted > reserve_) move(wanted);
   if (fd_ < 0) {
     if (mprotect(data_ + bytes_, wanted - bytes_, PROT_READ | PROT_WRITE) != 0)
       fail("grow", "(anonymous)", errno);
@@ -189,8 +252,32 @@ void SharedMemory::grow(std::size_t bytes) {
   bytes_ = writable_ = wanted;
 }
 
+// To addresses with room for twice as much.
+void SharedMemory::move(std::size_t wanted) {
+  std::size_t reserved = 2 * wanted;
+  std::uint8_t* to = reserve_addresses(&reserved, wanted, name_);
+  if (fd_ < 0) madvise(to, reserved, MADV_HUGEPAGE);
+  if (mremap(data_, bytes_, bytes_, MREMAP_MAYMOVE | MREMAP_FIXED, to) != MAP_FAILED) {
+    // Somebody may use the addresses that the pages have left; the others are still reserved.
+    if (reserve_ != bytes_) munmap(data_ + bytes_, reserve_ - bytes_);
+  } else {
+    // The kernel moves one mapping at a time, and what grew in steps may be several.
+    if (fd_ >= 0) {
+      map(fd_, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, to, name_);
+      populate(to, bytes_);
+    } else {
+      if (mprotect(to, bytes_, PROT_READ | PROT_WRITE) != 0) fail("grow", "(anonymous)", errno);
+      std::memcpy(to, data_, bytes_);
+    }
+    munmap(data_, reserve_);
+  }
+  data_ = to;
+  reserve_ = reserved;
+}
+
 void SharedMemory::commit(std::size_t offset, std::size_t bytes) {
   if (offset > bytes_ || bytes > bytes_ - offset) throw std::out_of_range("beyond the segment");
+  check_process();
   if (fd_ < 0 || bytes == 0) return;
   take_pages(fd_, name_, offset, bytes);
   const std::size_t first = offset / page_bytes * page_bytes;
@@ -198,7 +285,7 @@ void SharedMemory::commit(std::size_t offset, std::size_t bytes) {
 }
 
 void SharedMemory::unlink() noexcept {
-  if (owner_ != getpid() || fd_ < 0) return;  // a fork of the creator does not own the name
+  if (owner_ != getpid() || fd_ < 0) return;  // a forked child does not own the name
   if (still_named(fd_, path_of(name_))) ::unlink(path_of(name_).c_str());
   owner_ = 0;
 }
@@ -216,10 +303,22 @@ bool SharedMemory::remove_if_unused(const std::string& name) {
   return free;
 }
 
+void SharedMemory::hold(int fd) {
+  fd_ = fd;
+  opener_ = getpid();
+  Descriptors::all().add(fd);
+}
+
+void SharedMemory::check_process() const {
+  if (fd_ >= 0 && opener_ != getpid())
+    throw SharedMemoryError("shared memory /dev/shm/" + name_ +
+                            " belongs to the parent of this forked process and cannot grow here");
+}
+
 void SharedMemory::release() noexcept {
   unlink();
   if (data_ != nullptr) munmap(data_, reserve_);
-  if (fd_ >= 0) ::close(fd_);
+  if (fd_ >= 0 && opener_ == getpid()) Descriptors::all().close(fd_);
   data_ = nullptr;
   fd_ = -1;
   bytes_ = reserve_ = writable_ = 0;
@@ -237,6 +336,7 @@ SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
   writable_ = std::exchange(other.writable_, 0);
   fd_ = std::exchange(other.fd_, -1);
   owner_ = std::exchange(other.owner_, 0);
+  opener_ = std::exchange(other.opener_, 0);
   return *this;
 }
 

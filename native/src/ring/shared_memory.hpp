@@ -11,6 +11,11 @@
 // Life of a segment. The creator makes it exclusively (no link is followed, mode 0600) and holds a
 // shared flock on it; everyone who attaches holds one too. A segment on which an exclusive flock
 // can be had is therefore used by no living process, however its users ended, and may be removed.
+// The owner, who made it or took it over, holds a write lock (fcntl, of the open file) as well:
+// exchanging an exclusive flock for a shared one gives both up for a moment, in which a second
+// process could take the segment over too.
+// A forked child shares its parent's locks; it closes them at the fork, or it would hold them after
+// the parent's end. What is mapped stays mapped in the child.
 // Memory is reserved with posix_fallocate before it is touched: a full /dev/shm is an error here,
 // not a SIGBUS later.
 namespace mpips {
@@ -28,7 +33,7 @@ class SharedMemoryBusy : public SharedMemoryError {
 
 class SharedMemory {
  public:
-  // `reserve` bytes of address space are kept so that `grow` never moves the memory.
+  // Up to `reserve` bytes `grow` does not move the memory; it is less where address space is short.
   static SharedMemory create(const std::string& name, std::size_t bytes, std::size_t reserve);
   static SharedMemory anonymous(std::size_t bytes, std::size_t reserve);
   // The first `writable` bytes may be written, the rest is read-only. A sparse segment (see
@@ -51,6 +56,8 @@ class SharedMemory {
   std::size_t writable_bytes() const noexcept { return writable_; }
   const std::string& name() const noexcept { return name_; }
 
+  // May move the memory, once it is larger than what was reserved: pointers into it must be made
+  // anew.
   void grow(std::size_t bytes);
   void commit(std::size_t offset, std::size_t bytes);
   void unlink() noexcept;  // removes the name if this process created it; the memory stays mapped
@@ -63,12 +70,16 @@ class SharedMemory {
  private:
   SharedMemory() = default;
   void release() noexcept;
+  void hold(int fd);
+  void check_process() const;
+  void move(std::size_t wanted);
 
   std::string name_;
   std::uint8_t* data_ = nullptr;
   std::size_t bytes_ = 0, reserve_ = 0, writable_ = 0;
   int fd_ = -1;
-  int owner_ = 0;  // the process that created the segment, 0 where it was attached
+  int owner_ = 0;   // the process that created the segment, 0 where it was attached
+  int opener_ = 0;  // the process that opened fd_; in its forked children fd_ is closed
 };
 
 }  // namespace mpips

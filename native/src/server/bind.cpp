@@ -251,6 +251,9 @@ py::dict position_dict(Server& server, std::size_t worker) {
   d["clock"] = at.clock;
   d["finished"] = at.finished;
   d["taken"] = at.taken;
+  d["pushes"] = at.pushes;
+  d["tag"] = at.tag;
+  d["ended"] = at.ended;
   py::list texts;
   for (const std::string& text : at.texts)
     if (!text.empty()) texts.append(py::bytes(text));
@@ -349,7 +352,6 @@ void register_server(py::module_& m) {
       },
       py::arg("layout"));
   m.def("dense_buffer_bytes", &DenseShard::buffer_bytes, py::arg("n"), py::arg("n_workers"));
-  m.attr("EMBEDDING_BUFFER_BYTES") = EmbeddingShard::buffer_bytes;
   bind_consistency(m);
   using Release = py::call_guard<py::gil_scoped_release>;
   py::class_<Server> server(m, "ServerCore");
@@ -406,6 +408,9 @@ void register_server(py::module_& m) {
             return s.core().drain(max_s, max_sleep_us);
           },
           py::arg("max_s"), py::arg("max_sleep_us"), Release())
+      .def(
+          "consume", [](Server& s, double max_s) { return s.core().consume(max_s); },
+          py::arg("max_s"), Release())
       .def(
           "stats", [](Server& s, std::uint16_t t) { return stats_dict(s.core(), t); },
           py::arg("table"))

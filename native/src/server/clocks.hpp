@@ -20,17 +20,17 @@ class Clocks {
   Clocks(std::size_t n_workers, std::uint32_t backup)
       : clock_(n_workers, 0), finished_(n_workers, 0), ticked_(n_workers, 0), backup_(backup) {}
 
-  std::uint32_t current() const noexcept { return current_; }  // BSP: the clock being taken in
+  std::uint64_t current() const noexcept { return current_; }  // BSP: the clock being taken in
   std::size_t turn() const noexcept { return turn_; }
   bool uses_backup() const noexcept { return backup_ != 0; }
-  std::uint32_t clock(std::size_t worker) const noexcept { return clock_[worker]; }
+  std::uint64_t clock(std::size_t worker) const noexcept { return clock_[worker]; }
   bool finished(std::size_t worker) const noexcept { return finished_[worker] != 0; }
   bool ticked(std::size_t worker) const noexcept { return ticked_[worker] != 0; }
   std::size_t size() const noexcept { return clock_.size(); }
 
   // The smallest clock of all workers that are still at work; none left: the largest number.
-  std::uint32_t min_clock() const noexcept {
-    std::uint32_t least = finished_clock;
+  std::uint64_t min_clock() const noexcept {
+    std::uint64_t least = finished_clock;
     for (std::size_t w = 0; w < clock_.size(); ++w)
       if (!finished_[w]) least = std::min(least, clock_[w]);
     return least;
@@ -41,7 +41,7 @@ class Clocks {
   }
 
   // The worker has sent all of `clock`. True if the current clock is complete now.
-  void tick(std::size_t worker, std::uint32_t clock) noexcept {
+  void tick(std::size_t worker, std::uint64_t clock) noexcept {
     clock_[worker] = clock + 1;
     if (clock == current_) ticked_[worker] = 1;
     pass_turn();
@@ -79,12 +79,12 @@ class Clocks {
   }
 
   // As they were in an earlier process.
-  void restore(std::uint32_t current) noexcept {
+  void restore(std::uint64_t current) noexcept {
     current_ = current;
     turn_ = 0;
     pass_turn();
   }
-  void restore(std::size_t worker, std::uint32_t clock, bool finished, bool ticked) noexcept {
+  void restore(std::size_t worker, std::uint64_t clock, bool finished, bool ticked) noexcept {
     clock_[worker] = clock;
     finished_[worker] = finished;
     ticked_[worker] = ticked;
@@ -96,10 +96,10 @@ class Clocks {
     while (turn_ < clock_.size() && (finished_[turn_] || ticked_[turn_])) ++turn_;
   }
 
-  std::vector<std::uint32_t> clock_;
+  std::vector<std::uint64_t> clock_;
   std::vector<std::uint8_t> finished_, ticked_;
   std::uint32_t backup_;
-  std::uint32_t current_ = 0;
+  std::uint64_t current_ = 0;
   std::size_t turn_ = 0;
 };
 

@@ -87,9 +87,9 @@ Update DenseShard::whole(std::size_t worker) const {
   return update;
 }
 
-void DenseShard::apply(const Update& update, float scale, float lambda, std::uint64_t step) {
-  if (rule_.python) return apply_python(update, scale, lambda, step);
-  const UpdateArgs args = prepare(rule_.optimizer, step, scale);
+void DenseShard::apply(const Update& update, const Weight& weight, std::uint64_t step) {
+  if (rule_.python) return apply_python(update, weight, step);
+  const UpdateArgs args = prepare(rule_.optimizer, step, weight.factors);
   std::uint64_t part = 0;
   if (durable_.journal != nullptr) {
     part = durable_.journal->enter_part();
@@ -101,9 +101,9 @@ void DenseShard::apply(const Update& update, float scale, float lambda, std::uin
   }
   for (std::size_t block = 0; block < Layout::n_blocks(n_); ++block) {
     if (durable_.journal != nullptr)
-      apply_kept(block, update, args, lambda, part);
+      apply_kept(block, update, args, weight.lambda, part);
     else
-      apply_block(block, update, args, lambda);
+      apply_block(block, update, args, weight.lambda);
     if (progress_) progress_();
   }
 }
@@ -183,11 +183,12 @@ void DenseShard::change(std::size_t from, std::size_t count, const float* gradie
 }
 
 // All blocks are held while the user's rule runs, since it sees the whole shard.
-void DenseShard::apply_python(const Update& update, float scale, float lambda, std::uint64_t step) {
+void DenseShard::apply_python(const Update& update, const Weight& weight, std::uint64_t step) {
   scratch_.assign(update.values, update.values + n_);
-  if (update.base != nullptr && lambda != 0.0F)
-    kernels().compensate(scratch_.data(), update.values, values_, update.base, lambda, n_);
-  if (scale != 1.0F) kernels().scale(scratch_.data(), scale, n_);
+  if (update.base != nullptr && weight.lambda != 0.0F)
+    kernels().compensate(scratch_.data(), update.values, values_, update.base, weight.lambda, n_);
+  const Factors& factors = weight.factors;
+  if (factors.gradient != 1.0F) kernels().scale(scratch_.data(), factors.gradient, n_);
   std::vector<std::unique_ptr<BlockWriter>> guards;
   for (std::size_t b = 0; b < Layout::n_blocks(n_); ++b)
     guards.push_back(std::make_unique<BlockWriter>(&versions_[b]));
@@ -200,7 +201,10 @@ void DenseShard::apply_python(const Update& update, float scale, float lambda, s
     for (const float* state : python_state_) journal->save(Durable::region, state);
     journal->saved(unit);
   }
+  std::vector<float> before;
+  if (factors.rate != 1.0F) before.assign(values_, values_ + n_);
   rule_.python(values_, python_state_.data(), python_state_.size(), scratch_.data(), n_, step);
+  if (!before.empty()) take_share(values_, before.data(), n_, factors.rate);
   if (journal != nullptr) journal->done(unit);
 }
 
@@ -239,7 +243,7 @@ void DenseShard::add_to(Array<float>* sum, std::size_t offset, const float* valu
   }
 }
 
-bool DenseShard::apply_accumulated(const std::vector<std::size_t>& buffers, float scale,
+bool DenseShard::apply_accumulated(const std::vector<std::size_t>& buffers, const Weight& weight,
                                    std::uint64_t step) {
   Buffer* total = nullptr;
   for (const std::size_t b : buffers) {
@@ -253,7 +257,7 @@ bool DenseShard::apply_accumulated(const std::vector<std::size_t>& buffers, floa
   Update update;
   update.count = n_;
   update.values = total->update.data();
-  apply(update, scale, 0.0F, step);
+  apply(update, weight, step);
   for (const std::size_t b : buffers) discard(b);
   return true;
 }

@@ -23,9 +23,9 @@ class DenseShard final : public Shard {
   bool ends_push(const Update& part, bool last) const noexcept override;
   void assemble(std::size_t worker, const Update& part, bool first) override;
   Update whole(std::size_t worker) const override;
-  void apply(const Update& update, float scale, float lambda, std::uint64_t step) override;
+  void apply(const Update& update, const Weight& weight, std::uint64_t step) override;
   void accumulate(std::size_t buffer, const Update& part) override;
-  bool apply_accumulated(const std::vector<std::size_t>& buffers, float scale,
+  bool apply_accumulated(const std::vector<std::size_t>& buffers, const Weight& weight,
                          std::uint64_t step) override;
   void discard(std::size_t buffer) override;
   std::size_t memory_bytes() const override;
@@ -51,7 +51,7 @@ class DenseShard final : public Shard {
   const float* compensated(std::size_t from, std::size_t count, const Update& update, float lambda);
   void change(std::size_t from, std::size_t count, const float* gradient, const UpdateArgs& args);
   void add_to(Array<float>* sum, std::size_t offset, const float* values, std::size_t count);
-  void apply_python(const Update& update, float scale, float lambda, std::uint64_t step);
+  void apply_python(const Update& update, const Weight& weight, std::uint64_t step);
 
   std::size_t n_;
   PairWord* versions_;

@@ -8,8 +8,10 @@ namespace {
 
 constexpr std::size_t progress_rows = 256;
 // A table grows by a sixteenth, and by no more than this: what is taken and not yet used stays
-// small, and taking it, which zeroes pages, takes milliseconds at most.
+// small, and taking it, which zeroes pages, takes milliseconds at most. Smaller steps than the
+// least would only be many.
 constexpr std::size_t growth_bytes = std::size_t{64} << 20;
+constexpr std::size_t least_growth_bytes = std::size_t{64} << 10;
 // Rows come from anywhere in memory: so many bytes of the next ones are asked for ahead, and so
 // many lines of each (what follows the processor asks for by itself).
 constexpr std::size_t prefetch_bytes = 8192;
@@ -124,10 +126,13 @@ void EmbeddingShard::take_memory(std::size_t n_new) {
   const std::size_t row_bytes = stride_ * sizeof(float);
   if (most * row_bytes <= row_memory_.size() && most * sizeof(std::int64_t) <= key_memory_.size())
     return;
-  const std::size_t wanted =
-      std::max(most, before + std::min(before / 16, growth_bytes / row_bytes));
+  const std::size_t step =
+      std::clamp(before / 16, least_growth_bytes / row_bytes, growth_bytes / row_bytes);
+  const std::size_t wanted = std::max(most, before + step);
   row_memory_.grow(wanted * row_bytes);
   key_memory_.grow(wanted * sizeof(std::int64_t));
+  if (durable_.journal != nullptr)
+    durable_.journal->set_segment(durable_.row_segment(), row_memory_.data());
 }
 
 // Memory is taken first: if there is none, nothing has changed.
@@ -178,9 +183,9 @@ void EmbeddingShard::make_expected(std::size_t worker, const std::vector<Update>
   for (const Update& part : parts) find_or_make(part.keys, part.count, rows.data() + part.offset);
 }
 
-void EmbeddingShard::apply_expected(std::size_t worker, const Update& part, float scale,
-                                    float lambda, std::uint64_t step) {
-  apply_rows(expected_[worker].data() + part.offset, part, scale, lambda, step);
+void EmbeddingShard::apply_expected(std::size_t worker, const Update& part, const Weight& weight,
+                                    std::uint64_t step) {
+  apply_rows(expected_[worker].data() + part.offset, part, weight, step);
 }
 
 void EmbeddingShard::load(const std::int64_t* keys, std::size_t n, const float* rows) {
@@ -188,10 +193,10 @@ void EmbeddingShard::load(const std::int64_t* keys, std::size_t n, const float* 
   for (std::size_t i = 0; i < n; ++i) std::copy_n(rows + i * stride_, stride_, row(rows_[i]));
 }
 
-void EmbeddingShard::apply(const Update& update, float scale, float lambda, std::uint64_t step) {
-  if (rule_.python) return apply_python(update, scale, lambda, step);
+void EmbeddingShard::apply(const Update& update, const Weight& weight, std::uint64_t step) {
+  if (rule_.python) return apply_python(update, weight, step);
   find_rows(update.keys, update.count);
-  apply_rows(rows_.data(), update, scale, lambda, step);
+  apply_rows(rows_.data(), update, weight, step);
 }
 
 template <int for_writing>
@@ -214,20 +219,20 @@ bool EmbeddingShard::one_by_one(const Update& update, float lambda) const noexce
   return counts_steps_ || (update.base != nullptr && lambda != 0.0F);
 }
 
-void EmbeddingShard::apply_rows(const std::uint32_t* rows, const Update& update, float scale,
-                                float lambda, std::uint64_t step) {
-  if (durable_.journal != nullptr) return apply_kept(rows, update, scale, lambda, step);
-  UpdateArgs args = prepare(rule_.optimizer, step, scale);
+void EmbeddingShard::apply_rows(const std::uint32_t* rows, const Update& update,
+                                const Weight& weight, std::uint64_t step) {
+  if (durable_.journal != nullptr) return apply_kept(rows, update, weight, step);
+  UpdateArgs args = prepare(rule_.optimizer, step, weight.factors);
   const auto kind = static_cast<std::size_t>(rule_.optimizer.kind);
   const UpdateFn change = kernels().update[kind];
-  const bool single = one_by_one(update, lambda);
+  const bool single = one_by_one(update, weight.lambda);
   for (std::size_t i = 0; i < std::min(ahead_, update.count); ++i) prefetch<1>(rows[i], row_lines_);
   for (std::size_t i = 0; single && i < update.count; ++i) {
     if (i + ahead_ < update.count) prefetch<1>(rows[i + ahead_], row_lines_);
     float* r = row(rows[i]);
-    if (counts_steps_) args = prepare(rule_.optimizer, count_step(r), scale);
+    if (counts_steps_) set_step(rule_.optimizer, count_step(r), &args);
     const float* base = update.base != nullptr ? update.base + i * dim_ : nullptr;
-    const float* gradient = compensated(r, update.values + i * dim_, base, lambda);
+    const float* gradient = compensated(r, update.values + i * dim_, base, weight.lambda);
     float* s0 = rule_.n_state > 0 ? r + dim_ : nullptr;
     float* s1 = rule_.n_state > 1 ? r + 2 * dim_ : nullptr;
     change(r, s0, s1, gradient, dim_, args);
@@ -242,19 +247,19 @@ void EmbeddingShard::apply_rows(const std::uint32_t* rows, const Update& update,
 // The same with a kernel that keeps what it changes. Elements are numbered through the whole
 // update; an operation that goes on may do so in the middle of a row, whose step is not counted
 // then.
-void EmbeddingShard::apply_kept(const std::uint32_t* rows, const Update& update, float scale,
-                                float lambda, std::uint64_t step) {
+void EmbeddingShard::apply_kept(const std::uint32_t* rows, const Update& update,
+                                const Weight& weight, std::uint64_t step) {
   Journal& journal = *durable_.journal;
   const auto kind = static_cast<std::size_t>(rule_.optimizer.kind);
   const std::uint64_t part = journal.enter_part();
   journal.begin();
   journal.keep_pieces(durable_.row_segment(), dim_ * sizeof(float), 1 + rule_.n_state,
                       counts_steps_);
-  UpdateArgs args = prepare(rule_.optimizer, step, scale);
+  UpdateArgs args = prepare(rule_.optimizer, step, weight.factors);
   const std::uint64_t n = update.count * dim_, left = journal.first_left(part, n);
   // Where all was past, an earlier position must not come back.
   if (left == n) return;
-  const bool armed = fault::armed, single = armed || one_by_one(update, lambda);
+  const bool armed = fault::armed, single = armed || one_by_one(update, weight.lambda);
   const KeptUpdateFn change = kernels().update_kept[kind];
   for (std::size_t i = 0; i < std::min(ahead_, update.count); ++i) prefetch<1>(rows[i], row_lines_);
   std::size_t i = left / dim_, done = left % dim_;  // elements of the first row
@@ -266,13 +271,13 @@ void EmbeddingShard::apply_kept(const std::uint32_t* rows, const Update& update,
     if (counts_steps_) {
       const std::uint32_t steps = steps_of(r);
       journal.place(i, at, first, at + (stride_ - 1) * sizeof(float), steps);
-      args = prepare(rule_.optimizer, steps + 1, scale);
+      set_step(rule_.optimizer, steps + 1, &args);
     } else {
       journal.place(i, at, first);
     }
     if (armed) fault::at(fault::Point::unit_saved);
     const float* base = update.base != nullptr ? update.base + first : nullptr;
-    const float* gradient = compensated(r, update.values + first, base, lambda);
+    const float* gradient = compensated(r, update.values + first, base, weight.lambda);
     std::uint64_t turn = 0;
     if (armed && dim_ - done > 2) {
       change_kept(change, r, done, done + 2, gradient, args, Journal::at(element, i, turn++));
@@ -321,8 +326,7 @@ inline const float* EmbeddingShard::compensated(const float* r, const float* upd
 }
 
 // The user's rule sees the touched rows as one flat array; they are gathered and put back.
-void EmbeddingShard::apply_python(const Update& update, float scale, float lambda,
-                                  std::uint64_t step) {
+void EmbeddingShard::apply_python(const Update& update, const Weight& weight, std::uint64_t step) {
   find_rows(update.keys, update.count);
   const std::size_t n = update.count * dim_;
   std::vector<float> values(n * (1 + rule_.n_state)), scaled(update.values, update.values + n);
@@ -331,10 +335,15 @@ void EmbeddingShard::apply_python(const Update& update, float scale, float lambd
   for (std::size_t i = 0; i < update.count; ++i)
     for (std::size_t k = 0; k <= rule_.n_state; ++k)
       std::copy_n(row(rows_[i]) + k * dim_, dim_, values.data() + k * n + i * dim_);
-  if (update.base != nullptr && lambda != 0.0F)
-    kernels().compensate(scaled.data(), update.values, values.data(), update.base, lambda, n);
-  if (scale != 1.0F) kernels().scale(scaled.data(), scale, n);
+  if (update.base != nullptr && weight.lambda != 0.0F)
+    kernels().compensate(scaled.data(), update.values, values.data(), update.base, weight.lambda,
+                         n);
+  const Factors& factors = weight.factors;
+  if (factors.gradient != 1.0F) kernels().scale(scaled.data(), factors.gradient, n);
+  std::vector<float> before;
+  if (factors.rate != 1.0F) before.assign(values.data(), values.data() + n);
   rule_.python(values.data(), state.data(), state.size(), scaled.data(), n, step);
+  if (!before.empty()) take_share(values.data(), before.data(), n, factors.rate);
   Journal* journal = durable_.journal;
   const std::uint64_t unit = journal != nullptr ? journal->enter_part() : 0;
   if (journal != nullptr) {
@@ -402,8 +411,8 @@ void EmbeddingShard::accumulate(std::size_t buffer, const Update& part) {
   add(&accumulator_[buffer], part.keys, part.values, part.count);
 }
 
-bool EmbeddingShard::apply_accumulated(const std::vector<std::size_t>& buffers, float scale,
-                                       std::uint64_t step) {
+bool EmbeddingShard::apply_accumulated(const std::vector<std::size_t>& buffers,
+                                       const Weight& weight, std::uint64_t step) {
   Buffer* total = nullptr;
   for (const std::size_t b : buffers) {
     Buffer& part = accumulator_[b];
@@ -418,7 +427,7 @@ bool EmbeddingShard::apply_accumulated(const std::vector<std::size_t>& buffers, 
   update.count = total->n;
   update.keys = total->keys.data();
   update.values = total->values.data();
-  apply(update, scale, 0.0F, step);
+  apply(update, weight, step);
   for (const std::size_t b : buffers) discard(b);
   return true;
 }

@@ -22,8 +22,6 @@ class EmbeddingShard final : public Shard {
                  Initializer initializer, std::size_t n_workers, Progress progress,
                  const Durable& durable);
 
-  // Bytes of the segment that a journal keeps this shard's buffers in: address space, mostly.
-  static constexpr std::size_t buffer_bytes = std::size_t{1} << 40;
   BufferWords buffer_words(std::size_t number) const noexcept override;
   void set_buffer_words(std::size_t number, const BufferWords& words) override;
   void take_over() override;
@@ -32,9 +30,9 @@ class EmbeddingShard final : public Shard {
   bool ends_push(const Update&, bool last) const noexcept override { return last; }
   void assemble(std::size_t worker, const Update& part, bool first) override;
   Update whole(std::size_t worker) const override;
-  void apply(const Update& update, float scale, float lambda, std::uint64_t step) override;
+  void apply(const Update& update, const Weight& weight, std::uint64_t step) override;
   void accumulate(std::size_t buffer, const Update& part) override;
-  bool apply_accumulated(const std::vector<std::size_t>& buffers, float scale,
+  bool apply_accumulated(const std::vector<std::size_t>& buffers, const Weight& weight,
                          std::uint64_t step) override;
   void discard(std::size_t buffer) override;
   std::size_t memory_bytes() const override;
@@ -44,7 +42,7 @@ class EmbeddingShard final : public Shard {
   void expect(std::size_t worker, const Update& part);
   // Makes the rows of all parts, memory first: if there is none, nothing has changed.
   void make_expected(std::size_t worker, const std::vector<Update>& parts);
-  void apply_expected(std::size_t worker, const Update& part, float scale, float lambda,
+  void apply_expected(std::size_t worker, const Update& part, const Weight& weight,
                       std::uint64_t step);
 
   // Puts whole rows, as `row` gives them: values, state, step count. Makes those that are new.
@@ -78,11 +76,11 @@ class EmbeddingShard final : public Shard {
   void find_or_make(const std::int64_t* keys, std::size_t n, std::uint32_t* rows);
   template <int for_writing>
   void prefetch(std::uint32_t index, std::size_t n_lines) const noexcept;
-  void apply_rows(const std::uint32_t* rows, const Update& update, float scale, float lambda,
+  void apply_rows(const std::uint32_t* rows, const Update& update, const Weight& weight,
                   std::uint64_t step);
   void make_rows(const std::int64_t* keys, std::size_t n, const std::uint32_t* rows,
                  std::size_t first_new);
-  void apply_kept(const std::uint32_t* rows, const Update& update, float scale, float lambda,
+  void apply_kept(const std::uint32_t* rows, const Update& update, const Weight& weight,
                   std::uint64_t step);
   bool one_by_one(const Update& update, float lambda) const noexcept;
   RowsToChange rows_of(const std::uint32_t* rows, const Update& update, std::size_t from) noexcept;
@@ -91,7 +89,7 @@ class EmbeddingShard final : public Shard {
   const float* compensated(const float* row, const float* update, const float* base, float lambda);
   std::uint32_t steps_of(const float* row) const noexcept;
   std::uint32_t count_step(float* row) const noexcept;
-  void apply_python(const Update& update, float scale, float lambda, std::uint64_t step);
+  void apply_python(const Update& update, const Weight& weight, std::uint64_t step);
   void add(Buffer* sum, const std::int64_t* keys, const float* values, std::size_t n);
   void add_units(Buffer* sum, std::size_t before, const float* values, std::size_t n);
 

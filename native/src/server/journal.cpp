@@ -10,7 +10,7 @@ namespace mpips {
 namespace {
 
 constexpr std::uint64_t journal_magic = 0x4c4e524a5350504dULL;
-constexpr std::uint64_t journal_version = 2;
+constexpr std::uint64_t journal_version = 3;
 constexpr std::size_t first_scratch_bytes = std::size_t{1} << 18;
 
 }  // namespace
@@ -19,8 +19,9 @@ std::size_t Journal::bytes(std::size_t n_workers, std::size_t n_tables,
                            std::size_t text_bytes) noexcept {
   const std::size_t words = global_words + n_workers * worker_words + n_tables * table_words +
                             n_tables * n_workers * pair_words;
+  const std::size_t texts = n_texts * round_up(text_bytes + sizeof(std::uint64_t), 8);
   return round_up(page_bytes + words * (sizeof(std::uint64_t) + sizeof(Logged)) +
-                      2 * n_workers * (text_bytes + sizeof(std::uint64_t)),
+                      n_workers * (texts + history * sizeof(Ended)),
                   page_bytes) +
          first_scratch_bytes;
 }
@@ -30,49 +31,68 @@ Journal::Journal(SharedMemory& memory, std::size_t n_workers, std::size_t n_tabl
     : memory_(&memory),
       n_workers_(n_workers),
       n_tables_(n_tables),
-      text_bytes_(text_bytes + sizeof(std::uint64_t)) {
+      text_bytes_(round_up(text_bytes + sizeof(std::uint64_t), 8)) {
   const std::size_t needed = bytes(n_workers, n_tables, text_bytes);
   if (memory.size() < needed)
     throw RecoveryError("the journal's segment is too small for this job");
-  head_ = reinterpret_cast<Head*>(memory.data());
-  words_ = reinterpret_cast<std::uint64_t*>(memory.data() + page_bytes);
-  log_ = reinterpret_cast<Logged*>(words_ + n_words());
-  texts_ = reinterpret_cast<std::uint8_t*>(log_ + n_words());
   scratch_ = needed - first_scratch_bytes;
-  where_ = reinterpret_cast<std::uint64_t*>(memory.data() + scratch_);
   reserved_ = first_scratch_bytes;
+  locate();
 }
 
-// A text and its checksum, which tells of the other one whether it is whole.
-void Journal::put_text(std::size_t worker, const void* text, std::size_t bytes) noexcept {
-  const std::size_t index = of_worker(worker, said);
-  const std::uint64_t other = (words_[index] & 1) ^ 1;
+// Where everything lies; again whenever the segment has grown, since it may have moved.
+void Journal::locate() noexcept {
+  head_ = reinterpret_cast<Head*>(memory_->data());
+  words_ = reinterpret_cast<std::uint64_t*>(memory_->data() + page_bytes);
+  log_ = reinterpret_cast<Logged*>(words_ + n_words());
+  ended_ = reinterpret_cast<Ended*>(log_ + n_words());
+  texts_ = reinterpret_cast<std::uint8_t*>(ended_ + n_workers_ * history);
+  where_ = reinterpret_cast<std::uint64_t*>(memory_->data() + scratch_);
+}
+
+// A word of a text: its length above its place. A checksum stands before the text.
+void Journal::put_text(std::size_t worker, std::uint64_t at, const void* text,
+                       std::size_t bytes) noexcept {
+  const std::size_t newest = of_worker(worker, said), before = of_worker(worker, said_before);
+  const std::size_t described = of_worker(worker, said_clock);
+  std::uint64_t place = 0;
+  while (place == (words_[newest] & 3) || place == (words_[before] & 3)) ++place;
   const std::uint64_t sum = XXH3_64bits(text, bytes);
-  std::uint8_t* at = text_of(worker, other);
-  std::memcpy(at, &sum, sizeof sum);
-  std::memcpy(at + sizeof sum, text, bytes);
+  std::uint8_t* to = text_of(worker, place);
+  std::memcpy(to, &sum, sizeof sum);
+  std::memcpy(to + sizeof sum, text, bytes);
   barrier();
-  put(of_worker(worker, said_before), words_[index] >> 1);
-  put(index, static_cast<std::uint64_t>(bytes) << 1 | other);
+  if (at != words_[described]) put(before, words_[newest]);
+  put(newest, static_cast<std::uint64_t>(bytes) << 2 | place);
+  put(described, at);
 }
 
-std::string Journal::text_at(std::size_t worker, std::uint64_t which, std::uint64_t bytes) const {
+std::string Journal::text_at(std::size_t worker, std::uint64_t word) const {
+  const std::uint64_t bytes = word >> 2, place = word & 3;
   std::uint64_t sum = 0;
-  const std::uint8_t* at = text_of(worker, which);
-  if (bytes > text_bytes_ - sizeof sum) return {};
+  if (place >= n_texts || bytes > text_bytes_ - sizeof sum) return {};
+  const std::uint8_t* at = text_of(worker, place);
   std::memcpy(&sum, at, sizeof sum);
   if (XXH3_64bits(at + sizeof sum, bytes) != sum) return {};
   return {reinterpret_cast<const char*>(at + sizeof sum), bytes};
 }
 
 std::string Journal::text(std::size_t worker) const {
-  const std::uint64_t which = words_[of_worker(worker, said)];
-  return text_at(worker, which & 1, which >> 1);
+  return text_at(worker, words_[of_worker(worker, said)]);
 }
 
-std::string Journal::other_text(std::size_t worker) const {
-  const std::uint64_t which = (words_[of_worker(worker, said)] & 1) ^ 1;
-  return text_at(worker, which, words_[of_worker(worker, said_before)]);
+std::string Journal::text_before(std::size_t worker) const {
+  return text_at(worker, words_[of_worker(worker, said_before)]);
+}
+
+std::vector<std::pair<std::uint64_t, std::uint64_t>> Journal::ended(std::size_t worker,
+                                                                    std::uint64_t before) const {
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> found;
+  for (std::size_t i = 0; i < history; ++i) {
+    const Ended& entry = ended_[worker * history + i];
+    if (entry.after != 0 && entry.after <= before) found.emplace_back(entry.after - 1, entry.tag);
+  }
+  return found;
 }
 
 bool Journal::usable() const noexcept {
@@ -121,6 +141,7 @@ void Journal::save_start(std::size_t n_spans, std::size_t span_bytes) {
   if (needed > reserved_) {
     memory_->grow(scratch_ + needed);
     reserved_ = needed;
+    locate();
   }
   saved_ = reinterpret_cast<std::uint8_t*>(where_) + table;
   span_bytes_ = span_bytes;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/kernel_types.hpp"
@@ -71,12 +72,16 @@ class Journal {
     open_clock,
     open_end,
     open_area,
+    open_digest,  // of the keys of that push so far
     clock,
     finished,
     ticked,
     position,     // the clock that the worker is in, by what it last sent
-    said,         // which of the worker's two texts counts, and its length
-    said_before,  // the length of the other
+    pushes,       // complete pushes of that clock
+    tag,          // what identifies them (ring/push_tag.hpp)
+    said,         // the place of the worker's newest text, and its length
+    said_before,  // the same of the newest text of another clock
+    said_clock,   // the clock that the newest text describes
     worker_words,
   };
   enum TableWord : std::size_t { version, steps_before, n_rows, stats, table_words = stats + 80 };
@@ -128,11 +133,25 @@ class Journal {
     fault::at(fault::Point::word_put);
   }
 
-  // What a worker has said: into the place of the text that does not count, then a word.
-  void put_text(std::size_t worker, const void* text, std::size_t bytes) noexcept;
+  // The text of a worker that describes where it stands at clock `at`, within an operation. There
+  // are three places: the newest text, the newest one of another clock, and a free place that is
+  // written before the words change. A worker that repeats a clock after a restart replaces only
+  // the text of that clock: the one that it started from stays, however often it dies there.
+  void put_text(std::size_t worker, std::uint64_t at, const void* text, std::size_t bytes) noexcept;
   std::string text(std::size_t worker) const;
-  // The one before it; empty while another is being written in its place.
-  std::string other_text(std::size_t worker) const;
+  std::string text_before(std::size_t worker) const;
+
+  // The tags of the clocks that a worker has ended, of the last `history` of them. An entry is
+  // written before the word that ends its clock, and counts only for clocks below that word.
+  static constexpr std::size_t history = 512;
+  void note_ended(std::size_t worker, std::uint64_t at, std::uint64_t with) noexcept {
+    Ended& entry = ended_[worker * history + at % history];
+    entry = {at + 1, with};
+    barrier();
+  }
+  // (clock, tag) of the clocks before this one that are known.
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> ended(std::size_t worker,
+                                                             std::uint64_t before) const;
 
   // Operations: of the worker whose record is at hand. An operation begins with its first lasting
   // change: a record that is only looked at, since it must wait, leaves no trace.
@@ -218,6 +237,9 @@ class Journal {
   static void barrier() noexcept { std::atomic_signal_fence(std::memory_order_seq_cst); }
 
  private:
+  struct Ended {
+    std::uint64_t after, tag;  // the clock that follows; 0: none
+  };
   struct Count {
     std::uint64_t old, at;
   };
@@ -246,9 +268,11 @@ class Journal {
     __builtin_memcpy(to, from, bytes);
   }
   std::size_t n_words() const noexcept { return of_pair(n_tables_, 0, 0); }
-  std::string text_at(std::size_t worker, std::uint64_t which, std::uint64_t bytes) const;
-  std::uint8_t* text_of(std::size_t worker, std::uint64_t which) const noexcept {
-    return texts_ + (2 * worker + which) * text_bytes_;
+  void locate() noexcept;
+  static constexpr std::uint64_t n_texts = 3;  // places of a worker
+  std::string text_at(std::size_t worker, std::uint64_t word) const;
+  std::uint8_t* text_of(std::size_t worker, std::uint64_t place) const noexcept {
+    return texts_ + (n_texts * worker + place) * text_bytes_;
   }
   void put_unit_back();
   void put_piece_back();
@@ -256,6 +280,7 @@ class Journal {
   SharedMemory* memory_;
   std::size_t n_workers_, n_tables_, text_bytes_, worker_ = 0;
   std::uint8_t* texts_ = nullptr;
+  Ended* ended_ = nullptr;
   Head* head_ = nullptr;
   std::uint64_t* words_ = nullptr;
   Logged* log_ = nullptr;

@@ -10,6 +10,10 @@ namespace mpips {
 namespace {
 
 constexpr std::size_t records_per_visit = 16;
+// Between looks at the time: asking for it costs as much as looking at a ring, and a record is
+// worth so many bytes of work besides its own.
+constexpr std::uint64_t work_per_look = 64 << 10;
+constexpr std::uint64_t work_per_record = 4 << 10;
 constexpr std::size_t first_fetch = 4096 + sizeof(RecordHeader);  // bytes of a new record
 
 }  // namespace
@@ -64,7 +68,7 @@ std::size_t ServerCore::drain(double max_s, std::uint32_t max_sleep_us) {
   const double end = max_s > 0.0 ? now_s() + max_s : 0.0;
   backoff_.set_max_sleep_us(max_sleep_us);
   for (;;) {
-    const std::size_t consumed = pass();
+    const std::size_t consumed = pass(end);
     total += consumed;
     if (consumed != 0) {
       backoff_.reset();
@@ -81,10 +85,36 @@ std::size_t ServerCore::drain(double max_s, std::uint32_t max_sleep_us) {
   }
 }
 
-std::size_t ServerCore::pass() {
+std::size_t ServerCore::consume(double max_s) {
+  std::size_t total = 0;
+  const double end = now_s() + max_s;
+  for (;;) {
+    const std::size_t consumed = pass(end);
+    total += consumed;
+    if (consumed == 0) return total;
+    backoff_.reset();
+    if (now_s() >= end) return total;
+  }
+}
+
+// One visit to every ring; ends early, after a record, when `end` is past (0: never). The next pass
+// goes on with the next ring, so that all rings have their turns however short the time is.
+std::size_t ServerCore::pass(double end) {
   std::size_t consumed = 0;
-  for (std::size_t w = 0; w < rings_.size(); ++w)
-    for (std::size_t i = 0; i < records_per_visit && consume_one(w); ++i) ++consumed;
+  std::uint64_t looked_at = counters_.bytes_in + counters_.bytes_out;
+  bool over = false;
+  for (std::size_t visit = 0; visit < rings_.size() && !over; ++visit) {
+    const std::size_t w = next_ring_;
+    next_ring_ = w + 1 < rings_.size() ? w + 1 : 0;
+    for (std::size_t i = 0; i < records_per_visit && !over && consume_one(w); ++i) {
+      ++consumed;
+      const std::uint64_t work =
+          counters_.bytes_in + counters_.bytes_out + consumed * work_per_record;
+      if (end == 0.0 || work - looked_at < work_per_look) continue;
+      looked_at = work;
+      over = now_s() >= end;
+    }
+  }
   counters_.records += consumed;
   return consumed;
 }
@@ -242,9 +272,14 @@ ServerCore::Verdict ServerCore::handle(std::size_t worker, const RecordHeader& h
   violation(worker, "a record of the unknown kind " + std::to_string(h.kind));
 }
 
+// A worker that goes on after a warm restart repeats a clock that it has ended here where another
+// server lacks the tick. Its pushes and ticks are not written again (RingWriter::resume), its pulls
+// are: they change nothing, so any clock will do.
 void ServerCore::check_clock(std::size_t worker, const RecordHeader& h) const {
+  const bool pulls = static_cast<RecordKind>(h.kind) == RecordKind::pull_rows;
+  if (pulls && rings_[worker].inherited != 0) return;
   if (clocks_.finished(worker)) violation(worker, "a record after it had finished");
-  const std::uint32_t clock = clocks_.clock(worker);
+  const std::uint64_t clock = clocks_.clock(worker);
   if (h.clock < clock)
     violation(worker, "a record of clock " + std::to_string(h.clock) +
                           " after it had ended clock " + std::to_string(clock - 1));
@@ -340,8 +375,9 @@ void ServerCore::close_clock() {
       clocks_.uses_backup() ? workers : std::vector<std::size_t>{0};
   for (Table& t : tables_) {
     if (t.consistency.model != Model::bsp) continue;
-    const float scale = t.consistency.mean ? 1.0F / static_cast<float>(workers.size()) : 1.0F;
-    if (t.shard != nullptr && t.shard->apply_accumulated(buffers, scale, t.next_step()))
+    Weight weight;
+    if (t.consistency.mean) weight.factors.gradient = 1.0F / static_cast<float>(workers.size());
+    if (t.shard != nullptr && t.shard->apply_accumulated(buffers, weight, t.next_step()))
       ++t.stats.updates;
     for (const std::size_t w : workers) {
       t.stats.applied += t.pending[w];
@@ -356,14 +392,14 @@ void ServerCore::close_clock() {
 }
 
 void ServerCore::publish_clocks() {
-  const std::uint32_t least = clocks_.min_clock();
+  const std::uint64_t least = clocks_.min_clock();
   for (Table& t : tables_) publish(&t.head->min_clock, least);
   publish(&reinterpret_cast<TurnLine*>(region_ + layout_.turn())->turn, clocks_.turn());
 }
 
 void ServerCore::publish_clock(std::size_t worker) {
   auto* lines = reinterpret_cast<ClockLine*>(region_ + layout_.clocks());
-  const std::uint32_t clock = clocks_.finished(worker) ? finished_clock : clocks_.clock(worker);
+  const std::uint64_t clock = clocks_.finished(worker) ? finished_clock : clocks_.clock(worker);
   publish(&lines[worker].clock, clock);
 }
 

@@ -4,10 +4,12 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ring/backoff.hpp"
 #include "ring/layout.hpp"
+#include "ring/push_tag.hpp"
 #include "server/clocks.hpp"
 #include "server/journal.hpp"
 #include "server/shard.hpp"
@@ -55,10 +57,12 @@ struct StagingArea {
 // Where a worker goes on after recovery.
 struct Position {
   std::uint64_t sequence = 0;  // of its first new record
-  std::uint32_t clock = 0;
+  std::uint64_t clock = 0;
   bool finished = false;
   std::vector<std::uint64_t> taken;  // by table: complete pushes of this clock that are here
-  std::vector<std::string> texts;    // what it has said of itself, the last one last
+  std::uint64_t pushes = 0, tag = no_pushes;                   // of this clock, to all tables
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> ended;  // (clock, tag) of clocks before it
+  std::vector<std::string> texts;  // that describe where it stands, the newest last
 };
 
 struct ServerCounters {
@@ -91,12 +95,12 @@ class ServerCore {
   void set_old_staging(std::size_t worker, std::uint32_t generation, StagingArea area) {
     old_staging_[{worker, generation}] = area;
   }
-  // The updates that a table had taken before this launch; optimizers count on from there.
+  // The updates that a table had applied before this launch; optimizers count on from there.
   void set_steps_before(std::uint16_t table, std::uint64_t n) {
     tables_.at(table).steps_before = n;
   }
   std::uint64_t steps(std::uint16_t table) const {
-    return tables_.at(table).steps_before + tables_.at(table).version;
+    return tables_.at(table).steps_before + tables_.at(table).stats.updates;
   }
   void set_patience(double seconds) { patience_s_ = seconds; }
   void start();
@@ -114,8 +118,11 @@ class ServerCore {
   const Position& position(std::size_t worker) const { return positions_.at(worker); }
 
   // Consumes what the rings hold until `max_s` have passed, or, with max_s = 0, until nothing more
-  // can be consumed. Returns the number of records consumed.
+  // can be consumed: that may be never while other threads or processes write. Returns the number
+  // of records consumed.
   std::size_t drain(double max_s, std::uint32_t max_sleep_us);
+  // The same without waiting: until nothing more can be consumed, but not longer than `max_s`.
+  std::size_t consume(double max_s);
 
   // Cuts; see server_cuts.cpp.
   void expect_cut(std::uint64_t id) { expected_cut_ = id; }
@@ -150,10 +157,12 @@ class ServerCore {
     std::unique_ptr<Shard> shard;  // null: nothing of the table lies here
     EmbeddingShard* embedding = nullptr;
     ConsistencyConfig consistency;
-    std::uint64_t version = 0;       // updates of this launch
+    std::uint64_t version = 0;       // pushes applied in this launch; BSP: clocks closed
     std::uint64_t steps_before = 0;  // updates before it, if it started from a checkpoint
-    std::uint64_t next_step() const noexcept { return steps_before + version + 1; }
     TableStats stats;
+    // The number of the update to come, for the optimizer. A BSP clock without a push has a version
+    // but makes no update. The journal restores the count with the other words.
+    std::uint64_t next_step() const noexcept { return steps_before + stats.updates + 1; }
     TableHead* head = nullptr;
     std::vector<std::uint64_t> pending;  // backup workers: pushes of the clock in each buffer
   };
@@ -165,8 +174,10 @@ class ServerCore {
     double bad_since = 0.0;   // when the record at the head first looked damaged
     bool open = false;        // the last push is not complete yet; what follows describes it
     std::uint16_t open_table = 0, open_flags = 0;
-    std::uint32_t open_clock = 0;
-    std::uint64_t open_end = 0;   // where its next segment starts
+    std::uint64_t open_clock = 0;
+    std::uint64_t open_end = 0;                 // where its next segment starts
+    std::uint64_t open_digest = 0;              // of its keys so far
+    std::uint64_t pushes = 0, tag = no_pushes;  // complete pushes of the worker's clock
     std::uint64_t held_cut = 0;   // the cut whose record stands at the head, unconsumed
     std::string said = {};        // the payload of the last cut record
     std::uint64_t inherited = 0;  // records below were written in an earlier launch
@@ -187,7 +198,7 @@ class ServerCore {
     std::uint64_t staleness;
   };
 
-  std::size_t pass();
+  std::size_t pass(double end);
   bool consume_one(std::size_t worker);
   void acknowledge(Ring* ring, Outcome outcome, std::uint64_t staleness);
   void settle(Ring* ring, Outcome outcome, std::uint64_t staleness);
@@ -234,7 +245,9 @@ class ServerCore {
   void put_table(std::size_t table);
   void put_pair(std::size_t table, std::size_t worker);
   void put_all();
+  void note_push(Ring* ring, const RecordHeader& header, const Update& part) const;
   void take_words();
+  void check_unfinished();
   void take_pair(std::size_t table, std::size_t worker);
   bool complete(std::size_t worker, std::uint64_t sequence, RecordHeader* header);
   void find_end(std::size_t worker);
@@ -249,6 +262,7 @@ class ServerCore {
   bool any_bsp_ = false;
   std::uint64_t expected_cut_ = 0, released_cut_ = 0;
   std::vector<Ring> rings_;
+  std::size_t next_ring_ = 0;  // the ring at which the next pass begins
   std::vector<Table> tables_;
   std::vector<StagingArea> staging_;
   ServerCounters counters_;

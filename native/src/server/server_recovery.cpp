@@ -36,6 +36,13 @@ bool is_push(std::uint8_t kind) noexcept {
          kind == static_cast<std::uint8_t>(RecordKind::push_rows);
 }
 
+// Of the keys of one record of a push; a record of a dense push has none.
+std::uint64_t digest_of(const RecordHeader& h, const std::uint8_t* payload) noexcept {
+  const bool rows = h.kind == static_cast<std::uint8_t>(RecordKind::push_rows);
+  if (!rows || h.count > h.payload_bytes / sizeof(std::int64_t)) return 0;
+  return keys_digest(reinterpret_cast<const std::int64_t*>(payload), h.count);
+}
+
 bool is(std::uint8_t kind, RecordKind wanted) noexcept {
   return kind == static_cast<std::uint8_t>(wanted);
 }
@@ -64,7 +71,7 @@ void ServerCore::commit(std::size_t worker, const RecordHeader& h, const Verdict
     journal_->put(journal_->of_table(h.table, Journal::stats) + n_plain_stats - 1,
                   tables_[h.table].stats.pulled_rows);
   else if (is(h.kind, RecordKind::cut))
-    journal_->put_text(worker, ring.said.data(), ring.said.size());
+    journal_->put_text(worker, h.base_version, ring.said.data(), ring.said.size());
   else if (!is(h.kind, RecordKind::tick) || verdict.outcome == Outcome::late ||
            journal_->word(Journal::current_clock) != clocks_.current())
     put_all();
@@ -73,6 +80,12 @@ void ServerCore::commit(std::size_t worker, const RecordHeader& h, const Verdict
 }
 
 void ServerCore::put_tick(std::size_t worker, const RecordHeader& h) {
+  Ring& ring = rings_[worker];
+  journal_->note_ended(worker, h.clock, ring.tag);
+  ring.pushes = 0;
+  ring.tag = no_pushes;
+  journal_->put(journal_->of_worker(worker, Journal::pushes), 0);
+  journal_->put(journal_->of_worker(worker, Journal::tag), no_pushes);
   journal_->put(journal_->of_worker(worker, Journal::position), h.clock + 1);
   for (std::size_t t = 0; t < tables_.size(); ++t)
     journal_->put(journal_->of_pair(t, worker, Journal::taken), 0);
@@ -94,20 +107,25 @@ void ServerCore::publish_commit(Ring* ring) {
   fault::at(fault::Point::acknowledged);
 }
 
+// Segments that are kept in their slots are not consumed: in the image their push is not open.
 void ServerCore::put_worker(std::size_t worker) {
   const Ring& ring = rings_[worker];
+  const bool open = ring.open && ring.kept.empty();
   const auto put = [&](Journal::WorkerWord word, std::uint64_t value) {
     journal_->put(journal_->of_worker(worker, word), value);
   };
   put(Journal::next, ring.next);
-  put(Journal::open, ring.open ? 1 | static_cast<std::uint64_t>(ring.open_table) << 16 |
-                                     static_cast<std::uint64_t>(ring.open_flags) << 32
-                               : 0);
-  if (ring.open) {
+  put(Journal::open, open ? 1 | static_cast<std::uint64_t>(ring.open_table) << 16 |
+                                static_cast<std::uint64_t>(ring.open_flags) << 32
+                          : 0);
+  if (open) {
     put(Journal::open_clock, ring.open_clock);
     put(Journal::open_end, ring.open_end);
     put(Journal::open_area, ring.open_area);
+    put(Journal::open_digest, ring.open_digest);
   }
+  put(Journal::pushes, ring.pushes);
+  put(Journal::tag, ring.tag);
   put(Journal::clock, clocks_.clock(worker));
   put(Journal::finished, clocks_.finished(worker));
   put(Journal::ticked, clocks_.ticked(worker));
@@ -150,8 +168,7 @@ void ServerCore::put_pair(std::size_t table, std::size_t worker) {
 
 void ServerCore::put_all() {
   journal_->put(Journal::current_clock, clocks_.current());
-  for (std::size_t w = 0; w < rings_.size(); ++w)
-    if (rings_[w].kept.empty()) put_worker(w);
+  for (std::size_t w = 0; w < rings_.size(); ++w) put_worker(w);
   for (std::size_t t = 0; t < tables_.size(); ++t) {
     put_table(t);
     for (std::size_t w = 0; w < rings_.size(); ++w) put_pair(t, w);
@@ -163,6 +180,7 @@ void ServerCore::attach() {
     throw RecoveryError("no server of this job's shape had begun to work in this memory");
   unfinished_ = journal_->undo();
   take_words();
+  check_unfinished();
   positions_.assign(rings_.size(), {});
   for (std::size_t w = 0; w < rings_.size(); ++w) {
     find_end(w);
@@ -183,6 +201,15 @@ void ServerCore::attach() {
   fault::at(fault::Point::recovering);
 }
 
+// The record of an operation that has changed something was whole, and its slot was not given back.
+void ServerCore::check_unfinished() {
+  if (unfinished_ < 0 || journal_->untouched()) return;
+  const auto worker = static_cast<std::size_t>(unfinished_);
+  RecordHeader h;
+  if (!complete(worker, rings_[worker].next, &h))
+    throw RecoveryError("the record that was being consumed is damaged");
+}
+
 void ServerCore::take_words() {
   const auto of = [&](std::size_t w, Journal::WorkerWord word) {
     return journal_->word(journal_->of_worker(w, word));
@@ -194,14 +221,17 @@ void ServerCore::take_words() {
     ring.open = open != 0;
     ring.open_table = static_cast<std::uint16_t>(open >> 16);
     ring.open_flags = static_cast<std::uint16_t>(open >> 32);
-    ring.open_clock = static_cast<std::uint32_t>(of(w, Journal::open_clock));
+    ring.open_clock = of(w, Journal::open_clock);
     ring.open_end = of(w, Journal::open_end);
     ring.open_area = of(w, Journal::open_area);
+    ring.open_digest = of(w, Journal::open_digest);
+    ring.pushes = of(w, Journal::pushes);
+    ring.tag = of(w, Journal::tag);
     ring.said = journal_->text(w);
-    clocks_.restore(w, static_cast<std::uint32_t>(of(w, Journal::clock)),
-                    of(w, Journal::finished) != 0, of(w, Journal::ticked) != 0);
+    clocks_.restore(w, of(w, Journal::clock), of(w, Journal::finished) != 0,
+                    of(w, Journal::ticked) != 0);
   }
-  clocks_.restore(static_cast<std::uint32_t>(journal_->word(Journal::current_clock)));
+  clocks_.restore(journal_->word(Journal::current_clock));
   for (std::size_t i = 0; i < tables_.size(); ++i) {
     Table& t = tables_[i];
     if (t.head == nullptr) throw std::logic_error("a table has not been added");
@@ -247,25 +277,35 @@ void ServerCore::find_end(std::size_t worker) {
   Ring& ring = rings_[worker];
   Position at;
   at.sequence = ring.next;
-  at.clock =
-      static_cast<std::uint32_t>(journal_->word(journal_->of_worker(worker, Journal::position)));
+  at.clock = journal_->word(journal_->of_worker(worker, Journal::position));
   at.finished = clocks_.finished(worker);
   for (std::size_t t = 0; t < tables_.size(); ++t)
     at.taken.push_back(journal_->word(journal_->of_pair(t, worker, Journal::taken)));
-  at.texts = {journal_->other_text(worker), journal_->text(worker)};
+  at.pushes = ring.pushes;
+  at.tag = ring.tag;
+  at.ended = journal_->ended(worker, at.clock);
+  at.texts = {journal_->text_before(worker), journal_->text(worker)};
   positions_[worker] = at;
   RecordHeader h;
+  std::uint64_t digest = ring.open_digest;
   for (std::uint64_t q = ring.next; q < ring.next + ring.box.geometry.n_slots; ++q) {
     if (at.finished || !complete(worker, q, &h)) break;
     at.sequence = q + 1;
     if (is_push(h.kind)) {
+      if ((h.flags & flag_first) != 0) digest = 0;
+      digest += digest_of(h, ring.box.slot(q) + sizeof h);
       if ((h.flags & flag_last) == 0) continue;
       if (h.table < at.taken.size()) ++at.taken[h.table];
+      ++at.pushes;
+      at.tag = next_tag(at.tag, h.table, h.offset + h.count, digest);
       at.clock = h.clock;
     } else if (is(h.kind, RecordKind::pull_rows)) {
       continue;
     } else if (is(h.kind, RecordKind::tick)) {
       at.clock = h.clock + 1;
+      at.ended.emplace_back(h.clock, at.tag);
+      at.pushes = 0;
+      at.tag = no_pushes;
       std::fill(at.taken.begin(), at.taken.end(), 0);
     } else if (is(h.kind, RecordKind::finish)) {
       at.finished = true;

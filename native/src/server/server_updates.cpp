@@ -124,9 +124,8 @@ ServerCore::Verdict ServerCore::handle_push(std::size_t worker, const RecordHead
   } else if (!last || (h.flags & flag_first) == 0) {
     verdict = handle_segment(worker, h, part);
   } else {
-    verdict = judge(&t, h, part.base != nullptr, [&](float scale, float lambda) {
-      t.shard->apply(part, scale, lambda, t.next_step());
-    });
+    verdict = judge(&t, h, part.base != nullptr,
+                    [&](const Weight& weight) { t.shard->apply(part, weight, t.next_step()); });
   }
   Ring& ring = rings_[worker];
   ring.open = !last;
@@ -136,8 +135,19 @@ ServerCore::Verdict ServerCore::handle_push(std::size_t worker, const RecordHead
   ring.open_end = h.offset + h.count;
   if ((h.flags & flag_area) != 0 && (h.flags & flag_first) != 0)
     std::memcpy(&ring.open_area, payload + offsetof(AreaPayload, offset), sizeof ring.open_area);
+  if (journal_) note_push(&ring, h, part);
   t.stats.pushed += last;
   return verdict;
+}
+
+// Keeps what identifies the worker's pushes of this clock. Called once for each record of a push,
+// when it is consumed or kept.
+void ServerCore::note_push(Ring* ring, const RecordHeader& h, const Update& part) const {
+  if ((h.flags & flag_first) != 0) ring->open_digest = 0;
+  if (part.keys != nullptr) ring->open_digest += keys_digest(part.keys, h.count);
+  if ((h.flags & flag_last) == 0) return;
+  ring->tag = next_tag(ring->tag, h.table, h.offset + h.count, ring->open_digest);
+  ++ring->pushes;
 }
 
 // A push larger than a record changes nothing until all of it is here.
@@ -164,9 +174,8 @@ ServerCore::Verdict ServerCore::handle_segment(std::size_t worker, const RecordH
     whole.offset = 0;
     whole.count += part.offset;
   }
-  return judge(&t, h, whole.base != nullptr, [&](float scale, float lambda) {
-    t.shard->apply(whole, scale, lambda, t.next_step());
-  });
+  return judge(&t, h, whole.base != nullptr,
+               [&](const Weight& weight) { t.shard->apply(whole, weight, t.next_step()); });
 }
 
 // All segments of a push are in their slots. Each slot is given back as soon as it is applied, so
@@ -177,15 +186,14 @@ ServerCore::Verdict ServerCore::apply_kept(std::size_t worker, const RecordHeade
   const std::vector<Update> parts = std::move(ring.kept);
   ring.kept.clear();
   const std::uint64_t end = ring.next + parts.size() - 1;
-  const Verdict verdict =
-      judge(&t, h, parts.back().base != nullptr, [&](float scale, float lambda) {
-        t.embedding->make_expected(worker, parts);
-        for (const Update& part : parts) {
-          t.embedding->apply_expected(worker, part, scale, lambda, t.next_step());
-          // With a journal all of the push is one operation: its records stay till it is committed.
-          if (!journal_ && ring.next != end) acknowledge(&ring, Outcome::segment, 0);
-        }
-      });
+  const Verdict verdict = judge(&t, h, parts.back().base != nullptr, [&](const Weight& weight) {
+    t.embedding->make_expected(worker, parts);
+    for (const Update& part : parts) {
+      t.embedding->apply_expected(worker, part, weight, t.next_step());
+      // With a journal all of the push is one operation: its records stay till it is committed.
+      if (!journal_ && ring.next != end) acknowledge(&ring, Outcome::segment, 0);
+    }
+  });
   while (ring.next != end) {
     if (journal_)
       settle(&ring, Outcome::segment, 0);
@@ -216,22 +224,22 @@ ServerCore::Verdict ServerCore::judge(Table* t, const RecordHeader& h, bool has_
   const ConsistencyConfig& c = t->consistency;
   const std::uint64_t staleness = t->version - std::min(h.base_version, t->version);
   t->stats.staleness[std::min<std::uint64_t>(staleness, staleness_bins - 1)] += 1;
-  float scale = 1.0F, lambda = 0.0F;
+  Weight weight;
   Outcome outcome = Outcome::applied;
   if (c.policy == Policy::reject && staleness > c.max_staleness) {
     ++t->stats.rejected;
     return {true, Outcome::rejected, staleness};
   }
   if (c.policy == Policy::scale && staleness > 0) {
-    scale = 1.0F / (1.0F + static_cast<float>(staleness));
+    weight.factors.rate = 1.0F / (1.0F + static_cast<float>(staleness));
     outcome = Outcome::scaled;
     ++t->stats.scaled;
   } else if (c.policy == Policy::compensate && staleness > 0 && has_base) {
-    lambda = c.lambda;
+    weight.lambda = c.lambda;
     outcome = Outcome::compensated;
     ++t->stats.compensated;
   }
-  apply(scale, lambda);
+  apply(weight);
   ++t->version;
   ++t->stats.applied;
   ++t->stats.updates;
@@ -243,7 +251,7 @@ ServerCore::Verdict ServerCore::handle_bsp(std::size_t worker, const RecordHeade
                                            const Update& part) {
   Table& t = tables_[h.table];
   const bool last = (h.flags & flag_last) != 0;
-  const std::uint32_t current = clocks_.current();
+  const std::uint64_t current = clocks_.current();
   if (h.clock < current) {
     if (!clocks_.uses_backup()) violation(worker, "a push for a clock that is closed");
     t.stats.late += last;

@@ -49,11 +49,23 @@ struct Update {
   const float* base = nullptr;  // the values it was computed on, or null
 };
 
+// With what weight an update counts.
+struct Weight {
+  Factors factors;
+  float lambda = 0.0F;  // delay compensation
+};
+
 struct Rule {
   OptimizerConfig optimizer;
   std::size_t n_state = 0;  // state values per parameter
   PythonUpdate python;      // set: replaces the kernel
 };
+
+// Of what a user's rule changed: the values move by this share. That is the learning rate of a rule
+// that moves values in proportion to one.
+inline void take_share(float* values, const float* before, std::size_t n, float share) noexcept {
+  for (std::size_t i = 0; i < n; ++i) values[i] = before[i] + share * (values[i] - before[i]);
+}
 
 // What must be known of the buffers of one number (see Journal) to take them over.
 using BufferWords = std::array<std::uint64_t, 4>;
@@ -76,10 +88,10 @@ class Shard {
   virtual void assemble(std::size_t worker, const Update& part, bool first) = 0;
   virtual Update whole(std::size_t worker) const = 0;
   // Changes the values by one push.
-  virtual void apply(const Update& update, float scale, float lambda, std::uint64_t step) = 0;
+  virtual void apply(const Update& update, const Weight& weight, std::uint64_t step) = 0;
   // BSP: adds a part to a buffer; adds the buffers in order, applies the sum, empties them.
   virtual void accumulate(std::size_t buffer, const Update& part) = 0;
-  virtual bool apply_accumulated(const std::vector<std::size_t>& buffers, float scale,
+  virtual bool apply_accumulated(const std::vector<std::size_t>& buffers, const Weight& weight,
                                  std::uint64_t step) = 0;
   virtual void discard(std::size_t buffer) = 0;
   virtual std::size_t memory_bytes() const = 0;

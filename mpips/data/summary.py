@@ -1,0 +1,41 @@
+"""The description of the data in words, for the output at start."""
+
+from __future__ import annotations
+
+from mpips.data.info import DataInfo
+
+_MOST = 10  # classes that are named one by one
+
+
+def summarise(source: str, info: DataInfo) -> str:
+    """Return samples, features, label column and classes of the training data, in one line."""
+    features = (
+        _count(len(info.columns), "column")
+        if info.columns
+        else _count(info.n_features, f"{info.kind} feature")
+    )
+    if info.columns and info.kind == "sparse":
+        features += " (hashed)"
+    return f"data: {source}: {_count(info.n_samples_total, 'sample')}, {features}, {_labels(info)}"
+
+
+def summarise_test(source: str, info: DataInfo) -> str:
+    """Return samples and classes of the test data, in one line."""
+    return f"test: {source}: {_count(info.n_samples_total, 'sample')}, {_labels(info)}"
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
+def _labels(info: DataInfo) -> str:
+    column = f"label column '{info.label_column}'" if info.label_column else "labels"
+    if info.wants == "targets":
+        low, high = info.target_range
+        return f"{column}: numbers from {low:g} to {high:g}"
+    if info.n_classes > _MOST:
+        ends = f", {min(info.counts):,} to {max(info.counts):,} samples each" if info.counts else ""
+        return f"{column}: {info.n_classes:,} classes{ends}"
+    counts = [f" ({count:,})" for count in info.counts] or [""] * info.n_classes
+    each = ", ".join(f"{label:g}{n}" for label, n in zip(info.labels, counts, strict=True))
+    return f"{column}: {info.n_classes} {'class' if info.n_classes == 1 else 'classes'}: {each}"

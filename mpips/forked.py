@@ -1,0 +1,180 @@
+"""Forked children of a rank: what they give up at the fork, and how they end.
+
+A process pool or a data loader forks a worker's process. The child inherits the handlers and the wakeup
+descriptor of signals, locks on shared memory and folders, and a worker that writes into the parent's rings. A
+SIGTERM to the child would then end the parent's job, and a push of the child would overwrite a push of the
+parent. So an object that must not be used in a child registers here, and its `disown` runs in every child
+that Python forks. The locks of shared memory are closed by the native module itself
+(native/src/ring/shared_memory.cpp). A child keeps what is harmless: mapped memory that it only reads, the
+note of SIGUSR1 (one that is sent to a whole job ends no helper), and the log. Where mpips has started MPI,
+no child finalizes it.
+
+Programs that are started by `exec` inherit none of this. Processes of the start methods "spawn" and
+"forkserver" import the program again; `refuse_children` stops a call of `mpips.run` in them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+import traceback
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn, Protocol
+
+from mpips.errors import ForkError
+
+_BLOCKED = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCONT}
+
+
+class Inherited(Protocol):
+    """What a child gives up at the fork."""
+
+    def disown(self) -> None:
+        """Give up what belongs to the parent. Called in the child; must not block or raise."""
+
+
+class Refusing:
+    """Stands in a child for an object of the parent: every use raises ForkError."""
+
+    def __init__(self, what: str) -> None:
+        """`what` names the object in the error."""
+        object.__setattr__(self, "_what", what)
+
+    def _refuse(self, *arguments: object) -> NoReturn:
+        what = object.__getattribute__(self, "_what")
+        raise ForkError(
+            f"{what} was used in process {os.getpid()}, a forked child of the worker's process; only the "
+            "process that mpips.run was called in may use it; let helper processes return data"
+        )
+
+    __getattr__ = __setattr__ = __getitem__ = __iter__ = __len__ = __call__ = _refuse
+
+
+_inherited: list[weakref.ref[Inherited]] = []
+_masks = threading.local()
+_hooked: list[bool] = []
+_finalizing: list[int] = []  # pid of the process that finalizes MPI at its end
+_rank: list[int] = []  # pid of the process in which this rank started a job; a child inherits it
+
+
+def register(item: Inherited) -> None:
+    """Let `item.disown` run in every forked child, the latest registered first. Keeps no reference."""
+    if not _inherited:
+        _hook()
+    _inherited[:] = [ref for ref in _inherited if ref() is not None]
+    _inherited.append(weakref.ref(item))
+
+
+def forget(item: Inherited) -> None:
+    """Undo `register`."""
+    _inherited[:] = [ref for ref in _inherited if ref() not in (None, item)]
+
+
+def _hook() -> None:
+    if _hooked:
+        return
+    _hooked.append(True)
+    os.register_at_fork(
+        before=_block_signals, after_in_parent=_unblock_signals, after_in_child=_disown_all
+    )
+
+
+# A signal that reached the child before its handlers are reset would reach the parent.
+def _block_signals() -> None:
+    _masks.old = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
+
+
+def _unblock_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.old)
+
+
+def _disown_all() -> None:
+    try:
+        for ref in reversed(_inherited):
+            item = ref()
+            if item is not None:
+                item.disown()
+        _inherited.clear()
+    finally:
+        _unblock_signals()
+
+
+@contextmanager
+def children_end_here(what: str) -> Iterator[None]:
+    """End a child that was forked inside the block where it leaves the block; the parent leaves as usual.
+
+    A child that left would do the parent's part of the end of the job: finish its rings, enter MPI, remove
+    its memory. `what` names the block in the error.
+    """
+    owner = os.getpid()
+    try:
+        yield
+    except BaseException as error:
+        if os.getpid() != owner:
+            _end_child(error, what)
+        raise
+    if os.getpid() != owner:
+        message = f"a forked child returned from {what}; end it by os._exit, or use multiprocessing"
+        _end_child(ForkError(message), what)
+
+
+def _end_child(error: BaseException, what: str) -> NoReturn:
+    """End this process as Python would, but without what the parent does at exit."""
+    code = 1
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if code == 1 and error.code is not None and not isinstance(error.code, int):
+            print(error.code, file=sys.stderr)
+    elif isinstance(error, ForkError):
+        print(f"mpips: error: {error}", file=sys.stderr)
+    else:
+        traceback.print_exception(error)
+        code = 130 if isinstance(error, KeyboardInterrupt) else 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code & 0xFF)
+
+
+def finalize_mpi_at_exit() -> None:
+    """Finalize MPI where this process ends, if it is initialised then, and not in its forked children.
+
+    A child in which mpi4py finalizes never ends: MPI there talks through connections of its parent.
+    """
+    if not _finalizing:
+        _finalizing.append(os.getpid())
+        atexit.register(_finalize_mpi)
+
+
+def _finalize_mpi() -> None:
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or _finalizing != [os.getpid()]:
+        return
+    if mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.Finalize()
+
+
+def refuse_children() -> None:
+    """Refuse to start a rank's job in a helper process of a rank; call it before anything else is touched.
+
+    Raises:
+        ForkError: This process is a forked child of a rank, or `multiprocessing` started it.
+    """
+    module = sys.modules.get("multiprocessing.process")
+    # While such a process imports the program it has no parent yet, but this mark.
+    helper = module is not None and (
+        module.parent_process() is not None
+        or getattr(module.current_process(), "_inheriting", False)
+    )
+    if not helper and _rank in ([], [os.getpid()]):
+        _rank[:] = [os.getpid()]
+        return
+    raise ForkError(
+        f"mpips.run was called in process {os.getpid()}, a helper process of a rank. The start methods "
+        "'spawn' and 'forkserver' import the program again: put the call under "
+        "`if __name__ == '__main__':`"
+    )

@@ -1,0 +1,70 @@
+"""A program of the user's own as a rank of a supervised run.
+
+`python -m mpips.supervisor.script FILE ARGUMENTS` runs it as `python FILE ARGUMENTS` would. What it does
+before and after `mpips.run` belongs to the run as well: an error leaves a failure report, and a program that
+never calls `mpips.run` is refused.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import runpy
+import sys
+
+from mpips import rundir
+from mpips.cluster import lastwords, launch
+from mpips.errors import ConfigError, MpipsError
+
+
+def check_script(path: str) -> None:
+    """Refuse a program that cannot be started or does not parse.
+
+    Raises:
+        ConfigError: Why.
+    """
+    try:
+        with open(path, "rb") as file:
+            ast.parse(file.read(), path)
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be read: {error.strerror} (working folder: {os.getcwd()})"
+        ) from None
+    except (SyntaxError, ValueError) as error:
+        raise ConfigError(f"{path}: is not a Python program: {error}") from None
+
+
+def execute(path: str) -> None:
+    """Run the program in this process, as the main module; its arguments are in sys.argv.
+
+    Raises:
+        ConfigError: It has ended without a call of `mpips.run`.
+    """
+    sys.path[0] = os.path.dirname(os.path.abspath(path))
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise
+    run = rundir.current()
+    # Rank 0 schedules, and marks the run as finished before its `mpips.run` returns.
+    if run is not None and launch.launched_rank() == 0 and run.folder.finished() is None:
+        raise ConfigError(
+            f"{path} has ended without calling mpips.run(main, tables), so there was nothing to supervise; "
+            "call it on every rank, or start the program without `mpips run`"
+        )
+
+
+def main() -> None:
+    """Run the program that the command line names; an error of mpips is one sentence and its exit code."""
+    sys.argv = sys.argv[1:]
+    try:
+        lastwords.begin()
+        execute(sys.argv[0])
+    except MpipsError as error:
+        lastwords.speak(**lastwords.words_of(error))
+        launch.say_and_exit(str(error), error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""The matrix of faults (mpips/bench/matrix.py): a fixed sample of it, and every update counts once.
+
+One run of a job has two faults or three, one after the other. To run one again: its id names it, and the
+order of the sample is always the same.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from mpips.bench import beside, kills, matrix
+
+SAMPLE = matrix.sample()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> kills.Runs:
+    """Results of undisturbed runs are shared."""
+    return kills.Runs(tmp_path_factory.mktemp("matrix"))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("run", SAMPLE, ids=map(str, SAMPLE))
+def test_no_update_is_lost_or_doubled(runs: kills.Runs, run: matrix.Run) -> None:
+    if reason := beside.why_not(run.event):
+        pytest.skip(reason)
+    verdict = runs.judge(run, kills.epochs(len(run.cells)))
+    assert verdict.is_right, str(verdict)
+    assert verdict.told is not None
+    assert verdict.told.missed == 0, str(verdict)
+    # A launch ends only where something ends it.
+    assert verdict.told.causes == [], str(verdict)

@@ -1,0 +1,104 @@
+"""`mpips run script.py`: scripts that call mpips.run get what tasks get."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import launcher
+import pytest
+
+SCRIPT = Path(__file__).with_name("programs") / "scripted.py"
+
+
+def run(folder: Path, *arguments: str, n: int = 4) -> launcher.Launch:
+    """`mpips run` with these arguments in an empty folder."""
+    command = [sys.executable, "-m", "mpips", "run", "-n", str(n), *arguments]
+    return launcher.Launch(command, launcher.site_environment(), 120.0, folder)
+
+
+def value(job: launcher.Launch) -> dict:
+    return json.loads(job.stdout().strip().splitlines()[-1])
+
+
+def test_a_script_that_is_killed_once_goes_on_in_memory_and_ends_right(tmp_path: Path) -> None:
+    with run(tmp_path, str(SCRIPT), "20", "kill", "--lr", "7") as job:
+        assert job.wait() == 0, job.tail()
+        found, said = value(job), job.stderr()
+    assert found["values"] == [-20.0] * 4
+    assert found["first"] == 10
+    assert found["argv"] == ["20", "kill", "--lr", "7"]
+    assert found["main"] == "__main__"
+    assert "killed by SIGKILL" in said
+    assert "attempt 1 is at work" in said
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("scripted-")
+    status = json.loads((folder / "status.json").read_text())
+    assert (status["state"], status["progress"]["step"]) == ("done", 20)
+    assert list((folder / "checkpoints").glob("step-*20"))
+    top = [sys.executable, "-m", "mpips", "top", "--once"]
+    with launcher.Launch(top, launcher.site_environment(), 30.0, tmp_path) as shown:
+        assert shown.wait() == 0
+        assert "done" in shown.stdout()
+
+
+def test_a_script_that_says_no_position_does_not_go_on_in_memory(tmp_path: Path) -> None:
+    with run(tmp_path, str(SCRIPT), "20", "forgets") as job:
+        assert job.wait() == 0, job.tail()
+        found, said = value(job), job.stderr()
+    assert found["values"] == [-20.0] * 4
+    assert found["first"] == 0
+    assert "not going on in memory: main has not said where it stands (worker.set_cursor)" in said
+
+
+ENDS = {
+    "exit": (3, "main called sys.exit(3)"),
+    "no-run": (2, "has ended without calling mpips.run(main, tables)"),
+    "twice": (2, "mpips.run was called a second time"),
+    "after": (1, "failed after its job, on rank 0: after the job"),
+    "wrong-table": (2, "table 'w': shape (-4,) has a length below 1"),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_what_ends_a_script_is_one_sentence_with_its_exit_code(tmp_path: Path, how: str) -> None:
+    code, said = ENDS[how]
+    with run(tmp_path, "--max-restarts", "0", str(SCRIPT), "4", how, n=3) as job:
+        assert job.wait() == (1 if how == "exit" else code), job.tail()
+        text = job.stderr()
+        (folder,) = (tmp_path / "runs").iterdir()
+    with run(tmp_path, "--discard-memory", str(folder)) as job:
+        assert job.wait() == 0, job.tail()
+    assert said in " ".join(text.split()), text
+    assert how in ("exit", "after") or "Traceback" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("nosuch.py",), "nosuch.py: cannot be read: No such file or directory"),
+        (("--lr=0.1", str(SCRIPT)), "--lr: describes a task"),
+        (("--set", "train.epochs=3", str(SCRIPT)), "--set train.epochs=3: describes a task"),
+    ],
+    ids=["missing", "flag", "set"],
+)
+def test_what_a_script_cannot_have_is_refused_before_it_starts(
+    tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    with run(tmp_path, *arguments) as job:
+        assert job.wait() == 2, job.tail()
+        assert said in job.stderr()
+    assert not (tmp_path / "runs").exists()
+
+
+def test_one_process_is_supervised_as_well_and_a_finished_run_is_not_run_again(
+    tmp_path: Path,
+) -> None:
+    with run(tmp_path, str(SCRIPT), "4", "nothing", n=1) as job:
+        assert job.wait() == 0, job.tail()
+        assert value(job)["values"] == [-4.0] * 4
+    (folder,) = (tmp_path / "runs").iterdir()
+    with run(tmp_path, str(folder)) as job:
+        assert job.wait() == 0, job.tail()
+        assert "nothing to do" in job.stderr()

@@ -1,0 +1,41 @@
+"""Calls that hold the interpreter's lock, bounded by a thread without one."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import pytest
+from harness import python
+
+from mpips import _native
+
+
+def test_the_process_becomes_the_command_when_the_time_is_over() -> None:
+    done = python(
+        """
+        import ctypes, os, sys
+        from mpips import _native
+        code = "import os, sys; print(os.getpid()); sys.exit(5)"
+        print(os.getpid(), flush=True)
+        deadline = _native.Deadline(0.1, "test", [sys.executable, "-c", code])
+        # The interpreter's lock is held: no thread of Python runs.
+        ctypes.PyDLL(None).sleep(30)
+        """
+    )
+    assert done.returncode == 5, done.stderr
+    first, second = done.stdout.split()
+    assert first == second
+
+
+def test_nothing_happens_when_it_is_cancelled_in_time() -> None:
+    begun = time.monotonic()
+    for _ in range(3):
+        _native.Deadline(60.0, "test", [sys.executable, "-c", "1"]).cancel()
+    assert time.monotonic() - begun < 30
+
+
+@pytest.mark.parametrize(("name", "command"), [("", ["a"]), ("a" * 16, ["a"]), ("a", [])])
+def test_impossible_arguments_are_refused(name: str, command: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"thread has 1 to 15 bytes|one word at least"):
+        _native.Deadline(60.0, name, command)

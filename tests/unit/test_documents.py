@@ -1,0 +1,261 @@
+"""Every code block of README and docs is tested; those that need mpirun in tests/fault/test_documents.py."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import click
+import numpy as np
+import pytest
+from documents import DOCUMENTS, ROOT, Block, blocks, same_output
+from training import made_data
+
+import mpips
+from mpips.cli import cli
+from mpips.config import load_config
+from mpips.data import DataInfo
+from mpips.doctor.checks import CHECKS
+from mpips.doctor.finding import Finding, as_line
+from mpips.monitor import summary
+from mpips.monitor.progress import Snapshot, fields, fit
+from mpips.monitor.top import HEADINGS
+from mpips.options import SessionOptions
+from mpips.preflight import preflight
+from mpips.rundir import RunFolder
+from mpips.supervisor.attempt import Ended
+from mpips.supervisor.block import Newest, failure_block
+from mpips.supervisor.verdict import Death, Verdict
+from mpips.tasks import TASKS
+
+BLOCKS = [block for path in DOCUMENTS for block in blocks(path)]
+
+
+def of(*languages: str, kinds: tuple[str, ...] = ("", "file", "with")) -> list[Block]:
+    return [block for block in BLOCKS if block.language in languages and block.kind in kinds]
+
+
+@pytest.mark.parametrize(
+    ("got", "same"),
+    [
+        ("role\nscheduler 0  vm\nserver\naccuracy 0.911", True),
+        ("role\nscheduler 0  vm\nserver\naccuracy 0.871", False),
+        ("role\nscheduler 1  vm\nserver\naccuracy 0.904", False),
+        ("role\nscheduler 0  vm\nserver\naccuracy 0.904\nmore", False),
+    ],
+)
+def test_outputs_are_compared(got: str, same: bool) -> None:
+    assert same_output("role\nscheduler   0 ...\naccuracy 0.904\n", got) == same
+
+
+def name_of(block: Block) -> str:
+    return block.name
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=name_of)
+def test_every_block_says_how_it_is_tested(block: Block) -> None:
+    if block.kind in ("", "file", "with"):
+        assert block.language in ("python", "toml", "console")
+    elif block.kind == "shows":
+        assert block.argument in SHOWN
+    elif block.kind == "not":
+        assert block.argument.startswith("run: ")
+    else:
+        assert block.kind in ("usage", "paths")
+
+
+def checkpoint(folder: Path) -> None:
+    """The checkpoint that the documents look into: a model and 1,500 users."""
+    tables = [
+        mpips.DenseTable("weight", (64, 10), mpips.Adam(0.01)),
+        mpips.EmbeddingTable("users", 8, mpips.Adagrad(0.1)),
+    ]
+
+    def main(worker: mpips.Worker) -> None:
+        worker.table("weight").push(np.ones((64, 10), np.float32))
+        keys = np.arange(1500, dtype=np.int64)
+        worker.table("users").push(keys, np.ones((1500, 8), np.float32))
+        worker.clock()
+
+    mpips.run(main, tables, save=folder / "checkpoints")
+
+
+def in_checkpoints(folder: Path) -> None:
+    """The values that a fragment of a worker's function needs, around it."""
+    text = (folder / "block.py").read_text().replace("        ...\n", "")
+    (folder / "block.py").write_text(
+        "import mpips, numpy as np\nn_steps, mine = 5, np.arange(100)\n"
+        + text
+        + "mpips.run(main, [mpips.DenseTable('w', (1,))], save='out')\n"
+        + "mpips.run(main, [mpips.DenseTable('w', (1,))], save='out')\n"
+    )
+
+
+SETTINGS: dict[str, Callable[[Path], None]] = {
+    "checkpoint": checkpoint,
+    "in_checkpoints": in_checkpoints,
+}
+
+
+@pytest.mark.parametrize("block", of("python"), ids=name_of)
+def test_python_runs(block: Block, tmp_path: Path) -> None:
+    (tmp_path / "block.py").write_text(block.text)
+    if block.kind == "with":
+        SETTINGS[block.argument](tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "block.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("block", of("toml"), ids=name_of)
+def test_a_job_loads(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.toml").write_text(block.text)
+    for name in ("train.svm", "test.svm"):
+        made_data(tmp_path).rename(tmp_path / name)
+    rest = [] if "task" in block.text else [("task", "fm"), ("data.train", "train.svm")]
+    config = load_config("job.toml", rest)
+    task = preflight(config, 6)
+    # The tables that it names are the task's.
+    tables = task(info("sparse"), task.Options(**config.options), 0).tables()
+    assert {table.name for table in tables} >= set(config.tables)
+
+
+def info(kind: Literal["sparse", "dense"]) -> DataInfo:
+    return DataInfo(100, 100, 5, (0.0, 1.0), kind)
+
+
+def options_of(command: click.Command) -> set[str]:
+    return {name for p in command.params for name in [*p.opts, *p.secondary_opts]} | {"--help"}
+
+
+@pytest.mark.parametrize("block", of("", "console", kinds=("usage",)), ids=name_of)
+def test_a_usage_names_commands_and_options_that_exist(block: Block) -> None:
+    command: click.Command | None = None
+    for line in block.text.splitlines():
+        line = line.removeprefix("$ ").partition("  #")[0]
+        words = re.findall(r"[^\s\[\]|(){}]+", line)
+        if words[:1] == ["mpips"]:
+            command = cli.get_command(click.Context(cli), words[1])
+            assert command is not None, line
+            if isinstance(command, click.Group):
+                command = command.commands[words[2]]
+        elif not line.startswith(" "):
+            command = None
+            for word in words:
+                assert not word.startswith("jobs/") or (ROOT / word).is_file(), line
+        if command is None:
+            continue
+        before, _, _ = line.partition(" -- ")
+        for option in re.findall(r"(?<![\w-])--?[a-z][a-z-]*", before):
+            assert option in options_of(command), f"{command.name} {option}"
+
+
+@pytest.mark.parametrize("block", of("", kinds=("paths",)), ids=name_of)
+def test_a_list_of_paths_names_what_exists(block: Block) -> None:
+    for folder, rest in re.findall(
+        r"(?:^|\s{2,})((?:mpips|native|jobs|tests)/\S+)([^/\n]*)", block.text
+    ):
+        assert (ROOT / folder).exists(), folder
+        for other in re.findall(r"\b\w+\.py\b", rest):
+            assert (ROOT / folder).parent.joinpath(other).exists(), other
+
+
+def progress_line(text: str) -> None:
+    now = Snapshot(0.42, 9, 20, 12345, 98765.4, 0.1235, 1.2, 2.5e9, 1.25e8, 3723.0)
+    assert text == fit(fields(now), 200) + "\n"
+
+
+def labels(text: str, start: int, end: int) -> list[str]:
+    """What stands in the first column, without the lines that go on."""
+    found = [line[start:end].strip() for line in text.splitlines() if line.startswith(" " * start)]
+    return [label for label in found if label]
+
+
+def summary_block(text: str) -> None:
+    shown = labels(text, 2, 16)
+    known = ["run", "where", "versions", "options", "data", "trained", *METRICS]
+    known += ["by epoch", "updates", "staleness", "traffic", "restarts", "checkpoint"]
+    assert [label for label in known if label in shown] == shown
+    assert len(shown) >= 12
+    assert max(map(len, text.splitlines())) <= summary._WIDTH
+
+
+def failure(text: str) -> None:
+    run = RunFolder(Path("runs/job"))
+    verdict = Verdict("crashed", 1, Death("killed by SIGKILL (signal 9)", 4, "worker 1"))
+    real = failure_block(run, 0, verdict, Ended(1, 1, 71.3, ""), Newest(), "restart 1 of 3", 0.0)
+    assert labels(text, 2, 18) == labels(real, 2, 18)
+    assert text.splitlines()[0] == real.splitlines()[0]
+
+
+def top(text: str) -> None:
+    heading = next(line for line in text.splitlines() if line.startswith("rank "))
+    assert tuple(heading.split()) == HEADINGS
+
+
+def doctor(text: str) -> None:
+    lines = text.splitlines()
+    names = [line.split()[1] for line in lines if line[:4] in ("PASS", "WARN", "FAIL")]
+    assert len(names) == 3
+    assert set(names) <= set(CHECKS)
+    width = lines[2].index("h5py at") - 8
+    real = as_line(Finding(name="shm", status="FAIL", reason="", fix="mount it"), width)
+    remedies = [line for line in lines if line.startswith(" ")]
+    assert len(remedies) == 2
+    for line in remedies:
+        assert line.startswith(real.splitlines()[1].removesuffix("mount it"))
+
+
+METRICS = [name.replace("_", " ") for name in summary.METRICS]
+
+SHOWN: dict[str, Callable[[str], None]] = {
+    "progress": progress_line,
+    "summary": summary_block,
+    "failure": failure,
+    "top": top,
+    "doctor": doctor,
+}
+
+
+@pytest.mark.parametrize("block", of("", "console", kinds=("shows",)), ids=name_of)
+def test_an_example_of_an_output_has_its_form(block: Block) -> None:
+    SHOWN[block.argument](block.text)
+
+
+def rows(path: Path, heading: str) -> list[list[str]]:
+    """The cells of the table that begins with this heading."""
+    lines = path.read_text().splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith(heading))
+    found = []
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        found.append([cell.strip() for cell in line.strip("|").split("|")])
+    return found
+
+
+def test_the_defaults_of_options_are_those_of_the_table() -> None:
+    defaults = SessionOptions()
+    for name, default, _ in rows(ROOT / "README.md", "| option | default"):
+        value = getattr(defaults, name.strip("`"))
+        written = f"{value:g}" if isinstance(value, float) else str(value).lower()
+        assert default.strip("`") == written, name
+
+
+def test_the_default_optimizers_are_those_of_the_table() -> None:
+    found = {cells[0].strip("`"): cells[3] for cells in rows(ROOT / "README.md", "| task | model")}
+    assert set(found) == {*TASKS, "module:Class"}
+    for name, task in TASKS.items():
+        data = info("sparse" if name in ("logistic", "fm") else "dense")
+        used = [type(t.optimizer).__name__ for t in task(data, task.Options(), 0).tables()]
+        assert found[name] == ", ".join(dict.fromkeys(used)), name

@@ -1,0 +1,86 @@
+"""What does not fit into memory is one sentence with its exit code, and no traceback."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mpips
+from mpips.cli import main
+from mpips.data import read, readers
+from mpips.errors import CapabilityError, RegionError
+
+HUGE = 1 << 40
+
+
+def huge_npz(folder: Path) -> Path:
+    """A small file whose arrays say that they hold 16 TiB."""
+
+    def header(shape: tuple[int, ...]) -> bytes:
+        out = io.BytesIO()
+        about = {"descr": "<f4", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(out, about)
+        return out.getvalue()
+
+    path = folder / "huge.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.npy", header((HUGE, 4)))
+        archive.writestr("y.npy", header((HUGE,)))
+    return path
+
+
+def test_data_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    path = huge_npz(tmp_path)
+    with pytest.raises(
+        CapabilityError, match=r"huge.npz: does not fit into memory: Unable to allo"
+    ):
+        read(path)
+
+
+def test_a_reader_of_the_native_module_that_runs_out_of_memory_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.svm"
+    path.write_text("1 1:1\n")
+
+    def fail(*arguments: object) -> None:
+        raise MemoryError("std::bad_alloc")
+
+    monkeypatch.setattr("mpips.data.libsvm.parse_libsvm", fail)
+    with pytest.raises(CapabilityError, match=r"a.svm: does not fit into memory: std::bad_alloc;"):
+        readers.read(path)
+
+
+def test_a_job_whose_data_does_not_fit_ends_with_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mpips", "train", "mlp", "--train", str(huge_npz(tmp_path))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 69
+    assert done.stderr.startswith("mpips: error: ")
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_any_other_want_of_memory_in_a_command_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(**options: object) -> None:
+        raise MemoryError("Unable to allocate 7 GiB")
+
+    monkeypatch.setattr("mpips.cli.cli.main", fail)
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 69
+    assert capsys.readouterr().err == "mpips: error: out of memory: Unable to allocate 7 GiB\n"
+
+
+def test_a_table_that_does_not_fit_into_this_process_is_refused() -> None:
+    table = mpips.DenseTable("w", (HUGE,))
+    with pytest.raises(
+        RegionError, match=r"memory is too small: [\d,]+ MiB are needed, [\d,]+ MiB"
+    ):
+        mpips.run(lambda worker: None, [table])

@@ -1,0 +1,97 @@
+"""Where a worker goes on is known however many launches end at the same clock."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+
+import numpy as np
+import pytest
+from harness import dense
+from recovery_rig import KilledError, Launches
+
+from mpips.model.consistency import ASP, BSP
+
+CLOCKS = 4  # before the one at which launches end
+
+
+@pytest.fixture
+def make_launches():
+    made = []
+
+    def make(*tables, **options):
+        made.append(Launches(*tables, **options))
+        return made[-1]
+
+    yield make
+    for launches in made:
+        launches.close()
+
+
+def train(worker, until):
+    """A program that keeps its place in the cursor and pushes what the cursor says."""
+    while (step := worker.cursor.get("step", 0)) < until:
+        update = np.zeros(8, np.float32)
+        update[step] = 1.0
+        worker.table("w").push(update)
+        worker.set_cursor({"step": step + 1})
+        worker.clock()
+
+
+def end_before_tick(worker):
+    """Let the worker end before the first tick of its next clock."""
+    worker.left, worker.counts_places = 0, False
+    with pytest.raises(KilledError):
+        train(worker, CLOCKS + 1)
+
+
+@pytest.mark.parametrize("consumed", [True, False])
+@pytest.mark.parametrize("model", [BSP("sum"), ASP()])
+@pytest.mark.parametrize("n_servers", [1, 2, 3])
+@pytest.mark.parametrize("deaths", [1, 2, 3])
+def test_launches_that_end_at_the_same_clock_keep_the_cursor(
+    make_launches, deaths, n_servers, model, consumed
+):
+    launches = make_launches(dense(8, consistency=model), n_servers=n_servers)
+    train(launches.workers[0], CLOCKS)
+    for _ in range(deaths):
+        # Every server has the worker's place, none has its tick.
+        launches.idle = not consumed
+        end_before_tick(launches.workers[0])
+        launches.again()
+        (place,) = launches.places
+        assert (place.clock, place.state.cursor) == (CLOCKS, {"step": CLOCKS})
+
+
+@pytest.mark.parametrize("n_servers", [1, 2, 3])
+@pytest.mark.parametrize("model", [BSP("sum"), ASP()])
+def test_wherever_in_a_clock_three_launches_end_every_update_counts_once(
+    make_launches, model, n_servers
+):
+    # A clock writes the worker's place and its tick to every server; the last: it ends after them.
+    points = range(2 * n_servers + 1)
+    for first, second in itertools.product(points, points):
+        launches = make_launches(dense(8, consistency=model), n_servers=n_servers)
+        train(launches.workers[0], CLOCKS)
+        for write in (first, second, first):
+            end_somewhere(launches.workers[0], write)
+            launches.again()
+        assert to_the_end(launches.workers[0]) == [8, *(-1.0,) * 8], (first, second, first)
+        launches.close()
+
+
+def end_somewhere(worker, write):
+    """Let the worker end before this write, or before the first one of a clock that follows."""
+    worker.left = write
+    with contextlib.suppress(KilledError):
+        train(worker, CLOCKS + 1)
+        worker.left = 0
+        worker.clock()
+
+
+def to_the_end(worker):
+    """Train to the end; the clock and the values there."""
+    train(worker, 8)
+    now = worker.now
+    worker.finish()
+    return [now, *worker.table("w").pull().tolist()]
