@@ -29,6 +29,13 @@ from mpips.supervisor.reap import belongs, reap, state_of
 
 LAUNCHER_LOG = "launcher.log"
 _RULE = re.compile(r"^[-=]{40,}\s*$")
+# What Open MPI and MPICH say once a rank has failed. The launcher should end soon after, but the prterun of
+# Open MPI 5.0.11 can lose track of ranks that abort on several hosts and wait for ever, all of them gone.
+_END = re.compile(
+    r"\*\*\* MPI_ERRORS_ARE_FATAL \(|MPI_ABORT was invoked on rank|lost communication with a remote daemon"
+    r"|(?:mpirun|mpiexec|prterun) (?:has exited due to|noticed that process|detected that one or more)"
+    r"|BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES"
+)
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -50,6 +57,7 @@ class Ended:
         out_of_memory: How often the kernel killed a process on this host for want of memory meanwhile.
         status: The last that the scheduler wrote.
         worked_s: For how long ranks were seen at work; 0 where they were not, or only at the end.
+        overdue: The launcher was killed because it did not end after a rank had.
     """
 
     code: int
@@ -64,6 +72,7 @@ class Ended:
     out_of_memory: int = 0
     status: Status | None = None
     worked_s: float = 0.0
+    overdue: bool = False
 
 
 class Attempt:
@@ -88,6 +97,8 @@ class Attempt:
         self._said: list[str] = []
         self._stopped: dict[int, float] = {}
         self._gone: list[int] = []
+        self._told_of_end = False  # set by the listener, once
+        self._overdue = False
         self._ends: dict[int, int] = {}  # rank (-1: the launcher) by pidfd
         self._epoll = select.epoll()
         self._killed_before = _memory_kills()
@@ -172,12 +183,17 @@ class Attempt:
 
     @property
     def is_ending(self) -> bool:
-        """Whether a rank has ended, well or not, or the run is done: the launcher must end soon, too."""
-        words = self._run.attempt(self._generation).glob("words-*.json")
-        return bool(self._gone) or self._run.finished_file.exists() or any(words)
+        """Whether a rank has ended, well or not, or the run is done: the launcher must end soon, too.
 
-    def kill(self) -> None:
-        """End it and all its processes on this host, at once."""
+        Ranks of other hosts are known by their last words and by what the launcher says of them.
+        """
+        words = self._run.attempt(self._generation).glob("words-*.json")
+        known = bool(self._gone) or self._told_of_end
+        return known or self._run.finished_file.exists() or any(words)
+
+    def kill(self, overdue: bool = False) -> None:
+        """End it and all its processes on this host, at once. `overdue`: it should have ended by itself."""
+        self._overdue = overdue
         self._process.kill()
         self._process.wait()
         reap(self._run.path, self._generation)
@@ -232,6 +248,7 @@ class Attempt:
                 self._log.write(raw)
             line = raw.decode(errors="replace")
             self._said.append(line)
+            self._told_of_end = self._told_of_end or bool(_END.search(line))
             held = held or line.startswith("mpips: error:")
             rule = bool(_RULE.match(line))
             if not (held or in_rules or rule):
@@ -279,6 +296,7 @@ class Attempt:
             _memory_kills() - self._killed_before,
             self._last_status(),
             worked_s,
+            self._overdue,
         )
 
 

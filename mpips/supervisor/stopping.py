@@ -154,7 +154,7 @@ def drive(
     while not attempt.wait(0.02):
         now = time.monotonic()
         if requests.poll(at_work) or now >= kill_at:
-            attempt.kill()
+            attempt.kill(overdue=now >= kill_at)
             return ""
         if now < next_look:
             continue

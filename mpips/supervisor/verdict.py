@@ -143,9 +143,11 @@ def _find_death(ended: Ended, own: list[LastWords], words: list[LastWords], logs
         return _by_words(words, ended)
     if ended.code < 0 and any(p.pid == ended.pid for p in ranks):
         return _killed(0, ended.pid, "", -ended.code, ended, logs)
+    tail = "\n".join(ended.said.strip().splitlines()[-12:])
+    if ended.overdue:
+        return Death("a rank ended, nobody said which, and the launcher did not end", details=tail)
     if ended.code < 0:
         return Death(f"the launcher was killed by {signal_name(-ended.code)}")
-    tail = "\n".join(ended.said.strip().splitlines()[-12:])
     return Death(f"the launcher ended with code {ended.code} and nobody said why", details=tail)
 
 

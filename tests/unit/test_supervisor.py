@@ -634,6 +634,31 @@ def test_a_launcher_that_does_not_end_after_its_ranks_is_ended(
     assert not living(case.run_folder)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[node1:00000] *** MPI_ERRORS_ARE_FATAL (processes in this communicator will now abort,",
+        "mpirun has exited due to process rank 3 with PID 0 on node node1 calling",
+        "MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD",
+        "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES",
+    ],
+)
+def test_a_launcher_that_tells_of_an_end_elsewhere_and_stays_is_ended(
+    case: Case, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    from mpips.supervisor import stopping
+
+    # The ranks were on other hosts: no process is seen to end here and none leaves last words.
+    ranks = [{"rank": 0, "role": "worker 0", "host": "node1", "pid": 7}]
+    monkeypatch.setattr(stopping, "ENDING_S", 0.5)
+    began = time.monotonic()
+    hangs = {"say": f"{line}\n", "ranks": ranks, "hang": 600}
+    assert case.run(hangs, {"finish": True}) == 0
+    assert time.monotonic() - began < 60
+    assert "a rank ended, nobody said which, and the launcher did not end" in case.text
+    assert not living(case.run_folder)
+
+
 def test_the_only_rank_of_a_run_is_named(case: Case) -> None:
     # One rank needs no mpirun: the process that was killed is the rank.
     assert case.run({"signal": int(signal.SIGSEGV)}, {"finish": True}) == 0
