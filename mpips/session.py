@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 Main = Callable[[Worker], Any]
+after_run: list[Callable[[Outcome], None]] = []  # called with what `run` returns
 _ALL_ROLES = "scheduler + server 0 + worker 0"
 
 
@@ -182,6 +183,22 @@ def run(
     if comm is None:
         with one_voice():
             launch.refuse_lonely_tasks()
+    outcome = _run(main, tables, settings, comm, verbose, wanted, size)
+    for hear in after_run:
+        hear(outcome)
+    return outcome
+
+
+def _run(
+    main: Main,
+    tables: list[Table],
+    settings: SessionOptions,
+    comm: MPI.Intracomm | None,
+    verbose: bool,
+    wanted: Wanted,
+    size: int,
+) -> Outcome:
+    """In this process or on all ranks of a launch or of `comm`."""
     if size == 1:
         with signals_unwind(), leaves_after_checkpoint():
             saving = wanted.saving(rundir.run_id(new_token()), None)

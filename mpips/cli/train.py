@@ -152,12 +152,7 @@ def configure(job: str, given: Mapping[str, Any], assignments: tuple[str, ...]) 
 def make_report(outcome: Outcome) -> dict[str, Any]:
     """Everything that a run tells, as plain values."""
     result = outcome.value
-    servers, workers = outcome.statistics["servers"], outcome.statistics["workers"]
-    tables = [t for server in servers for t in server["tables"].values()]
     samples = result.samples
-    staleness = [sum(column) for column in zip(*(t["staleness"] for t in tables), strict=True)]
-    while staleness and staleness[-1] == 0:
-        staleness.pop()
     metrics = {k: (v if math.isfinite(v) else None) for k, v in result.metrics.items()}
     return {
         **metrics,
@@ -169,17 +164,7 @@ def make_report(outcome: Outcome) -> dict[str, Any]:
         "samples_per_s": round(samples / max(result.seconds, 1e-9), 1),
         "n_samples": result.n_samples,
         "n_features": result.n_features,
-        "pushed_bytes": sum(w["pushes"]["pushed_bytes"] for w in workers),
-        "pulled_bytes": sum(w["pushes"]["pulled_bytes"] for w in workers),
-        "updates_pushed": sum(w["pushes"]["pushed"] for w in workers),
-        "updates_applied": sum(t["applied"] for t in tables),
-        "updates_rejected": sum(t["rejected"] for t in tables),
-        "updates_scaled": sum(t["scaled"] for t in tables),
-        "updates_compensated": sum(t["compensated"] for t in tables),
-        "updates_late": sum(t["late"] for t in tables),
-        "checkpoint": servers[0].get("checkpoint"),
-        "staleness": staleness,
-        "transports": outcome.transports,
+        **summary.figures(outcome.statistics, outcome.transports),
     }
 
 

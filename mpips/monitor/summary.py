@@ -74,6 +74,30 @@ def setbacks(events: Sequence[Event], end_s: float) -> dict[str, Any]:
     }
 
 
+def figures(statistics: Mapping[str, Any], transports: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """What any job counts, as plain values.
+
+    Args:
+        statistics: Of the job, as `Outcome.statistics`.
+        transports: Name of the transport of each (worker, server) pair, by worker then server.
+    """
+    servers, workers = statistics["servers"], statistics["workers"]
+    tables = [t for server in servers for t in server["tables"].values()]
+    staleness = [sum(column) for column in zip(*(t["staleness"] for t in tables), strict=True)]
+    while staleness and staleness[-1] == 0:
+        staleness.pop()
+    kinds = ("applied", "rejected", "scaled", "compensated", "late")
+    return {
+        "pushed_bytes": sum(w["pushes"]["pushed_bytes"] for w in workers),
+        "pulled_bytes": sum(w["pushes"]["pulled_bytes"] for w in workers),
+        "updates_pushed": sum(w["pushes"]["pushed"] for w in workers),
+        **{f"updates_{kind}": sum(t[kind] for t in tables) for kind in kinds},
+        "checkpoint": servers[0].get("checkpoint"),
+        "staleness": staleness,
+        "transports": [list(row) for row in transports],
+    }
+
+
 def summarize(
     config: JobConfig,
     report: Mapping[str, Any],
@@ -90,12 +114,51 @@ def summarize(
         versions: Of mpips, MPI, HDF5, by name; "" is left out.
         run: The run directory of a supervised run.
     """
+    return {
+        "name": run.path.name if run is not None else config.task,
+        **_of_any_job(config.task, report, ranks, versions, run),
+        "options": differences(config),
+        "train": config.data.train,
+        "test": config.data.test,
+    }
+
+
+def summarize_script(
+    script: str,
+    report: Mapping[str, Any],
+    ranks: Sequence[RankPlace],
+    versions: Mapping[str, str],
+    run: RunFolder,
+) -> dict[str, Any]:
+    """What the run of a script tells at its end: as `summarize`, without data, options and metrics.
+
+    Args:
+        script: Its name.
+        report: See `figures`.
+        ranks: Where every rank was.
+        versions: Of mpips, MPI, HDF5, by name; "" is left out.
+        run: Its run directory; it is finished.
+    """
+    mark = run.finished()
+    return {
+        "name": run.path.name,
+        **_of_any_job(script, report, ranks, versions, run),
+        "steps": mark.step if mark is not None else 0,
+    }
+
+
+def _of_any_job(
+    task: str,
+    report: Mapping[str, Any],
+    ranks: Sequence[RankPlace],
+    versions: Mapping[str, str],
+    run: RunFolder | None,
+) -> dict[str, Any]:
     now = time.time()
     events = run.events() if run is not None else []
     return {
-        "name": run.path.name if run is not None else config.task,
         "run_dir": str(run.path) if run is not None else None,
-        "task": config.task,
+        "task": task,
         "ended": time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(now)),
         "wall_seconds": round(now - run.info().created_s, 3) if run is not None else None,
         "hosts": list(dict.fromkeys(place.host for place in ranks)),
@@ -106,9 +169,6 @@ def summarize(
             **{k: v for k, v in versions.items() if v},
             "Python": platform.python_version(),
         },
-        "options": differences(config),
-        "train": config.data.train,
-        "test": config.data.test,
         "setbacks": setbacks(events, now),
         **report,
     }
@@ -127,23 +187,32 @@ def text(s: Mapping[str, Any]) -> str:
     rows.append(("where", _where(s)))
     libraries = (v if k == "MPI" else f"{k} {v}" for k, v in s["versions"].items())
     rows.append(("versions", ", ".join(libraries)))
-    rows.append(("options", _options(s["options"])))
-    rows.append(("data", _data(s)))
-    rows.append(("trained", _trained(s)))
-    for name in METRICS:
-        if s.get(name) is not None:
-            of = "last epoch of training" if name == "loss" else "test"
-            rows.append((name.replace("_", " "), f"{s[name]:.4f}  ({of})"))
-    if len(s["history"]) > 1:
-        rows.append(("by epoch", _by_epoch(s["history"])))
+    rows += _of_task(s) if "options" in s else [("trained", _steps(s))]
     rows.append(("updates", _updates(s)))
     rows.append(("staleness", staleness_text(s["staleness"])))
     rows.append(("traffic", _traffic(s)))
     if s["run_dir"]:
         rows.append(("restarts", _restarts(s["setbacks"])))
     rows += _checkpoint(s["checkpoint"])
-    title = f"mpips: {s['task']}, {plural(s['epochs'], 'epoch')}, ended {s['ended']}"
+    epochs = f", {plural(s['epochs'], 'epoch')}" if "epochs" in s else ""
+    title = f"mpips: {s['task']}{epochs}, ended {s['ended']}"
     return "\n".join([title, *(line for name, value in rows for line in _row(name, value))])
+
+
+def _of_task(s: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Rows that only a task has, not a script."""
+    rows = [
+        ("options", _options(s["options"])),
+        ("data", _data(s)),
+        ("trained", _trained(s)),
+    ]
+    for name in METRICS:
+        if s.get(name) is not None:
+            of = "last epoch of training" if name == "loss" else "test"
+            rows.append((name.replace("_", " "), f"{s[name]:.4f}  ({of})"))
+    if len(s["history"]) > 1:
+        rows.append(("by epoch", _by_epoch(s["history"])))
+    return rows
 
 
 def metrics_text(metrics: Mapping[str, float | None]) -> str:
@@ -219,8 +288,13 @@ def _trained(s: Mapping[str, Any]) -> str:
     return told
 
 
+def _steps(s: Mapping[str, Any]) -> str:
+    return f"step {s['steps']:,}; {duration(s['wall_seconds'])} since the run was begun"
+
+
 def _updates(s: Mapping[str, Any]) -> str:
-    told = f"{s['updates_pushed']:,} pushed, {s['updates_applied']:,} applied"
+    last = " (last attempt)" if s["setbacks"]["restarts"] else ""
+    told = f"{s['updates_pushed']:,} pushed{last}, {s['updates_applied']:,} applied"
     kinds = ("rejected", "scaled", "compensated", "late")
     return told + "".join(f", {s[f'updates_{k}']:,} {k}" for k in kinds if s[f"updates_{k}"])
 

@@ -12,9 +12,10 @@ import os
 import runpy
 import sys
 
-from mpips import rundir
+from mpips import __version__, rundir, session
 from mpips.cluster import lastwords, launch
 from mpips.errors import ConfigError, MpipsError
+from mpips.monitor import summary
 
 
 def check_script(path: str) -> None:
@@ -55,11 +56,29 @@ def execute(path: str) -> None:
         )
 
 
+def leave_summary(outcome: session.Outcome) -> None:
+    """Write the summary of a job into the run directory, on the rank that keeps its record."""
+    run = rundir.current()
+    if run is None or not outcome.role.startswith("scheduler"):
+        return
+    report = summary.figures(outcome.statistics, outcome.transports)
+    versions = {"mpips": __version__, "MPI": launch.mpi_version()}
+    name = os.path.basename(sys.argv[0])
+    told = summary.summarize_script(name, report, outcome.ranks, versions, run.folder)
+    try:
+        summary.write(run.folder, told)
+    except OSError as error:
+        print(
+            f"mpips: warning: no summary in {run.folder.path}: {error}", file=sys.stderr, flush=True
+        )
+
+
 def main() -> None:
     """Run the program that the command line names; an error of mpips is one sentence and its exit code."""
     sys.argv = sys.argv[1:]
     try:
         lastwords.begin()
+        session.after_run.append(leave_summary)
         execute(sys.argv[0])
     except MpipsError as error:
         lastwords.speak(**lastwords.words_of(error))

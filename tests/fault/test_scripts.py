@@ -40,7 +40,29 @@ def test_a_script_that_is_killed_once_goes_on_in_memory_and_ends_right(tmp_path:
     top = [sys.executable, "-m", "mpips", "top", "--once"]
     with launcher.Launch(top, launcher.site_environment(), 30.0, tmp_path) as shown:
         assert shown.wait() == 0
-        assert "done" in shown.stdout()
+        page = shown.stdout()
+    assert "mpips: scripted.py, ended " in page
+    assert "step 20; " in page
+    assert "1: " in page
+    assert "last cause: " in page
+    assert "killed by SIGKILL" in page
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["updates_applied"] == 40
+    assert "pushed (last attempt), 40 applied" in page
+    assert summary["roles"] == {"scheduler": 1, "server": 1, "worker": 2}
+
+
+def test_a_script_that_was_given_up_goes_on_by_its_run_directory(tmp_path: Path) -> None:
+    arguments = ("--max-restarts", "0", str(SCRIPT), "20", "kill", "--lr", "7")
+    with run(tmp_path, *arguments) as job:
+        assert job.wait() == 1, job.tail()
+        (folder,) = (tmp_path / "runs").iterdir()
+    with run(tmp_path, str(folder)) as job:
+        assert job.wait() == 0, job.tail()
+        found = value(job)
+    assert found["values"] == [-20.0] * 4
+    assert found["first"] == 10
+    assert found["argv"] == ["20", "kill", "--lr", "7"]
 
 
 def test_a_script_that_says_no_position_does_not_go_on_in_memory(tmp_path: Path) -> None:
