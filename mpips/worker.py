@@ -390,7 +390,14 @@ class Worker:
         self.gather(name, b"")
 
     def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
-        """Tell the scheduler of progress: samples and summed loss since the last report."""
+        """Tell the scheduler of progress, for `mpips top` and metrics.jsonl; it does not wait.
+
+        Args:
+            epoch: Under way, from 0.
+            step: Of this worker.
+            samples: Number of samples since the last report.
+            loss_sum: Sum of their losses.
+        """
         self._samples += samples
         self.control.report(epoch, step, samples, loss_sum)
 

@@ -344,6 +344,9 @@ class Supervisor:
     def _conclude(self, generation: int, verdict: Verdict, ended: Ended) -> int | None:
         """Tell and record what became of an attempt; the exit code if it was the last one."""
         if verdict.kind == DONE:
+            if self._failed_at is not None and ended.status is not None:
+                # It was done between two looks.
+                self._tell_recovered(generation, ended.status)
             self._write_status("done", generation, ended.status, "")
             self._settle(generation, verdict.saved)
             n = self._restarts

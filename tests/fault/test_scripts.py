@@ -49,6 +49,9 @@ def test_a_script_that_is_killed_once_goes_on_in_memory_and_ends_right(tmp_path:
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["updates_applied"] == 40
     assert "pushed (last attempt), 40 applied" in page
+    last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["loss"] == 2.0
+    assert last["samples"] % 5 == 0
     assert summary["roles"] == {"scheduler": 1, "server": 1, "worker": 2}
 
 

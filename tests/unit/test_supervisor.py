@@ -675,6 +675,11 @@ def test_too_few_hosts_end_the_run_with_their_reasons(case: Case) -> None:
     assert case.state == "failed"
 
 
+def test_an_attempt_that_is_done_between_two_looks_was_at_work(case: Case) -> None:
+    assert case.run({"words": [{}]}, {"finish": True}) == 0
+    assert "attempt 1 is at work" in case.text
+
+
 def test_a_missing_launcher_is_a_missing_capability(tmp_path: Path) -> None:
     broken = tmp_path / "mpirun"
     broken.write_text("#!/bin/sh\necho strange\n")
