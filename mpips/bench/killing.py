@@ -211,6 +211,8 @@ class Victim:
             if who == "supervisor":
                 self._process.wait()
                 self._process = self._start([str(self._own_path)])
+                # Until it holds the lease, what the files say is about the launch that it is to replace.
+                self._until(functools.partial(self._is_over, generation))
             else:
                 self._again(told)
         return True
