@@ -240,17 +240,16 @@ class DenseHandle(Handle):
             ValueError: Wrong shape, NaN or infinity, or a number that float32 cannot hold.
             StallError: A server has not taken records for the job's timeout.
         """
-        if base is None or not self._name_base(base):
-            return self._push(update, base)
+        # Not a call more than needed on the short way: each takes 4 % of a small push.
+        is_named = base is not None and self._name_base(base)
         try:
-            return self._push(update, base)
+            request = self._push_by_port(update) if self._port is not None else None
+            return request if request is not None else self._push_by_parts(update, base)
         finally:
-            self._unname_base()
+            if is_named:
+                self._unname_base()
 
-    def _push(self, update: Float32, base: Float32 | None) -> Request[PushResult]:
-        request = self._push_by_port(update) if self._port is not None else None
-        if request is not None:
-            return request
+    def _push_by_parts(self, update: Float32, base: Float32 | None) -> Request[PushResult]:
         plain = as_float32("the update", update, self.shape)
         if plain is not update and self._port is not None:
             request = self._push_by_port(plain)
