@@ -107,15 +107,22 @@ def _loss(value: float) -> str:
 def fields(now: Snapshot) -> list[tuple[int, str]]:
     """The parts of the line in their order, each with its weight: the lightest go first for want of room."""
     pushed, pulled = _gigabytes(now.push_bytes_per_s), _gigabytes(now.pull_bytes_per_s)
-    epochs = f"/{now.n_epochs}" if now.n_epochs else ""
-    return [
-        (9, f"{now.share:4.0%}"),
-        (7, f"epoch {now.epoch}{epochs}"),
-        (4, f"step {now.step:,}"),
+    traffic = (1, f"push {pushed} pull {pulled} GB/s")
+    stale = (2, f"staleness {now.staleness:.1f}" if now.staleness is not None else "staleness -")
+    told = [
         (6, f"{short(now.samples_per_s)} samples/s"),
         (5, f"loss {_loss(now.loss)}" if now.loss is not None else "loss -"),
-        (2, f"staleness {now.staleness:.1f}" if now.staleness is not None else "staleness -"),
-        (1, f"push {pushed} pull {pulled} GB/s"),
+    ]
+    if not now.n_epochs:
+        # A script, whose end nobody knows; it may tell of its samples.
+        return [(9, f"step {now.step:,}"), *(told if now.loss is not None else []), stale, traffic]
+    return [
+        (9, f"{now.share:4.0%}"),
+        (7, f"epoch {now.epoch}/{now.n_epochs}"),
+        (4, f"step {now.step:,}"),
+        *told,
+        stale,
+        traffic,
         (8, f"{duration(now.left_s)} left"),
     ]
 
@@ -196,7 +203,7 @@ class LineDisplay:
         width = self._line.width() - 1
         parts = fields(now)
         everything = len(_GAP.join(part for _, part in parts))
-        if width < everything + _BAR + len(_GAP):
+        if not now.n_epochs or width < everything + _BAR + len(_GAP):
             return fit(parts, width)
         filled = round(now.share * _BAR)
         done, left = self._bar[0] * filled, self._bar[1] * (_BAR - filled)

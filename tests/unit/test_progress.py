@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import re
@@ -85,7 +86,7 @@ def test_rates_stay_short(rate: float, text: str) -> None:
 )
 def test_huge_counts_stay_short(number: float, text: str) -> None:
     assert short(number) == text
-    assert f"  {text} samples/s  " in fit(fields(Snapshot(samples_per_s=number)), 300)
+    assert f"  {text} samples/s  " in fit(fields(Snapshot(samples_per_s=number, n_epochs=1)), 300)
 
 
 def test_a_huge_loss_stays_short() -> None:
@@ -102,8 +103,16 @@ def test_no_width_is_overrun_and_the_weightiest_stays(width: int) -> None:
 
 
 def test_unknown_figures_are_dashes() -> None:
-    line = fit(fields(Snapshot()), 200)
+    line = fit(fields(Snapshot(n_epochs=1)), 200)
     assert "loss -  staleness -  push - pull - GB/s  - left" in line
+
+
+def test_a_script_has_no_share_and_samples_only_if_it_tells_of_them() -> None:
+    known = Snapshot(step=1234, push_bytes_per_s=1e9, pull_bytes_per_s=5e8)
+    assert fit(fields(known), 200) == "step 1,234  staleness -  push 1 pull 0.5 GB/s"
+    told = dataclasses.replace(known, samples_per_s=50.0, loss=0.5)
+    assert fit(fields(told), 200).startswith("step 1,234  50 samples/s  loss 0.5000  staleness")
+    assert fit(fields(told), 5) == "step "
 
 
 @pytest.mark.parametrize(
@@ -120,7 +129,7 @@ def lines(steps: list[tuple[float, float]], clock: Time, share: float = 0.0) -> 
     display = PlainDisplay(share, out)
     for seconds, done in steps:
         clock.now += seconds
-        display.update(Snapshot(share=done))
+        display.update(Snapshot(share=done, n_epochs=1))
     return [line.split()[0] for line in out.getvalue().splitlines()]
 
 
