@@ -64,10 +64,13 @@ installed() {
   done | sha256sum | cut -c1-16
 }
 
-# sources: a fingerprint of all that the compiled module is made from.
+# sources: a fingerprint of all that the compiled module is made from, and of the names of the
+# Python modules: an editable installation finds only those that were there when it was made.
 sources() {
-  (cd "$root" && find native pyproject.toml -type f -print0 | LC_ALL=C sort -z |
-    xargs -0 sha256sum | sha256sum | cut -c1-16)
+  (cd "$root" && {
+    find native pyproject.toml -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
+    find mpips -name '*.py' | LC_ALL=C sort
+  } | sha256sum | cut -c1-16)
 }
 
 # --- Steps ---------------------------------------------------------------------------------------

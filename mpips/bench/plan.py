@@ -13,8 +13,8 @@ from mpips.bench.launching import Options, on_ranks
 from mpips.bench.measure import Comparison, Findings
 from mpips.bench.rank.workloads import planned_jobs
 from mpips.bench.report import calibration_path
-from mpips.cluster.launch import n_cores
-from mpips.config import JobConfig
+from mpips.config.schema import JobConfig
+from mpips.mpi.launch import n_cores
 from mpips.plan.planning import make_plan, program_bytes, read_inputs, this_machine
 from mpips.plan.predict import Costs, load_costs
 

@@ -21,18 +21,13 @@ from typing import TypeVar
 import numpy as np
 
 from mpips.bench import kills, scratch
-from mpips.bench.launching import (
-    BenchError,
-    Options,
-    mpi_environment,
-    mpirun_command,
-    on_nodes,
-    why_not_on_nodes,
-)
+from mpips.bench.launching import Options, on_nodes, why_not_on_nodes
 from mpips.bench.measure import Figure, Findings
-from mpips.bench.nodes import Nodes
 from mpips.bench.rank.recovering import FIRST_STEP
-from mpips.rundir import RunFolder, Status
+from mpips.mpi.mpirun import mpi_environment, mpirun_command
+from mpips.rundir.directory import RunFolder, Status
+from mpips.testing.errors import BenchError
+from mpips.testing.nodes import Nodes
 
 Found = TypeVar("Found")
 

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from mpips.bench.machine import describe_machine, versions
 from mpips.bench.measure import Comparison, Findings, spread
+from mpips.doctor.description import describe_machine, versions
 from mpips.errors import CapabilityError
 
 

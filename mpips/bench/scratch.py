@@ -17,9 +17,9 @@ from mpips.bench.launching import Options
 from mpips.bench.measure import Comparison, Figure, Findings
 from mpips.model.consistency import ASP
 from mpips.model.optimizer import SGD, Adam, Optimizer
+from mpips.model.placement import place
 from mpips.model.table import DenseTable, EmbeddingTable, Table
-from mpips.placement import place
-from mpips.server import Life, Server
+from mpips.server.server import Life, Server
 from mpips.transport.region import Regions, new_token
 
 BAR = 0.15

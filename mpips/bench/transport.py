@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mpips.bench.launching import Options, on_nodes, on_ranks, why_not_on_nodes
 from mpips.bench.measure import Findings
-from mpips.bench.nodes import Nodes
 from mpips.errors import CapabilityError
+from mpips.testing.nodes import Nodes
 
 BETWEEN_NODES = (
     "tcp_push_ack_4k_vs_put_flush",

@@ -25,8 +25,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpips import forked
 from mpips.errors import CheckpointError, ConfigError
+from mpips.process import forked
 
 FOLDER = "checkpoints"
 LATEST = "latest"

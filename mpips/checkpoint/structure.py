@@ -23,8 +23,8 @@ import numpy as np
 from mpips import _native
 from mpips.checkpoint.manifest import FORMAT, DatasetEntry, TableEntry
 from mpips.checkpoint.shards import ManifestHead
+from mpips.data.hdf5 import load_hdf5
 from mpips.errors import CapabilityError
-from mpips.hdf5 import load_hdf5
 
 # Datasets of at least a page begin at one: they can be mapped, and no page is written by two tables.
 ALIGNMENT = 4096

@@ -8,9 +8,9 @@ import sys
 import click
 
 from mpips import __version__
-from mpips.cluster import lastwords
-from mpips.cluster.launch import launched_rank, say_and_exit
 from mpips.errors import CapabilityError, MpipsError
+from mpips.mpi import failure_report
+from mpips.mpi.launch import launched_rank, say_and_exit
 
 _COMMANDS = {
     "bench": "mpips.cli.bench",
@@ -55,19 +55,19 @@ def main() -> None:
     Under a launcher every rank meets the same error, so only rank 0 speaks.
     """
     try:
-        lastwords.begin()
+        failure_report.begin()
         code = cli.main(prog_name="mpips", standalone_mode=False)
         if isinstance(code, int) and code:
             sys.exit(code)
     except MpipsError as error:
-        lastwords.speak(**lastwords.words_of(error))
+        failure_report.speak(**failure_report.words_of(error))
         say_and_exit(str(error), error.exit_code)
     except MemoryError as error:
         text = f"out of memory: {error}" if str(error) else "out of memory"
-        lastwords.speak(**lastwords.words_of(CapabilityError(text)))
+        failure_report.speak(**failure_report.words_of(CapabilityError(text)))
         say_and_exit(text, CapabilityError.exit_code)
     except click.ClickException as error:
-        lastwords.speak(
+        failure_report.speak(
             kind="UsageError", message=error.format_message(), exit_code=error.exit_code
         )
         if launched_rank() == 0:

@@ -9,9 +9,9 @@ import textwrap
 
 import click
 
-from mpips import explain
+from mpips.cli import explanations
+from mpips.cli.explanations import Code, Entry
 from mpips.errors import ConfigError
-from mpips.explain import Code, Entry
 from mpips.supervisor.verdict import signal_name
 
 _MOST = 3  # answers to a message
@@ -40,16 +40,16 @@ def command(words: tuple[str, ...]) -> None:
     """
     text = sys.stdin.read() if words == ("-",) else " ".join(words)
     if not text.strip():
-        for code in explain.catalogue()[0]:
+        for code in explanations.catalogue()[0]:
             click.echo(_code(code))
         return
     if text.strip().isdigit():
         click.echo(_all_of(int(text)))
         return
-    if (by_name := explain.of_class(text.strip())) is not None:
+    if (by_name := explanations.of_class(text.strip())) is not None:
         click.echo(_all_of(by_name.number))
         return
-    found = explain.find(text)[:_MOST] or explain.search(text)
+    found = explanations.find(text)[:_MOST] or explanations.search(text)
     if not found:
         raise ConfigError(
             f"nothing is known of {text.strip()[:60]!r}; mpips explain CODE lists the messages of an "
@@ -59,11 +59,11 @@ def command(words: tuple[str, ...]) -> None:
 
 
 def _all_of(number: int) -> str:
-    known = explain.of_code(number)
+    known = explanations.of_code(number)
     if known is None and 128 < number <= 128 + signal.NSIG:
         return _signal(number)
     if known is None:
-        codes = ", ".join(str(code.number) for code in explain.catalogue()[0])
+        codes = ", ".join(str(code.number) for code in explanations.catalogue()[0])
         raise ConfigError(
             f"exit code {number}: mpips has {codes}; above 128 it is 128 and a signal"
         )

@@ -73,7 +73,7 @@ def command(
     """
     # What a rank takes before it has read anything.
     from mpips.bench.report import calibration_path
-    from mpips.hdf5 import keep_mpi_asleep
+    from mpips.data.hdf5 import keep_mpi_asleep
     from mpips.plan import planning, report
     from mpips.plan.predict import load_costs
 

@@ -11,10 +11,10 @@ from typing import Any
 import click
 
 from mpips.cli.train import configure, job_keys, train_options
-from mpips.config import JobConfig, RunConfig, load_config, parse_assignment
+from mpips.config.schema import JobConfig, RunConfig, load_config, parse_assignment
 from mpips.errors import ConfigError
 from mpips.monitor.progress import Display, PlainDisplay, make_display
-from mpips.rundir import RunFolder
+from mpips.rundir.directory import RunFolder
 from mpips.supervisor import hosts as hosts_module
 from mpips.supervisor.hosts import Host, HostPool
 from mpips.supervisor.launcher import cores, find_launcher
@@ -156,8 +156,8 @@ def command(
             raise click.exceptions.Exit(1)
         return
     if existing is None and not script:
-        from mpips.preflight import preflight
-        from mpips.train import rehearse
+        from mpips.training.preflight import preflight
+        from mpips.training.train import rehearse
 
         if dry_run:
             rehearse(config, pool.n_ranks)

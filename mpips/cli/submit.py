@@ -11,10 +11,17 @@ from typing import Any
 import click
 
 from mpips.cli.train import JOB_KEYS, tuning_options
-from mpips.config import load_config, parse_assignment
+from mpips.config.schema import load_config, parse_assignment
 from mpips.monitor.progress import plural
-from mpips.preflight import preflight
-from mpips.submit import TEMPLATES, directives, find_root, make_folder, make_script, submit
+from mpips.supervisor.submit import (
+    TEMPLATES,
+    directives,
+    find_root,
+    make_folder,
+    make_script,
+    submit,
+)
+from mpips.training.preflight import preflight
 
 
 @click.command(short_help="Write a batch script for a job and submit it to Slurm.")

@@ -12,7 +12,7 @@ import click
 
 from mpips.errors import CapabilityError
 from mpips.monitor.top import View, as_dict, find_run, look, page
-from mpips.rundir import RunFolder
+from mpips.rundir.directory import RunFolder
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from mpips import __version__, rundir
+from mpips import __version__
 from mpips.checkpoint import open_checkpoint
-from mpips.cluster import launch
-from mpips.config import JobConfig, load_config, parse_assignment
+from mpips.config.schema import JobConfig, load_config, parse_assignment
 from mpips.errors import CheckpointError
 from mpips.monitor import summary
+from mpips.mpi import launch
+from mpips.rundir import directory
 
 if TYPE_CHECKING:
-    from mpips.session import Outcome
+    from mpips.session.session import Outcome
 
 _PROGRESS = ["auto", "rich", "plain", "none"]
 # Flags of a job by their parameter's name, and the keys that they set.
@@ -95,7 +96,7 @@ def command(
     mpirun -n 6 python -m mpips train logistic --train a.svm --test b.svm --set table.consistency=asp
     """
     config = _in_run(configure(job, job_keys(given), assignments))
-    from mpips.train import rehearse, train
+    from mpips.training.train import rehearse, train
 
     if dry_run:
         rehearse(config)
@@ -115,7 +116,7 @@ def command(
 
 def _in_run(config: JobConfig) -> JobConfig:
     """A supervised job saves into its run directory if it is not told where."""
-    run = rundir.current()
+    run = directory.current()
     if run is None or config.checkpoint.folder:
         return config
     checkpoint = msgspec.structs.replace(config.checkpoint, folder=str(run.folder.checkpoints))
@@ -170,11 +171,11 @@ def make_report(outcome: Outcome) -> dict[str, Any]:
 
 def _conclude(config: JobConfig, outcome: Outcome, report: dict[str, Any], say: bool) -> None:
     """Tell people of the end, and leave it in the run directory of a supervised run."""
-    run = rundir.current()
+    run = directory.current()
     folder = run.folder if run is not None else None
     told = summary.summarize(config, report, outcome.ranks, _versions(report), folder)
     if folder is not None:
-        rundir.replace_json(folder.result_file, report)
+        directory.replace_json(folder.result_file, report)
         summary.write(folder, told)
     if say:
         click.echo(summary.text(told))

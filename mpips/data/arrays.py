@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mpips.data.dataset import DenseData
+from mpips.data.hdf5 import load_hdf5
 from mpips.data.info import Part, describe, narrow
 from mpips.data.options import ReadOptions, Share
 from mpips.errors import DataError
-from mpips.hdf5 import load_hdf5
 
 BLOCK_BYTES = 16 << 20
 

@@ -10,12 +10,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from mpips.bench.launching import mpi_environment, mpirun_command
 from mpips.doctor import verdicts
 from mpips.doctor.finding import Finding, Verdict, failed, warned
 from mpips.doctor.situation import Situation
 from mpips.doctor.stages import BASIC, FAILING, NETWORK, Launch, parse
 from mpips.errors import MpipsError
+from mpips.mpi.mpirun import mpi_environment, mpirun_command
 
 _CARRIED = ("MPIPS_", "OMPI_", "OMP_", "PYTHON", "HDF5_", "MPIR_", "UCX_", "FI_")
 _AGAIN = "mpips doctor --mpi -n {n}   # after mending what stands above"

@@ -9,15 +9,15 @@ import socket
 import subprocess
 import sys
 
-from mpips.cluster.launch import local_size
-from mpips.cluster.roles import default_servers
+from mpips.config.options import SessionOptions
 from mpips.doctor.cleaning import leftovers
 from mpips.doctor.finding import Verdict, failed, passed, warned
 from mpips.doctor.situation import Situation
 from mpips.errors import RegionError
+from mpips.model.placement import place
 from mpips.model.table import EmbeddingTable
-from mpips.options import SessionOptions
-from mpips.placement import place
+from mpips.mpi.launch import local_size
+from mpips.mpi.roles import default_servers
 from mpips.transport.region import MOST_RESERVED, Regions, new_token
 
 _SMALL_SHM = 1 << 30

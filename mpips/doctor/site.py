@@ -7,9 +7,9 @@ import os
 import re
 import sys
 
-from mpips.cluster.launch import launched_size, lonely_tasks
 from mpips.doctor.finding import Verdict, failed, passed, warned
 from mpips.doctor.situation import Situation, dotted
+from mpips.mpi.launch import launched_size, lonely_tasks
 
 _AS_ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT")
 _MCA_PARAMS = "/etc/openmpi/openmpi-mca-params.conf"

@@ -13,9 +13,9 @@ from mpips.monitor.line import LiveLine
 from mpips.monitor.terminal import Terminal, find_terminal
 
 if TYPE_CHECKING:
-    from mpips.course import Course
-    from mpips.panel import Totals
-    from mpips.rundir import Progress
+    from mpips.rundir.directory import Progress
+    from mpips.scheduler.rank_table import Totals
+    from mpips.scheduler.run_progress import Course
 
 PLAIN_INTERVAL_S = 30.0
 PLAIN_SHARE = 0.05

@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from mpips.config import JobConfig
+from mpips.config.schema import JobConfig
 from mpips.monitor.progress import duration, plural
-from mpips.rundir import RankPlace, RunFolder, replace_json
-from mpips.runfiles import Event
+from mpips.rundir.directory import RankPlace, RunFolder, replace_json
+from mpips.rundir.files import Event
 
 _WIDTH = 96
 _MARGIN = 14

@@ -17,8 +17,8 @@ import msgspec
 
 from mpips.errors import ConfigError
 from mpips.monitor.progress import Snapshot, fields, fit
-from mpips.rundir import STALE_S, Lease, RunFolder, Status
-from mpips.runfiles import Event, RankRow
+from mpips.rundir.directory import STALE_S, Lease, RunFolder, Status
+from mpips.rundir.files import Event, RankRow
 
 _QUIET_S = 5.0  # a rank that was last heard of longer ago is marked
 _OVER = ("done", "failed", "stalled", "preempted", "interrupted")

@@ -17,17 +17,17 @@ from mpips.checkpoint.manifest import ShardEntry, WorkerState
 from mpips.checkpoint.plan import Hello, plan_tables
 from mpips.checkpoint.shards import ManifestHead
 from mpips.checkpoint.structure import create_file, hdf5_kind
-from mpips.cluster.roles import Assignment
-from mpips.cuts.shadow import ROOM
+from mpips.config.options import SessionOptions
 from mpips.data import Dataset, SparseData
-from mpips.handles.dense import BOUNCE_BYTES
 from mpips.model.consistency import BSP
+from mpips.model.placement import Placement, embedding_memory
 from mpips.model.table import DenseTable, EmbeddingTable, Table
-from mpips.options import SessionOptions
-from mpips.partner import find_partners
-from mpips.placement import Placement, embedding_memory
+from mpips.mpi.roles import Assignment
 from mpips.plan.rehearsal import Rehearsal
+from mpips.recovery.replica import find_partners
+from mpips.snapshot.copy import ROOM
 from mpips.transport.region import new_token
+from mpips.worker.dense import BOUNCE_BYTES
 
 Int64 = NDArray[np.int64]
 _BOUNCES = 2  # buffers in staging memory of a table whose updates are large

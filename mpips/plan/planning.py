@@ -10,17 +10,17 @@ from typing import Any
 
 import msgspec
 
-from mpips.cluster.roles import Assignment, assign
-from mpips.config import CheckpointConfig, JobConfig
-from mpips.epochs import Inputs
+from mpips.config.schema import CheckpointConfig, JobConfig
 from mpips.errors import ConfigError
+from mpips.model.placement import Placement, place
 from mpips.model.table import EmbeddingTable
-from mpips.placement import Placement, place
+from mpips.mpi.roles import Assignment, assign
 from mpips.plan import needs as need
 from mpips.plan.predict import Costs, Prediction, predict
 from mpips.plan.rehearsal import Rehearsal, rehearse
-from mpips.preflight import preflight
-from mpips.train import OneRank, prepare
+from mpips.training.epochs import Inputs
+from mpips.training.preflight import preflight
+from mpips.training.train import OneRank, prepare
 
 _RANGE_STEPS = 15
 _RANGE_S = 1.5  # seconds of rehearsal for one number of servers

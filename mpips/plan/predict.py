@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpips.cluster.roles import Assignment
 from mpips.errors import ConfigError
 from mpips.model.consistency import BSP
 from mpips.model.table import Table
+from mpips.mpi.roles import Assignment
 from mpips.plan.rehearsal import Rehearsal
 
 # Our name -> (name in the calibration file, its unit, what stands there without one).

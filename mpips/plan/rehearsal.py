@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from mpips.config.options import SessionOptions
 from mpips.data import Dataset, DenseData, SparseBatch, SparseData
-from mpips.epochs import Inputs
-from mpips.options import SessionOptions
 from mpips.plan.stage import Stage, Tally
 from mpips.plan.watching import SeenWorker
-from mpips.train import ready
+from mpips.training.epochs import Inputs
+from mpips.training.train import ready
 
 Int64 = NDArray[np.int64]
 _WARM = 3
@@ -91,7 +91,7 @@ def rehearse(
     The tables are made anew, with their initial values; nothing outlives the call.
 
     Args:
-        inputs: As `mpips.train.prepare` makes them for one process, with all data.
+        inputs: As `mpips.training.train.prepare` makes them for one process, with all data.
         options: Of the session; ring and staging are made by them.
         n_servers: As in the job.
         n_steps: At least one.

@@ -15,15 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpips import _native
+from mpips.config.options import SessionOptions
 from mpips.data import Batch
-from mpips.epochs import Inputs
-from mpips.local import LocalControl
-from mpips.options import SessionOptions
-from mpips.placement import Placement, place
-from mpips.server import Server
+from mpips.model.placement import Placement, place
+from mpips.server.server import Server
+from mpips.session.local import LocalControl
+from mpips.training.epochs import Inputs
 from mpips.transport.channel import LocalChannel
 from mpips.transport.region import Regions, new_token
-from mpips.worker import Worker
+from mpips.worker.worker import Worker
 
 Int64 = NDArray[np.int64]
 _RESERVE = 1 << 36  # address space of a table here; a job takes more, and there may be many servers
@@ -168,7 +168,7 @@ class Stage:
         return value
 
     def step(self, inputs: Inputs, batch: Batch, seen: Any) -> Tally:
-        """One step as mpips.epochs.train_epochs makes it; the task sees `seen` as its worker."""
+        """One step as mpips.training.epochs.train_epochs makes it; the task sees `seen` as its worker."""
         self.tally, self.batch = self.new_tally(), batch
         start = time.perf_counter()
         if batch.n:

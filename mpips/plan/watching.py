@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpips.handles.dense import BOUNCE_BYTES
 from mpips.model.consistency import needs_base
 from mpips.model.table import DenseTable, EmbeddingTable, Table
+from mpips.worker.dense import BOUNCE_BYTES
 
 if TYPE_CHECKING:
     from mpips.plan.stage import Stage

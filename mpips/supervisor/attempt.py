@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mpips.errors import CapabilityError, ConfigError
-from mpips.rundir import RunFolder, Status, replace_json, version_of
+from mpips.rundir.directory import RunFolder, Status, replace_json, version_of
 from mpips.supervisor.hosts import is_here
 from mpips.supervisor.reap import belongs, reap, state_of
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from mpips.cluster.roles import default_servers
 from mpips.errors import ConfigError, MpipsError
 from mpips.monitor.progress import plural
+from mpips.mpi.roles import default_servers
 from mpips.supervisor import reap
 
 PROBE_S = 10.0

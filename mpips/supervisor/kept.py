@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpips.rundir import RunFolder
+from mpips.rundir.directory import RunFolder
 from mpips.supervisor.hosts import clear, is_here
 from mpips.supervisor.lease import LeaseHolder
 from mpips.supervisor.reap import Memory, forget, keep, reap, segments

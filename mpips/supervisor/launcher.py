@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpips.cluster.launch import n_cores
 from mpips.errors import CapabilityError
+from mpips.mpi.launch import n_cores
 from mpips.supervisor.hosts import Host, Layout
 
 # What ranks on other hosts see of this process's environment.

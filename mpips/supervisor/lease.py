@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 
 from mpips.errors import ConfigError, MpipsError
-from mpips.rundir import STALE_S, Lease, RunFolder, replace_json, version_of
+from mpips.rundir.directory import STALE_S, Lease, RunFolder, replace_json, version_of
 
 RENEW_S = 2.0
 _WATCH_S = 0.2  # between two looks at the lease of another host

@@ -12,10 +12,12 @@ import os
 import runpy
 import sys
 
-from mpips import __version__, rundir, session
-from mpips.cluster import lastwords, launch
+from mpips import __version__
 from mpips.errors import ConfigError, MpipsError
 from mpips.monitor import summary
+from mpips.mpi import failure_report, launch
+from mpips.rundir import directory
+from mpips.session import session
 
 
 def check_script(path: str) -> None:
@@ -47,7 +49,7 @@ def execute(path: str) -> None:
     except SystemExit as error:
         if error.code not in (None, 0):
             raise
-    run = rundir.current()
+    run = directory.current()
     # Rank 0 schedules, and marks the run as finished before its `mpips.run` returns.
     if run is not None and launch.launched_rank() == 0 and run.folder.finished() is None:
         raise ConfigError(
@@ -58,7 +60,7 @@ def execute(path: str) -> None:
 
 def leave_summary(outcome: session.Outcome) -> None:
     """Write the summary of a job into the run directory, on the rank that keeps its record."""
-    run = rundir.current()
+    run = directory.current()
     if run is None or not outcome.role.startswith("scheduler"):
         return
     report = summary.figures(outcome.statistics, outcome.transports)
@@ -77,11 +79,11 @@ def main() -> None:
     """Run the program that the command line names; an error of mpips is one sentence and its exit code."""
     sys.argv = sys.argv[1:]
     try:
-        lastwords.begin()
+        failure_report.begin()
         session.after_run.append(leave_summary)
         execute(sys.argv[0])
     except MpipsError as error:
-        lastwords.speak(**lastwords.words_of(error))
+        failure_report.speak(**failure_report.words_of(error))
         launch.say_and_exit(str(error), error.exit_code)
 
 

@@ -16,9 +16,9 @@ import signal
 import time
 from collections.abc import Callable
 
-from mpips import early
-from mpips.cluster.signals import ONE_SIGNAL_S, name_of
-from mpips.rundir import Status
+from mpips.mpi import early_signals
+from mpips.mpi.signals import ONE_SIGNAL_S, name_of
+from mpips.rundir.directory import Status
 from mpips.supervisor.attempt import Attempt
 
 ENDING_S = 30.0  # from the first sign of an end to that of the launcher
@@ -40,7 +40,7 @@ class Signals:
         """Take them over, and a SIGUSR1 that came before."""
         for number in (*_PASSED_ON, *_ENDING):
             self._old[number] = signal.signal(number, lambda n, frame: self._seen.append(n))
-        if early.take():
+        if early_signals.take():
             self._seen.append(signal.SIGUSR1)
         return self
 

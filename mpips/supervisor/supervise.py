@@ -15,12 +15,12 @@ from typing import TypeVar
 
 import msgspec
 
-from mpips.cluster.signals import name_of
-from mpips.config import JobConfig
-from mpips.cuts.triggers import SUPERVISED_EVERY_S
+from mpips.config.schema import JobConfig
+from mpips.config.triggers import SUPERVISED_EVERY_S
 from mpips.errors import ConfigError, MpipsError
 from mpips.monitor.progress import Snapshot
-from mpips.rundir import (
+from mpips.mpi.signals import name_of
+from mpips.rundir.directory import (
     FULL,
     GENERATION,
     RUN_DIR,
@@ -29,7 +29,7 @@ from mpips.rundir import (
     Status,
     replace_json,
 )
-from mpips.runfiles import Event
+from mpips.rundir.files import Event
 from mpips.supervisor import hosts as hosts_module
 from mpips.supervisor import launcher as launching
 from mpips.supervisor.attempt import LAUNCHER_LOG, Attempt, Ended

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import msgspec
 
-from mpips.cluster import lastwords
-from mpips.cluster.lastwords import LastWords
-from mpips.rundir import RankPlace
+from mpips.mpi import failure_report
+from mpips.mpi.failure_report import LastWords
+from mpips.rundir.directory import RankPlace
 from mpips.supervisor.attempt import LAUNCHER_LOG, Ended
 
 DONE = "done"
@@ -103,7 +103,7 @@ def judge(ended: Ended, finished: bool, logs: Path) -> Verdict:
     words = read_words(logs)
     if ended.code == 75 or any(w.exit_code == 75 for w in words):
         # Other exits with this code, say of the task itself, have not been after a checkpoint.
-        saved = any(w.kind == lastwords.LEAVING for w in words)
+        saved = any(w.kind == failure_report.LEAVING for w in words)
         return Verdict(PREEMPTED, 75, saved=saved)
     if ended.interrupted:
         return Verdict(INTERRUPTED, 128 + ended.interrupted)

@@ -26,8 +26,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from mpips import _native, forked
+from mpips import _native
 from mpips.errors import RegionError
+from mpips.process import forked
 
 SHM = Path("/dev/shm")
 PREFIX = "mpips"

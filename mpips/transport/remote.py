@@ -11,7 +11,7 @@ number, checksum), because a get may see bytes of two stores; an old answer that
 less than is known.
 
 Large dense pushes do not pass through the mirror: they are put from the caller's array into the worker's
-area, and small records that say where they lie follow them (mpips.handles.area).
+area, and small records that say where they lie follow them (mpips.transport.area_push).
 
 Dense pull: block versions, values, block versions again; blocks whose two readings differ (or that were
 being written) are read again.

@@ -64,7 +64,7 @@ def test_the_two_sided_server_applies_every_push(tmp_path: Path) -> None:
 import sys
 import numpy as np
 from mpips.bench.rank.two_sided_rows import RowClient, RowServer
-from mpips.cluster.launch import load_mpi
+from mpips.mpi.launch import load_mpi
 
 comm = load_mpi()
 keys = np.random.default_rng(0).permutation(50)[:20]

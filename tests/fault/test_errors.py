@@ -72,7 +72,7 @@ def test_what_run_refuses_is_printed_once(what: str) -> None:
 
 def test_what_run_refuses_on_one_rank_only_is_printed_with_the_rank() -> None:
     code = (
-        "import mpips; from mpips.cluster.launch import launched_rank as r;"
+        "import mpips; from mpips.mpi.launch import launched_rank as r;"
         "mpips.run(print, [mpips.DenseTable('w', (4,))], **({'timeout': 3} if r() == 2 else {}))"
     )
     with launch(3, [sys.executable, "-c", code], timeout=30.0) as job:
@@ -112,7 +112,7 @@ def test_a_small_shm_is_an_error_and_not_a_bus_error() -> None:
 
 def test_ranks_with_different_tables_are_refused() -> None:
     code = (
-        "import mpips; from mpips.cluster.launch import launched_rank as r;"
+        "import mpips; from mpips.mpi.launch import launched_rank as r;"
         "mpips.run(print, [mpips.DenseTable('a', (1 + r() // 2,))])"
     )
     with launch(4, [sys.executable, "-c", code], timeout=30.0) as job:

@@ -1,4 +1,4 @@
-"""The matrix of faults (mpips/bench/matrix.py): a fixed sample of it, and every update counts once.
+"""The matrix of faults (mpips/testing/matrix.py): a fixed sample of it, and every update counts once.
 
 One run of a job has two faults or three, one after the other. To run one again: its id names it, and the
 order of the sample is always the same.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from mpips.bench import beside, kills, matrix
+from mpips.bench import kills
+from mpips.testing import beside, matrix
 
 SAMPLE = matrix.sample()
 

@@ -11,7 +11,7 @@ import launcher
 import numpy as np
 import pytest
 
-from mpips.config import load_config
+from mpips.config.schema import load_config
 from mpips.plan.needs import steps_per_epoch
 from mpips.plan.planning import Hardware, Plan, make_plan, read_inputs
 from mpips.plan.predict import FIGURES, Costs

@@ -55,4 +55,6 @@ def test_a_rank_whose_read_never_returns_is_named() -> None:
         assert job.wait() == 124, job.tail()
         text = job.stderr()
     assert "start-up (reading the training data): worker 0 (rank 2 on" in text, text
-    assert text.count("mpips: error:") == 1, text
+    # More than one rank only where the launcher has not ended the others yet; all say the same.
+    said = [line for line in text.splitlines() if line.startswith("mpips: error:")]
+    assert len({line.partition("start-up")[2] for line in said}) == 1, text

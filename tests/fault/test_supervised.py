@@ -17,7 +17,7 @@ import supervised
 from supervised import Run, alive, content, made_data, start
 
 from mpips.checkpoint import find_newest, list_checkpoints
-from mpips.rundir import replace_json
+from mpips.rundir.directory import replace_json
 
 # 5 ranks: scheduler, two servers, two workers. 22 clocks an epoch, a checkpoint every 30.
 SHAPE = ["-n", "5", "--servers", "2"]

@@ -16,7 +16,7 @@ import pytest
 from playing import SIZE, Played, Session
 
 import mpips
-from mpips.cluster.launch import load_mpi
+from mpips.mpi.launch import load_mpi
 
 if TYPE_CHECKING:
     from mpi4py import MPI

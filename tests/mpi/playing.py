@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpips.cluster.launch import launched_size
+from mpips.mpi.launch import launched_size
 
 SIZE = launched_size()
 

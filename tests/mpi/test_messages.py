@@ -12,8 +12,8 @@ import pytest
 from mpi4py import MPI
 from playing import SIZE
 
-from mpips.cluster.control import Client
 from mpips.errors import ProtocolError
+from mpips.mpi.control import Client
 from mpips.transport.p2p import INLINE_BYTES, TAG_HEAD, P2pMemory, P2pService, Question
 
 PUT, GET, ASK = 1, 2, 3

@@ -24,7 +24,7 @@ from mpips import (
     TransportError,
     Worker,
 )
-from mpips.cluster.cluster import Cluster
+from mpips.mpi.cluster import Cluster
 
 several_ranks = pytest.mark.mpi(min_size=2)
 several_workers = pytest.mark.mpi(min_size=5)
@@ -34,7 +34,7 @@ several_workers = pytest.mark.mpi(min_size=5)
 def shared_memory(comm: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
     """Names in /dev/shm of this test's sessions; other jobs of this user may be running."""
     mark = comm.bcast(secrets.token_hex(8))
-    monkeypatch.setattr("mpips.cluster.cluster.new_token", lambda: mark + secrets.token_hex(8))
+    monkeypatch.setattr("mpips.mpi.cluster.new_token", lambda: mark + secrets.token_hex(8))
 
     def names() -> list[str]:
         return sorted(path.name for path in Path("/dev/shm").glob(f"mpips-*-{mark}*"))

@@ -16,7 +16,7 @@ def test_pids_mean_something_within_their_own_namespace_only(
 ) -> None:
     from mpi4py import MPI
 
-    from mpips.cluster import topology
+    from mpips.mpi import topology
 
     # As if every second rank were in a container of its own.
     monkeypatch.setattr(topology, "pid_space", lambda: 7 + comm.rank % 2)
@@ -31,7 +31,7 @@ def test_ranks_of_one_namespace_see_each_other(
 ) -> None:
     from mpi4py import MPI
 
-    from mpips.cluster.topology import find_topology, pid_space
+    from mpips.mpi.topology import find_topology, pid_space
 
     found = find_topology(comm, MPI.Request.Wait)
     parallel_assert(comm, pid_space() > 0, "no namespace")

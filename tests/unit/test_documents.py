@@ -17,20 +17,20 @@ from training import made_data
 
 import mpips
 from mpips.cli import cli
-from mpips.config import load_config
+from mpips.config.options import SessionOptions
+from mpips.config.schema import load_config
 from mpips.data import DataInfo
 from mpips.doctor.checks import CHECKS
 from mpips.doctor.finding import Finding, as_line
 from mpips.monitor import summary
 from mpips.monitor.progress import Snapshot, fields, fit
 from mpips.monitor.top import HEADINGS
-from mpips.options import SessionOptions
-from mpips.preflight import preflight
-from mpips.rundir import RunFolder
+from mpips.rundir.directory import RunFolder
 from mpips.supervisor.attempt import Ended
 from mpips.supervisor.block import Newest, failure_block
 from mpips.supervisor.verdict import Death, Verdict
 from mpips.tasks import TASKS
+from mpips.training.preflight import preflight
 
 BLOCKS = [block for path in DOCUMENTS for block in blocks(path)]
 

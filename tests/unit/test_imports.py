@@ -1,4 +1,4 @@
-"""The layers of the package: lower ones never import higher ones, and nothing is loaded too early."""
+"""The layers of the package: folders import downwards only, and nothing is loaded too early."""
 
 from __future__ import annotations
 
@@ -15,61 +15,31 @@ import mpips
 ROOT = Path(mpips.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
-# Longest prefix wins; a module may import its own layer and those below.
-LAYERS = {
-    "_native": 0,
-    "kernels": 0,
-    "errors": 0,
-    "early": 0,
-    "explain": 0,
-    "forked": 0,
-    "hdf5": 0,
-    "model": 1,
-    "data": 1,
-    "options": 1,  # plain values
-    "rundir": 1,
-    "runfiles": 1,
-    "course": 1,
-    "config": 1,
-    "overrides": 1,
-    "placement": 1,
-    "calling": 4,
-    "requests": 1,
-    "cluster": 2,
-    "transport": 2,
-    "checkpoint": 3,
-    "handles": 4,
-    "cuts": 4,
-    "worker": 4,
-    "server": 4,
-    "scheduler": 4,
-    "chronicle": 4,
-    "panel": 4,
-    "local": 4,
-    "memory": 4,
-    "partner": 4,
-    "saving": 4,
-    "job": 4,
-    "takeover": 4,
-    "ending": 4,
-    "links": 4,
-    "session": 4,
-    "tasks": 5,
-    "integrations": 5,
-    "monitor": 5,
-    "preflight": 6,
-    "epochs": 6,
-    "train": 6,
-    "resume": 6,
-    "submit": 6,
-    "supervisor": 6,
-    "cli": 6,
-    "bench": 6,
-    "doctor": 6,
-    "plan": 6,
-    "__main__": 6,
-    "": 6,  # the package itself gives users everything
-}
+# From the ground up. A folder imports those before it, and none of its own row or of a later one.
+LAYERS = [
+    ["errors", "_native"],
+    ["kernels", "process"],
+    ["model"],
+    ["data"],
+    ["config", "rundir"],
+    ["transport"],
+    ["mpi", "checkpoint"],
+    ["server"],
+    ["recovery"],
+    ["snapshot"],
+    ["scheduler"],
+    ["worker"],
+    ["session"],
+    ["tasks", "monitor"],
+    ["training"],
+    ["supervisor"],
+    ["testing", "plan", "doctor"],
+    ["bench"],
+    ["cli"],
+    ["__main__"],
+]
+LEVEL = {name: level for level, row in enumerate(LAYERS) for name in row}
+BESIDE_FOLDERS = {"__init__.py", "__main__.py", "_native.pyi", "errors.py", "py.typed"}
 
 
 def name_of(path: Path) -> str:
@@ -77,17 +47,16 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def layer_of(name: str) -> int:
-    first = name.partition(".")[0]
-    assert first in LAYERS, f"mpips.{name} has no layer; add it to the test and to the style guide"
-    return LAYERS[first]
+def dotted(path: Path) -> str:
+    """The name of a test: "mpi" alone would be taken for the marker of pytest-mpi."""
+    return f"mpips.{name_of(path)}"
 
 
-def imports(path: Path, at_start: bool = False) -> Iterator[str]:
-    """Modules that a file imports, but for type checking; `at_start`: when it is imported."""
+def imports(path: Path, at_start: bool = False, types: bool = False) -> Iterator[str]:
+    """Modules that a file imports; `at_start`: when it is imported; `types`: for type checking too."""
 
     def walk(node: ast.AST) -> Iterator[str]:
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test) and not types:
             for other in node.orelse:
                 yield from walk(other)
             return
@@ -106,36 +75,51 @@ def imports(path: Path, at_start: bool = False) -> Iterator[str]:
     yield from walk(ast.parse(path.read_text()))
 
 
-def is_module(name: str) -> bool:
-    base = ROOT.parent / Path(*name.split("."))
-    return base.with_suffix(".py").is_file() or (base / "__init__.py").is_file()
+def folder_of(name: str) -> str:
+    """The folder of mpips that a dotted name lies in; "": it is of the package itself."""
+    first = name.removeprefix("mpips.").partition(".")[0] if name.startswith("mpips.") else ""
+    return first if first in LEVEL or (ROOT / first).is_dir() else ""
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_no_module_imports_a_higher_layer(path: Path) -> None:
-    mine = layer_of(name_of(path))
-    for name in imports(path):
-        if name.startswith("mpips.") and (is_module(name) or name == "mpips._native"):
-            assert layer_of(name.removeprefix("mpips.")) <= mine, f"{path} imports {name}"
+def test_the_package_holds_folders_and_five_files() -> None:
+    files = {path.name for path in ROOT.iterdir() if path.is_file()}
+    assert {name for name in files if not name.startswith("_native.cpython")} == BESIDE_FOLDERS
+    folders = {path.name for path in ROOT.iterdir() if path.is_dir()} - {"__pycache__"}
+    assert folders == set(LEVEL) - {"errors", "_native", "__main__"}
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_only_cluster_transport_and_job_import_mpi(path: Path) -> None:
-    allowed = name_of(path).split(".")[0] in ("cluster", "transport", "job", "ending", "links")
+@pytest.mark.parametrize("path", FILES, ids=dotted)
+def test_folders_import_downwards_only(path: Path) -> None:
+    mine = folder_of(f"mpips.{name_of(path)}")
+    if mine:
+        for name in imports(path, types=True):
+            other = folder_of(name)
+            if other and other != mine:
+                assert LEVEL[other] < LEVEL[mine], f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("*/__init__.py")), ids=dotted)
+def test_every_folder_says_what_it_is(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+@pytest.mark.parametrize("path", FILES, ids=dotted)
+def test_mpi_is_imported_only_where_it_is_used(path: Path) -> None:
+    allowed = folder_of(f"mpips.{name_of(path)}") in ("mpi", "transport", "session")
     # `hdf5` loads mpi4py without starting MPI: HDF5 must find the right library.
-    allowed = allowed or name_of(path).startswith(("bench.rank", "doctor.rank", "hdf5"))
+    allowed = allowed or name_of(path).startswith(("bench.rank", "doctor.rank", "data.hdf5"))
     assert allowed or not any(name.split(".")[0] == "mpi4py" for name in imports(path))
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
+@pytest.mark.parametrize("path", FILES, ids=dotted)
 def test_hdf5_is_imported_in_one_place_and_lazily(path: Path) -> None:
     at_start = [n for n in imports(path, at_start=True) if n.split(".")[0] == "h5py"]
     anywhere = [n for n in imports(path) if n.split(".")[0] == "h5py"]
     assert not at_start
-    assert not anywhere or name_of(path) == "hdf5"
+    assert not anywhere or name_of(path) == "data.hdf5"
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
+@pytest.mark.parametrize("path", FILES, ids=dotted)
 def test_no_module_unpickles_or_evaluates(path: Path) -> None:
     names = {name.split(".")[0] for name in imports(path)}
     assert not names & {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
@@ -158,8 +142,8 @@ def loaded_after(code: str) -> set[str]:
     "code",
     [
         "import mpips",
-        "import mpips.cluster.launch",
-        "import mpips.tasks, mpips.data, mpips.train",
+        "import mpips.mpi.launch",
+        "import mpips.tasks, mpips.data, mpips.training.train",
         "import mpips.checkpoint, mpips.checkpoint.compare, mpips.checkpoint.export",
         "import mpips.doctor.checks, mpips.doctor.launches",
         "import mpips; mpips.run(lambda w: None, [mpips.DenseTable('w', (1,))])",

@@ -299,15 +299,23 @@ def test_a_failed_step_shows_the_end_of_its_log_and_leaves_no_stamp(machine: Mac
     assert not list((machine.root / ".venv/.mpips").glob("stamp*"))
 
 
-def test_sources_change_with_any_file_of_native(machine: Machine) -> None:
-    (machine.root / "native").mkdir()
+def test_sources_change_with_any_file_of_native_and_any_module_that_comes_or_goes(
+    machine: Machine,
+) -> None:
+    for folder in ("native", "mpips"):
+        (machine.root / folder).mkdir(exist_ok=True)
     (machine.root / "pyproject.toml").touch()
     seen = [machine.call("sources").stdout]
     (machine.root / "native/new.cpp").touch()
     seen.append(machine.call("sources").stdout)
     (machine.root / "native/new.cpp").write_text("int x;")
+    seen.append(machine.call("sources").stdout)
+    (machine.root / "mpips/new.py").touch()
+    seen.append(machine.call("sources").stdout)
+    (machine.root / "mpips/new.py").write_text("x = 1")
     seen += [machine.call("sources").stdout] * 2
-    assert len(set(seen)) == 3
+    assert len(set(seen)) == 4
+    assert seen[-1] == seen[-3]
 
 
 def test_a_foreign_folder_called_venv_is_left_alone(machine: Machine) -> None:
@@ -469,7 +477,7 @@ def test_a_single_job_has_the_run_folder_that_was_given(tmp_path: Path) -> None:
 
 
 def test_no_message_sends_anybody_to_an_index_that_has_no_mpips() -> None:
-    texts = [*ROOT.glob("mpips/**/*.py"), ROOT / "mpips/messages.txt", ROOT / "README.md"]
+    texts = [*ROOT.glob("mpips/**/*.py"), ROOT / "mpips/cli/messages.txt", ROOT / "README.md"]
     texts += [*ROOT.glob("jobs/*"), *ROOT.glob("native/CMakeLists.txt")]
     wrong = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"

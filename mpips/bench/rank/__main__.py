@@ -10,7 +10,7 @@ import msgspec
 
 from mpips.bench.launching import Options
 from mpips.bench.rank.ranks import Ranks
-from mpips.cluster import launch
+from mpips.mpi import launch
 
 
 def main() -> None:

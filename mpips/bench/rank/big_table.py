@@ -14,9 +14,9 @@ from mpips.bench.launching import Options
 from mpips.bench.measure import Comparison, Figure, Findings
 from mpips.bench.rank.processes import memory
 from mpips.bench.rank.ranks import Ranks
-from mpips.placement import embedding_memory
+from mpips.model.placement import embedding_memory
 from mpips.transport.region import SHM
-from mpips.worker import Worker
+from mpips.worker.worker import Worker
 
 N_SERVERS, DIM = 2, 16
 _BATCH = 1 << 15

@@ -13,7 +13,7 @@ from mpips.bench.measure import Figure, Findings
 from mpips.bench.rank.processes import cpu_seconds, memory, proportional
 from mpips.bench.rank.ranks import Ranks
 from mpips.model.table import Table
-from mpips.worker import Worker
+from mpips.worker.worker import Worker
 
 DENSE, KEYS, DIM = 16_384, 4096, 8
 

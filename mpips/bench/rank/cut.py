@@ -21,7 +21,7 @@ import mpips
 from mpips.bench.launching import Options
 from mpips.bench.measure import Comparison, Figure, Findings, typical_seconds
 from mpips.bench.rank.ranks import Ranks
-from mpips.worker import Worker
+from mpips.worker.worker import Worker
 
 _LARGE = 64 << 20  # floats: 256 MiB
 _SMALL = 16384

@@ -22,7 +22,7 @@ from mpips.bench.launching import Options
 from mpips.bench.measure import Comparison, Findings
 from mpips.bench.rank import two_sided_rows
 from mpips.bench.rank.ranks import Ranks
-from mpips.worker import Worker
+from mpips.worker.worker import Worker
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]

@@ -12,7 +12,7 @@ from mpips.bench.launching import Options
 from mpips.bench.measure import Comparison, Figure, Findings
 from mpips.bench.rank.processes import cpu_seconds
 from mpips.bench.rank.ranks import Ranks
-from mpips.worker import Worker
+from mpips.worker.worker import Worker
 
 N_SERVERS = 2
 _SETTLE_S = 0.5

@@ -19,16 +19,16 @@ import numpy as np
 from mpips.bench.launching import Options
 from mpips.bench.measure import Comparison, Figure, Findings
 from mpips.bench.rank.ranks import Ranks
-from mpips.cluster.cluster import Cluster
-from mpips.job import Job
+from mpips.config.options import SessionOptions
 from mpips.model.consistency import ASP, BSP
 from mpips.model.optimizer import SGD
 from mpips.model.partition import LayerPartition
 from mpips.model.table import DenseTable, Table
-from mpips.options import SessionOptions
-from mpips.rundir import GENERATION, RUN_DIR, Lease, RunFolder, replace_json
-from mpips.saving import Saving
-from mpips.worker import Worker
+from mpips.mpi.cluster import Cluster
+from mpips.recovery.saving import Saving
+from mpips.rundir.directory import GENERATION, RUN_DIR, Lease, RunFolder, replace_json
+from mpips.session.job import Job
+from mpips.worker.worker import Worker
 
 BYTES = 64 << 10
 MODES: dict[str, int | None] = {"none": None, "sync": 0, "lag": 1024}

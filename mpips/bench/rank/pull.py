@@ -11,7 +11,7 @@ from mpips.bench.measure import Comparison, Findings, rates, seconds_per_call
 from mpips.bench.rank.ranks import Ranks
 from mpips.bench.rank.sides import BASELINE, CALLS, Sides
 from mpips.bench.rank.two_sided import TwoSidedClient
-from mpips.worker import Worker
+from mpips.worker.worker import Worker
 
 
 def run(ranks: Ranks, options: Options) -> Findings | None:

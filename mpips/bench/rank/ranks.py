@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 import mpips
 from mpips.model.table import Table
-from mpips.worker import Worker
+from mpips.worker.worker import Worker
 
 
 class Ranks:

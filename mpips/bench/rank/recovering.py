@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from mpips import rundir
 from mpips.data.dataset import Batch
 from mpips.data.info import DataInfo
 from mpips.model.optimizer import Adagrad
 from mpips.model.table import DenseTable, Table
+from mpips.rundir import directory
 from mpips.tasks import StepResult, Task
 from mpips.tasks.base import Float32, Worker
 
@@ -34,9 +34,9 @@ class Recovering(Task):
     def step(self, worker: Worker, batch: Batch) -> StepResult:
         """See Task."""
         self._steps += 1
-        run = rundir.current()
+        run = directory.current()
         if self._steps == 2 and worker.index == 0 and run is not None:
-            rundir.replace_json(run.logs / FIRST_STEP, time.time())
+            directory.replace_json(run.logs / FIRST_STEP, time.time())
         w = worker.table("w").pull()
         time.sleep(_PAUSE_S)
         worker.table("w").push(w * 0 + 1)

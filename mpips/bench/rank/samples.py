@@ -9,8 +9,8 @@ from mpips.bench.launching import Options
 from mpips.bench.measure import Figure, Findings
 from mpips.bench.rank.ranks import Ranks
 from mpips.bench.rank.workloads import job_config, session, timed_epochs, w6a_file
-from mpips.epochs import Inputs
-from mpips.worker import Worker
+from mpips.training.epochs import Inputs
+from mpips.worker.worker import Worker
 
 
 def run(ranks: Ranks, options: Options) -> Findings | None:

@@ -12,7 +12,7 @@ from mpips.bench.rank.two_sided import TwoSidedClient, two_sided
 from mpips.model.consistency import ASP
 from mpips.model.optimizer import SGD
 from mpips.model.table import DenseTable
-from mpips.worker import Worker
+from mpips.worker.worker import Worker
 
 KIB, MIB = 1 << 10, 1 << 20
 CALLS = {4 * KIB: 20000, 64 * KIB: 5000, 4 * MIB: 200, 64 * MIB: 16}

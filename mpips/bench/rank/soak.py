@@ -13,11 +13,11 @@ from mpips.bench.launching import Options
 from mpips.bench.measure import Figure, Findings
 from mpips.bench.rank.processes import memory, open_files, shared_memory
 from mpips.bench.rank.ranks import Ranks
-from mpips.cluster.cluster import Cluster
-from mpips.job import Job
+from mpips.config.options import SessionOptions
 from mpips.model.table import Table
-from mpips.options import SessionOptions
-from mpips.worker import Worker
+from mpips.mpi.cluster import Cluster
+from mpips.session.job import Job
+from mpips.worker.worker import Worker
 
 _SAMPLES = 40
 _WARM_SHARE = 0.1  # of the time: until every buffer has met its largest use

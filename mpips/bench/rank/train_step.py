@@ -15,14 +15,14 @@ from mpips.bench.measure import Comparison, Findings
 from mpips.bench.plain import PlainLogistic, PlainMlp
 from mpips.bench.rank.ranks import Ranks
 from mpips.bench.rank.workloads import SEED, Timed, job_config, session, timed_epochs, w6a_file
-from mpips.config import JobConfig
+from mpips.config.schema import JobConfig
 from mpips.data import Loader
-from mpips.epochs import Inputs
 from mpips.model.optimizer import FTRL, Adagrad
 from mpips.model.table import DenseTable
 from mpips.tasks.logistic import LogisticOptions
 from mpips.tasks.mlp import MlpOptions
-from mpips.worker import Worker
+from mpips.training.epochs import Inputs
+from mpips.worker.worker import Worker
 
 
 def run(ranks: Ranks, options: Options) -> Findings | None:

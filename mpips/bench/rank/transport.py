@@ -22,7 +22,7 @@ from mpips.bench.rank.ranks import Ranks
 from mpips.model.consistency import ASP
 from mpips.model.optimizer import SGD
 from mpips.model.table import DenseTable, EmbeddingTable, Table
-from mpips.worker import Worker
+from mpips.worker.worker import Worker
 
 SMALL, LARGE = 4 << 10, 16 << 20  # bytes
 ROWS, DIM = 10_000, 64

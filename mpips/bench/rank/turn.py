@@ -10,7 +10,7 @@ import mpips
 from mpips.bench.launching import Options
 from mpips.bench.measure import Figure, Findings
 from mpips.bench.rank.ranks import Ranks
-from mpips.worker import Worker
+from mpips.worker.worker import Worker
 
 
 def run(ranks: Ranks, options: Options) -> Findings | None:

@@ -13,14 +13,14 @@ import msgspec
 import numpy as np
 
 from mpips.bench.rank.ranks import Ranks
-from mpips.cluster.cluster import Cluster
-from mpips.config import DataConfig, JobConfig, TrainConfig
+from mpips.config.options import SessionOptions
+from mpips.config.schema import DataConfig, JobConfig, TrainConfig
 from mpips.data import Cursor
-from mpips.epochs import Inputs, Result, train_epochs
-from mpips.job import Job
-from mpips.options import SessionOptions
-from mpips.train import prepare, ready
-from mpips.worker import Worker
+from mpips.mpi.cluster import Cluster
+from mpips.session.job import Job
+from mpips.training.epochs import Inputs, Result, train_epochs
+from mpips.training.train import prepare, ready
+from mpips.worker.worker import Worker
 
 BATCH = 256
 SEED = 0

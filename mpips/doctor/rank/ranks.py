@@ -25,12 +25,12 @@ import numpy as np
 
 import mpips
 from mpips import DenseTable, EmbeddingTable
-from mpips.bench.machine import versions
-from mpips.cluster import launch
-from mpips.cluster.exchange import exchange
+from mpips.doctor.description import versions
 from mpips.doctor.situation import library_name
 from mpips.doctor.stages import MARK, Word
 from mpips.model.table import Table
+from mpips.mpi import launch
+from mpips.mpi.exchange import exchange
 from mpips.transport.region import SHM
 
 _TAG = 11
@@ -188,7 +188,7 @@ class Rank:
     def do_hdf5(self) -> dict[str, Any]:
         """Write a file together and read it back."""
         from mpips.checkpoint.structure import hdf5_kind
-        from mpips.hdf5 import load_hdf5
+        from mpips.data.hdf5 import load_hdf5
 
         kinds = exchange(self.comm, hdf5_kind())
         if set(kinds) != {"parallel"}:

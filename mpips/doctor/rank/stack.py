@@ -31,13 +31,13 @@ def main() -> None:
     stack = Stack(ended="it ended while it looked at h5py")
     # What Python itself had to load before this module counts as well.
     start = time.perf_counter()
-    import mpips.train  # noqa: F401
+    import mpips.training.train  # noqa: F401
 
     stack.import_s = time.perf_counter() - start
     stack.quiet = "mpi4py" not in sys.modules
     _say(stack)
     from mpips.checkpoint.structure import hdf5_kind
-    from mpips.hdf5 import load_hdf5
+    from mpips.data.hdf5 import load_hdf5
 
     stack.hdf5 = hdf5_kind()
     if stack.hdf5 != "none":
@@ -59,7 +59,7 @@ def main() -> None:
     stack.libraries = _loaded()
     stack.ended = "it ended while it initialised MPI"
     _say(stack)
-    from mpips.cluster.launch import load_mpi
+    from mpips.mpi.launch import load_mpi
 
     load_mpi()
     stack.initialized, stack.libraries, stack.ended = True, _loaded(), ""

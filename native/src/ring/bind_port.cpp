@@ -53,7 +53,7 @@ struct BoundPort {
   }
 };
 
-// A push that is under way; see mpips.requests.Request. `owner` is the handle that made it: it
+// A push that is under way; see mpips.worker.requests.Request. `owner` is the handle that made it: it
 // waits longer than a moment, and knows whom to blame.
 class PushRequest {
  public:

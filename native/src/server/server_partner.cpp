@@ -33,7 +33,7 @@
 //
 // One thread calls all this and `drain`; the words of a ring that concern the partner are its own.
 // The worker reads `received` (one writer, release) to know, before it ticks, that its pushes are
-// safe; see mpips/partner/__init__.py.
+// safe; see mpips/recovery/replica.py.
 namespace mpips {
 namespace {
 

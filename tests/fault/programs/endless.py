@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 import mpips
-from mpips.cluster.launch import launched_rank
+from mpips.mpi.launch import launched_rank
 
 ready = Path(sys.argv[1])
 options = json.loads(sys.argv[2])

@@ -6,8 +6,8 @@ planned.py TASK DATA BATCH SERVERS [WIDTH]: one line of JSON from the first work
 import json
 import sys
 
-from mpips.config import load_config
-from mpips.train import train
+from mpips.config.schema import load_config
+from mpips.training.train import train
 
 task, data, batch, servers, *width = sys.argv[1:]
 overrides = [

@@ -3,8 +3,8 @@
 import sys
 import time
 
-from mpips import train
-from mpips.cluster import launch
+from mpips.mpi import launch
+from mpips.training import train
 
 how, seconds, timeout_s = sys.argv[1], float(sys.argv[2]), sys.argv[3]
 read = train.read

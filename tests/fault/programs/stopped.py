@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import mpips
-from mpips.cluster import launch
+from mpips.mpi import launch
 
 place, late, timeout_s = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 folder = Path(sys.argv[4])
@@ -26,7 +26,7 @@ if place == "mpi":
     stop()
     launch.load_mpi(timeout_s)
 launch.load_mpi()
-from mpips.cluster import cluster  # noqa: E402
+from mpips.mpi import cluster  # noqa: E402
 
 
 class Stopping(cluster.Cluster):

@@ -7,7 +7,7 @@ import numpy as np
 from mpi4py import MPI
 
 import mpips
-from mpips.cluster import control
+from mpips.mpi import control
 from mpips.transport.p2p import P2pMemory
 
 

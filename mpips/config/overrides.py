@@ -1,0 +1,177 @@
+"""What a job's configuration changes in the tables of its task."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from mpips.config.schema import JobConfig, TableConfig
+from mpips.errors import ConfigError
+from mpips.model.consistency import (
+    ASP,
+    BSP,
+    MODELS,
+    SSP,
+    Consistency,
+    Policy,
+    parse_policy,
+    unknown_name,
+)
+from mpips.model.optimizer import Optimizer, PythonRule
+from mpips.model.optimizer import from_config as optimizer_from_config
+from mpips.model.partition import FrequencyPartition, Partition
+from mpips.model.table import EmbeddingTable, Table, check_tables
+
+MEASURED = "frequency"
+
+
+def merged(common: TableConfig, own: TableConfig) -> TableConfig:
+    """`own` where it says something, else `common`."""
+    values = {
+        name: getattr(own, name) if getattr(own, name) is not None else getattr(common, name)
+        for name in TableConfig.__struct_fields__
+    }
+    if common.optimizer is not None and own.optimizer is not None and not has_name(own.optimizer):
+        below = (
+            {"name": common.optimizer} if isinstance(common.optimizer, str) else common.optimizer
+        )
+        assert isinstance(own.optimizer, dict)
+        values["optimizer"] = {**below, **own.optimizer}
+    return TableConfig(**values)
+
+
+def has_name(optimizer: str | dict[str, Any]) -> bool:
+    """Return True if this replaces a table's optimizer, False if it changes values of the one there."""
+    return isinstance(optimizer, str) or "name" in optimizer
+
+
+def apply_overrides(
+    tables: Sequence[Table], config: JobConfig, measured: FrequencyPartition | None
+) -> list[Table]:
+    """The task's tables with what [table] and [tables.NAME] say.
+
+    Args:
+        measured: The training data's key frequencies, where a table asks for them.
+
+    Raises:
+        ConfigError: A table that does not exist, an impossible combination.
+    """
+    names = {t.name for t in tables}
+    for name in config.tables:
+        if name not in names:
+            raise unknown_name("table", name, dict.fromkeys(names))
+    result = []
+    for table in tables:
+        try:
+            result.append(_override(table, _of(table.name, config), measured))
+        except ConfigError as error:
+            named = str(error).startswith("table ")
+            raise error if named else ConfigError(f"table {table.name!r}: {error}") from None
+    check_tables(result)
+    return result
+
+
+def asks_for_measurement(config: JobConfig) -> bool:
+    """True if some table is to be partitioned by measured frequency."""
+    return any(t.partition == MEASURED for t in (config.table, *config.tables.values()))
+
+
+def _of(name: str, config: JobConfig) -> TableConfig:
+    return merged(config.table, config.tables.get(name, TableConfig()))
+
+
+def _override(table: Table, options: TableConfig, measured: FrequencyPartition | None) -> Table:
+    changes: dict[str, Any] = {}
+    if options.optimizer is not None:
+        changes["optimizer"] = _optimizer(options.optimizer, table.optimizer)
+    changes["consistency"] = parse_consistency(options, table.consistency)
+    if options.partition is not None:
+        changes["partition"] = _partition(table, options.partition, measured)
+    for name in ("init", "clip_norm", "check_finite"):
+        if getattr(options, name) is not None:
+            changes[name] = getattr(options, name)
+    return dataclasses.replace(table, **changes)
+
+
+def _optimizer(
+    value: str | dict[str, Any], default: Optimizer | PythonRule
+) -> Optimizer | PythonRule:
+    if isinstance(value, str) or has_name(value):
+        return optimizer_from_config(value)
+    if isinstance(default, PythonRule):
+        key, given = next(iter(value.items()))
+        raise ConfigError(
+            f"{key} = {given}: the optimizer is a PythonRule, which has no options; give the optimizer a name"
+        )
+    return optimizer_from_config({"name": default.name, **dataclasses.asdict(default), **value})
+
+
+def _partition(
+    table: Table, value: str | dict[str, Any], measured: FrequencyPartition | None
+) -> Partition:
+    if value != MEASURED:
+        return Partition.from_config(value)
+    if isinstance(table, EmbeddingTable):
+        if measured is None:
+            raise ConfigError(
+                f"table {table.name!r}: partition 'frequency' needs sparse training data to measure"
+            )
+        return measured
+    # Tasks push every dense table once per step.
+    return FrequencyPartition(updates={table.name: 1.0})
+
+
+# Where an option belongs.
+_HOMES = {
+    "reduce": "BSP",
+    "backup": "BSP",
+    "bound": "SSP",
+    "policy": "SSP and ASP",
+    "max_staleness": "policy 'reject'",
+    "lambda_": "policy 'compensate'",
+}
+
+
+def parse_consistency(options: TableConfig, default: Consistency) -> Consistency:
+    """The consistency model that the options describe.
+
+    Raises:
+        ConfigError: An unknown name, or an option that the model does not have.
+    """
+    model = options.consistency if options.consistency is not None else default.name
+    if model not in MODELS:
+        raise unknown_name("consistency", model, MODELS)
+    allowed = {"bsp": {"reduce", "backup"}, "ssp": {"bound", "policy"}, "asp": {"policy"}}[model]
+    if options.policy == "reject":
+        allowed = allowed | {"max_staleness"}
+    if options.policy == "compensate":
+        allowed = allowed | {"lambda_"}
+    for option in ("reduce", "backup", "bound", "policy", "max_staleness", "lambda_"):
+        value = getattr(options, option)
+        if value is not None and option not in allowed:
+            raise ConfigError(
+                f"{option} = {value!r} applies only to {_HOMES[option]}: remove it "
+                f"({model.upper()} takes {' and '.join(sorted(allowed))})"
+            )
+    same = default if default.name == model else MODELS[model]()
+    if isinstance(same, BSP):
+        return BSP(
+            reduce=options.reduce if options.reduce is not None else same.reduce,
+            backup=options.backup if options.backup is not None else same.backup,
+        )
+    policy = _policy(options, same.policy)
+    if isinstance(same, SSP):
+        return SSP(options.bound if options.bound is not None else same.bound, policy)
+    return ASP(policy)
+
+
+def _policy(options: TableConfig, default: Policy) -> Policy:
+    if options.policy is None:
+        return default
+    settings: dict[str, Any] = {}
+    if options.max_staleness is not None:
+        settings["max_staleness"] = options.max_staleness
+    if options.lambda_ is not None:
+        settings["lambda_"] = options.lambda_
+    return parse_policy(options.policy, settings)

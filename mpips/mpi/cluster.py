@@ -1,0 +1,205 @@
+"""The ranks of a job: who is where, who is what, and how they agree at start-up."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import traceback
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import TracebackType
+from typing import Any, NoReturn, TypeVar
+
+from mpi4py import MPI
+
+from mpips import errors
+from mpips.errors import MpipsError, StallError
+from mpips.mpi.attendance import Attendance
+from mpips.mpi.exchange import exchange
+from mpips.mpi.roles import Assignment, assign
+from mpips.mpi.siblings import process_state
+from mpips.mpi.topology import Topology, find_topology
+from mpips.mpi.watchdog import Watchdog
+from mpips.rundir import directory
+from mpips.transport.region import is_kept, new_token, unlink_job
+
+Value = TypeVar("Value")
+
+
+class Cluster:
+    """A communicator of its own with a role for every rank. Making one is collective.
+
+    Attributes:
+        comm: Duplicate of the communicator given; owned.
+        token: Names this job's regions; the same on every rank.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, n_servers: int | None, timeout_s: float) -> None:
+        """Find out who shares a node and assign roles.
+
+        Raises:
+            ConfigError: The number of servers does not fit the number of ranks (on every rank).
+        """
+        self.rank = comm.Get_rank()
+        self.size = comm.Get_size()
+        run = directory.current()
+        self.token = new_token() if run is None else run.token
+        self.watchdog = Watchdog(f"rank {self.rank}", timeout_s, self.last_rites)
+        self.watchdog.start()
+        self._given, self._timeout_s = comm, timeout_s
+        meeting = "the beginning, where all ranks meet"
+        try:
+            first = Attendance(comm, timeout_s, self._late_name, self._give_up)
+            self.comm, request = comm.Idup()
+            first.wait(request, meeting)
+            self._attendance = Attendance(self.comm, timeout_s, self._late_name, self._give_up)
+            with self.watchdog.guard("start-up, where ranks of a node find each other,"):
+                self.topology: Topology = find_topology(self.comm, self._waiting(meeting))
+            self.token = exchange(self.comm, self.token, self._waiting(meeting))[0]
+            t = self.topology
+            self.assignment: Assignment = assign(t.node_of, t.node_names, n_servers)
+        except BaseException as error:
+            self._leave(error)
+            raise
+
+    def __enter__(self) -> Cluster:
+        """A block in which the cluster is used; collective at both ends."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self._leave(error)
+
+    @property
+    def is_scheduler(self) -> bool:
+        """True on the scheduler's rank."""
+        return self.rank == self.assignment.scheduler
+
+    @property
+    def server(self) -> int | None:
+        """This rank's server index, or None."""
+        servers = self.assignment.servers
+        return servers.index(self.rank) if self.rank in servers else None
+
+    @property
+    def worker(self) -> int | None:
+        """This rank's worker index, or None."""
+        workers = self.assignment.workers
+        return workers.index(self.rank) if self.rank in workers else None
+
+    def name_of(self, rank: int) -> str:
+        """A rank as errors call it."""
+        a = self.assignment
+        return f"{a.roles_of(rank)} (rank {rank} on {a.node_names[a.node_of[rank]]})"
+
+    def agree(self, what: str, work: Callable[[], Value], lengthy: bool = False) -> list[Value]:
+        """Do `work` on every rank and learn everyone's result. Collective, blocking; start-up only.
+
+        An error on any rank is raised on every rank, so that nobody waits for those who failed.
+
+        Args:
+            what: For the error of a start-up that hangs.
+            work: Returns something that msgpack holds.
+            lengthy: The work makes no MPI call, and may take longer than the job's timeout: it reads files.
+
+        Raises:
+            MpipsError: The first rank's error, naming the rank if not all have it.
+        """
+        cause: Exception | None = None
+        watched = self._attendance.lengthy(_show_life) if lengthy else nullcontext()
+        try:
+            with watched:
+                mine: dict[str, Any] = {"value": work()}
+        except MpipsError as error:
+            mine = {"error": str(error), "kind": type(error).__name__}
+        except MemoryError as error:
+            mine = {"error": f"out of memory while {what}: {error}", "kind": "CapabilityError"}
+        except Exception as error:
+            text = "".join(traceback.format_exception(error)).rstrip()
+            mine = {"error": f"{type(error).__name__}: {error}\n{text}", "kind": "MpipsError"}
+            cause = error
+        rows = exchange(self.comm, mine, self._waiting(what, lengthy))
+        failed = [(r, row) for r, row in enumerate(rows) if "error" in row]
+        if not failed:
+            return [row["value"] for row in rows]
+        rank, row = failed[0]
+        same = len({r["error"] for _, r in failed}) == 1 and len(failed) > 1
+        prefix = "" if same else f"{self.name_of(rank)}: "
+        kind = getattr(errors, row["kind"], MpipsError)
+        raise kind(prefix + row["error"]) from cause
+
+    def duplicate(self, what: str) -> MPI.Intracomm:
+        """A duplicate of the communicator. Collective, blocking; start-up only; `what` is for errors."""
+        comm, request = self.comm.Idup()
+        self._attendance.wait(request, what)
+        return comm
+
+    def arrive(self, what: str) -> None:
+        """Wait until all ranks have come here. Collective, blocking; start-up only."""
+        self._attendance.wait(self.comm.Ibarrier(), what)
+
+    def _waiting(self, what: str, lengthy: bool = False) -> Callable[[MPI.Request], None]:
+        return lambda request: self._attendance.wait(request, what, lengthy)
+
+    def _late_name(self, rank: int) -> str:
+        """A rank as errors call it, also before there are roles."""
+        if not hasattr(self, "assignment"):
+            return f"rank {rank}"
+        t, name = self.topology, self.name_of(rank)
+        here = t.node_of[rank] == t.node_of[self.rank]
+        state = process_state(t.pids[rank]) if here else ""
+        return f"{name}, pid {t.pids[rank]}{state and ', ' + state}"
+
+    def _give_up(self, message: str, late: int) -> NoReturn:
+        """End this process alone: the others cannot come to agree on an error."""
+        who = self.name_of(self.rank) if hasattr(self, "assignment") else f"rank {self.rank}"
+        # The run directory counts ranks of the launch.
+        group, world = self._given.Get_group(), MPI.COMM_WORLD.Get_group()
+        about = MPI.Group.Translate_ranks(group, [late], world)[0]
+        self.watchdog.leave(f"{who}: {message}", about if about >= 0 else late)
+
+    def last_rites(self) -> None:
+        """Remove this job's names from /dev/shm of this node, unless the next launch of a run may want
+        them. Makes no MPI call."""
+        if not is_kept(self.token):
+            unlink_job(self.token)
+
+    def ignore_signals(self) -> None:
+        """Let SIGTERM and SIGINT do nothing any more: this rank is about to leave by itself."""
+        self.watchdog.stop()
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_IGN)
+
+    def abort(self, code: int) -> None:
+        """End all ranks. Does not return."""
+        self.last_rites()
+        self.comm.Abort(code)
+
+    def close(self) -> None:
+        """Free the communicator. Collective; call it only when every rank does."""
+        with self.watchdog.guard("freeing the communicator"):
+            self.comm.Free()
+        self.watchdog.stop()
+
+    def _leave(self, error: BaseException | None) -> None:
+        """Close where every rank does: at the end, or with an error that all have agreed on."""
+        if isinstance(error, StallError):
+            # A wait that ran out is no error that all have agreed on: leave alone, and not by MPI.
+            self.watchdog.leave(str(error), self.rank)
+        if error is None or isinstance(error, MpipsError):
+            self.close()
+        else:
+            self.watchdog.stop()
+
+
+def _show_life() -> None:
+    """Tell the supervisor, if there is one, that the job starts up and makes progress."""
+    run = directory.current()
+    if run is not None:
+        run.show_life()

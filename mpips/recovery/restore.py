@@ -1,0 +1,61 @@
+"""Fill a server's shards from a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from mpips.checkpoint import Checkpoint, open_checkpoint
+from mpips.checkpoint.start import check_start
+from mpips.errors import ConfigError
+from mpips.model.placement import Placement
+from mpips.model.table import EmbeddingTable, Table
+from mpips.server.server import Server
+
+
+def restore(server: Server, placement: Placement, tables: Sequence[Table], start: Path) -> None:
+    """Fill a server's shards from a checkpoint, whatever shape of job wrote it. Local, blocking.
+
+    Raises:
+        CheckpointError: It cannot be read.
+        ConfigError: It does not hold these tables.
+        RegionError: /dev/shm is too small for its rows.
+    """
+    with open_checkpoint(start) as checkpoint:
+        check_start(checkpoint, tables)
+        for i, table in enumerate(tables):
+            entry = checkpoint.manifest.table(table.name)
+            server.core.set_steps_before(i, entry.version)
+            if isinstance(table, EmbeddingTable):
+                _restore_rows(server, checkpoint, i, table, placement)
+                continue
+            part = next((p for p in placement.dense[table.name] if p.server == server.index), None)
+            if part is None:
+                continue
+            values, state = checkpoint.read_dense(table.name, part.start, part.stop)
+            server.core.set_dense(i, values)
+            for slot, name in enumerate(table.optimizer.state_names):
+                server.core.set_dense_state(i, slot, state[name])
+
+
+def _restore_rows(
+    server: Server, checkpoint: Checkpoint, i: int, table: EmbeddingTable, placement: Placement
+) -> None:
+    partitioner = placement.partitioners[table.name]
+    blocks = checkpoint.iter_rows(table.name, partitioner, server.index)
+    while True:
+        try:
+            block = next(blocks, None)
+        except KeyError as error:
+            raise ConfigError(
+                f"{checkpoint.path}: table {table.name!r}: {error.args[0]}; choose a partition that "
+                "takes all keys of the checkpoint"
+            ) from None
+        if block is None:
+            return
+        columns = [block.values, *(block.state[name] for name in table.optimizer.state_names)]
+        if block.steps is not None:
+            columns.append(block.steps.view(np.float32).reshape(-1, 1))
+        server.core.load_rows(i, block.keys, np.ascontiguousarray(np.hstack(columns)))

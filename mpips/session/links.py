@@ -1,0 +1,194 @@
+"""The ways between workers and servers of one job: window, messages, channels, staging memory.
+
+Made once at start-up, by all ranks together, and given back together. In between each rank uses its own end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from mpi4py import MPI
+
+from mpips.config.options import SessionOptions
+from mpips.model.placement import Placement
+from mpips.mpi.cluster import Cluster
+from mpips.recovery.memory import At
+from mpips.recovery.takeover import resume
+from mpips.server.server import Server
+from mpips.transport.channel import Channel
+from mpips.transport.connect import Connector
+from mpips.transport.p2p import P2pService
+from mpips.transport.region import attach
+from mpips.transport.rma import make_window
+
+
+class Progress:
+    """Enters MPI on a server, whose core calls it: windows over a network advance only then.
+
+    It knows nothing of the job. What a core holds cannot be seen by the collector of cycles, so nothing
+    here may lead back to the server.
+
+    Attributes:
+        service: Serves messages of remote workers; None until there are channels.
+        remote: Whether there are remote workers.
+    """
+
+    def __init__(self) -> None:
+        """Nobody is connected yet."""
+        self.service: P2pService | None = None
+        self.remote = False
+
+    def __call__(self) -> int:
+        """Messages served."""
+        return self.service.poll() if self.remote and self.service is not None else 0
+
+
+class Links:
+    """This rank's ends. Opening and closing is collective over the cluster's ranks.
+
+    Attributes:
+        channels: Of a worker, one a server.
+        transports: Of each worker, the transport to each server.
+        notes: What a user should know of the choice.
+        progress: For this rank's server.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        options: SessionOptions,
+        placement: Placement,
+        n_tables: int,
+        skips_clocks: bool,
+        generation: int,
+        idle: Callable[[], None],
+    ) -> None:
+        """Nothing is open yet.
+
+        Args:
+            cluster: All ranks.
+            options: Of the job.
+            placement: What lies where.
+            n_tables: Number of tables.
+            skips_clocks: There are backup workers, so a worker may pass over clocks.
+            generation: Number of this launch.
+            idle: Called by a worker while it waits for a message to be taken.
+        """
+        self._cluster = cluster
+        self._options = options
+        self._placement = placement
+        self._n_tables = n_tables
+        self._skips_clocks = skips_clocks
+        self._generation = generation
+        self._idle = idle
+        self._window: MPI.Win | None = None
+        self._comm: MPI.Intracomm | None = None
+        self.channels: list[Channel] = []
+        self.transports: list[list[str]] = []
+        self.notes: list[str] = []
+        self.progress = Progress()
+
+    def open(
+        self,
+        server: Server | None,
+        at: Sequence[Sequence[At]],
+        staging: Callable[[int], str] | None,
+        oversubscribed: bool,
+    ) -> None:
+        """Connect all workers with all servers; blocks.
+
+        Args:
+            server: This rank's.
+            at: Of each server, each worker's position, if they go on in memory.
+            staging: Names the part that is a worker's staging memory; None: there is none.
+            oversubscribed: There are more ranks than cores on this node.
+
+        Raises:
+            MpipsError: On every rank, what went wrong on any of them.
+        """
+        c = self._cluster
+        region = server.region if server is not None else None
+        memory = region.view(0, region.n_bytes, True) if region is not None else None
+        if self._options.transport != "p2p":
+            c.arrive("making the MPI window")
+            with c.watchdog.guard("making the MPI window"):
+                self._window = make_window(c.comm, memory)
+        self._comm = comm = c.duplicate("connecting workers and servers")
+        rows = c.agree(
+            "connecting workers and servers", lambda: self._connect(comm, at, oversubscribed)
+        )
+        workers = c.assignment.workers
+        self.transports = [rows[r]["names"] for r in workers]
+        self.notes = [note for r in workers for note in rows[r]["notes"]]
+        c.agree(
+            "attaching the workers' staging memory", lambda: self._attach(comm, server, staging)
+        )
+
+    def _connect(
+        self, comm: MPI.Intracomm, at: Sequence[Sequence[At]], oversubscribed: bool
+    ) -> dict[str, list[str]]:
+        c, a = self._cluster, self._cluster.assignment
+        if c.worker is None:
+            return {"names": [], "notes": []}
+        connector = Connector(
+            worker=c.worker,
+            name=c.name_of(c.rank),
+            transport=self._options.transport,
+            token=c.token,
+            window=self._window,
+            p2p_comm=comm,
+            n_workers=len(a.workers),
+            n_tables=self._n_tables,
+            checksums=self._options.checksums,
+            oversubscribed=oversubscribed,
+            timeout_s=self._options.timeout_s,
+            guard=c.watchdog.guard,
+            idle=self._idle,
+            generation=self._generation,
+        )
+        for s, rank in enumerate(a.servers):
+            same = a.node_of[rank] == a.node_of[c.rank]
+            layout = self._placement.layouts[s]
+            channel = connector.connect(s, c.name_of(rank), rank, same, layout)
+            if at:
+                resume(channel, at[s][c.worker], self._skips_clocks)
+            self.channels.append(channel)
+        return {"names": [channel.name for channel in self.channels], "notes": connector.notes}
+
+    def _attach(
+        self, comm: MPI.Intracomm, server: Server | None, staging: Callable[[int], str] | None
+    ) -> None:
+        if server is None:
+            return
+        c, layout = self._cluster, server.layout
+        mailboxes = {}
+        for w, row in enumerate(self.transports):
+            start = layout.mailbox_offset(w)
+            stop = start + layout.geometry.mailbox_bytes + layout.area_bytes(w)
+            mailboxes[c.assignment.workers[w]] = (start, stop)
+            if row[server.index] != "shm":
+                self.progress.remote = True
+            elif staging is not None:
+                server.core.set_staging(w, attach(c.token, staging(w), 0))
+        view = server.region.view(0, server.region.n_bytes, True)
+        self.progress.service = P2pService(
+            comm, view, mailboxes, layout.geometry.said_bytes, c.watchdog.guard
+        )
+
+    def describe(self) -> str:
+        """Which transports there are between how many pairs, for people."""
+        names = sorted({name for row in self.transports for name in row})
+        counts = {n: sum(row.count(n) for row in self.transports) for n in names}
+        pairs = ", ".join(f"{n} for {k} pair{'s' if k != 1 else ''}" for n, k in counts.items())
+        return f"transport: {pairs}"
+
+    def close(self) -> None:
+        """Give back window and communicator. Collective, also where opening has failed."""
+        if self._window is not None:
+            self._window.Unlock_all()
+            self._window.Free()
+        if self._comm is not None:
+            self._comm.Free()
+        self._window = self._comm = None
+        self.channels.clear()
+        self.progress.service = None

@@ -1,0 +1,260 @@
+"""Embedded mode: scheduler, server and worker in one process, one thread, no MPI."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mpips import _native
+from mpips.checkpoint.start import newest_name
+from mpips.config.options import SessionOptions
+from mpips.model.placement import Placement, place
+from mpips.model.table import Table
+from mpips.mpi.messages import (
+    Agreed,
+    Ask,
+    Evaluated,
+    Figures,
+    Heartbeat,
+    Message,
+    Saved,
+    Taken,
+    ToWorker,
+)
+from mpips.mpi.pending import PendingCut
+from mpips.mpi.signals import TerminatedError, Told
+from mpips.mpi.watchdog import watching
+from mpips.process import forked
+from mpips.recovery.restore import restore
+from mpips.recovery.saving import Saving
+from mpips.scheduler.rank_table import Panel
+from mpips.scheduler.recorder import Chronicle
+from mpips.server.server import Server
+from mpips.session.calling import call
+from mpips.snapshot.coordinator import Conductor
+from mpips.snapshot.server_part import Keeper
+from mpips.transport.channel import LocalChannel
+from mpips.transport.region import Regions, new_token
+from mpips.worker.worker import Worker, needs_common_clock
+
+
+class LocalControl:
+    """The scheduler's part where there is one worker: a gather is what that worker gave."""
+
+    def __init__(
+        self,
+        on_report: Callable[[int, int, int, float], None] | None = None,
+        chronicle: Chronicle | None = None,
+        panel: Panel | None = None,
+    ) -> None:
+        """`on_report(epoch, clock, samples, loss_sum)` shows progress; `chronicle` records it."""
+        self.state = "computing"
+        self.clock = 0
+        self.cut = PendingCut()
+        self.conductor: Conductor | None = None
+        self._on_report = on_report
+        self._chronicle = chronicle
+        self._panel = panel
+        self._parts: dict[str, bytes] = {}
+
+    def poll(self) -> None:
+        """Nothing arrives from anywhere; checkpoints become due."""
+        if self.conductor is not None:
+            self.conductor.hear(0, self.clock)
+            self.conductor.poll()
+        if self._panel is not None:
+            self._panel.look()
+        if self._chronicle is not None:
+            if self.conductor is not None:
+                self._chronicle.saved(self.conductor.statistics.get("path", ""))
+            self._chronicle.look({0: self.clock})
+
+    def hurry(self) -> None:
+        """See mpips.worker.worker.ControlPlane."""
+
+    def tell(self, message: Message) -> None:
+        """See mpips.worker.worker.ControlPlane."""
+        if isinstance(message, Evaluated) and self._panel is not None:
+            self._panel.evaluated(message)
+        if self.conductor is None:
+            return
+        if isinstance(message, Ask):
+            self.conductor.ask(message)
+        elif isinstance(message, Agreed):
+            self.conductor.agreed(0, message)
+
+    def take(self, worker: int, message: ToWorker) -> None:
+        """A message of the conductor to the worker."""
+        answer = self.cut.take(message, self.clock)
+        if answer is not None:
+            self.tell(answer)
+
+    def contribute(self, name: str, payload: bytes, everyone: bool) -> None:
+        """See mpips.worker.worker.ControlPlane."""
+        self._parts[name] = payload
+
+    def take_gathered(self, name: str) -> list[bytes] | None:
+        """See mpips.worker.worker.ControlPlane."""
+        return [self._parts.pop(name)]
+
+    def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
+        """See mpips.worker.worker.ControlPlane."""
+        if self._chronicle is not None:
+            self._chronicle.report(epoch, samples, loss_sum)
+        if self._on_report is not None:
+            self._on_report(epoch, self.clock, samples, loss_sum)
+
+
+class LocalKeeping:
+    """Checkpoints where all roles are in one process: the same parts, called one by the other."""
+
+    def __init__(
+        self,
+        saving: Saving,
+        options: SessionOptions,
+        tables: Sequence[Table],
+        control: LocalControl,
+    ) -> None:
+        """`connect` comes before anything else."""
+        self._saving = saving
+        self._options = options
+        self._tables = tables
+        self._control = control
+
+    def connect(self, server: Server, placement: Placement) -> None:
+        """Make the server's part, and the scheduler's if checkpoints are wanted."""
+        timeout_s = self._options.timeout_s
+        self.keeper = Keeper(
+            self._saving, server, placement, self._tables, 1, None, timeout_s, self._said
+        )
+        if self._saving.folder is None:
+            return
+        self._control.conductor = Conductor(
+            self._saving.triggers,
+            needs_common_clock(self._tables),
+            self._saving.steps_before,
+            1,
+            1,
+            self._control.take,
+            self.keeper.take,
+            timeout_s,
+        )
+
+    def _said(self, message: Message) -> None:
+        conductor = self._control.conductor
+        assert conductor is not None
+        if isinstance(message, Taken):
+            conductor.taken(0, message)
+        elif isinstance(message, Saved):
+            conductor.saved(0, message)
+
+    def poll(self, ask: Ask | None) -> bool:
+        """A bounded piece of what there is to do; True: it did something."""
+        conductor = self._control.conductor
+        if conductor is None:
+            return False
+        if ask is not None:
+            conductor.ask(ask)
+        return self.keeper.poll()
+
+    def end(self) -> dict[str, Any]:
+        """The worker has finished: write what is under way, then the end; statistics of the server."""
+        conductor = self._control.conductor
+        if conductor is not None:
+            conductor.worker_done(0)
+            while conductor.busy:
+                self.keeper.poll()
+        self.keeper.save(self._control.poll)
+        return self.keeper.statistics()
+
+
+def _figures(worker: Worker, server: Server) -> Figures:
+    """The worker's figures, with the memory of the server."""
+    found = worker.figures()
+    found.memory_bytes = server.figures().memory_bytes
+    return found
+
+
+def run_local(
+    main: Callable[[Worker], Any],
+    tables: Sequence[Table],
+    options: SessionOptions,
+    on_report: Callable[[int, int, int, float], None] | None = None,
+    saving: Saving | None = None,
+    chronicle: Chronicle | None = None,
+    panel: Panel | None = None,
+) -> tuple[Any, dict[str, Any]]:
+    """Run `main` with a worker and a server of this process; returns its value and statistics.
+
+    Args:
+        main: The worker's work.
+        tables: Of the job.
+        options: Of the session.
+        on_report: Called with (epoch, clock, samples, loss_sum).
+        saving: Where to save and what to start from.
+        chronicle: Records a supervised run.
+        panel: Told what this process does.
+    """
+    placement = place(tables, 1, 1, options.ring_slots, options.slot_kib * 1024)
+    regions = Regions(new_token(), shared=False)
+    server = Server(0, tables, placement, regions, options.seed, True, None)
+    saving = saving or Saving(None, regions.token)
+    if saving.start is not None:
+        restore(server, placement, tables, saving.start)
+    layout = placement.layouts[0]
+    writer = _native.RingWriter(
+        server.region,
+        layout.mailbox_offset(0),
+        layout.geometry,
+        0,
+        0,
+        options.checksums,
+        len(tables),
+    )
+    staging = regions.create_sparse("w0", options.staging_mib << 20)
+    server.core.set_staging(0, staging)
+    control = LocalControl(on_report, chronicle, panel)
+    keeping = LocalKeeping(saving, options, tables, control)
+    keeping.connect(server, placement)
+    with Told(saving.folder is not None, saving.triggers.grace_s) as told, watching(told):
+
+        def drain() -> int:
+            consumed = server.drain()
+            if keeping.poll(told.take()):
+                consumed += server.drain()  # what stood behind a cut
+            return consumed
+
+        channel = LocalChannel(server.region, layout, writer, 1, drain)
+        worker = Worker(
+            0,
+            ["worker 0"],
+            tables,
+            placement,
+            [channel],
+            control,
+            staging,
+            options.timeout_s,
+            saving.position(options.seed, 0, 1),
+            saving.triggers.every_steps if saving.folder is not None else 0,
+        )
+        if panel is not None:
+            panel.own = lambda: Heartbeat(control.state, worker.now, _figures(worker, server))
+        try:
+            with forked.children_end_here("the job"):
+                with forked.children_end_here("main"):
+                    value = call(main, worker, alone=True)
+                worker.finish()
+                kept = keeping.end()
+        except (TerminatedError, KeyboardInterrupt) as error:
+            code = error.code if isinstance(error, TerminatedError) else 130
+            told.say_end(code, newest_name(saving.folder))
+            raise
+    cuts = {} if control.conductor is None else {"checkpoints": control.conductor.statistics}
+    statistics = {
+        "servers": [{**server.statistics(), **kept}],
+        "workers": [{"worker": 0, "clock": worker.now, "pushes": worker.counters()}],
+        "scheduler": {"messages": 0, "polls": 0, **cuts},
+    }
+    if chronicle is not None:
+        chronicle.finish(statistics)
+    return value, statistics

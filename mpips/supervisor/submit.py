@@ -1,0 +1,174 @@
+"""A training job as a Slurm batch script: written from the scripts in jobs/, checked, submitted.
+
+The script is that of jobs/ with other #SBATCH lines and with its arguments built in, so that what
+is submitted is what can be read and tested there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import mpips
+from mpips.config.schema import SlurmConfig
+from mpips.errors import CapabilityError, ConfigError
+from mpips.rundir.directory import check_name
+
+TEMPLATES = {
+    "mpirun": "train.sbatch",
+    "srun": "train_srun.sbatch",
+    "restart": "train_restart.sbatch",
+}
+_TIMEOUT_S = 60.0
+_DIRECTIVE = "#SBATCH "
+_STRICT = "set -euo pipefail"
+
+
+def find_root() -> Path:
+    """The folder of mpips that holds jobs/: MPIPS_ROOT, or where this package lies.
+
+    Raises:
+        CapabilityError: Neither has it, as in an installation without the repository.
+    """
+    named = os.environ.get("MPIPS_ROOT", "")
+    root = Path(named) if named else Path(mpips.__file__).resolve().parents[1]
+    if not (root / "jobs/batch.sh").is_file():
+        raise CapabilityError(
+            f"{root}/jobs/batch.sh is not there: set MPIPS_ROOT to the repository of mpips, "
+            "whose scripts are submitted"
+        )
+    return root
+
+
+def make_folder(parent: Path, name: str) -> Path:
+    """Choose `parent/<name>-<time>-<random>` for a job; absolute, not made yet.
+
+    Raises:
+        ConfigError: The name leads out of `parent`, or cannot be in a path.
+    """
+    check_name(name)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return parent.absolute() / f"{name}-{stamp}-{secrets.token_hex(2)}"
+
+
+def directives(options: SlurmConfig, name: str, folder: Path, spares: int) -> list[tuple[str, str]]:
+    """What is asked of Slurm, as (option, value) of sbatch; options without a value have ""."""
+    found = [
+        ("--job-name", name),
+        ("--nodes", str(options.nodes + spares)),
+        ("--ntasks-per-node", str(options.ranks_per_node)),
+        ("--cpus-per-task", str(options.cpus_per_rank)),
+        ("--time", options.time),
+        ("--signal", f"B:USR1@{options.warn_s}"),
+        ("--output", f"{folder}/slurm-%j.out"),
+    ]
+    given = {"--partition": options.partition, "--account": options.account, "--qos": options.qos}
+    found += [(key, value) for key, value in given.items() if value]
+    for word in options.sbatch:
+        key, _, value = word.partition("=")
+        found.append((key, value))
+    return found
+
+
+def make_script(
+    template: str,
+    asked: Sequence[tuple[str, str]],
+    environment: Mapping[str, str],
+    arguments: Sequence[str],
+    origin: str,
+) -> str:
+    """A script of jobs/ made into that of one job.
+
+    Args:
+        template: Text of the script.
+        asked: Directives; they replace those of the same name.
+        environment: Variables that the job has.
+        arguments: What the script is called with.
+        origin: The command that asks for it, for its readers.
+
+    Raises:
+        ConfigError: A directive that cannot be written on a line of its own.
+    """
+    head, strict, body = template.partition(f"{_STRICT}\n")
+    assert strict, "every script in jobs/ is strict"
+    comments = [line for line in head.splitlines() if not line.startswith(_DIRECTIVE)]
+    kept = [
+        line.removeprefix(_DIRECTIVE) for line in head.splitlines() if line.startswith(_DIRECTIVE)
+    ]
+    lines = {line.partition("=")[0]: line for line in kept}
+    for key, value in asked:
+        if not re.fullmatch(r"--[a-z][a-z-]*", key) or not (value.isprintable() or not value):
+            raise ConfigError(f"{key}={value!r}: options of sbatch are written --name=value")
+        lines[key] = f"{key}={shlex.quote(value)}" if value else key
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
+    return "\n".join(
+        [
+            comments[0],
+            f"# Written by: {_one_line(origin)}",
+            "#",
+            *comments[1:],
+            *(_DIRECTIVE + line for line in lines.values()),
+            _STRICT,
+            "",
+            *exports,
+            f"set -- {shlex.join(arguments)}",
+            body,
+        ]
+    )
+
+
+def _one_line(text: str) -> str:
+    """Text that cannot end the comment that it stands in."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def submit(script: Path, options: SlurmConfig, spares: int) -> int:
+    """Hand a script to Slurm; the job's number.
+
+    Raises:
+        CapabilityError: There is no Slurm here.
+        ConfigError: Slurm would never run it, or refuses it; says what the cluster has.
+    """
+    if shutil.which("sbatch") is None:
+        raise CapabilityError(
+            "there is no sbatch here: submit on a login node of a Slurm cluster, or start the job by "
+            "`mpips run`"
+        )
+    # Without this look, a job that is too large for the cluster would wait in the queue for ever.
+    for arguments in (["--test-only", str(script)], ["--parsable", str(script)]):
+        done = _slurm("sbatch", *arguments)
+        if done.returncode:
+            raise ConfigError(_refusal(done.stderr, options, spares))
+    return int(done.stdout.strip().partition(";")[0])
+
+
+def _refusal(said: str, options: SlurmConfig, spares: int) -> str:
+    reason = (
+        said.strip().splitlines()[-1].rpartition(": ")[2] if said.strip() else "no reason given"
+    )
+    spare = f" and {spares} to spare" if spares else ""
+    has = "; ".join(
+        "{}: {} nodes of {} CPUs, at most {}".format(*line.split())
+        for line in _slurm("sinfo", "--noheader", "--format=%P %D %c %l").stdout.splitlines()
+    )
+    return (
+        f"Slurm refuses the job: {reason}. Asked for: {options.nodes} nodes{spare}, "
+        f"{options.ranks_per_node} ranks a node, {options.cpus_per_rank} CPUs a rank, {options.time}. "
+        f"Partitions: {has or 'sinfo names none'}"
+    )
+
+
+def _slurm(*argv: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(argv, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise CapabilityError(
+            f"{argv[0]} has not answered for {_TIMEOUT_S:g} s: is Slurm's controller up? (scontrol ping)"
+        ) from None

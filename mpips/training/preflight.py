@@ -1,0 +1,145 @@
+"""Everything of a job that can be refused before MPI starts and before a file is read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mpips.checkpoint import Retention
+from mpips.checkpoint.start import RESUME_WORDS
+from mpips.checkpoint.structure import hdf5_kind
+from mpips.config.overrides import MEASURED, has_name, merged, parse_consistency
+from mpips.config.schema import (
+    CheckpointConfig,
+    JobConfig,
+    TableConfig,
+    check_known,
+    convert,
+    fitted,
+)
+from mpips.config.triggers import Triggers
+from mpips.errors import CapabilityError, ConfigError
+from mpips.model.consistency import BSP
+from mpips.model.initializer import Initializer
+from mpips.model.optimizer import from_config as optimizer_from_config
+from mpips.model.partition import Partition
+from mpips.mpi import launch
+from mpips.session.session import check_launch
+from mpips.tasks import Task, load_task
+
+
+def preflight(config: JobConfig, n_ranks: int | None = None, dry_run: bool = False) -> type[Task]:
+    """Check a job as far as that needs neither data nor MPI; returns the task's class.
+
+    Args:
+        config: The job.
+        n_ranks: Ranks that it will have; None: those of this launch.
+        dry_run: Do not make the folder for checkpoints.
+
+    Raises:
+        MpipsError: What is wrong, where, and what is accepted.
+    """
+    launch.refuse_lonely_tasks()
+    task = load_task(config.task)
+    task_options(task, config.options)
+    check_replaced(task, config)
+    _check_table("table", config.table)
+    for name, table in config.tables.items():
+        _check_table(f"tables.{name}", merged(config.table, table))
+    check_launch(config.cluster, n_ranks or launch.launched_size())
+    check_checkpoints(config.checkpoint, make=not dry_run)
+    for path in (config.data.train, config.data.test):
+        if path and path != "digits" and not Path(path).is_file():
+            raise ConfigError(f"{path}: no such file (working folder: {Path.cwd()})")
+    return task
+
+
+def check_checkpoints(options: CheckpointConfig, make: bool = True) -> None:
+    """Refuse what would only fail when training is over.
+
+    Args:
+        options: Of the job.
+        make: Make the folder for checkpoints; else look whether the folder around it can be written to.
+
+    Raises:
+        ConfigError: An impossible number, a checkpoint that is none, a folder that cannot be made.
+        CapabilityError: Saving is wanted and there is no h5py.
+    """
+    Retention(options.keep_last, options.keep_every)
+    Triggers(options.every_steps, options.every_s, options.on_usr1, options.grace_s).check(
+        "checkpoint."
+    )
+    if options.resume not in RESUME_WORDS and not Path(options.resume).is_dir():
+        raise ConfigError(
+            f"resume = {options.resume!r}: must be 'auto', 'never' or the folder of a checkpoint"
+        )
+    if not options.folder:
+        return
+    if hdf5_kind() == "none":
+        raise CapabilityError(
+            "saving needs h5py: bash jobs/setup.sh (or pip install h5py), or leave out --save"
+        )
+    # Access rights do not tell of everything; making the folder does.
+    folder = Path(options.folder).absolute()
+    try:
+        if make:
+            folder.mkdir(parents=True, exist_ok=True)
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+        reason = "it cannot be written to"
+    except OSError as error:
+        writable, reason = False, str(error.strerror)
+    if not writable:
+        raise ConfigError(f"checkpoint.folder = {options.folder!r}: {reason}")
+
+
+def task_options(task: type[Task], options: Mapping[str, Any]) -> msgspec.Struct:
+    """The task's own options over its defaults.
+
+    Raises:
+        ConfigError: An option is unknown, of the wrong type or out of range.
+    """
+    check_known(options, task.Options, "options.")
+    return convert(fitted(options, task.Options), task.Options, "options")
+
+
+def check_replaced(task: type[Task], config: JobConfig) -> None:
+    """Refuse options of the task that go to an optimizer which the job replaces.
+
+    Raises:
+        ConfigError: The option, what replaces it, and what to write instead.
+    """
+    places = getattr(task, "optimizer_options", {})
+    for option, value in config.options.items():
+        table, key = places.get(option, ("", ""))
+        if not key:
+            continue
+        # An option of all tables does something while one table's optimizer is left.
+        own = config.tables.get(table, TableConfig()) if table else TableConfig()
+        for where, found in ((f"tables.{table}", own.optimizer), ("table", config.table.optimizer)):
+            if found is None or not (has_name(found) or key in found):
+                continue
+            raise ConfigError(
+                f"options.{option} = {value} does nothing, since [{where}] gives another optimizer; write "
+                f"{where}.optimizer.{key} = {value}, or leave one of them out (--set options.{option}=)"
+            )
+
+
+def _check_table(where: str, table: TableConfig) -> None:
+    try:
+        if table.optimizer is not None and has_name(table.optimizer):
+            optimizer_from_config(table.optimizer)
+        if table.consistency is not None or table.policy is not None:
+            parse_consistency(table, BSP())
+        if table.partition is not None and table.partition != MEASURED:
+            Partition.from_config(table.partition)
+        if table.init is not None:
+            Initializer.parse(table.init)
+        if table.clip_norm is not None and not 0 <= table.clip_norm < float("inf"):
+            raise ConfigError(f"clip_norm = {table.clip_norm}: must be 0 or more")
+    except ConfigError as error:
+        raise ConfigError(f"[{where}]: {error}") from None

@@ -1,0 +1,116 @@
+"""What the handles of dense and embedding tables share."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpips import _native
+from mpips.model.consistency import BSP, judges_staleness, needs_base
+from mpips.model.table import DenseTable, EmbeddingTable
+from mpips.worker.noted import NotedPulls
+from mpips.worker.requests import PolledRequest, PushResult, Request, push_result
+
+if TYPE_CHECKING:
+    from mpips.worker.worker import Worker
+
+Float32 = NDArray[np.float32]
+Int64 = NDArray[np.int64]
+
+
+def norm_of(update: Float32) -> float:
+    """Return the L2 norm. In float64: squares of float32 overflow long before the values do."""
+    flat = update.reshape(-1)
+    return math.sqrt(np.einsum("i,i->", flat, flat, dtype=np.float64))
+
+
+class Handle:
+    """What dense and embedding handles share: checks before a push, requests for it."""
+
+    def __init__(self, worker: Worker, index: int, table: DenseTable | EmbeddingTable) -> None:
+        self.name = table.name
+        self._worker = worker
+        self._index = index
+        self._table = table
+        # Only where something depends on it: noting takes 2 us of a pull.
+        self._noted = NotedPulls() if judges_staleness(table.consistency) else None
+
+    def _name_base(self, base: object) -> bool:
+        """Let the push to come count as computed on the pull that filled `base`, if one did.
+
+        Returns:
+            True if `_unname_base` must follow, whatever becomes of the push.
+        """
+        versions = self._noted.find(base) if self._noted is not None else None
+        for server, version in (versions or {}).items():
+            self._worker.channels[server].writer.name_base(self._index, version)
+        return versions is not None
+
+    def _unname_base(self) -> None:
+        for channel in self._worker.channels:
+            channel.writer.name_base(self._index, None)
+
+    def _checked(self, update: Float32, base: Float32 | None) -> Float32:
+        """The update to send: finite, not longer than clip_norm, with base values where needed."""
+        self._check_update(update, base)
+        return self._clipped(update, norm_of(update)) if self._table.clip_norm > 0 else update
+
+    def _check_update(self, update: Float32, base: Float32 | None, looked_at: bool = False) -> None:
+        """Refuse what is not finite, and a push without the base values that its policy needs.
+
+        `looked_at`: the update is known to be finite.
+        """
+        if self._table.check_finite:
+            if not looked_at:
+                self._check_finite("the update", update)
+            if base is not None:
+                self._check_finite("the base", base)
+        if base is None and needs_base(self._table.consistency):
+            raise ValueError(
+                f"table {self.name!r} compensates delays: push needs base, the pulled values"
+            )
+
+    def _clipped(self, update: Float32, norm: float) -> Float32:
+        """The update, scaled down if its L2 norm is greater than clip_norm."""
+        if norm > self._table.clip_norm:
+            return update * np.float32(self._table.clip_norm / norm)
+        return update
+
+    def _check_finite(self, what: str, array: Float32) -> None:
+        flat = array.reshape(-1)
+        if not _native.all_finite(flat, None):
+            bad = int(np.flatnonzero(~np.isfinite(flat))[0])
+            raise ValueError(
+                f"{what} of table {self.name!r} holds {flat[bad]} at position "
+                f"{bad} of {flat.size}; nothing was sent (check_finite)"
+            )
+
+    def _request(self, ends: dict[int, int]) -> Request[PushResult]:
+        """A request for pushes whose last records are `ends` (server -> sequence)."""
+        self._worker.note_push()
+        worker = self._worker
+        # Under BSP nothing happens to a push before the clock ends: it may travel with the tick.
+        if not isinstance(self._table.consistency, BSP):
+            worker.send(ends)
+        missing = dict(ends)
+
+        def advance(max_s: float) -> bool:
+            for server, sequence in list(missing.items()):
+                if not worker.channels[server].wait_applied(sequence + 1, max_s):
+                    return False
+                del missing[server]
+            return True
+
+        def finish() -> PushResult:
+            return push_result([worker.channels[s].writer.result(q) for s, q in ends.items()])
+
+        def late() -> str:
+            server = next(iter(missing))
+            return f"server {server} has not taken a push of table {self.name!r}" + worker.blame(
+                server
+            )
+
+        return PolledRequest(advance, finish, late, worker.timeout_s, worker.poll)

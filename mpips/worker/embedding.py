@@ -1,0 +1,291 @@
+"""The handle of an embedding table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpips import _native
+from mpips.model.arrays import as_array, as_float32, check_out, described
+from mpips.model.consistency import BSP, needs_base
+from mpips.model.initializer import Initializer, table_seed
+from mpips.model.table import EmbeddingTable
+from mpips.worker.base import Handle, norm_of
+from mpips.worker.requests import PolledRequest, PushResult, Request
+
+if TYPE_CHECKING:
+    from mpips.worker.worker import Worker
+
+Float32 = NDArray[np.float32]
+Int64 = NDArray[np.int64]
+_INT64 = np.dtype(np.int64)
+_FLT_MAX = float(np.finfo(np.float32).max)
+
+
+class EmbeddingHandle(Handle):
+    """An embedding table as a worker sees it."""
+
+    def __init__(
+        self, worker: Worker, index: int, table: EmbeddingTable, partitioner: _native.Partitioner
+    ) -> None:
+        """`partitioner` says which server owns a key."""
+        super().__init__(worker, index, table)
+        self.dim = table.dim
+        self._partitioner = partitioner
+        self._plans: list[
+            _native.KeyPlan
+        ] = []  # not in use: making one anew costs more than a batch
+        self._prefetched: tuple[Int64, int, Request[Float32]] | None = None
+
+    def disown(self) -> None:
+        """Leave the newest prefetch to the parent; in a forked child what follows it raises."""
+        self._prefetched = None
+
+    def pull(self, keys: Int64, out: Float32 | None = None) -> Float32:
+        """Fetch rows. Not collective; blocks until they satisfy the consistency model.
+
+        Args:
+            keys: int64, shape (n,); any order, duplicates allowed.
+            out: float32, shape (n, dim); made if None. Row i receives the row of keys[i].
+
+        Returns:
+            `out`.
+
+        Raises:
+            KeyError: A key lies outside the partition.
+            StallError: Who is late did not come within the job's timeout.
+        """
+        keys = self._as_keys(keys)
+        direct = self._direct(out, len(keys))
+        request = self._take_prefetched(keys) or self._start_pull(self._planned(keys), direct)
+        return self._filled(out, request.wait())
+
+    def _filled(self, out: Float32 | None, rows: Float32) -> Float32:
+        """`out` with these rows in it, or the rows themselves."""
+        if out is None or out is rows:
+            return rows
+        out[...] = rows
+        versions = self._noted.find(rows) if self._noted is not None else None
+        if self._noted is not None and versions is not None:
+            self._noted.note(out, versions)
+        return out
+
+    def initial(self, keys: Int64) -> Float32:
+        """Return the rows of `keys` as they are before their first update. Not collective; asks no server.
+
+        Args:
+            keys: int64, shape (n,).
+
+        Returns:
+            float32, shape (n, dim). A row that a pull returns with these bits has taken no update.
+        """
+        table = self._table
+        assert isinstance(table, EmbeddingTable)
+        assert isinstance(table.init, Initializer)
+        seed = table_seed(self._worker.seed, table.name)
+        out = np.empty((len(keys), table.dim), np.float32)
+        _native.initialize_rows(table.init.native(seed, *table.fans), self._as_keys(keys), out)
+        return out
+
+    def prefetch(self, keys: Int64) -> Request[Float32]:
+        """Start a pull; `wait` returns the rows, float32 (n, dim). Blocks only while a ring is full.
+
+        A `pull` of the same keys at the same clock, with no push to this table in between, takes the
+        newest prefetch instead of asking again; so a task may call this early and pull later.
+        """
+        keys = self._as_keys(keys)
+        request = self._start_pull(self._planned(keys), None)
+        self._prefetched = (keys.copy(), self._worker.now, request)
+        return request
+
+    def _take_prefetched(self, keys: Int64) -> Request[Float32] | None:
+        held, self._prefetched = self._prefetched, None
+        if held is None or held[1] != self._worker.now or not np.array_equal(held[0], keys):
+            return None
+        return held[2]
+
+    def _start_pull(self, plan: _native.KeyPlan, out: Float32 | None) -> Request[Float32]:
+        """Ask for the rows of a plan. It belongs to the request, and goes back when that is done."""
+        worker = self._worker
+        worker.control.state = f"pulling {self.name!r}"
+        rows = np.empty((len(plan), self.dim), np.float32) if out is None else out
+        starts: dict[int, int] = {}
+        ends: dict[int, int] = {}
+        for server, count in self._groups(plan):
+            done, channel = 0, worker.channels[server]
+            while True:
+                if done == 0:
+                    starts[server] = channel.writer.next_sequence
+                done = channel.writer.pull_planned(
+                    self._index, worker.now, plan, server, rows, done
+                )
+                ends[server] = channel.writer.next_sequence
+                worker.keep(server, ends[server], (plan, rows))
+                if done == count:
+                    break
+                worker.wait_credit(server)
+        worker.send(ends)
+        worker.control.state = "computing"
+        missing = dict(ends)
+
+        def advance(max_s: float) -> bool:
+            for server, before in list(missing.items()):
+                if not worker.channels[server].wait_collected(before, max_s):
+                    return False
+                del missing[server]
+            return True
+
+        def finish() -> Float32:
+            self._plans.append(plan)
+            if self._noted is not None:
+                self._noted.note(rows, self._versions(starts))
+            return rows
+
+        def late() -> str:
+            server = next(iter(missing))
+            return f"server {server} has not answered a pull of table {self.name!r}" + worker.blame(
+                server
+            )
+
+        return PolledRequest(advance, finish, late, worker.timeout_s, worker.poll)
+
+    def _versions(self, starts: dict[int, int]) -> dict[int, int]:
+        """The versions that a pull has brought, by server; `starts`: its first records."""
+        found = {s: self._worker.channels[s].writer.pulled_version(q) for s, q in starts.items()}
+        return {server: version for server, version in found.items() if version is not None}
+
+    def push(self, keys: Int64, rows: Float32, base: Float32 | None = None) -> Request[PushResult]:
+        """Send updates (gradients) of rows. Not collective; blocks only while a ring is full.
+
+        Args:
+            keys: int64, shape (n,); any order; updates of equal keys are summed.
+            rows: float32, shape (n, dim). Free again at return.
+            base: The values they were computed on, shape (n, dim), as they were pulled: the array itself, a
+                part or a view of it. Their staleness counts from that pull, also where a prefetch has
+                brought newer rows since. Without it, or if it is a copy, it counts from the newest rows
+                that have arrived from the server in question; likewise under Accept(), where nothing
+                depends on it. Delay compensation needs it.
+
+        Raises:
+            TypeError: No real numbers (complex, text, objects), or a masked array.
+            ValueError: Wrong shape, NaN or infinity, a number that float32 cannot hold, or keys that are no
+                whole numbers within int64.
+            KeyError: A key lies outside the partition.
+            StallError: A server has not taken records for the job's timeout.
+        """
+        named = base is not None and self._name_base(base)
+        try:
+            plan, request = self._send(self._as_keys(keys), rows, base)
+        finally:
+            if named:
+                self._unname_base()
+        self._plans.append(plan)
+        return request
+
+    def push_pull(self, keys: Int64, rows: Float32, out: Float32 | None = None) -> Float32:
+        """Push, end the clock under BSP, and pull the new rows of the same keys; `out` as in `pull`."""
+        keys = self._as_keys(keys)
+        direct = self._direct(out, len(keys))
+        plan, _ = self._send(keys, rows, None)
+        if isinstance(self._table.consistency, BSP):
+            self._worker.clock()
+        return self._filled(out, self._start_pull(plan, direct).wait())
+
+    def _send(
+        self, keys: Int64, rows: Float32, base: Float32 | None
+    ) -> tuple[_native.KeyPlan, Request[PushResult]]:
+        """Check and write a push; the plan of its keys is free again."""
+        shape = (len(keys), self.dim)
+        rows = as_float32("rows", rows, shape)
+        base = as_float32("base", base, shape) if base is not None else None
+        if not needs_base(self._table.consistency):
+            base = None
+        self._prefetched = None
+        plan = self._planned(keys)
+        repeats = plan.n_unique < len(plan)
+        rows = self._checked_sums(plan, rows, base) if repeats else self._checked(rows, base)
+        self._worker.control.state = f"pushing {self.name!r}"
+        ends = {
+            server: self._push_group(server, count, plan, rows, base)
+            for server, count in self._groups(plan)
+        }
+        self._worker.control.state = "computing"
+        return plan, self._request(ends)
+
+    def _checked_sums(self, plan: _native.KeyPlan, rows: Float32, base: Float32 | None) -> Float32:
+        """`_checked` of a push with equal keys: what is sent are the sums of their rows.
+
+        Sums are made here only where they are needed: for clip_norm, and where they might overflow.
+        """
+        table = self._table
+        limit = _FLT_MAX / (2 * len(plan))
+        small = table.check_finite and _native.all_within(rows.reshape(-1), limit, None)
+        self._check_update(rows, base, looked_at=small)
+        if table.clip_norm == 0 and (small or not table.check_finite):
+            return rows
+        sums = plan.sum_rows(rows)
+        finite = small or _native.all_finite(sums.reshape(-1), None)
+        if not finite and table.clip_norm > 0:
+            # A power of two keeps all bits, and so many rows cannot overflow.
+            shrunk = plan.sum_rows(rows * np.float32(2.0**-32))
+            return self._clipped(rows, norm_of(shrunk) * 2.0**32)
+        if not finite and table.check_finite:
+            u = int(np.flatnonzero(~np.isfinite(sums).all(axis=1))[0])
+            raise ValueError(
+                f"the updates of key {plan.unique_keys[u]} of table {self.name!r} sum to more than "
+                "float32 holds; nothing was sent (check_finite)"
+            )
+        return self._clipped(rows, norm_of(sums)) if table.clip_norm > 0 else rows
+
+    def _push_group(
+        self,
+        server: int,
+        count: int,
+        plan: _native.KeyPlan,
+        rows: Float32,
+        base: Float32 | None,
+    ) -> int:
+        writer, done = self._worker.channels[server].writer, 0
+        while True:
+            done = writer.push_planned(
+                self._index, self._worker.now, plan, server, rows, base, done
+            )
+            if done == count:
+                return writer.next_sequence - 1
+            self._worker.wait_credit(server)
+
+    def _planned(self, keys: Int64) -> _native.KeyPlan:
+        """A plan of these keys, out of those that no request holds."""
+        plan = self._plans.pop() if self._plans else _native.KeyPlan()
+        plan.build(keys, self._partitioner)
+        return plan
+
+    def _direct(self, out: Float32 | None, n: int) -> Float32 | None:
+        """`out`, checked, if replies can be copied straight into it."""
+        if out is None:
+            return None
+        check_out(out, (n, self.dim), False)
+        return out if out.flags.carray else None
+
+    @staticmethod
+    def _groups(plan: _native.KeyPlan) -> list[tuple[int, int]]:
+        """(server, number of keys) of the servers that own any."""
+        return [(s, n) for s, n in enumerate(np.diff(plan.group_starts).tolist()) if n]
+
+    @staticmethod
+    def _as_keys(keys: Any) -> Int64:
+        # The usual case, at no cost.
+        if type(keys) is np.ndarray and keys.dtype == _INT64 and keys.ndim == 1:
+            usual: Int64 = keys if keys.flags.c_contiguous else np.ascontiguousarray(keys)
+            return usual
+        array = as_array("keys", keys, ValueError)
+        if isinstance(array, np.ma.MaskedArray):
+            raise TypeError("keys are a masked array; choose those to use: keys.compressed()")
+        if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
+            what = keys if array.dtype == object and array.ndim == 0 else array
+            raise ValueError(f"keys must be whole numbers in one dimension, not {described(what)}")
+        if array.dtype == np.uint64 and array.size and int(array.max()) >= 2**63:
+            raise ValueError("keys above 2^63-1 do not fit into int64")
+        return np.ascontiguousarray(array, dtype=np.int64)

@@ -1,0 +1,212 @@
+"""The suite `kernels` of `mpips bench`: it finds everything, and its baselines do what they say."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from mpips import _native, kernels
+from mpips.bench import kernels as suite
+from mpips.bench import maps
+from mpips.bench.fused import FUSED_RULES, fused_step
+from mpips.bench.launching import Options
+from mpips.bench.measure import BARS, Findings
+from mpips.cli import cli
+from mpips.errors import CapabilityError
+from mpips.model.optimizer import OPTIMIZERS
+from mpips.testing.errors import BenchError
+
+QUICK = Options(repetitions=2, quick=True)
+RATIOS = {
+    *(f"{rule}_vs_stream" for rule in suite.RULES),
+    *(f"{rule}_vs_torch_fused" for rule in FUSED_RULES),
+    "map_lookup_vs_robin",
+}
+FIGURES = {
+    *("memory_in_place", "memory_copy", "memory_sum", "memory_triad", "memory_touch_one_state"),
+    *(f"{rule}_ns_per_parameter" for rule in suite.RULES),
+    *("map_lookups_present", "map_lookups_absent"),
+}
+STREAMS = _native.stream_names()
+LENGTHS = [0, 1, 3, 15, 63, 64, 65, 257, 1000]
+
+
+class NoRobinMap:
+    def __init__(self, capacity: int) -> None:
+        raise CapabilityError("built without it")
+
+
+def floats(n: int, seed: int, shift: int = 0) -> np.ndarray:
+    """Small integers, so that every order of rounding gives the same, off a 64-byte line."""
+    memory = np.empty(n + 32, np.float32)
+    start = (-memory.ctypes.data // 4) % 16 + shift
+    out = memory[start : start + n]
+    out[:] = np.random.default_rng(seed).integers(-50, 50, n)
+    return out
+
+
+def assert_sound(found: Findings) -> None:
+    values = [v for c in found.comparisons for v in (*c.ours, *c.baseline)]
+    values += [v for f in found.figures for v in f.values]
+    assert np.isfinite(values).all()
+    assert min(values) > 0
+    assert {len(c.ratios) for c in found.comparisons} == {QUICK.repetitions}
+
+
+def test_every_ratio_is_measured_or_skipped_with_a_reason() -> None:
+    cores = os.sched_getaffinity(0)
+    found = suite.run("kernels", QUICK, 0)
+    assert_sound(found)
+    measured = {c.name for c in found.comparisons}
+    assert measured & set(BARS) | set(found.skipped) == RATIOS <= set(BARS)
+    assert not measured & set(found.skipped)
+    assert {f.name for f in found.figures} >= FIGURES
+    assert os.sched_getaffinity(0) == cores
+
+
+def test_without_torch_and_robin_map_the_rest_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(_native, "RobinMap", NoRobinMap)
+    found = suite.run("kernels", QUICK, 0)
+    assert_sound(found)
+    torch_ratios = {f"{rule}_vs_torch_fused" for rule in FUSED_RULES}
+    assert set(found.skipped) == {*torch_ratios, "map_lookup_vs_robin"}
+    assert found.skipped["map_lookup_vs_robin"] == "built without it"
+    assert {found.skipped[name] for name in torch_ratios} == {
+        "torch is not installed (pip install torch)"
+    }
+    assert {c.name for c in found.comparisons} == {f"{rule}_vs_stream" for rule in suite.RULES}
+    assert {f.name for f in found.figures} >= FIGURES
+
+
+def test_the_cores_come_back_when_a_measurement_fails() -> None:
+    cores = os.sched_getaffinity(0)
+
+    def fail() -> None:
+        with suite.one_core():
+            assert len(os.sched_getaffinity(0)) == 1
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert os.sched_getaffinity(0) == cores
+
+
+def test_arrays_lie_as_in_a_region() -> None:
+    shard = suite.Shard(suite.N_PARAMETERS_QUICK)
+    addresses = [a.ctypes.data for a in (shard.values, *shard.states, shard.gradient)]
+    assert {address % 4096 for address in addresses} == {0}
+    assert set(np.diff(addresses)) == {shard.values.nbytes}
+    assert shard.whole.size == 4 * shard.values.size
+
+
+def test_the_command_prints_them(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setenv("MPIPS_CALIBRATION", str(tmp_path / "calibration.json"))
+    command = ["bench", "kernels", "--quick", "--repetitions", "1", "--json"]
+    done = CliRunner().invoke(cli, command)
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.output.splitlines()[-1])
+    assert set(result["ratios"]) >= {"adam_vs_stream", "ftrl_vs_stream"}
+    assert "not measured: adam_vs_torch_fused: torch is not installed" in done.output
+    # What a quick run measures is nothing to plan with.
+    assert not (tmp_path / "calibration.json").exists()
+
+
+def test_maps_that_disagree_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong:
+        def __init__(self, capacity: int) -> None:
+            self.rows = np.zeros(maps.BATCH_QUICK, np.uint32)
+
+        def insert(self, keys: np.ndarray) -> None: ...
+
+        def find(self, keys: np.ndarray) -> np.ndarray:
+            return self.rows
+
+    monkeypatch.setattr(_native, "RobinMap", Wrong)
+    with pytest.raises(BenchError, match="do not agree"):
+        maps.measure_map(QUICK)
+
+
+@pytest.mark.parametrize("rule", FUSED_RULES)
+def test_a_fused_step_does_what_the_kernel_does(rule: str) -> None:
+    pytest.importorskip("torch")
+    config = OPTIMIZERS[rule](lr=0.01).native()
+    n, rng = 1000, np.random.default_rng(7)
+    start = rng.standard_normal(n, np.float32)
+    gradient = rng.standard_normal(n, np.float32)
+    values, states = start.copy(), np.zeros((config.n_state, n), np.float32)
+    step = fused_step(rule, values, states, gradient, 0.01)
+    step()
+    expected, expected_states = start.copy(), np.zeros_like(states)
+    for count in (1, 2):
+        kernels.update(config, expected, expected_states, gradient, count)
+    np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(states, expected_states, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("shift", [0, 5])
+def test_streams_do_what_they_say(name: str, shift: int) -> None:
+    for n in LENGTHS:
+        a, b, c = (floats(n, seed, shift) for seed in range(3))
+        expected = a * np.float32(3)
+        _native.stream_in_place(a, 3.0, name)
+        assert (a == expected).all()
+        _native.stream_sum(a, b, name)
+        assert (a == expected + b).all()
+        _native.stream_triad(a, b, c, 0.5, False, name)
+        assert (a == b + np.float32(0.5) * c).all()
+        for n_state in range(3):
+            arrays = [floats(n, k, shift) for k in range(1 + n_state)]
+            expected_sums = [array + c for array in arrays]
+            _native.stream_touch(arrays[0], arrays[1:], c, name)
+            for got, expected in zip(arrays, expected_sums, strict=True):
+                assert (got == expected).all()
+
+
+@pytest.mark.parametrize("name", _native.stream_names(past_cache=True))
+def test_streams_past_the_cache_do_what_they_say(name: str) -> None:
+    for n in LENGTHS[1:]:
+        a, b, c = (floats(n, seed) for seed in range(3))
+        _native.stream_triad(a, b, c, 0.5, True, name)
+        assert (a == b + np.float32(0.5) * c).all()
+    with pytest.raises(ValueError, match="64-byte line"):
+        _native.stream_triad(floats(8, 0, 1), b[:8], c[:8], 0.5, True, name)
+
+
+def test_streams_leave_memory_around_them_alone() -> None:
+    for name in STREAMS:
+        memory = np.full(140, 7.0, np.float32)
+        _native.stream_touch(memory[20:119], [], np.ones(99, np.float32), name)
+        assert (memory[:20] == 7.0).all()
+        assert (memory[119:] == 7.0).all()
+
+
+def test_streams_refuse_wrong_sizes_and_names() -> None:
+    a = np.zeros(8, np.float32)
+    with pytest.raises(ValueError, match=f"'sse9'; there are {', '.join(STREAMS)}"):
+        _native.stream_in_place(a, 1.0, "sse9")
+    with pytest.raises(ValueError, match="src holds 7 values, expected 8"):
+        _native.stream_copy(a, a[:7])
+    with pytest.raises(ValueError, match="a state holds 7 values"):
+        _native.stream_touch(a, [a[:7]], a, "plain")
+    with pytest.raises(TypeError):
+        _native.stream_touch(a, [a.astype(np.float64)], a, "plain")
+
+
+def test_robin_map_agrees_with_a_dict() -> None:
+    try:
+        robin = _native.RobinMap(10)
+    except CapabilityError as error:
+        pytest.skip(str(error))
+    keys = np.array([5, -3, 5, 2**63 - 1, -(2**63), 0], np.int64)
+    robin.insert(keys)
+    assert len(robin) == 5
+    assert robin.find(keys).tolist() == [0, 1, 0, 2, 3, 4]
+    assert robin.find(np.array([1], np.int64)).tolist() == [_native.RowMap.npos]

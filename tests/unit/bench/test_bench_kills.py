@@ -1,0 +1,85 @@
+"""How lost and doubled updates are counted, and what faults there are."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from mpips.bench import kills
+from mpips.testing import matrix
+from mpips.testing.counted import COPIES, DIM
+
+N = 40
+TIMES = 3
+
+
+def counted(**changes: float) -> dict[str, bytes]:
+    """Tables in which each of N features is there as often as it should, but for these."""
+    seen = np.full((COPIES, N), TIMES, np.float32)
+    rows = np.full((N, DIM), TIMES, np.float32)
+    seen[1, 3] += changes.get("seen", 0)
+    rows[5] += changes.get("rows", 0)
+    keys = np.arange(N)[: N - int(changes.get("absent", 0))]
+    return {
+        "/tables/seen/values": seen.tobytes(),
+        "/tables/rows/keys": keys.tobytes(),
+        "/tables/rows/values": rows[keys].tobytes(),
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "lost", "double"),
+    [
+        ({}, 0, 0),
+        ({"seen": -2}, 2, 0),
+        ({"rows": 1}, 0, DIM),
+        ({"seen": 3, "rows": -1}, DIM, 3),
+        ({"absent": 1}, DIM * TIMES, 0),
+    ],
+)
+def test_every_lost_and_doubled_update_is_counted(
+    changes: dict[str, float], lost: int, double: int
+) -> None:
+    assert kills.audit(counted(**changes), np.full(N, TIMES)) == (lost, double)
+
+
+def test_the_sample_is_always_the_same_and_holds_all_pairs_and_every_row() -> None:
+    runs = matrix.covering()
+    assert runs == matrix.covering()
+    chosen = [cell for run in runs for cell in run.cells]
+    pairs = {pair for cell in matrix.cells() for pair in cell.pairs}
+    assert pairs <= {pair for cell in chosen for pair in cell.pairs}
+    for name, rows in (("place", matrix.PLACES), ("how", matrix.HOWS)):
+        assert {getattr(cell, name) for cell in chosen} == set(rows)
+    for name, values in (
+        ("task", matrix.TASKS),
+        ("servers", matrix.SERVERS),
+        ("transport", matrix.TRANSPORTS),
+    ):
+        assert {getattr(cell.shape, name) for cell in chosen} == set(values)
+
+
+def test_every_run_can_be_made() -> None:
+    rng = random.Random(1)
+    for run in [*matrix.sample(), *(matrix.draw(rng, 5) for _ in range(200))]:
+        assert all(cell.possible and cell.shape == run.shape for cell in run.cells)
+        deaths = run.deaths
+        assert len(deaths) >= len(run.cells)
+        # Two launches in a row that are not at work before they end: the supervisor gives up.
+        assert not any(a.early and b.early for a, b in itertools.pairwise(deaths))
+        assert all(bool(death.who) != bool(death.fault) for death in deaths)
+
+
+@pytest.mark.parametrize("how", ["twice", "thrice"])
+def test_launches_end_again_at_the_same_place_of_a_clock(how: str) -> None:
+    shape = matrix.Shape("rows-bsp", 3, "rma")
+    for place in ("placed", "between ticks", "between sends"):
+        run = matrix.Run((matrix.Cell(place, how, shape),), 7)
+        first, *others = [int(death.fault.partition(":")[2]) for death in run.deaths]
+        a_clock = {"placed": 1, "between ticks": 3, "between sends": 6}[place]
+        assert len(others) == matrix.HOWS[how].launches - 1
+        assert first > 3 * a_clock
+        assert all(other <= a_clock and (first - other) % a_clock == 0 for other in others)

@@ -1,0 +1,243 @@
+"""`mpips ckpt` through a process in which neither mpi4py nor h5py can be imported."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from checkpoints import Contents, flip, make_newer, names
+
+from mpips.checkpoint import open_checkpoint
+from mpips.checkpoint.manifest import MANIFEST, STATE
+
+# A name that is None in sys.modules cannot be imported.
+WITHOUT = "import sys; sys.modules['mpi4py'] = sys.modules['h5py'] = None; from mpips.cli import main; main()"
+
+
+def ckpt(*arguments: object, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT, "ckpt", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=folder,
+    )
+
+
+def done(*arguments: object, folder: Path | None = None) -> str:
+    result = ckpt(*arguments, folder=folder)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    return result.stdout
+
+
+def refused(code: int, *arguments: object) -> str:
+    result = ckpt(*arguments)
+    assert result.returncode == code, result.stderr
+    assert result.stderr.startswith("mpips: error: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pristine") / "checkpoints"
+    for step in (100, 200):
+        Contents(seed=step).write(folder, step)
+    # Step 300 is 200 but for one value, one state, and which rows there are.
+    keys = {"users": range(100), "linear": [1, 2], "empty": []}
+    Contents(seed=5, keys=keys).write(folder, 300)
+    return folder.parent
+
+
+@pytest.fixture
+def run(pristine: Path, tmp_path: Path) -> Path:
+    shutil.copytree(pristine, tmp_path / "run", symlinks=True)
+    return tmp_path / "run"
+
+
+def one(run: Path, step: int) -> Path:
+    return run / "checkpoints" / f"step-{step:012d}"
+
+
+def test_ls_lists_good_and_bad_ones(run: Path) -> None:
+    (one(run, 200) / MANIFEST).unlink()
+    text = done("ls", run)
+    assert [line.split()[0] for line in text.splitlines()] == [
+        "checkpoint",
+        "step-000000000100",
+        "step-000000000300",
+        "step-000000000200",
+    ]
+    assert "REFUSED: " in text.splitlines()[-1]
+    rows = json.loads(done("ls", run / "checkpoints", "--json"))
+    assert [(row["name"], bool(row["problem"])) for row in rows][-1] == ("step-000000000200", True)
+    assert rows[0]["step"] == 100
+    assert rows[0]["rows"] == 305
+    assert done("ls", folder=run) == text
+
+
+def test_show_tells_what_is_in_it(run: Path) -> None:
+    text = done("show", one(run, 200))
+    for part in ("a-run, generation 1", "7 x 13 x 5", "m, v, steps", "105 rows, keys -9223"):
+        assert part in text
+    assert '"epochs": 3' in text
+    manifest = json.loads(done("show", run, "--json"))
+    assert manifest["step"] == 300
+    assert manifest["workers"][1]["clock"] == 10
+    assert manifest["workers"][1]["cursor"] == {"epoch": 2, "step": 1, "loss": 0.5}
+
+
+def test_show_tells_where_each_worker_stands_and_who_has_read_what(run: Path) -> None:
+    lines = [line.split() for line in done("show", one(run, 200)).splitlines()]
+    assert ["1", "10", "2", "1", "loss", "0.5", "loader"] in lines
+    assert ["0", "4", "5", "7", "2:3,", "2:3,", "2:3,", "2:3"] in lines
+    assert ["1", "2", "8", "7", "as", "above"] in lines
+
+
+def test_verify_reads_all_and_names_the_damage(run: Path) -> None:
+    assert done("verify", run).count("good") == 3
+    with open_checkpoint(one(run, 200)) as checkpoint:
+        place = checkpoint.manifest.table("linear").dataset("values").offset
+    flip(one(run, 200) / STATE, place)
+    result = ckpt("verify", run)
+    assert result.returncode == 1
+    assert "values of table 'linear', rows 0 to 200: the checksum does not fit" in result.stdout
+    assert result.stderr == "mpips: error: 1 of 3 checkpoints are damaged: step-000000000200\n"
+    assert done("verify", one(run, 100)) == "step-000000000100  good\n"
+    found = json.loads(ckpt("verify", run, "--json").stdout)
+    assert [len(entry["problems"]) for entry in found] == [0, 1, 0]
+
+
+def test_diff_finds_one_changed_value(run: Path, tmp_path: Path) -> None:
+    same = Contents(seed=200).write(tmp_path / "a", 1).path
+    changed = Contents(seed=200)
+    changed.columns["weight"]["values"][17] += 0.5
+    changed.columns["users"]["state/m"][3] *= 2
+    other = changed.write(tmp_path / "b", 1).path
+    assert all(d["same"] for d in json.loads(done("diff", same, one(run, 200), "--json")).values())
+    result = ckpt("diff", same, other, "--json")
+    assert result.returncode == 1
+    assert result.stderr == ""
+    found = json.loads(result.stdout)
+    assert {name for name, d in found.items() if not d["same"]} == {"weight", "users"}
+    assert found["weight"]["changed"] == {"values": 1, "state/m": 0, "state/v": 0}
+    assert found["weight"]["greatest"] == pytest.approx(0.5, rel=1e-5)
+    assert found["users"]["changed"]["state/m"] == 1
+    text = ckpt("diff", same, other).stdout
+    assert "state differs: m" in text
+
+
+def test_diff_counts_rows_that_only_one_has(run: Path) -> None:
+    found = json.loads(ckpt("diff", one(run, 200), one(run, 300), "--json").stdout)["users"]
+    # 200 has min, max, -1, 0, 1 and 1000 to 1099; 300 has 0 to 99.
+    assert (found["only_first"], found["only_second"], found["compared"]) == (103, 98, 2)
+
+
+def test_export_to_npz_gives_all_arrays(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "all.npz"
+    done("export", one(run, 200), "--out", out)
+    columns = Contents(seed=200).columns
+    with np.load(out, allow_pickle=False) as arrays:
+        expected = {f"{t}/{role}" for t, mine in columns.items() for role in mine}
+        assert set(arrays.files) == expected
+        for name in arrays.files:
+            table, _, role = name.partition("/")
+            column = columns[table][role]
+            assert arrays[name].dtype == column.dtype
+            assert np.array_equal(arrays[name].reshape(column.shape), column)
+        assert arrays["weight/values"].shape == (7, 13, 5)
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+def test_export_to_csv_gives_every_float_back(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "tables"
+    done("export", run, "--format", "csv", "--out", out, "--table", "users", "--table", "weight")
+    assert names(out) == ["users.csv", "weight.csv"]
+    keys = {"users": range(100), "linear": [1, 2], "empty": []}
+    columns = Contents(seed=5, keys=keys).columns
+    rows = read_csv(out / "users.csv")
+    assert [int(row["key"]) for row in rows] == list(range(100))
+    values = [[np.float32(row[f"value_{j}"]) for j in range(3)] for row in rows]
+    assert np.array_equal(np.array(values), columns["users"]["values"])
+    assert [int(row["steps"]) for row in rows] == columns["users"]["steps"].tolist()
+    rows = read_csv(out / "weight.csv")
+    assert [rows[70][f"index_{axis}"] for axis in range(3)] == ["1", "1", "0"]
+    assert np.float32(rows[70]["v"]) == columns["weight"]["state/v"][70]
+
+
+def test_a_damaged_checkpoint_is_not_exported(run: Path, tmp_path: Path) -> None:
+    flip(one(run, 300) / STATE, 0)
+    text = refused(1, "export", one(run, 300), "--out", tmp_path / "x.npz")
+    assert "the checksum does not fit" in text
+    assert not (tmp_path / "x.npz").exists()
+
+
+def test_prune_keeps_the_newest_that_verifies(run: Path) -> None:
+    flip(one(run, 300) / STATE, 0)
+    folder = run / "checkpoints"
+    before = names(folder)
+    assert "step-000000000100  would be removed" in done(
+        "prune", run, "--keep-last", 1, "--dry-run"
+    )
+    assert names(folder) == before
+    result = json.loads(done("prune", run, "--keep-last", 1, "--json"))
+    assert result["removed"] == ["step-000000000100"]
+    assert names(folder) == ["step-000000000200", "step-000000000300"]
+
+
+@pytest.mark.parametrize(
+    ("code", "arguments", "parts"),
+    [
+        (2, ["ls", "{run}/none"], ["no folder ", "'checkpoints' folder"]),
+        (2, ["ls", "{run}/checkpoints/step-000000000100"], ["no checkpoints in"]),
+        (2, ["show", "{run}/checkpoints/step-000000000999"], ["there is no such checkpoint"]),
+        (2, ["verify", "{run}/empty"], ["no checkpoints in"]),
+        (2, ["prune", "{run}", "--keep-last", "0"], ["keep_last = 0", "must be 1 or more"]),
+        (2, ["export", "{run}", "--out", "{run}"], ["is there already", "--force"]),
+        (2, ["export", "{run}", "--out", "{run}/no/x.npz"], ["there is no such folder"]),
+        (
+            1,
+            ["export", "{run}", "--out", "{run}/x", "--table", "w"],
+            ["no table 'w'", "it has weight"],
+        ),
+        (2, ["diff", "{run}", "{run}/none"], ["no folder "]),
+    ],
+)
+def test_a_mistake_costs_one_sentence(
+    run: Path, code: int, arguments: list[str], parts: list[str]
+) -> None:
+    (run / "empty").mkdir()
+    text = refused(code, *(argument.format(run=run) for argument in arguments))
+    for part in parts:
+        assert part in text
+
+
+def test_a_newer_format_is_one_sentence_in_every_command(run: Path, tmp_path: Path) -> None:
+    make_newer(one(run, 300))
+    assert "is newer than this mpips" in done("ls", run)
+    for arguments in (["show"], ["export", "--out", tmp_path / "x.npz"], ["diff", one(run, 200)]):
+        text = refused(1, *arguments, one(run, 300))
+        assert "install a newer mpips to use it" in text
+
+
+@pytest.mark.parametrize("arguments", [["lst"], ["diff"], ["export"], ["ls", "--nosuch"]])
+def test_wrong_usage_points_to_the_help(arguments: list[str]) -> None:
+    result = ckpt(*arguments)
+    assert result.returncode == 2
+    assert "--help" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("name", ["ls", "show", "verify", "diff", "export", "prune"])
+def test_every_command_has_a_help(name: str) -> None:
+    assert done(name, "--help").startswith("Usage: mpips ckpt " + name)

@@ -1,0 +1,414 @@
+"""Configuration: schema, TOML, --set, precedence, and what each error says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+import mpips
+from mpips import ASP, BSP, SSP, ConfigError, DenseTable, EmbeddingTable
+from mpips.config.options import SessionOptions
+from mpips.config.overrides import apply_overrides, asks_for_measurement
+from mpips.config.schema import UNSET, JobConfig, load_config, parse_assignment
+from mpips.model.partition import FrequencyPartition
+from mpips.session.session import make_options
+from mpips.tasks import load_task
+from mpips.training.preflight import check_replaced, task_options
+
+TABLE_KEYS = (
+    "optimizer, consistency, bound, reduce, backup, policy, max_staleness, lambda_, partition, "
+    "init, clip_norm, check_finite"
+)
+
+
+def load(*assignments: str) -> JobConfig:
+    pairs = [parse_assignment(text) for text in assignments]
+    return load_config(None, [("task", "logistic"), ("data.train", "a.svm"), *pairs])
+
+
+def overridden(*assignments: str, measured: FrequencyPartition | None = None) -> dict[str, Any]:
+    tables = [DenseTable("bias", (4,)), EmbeddingTable("weight", 2)]
+    return {t.name: t for t in apply_overrides(tables, load(*assignments), measured)}
+
+
+def sentence(call: Any, *arguments: Any, **keywords: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        call(*arguments, **keywords)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "expected"),
+    [
+        (
+            "trian.epochs=1",
+            "unknown key 'trian'; valid at the top are task, data, train, cluster, checkpoint, "
+            "redundancy, slurm, run, table, tables, options; did you mean 'train'?",
+        ),
+        (
+            "train.epoch=1",
+            "unknown key 'train.epoch'; valid in [train] are epochs, batch_size, eval_every; "
+            "did you mean 'train.epochs'?",
+        ),
+        (
+            "tables.weight.bund=1",
+            f"unknown key 'tables.weight.bund'; valid in [tables.weight] are {TABLE_KEYS}; "
+            "did you mean 'tables.weight.bound'?",
+        ),
+        (
+            "zzz=1",
+            "unknown key 'zzz'; valid at the top are task, data, train, cluster, checkpoint, "
+            "redundancy, slurm, run, table, tables, options",
+        ),
+        ("train.epochs=two", "train.epochs = 'two': expected int, got str"),
+        ("train.epochs=1.5", "train.epochs = 1.5: expected int, got float"),
+        ("cluster.servers=true", "cluster.servers = True: expected int, got bool"),
+        ("tables.weight.bound=x", "tables.weight.bound = 'x': expected int | null, got str"),
+        ("tables.weight=3", "tables.weight = 3: expected object, got int"),
+        ("tables=3", "tables = 3: expected object, got int"),
+        ("data.categorical=[1]", "data.categorical[0] = 1: expected str, got int"),
+        ("train=5", "train = 5: expected object, got int"),
+        ("task.x=1", "--set task.x: task is a value, not a table"),
+        ("train.epochs=-1", "train.epochs = -1: must be 0 or more"),
+        ("train.batch_size=-1", "train.batch_size = -1: must be 0 or more"),
+        (
+            "cluster.transport=smh",
+            "transport = 'smh': must be one of auto, shm, rma, p2p, local; did you mean 'shm'?",
+        ),
+        ("cluster.servers=-1", "servers = -1: must be from 0 to 65535"),
+        ("cluster.timeout_s=nan", "timeout_s = nan: must be from 0.1 to 10000000.0"),
+        ("cluster.ring_slots=1", "ring_slots = 1: must be from 2 to 65536"),
+        ("cluster.slot_kib=0", "slot_kib = 0: must be from 1 to 65536"),
+        ("cluster.staging_mib=0", "staging_mib = 0: must be from 1 to 16777216"),
+        ("cluster.remote_staging_mib=-1", "remote_staging_mib = -1: must be from 0 to 16777216"),
+        ("cluster.seed=-1", "seed = -1: must be from 0 to 9223372036854775807"),
+        (
+            "task=''",
+            'no task is given; write task = "logistic" (or softmax, mlp, fm, module:Class)',
+        ),
+        ("data.train=''", "no training data is given; set data.train (or --train FILE)"),
+    ],
+)
+def test_a_wrong_key_or_value_is_named_with_what_is_accepted(
+    assignment: str, expected: str
+) -> None:
+    assert sentence(load, assignment) == expected
+
+
+@pytest.mark.parametrize("text", ["abc", "=3", " = 3", ""])
+def test_an_assignment_needs_key_and_value(text: str) -> None:
+    expected = f"--set {text!r}: write key=value, such as train.epochs=5"
+    assert sentence(parse_assignment, text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "pair"),
+    [
+        ("train.epochs=5", ("train.epochs", 5)),
+        (" a = 0.5 ", ("a", 0.5)),
+        ("a=true", ("a", True)),
+        ('a="5"', ("a", "5")),
+        ("a=asp", ("a", "asp")),
+        ("a=", ("a", UNSET)),
+        ("a=b=c", ("a", "b=c")),
+        ("a=[1, 2]", ("a", [1, 2])),
+        ('a={name = "adam", lr = 0.1}', ("a", {"name": "adam", "lr": 0.1})),
+        ("a=uniform(0.1)", ("a", "uniform(0.1)")),
+    ],
+)
+def test_an_assigned_value_is_toml_or_else_text(text: str, pair: tuple[str, Any]) -> None:
+    assert parse_assignment(text) == pair
+
+
+def test_a_file_lies_over_defaults_and_assignments_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text('task = "mlp"\n[data]\ntrain = "digits"\n[train]\nepochs = 3\nbatch_size = 8\n')
+    config = load_config(str(path), [("train.epochs", 4), ("train.epochs", 5)])
+    assert (config.task, config.data.train) == ("mlp", "digits")
+    assert (config.train.epochs, config.train.batch_size, config.train.eval_every) == (5, 8, 0)
+    assert config.cluster == SessionOptions()
+
+
+def test_a_key_without_a_value_takes_back_what_the_file_has(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text('task = "fm"\ndata.train = "a.svm"\ntable.bound = 2\ntrain.epochs = 9\n')
+    pairs = [parse_assignment(text) for text in ("table.bound=", "train.epochs=", "run.name=")]
+    config = load_config(str(path), pairs)
+    assert (config.table.bound, config.train.epochs, config.run.name) == (None, 0, "")
+    assert load("train.epochs=3", "train.epochs=", "train.epochs=4").train.epochs == 4
+    expected = "unknown key 'table.bund'; valid in [table] are "
+    assert sentence(load, "table.bund=").startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "found"),
+    [
+        ("train.epochs=1e3", lambda c: c.train.epochs),
+        ("checkpoint.every_steps=1e3", lambda c: c.checkpoint.every_steps),
+        ("tables.weight.max_staleness=1e3", lambda c: c.tables["weight"].max_staleness),
+    ],
+)
+def test_a_whole_number_may_be_written_as_1e3(assignment: str, found: Any) -> None:
+    value = found(load(assignment))
+    assert value == 1000
+    assert type(value) is int
+
+
+@pytest.mark.parametrize(
+    ("text", "columns"), [("C*", ("C*",)), ("C1, C2", ("C1", "C2")), ("['a', 'b']", ("a", "b"))]
+)
+def test_one_value_is_a_list_of_one(text: str, columns: tuple[str, ...]) -> None:
+    assert load(f"data.categorical={text}").data.categorical == columns
+
+
+def test_the_same_goes_for_a_tasks_own_options() -> None:
+    mlp = load_task("mlp")
+    assert task_options(mlp, {"hidden": 64}).hidden == (64,)  # type: ignore[attr-defined]
+    assert task_options(mlp, {"hidden": [1e2, 50]}).hidden == (100, 50)  # type: ignore[attr-defined]
+
+
+def test_nested_values_of_optimizers_are_reached(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text('task = "fm"\ndata.train = "a.svm"\n[table]\noptimizer = "adam"\n')
+    config = load_config(str(path), [parse_assignment("table.optimizer.lr=0.1")])
+    assert config.table.optimizer == {"name": "adam", "lr": 0.1}
+
+
+def test_an_optimizer_without_a_name_is_the_tasks_own_with_other_values() -> None:
+    tables = [
+        DenseTable("bias", (4,), mpips.Adagrad(0.5)),
+        EmbeddingTable("weight", 2, mpips.FTRL()),
+    ]
+    config = load("table.optimizer.lr=0.1", "tables.weight.optimizer.l1=2")
+    bias, weight = apply_overrides(tables, config, None)
+    assert bias.optimizer == mpips.Adagrad(0.1)
+    assert weight.optimizer == mpips.FTRL(0.1, l1=2.0)
+    named = load("table.optimizer=adam", "tables.weight.optimizer.lr=0.3")
+    bias, weight = apply_overrides(tables, named, None)
+    assert (bias.optimizer, weight.optimizer) == (mpips.Adam(), mpips.Adam(lr=0.3))
+
+
+def test_an_optimizer_without_a_name_has_only_options_of_its_own() -> None:
+    tables = [DenseTable("bias", (4,), mpips.Adagrad(0.5))]
+    assert sentence(apply_overrides, tables, load("table.optimizer.l1=1"), None) == (
+        "table 'bias': unknown option of optimizer adagrad: 'l1'; valid are lr, weight_decay, clip_value, "
+        "eps, initial_accumulator"
+    )
+    tables = [DenseTable("bias", (4,), mpips.PythonRule(min, n_state=1))]
+    assert sentence(apply_overrides, tables, load("table.optimizer.lr=1"), None) == (
+        "table 'bias': lr = 1: the optimizer is a PythonRule, which has no options; give the optimizer a name"
+    )
+
+
+@pytest.mark.parametrize(
+    ("task", "assignments", "option"),
+    [
+        ("mlp", ["options.learning_rate=0.1", "table.optimizer=adam"], "learning_rate"),
+        ("mlp", ["options.learning_rate=0.1", "table.optimizer={name='adagrad'}"], "learning_rate"),
+        ("softmax", ["options.learning_rate=0.1", "table.optimizer.lr=1"], "learning_rate"),
+        ("logistic", ["options.beta=0.1", "tables.weight.optimizer=sgd"], "beta"),
+        ("fm", ["options.factor_learning_rate=1", "table.optimizer=sgd"], "factor_learning_rate"),
+        ("fm", ["options.l1=1", "tables.weight.optimizer.l1=2"], "l1"),
+    ],
+)
+def test_an_option_of_an_optimizer_that_is_replaced_is_refused(
+    task: str, assignments: list[str], option: str
+) -> None:
+    config = load(f"task={task}", *assignments)
+    text = sentence(check_replaced, load_task(task), config)
+    assert text.startswith(f"options.{option} = ")
+    assert f"does nothing, since [{assignments[1].partition('.optimizer')[0]}]" in text
+
+
+@pytest.mark.parametrize(
+    ("task", "assignments"),
+    [
+        ("mlp", ["options.learning_rate=0.1", "tables.weight0.optimizer=adam"]),
+        ("mlp", ["options.learning_rate=0.1", "table.optimizer.eps=1e-8"]),
+        ("mlp", ["options.l2=0.1", "table.optimizer=adam"]),
+        ("fm", ["options.factor_learning_rate=1", "tables.weight.optimizer=sgd"]),
+    ],
+)
+def test_an_option_of_an_optimizer_that_stays_is_taken(task: str, assignments: list[str]) -> None:
+    check_replaced(load_task(task), load(f"task={task}", *assignments))
+
+
+def test_a_resolved_configuration_reads_back_as_itself() -> None:
+    config = load("tables.weight.bound=3", "cluster.timeout_s=5", "options.l2=0.1")
+    assert msgspec.convert(msgspec.to_builtins(config), JobConfig) == config
+
+
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
+    missing = str(tmp_path / "no.toml")
+    assert sentence(load_config, missing, []) == (
+        f"{missing}: cannot be read: No such file or directory"
+    )
+    assert sentence(load_config, str(tmp_path), []) == f"{tmp_path}: cannot be read: Is a directory"
+    path = tmp_path / "bad.toml"
+    path.write_bytes(b"task = ")
+    assert sentence(load_config, str(path), []).startswith(f"{path}: is not valid TOML: ")
+    path.write_bytes(b'task = "\xff"')
+    assert sentence(load_config, str(path), []) == f"{path}: is not a text file in UTF-8"
+
+
+def test_an_unknown_option_of_run_lists_all() -> None:
+    known = ", ".join(SessionOptions.__struct_fields__)
+    text = sentence(make_options, {"server": 1})
+    assert text == f"unknown option 'server'; valid are {known}"
+
+
+@pytest.mark.parametrize(
+    ("assignments", "expected"),
+    [
+        (
+            ["tables.wieght.bound=1"],
+            "unknown table 'wieght'; valid are bias, weight; did you mean 'weight'?",
+        ),
+        (
+            ["table.consistency=spp"],
+            "unknown consistency 'spp'; valid are asp, bsp, ssp; did you mean 'ssp'?",
+        ),
+        (
+            ["table.bound=2"],
+            "table 'bias': bound = 2 applies only to SSP: remove it (BSP takes backup and reduce)",
+        ),
+        (
+            ["table.consistency=ssp", "table.reduce=sum"],
+            "table 'bias': reduce = 'sum' applies only to BSP: remove it (SSP takes bound and policy)",
+        ),
+        (
+            ["table.consistency=asp", "table.max_staleness=2"],
+            "table 'bias': max_staleness = 2 applies only to policy 'reject': remove it (ASP takes policy)",
+        ),
+        (
+            ["table.consistency=asp", "table.policy=reject", "table.lambda_=2"],
+            "table 'bias': lambda_ = 2.0 applies only to policy 'compensate': remove it (ASP takes "
+            "max_staleness and policy)",
+        ),
+        (
+            ["table.consistency=asp", "table.policy=rejcet"],
+            "unknown staleness policy 'rejcet'; valid are accept, compensate, reject, scale; "
+            "did you mean 'reject'?",
+        ),
+        (
+            ["table.consistency=ssp", "table.bound=-1"],
+            "bound = -1: must be a whole number from 0 to 2^31-1",
+        ),
+        (["table.reduce=avg"], "reduce = 'avg': must be 'mean' or 'sum'"),
+        (["table.backup=-1"], "backup = -1: must be 0 or more"),
+        (
+            ["table.backup=1", "tables.weight.backup=2"],
+            "BSP tables with different numbers of backup workers [1, 2]: a clock closes for all "
+            "tables at once, so give all the same",
+        ),
+        (
+            ["tables.bias.backup=1", "tables.weight.consistency=asp"],
+            "backup workers need every table to be BSP",
+        ),
+        (
+            ["table.optimizer=adm"],
+            "unknown optimizer 'adm'; valid are sgd, momentum, nesterov, adagrad, rmsprop, adam, "
+            "adamw, ftrl; did you mean 'adam'?",
+        ),
+        (
+            ["table.optimizer={name='adam', lrr=1}"],
+            "unknown option of optimizer adam: 'lrr'; valid are lr, weight_decay, clip_value, "
+            "beta1, beta2, eps; did you mean 'lr'?",
+        ),
+        (
+            ["table.partition=hsh"],
+            "no partition is named 'hsh' (did you mean 'hash'?); there are frequency, hash, "
+            "layer, range",
+        ),
+        (
+            ["tables.weight.partition=frequency"],
+            "table 'weight': partition 'frequency' needs sparse training data to measure",
+        ),
+        (["table.clip_norm=-1"], "table 'bias': clip_norm = -1.0: must be 0 or more"),
+    ],
+)
+def test_an_impossible_table_is_named_with_the_way_out(
+    assignments: list[str], expected: str
+) -> None:
+    # What is wrong with one table is said with its name.
+    assert sentence(overridden, *assignments) in (expected, f"table 'bias': {expected}")
+
+
+def test_a_tables_own_options_lie_over_those_of_all_tables() -> None:
+    tables = overridden(
+        "table.consistency=ssp",
+        "table.bound=4",
+        "tables.bias.bound=1",
+        "tables.weight.optimizer={name='adam', lr=0.5}",
+        "table.optimizer=ftrl",
+        "tables.bias.clip_norm=2",
+        "table.check_finite=false",
+        "tables.weight.init=normal(0.5)",
+    )
+    assert tables["bias"].consistency == SSP(bound=1)
+    assert tables["weight"].consistency == SSP(bound=4)
+    assert tables["bias"].optimizer == mpips.FTRL()
+    assert tables["weight"].optimizer == mpips.Adam(lr=0.5)
+    assert (tables["bias"].clip_norm, tables["weight"].clip_norm) == (2.0, 0.0)
+    assert not tables["bias"].check_finite
+    assert tables["weight"].init == mpips.Initializer.parse("normal(0.5)")
+
+
+def test_no_override_changes_nothing() -> None:
+    tables = overridden()
+    assert tables["bias"] == DenseTable("bias", (4,))
+    assert tables["weight"] == EmbeddingTable("weight", 2)
+
+
+@pytest.mark.parametrize(
+    ("assignments", "model"),
+    [
+        (["table.consistency=bsp"], BSP()),
+        (["table.reduce=sum", "table.backup=2"], BSP("sum", 2)),
+        (["table.consistency=asp"], ASP()),
+        (["table.consistency=asp", "table.policy=scale"], ASP(mpips.Scale())),
+        (
+            ["table.consistency=asp", "table.policy=reject", "table.max_staleness=3"],
+            ASP(mpips.Reject(3)),
+        ),
+        (
+            ["table.consistency=ssp", "table.policy=compensate", "table.lambda_=0.5"],
+            SSP(2, mpips.Compensate(0.5)),
+        ),
+    ],
+)
+def test_consistency_is_what_the_options_say(assignments: list[str], model: Any) -> None:
+    assert overridden(*assignments)["bias"].consistency == model
+
+
+def test_measured_frequencies_reach_the_table_that_asks_for_them() -> None:
+    measured = FrequencyPartition.from_counts(np.array([1, 2]), np.array([10, 1]))
+    asked = "tables.weight.partition=frequency"
+    assert asks_for_measurement(load(asked))
+    assert not asks_for_measurement(load("table.partition=range"))
+    assert overridden(asked, measured=measured)["weight"].partition == measured
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("run.name=2021_05", "2021_05"),
+        ("data.train=2021-05-01", "2021-05-01"),
+        ("data.label=7", "7"),
+        ("checkpoint.folder=1e3", "1e3"),
+        ("tables.weight.init=0x10", "0x10"),
+        ("run.name='quoted'", "quoted"),
+        ("train.epochs=2_000", 2000),
+        ("data.index_base=1", 1),
+        ("data.index_base=auto", "auto"),
+        ("options.hidden=1_0", 10),
+        ("table.optimizer={name = 'sgd'}", {"name": "sgd"}),
+    ],
+)
+def test_what_an_option_takes_as_text_is_no_number(text: str, value: object) -> None:
+    assert parse_assignment(text)[1] == value

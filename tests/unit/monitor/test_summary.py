@@ -1,0 +1,188 @@
+"""The block at the end of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpips.config.schema import JobConfig, load_config
+from mpips.monitor.summary import differences, setbacks, staleness_text, summarize, text, write
+from mpips.rundir.directory import RankPlace, RunFolder
+from mpips.rundir.files import Event
+
+REPORT: dict[str, Any] = {
+    "accuracy": 0.98333,
+    "loss": 0.01234,
+    "epochs": 20,
+    "history": [],
+    "steps": 440,
+    "samples": 14000,
+    "seconds": 12.3,
+    "samples_per_s": 1138.2,
+    "n_samples": 700,
+    "n_features": 400,
+    "pushed_bytes": 12_300_000,
+    "pulled_bytes": 3_450,
+    "updates_pushed": 880,
+    "updates_applied": 870,
+    "updates_rejected": 10,
+    "updates_scaled": 0,
+    "updates_compensated": 0,
+    "updates_late": 0,
+    "staleness": [600, 270, 9, 1],
+    "transports": [["shm", "rma"], ["shm", "shm"]],
+    "checkpoint": {"path": "/far/step-1", "bytes": 5_000_000, "notes": ["by server 0 alone"]},
+}
+RANKS = [
+    RankPlace(rank=0, role="scheduler", host="node1", pid=1),
+    RankPlace(rank=1, role="server 0", host="node1", pid=2),
+    RankPlace(rank=2, role="server 1", host="node2", pid=3),
+    RankPlace(rank=3, role="worker 0", host="node2", pid=4),
+]
+VERSIONS = {"mpips": "9.9", "MPI": "Some MPI 7", "HDF5": ""}
+
+
+def config(*sets: tuple[str, Any]) -> JobConfig:
+    return load_config(None, [("task", "fm"), ("data.train", "a.svm"), *sets])
+
+
+def failed(at: float, step: int, cause: str = "killed") -> Event:
+    return Event(time_s=at, generation=0, event="failed", step=step, cause=cause)
+
+
+def began(at: float, step: int) -> Event:
+    return Event(time_s=at, generation=1, event="began", step=step)
+
+
+def test_the_whole_block() -> None:
+    lines = text(summarize(config(), REPORT, RANKS, VERSIONS)).splitlines()
+    assert lines[0].startswith("mpips: fm, 20 epochs, ended 20")
+    rows = {line[2:16].strip(): line[16:] for line in lines[1:]}
+    assert rows["where"] == "node1, node2: scheduler, 2 servers, worker; transport shm x 3, rma x 1"
+    assert rows["versions"].startswith("mpips 9.9, Some MPI 7, Python 3.")
+    assert rows["options"] == "all defaults"
+    assert rows["data"] == "a.svm: 700 samples, 400 features"
+    assert rows["trained"] == "step 440, 14,000 samples in 12.30 s: 1,138 samples/s"
+    assert rows["accuracy"] == "0.9833  (test)"
+    assert rows["updates"] == "880 pushed, 870 applied, 10 rejected"
+    assert rows["staleness"] == "mean 0.33; 0: 68%, 1: 31%, 2-3: 1%"
+    assert rows["traffic"] == "12.3 MB pushed, 3.45 kB pulled"
+    assert rows["checkpoint"] == "/far/step-1, 5 MB"
+    assert lines[-1].strip() == "by server 0 alone"
+    assert "restarts" not in rows
+
+
+def row_of(history: list[dict[str, float]], name: str = "by epoch") -> str:
+    block = text(summarize(config(), {**REPORT, "history": history}, RANKS, VERSIONS))
+    found = [line for line in block.splitlines() if line.startswith(f"  {name}")]
+    return found[0][16:] if found else ""
+
+
+def test_losses_and_metrics_by_epoch_are_shown() -> None:
+    losses = [{"epoch": n, "loss": 1 / n} for n in range(1, 11)]
+    assert row_of(losses) == (
+        "1: loss 1.0000; 3: loss 0.3333; 5: loss 0.2000; 8: loss 0.1250; 10: loss 0.1000"
+    )
+    losses[4]["accuracy"], losses[9]["accuracy"] = 0.5, 0.75
+    assert row_of(losses) == "5: accuracy 0.5000, loss 0.2000; 10: accuracy 0.7500, loss 0.1000"
+    assert row_of(losses[:1]) == ""
+
+
+def test_one_epoch_is_one_epoch() -> None:
+    one = text(summarize(config(), {**REPORT, "epochs": 1}, RANKS, VERSIONS))
+    assert one.startswith("mpips: fm, 1 epoch, ended ")
+
+
+def test_a_supervised_run_tells_its_setbacks_and_leaves_files(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path, "job")
+    for event in (began(0, 0), failed(100, 40), failed(103, 40, "no memory"), began(105, 30)):
+        run.note(event)
+    told = summarize(config(), REPORT, RANKS, VERSIONS, run)
+    assert told["setbacks"] == {
+        "restarts": 2,
+        "seconds": 5.0,
+        "steps": 10,
+        "causes": ["killed", "no memory"],
+    }
+    write(run, told)
+    block = (run.path / "summary.txt").read_text()
+    assert "2: 5.0 s without work, 10 steps again; last cause: no memory" in block
+    assert "(last attempt)" in block
+    assert block.rstrip("\n") == text(told)
+    assert json.loads((run.path / "summary.json").read_text()) == told
+    assert not list(run.path.glob(".summary*"))
+
+
+def test_half_a_line_of_events_is_no_event(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path, "job")
+    run.note(failed(1, 2))
+    with run.events_file.open("a") as file:
+        file.write('{"time_s": 3, "gen')
+    assert [event.step for event in run.events()] == [2]
+
+
+@pytest.mark.parametrize(
+    ("events", "seconds", "steps"),
+    [
+        ([], 0.0, 0),
+        ([began(0, 0)], 0.0, 0),
+        ([began(0, 0), failed(10, 50), began(14, 50)], 4.0, 0),
+        ([failed(10, 50), began(14, 20), failed(20, 60), began(21, 55)], 5.0, 35),
+        ([failed(10, 50)], 90.0, 0),
+    ],
+)
+def test_what_setbacks_cost(events: list[Event], seconds: float, steps: int) -> None:
+    told = setbacks(events, 100.0)
+    assert (told["seconds"], told["steps"]) == (seconds, steps)
+
+
+def test_only_what_differs_from_the_defaults_is_an_option() -> None:
+    assert differences(config()) == {}
+    found = differences(
+        config(
+            ("train.epochs", 7),
+            ("cluster.timeout_s", 300.0),
+            ("table.consistency", "ssp"),
+            ("tables.w.optimizer", {"name": "adam", "lr": 0.1}),
+            ("run.ranks", 9),
+            ("options.dim", 8),
+        )
+    )
+    assert found == {
+        "train.epochs": 7,
+        "table.consistency": "ssp",
+        "tables.w.optimizer": {"name": "adam", "lr": 0.1},
+        "options.dim": 8,
+    }
+
+
+def test_long_values_stay_within_the_page() -> None:
+    many = config(*((f"options.name_{i}", "x" * 30) for i in range(40)))
+    hosts = [
+        RankPlace(rank=i, role=f"worker {i}", host=f"node{i:04}.cluster", pid=i) for i in range(99)
+    ]
+    block = text(summarize(many, REPORT, hosts, VERSIONS)).splitlines()
+    assert len(block) <= 25
+    assert all(len(line) <= 96 for line in block)
+    assert "and 95 more" in " ".join(" ".join(block).split())
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ([], "no updates"),
+        ([5], "mean 0.00; 0: 100%"),
+        ([0] * 64 + [2], "mean 64.00; 64 and more: 100%"),
+        ([999] + [0] * 9 + [1], "mean 0.01; 0: 100%, 8-15: 0.1%"),
+    ],
+)
+def test_staleness_in_a_few_words(counts: list[int], expected: str) -> None:
+    assert staleness_text(counts) == expected
+
+
+def test_a_checkpoint_that_failed_is_said() -> None:
+    report = {**REPORT, "checkpoint": {"error": "disk full"}}
+    assert "not written: disk full" in text(summarize(config(), report, RANKS, VERSIONS))

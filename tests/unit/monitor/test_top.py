@@ -1,0 +1,283 @@
+"""`mpips top` on run directories whose files are made here."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from mpips.cli.top import command
+from mpips.errors import ConfigError
+from mpips.monitor.top import find_run, look, page
+from mpips.rundir.directory import (
+    Finished,
+    Lease,
+    Progress,
+    RankPlace,
+    RunFolder,
+    Status,
+    replace_json,
+)
+from mpips.rundir.files import Event, RankRow, Ranks
+
+NOW = 1_700_000_000.0
+ROWS = (
+    RankRow(rank=0, role="scheduler", host="node1", pid=1, state="scheduling", heard_s=NOW - 1),
+    RankRow(
+        rank=1,
+        role="server 0",
+        host="node1",
+        pid=2,
+        state="writing a checkpoint",
+        records_per_s=12345.0,
+        push_bytes_per_s=3.4e6,
+        staleness=1.25,
+        max_staleness=9,
+        queue=31,
+        heard_s=NOW - 1,
+    ),
+    RankRow(
+        rank=2,
+        role="worker 0",
+        host="node2.cluster.example.org",
+        pid=3,
+        state="pulling 'a table with a long name'",
+        clock=1234,
+        samples_per_s=2500.0,
+        clocks_per_s=10.0,
+        push_bytes_per_s=2e9,
+        pull_bytes_per_s=3e9,
+        heard_s=NOW - 60,
+    ),
+)
+
+
+def made(folder: Path, state: str = "running", name: str = "job", **lease: Any) -> RunFolder:
+    """A run directory of attempt 2, heard of a second ago."""
+    run = RunFolder.create(folder, name)
+    told = {"generation": 2, "host": "head", "pid": 77, "time_s": NOW - 1, **lease}
+    replace_json(run.lease_file, Lease(**told))
+    progress = Progress(
+        epoch=8,
+        n_epochs=20,
+        step=4321,
+        samples=999,
+        loss=0.5,
+        samples_per_s=1234.5,
+        share=0.42,
+        left_s=61.0,
+        staleness=0.5,
+        push_bytes_per_s=2.5e9,
+        pull_bytes_per_s=1e9,
+    )
+    status = Status(
+        state=state,
+        generation=2,
+        time_s=NOW - 1,
+        progress=progress,
+        checkpoint="/x/checkpoints/step-000000004000",
+        ranks=(RankPlace(rank=0, role="scheduler", host="node1", pid=1),),
+    )
+    replace_json(run.status_file, status)
+    replace_json(run.ranks_file, Ranks(generation=2, time_s=NOW - 1, ranks=ROWS))
+    run.note(Event(time_s=NOW - 99, generation=1, event="failed", step=40, cause="killed"))
+    return run
+
+
+def test_a_running_job_in_80_columns(tmp_path: Path) -> None:
+    lines = page(look(made(tmp_path), NOW), 80)
+    assert all(len(line) <= 80 for line in lines), lines
+    assert "running  attempt 2, 1 failure" in lines[0]
+    assert lines[1].startswith(" 42%  epoch 9/20  step 4,321")
+    assert lines[1].endswith("1:01 left")
+    assert lines[2] == "checkpoint step-000000004000"
+    heading = lines[4].split()
+    assert heading == [
+        "rank",
+        "role",
+        "host",
+        "state",
+        "clock",
+        "rate/s",
+        "stale",
+        "queue",
+        "MB/s",
+        "heard",
+    ]
+    assert lines[6].split()[:4] == ["1", "server", "0", "node1"]
+    assert lines[6].split()[-5:] == ["1.2/9", "31", "3.4", "1", "s"]
+    # A rank that is silent is marked; the samples of a worker come before its clocks.
+    assert lines[7].endswith("5000 60 s !")
+    assert "1,234   2500" in lines[7]
+    assert "~" in lines[7]
+
+
+@pytest.mark.parametrize("width", [40, 60, 72])
+def test_narrow_terminals_keep_what_tells_most(tmp_path: Path, width: int) -> None:
+    view = look(made(tmp_path, time_s=NOW - 500), NOW)
+    lines = page(view, width)
+    # Paths cannot be broken, all else fits.
+    assert all(len(line) <= width for line in lines if "/" not in line or "1.2/9" in line), lines
+    heading = next(line for line in lines if "role" in line)
+    assert {"role", "host", "state", "rate/s", "heard"} <= set(heading.split())
+
+
+def test_wide_terminals_cut_nothing_and_low_ones_say_what_is_missing(tmp_path: Path) -> None:
+    view = look(made(tmp_path), NOW)
+    wide = page(view, 160)
+    assert "node2.cluster.example.org" in wide[-1]
+    low = page(view, 160, height=7)
+    assert len(low) == 7
+    assert low[-1] == "... and 2 more ranks; --once shows all"
+
+
+@pytest.mark.parametrize(
+    ("change", "state", "alive", "text"),
+    [
+        ({}, "running", True, ""),
+        ({"time_s": NOW - 500}, "dead", False, "pid 77 on head) was last heard of 8 min ago"),
+        ({"released": True, "state": "failed"}, "failed", False, "goes on with: mpips run"),
+        ({"released": True, "state": "preempted"}, "preempted", False, "goes on with"),
+        ({"released": True, "state": "running"}, "ended", False, "goes on with"),
+        ({"state": "restarting"}, "restarting", True, ""),
+    ],
+)
+def test_what_has_become_of_a_run(
+    tmp_path: Path, change: dict[str, Any], state: str, alive: bool, text: str
+) -> None:
+    view = look(made(tmp_path, **change), NOW)
+    assert (view.state, view.alive) == (state, alive)
+    assert text in view.note
+
+
+def test_a_finished_run_is_done_and_says_when(tmp_path: Path) -> None:
+    run = made(tmp_path, released=True, state="done")
+    replace_json(run.finished_file, Finished(generation=2, time_s=NOW, step=5000))
+    view = look(run, NOW)
+    assert (view.state, view.alive) == ("done", False)
+    assert "finished 2023-11-1" in view.note
+
+
+def test_a_finished_run_shows_its_summary_in_place_of_the_ranks(tmp_path: Path) -> None:
+    run = made(tmp_path, "done", released=True)
+    replace_json(run.finished_file, Finished(generation=2, time_s=NOW, step=5000))
+    text = "mpips: mlp, 1 epoch, ended\n  accuracy      0.9749  (test)\n"
+    (run.path / "summary.txt").write_text(text)
+    done = CliRunner().invoke(command, [str(run.path)])
+    assert done.exit_code == 0, done.output
+    assert text in done.output
+    assert "rank role" not in done.output
+
+
+def test_rates_of_any_size_keep_their_columns(tmp_path: Path) -> None:
+    run = made(tmp_path)
+    many = (1e12, 3.21e15, 9.9e17, 1e18, 0.0, 1.0)
+    rows = [
+        RankRow(
+            rank=i,
+            role=f"worker {i}",
+            host="node1",
+            pid=i,
+            samples_per_s=rate,
+            push_bytes_per_s=rate,
+        )
+        for i, rate in enumerate(many)
+    ]
+    replace_json(run.ranks_file, Ranks(generation=2, time_s=NOW, ranks=tuple(rows)))
+    lines = page(look(run, NOW), 100)
+    head = next(i for i, line in enumerate(lines) if line.startswith("rank"))
+    assert len({len(line) for line in lines[head:]}) == 1, lines
+    rates = [line.split()[6] for line in lines[head + 1 :]]
+    assert rates == ["1.0T", "3.2P", "990P", "1.0E", "0", "1"]
+
+
+def test_a_silent_scheduler_is_told_of_while_the_supervisor_lives(tmp_path: Path) -> None:
+    view = look(made(tmp_path, time_s=NOW + 99), NOW + 100)
+    assert view.alive
+    assert "scheduler has written nothing for 101 s" in view.note
+
+
+def test_a_run_that_has_not_started_has_no_table(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path, "job")
+    assert page(look(run, NOW), 80) == [f"{run.path.name}  not started"]
+
+
+def test_ranks_of_an_earlier_attempt_are_not_shown(tmp_path: Path) -> None:
+    assert look(made(tmp_path, generation=3), NOW).ranks == ()
+
+
+def test_runs_are_found_by_folder_by_name_and_by_age(tmp_path: Path) -> None:
+    old, new = made(tmp_path, name="a"), made(tmp_path, name="b")
+    info = old.info()
+    replace_json(
+        old.info_file, {**{k: getattr(info, k) for k in info.__struct_fields__}, "created_s": 1.0}
+    )
+    assert find_run(None, tmp_path).path == new.path
+    assert find_run("a", tmp_path).path == old.path
+    assert find_run(str(old.path), Path("nowhere")).path == old.path
+    with pytest.raises(ConfigError, match=f"no run 'c' in .*newest there: {new.path.name}"):
+        find_run("c", tmp_path)
+    with pytest.raises(ConfigError, match=r"no run in .*nowhere; give a run directory"):
+        find_run(None, Path("nowhere"))
+    with pytest.raises(ConfigError, match="is no run directory"):
+        find_run(str(tmp_path), tmp_path)
+
+
+def test_json_is_one_line_with_every_figure(tmp_path: Path) -> None:
+    run = made(tmp_path, time_s=time.time())
+    done = CliRunner().invoke(command, [str(run.path), "--once", "--json"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.output)
+    assert done.output.count("\n") == 1
+    assert (told["state"], told["alive"]) == ("running", True)
+    assert told["ranks"][1]["records_per_s"] == 12345.0
+    assert told["events"][0]["cause"] == "killed"
+
+
+def test_without_a_terminal_it_prints_once_and_ends(tmp_path: Path) -> None:
+    run = made(tmp_path, time_s=time.time())
+    done = CliRunner().invoke(command, [str(run.path)])
+    assert done.exit_code == 0, done.output
+    assert "server 0" in done.output
+
+
+def test_neither_mpi_nor_hdf5_is_loaded(tmp_path: Path) -> None:
+    program = (
+        "import sys; from mpips.cli.top import command; command([sys.argv[1], '--once'], "
+        "standalone_mode=False); print(*(set(sys.modules) & {'mpi4py', 'h5py', 'rich'}), 'end')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(made(tmp_path).path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "end"
+
+
+def test_a_killed_top_leaves_the_cursor_visible(tmp_path: Path) -> None:
+    run = made(tmp_path, time_s=time.time() + 3600)
+    master, slave = pty.openpty()
+    shown = b""
+    with subprocess.Popen(
+        [sys.executable, "-m", "mpips", "top", str(run.path)],
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"},
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+    ) as process:
+        os.close(slave)
+        while b"server 0" not in shown:
+            shown += os.read(master, 4096)
+        process.kill()
+    os.close(master)
+    assert shown.rfind(b"\x1b[?25l") < shown.rfind(b"\x1b[?25h") < shown.find(b"server 0")

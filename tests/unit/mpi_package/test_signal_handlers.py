@@ -1,0 +1,236 @@
+"""What signals ask of a process: the first, the second, and what comes before anybody can act on it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mpips.mpi import early_signals, signals
+from mpips.mpi.messages import Ask
+from mpips.mpi.signals import TerminatedError, Told, signals_unwind
+from mpips.mpi.watchdog import Watchdog, watching
+from mpips.rundir import directory
+
+
+def me(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+def me_and_wait(number: int) -> None:
+    me(number)
+    start = time.monotonic()
+    while time.monotonic() < start + 5:
+        time.sleep(0.01)
+
+
+def test_usr1_is_told_once_and_given_back() -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    with Told(True, 1.0) as told:
+        assert told.take() is None
+        me(signal.SIGUSR1)
+        ask = told.take()
+        assert ask is not None
+        assert (ask.reason, ask.why) == ("signal", "SIGUSR1")
+        assert time.monotonic() - 5 < ask.at <= time.monotonic()
+        assert told.take() is None
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
+@pytest.mark.parametrize("ahead_s", [1e6, -1e6])
+def test_a_wall_clock_that_is_set_hides_no_signal(
+    monkeypatch: pytest.MonkeyPatch, ahead_s: float
+) -> None:
+    """The scheduler tells signals apart by their times."""
+    real = time.time
+    with Told(True, 1.0) as told:
+        me(signal.SIGUSR1)
+        first = told.take()
+        monkeypatch.setattr(time, "time", lambda: real() + ahead_s)
+        me(signal.SIGUSR1)
+        second = told.take()
+    assert first is not None
+    assert second is not None
+    assert 0 <= second.at - first.at < 60
+
+
+def test_the_time_of_a_signal_is_an_age_on_its_way_to_another_process() -> None:
+    # The clock of the receiver has begun to count at another time.
+    ask = Ask("signal", 1000.0, why="SIGUSR1")
+    arrived = ask.across(1002.5).across(77.5)
+    assert (arrived.at, arrived.reason, arrived.why) == (75.0, "signal", "SIGUSR1")
+
+
+def test_usr1_before_the_job_is_at_work_is_told_when_it_is() -> None:
+    with signals_unwind():
+        me(signal.SIGUSR1)
+        with Told(True, 1.0) as told:
+            ask = told.take()
+    assert ask is not None
+    assert ask.reason == "signal"
+
+
+def test_a_handler_of_the_program_s_own_stays_until_there_is_something_to_save() -> None:
+    old = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        with signals_unwind():
+            assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
+        with Told(False):
+            assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGUSR1, old)
+
+
+@pytest.mark.parametrize(
+    ("number", "error"), [(signal.SIGTERM, TerminatedError), (signal.SIGINT, KeyboardInterrupt)]
+)
+def test_the_first_asks_for_a_checkpoint_and_the_second_ends(
+    number: int,
+    error: type[BaseException],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(signals, "ONE_SIGNAL_S", 0.05)
+    with Told(True, 5.0) as told:
+        me(number)
+        ask = told.take()
+        assert ask is not None
+        assert (ask.reason, ask.why) == ("end", signals.name_of(number))
+        me(number)  # the same, by way of the launcher
+        time.sleep(0.06)
+        with pytest.raises(error):
+            me(number)
+        me(number)  # while it is ending
+        told.say_end(128 + number, "step-3")
+    said = f"stopped at once by a second {signals.name_of(number)}, exit {128 + number}"
+    assert f"mpips: {said}; newest checkpoint: step-3\n" == capsys.readouterr().err
+
+
+def test_without_time_or_anything_to_save_the_first_ends() -> None:
+    for told in (Told(True, 0.0), Told(False, 5.0)):
+        with signals_unwind(), told, pytest.raises(TerminatedError) as caught:
+            me(signal.SIGTERM)
+        assert caught.value.code == 143
+
+
+def test_the_watchdog_ends_the_time_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    with signals_unwind(), Told(True, 0.3) as told, watching(told):
+        start = time.monotonic()
+        with pytest.raises(TerminatedError):
+            me_and_wait(signal.SIGTERM)
+        assert 0.25 < time.monotonic() - start < 2.0
+        told.say_end(143, "none")
+    expected = "mpips: SIGTERM: no checkpoint within 0.3 s, exit 143; newest checkpoint: none\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_where_there_cannot_be_a_checkpoint_any_more_nobody_waits_for_it() -> None:
+    watchdog = Watchdog("rank 0", 60.0, lambda: None)
+    watchdog.is_hopeless = lambda: True
+    watchdog.start()
+    with signals_unwind(), Told(True, 60.0) as watchdog.told:
+        start = time.monotonic()
+        with pytest.raises(TerminatedError):
+            me_and_wait(signal.SIGTERM)
+        assert time.monotonic() - start < 2.0
+    watchdog.stop()
+
+
+def test_a_job_that_is_done_in_time_does_not_die_of_the_signal() -> None:
+    watchdog = Watchdog("rank 0", 60.0, lambda: None)
+    watchdog.start()
+    with Told(True, 0.2) as told:
+        watchdog.told = told
+        me(signal.SIGTERM)
+    time.sleep(0.5)  # as long as it would take
+    watchdog.stop()
+
+
+def test_in_mpirun_s_sequence_of_signals_nobody_begins_a_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    with Told(True, 25.0) as told:
+        me(signal.SIGCONT)
+        with pytest.raises(TerminatedError):
+            me(signal.SIGTERM)
+        me(signal.SIGTERM)
+        told.say_end(143, "step-3")
+    assert "SIGTERM from mpirun, which leaves no time to save, exit 143" in capsys.readouterr().err
+    # By hand, to one rank.
+    with Told(True, 25.0) as told:
+        me(signal.SIGTERM)
+        assert told.take() is not None
+
+
+def test_slurm_s_sigcont_before_sigterm_takes_no_time_away() -> None:
+    with Told(True, 25.0) as told:
+        me(signal.SIGCONT)
+        me(signal.SIGTERM)
+        assert told.take() is not None
+
+
+def test_in_a_supervised_run_the_supervisor_decides_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = directory.RunFolder.create(tmp_path, "job")
+    run.attempt(3).mkdir()
+    monkeypatch.setenv(directory.RUN_DIR, str(run.path))
+    monkeypatch.setenv(directory.GENERATION, "3")
+    with Told(True, 25.0) as told:
+        assert told.grace_s == 0
+        me(signal.SIGUSR1)
+        ask = told.take()
+        assert ask is not None
+        assert ask.reason == "signal"
+        directory.replace_json(run.leave_file(3), "SIGINT")
+        me(signal.SIGUSR1)
+        ask = told.take()
+    assert ask is not None
+    assert (ask.reason, ask.why) == ("end", "SIGINT")
+
+
+@pytest.mark.parametrize(
+    ("argv", "original", "expected"),
+    [
+        (["-m"], ["python", "-X", "dev", "-m", "mpips", "train"], True),
+        (["-m"], ["python", "-m", "mpi4py", "-m", "mpips"], False),
+        (["-m"], ["python", "-m", "pytest", "mpips"], False),
+        (["/venv/bin/mpips", "train"], ["python", "/venv/bin/mpips"], True),
+        (["train.py"], ["python", "train.py"], False),
+        ([""], ["python"], False),
+    ],
+)
+def test_only_commands_of_mpips_change_signals_at_import(
+    argv: list[str], original: list[str], expected: bool
+) -> None:
+    assert early_signals.is_command(argv, original) is expected
+
+
+def test_a_command_survives_usr1_while_it_loads(tmp_path: Path) -> None:
+    # Packages come after the handlers: this one stands for all that take their time.
+    ready, go = tmp_path / "ready", tmp_path / "go"
+    (tmp_path / "click.py").write_text(
+        "import pathlib, time\n"
+        f"pathlib.Path({str(ready)!r}).touch()\n"
+        f"while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.005)\n"
+        "raise SystemExit(7)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, "-m", "mpips", "train"], env=env, stderr=subprocess.PIPE, text=True
+    ) as child:
+        deadline = time.monotonic() + 20
+        while not ready.exists() and time.monotonic() < deadline and child.poll() is None:
+            time.sleep(0.005)
+        child.send_signal(signal.SIGUSR1)
+        child.send_signal(signal.SIGUSR2)
+        go.touch()
+        _, said = child.communicate(timeout=20)
+    assert child.returncode == 7, said
+    assert "Current thread" in said

@@ -1,0 +1,425 @@
+"""`mpips plan`: what can be known is what a job then has; what is modelled moves as it should."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpips.bench.measure import Comparison
+from mpips.checkpoint.structure import hdf5_kind
+from mpips.config.schema import JobConfig, load_config
+from mpips.errors import ConfigError
+from mpips.model.consistency import ASP
+from mpips.model.table import DenseTable
+from mpips.plan import planning
+from mpips.plan.needs import ServerNeeds, staging_bytes, steps_per_epoch
+from mpips.plan.planning import Hardware, Plan, make_plan, read_inputs, roles
+from mpips.plan.predict import FIGURES, Costs, load_costs, predict
+from mpips.plan.rehearsal import Rehearsal, rehearse
+from mpips.plan.report import as_json, as_text, per_step
+from mpips.plan.stage import Tally
+from mpips.training.train import train
+
+DEFAULTS = Costs({name: default for name, (_, _, default) in FIGURES.items()}, tuple(FIGURES), "")
+FAREWELL = 2  # records with which a worker takes its leave of a server: no more checkpoints, no more pushes
+BIG = Hardware(cores=4, memory=1 << 40, shm=1 << 39)
+
+
+@pytest.fixture
+def svm(tmp_path: Path) -> Path:
+    """160 sparse samples of two classes over 90 keys."""
+    rng = np.random.default_rng(4)
+    lines = []
+    for i in range(160):
+        keys = sorted(rng.choice(90, 6, replace=False) + 1)
+        lines.append(f"{1 if i % 3 else -1} " + " ".join(f"{k}:1" for k in keys))
+    path = tmp_path / "a.svm"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def job(task: str, path: Path | str, *overrides: tuple[str, Any]) -> JobConfig:
+    return load_config(None, [("task", task), ("data.train", str(path)), *overrides])
+
+
+def planned(config: JobConfig, n: int, per_node: int = 0, **changes: Any) -> Plan:
+    settings = {"n_steps": 4, "program": 1 << 20, "rows": {}, "with_range": False} | changes
+    hardware = settings.pop("hardware", BIG)
+    inputs = read_inputs(config, n)
+    return make_plan(config, inputs, n, per_node or n, hardware, DEFAULTS, **settings)
+
+
+def test_a_rehearsal_writes_the_records_of_a_run(svm: Path) -> None:
+    for task in ("logistic", "fm"):
+        config = job(task, svm, ("train.epochs", 2), ("train.batch_size", 16))
+        inputs = read_inputs(config, 1)
+        found = rehearse(inputs, config.cluster, 1, 20)
+        served = train(config, "none", verbose=False).statistics["servers"][0]
+        assert len(found.steps) == 20 == 2 * steps_per_epoch(160, 1, 16)
+        assert sum(found.records) + FAREWELL == served["counters"]["records"]
+
+
+def test_a_rehearsal_of_a_dense_task_writes_the_records_of_a_run() -> None:
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    config = job("mlp", "digits", ("train.epochs", 1), ("options.hidden", [1500]))
+    found = rehearse(read_inputs(config, 1), config.cluster, 1, 45)
+    served = train(config, "none", verbose=False).statistics["servers"][0]
+    assert len(found.steps) == 45
+    # In one process large updates go through the ring; in a job on a node by way of staging memory.
+    unstaged = rehearse(read_inputs(config, 1), config.cluster, 1, 45, staged=False)
+    assert sum(unstaged.records) + FAREWELL == served["counters"]["records"]
+    assert sum(found.records) < sum(unstaged.records)
+
+
+def test_planned_rows_are_those_that_a_run_makes(svm: Path) -> None:
+    config = job("fm", svm, ("train.epochs", 1))
+    served = train(config, "none", verbose=False).statistics["servers"][0]["tables"]
+    rows = planned(config, 1, n_steps=1).needs.rows
+    assert {name: r.total for name, r in rows.items()} == {n: t["rows"] for n, t in served.items()}
+    assert rows["weight"].total == rows["factor"].total + 1  # the bias
+    assert rows["weight"].source == "keys of the training data"
+
+
+def test_planned_memory_of_rows_is_near_what_a_run_takes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    path = tmp_path / "many.svm"
+    lines = [
+        f"{i % 2} " + " ".join(f"{k}:1" for k in sorted(rng.choice(60_000, 60, replace=False) + 1))
+        for i in range(3000)
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    config = job("logistic", path, ("train.epochs", 1), ("train.batch_size", 500))
+    served = train(config, "none", verbose=False).statistics["servers"][0]["tables"]["weight"]
+    server = planned(config, 1, n_steps=1).needs.servers[0]
+    assert server.rows == served["rows"] > 50_000
+    # A server takes memory for rows to come, in steps of a MiB.
+    assert server.embedding + server.maps == pytest.approx(served["memory_bytes"], rel=0.5)
+
+
+@pytest.mark.skipif(hdf5_kind() == "none", reason="checkpoints need h5py")
+@pytest.mark.parametrize("task", ["logistic", "fm"])
+def test_a_checkpoint_has_the_planned_size(svm: Path, tmp_path: Path, task: str) -> None:
+    folder = tmp_path / "checkpoints"
+    config = job(task, svm, ("train.epochs", 1), ("checkpoint.folder", str(folder)))
+    train(config, "none", verbose=False)
+    written = (folder / "latest" / "state.h5").stat().st_size
+    assert planned(config, 1).needs.checkpoint == written
+
+
+def test_the_regions_are_those_of_the_placement(svm: Path) -> None:
+    plan = planned(job("logistic", svm), 8)
+    for server, layout in zip(plan.needs.servers, plan.placement.layouts, strict=True):
+        assert server.mailboxes + server.dense == layout.total_bytes
+    node = plan.needs.nodes[0]
+    assert node.shared == sum(s.shared for s in plan.needs.servers)
+    assert node.memory > node.shared + 8 * plan.needs.program
+    assert len(plan.needs.nodes) == 1
+
+
+def test_checkpoints_while_training_goes_on_take_a_copy(svm: Path) -> None:
+    plain = planned(job("logistic", svm), 3).needs
+    needs = planned(job("logistic", svm, ("checkpoint.every_steps", 5)), 3).needs
+    for server, without in zip(needs.servers, plain.servers, strict=True):
+        assert server.copy == server.dense + int(1.25 * server.embedding)
+        assert (without.copy, without.shared) == (0, server.shared)
+    assert needs.nodes[0].memory - plain.nodes[0].memory == sum(s.copy for s in needs.servers)
+
+
+def test_partners_hold_each_others_servers(svm: Path) -> None:
+    config = job("softmax", svm, ("cluster.servers", 2), ("redundancy.partner", True))
+    found = planned(config, 6, per_node=3).needs
+    both = sum(server.shared for server in found.servers)
+    assert [node.shared for node in found.nodes] == [both, both]
+    assert found.worker_staging == 0
+
+
+def test_sums_lie_in_shared_memory_where_there_is_a_journal() -> None:
+    def server(warm: bool, *settings: tuple[str, object]) -> ServerNeeds:
+        config = job("mlp", "digits", ("redundancy.warm", warm), *settings)
+        return planned(config, 4, n_steps=1).needs.servers[0]
+
+    warm, cold = server(True), server(False)
+    n = 64 * 128 + 128 + 128 * 10 + 10
+    assert warm.sums == cold.sums == 4 * n
+    assert warm.shared == cold.shared + warm.sums + warm.journal
+    assert cold.private == warm.private + cold.sums
+    asp = server(True, ("table.consistency", "asp"))
+    assert (asp.sums, asp.journal) == (0, warm.journal)
+
+
+def test_keys_of_a_partition_lie_on_their_owners(svm: Path) -> None:
+    plan = planned(job("logistic", svm, ("cluster.servers", 3)), 6)
+    rows = plan.needs.rows["weight"]
+    assert plan.inputs.train is not None
+    keys = np.union1d(plan.inputs.train.indices, [-1])  # type: ignore[union-attr]
+    owners = plan.placement.partitioners["weight"].owners(keys)
+    assert rows.per_server == tuple(np.bincount(owners, minlength=3).tolist())
+    assert rows.total == 91
+
+
+def test_given_rows_take_the_place_of_keys(svm: Path) -> None:
+    config = job("fm", svm, ("cluster.servers", 2))
+    plan = planned(config, 4, rows={"factor": 10_000_001})
+    assert plan.needs.rows["factor"].per_server == (5_000_001, 5_000_000)
+    dim = 8
+    assert plan.needs.servers[0].embedding >= 5_000_001 * (8 + 4 * dim)
+    with pytest.raises(ConfigError, match="embedding tables are weight, factor"):
+        planned(config, 4, rows={"nosuch": 5})
+
+
+def test_keys_that_are_not_in_the_data_are_told_to_be_a_lower_bound(
+    tmp_path: Path, svm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "crossed.py").write_text(
+        "import numpy as np\n"
+        "from mpips import EmbeddingTable\n"
+        "from mpips.tasks import StepResult, Task\n"
+        "class Crossed(Task):\n"
+        "    name = 'crossed'\n"
+        "    def __init__(self, info, options, seed): pass\n"
+        "    def tables(self): return [EmbeddingTable('pairs', 2), EmbeddingTable('idle', 2)]\n"
+        "    def step(self, worker, batch):\n"
+        "        keys = np.unique(batch.keys * 1000 + 500_000)\n"
+        "        worker.table('pairs').push(keys, np.zeros((len(keys), 2), np.float32))\n"
+        "        return StepResult(0.0, batch.n)\n"
+        "    def predict(self, worker, batch): return np.zeros(batch.n, np.float32)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    rows = planned(job("crossed:Crossed", svm), 3).needs.rows
+    assert rows["pairs"].total > 0
+    assert "--rows pairs=N" in rows["pairs"].source
+    assert (rows["idle"].total, "--rows idle=N" in rows["idle"].source) == (0, True)
+
+
+@pytest.mark.parametrize(("what", "word"), [("shm", "/dev/shm"), ("memory", "memory needs")])
+def test_what_cannot_fit_is_said(svm: Path, what: str, word: str) -> None:
+    plan = planned(job("logistic", svm), 6, hardware=replace(BIG, **{what: 1 << 20}))
+    assert len(plan.problems) == 1
+    assert word in plan.problems[0]
+    assert as_text(plan).splitlines()[-1].startswith("cannot run: node0")
+    assert not as_json(plan)["fits"]
+
+
+def test_staging_holds_two_of_each_large_update() -> None:
+    options = job("mlp", "x").cluster
+    tables = [DenseTable("small", (1000,)), DenseTable("large", (1000, 1000))]
+    assert staging_bytes(tables, options) == 2 * 4_000_000
+    assert staging_bytes([DenseTable("huge", (1 << 28,))], options) == options.staging_mib << 19
+
+
+def tally(compute_s: float, servers: list[float], n_bytes: int = 0) -> Tally:
+    n = len(servers)
+    return Tally(
+        {"w": 1},
+        {"w": 1},
+        [n_bytes] * n,
+        [n_bytes] * n,
+        servers,
+        step_s=compute_s + sum(servers),
+    )
+
+
+def rehearsal(compute_s: float, servers: list[float], n_bytes: int = 0) -> Rehearsal:
+    steps = [tally(compute_s, servers, n_bytes) for _ in range(10)]
+    return Rehearsal(len(servers), [30] * len(servers), steps, {}, set(), {})
+
+
+BSP_TABLE = [DenseTable("w", (10,))]
+ASP_TABLE = [DenseTable("w", (10,), consistency=ASP())]
+
+
+def step(found: Rehearsal, n: int, per_node: int, cores: int, tables: Any = None) -> Any:
+    a = roles(n, per_node, found.n_servers)
+    return predict(found, tables or BSP_TABLE, a, cores, DEFAULTS)
+
+
+def test_under_bsp_workers_and_servers_follow_each_other() -> None:
+    found = step(rehearsal(1.0, [0.1]), 6, 6, 8)
+    assert found.worker_s == pytest.approx(1.0)
+    assert found.serve_s == pytest.approx(0.4)  # four workers
+    assert found.step_s == pytest.approx(1.4)
+    assert found.bottleneck == "computing, on the workers"
+
+
+def test_under_asp_the_slower_side_decides() -> None:
+    assert step(rehearsal(1.0, [0.1]), 6, 6, 8, ASP_TABLE).step_s == pytest.approx(1.1)
+    slow = step(rehearsal(1.0, [0.5]), 6, 6, 8, ASP_TABLE)
+    assert slow.step_s == pytest.approx(2.0)
+    assert slow.bottleneck == "applying updates, on the servers"
+
+
+def test_workers_beyond_the_cores_take_turns() -> None:
+    found = step(rehearsal(1.0, [0.0]), 1 + 1 + 6, 8, 4)
+    assert (found.turns, found.bottleneck) == (2, "cores: 2 busy ranks to each")
+    assert found.step_s == pytest.approx(2.0, rel=0.01)
+    assert found.switch_s > 0
+    assert step(rehearsal(1.0, [0.0]), 1 + 1 + 6, 8, 8).turns == 1
+    # Servers that wait for the workers ask in turn with them.
+    assert step(rehearsal(1.0, [0.0, 0.0]), 1 + 2 + 3, 6, 2).turns == 2.5
+
+
+def test_only_what_goes_between_nodes_takes_the_network() -> None:
+    heavy = rehearsal(0.001, [0.0], n_bytes=1 << 28)
+    assert step(heavy, 4, 4, 8).network_s == 0.0
+    apart = step(heavy, 4, 2, 8)
+    # One of the two workers has the server elsewhere: half a GiB to and from it, at 1 GB/s.
+    assert apart.network_s == pytest.approx(2 * (1 << 28) / 1e9, rel=0.01)
+    assert apart.bottleneck == "the network between nodes"
+
+
+def test_more_servers_serve_faster() -> None:
+    one = step(rehearsal(0.1, [0.4]), 1 + 1 + 4, 8, 8)
+    two = step(rehearsal(0.1, [0.2, 0.2]), 1 + 2 + 4, 8, 8)
+    assert two.serve_s == pytest.approx(one.serve_s / 2)
+
+
+def test_slow_outliers_do_not_count() -> None:
+    found = rehearsal(1.0, [0.0])
+    found.steps[-1].step_s = 1000.0
+    assert found.seconds(lambda t: t.compute_s) == pytest.approx(1.0)
+
+
+def calibration(path: Path, **figures: tuple[float, str]) -> Path:
+    rows = {name: {"ours": value, "unit": unit} for name, (value, unit) in figures.items()}
+    path.write_text(json.dumps({"format": 1, "figures": rows}))
+    return path
+
+
+def test_costs_come_from_the_calibration_file_and_defaults_are_named(tmp_path: Path) -> None:
+    path = calibration(tmp_path / "c.json", tcp_latency=(7.5, "us"), tcp_bandwidth=(3.0, "Mb/s"))
+    costs = load_costs(path, True)
+    assert costs.values["net_us"] == 7.5
+    assert "net_us" not in costs.defaults
+    # Another unit is another figure.
+    assert "net_gb_s" in costs.defaults
+    assert costs.values["net_gb_s"] == FIGURES["net_gb_s"][2]
+    assert costs.source == str(path)
+    assert load_costs(tmp_path / "no.json", False) == DEFAULTS
+    with pytest.raises(ConfigError, match="mpips bench all"):
+        load_costs(tmp_path / "no.json", True)
+    (tmp_path / "bad.json").write_text("[1]")
+    with pytest.raises(ConfigError, match="no calibration file"):
+        load_costs(tmp_path / "bad.json", False)
+
+
+def test_the_figures_are_those_that_bench_writes() -> None:
+    """A name that no suite measures would be a default for ever."""
+    text = "".join(p.read_text() for p in Path(planning.__file__).parents[1].glob("bench/**/*.py"))
+    from mpips.bench.rank.transport import link_figures
+
+    raw = [{"ping_pong_8": 1e-5, "ping_pong_4k": 2e-5, "message_16m": 1e-2}]
+    link = {f.name: f.unit for f in link_figures("tcp", "between nodes", raw)}
+    for key, unit, _ in FIGURES.values():
+        assert link[key] == unit if key in link else f'"{key}"' in text, key
+
+
+def test_text_fits_a_hundred_columns_and_tells_all(svm: Path) -> None:
+    plan = planned(job("fm", svm), 200, 8, with_range=True)
+    text = as_text(plan)
+    assert max(map(len, text.splitlines()[1:])) <= 100  # the first line has the name of the data
+    for words in (
+        "messages to servers",
+        "bottleneck: ",
+        "a checkpoint has",
+        "samples/s",
+        "it fits",
+    ):
+        assert words in text
+    assert len(plan.cells) > 10
+    assert per_step(plan)["messages"] > 0
+    report = as_json(plan)
+    assert json.loads(json.dumps(report)) == report
+    assert report["prediction"]["step_s"] > 0
+    assert len(report["roles"]) == 200
+
+
+def test_without_steps_nothing_is_said_of_time(svm: Path) -> None:
+    plan = planned(job("logistic", svm), 4, n_steps=0)
+    assert (plan.rehearsal, plan.prediction, plan.cells) == (None, None, [])
+    assert "no steps were tried" in as_text(plan)
+    assert "prediction" not in as_json(plan)
+
+
+def test_tables_larger_than_this_machine_are_planned_without_making_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "wide.npz"
+    np.savez(path, x=np.zeros((20, 60), np.float32), y=np.arange(20) % 2)
+    plan = planned(
+        job("mlp", path, ("options.hidden", [400_000_000])), 4, hardware=Hardware(4, 1, 1)
+    )
+    assert plan.rehearsal is None
+    assert plan.needs.servers[0].dense > 4 * 60 * 400_000_000
+    assert len(plan.problems) == 2
+
+
+def mpips(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "mpips", "plan", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_the_command_ends_with_2_if_the_job_cannot_fit(svm: Path) -> None:
+    fits = mpips("logistic", "--train", str(svm), "-n", "4", "--json")
+    assert fits.returncode == 0, fits.stderr
+    assert json.loads(fits.stdout)["fits"] is True
+    tight = mpips("logistic", "--train", str(svm), "-n", "4", "--shm", "0.001")
+    assert tight.returncode == 2
+    assert "cannot run: node0: /dev/shm needs" in tight.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-n", "4", "--rows", "weight"], "--rows 'weight': write TABLE=N"),
+        (["-n", "4", "--rows", "w=5"], "embedding tables are weight"),
+        (["-n", "4", "--servers", "3"], "servers = 3 is too many for 4 ranks: use 1 or 2"),
+        (["-n", "1", "--servers", "2"], "servers = 2 is too many for 1 rank"),
+        (["-n", "4", "--calibration", "no.json"], "no such calibration file"),
+        (["-n", "4", "--set", "cluster.slot_kib=0"], "slot_kib = 0"),
+    ],
+)
+def test_a_mistake_costs_one_sentence(svm: Path, arguments: list[str], words: str) -> None:
+    done = mpips("logistic", "--train", str(svm), *arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+def test_a_plan_leaves_no_folder_for_checkpoints(svm: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    done = mpips("logistic", "--train", str(svm), "-n", "3", "--set", f"checkpoint.folder={folder}")
+    assert done.returncode == 0, done.stderr
+    assert not folder.exists()
+
+
+def test_a_plot_is_written(svm: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "plan.png"
+    done = mpips("logistic", "--train", str(svm), "-n", "3", "--plot", str(path))
+    assert done.returncode == 0, done.stderr
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("ours", "met"), [(1.4, True), (0.7, True), (1.6, False), (0.6, False)])
+def test_a_prediction_must_be_near_from_both_sides(ours: float, met: bool) -> None:
+    found = Comparison(
+        name="plan_digits_mlp_3",
+        what="",
+        unit="us",
+        ours=[ours],
+        baseline=[1.0],
+        baseline_name="the job",
+    )
+    assert found.met is met

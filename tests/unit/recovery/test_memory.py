@@ -1,0 +1,76 @@
+"""Where workers go on in what an earlier launch has left."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpips.checkpoint import WorkerState
+from mpips.checkpoint.position import Position
+from mpips.errors import RecoveryError
+from mpips.recovery.memory import At, Memory, place_of
+
+MEMORY = Memory(generation=0, tables="", shape=(2, 1), step=7)
+
+
+def text(clock, **cursor):
+    position = Position(0, 0, 1)
+    position.set_cursor(cursor)
+    return position.coming_part(clock).hex()
+
+
+def at(clock, *texts, **fields):
+    values = {"sequence": 9, "applied": 9, "finished": False, "pushes": 0, "tag": 0, "ended": []}
+    return At(clock=clock, texts=list(texts), **{**values, **fields})
+
+
+def test_a_worker_goes_on_at_its_least_clock():
+    first, second = text(3, epoch=1, step=2), text(4, epoch=1, step=3)
+    place = place_of(0, [at(3, first, second), at(4, first, second)], MEMORY)
+    assert place.clock == 3
+    assert (place.state.epoch, place.state.step, place.state.clock) == (1, 2, 10)
+
+
+def test_a_skipped_clock_takes_the_last_cursor_before_it():
+    positions = [at(6, text(3, step=1), text(4, step=2))]
+    place = place_of(0, positions, MEMORY, skips_clocks=True)
+    assert (place.clock, place.state.step) == (6, 2)
+    with pytest.raises(RecoveryError, match=r"cursor of worker 0 at clock 6; .* clocks: 3, 4$"):
+        place_of(0, positions, MEMORY)
+
+
+def test_backup_workers_at_different_clocks_start_from_the_checkpoint():
+    positions = [at(7, text(7, step=1)), at(5, text(5, step=1))]
+    assert place_of(0, positions, MEMORY).clock == 5
+    with pytest.raises(
+        RecoveryError, match="worker 0 is at clock 5 on one server and at 7 on another"
+    ):
+        place_of(0, positions, MEMORY, skips_clocks=True)
+
+
+@pytest.mark.parametrize("skips_clocks", [False, True])
+def test_a_lost_cursor_is_not_taken_for_the_beginning(skips_clocks):
+    positions = [at(5, text(6, step=1), text(6, step=1)), at(5)]
+    with pytest.raises(RecoveryError, match="no server has the cursor of worker 0 at clock 5"):
+        place_of(0, positions, MEMORY, skips_clocks)
+
+
+def test_the_greatest_clock_of_all_servers_is_known():
+    place = place_of(0, [at(3, text(3)), at(7, text(7))], MEMORY)
+    assert (place.clock, place.ahead) == (3, 7)
+
+
+def test_a_worker_that_has_not_ticked_is_where_the_launch_began():
+    began = WorkerState(worker=0, clock=7, epoch=2, step=5, cursor={"epoch": 2})
+    memory = Memory(generation=1, tables="", shape=(2, 1), step=7, workers=(began,))
+    assert place_of(0, [at(0, text(1, epoch=9)), at(1)], memory).state == began
+    assert place_of(0, [at(0), at(0)], MEMORY).state == WorkerState(worker=0, clock=7)
+
+
+def test_the_random_stream_goes_on():
+    position = Position(3, 0, 1)
+    position.random.random(5)
+    said = position.coming_part(1).hex()
+    expected = position.random.random(4)
+    place = place_of(0, [at(1, said)], MEMORY)
+    again = Position(3, 0, 1, 7, (place.state,), place.clock)
+    assert (again.random.random(4) == expected).all()

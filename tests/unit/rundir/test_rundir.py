@@ -1,0 +1,150 @@
+"""The directory of a supervised run: its files, and what a rank learns of it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from mpips.errors import CheckpointError, ConfigError
+from mpips.rundir.directory import (
+    Finished,
+    Lease,
+    RunFolder,
+    Status,
+    current,
+    read_json,
+    replace_json,
+)
+
+
+def lease(generation: int) -> Lease:
+    return Lease(generation=generation, host="here", pid=os.getpid(), time_s=time.time())
+
+
+def environment(folder: RunFolder, generation: int) -> dict[str, str]:
+    return {"MPIPS_RUN_DIR": str(folder.path), "MPIPS_GENERATION": str(generation)}
+
+
+def test_a_rank_learns_the_identity_of_its_run(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "runs", "mlp")
+    found = current(environment(folder, 3))
+    assert found is not None
+    assert found.run_id == folder.path.name
+    assert found.run_id.startswith("mlp-")
+    assert int(found.token, 16) < 1 << 128
+    assert len(found.token) == 32
+    assert found.generation == 3
+    assert found.logs == folder.path / "logs" / "attempt-3"
+    again = current(environment(folder, 4))
+    assert again is not None
+    assert again.token == found.token
+
+
+def test_only_the_user_can_read_the_token_of_a_run(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "mlp")
+    assert folder.info_file.stat().st_mode & 0o777 == 0o600
+    replace_json(folder.status_file, Status(state="running", generation=0, time_s=0.0))
+    assert folder.status_file.stat().st_mode & 0o777 == 0o666 & ~umask()
+
+
+def umask() -> int:
+    value = os.umask(0)
+    os.umask(value)
+    return value
+
+
+def test_runs_of_the_same_name_get_folders_of_their_own(tmp_path: Path) -> None:
+    made = {RunFolder.create(tmp_path, "mlp").path for _ in range(5)}
+    assert len(made) == 5
+
+
+def test_without_a_supervisor_there_is_nothing_to_learn() -> None:
+    assert current({}) is None
+
+
+@pytest.mark.parametrize(
+    ("env", "sentence"),
+    [
+        ({"MPIPS_RUN_DIR": "/nowhere"}, "sets both"),
+        ({"MPIPS_GENERATION": "1"}, "sets both"),
+        ({"MPIPS_RUN_DIR": "/nowhere", "MPIPS_GENERATION": "-1"}, "sets both"),
+        ({"MPIPS_RUN_DIR": "/nowhere", "MPIPS_GENERATION": "1"}, "is no run directory"),
+    ],
+)
+def test_a_wrong_environment_is_refused(env: dict[str, str], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        current(env)
+
+
+def test_only_the_generation_of_the_lease_may_publish(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "fm")
+    old, new = current(environment(folder, 0)), current(environment(folder, 1))
+    assert old is not None
+    assert new is not None
+    with pytest.raises(CheckpointError, match="replaced by a later one"):
+        old.check_lease()
+    replace_json(folder.lease_file, lease(0))
+    old.check_lease()
+    replace_json(folder.lease_file, lease(1))
+    with pytest.raises(CheckpointError, match=r"attempt 0 of .* replaced by a later one"):
+        old.check_lease()
+    new.check_lease()
+    folder.lease_file.write_text("{")
+    with pytest.raises(CheckpointError, match=r"lease.json: is damaged"):
+        new.check_lease()
+
+
+def test_files_come_back_as_written(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "fm")
+    assert folder.status() is None
+    assert folder.finished() is None
+    status = Status(state="running", generation=2, time_s=1.5, restarts=1)
+    replace_json(folder.status_file, status)
+    assert folder.status() == status
+    finished = Finished(generation=2, time_s=2.5, step=40, checkpoint="step-40")
+    replace_json(folder.finished_file, finished, durable=True)
+    assert folder.finished() == finished
+
+
+def test_a_failed_replacement_leaves_the_old_content(tmp_path: Path) -> None:
+    path = tmp_path / "lease.json"
+    replace_json(path, lease(1))
+    with pytest.raises(TypeError):
+        replace_json(path, object())
+    assert read_json(path, Lease) is not None
+    assert [p.name for p in tmp_path.iterdir()] == ["lease.json"]
+
+
+def test_readers_never_see_half_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "lease.json"
+    replace_json(path, lease(0))
+    stop = threading.Event()
+
+    def write() -> None:
+        generation = 0
+        while not stop.is_set():
+            generation += 1
+            replace_json(path, lease(10 ** (generation % 12)))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen = set()
+    deadline = time.monotonic() + 20
+    while len(seen) < 8 and time.monotonic() < deadline:
+        found = read_json(path, Lease)
+        assert found is not None
+        seen.add(found.generation)
+    stop.set()
+    writer.join()
+    assert len(seen) >= 8
+
+
+@pytest.mark.parametrize("name", ["../../x", "a/b", "", "a\nb", "x" * 300])
+def test_a_run_of_a_name_that_leads_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="the name of a run = "):
+        RunFolder.create(tmp_path, name)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,130 @@
+"""The checkpoint at the end of a job: what a supervised run does where it cannot be written at once."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpips import DenseTable
+from mpips.checkpoint import find_newest
+from mpips.checkpoint import folder as folders
+from mpips.config.options import SessionOptions
+from mpips.errors import CheckpointError
+from mpips.recovery.saving import Saving
+from mpips.rundir.directory import Lease, RunFolder, Supervised, replace_json
+from mpips.scheduler.recorder import is_saved
+from mpips.session.local import run_local
+from mpips.snapshot import coordinator as conductor_module
+from mpips.snapshot import server_part as keeper_module
+from mpips.worker.worker import Worker
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the scheduler warns of; pauses take no time."""
+    found: list[str] = []
+    monkeypatch.setattr(conductor_module, "_warn", found.append)
+    monkeypatch.setattr(keeper_module, "_TRIES_S", (0.0, 0.0, 0.0, 0.0), raising=False)
+    monkeypatch.setattr(keeper_module, "_FULL_S", 0.0, raising=False)
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a supervised run saves to."""
+    run = RunFolder.create(tmp_path, "job")
+    replace_json(run.lease_file, Lease(generation=0, host="h", pid=1, time_s=time.time()))
+    supervised = Supervised(run, run.path.name, run.info().token, 0)
+    monkeypatch.setattr(keeper_module.directory, "current", lambda: supervised)
+    return run.checkpoints
+
+
+def failing(times: int, error: Exception, real: Callable[..., Any], calls: list[int]) -> Any:
+    """`real`, but for the first calls, which raise."""
+
+    def function(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) <= times:
+            raise error
+        return real(*arguments)
+
+    return function
+
+
+def train(folder: Path) -> dict[str, Any]:
+    """A job of one push that saves at its end; its statistics."""
+
+    def main(worker: Worker) -> None:
+        worker.table("w").push(np.ones(4, np.float32))
+        worker.clock()
+
+    tables = [DenseTable("w", (4,))]
+    return run_local(main, tables, SessionOptions(), saving=Saving(folder, "job"))[1]
+
+
+def test_a_full_disk_is_waited_for_however_long(
+    folder: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    real = folders.make_temporary
+    monkeypatch.setattr(folders, "make_temporary", failing(40, FULL, real, calls))
+    statistics = train(folder)
+    assert is_saved(statistics)
+    assert len(calls) == 41
+    (line,) = said
+    assert "No space left on device; the job waits and tries again" in line
+    found = find_newest(folder).checkpoint
+    assert found is not None
+    found.close()
+
+
+def test_another_failure_is_tried_again_a_few_times(
+    folder: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(
+        folders, "make_temporary", failing(4, BROKEN, folders.make_temporary, calls)
+    )
+    assert is_saved(train(folder))
+    assert (len(calls), len(said)) == (5, 1)
+
+
+def test_a_failure_that_stays_is_the_end(
+    folder: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(folders, "make_temporary", failing(99, BROKEN, str, calls))
+    statistics = train(folder)
+    assert not is_saved(statistics)
+    assert "Input/output error" in statistics["servers"][0]["checkpoint"]["error"]
+    assert len(calls) == 5
+
+
+def test_a_checkpoint_is_not_written_twice_because_older_ones_stay(
+    folder: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    error = CheckpointError("step-1: cannot be removed: Input/output error")
+    monkeypatch.setattr(keeper_module, "retain", failing(1, error, str, calls))
+    assert is_saved(train(folder))
+    assert [path.name for path in folder.glob("step-*")] == ["step-000000000001"]
+
+
+def test_a_job_that_nobody_supervises_says_so_at_once(
+    tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(folders, "make_temporary", failing(1, FULL, str, calls))
+    statistics = train(tmp_path / "checkpoints")
+    assert not is_saved(statistics)
+    assert (len(calls), said) == (1, [])

@@ -1,0 +1,58 @@
+"""A server's part in checkpoints, in a job of one process."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from harness import dense
+
+import mpips
+from mpips.checkpoint import list_checkpoints
+from mpips.snapshot import server_part
+
+
+def cannot_remove(*_: object) -> None:
+    raise mpips.CheckpointError("step-1: cannot be removed: Device or resource busy")
+
+
+@pytest.mark.parametrize("error", [mpips.CheckpointError, OSError])
+def test_a_job_that_is_to_end_leaves_though_older_checkpoints_could_not_be_removed(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    error: type[Exception],
+) -> None:
+    def cannot_remove(*_: object) -> None:
+        raise error("step-1 cannot be removed")
+
+    def main(worker: mpips.Worker) -> None:
+        for clock in range(100_000):
+            if clock == 3:
+                os.kill(os.getpid(), signal.SIGUSR1)
+            worker.table("w").push(np.ones(8, np.float32))
+            worker.clock()
+
+    monkeypatch.setattr(server_part, "retain", cannot_remove)
+    with pytest.raises(SystemExit) as caught:
+        mpips.run(main, [dense()], save=tmp_path, on_usr1="exit")
+    assert caught.value.code == 75
+    last = list_checkpoints(tmp_path)[-1].path
+    note = (
+        f"{last} was written, but older checkpoints could not be removed: step-1 cannot be removed"
+    )
+    assert note in capfd.readouterr().err
+
+
+def test_the_last_checkpoint_is_written_though_older_ones_could_not_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_part, "retain", cannot_remove)
+    outcome = mpips.run(lambda worker: worker.clock(), [dense()], save=tmp_path)
+    found = outcome.statistics["servers"][0]["checkpoint"]
+    assert found["path"] == str(list_checkpoints(tmp_path)[-1].path)
+    assert "error" not in found
+    assert "older checkpoints could not be removed" in found["notes"][-1]

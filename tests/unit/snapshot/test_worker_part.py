@@ -1,0 +1,173 @@
+"""What a worker tells the scheduler while it waits and a cut waits for it, or it for a cut."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from harness import Rig, dense, rows
+
+from mpips.checkpoint.position import Position, decode_part
+from mpips.errors import StallError
+from mpips.model.consistency import ASP, SSP
+from mpips.mpi.messages import Abandon, Commit, Message, Propose, Waits
+from mpips.session.local import LocalControl
+from mpips.worker.worker import Worker
+
+
+class Listening(LocalControl):
+    """Keeps what a worker tells; the others come to a gather after `looks` looks at it."""
+
+    def __init__(self, looks: int = 0) -> None:
+        super().__init__()
+        self.told: list[Message] = []
+        self.looks = looks
+        self.committed: Commit | None = None
+
+    def tell(self, message: Message) -> None:
+        self.told.append(message)
+
+    def take_gathered(self, name: str) -> list[bytes] | None:
+        if self.looks == 0:
+            return super().take_gathered(name)
+        self.looks -= 1
+        if self.committed is not None:
+            self.cut.take(self.committed, self.clock)
+            self.committed = None
+        return None
+
+
+def worker_of(rig: Rig, control: Listening, *, drained: bool = True) -> Worker:
+    return Worker(
+        0,
+        [f"worker {i}" for i in range(rig.n_workers)],
+        rig.tables,
+        rig.placement,
+        [rig.channel(0, drained)],
+        control,
+        rig.staging[0],
+        60.0,
+    )
+
+
+def push(worker: Worker) -> None:
+    worker.table("w").push(np.ones(8, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("consistency", "pushes", "clock"),
+    [(ASP(), True, 0), (ASP(), False, 2), (SSP(2), False, 2), (SSP(2), True, 2)],
+    ids=["pushed", "at-one-clock", "ssp", "ssp-pushed"],
+)
+def test_a_gather_in_which_a_cut_cannot_be_made_is_told_once_and_taken_back(
+    consistency, pushes, clock
+):
+    rig = Rig(dense(consistency=consistency), n_slots=8)
+    control = Listening(looks=3)
+    control.committed = Commit(7, clock)
+    worker = worker_of(rig, control)
+    worker.clock()
+    if pushes:
+        push(worker)
+    rig.core.expect_cut(7)
+    worker.barrier("here")
+    assert control.told == [Waits(7, "before"), Waits(7, "over")]
+    # The cut is made where it can be: at the next tick.
+    assert not rig.core.holds_cut()
+    worker.clock()
+    rig.drain()
+    assert rig.core.holds_cut()
+
+
+def test_a_gather_in_which_the_cut_can_be_made_is_no_news():
+    rig = Rig(dense(), n_slots=8)
+    control = Listening(looks=3)
+    control.committed = Commit(7, 0)
+    worker = worker_of(rig, control)
+    push(worker)
+    worker.clock()
+    rig.core.expect_cut(7)
+    worker.barrier("here")
+    assert control.told == []
+    assert rig.core.holds_cut()
+
+
+@pytest.mark.parametrize("what", ["pull", "flush"])
+def test_a_wait_behind_a_cut_record_is_told_once(what):
+    rig = Rig(dense(), rows(), n_workers=2, n_slots=8)
+    control = Listening()
+    worker = worker_of(rig, control)
+    rig.core.expect_cut(7)
+    control.cut.take(Commit(7, 0), 0)
+    push(worker)
+    worker.clock()
+    # Worker 1 does not come to the cut.
+    request = worker.table("e").prefetch(np.arange(3))
+    if what == "pull":
+        for _ in range(3):
+            with pytest.raises(StallError):
+                request.wait(0.2)
+    else:
+        worker.timeout_s = 0.3
+        with pytest.raises(StallError):
+            worker.flush()
+    assert control.told == [Waits(7, "behind")]
+    control.cut.take(Abandon(7), 1)
+    rig.core.release_cut(7)
+    assert request.wait().shape == (3, 4)
+    worker.flush()
+    assert control.told == [Waits(7, "behind")]
+
+
+def test_a_wait_for_a_slow_server_is_no_news_where_there_is_no_cut():
+    rig = Rig(dense(), rows(), n_workers=2, n_slots=8)
+    control = Listening()
+    worker = worker_of(rig, control, drained=False)
+    with pytest.raises(StallError):
+        worker.table("e").prefetch(np.arange(3)).wait(0.3)
+    assert control.told == []
+
+
+def test_a_worker_that_goes_on_knows_its_clock_before_it_says_so():
+    rig = Rig(dense())
+    control = Listening()
+    Worker(
+        0,
+        ["worker 0"],
+        rig.tables,
+        rig.placement,
+        [rig.channel(0, True)],
+        control,
+        None,
+        60.0,
+        first_clock=1000,
+    )
+    assert control.clock == 1000
+    answer = control.cut.take(Propose(1, 2), control.clock)
+    assert answer is not None
+    assert not answer.ok
+
+
+def test_no_cut_is_made_behind_its_clock():
+    rig = Rig(dense(consistency=SSP(2)))
+    control = Listening()
+    worker = worker_of(rig, control)
+    for _ in range(3):
+        worker.clock()
+    control.cut.take(Commit(7, 2), 1)
+    rig.core.expect_cut(7)
+    worker.clock()
+    worker.flush()
+    assert control.cut.pending is None
+    assert not rig.core.cut_ready()
+
+
+@pytest.mark.parametrize("ticks", [0, 1])
+def test_a_text_holds_the_random_state_of_its_tick(ticks):
+    position = Position(3, 0, 1)
+    for clock in range(ticks):
+        position.random.random(2)
+        position.note_tick(clock + 1, keep=True)
+    at_tick = position.part()
+    position.random.random(5)
+    assert position.part() == at_tick
+    assert bool(decode_part(at_tick).random) is bool(ticks)

@@ -1,0 +1,251 @@
+"""Batch scripts that `mpips submit` writes, and what it says when Slurm refuses; Slurm is made up here."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpips.config.schema import SlurmConfig, load_config
+from mpips.errors import CapabilityError, ConfigError
+from mpips.supervisor.submit import TEMPLATES, directives, find_root, make_script
+from mpips.training.preflight import preflight
+
+ROOT = Path(__file__).resolve().parents[3]
+CONFIGS = sorted((ROOT / "jobs/configs").glob("*.toml"))
+
+
+def run_submit(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """`mpips submit` in `folder`."""
+    return subprocess.run(
+        [sys.executable, "-m", "mpips", "submit", *arguments],
+        cwd=folder,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def add_command(folder: Path, name: str, script: str) -> str:
+    """Put a command on a PATH; the PATH."""
+    (folder / "bin").mkdir(exist_ok=True)
+    path = folder / "bin" / name
+    path.write_text(f"#!/bin/bash\n{script}\n")
+    path.chmod(0o755)
+    return f"{path.parent}:{os.environ['PATH']}"
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """A job that asks for two nodes."""
+    path = tmp_path / "my job.toml"
+    text = (ROOT / "jobs/configs/digits.toml").read_text()
+    path.write_text(text + '\n[slurm]\nnodes = 2\nranks_per_node = 3\npartition = "cpu"\n')
+    return path
+
+
+@pytest.mark.parametrize("template", TEMPLATES.values())
+def test_a_script_of_jobs_becomes_that_of_one_job(template: str, tmp_path: Path) -> None:
+    text = (ROOT / "jobs" / template).read_text()
+    options = SlurmConfig(nodes=3, ranks_per_node=2, time="7", sbatch=("--exclusive", "--mem=1G"))
+    script = make_script(
+        text,
+        directives(options, "a b", tmp_path, 1),
+        {"MPIPS_FOLDER": "it's"},
+        ["job.toml", "--set", "x=$HOME"],
+        "mpips submit",
+    )
+    asked = [line for line in script.splitlines() if line.startswith("#SBATCH")]
+    assert "#SBATCH --nodes=4" in asked, "three to work on, one to spare"
+    assert "#SBATCH --job-name='a b'" in asked
+    assert "#SBATCH --time=7" in asked
+    assert "#SBATCH --exclusive" in asked
+    assert "#SBATCH --mem=1G" in asked
+    assert "#SBATCH --requeue" in asked, "what nobody asked to change stays"
+    names = [line.partition("=")[0] for line in asked]
+    assert len(set(names)) == len(names)
+    # Slurm reads directives only up to the first command.
+    assert script.rindex("#SBATCH") < script.index("set -euo pipefail")
+    # The shell gets the words that were meant, before any of the script's own commands.
+    prologue = script.partition("set -euo pipefail")[2].partition("root=")[0]
+    show = f'{prologue}\nprintf "%s|" "$MPIPS_FOLDER" "$@"'
+    done = subprocess.run(["bash", "-c", show], capture_output=True, text=True, check=True)
+    assert done.stdout == "it's|job.toml|--set|x=$HOME|"
+    assert script.endswith(text[text.index("root=") :])
+
+
+def test_what_slurm_would_not_read_is_refused(tmp_path: Path) -> None:
+    text = (ROOT / "jobs/train.sbatch").read_text()
+    for word in ("-N4", "mem=4", "--mem=4\n#SBATCH --uid=0"):
+        with pytest.raises(ConfigError, match="--name=value"):
+            make_script(text, [(word.partition("=")[0], word.partition("=")[2])], {}, [], "")
+
+
+@pytest.mark.parametrize(
+    ("time", "warn_s", "fits"),
+    [
+        ("3", 180, False),
+        ("4", 180, True),
+        ("3:01", 180, True),
+        ("0:03:01", 180, True),
+        ("00:02:59", 180, False),
+        ("0-18", 64799, True),
+        ("0-18", 64800, False),
+        ("0-1:00", 3599, True),
+        ("0-1:00", 3600, False),
+    ],
+)
+def test_a_warning_comes_before_the_limit(time: str, warn_s: int, fits: bool) -> None:
+    options = SlurmConfig(time=time, warn_s=warn_s)
+    if fits:
+        assert options.check() is options
+        return
+    with pytest.raises(ConfigError, match="the warning would come before the job has begun"):
+        options.check()
+
+
+def test_flags_of_training_are_those_of_train_and_go_into_the_script(
+    job: Path, tmp_path: Path
+) -> None:
+    flags = ["--epochs=3", "--lr=0.5", "--batch-size=16", "--set", "train.epochs=4"]
+    done = run_submit(tmp_path, job.name, "--dry-run", *flags)
+    assert done.returncode == 0, done.stderr
+    given = "train.epochs=3 table.optimizer.lr=0.5 train.batch_size=16 train.epochs=4"
+    words = " ".join(f"--set {word}" for word in given.split())
+    assert f"{words}\n" in done.stdout
+    refused = run_submit(tmp_path, job.name, "--dry-run", "--epochs=-1")
+    assert refused.returncode == 2
+    assert "epochs = -1: must be 0 or more" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"launcher": "ssh"}, "must be mpirun, srun or restart"),
+        ({"nodes": 0}, "1 or more"),
+        ({"time": "an hour"}, "or days-hours"),
+        ({"time": "1:2:3:4"}, "or days-hours"),
+        ({"spares": -1}, "0 to 65535"),
+    ],
+)
+def test_impossible_options_are_a_sentence(values: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        SlurmConfig(**values).check()  # type: ignore[arg-type]
+
+
+def test_dry_run_prints_the_script_and_leaves_nothing(job: Path, tmp_path: Path) -> None:
+    done = run_submit(tmp_path, job.name, "--time=90", "--dry-run", "--", "--mem=2G")
+    assert done.returncode == 0, done.stderr
+    for line in ("--nodes=2", "--ntasks-per-node=3", "--partition=cpu", "--time=90", "--mem=2G"):
+        assert f"#SBATCH {line}\n" in done.stdout
+    assert done.stdout.startswith("#!/usr/bin/env bash\n# Written by: mpips submit 'my job.toml'")
+    assert [path.name for path in tmp_path.iterdir()] == [job.name]
+
+
+def test_a_submitted_job_keeps_its_own_copy(job: Path, tmp_path: Path) -> None:
+    path = add_command(tmp_path, "sbatch", f'echo "$*" >>{tmp_path}/calls; echo "42;cluster"')
+    done = run_submit(tmp_path, job.name, "--set", "train.epochs=2", PATH=path)
+    assert done.returncode == 0, done.stderr
+    assert "job 42 (my job) is submitted: 2 nodes of 3 ranks" in done.stdout
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert "scancel 42" in done.stdout
+    assert str(folder) in done.stdout
+    assert (folder / "job.toml").read_text() == job.read_text()
+    script = (folder / "job.sbatch").read_text()
+    arguments = shlex.join([f"{folder}/job.toml", "--set", "train.epochs=2"])
+    assert f"set -- {arguments}\n" in script
+    assert f"export MPIPS_FOLDER={shlex.quote(str(folder))}\n" in script
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert calls == [f"--test-only {folder}/job.sbatch", f"--parsable {folder}/job.sbatch"]
+
+
+def test_what_slurm_refuses_is_told_with_what_it_has(job: Path, tmp_path: Path) -> None:
+    add_command(tmp_path, "sinfo", 'echo "main* 4 16 1-00:00:00"')
+    refuse = "echo 'allocation failure: Requested node configuration is not available' >&2; exit 1"
+    path = add_command(tmp_path, "sbatch", refuse)
+    done = run_submit(tmp_path, job.name, "--nodes=9", PATH=path)
+    assert done.returncode == 2
+    assert (
+        "Slurm refuses the job: Requested node configuration is not available. Asked for: 9 nodes, "
+        "3 ranks a node, 1 CPUs a rank, 01:00:00. Partitions: main*: 4 nodes of 16 CPUs, at most 1-00:00:00"
+    ) in done.stderr
+    assert not list((tmp_path / "runs").iterdir()), "nothing is left of it"
+
+
+def test_without_slurm_the_way_out_is_named(job: Path, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/env").symlink_to(shutil.which("env") or "")
+    done = run_submit(tmp_path, job.name, PATH=str(tmp_path / "bin"))
+    assert done.returncode == 69
+    assert "there is no sbatch here" in done.stderr
+
+
+def test_wrong_jobs_are_refused_before_they_wait_in_a_queue(job: Path, tmp_path: Path) -> None:
+    done = run_submit(tmp_path, job.name, "--set", "cluster.servers=5", "--dry-run")
+    assert done.returncode == 2
+    assert "servers = 5" in done.stderr
+    done = run_submit(tmp_path, job.name, "--spares=1", "--dry-run")
+    assert done.returncode == 2
+    assert "--spares needs --launcher restart" in done.stderr
+
+
+def test_scripts_are_found_or_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("MPIPS_ROOT", raising=False)
+    assert find_root() == ROOT
+    monkeypatch.setenv("MPIPS_ROOT", str(tmp_path))
+    with pytest.raises(CapabilityError, match="set MPIPS_ROOT"):
+        find_root()
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_every_configuration_of_jobs_can_be_run(path: Path) -> None:
+    data = [("data.train", "digits"), ("data.test", "digits")]
+    given = [] if path.name == "digits.toml" else data
+    config = load_config(str(path), given)
+    assert preflight(config, 4).name == config.task
+    config.slurm.check()
+
+
+def test_every_line_of_the_sweep_is_a_job() -> None:
+    lines = (ROOT / "jobs/configs/sweep.txt").read_text().splitlines()
+    jobs = [line.split() for line in lines if line and not line.startswith("#")]
+    assert len(jobs) == 3
+    for job, *assignments in jobs:
+        assert assignments[::2] == ["--set"] * (len(assignments) // 2)
+        pairs = [tuple(word.split("=")) for word in assignments[1::2]]
+        values = [(key, int(value) if value.isdigit() else value) for key, value in pairs]
+        preflight(load_config(str(ROOT / job), values), 4)
+
+
+def test_nothing_on_the_command_line_becomes_a_command_of_the_script(tmp_path: Path) -> None:
+    evil = "run.name=x\ntouch evil\r\ntouch evil\x0b\ntouch evil #"
+    template = "#!/bin/bash\n# A job.\nset -euo pipefail\nprintf '%s' \"$2\"\n"
+    origin = shlex.join(["mpips", "submit", "--set", evil])
+    script = make_script(template, [], {"X": evil}, ["--set", evil], origin)
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, check=True)
+    assert done.stdout.decode() == evil
+    assert not list(tmp_path.iterdir())
+    assert "run.name=x\\ntouch evil" in script.splitlines()[1]
+
+
+@pytest.mark.parametrize("value", ["a\nb", "a\rb", "a\x0bb"])
+def test_an_option_of_sbatch_that_is_no_line_is_refused(value: str, tmp_path: Path) -> None:
+    template = "#!/bin/bash\nset -euo pipefail\n"
+    with pytest.raises(ConfigError, match="options of sbatch"):
+        make_script(template, [("--comment", value)], {}, [], "x")
+
+
+@pytest.mark.parametrize("name", ["../../x", "a/b", "/tmp/x", "", "a\nb", "x" * 300])
+def test_a_name_that_leads_out_of_runs_is_refused(job: Path, name: str) -> None:
+    done = run_submit(job.parent, str(job), "--dry-run", "--name", name)
+    if not name:
+        assert done.returncode == 0, "the name of the file then"
+        return
+    assert done.returncode == 2
+    assert "the name of a run = " in done.stderr

@@ -1,0 +1,159 @@
+"""What launchers say, word by word, and what the supervisor makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from mpips.mpi.failure_report import LastWords
+from mpips.rundir.directory import RankPlace, Status
+from mpips.supervisor.attempt import Ended
+from mpips.supervisor.verdict import CRASHED, PREEMPTED, STALLED, Death, judge, read_words
+
+RANKS = tuple(RankPlace(rank=r, role=f"worker {r}", host="node1", pid=100 + r) for r in range(3))
+STATUS = Status(state="running", generation=0, time_s=1.0, ranks=RANKS)
+
+OPENMPI_4 = """Primary job  terminated normally, but 1 process returned
+a non-zero exit code. Per user-direction, the job has been aborted.
+mpirun noticed that process rank 1 with PID 0 on node node1 exited on signal 9 (Killed).
+"""
+OPENMPI_4_CODE = """mpirun detected that one or more processes exited with non-zero status, thus causing
+the job to be terminated. The first process to do so was:
+
+  Process name: [[12932,1],2]
+  Exit code:    3
+"""
+OPENMPI_5_DAEMON = """A daemon failed to report back after being spawned. This could
+be due to several factors, including inability to find the
+daemon executable.
+
+  Local host:    vm
+  Remote host:   node2
+  Daemon exit status: 255
+"""
+OPENMPI_4_LOST = """ORTE has lost communication with a remote daemon.
+
+  HNP daemon   : [[51011,0],0] on node head
+  Remote daemon: [[51011,0],2] on node node2
+
+This is usually due to either a failure of the TCP network
+"""
+# The pid is that of the first rank of the host, whichever died; the code need not be the signal's.
+MPICH = """
+===================================================================================
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+=   PID 100 RUNNING AT node1
+=   EXIT CODE: 9
+=   CLEANING UP REMAINING PROCESSES
+===================================================================================
+YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Segmentation fault (signal 11)
+"""
+INTEL = """
+===================================================================================
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+=   RANK 2 PID 102 RUNNING AT node1
+=   KILLED BY SIGNAL: 9 (Killed)
+===================================================================================
+"""
+
+
+def verdict_on(folder: Path, **fields: Any) -> Any:
+    given: dict[str, Any] = {"code": 1, "pid": 7, "seconds": 1.0, "said": "", "status": STATUS}
+    (folder / "launcher.log").touch()
+    return judge(Ended(**{**given, **fields}), False, folder)
+
+
+def death_of(folder: Path, **fields: Any) -> Death:
+    death = verdict_on(folder, **fields).death
+    assert death is not None
+    found: Death = death
+    return found
+
+
+@pytest.mark.parametrize(
+    ("said", "rank", "cause"),
+    [
+        (OPENMPI_4, 1, "killed by SIGKILL (signal 9)"),
+        (OPENMPI_4_CODE, 2, "ended with code 3"),
+        (INTEL, 2, "killed by SIGKILL (signal 9)"),
+    ],
+)
+def test_a_rank_is_found_in_what_the_launcher_says(
+    tmp_path: Path, said: str, rank: int, cause: str
+) -> None:
+    death = death_of(tmp_path, said=said)
+    assert (death.rank, death.role, death.host) == (rank, f"worker {rank}", "node1")
+    assert death.pid == 100 + rank
+    assert death.cause.startswith(cause)
+
+
+def test_where_the_launcher_names_a_wrong_rank_the_order_of_ends_tells(tmp_path: Path) -> None:
+    death = death_of(tmp_path, said=MPICH, gone=(2, 0, 1))
+    assert (death.rank, death.pid) == (2, 102)
+    assert death.cause.startswith("killed by SIGSEGV (signal 11)")
+    # The stacks that the signal left are better evidence still.
+    (tmp_path / "rank-0.log").write_text("all is well\n")
+    (tmp_path / "rank-1.log").write_text(
+        "Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n"
+        '  File "x.py", line 3 in f\n'
+    )
+    death = death_of(tmp_path, said=MPICH, gone=(2, 0, 1))
+    assert death.rank == 1
+    assert 'File "x.py", line 3 in f' in death.details
+    # Nothing is known: nobody is accused.
+    (tmp_path / "rank-1.log").unlink()
+    assert death_of(tmp_path, said=MPICH).rank == -1
+
+
+@pytest.mark.parametrize("said", [OPENMPI_5_DAEMON, OPENMPI_4_LOST])
+def test_a_host_is_found_in_what_the_launcher_says(tmp_path: Path, said: str) -> None:
+    death = death_of(tmp_path, said=said, code=0)
+    assert (death.rank, death.host) == (-1, "node2")
+
+
+def test_memory_kills_are_told(tmp_path: Path) -> None:
+    death = death_of(tmp_path, said=OPENMPI_4, out_of_memory=2)
+    assert "the kernel ran out of memory on this host (2 killed)" in death.cause
+
+
+def test_a_stop_explains_a_launcher_that_had_to_be_killed(tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, code=-9, stopped={2: 5.0, 1: 4.0}, cut_off="no sign of life")
+    assert verdict.kind == STALLED
+    assert verdict.exit_code == 124
+    assert verdict.death.rank == 1
+
+
+def test_damaged_last_words_are_no_words(tmp_path: Path) -> None:
+    (tmp_path / "words-1.json").write_text('{"rank": 1, "abo')
+    verdict = verdict_on(tmp_path, said=OPENMPI_4)
+    assert verdict.kind == CRASHED
+    assert verdict.death.rank == 1
+
+
+def test_a_checkpointed_end_counts_also_when_interrupted(tmp_path: Path) -> None:
+    assert verdict_on(tmp_path, code=75).kind == PREEMPTED
+    assert verdict_on(tmp_path, code=75, interrupted=15).kind == PREEMPTED
+
+
+@pytest.mark.parametrize(("hosts", "first"), [(("a", "a"), 2), (("a", "b"), 1)])
+def test_words_of_one_host_are_ordered_by_a_clock_that_nobody_sets(
+    tmp_path: Path, hosts: tuple[str, str], first: int
+) -> None:
+    # The wall clock was set back after the words of rank 2. Clocks of two hosts do not count from one time.
+    for rank, host, time_s, up_s in ((1, hosts[0], 10.0, 501.0), (2, hosts[1], 900.0, 500.0)):
+        words = LastWords(
+            rank=rank,
+            about=rank,
+            host=host,
+            pid=rank,
+            kind="ValueError",
+            message="",
+            exit_code=1,
+            time_s=time_s,
+            up_s=up_s,
+        )
+        (tmp_path / f"words-{rank}.json").write_bytes(msgspec.json.encode(words))
+    assert [w.rank for w in read_words(tmp_path)] == [first, 3 - first]
