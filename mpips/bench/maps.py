@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpips import _native
+from mpips.bench import loops
 from mpips.bench.launching import Options
 from mpips.bench.measure import Comparison, Figure, Findings
 from mpips.errors import CapabilityError
@@ -61,7 +62,7 @@ def _make_maps(known: Keys) -> tuple[list[Find], str]:
     ours = _native.RowMap(known.size)
     ours.find_or_insert(known)
     try:
-        robin = _native.RobinMap(known.size)
+        robin = loops.RobinMap(known.size)
     except CapabilityError as error:
         return [ours.find], str(error)
     robin.insert(known)

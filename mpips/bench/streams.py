@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from mpips import _native
+from mpips.bench import loops
 from mpips.bench.launching import Options
 from mpips.bench.measure import Figure, Findings, rates, take_turns
 
@@ -19,7 +19,7 @@ CALLS = 3
 
 def in_place_streams(x: Float32) -> Works:
     """`x *= 1` by every instruction set."""
-    return {name: partial(_native.stream_in_place, x, 1.0, name) for name in _native.stream_names()}
+    return {name: partial(loops.stream_in_place, x, 1.0, name) for name in loops.stream_names()}
 
 
 def best_of(seconds: Sequence[Sequence[float]], n_bytes: int) -> list[float]:
@@ -41,7 +41,7 @@ def measure_streams(memory: Float32, options: Options) -> Findings:
         options: Repetitions.
     """
     a, b, c, _ = memory.reshape(4, -1)
-    names, past = _native.stream_names(), _native.stream_names(past_cache=True)
+    names, past = loops.stream_names(), loops.stream_names(past_cache=True)
     line = a.nbytes
     # name -> (what, bytes that count, one work for each instruction set)
     kinds: dict[str, tuple[str, int, list[Callable[[], object]]]] = {
@@ -49,27 +49,27 @@ def measure_streams(memory: Float32, options: Options) -> Findings:
         "memory_copy": (
             "memcpy, bytes copied (each is read and written)",
             line,
-            [partial(_native.stream_copy, a, c)],
+            [partial(loops.stream_copy, a, c)],
         ),
         "memory_sum": (
             "dst += src",
             3 * line,
-            [partial(_native.stream_sum, a, c, name) for name in names],
+            [partial(loops.stream_sum, a, c, name) for name in names],
         ),
         "memory_triad": (
             "a = b + s * c",
             3 * line,
-            [partial(_native.stream_triad, a, b, c, 0.5, False, name) for name in names],
+            [partial(loops.stream_triad, a, b, c, 0.5, False, name) for name in names],
         ),
         "memory_triad_past_cache": (
             "the same with non-temporal stores",
             3 * line,
-            [partial(_native.stream_triad, a, b, c, 0.5, True, name) for name in past],
+            [partial(loops.stream_triad, a, b, c, 0.5, True, name) for name in past],
         ),
         "memory_touch_one_state": (
             "w += g, s += g: the traffic of an update with one state",
             5 * line,
-            [partial(_native.stream_touch, a, [b], c, name) for name in names],
+            [partial(loops.stream_touch, a, [b], c, name) for name in names],
         ),
     }
     works = [work for _, _, some in kinds.values() for work in some]

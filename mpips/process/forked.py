@@ -5,7 +5,7 @@ descriptor of signals, locks on shared memory and folders, and a worker that wri
 SIGTERM to the child would then end the parent's job, and a push of the child would overwrite a push of the
 parent. So an object that must not be used in a child registers here, and its `disown` runs in every child
 that Python forks. The locks of shared memory are closed by the native module itself
-(native/src/ring/shared_memory.cpp). A child keeps what is harmless: mapped memory that it only reads, the
+(native/src/shm/shared_memory.cpp). A child keeps what is harmless: mapped memory that it only reads, the
 note of SIGUSR1 (one that is sent to a whole job ends no helper), and the log. Where mpips has started MPI,
 no child finalizes it.
 

@@ -42,7 +42,7 @@ class Outgoing:
     """The server's side. Not thread-safe."""
 
     def __init__(self, server: Server, comm: MPI.Intracomm, rank: int, bound: int) -> None:
-        """The copy on `rank` of `comm` has what the server has; `bound`: see server_partner.cpp."""
+        """The copy on `rank` of `comm` has what the server has; `bound`: see server_replica.cpp."""
         self._core = server.core
         self._comm, self._rank = comm, rank
         n_bytes = _batch_bytes(server.layout.geometry.slot_bytes)

@@ -3,7 +3,7 @@
 A cut is the state of all servers after the same part of every worker's program. The `Conductor`, on the
 scheduler, decides that there is one and where; workers put a cut record into all their rings there;
 each server's `Keeper` copies its shards once it has come to the records of all workers, lets the rings go on,
-and writes the copy behind the training. native/src/server/server_cuts.cpp says why this is consistent
+and writes the copy behind the training. native/src/server/server_snapshot.cpp says why this is consistent
 and cannot deadlock.
 
     trigger      Conductor            workers            servers

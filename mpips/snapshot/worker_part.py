@@ -1,6 +1,6 @@
 """A worker's part in cuts: agrees to a place, and writes its cut records there.
 
-See `mpips.snapshot` for the protocol, and native/src/server/server_cuts.cpp for what hangs on the place.
+See `mpips.snapshot` for the protocol, and native/src/server/server_snapshot.cpp for what hangs on the place.
 """
 
 from __future__ import annotations

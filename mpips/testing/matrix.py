@@ -6,7 +6,7 @@ recovery --kills` draws cells at random. A new feature joins by a row in `PLACES
 `TRANSPORTS`. Places of one group count as one value for the sample, which has each of them somewhere.
 
 A fault ends one launch or several in a row (`Death`), each from outside (killing.py finds the process and
-sends a signal) or from inside, where a process comes to a point of native/src/ring/fault.hpp for the n-th
+sends a signal) or from inside, where a process comes to a point of native/src/shm/fault.hpp for the n-th
 time.
 """
 
@@ -91,7 +91,7 @@ class Place:
         group: Of places that are alike.
         who: From outside: a role, "worker" or "server" (any of them), "any rank", "all ranks", "mpirun" or
             "supervisor". "": where `point` is passed.
-        point: See native/src/ring/fault.hpp.
+        point: See native/src/shm/fault.hpp.
         passes: First and last number of passages of which one is drawn.
         clocks: `passes` counts clocks of a worker: (passages of a clock, passage in it), by the number of
             servers.

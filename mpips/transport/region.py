@@ -3,7 +3,7 @@
 A name holds the user's id and 128 random bits, so it can neither be guessed nor made beforehand by
 another user; segments are created exclusively with mode 0600. Every process that maps a segment holds a
 lock on it, so `sweep` can tell the segments that no living process uses
-(native/src/ring/shared_memory.hpp).
+(native/src/shm/shared_memory.hpp).
 
 Segments of a supervised run outlive its processes: the next launch takes them over. Their names say so,
 and `sweep` leaves them alone until no process has touched them for a day. The run itself removes them.

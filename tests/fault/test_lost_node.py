@@ -23,7 +23,7 @@ DEATHS = {
 def start_on(
     nodes: multinode.Nodes, folder: Path, slots: list[int], *arguments: str, fault: str = ""
 ) -> Run:
-    """`mpips run` over all nodes with so many slots each; `fault`: see native/src/ring/fault.hpp."""
+    """`mpips run` over all nodes with so many slots each; `fault`: see native/src/shm/fault.hpp."""
     hosts = ",".join(f"{host}:{n}" for host, n in zip(nodes.hosts, slots, strict=True))
     command = supervised.command("--hosts", hosts, *SHAPE, *arguments)
     env = {**supervised.ENVIRONMENT, "MPIPS_FAULT": fault}

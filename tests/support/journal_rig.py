@@ -89,7 +89,7 @@ class Rig:
         """Let the image of the journal say that worker 0, alone, and all tables stand at a clock.
 
         The image lies one page into the segment: the current clock, then the words of each worker and of
-        each table (Journal::GlobalWord, WorkerWord, TableWord in native/src/server/journal.hpp).
+        each table (Journal::GlobalWord, WorkerWord, TableWord in native/src/journal/journal.hpp).
         """
         assert self.n_workers == 1
         n_worker_words, n_table_words = 15, 83

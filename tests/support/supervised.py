@@ -94,7 +94,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def start(folder: Path, *arguments: str, timeout: float = 110.0, fault: str = "") -> Run:
-    """`mpips run` with these arguments, in `folder`; `fault`: see native/src/ring/fault.hpp."""
+    """`mpips run` with these arguments, in `folder`; `fault`: see native/src/shm/fault.hpp."""
     env = {**launcher.site_environment(), **ENVIRONMENT, "MPIPS_FAULT": fault}
     return Run(folder, launcher.Launch(command(*arguments), env, timeout, folder))
 

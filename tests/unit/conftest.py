@@ -6,24 +6,34 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
+from types import ModuleType
 
 
-def _load_native(folder: Path) -> None:
-    """Put the module built in `folder` where `from mpips import _native` looks first."""
-    import mpips
-
-    (path,) = folder.glob("_native*.so")
-    spec = importlib.util.spec_from_file_location("mpips._native", path)
+def _load(folder: Path, package: ModuleType, name: str) -> None:
+    """Put a module built in `folder` where `from package import name` looks first."""
+    (path,) = folder.glob(f"{name}.*.so")
+    full = f"{package.__name__}.{name}"
+    spec = importlib.util.spec_from_file_location(full, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["mpips._native"] = module
+    sys.modules[full] = module
     spec.loader.exec_module(module)
-    mpips._native = module
+    setattr(package, name, module)
+
+
+def _load_all(folder: Path) -> None:
+    import mpips
+
+    _load(folder, mpips, "_native")
+
+    import mpips.bench
+
+    _load(folder, mpips.bench, "_loops")
 
 
 if "MPIPS_NATIVE_DIR" in os.environ:
-    _load_native(Path(os.environ["MPIPS_NATIVE_DIR"]))
+    _load_all(Path(os.environ["MPIPS_NATIVE_DIR"]))
 
 
 def pytest_report_header() -> list[str]:

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "keys/bind.hpp"
+#include "bindings/arrays.hpp"
 #include "keys/row_map.hpp"
 
 #if MPIPS_ROBIN_MAP
@@ -50,20 +50,20 @@ class RobinMap {
 #endif
 };
 
-void insert(RobinMap& map, const Array<std::int64_t>& keys) {
+void insert(RobinMap& map, const ArrayOf<std::int64_t>& keys) {
   require_vector(keys, "keys");
   const std::int64_t* from = keys.data();
-  const Release release;
+  const ReleaseGil release;
   map.insert(from, length(keys));
 }
 
-Array<std::uint32_t> find(const RobinMap& map, const Array<std::int64_t>& keys) {
+ArrayOf<std::uint32_t> find(const RobinMap& map, const ArrayOf<std::int64_t>& keys) {
   require_vector(keys, "keys");
-  Array<std::uint32_t> rows(keys.shape(0));
+  ArrayOf<std::uint32_t> rows(keys.shape(0));
   const std::int64_t* from = keys.data();
   std::uint32_t* to = rows.mutable_data();
   {
-    const Release release;
+    const ReleaseGil release;
     map.find(from, length(keys), to);
   }
   return rows;

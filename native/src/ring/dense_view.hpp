@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <cstring>
 
-#include "ring/backoff.hpp"
 #include "ring/layout.hpp"
+#include "shm/backoff.hpp"
 
 // Dense values under versioned blocks (a seqlock each). The server is the only writer: it makes the
 // block's word odd, fences, changes the values, and makes the word even again (release). A reader

@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "ring/memory_order.hpp"
+#include "shm/memory_order.hpp"
 
 // What lies where in the region of a server. Pure arithmetic: every rank computes the same offsets
 // from the same numbers, so nothing about the layout travels.
@@ -39,7 +39,7 @@ enum class RecordKind : std::uint8_t {
   pull_rows = 3,
   tick = 4,
   finish = 5,
-  cut = 6,  // where a checkpoint cuts this worker's records; server/server_cuts.cpp
+  cut = 6,  // where a checkpoint cuts this worker's records; server/server_snapshot.cpp
 };
 
 enum RecordFlags : std::uint16_t {

@@ -6,9 +6,9 @@
 #include <string>
 
 #include "kernels/kernel_table.hpp"
-#include "ring/backoff.hpp"
 #include "ring/checksum.hpp"
-#include "ring/fault.hpp"
+#include "shm/backoff.hpp"
+#include "shm/fault.hpp"
 
 namespace mpips {
 namespace {

@@ -1,7 +1,7 @@
 #pragma once
 
-#include "ring/backoff.hpp"
 #include "ring/ring_writer.hpp"
+#include "shm/backoff.hpp"
 
 // Bounded waits of a worker on memory that a server writes. Each returns after `max_s` at the
 // latest, so that the caller can look at signals, deadlines and the scheduler.

@@ -4,9 +4,9 @@
 #include <memory>
 #include <vector>
 
+#include "journal/journal.hpp"
 #include "ring/layout.hpp"
-#include "ring/shared_memory.hpp"
-#include "server/journal.hpp"
+#include "shm/shared_memory.hpp"
 
 namespace mpips {
 

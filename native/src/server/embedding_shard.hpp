@@ -2,9 +2,9 @@
 
 #include "keys/initializer.hpp"
 #include "keys/row_map.hpp"
-#include "ring/shared_memory.hpp"
 #include "server/array.hpp"
 #include "server/shard.hpp"
+#include "shm/shared_memory.hpp"
 
 namespace mpips {
 

@@ -7,12 +7,12 @@
 #include <utility>
 #include <vector>
 
-#include "ring/backoff.hpp"
+#include "journal/journal.hpp"
 #include "ring/layout.hpp"
 #include "ring/push_tag.hpp"
 #include "server/clocks.hpp"
-#include "server/journal.hpp"
 #include "server/shard.hpp"
+#include "shm/backoff.hpp"
 
 // A server's end of all rings: reads records, judges updates, applies them, publishes.
 //
@@ -124,12 +124,12 @@ class ServerCore {
   // The same without waiting: until nothing more can be consumed, but not longer than `max_s`.
   std::size_t consume(double max_s);
 
-  // Cuts; see server_cuts.cpp.
+  // Cuts; see server_snapshot.cpp.
   void expect_cut(std::uint64_t id) { expected_cut_ = id; }
   bool cut_ready() const;
   bool holds_cut() const;
   void release_cut(std::uint64_t id);
-  // Partners; see server_partner.cpp.
+  // Partners; see server_replica.cpp.
   void begin_partnership(std::uint64_t bound);
   std::size_t outgoing(std::uint8_t* batch, std::size_t max_bytes);
   bool has_outgoing() const noexcept;

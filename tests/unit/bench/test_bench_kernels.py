@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -12,7 +13,7 @@ from click.testing import CliRunner
 
 from mpips import _native, kernels
 from mpips.bench import kernels as suite
-from mpips.bench import maps
+from mpips.bench import loops, maps
 from mpips.bench.fused import FUSED_RULES, fused_step
 from mpips.bench.launching import Options
 from mpips.bench.measure import BARS, Findings
@@ -32,7 +33,7 @@ FIGURES = {
     *(f"{rule}_ns_per_parameter" for rule in suite.RULES),
     *("map_lookups_present", "map_lookups_absent"),
 }
-STREAMS = _native.stream_names()
+STREAMS = loops.stream_names()
 LENGTHS = [0, 1, 3, 15, 63, 64, 65, 257, 1000]
 
 
@@ -71,7 +72,7 @@ def test_every_ratio_is_measured_or_skipped_with_a_reason() -> None:
 
 def test_without_torch_and_robin_map_the_rest_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.setattr(_native, "RobinMap", NoRobinMap)
+    monkeypatch.setattr(loops, "RobinMap", NoRobinMap)
     found = suite.run("kernels", QUICK, 0)
     assert_sound(found)
     torch_ratios = {f"{rule}_vs_torch_fused" for rule in FUSED_RULES}
@@ -128,7 +129,7 @@ def test_maps_that_disagree_are_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
         def find(self, keys: np.ndarray) -> np.ndarray:
             return self.rows
 
-    monkeypatch.setattr(_native, "RobinMap", Wrong)
+    monkeypatch.setattr(loops, "RobinMap", Wrong)
     with pytest.raises(BenchError, match="do not agree"):
         maps.measure_map(QUICK)
 
@@ -156,34 +157,34 @@ def test_streams_do_what_they_say(name: str, shift: int) -> None:
     for n in LENGTHS:
         a, b, c = (floats(n, seed, shift) for seed in range(3))
         expected = a * np.float32(3)
-        _native.stream_in_place(a, 3.0, name)
+        loops.stream_in_place(a, 3.0, name)
         assert (a == expected).all()
-        _native.stream_sum(a, b, name)
+        loops.stream_sum(a, b, name)
         assert (a == expected + b).all()
-        _native.stream_triad(a, b, c, 0.5, False, name)
+        loops.stream_triad(a, b, c, 0.5, False, name)
         assert (a == b + np.float32(0.5) * c).all()
         for n_state in range(3):
             arrays = [floats(n, k, shift) for k in range(1 + n_state)]
             expected_sums = [array + c for array in arrays]
-            _native.stream_touch(arrays[0], arrays[1:], c, name)
+            loops.stream_touch(arrays[0], arrays[1:], c, name)
             for got, expected in zip(arrays, expected_sums, strict=True):
                 assert (got == expected).all()
 
 
-@pytest.mark.parametrize("name", _native.stream_names(past_cache=True))
+@pytest.mark.parametrize("name", loops.stream_names(past_cache=True))
 def test_streams_past_the_cache_do_what_they_say(name: str) -> None:
     for n in LENGTHS[1:]:
         a, b, c = (floats(n, seed) for seed in range(3))
-        _native.stream_triad(a, b, c, 0.5, True, name)
+        loops.stream_triad(a, b, c, 0.5, True, name)
         assert (a == b + np.float32(0.5) * c).all()
     with pytest.raises(ValueError, match="64-byte line"):
-        _native.stream_triad(floats(8, 0, 1), b[:8], c[:8], 0.5, True, name)
+        loops.stream_triad(floats(8, 0, 1), b[:8], c[:8], 0.5, True, name)
 
 
 def test_streams_leave_memory_around_them_alone() -> None:
     for name in STREAMS:
         memory = np.full(140, 7.0, np.float32)
-        _native.stream_touch(memory[20:119], [], np.ones(99, np.float32), name)
+        loops.stream_touch(memory[20:119], [], np.ones(99, np.float32), name)
         assert (memory[:20] == 7.0).all()
         assert (memory[119:] == 7.0).all()
 
@@ -191,18 +192,18 @@ def test_streams_leave_memory_around_them_alone() -> None:
 def test_streams_refuse_wrong_sizes_and_names() -> None:
     a = np.zeros(8, np.float32)
     with pytest.raises(ValueError, match=f"'sse9'; there are {', '.join(STREAMS)}"):
-        _native.stream_in_place(a, 1.0, "sse9")
+        loops.stream_in_place(a, 1.0, "sse9")
     with pytest.raises(ValueError, match="src holds 7 values, expected 8"):
-        _native.stream_copy(a, a[:7])
+        loops.stream_copy(a, a[:7])
     with pytest.raises(ValueError, match="a state holds 7 values"):
-        _native.stream_touch(a, [a[:7]], a, "plain")
+        loops.stream_touch(a, [a[:7]], a, "plain")
     with pytest.raises(TypeError):
-        _native.stream_touch(a, [a.astype(np.float64)], a, "plain")
+        loops.stream_touch(a, [a.astype(np.float64)], a, "plain")
 
 
 def test_robin_map_agrees_with_a_dict() -> None:
     try:
-        robin = _native.RobinMap(10)
+        robin = loops.RobinMap(10)
     except CapabilityError as error:
         pytest.skip(str(error))
     keys = np.array([5, -3, 5, 2**63 - 1, -(2**63), 0], np.int64)
@@ -210,3 +211,10 @@ def test_robin_map_agrees_with_a_dict() -> None:
     assert len(robin) == 5
     assert robin.find(keys).tolist() == [0, 1, 0, 2, 3, 4]
     assert robin.find(np.array([1], np.int64)).tolist() == [_native.RowMap.npos]
+
+
+def test_a_build_without_the_loops_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mpips.bench._loops", None)
+    monkeypatch.delitem(sys.modules, "mpips.bench.loops")
+    with pytest.raises(CapabilityError, match="MPIPS_BENCH=ON"):
+        importlib.import_module("mpips.bench.loops")

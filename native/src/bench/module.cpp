@@ -1,5 +1,3 @@
-#include "keys/bind.hpp"
-
 #include <pybind11/stl.h>
 
 #include <cstring>
@@ -8,14 +6,14 @@
 
 #include "bench/robin.hpp"
 #include "bench/stream_table.hpp"
+#include "bindings/arrays.hpp"
 #include "kernels/kernel_table.hpp"
-#include "register.hpp"
 
 namespace mpips {
 
 namespace {
 
-using Floats = Array<float>;
+using Floats = ArrayOf<float>;
 
 // Plainest first; a table is there if the kernels of its instruction set are.
 std::vector<const StreamTable*> stream_tables() {
@@ -56,7 +54,7 @@ void stream_in_place(Floats& x, float factor, const std::string& streams) {
   const StreamTable& table = streams_named(streams);
   float* to = x.mutable_data();
   const std::size_t n = size_of(x);
-  const Release release;
+  const ReleaseGil release;
   table.in_place(to, factor, n);
 }
 
@@ -65,7 +63,7 @@ void stream_copy(Floats& dst, const Floats& src) {
   require_size(src, n, "src");
   float* to = dst.mutable_data();
   const float* from = src.data();
-  const Release release;
+  const ReleaseGil release;
   std::memcpy(to, from, n * sizeof(float));
 }
 
@@ -75,7 +73,7 @@ void stream_sum(Floats& dst, const Floats& src, const std::string& streams) {
   require_size(src, n, "src");
   float* to = dst.mutable_data();
   const float* from = src.data();
-  const Release release;
+  const ReleaseGil release;
   table.sum(to, from, n);
 }
 
@@ -91,7 +89,7 @@ void stream_triad(Floats& a, const Floats& b, const Floats& c, float factor, boo
   if (triad == nullptr) throw py::value_error("streams '" + streams + "' cannot pass the cache");
   if (past_cache && reinterpret_cast<std::uintptr_t>(to) % 64 != 0)
     throw py::value_error("a must lie on a 64-byte line");
-  const Release release;
+  const ReleaseGil release;
   triad(to, left, right, factor, n);
 }
 
@@ -108,13 +106,17 @@ void stream_touch(Floats& values, std::vector<Floats> state, const Floats& gradi
   require_size(gradient, n, "gradient");
   float* w = values.mutable_data();
   const float* g = gradient.data();
-  const Release release;
+  const ReleaseGil release;
   table.touch[state.size()](w, states[0], states[1], g, n);
 }
 
 }  // namespace
 
-void register_bench(py::module_& m) {
+}  // namespace mpips
+
+PYBIND11_MODULE(_loops, m) {
+  using namespace mpips;
+  m.doc() = "Loops that benchmarks compare with: streams of memory, another hash map";
   m.def("stream_names", &stream_names, py::arg("past_cache") = false);
   m.def("stream_in_place", &stream_in_place, py::arg("x").noconvert(), py::arg("factor"),
         py::arg("streams"));
@@ -127,5 +129,3 @@ void register_bench(py::module_& m) {
         py::arg("gradient").noconvert(), py::arg("streams"));
   bind_robin(m);
 }
-
-}  // namespace mpips

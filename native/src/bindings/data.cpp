@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/register.hpp"
 #include "data/libsvm.hpp"
-#include "register.hpp"
 
 namespace py = pybind11;
 

@@ -1,4 +1,4 @@
-#include "server/journal.hpp"
+#include "journal/journal.hpp"
 
 #include <xxhash.h>
 

@@ -1,8 +1,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "bindings/register.hpp"
 #include "process/deadline.hpp"
-#include "register.hpp"
 
 namespace py = pybind11;
 

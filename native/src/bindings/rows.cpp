@@ -1,8 +1,8 @@
-#include "ring/bind_rows.hpp"
+#include "bindings/rows.hpp"
 
 #include <pybind11/stl.h>
 
-#include "bind_arrays.hpp"
+#include "bindings/arrays.hpp"
 
 namespace py = pybind11;
 

@@ -5,8 +5,8 @@
 #include <memory>
 #include <new>
 
+#include "bindings/register.hpp"
 #include "kernels/kernel_table.hpp"
-#include "register.hpp"
 
 namespace py = pybind11;
 

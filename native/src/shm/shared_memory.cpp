@@ -1,4 +1,4 @@
-#include "ring/shared_memory.hpp"
+#include "shm/shared_memory.hpp"
 
 #include <fcntl.h>
 #include <sys/file.h>

@@ -1,9 +1,10 @@
+#include "keys/key_plan.hpp"
+
 #include <exception>
 #include <string>
 #include <vector>
 
-#include "keys/bind.hpp"
-#include "keys/key_plan.hpp"
+#include "bindings/arrays.hpp"
 #include "keys/partitioner.hpp"
 
 namespace mpips {
@@ -11,18 +12,18 @@ namespace mpips {
 namespace {
 
 template <class T>
-std::vector<T> to_vector(const Array<T>& array, const char* name) {
+std::vector<T> to_vector(const ArrayOf<T>& array, const char* name) {
   require_vector(array, name);
   return std::vector<T>(array.data(), array.data() + array.shape(0));
 }
 
-Array<std::uint16_t> owners(const Partitioner& partitioner, const Array<std::int64_t>& keys) {
+ArrayOf<std::uint16_t> owners(const Partitioner& partitioner, const ArrayOf<std::int64_t>& keys) {
   require_vector(keys, "keys");
-  Array<std::uint16_t> servers(keys.shape(0));
+  ArrayOf<std::uint16_t> servers(keys.shape(0));
   const std::int64_t* from = keys.data();
   std::uint16_t* to = servers.mutable_data();
   {
-    const Release release;
+    const ReleaseGil release;
     partitioner.owners(from, length(keys), to);
   }
   return servers;
@@ -47,13 +48,13 @@ void bind_partitioner(py::module_& m) {
       .def_static("hash", &Partitioner::by_hash, py::arg("n_servers"))
       .def_static(
           "range",
-          [](const Array<std::int64_t>& boundaries) {
+          [](const ArrayOf<std::int64_t>& boundaries) {
             return Partitioner::by_range(to_vector(boundaries, "boundaries"));
           },
           py::arg("boundaries").noconvert())
       .def_static(
           "buckets",
-          [](const Array<std::uint16_t>& servers, std::size_t n_servers) {
+          [](const ArrayOf<std::uint16_t>& servers, std::size_t n_servers) {
             return Partitioner::by_buckets(to_vector(servers, "servers"), n_servers);
           },
           py::arg("servers").noconvert(), py::arg("n_servers"))
@@ -63,49 +64,49 @@ void bind_partitioner(py::module_& m) {
       .def("owners", &owners, py::arg("keys").noconvert());
 }
 
-void build(KeyPlan& plan, const Array<std::int64_t>& keys, const Partitioner& partitioner) {
+void build(KeyPlan& plan, const ArrayOf<std::int64_t>& keys, const Partitioner& partitioner) {
   require_vector(keys, "keys");
   const std::int64_t* from = keys.data();
-  const Release release;
+  const ReleaseGil release;
   plan.build(from, length(keys), partitioner);
 }
 
 // Copies: the plan's own memory is written anew by the next `build`.
-Array<std::int64_t> unique_keys(const KeyPlan& plan) {
-  return Array<std::int64_t>(static_cast<py::ssize_t>(plan.n_unique()), plan.unique_keys());
+ArrayOf<std::int64_t> unique_keys(const KeyPlan& plan) {
+  return ArrayOf<std::int64_t>(static_cast<py::ssize_t>(plan.n_unique()), plan.unique_keys());
 }
 
-Array<std::uint32_t> inverse(const KeyPlan& plan) {
-  return Array<std::uint32_t>(static_cast<py::ssize_t>(plan.size()), plan.inverse());
+ArrayOf<std::uint32_t> inverse(const KeyPlan& plan) {
+  return ArrayOf<std::uint32_t>(static_cast<py::ssize_t>(plan.size()), plan.inverse());
 }
 
-Array<std::uint64_t> group_starts(const KeyPlan& plan) {
-  Array<std::uint64_t> starts(static_cast<py::ssize_t>(plan.n_servers() + 1));
+ArrayOf<std::uint64_t> group_starts(const KeyPlan& plan) {
+  ArrayOf<std::uint64_t> starts(static_cast<py::ssize_t>(plan.n_servers() + 1));
   for (std::size_t s = 0; s <= plan.n_servers(); ++s)
     starts.mutable_at(static_cast<py::ssize_t>(s)) = plan.group_start(s);
   return starts;
 }
 
-Array<float> sum_rows(const KeyPlan& plan, const Array<float>& rows) {
+ArrayOf<float> sum_rows(const KeyPlan& plan, const ArrayOf<float>& rows) {
   const std::size_t dim = require_rows(rows, plan.size(), "rows");
-  Array<float> sums({plan.n_unique(), dim});
+  ArrayOf<float> sums({plan.n_unique(), dim});
   const float* from = rows.data();
   float* to = sums.mutable_data();
   {
-    const Release release;
+    const ReleaseGil release;
     plan.sum_rows(0, plan.n_unique(), from, dim, to);
   }
   return sums;
 }
 
-void scatter_rows(const KeyPlan& plan, const Array<float>& unique_rows, Array<float>& out) {
+void scatter_rows(const KeyPlan& plan, const ArrayOf<float>& unique_rows, ArrayOf<float>& out) {
   const std::size_t dim = require_rows(unique_rows, plan.n_unique(), "unique_rows");
   if (require_rows(out, plan.size(), "out") != dim)
     throw py::value_error("out has shape " + shape_text(out) + ", expected rows of length " +
                           std::to_string(dim));
   const float* from = unique_rows.data();
   float* to = out.mutable_data();
-  const Release release;
+  const ReleaseGil release;
   plan.scatter_rows(0, plan.n_unique(), from, dim, to);
 }
 
@@ -126,7 +127,7 @@ void bind_key_plan(py::module_& m) {
 
 }  // namespace
 
-void bind_plans(py::module_& m) {
+void register_key_plan(py::module_& m) {
   bind_partitioner(m);
   bind_key_plan(m);
 }

@@ -1,16 +1,16 @@
 #include <pybind11/pybind11.h>
 
-#include "register.hpp"
+#include "bindings/register.hpp"
 
 PYBIND11_MODULE(_native, m) {
   m.doc() = "C++ kernels, key tables, rings and shards of mpips";
   mpips::register_kernels(m);
   mpips::register_keys(m);
+  mpips::register_key_plan(m);
   mpips::register_data(m);
   mpips::register_ring(m);
   mpips::register_port(m);
   mpips::register_server(m);
   mpips::register_process(m);
-  mpips::register_bench(m);
   mpips::register_checkpoint(m);
 }

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "kernels/kernel_types.hpp"
-#include "ring/fault.hpp"
-#include "ring/shared_memory.hpp"
+#include "shm/fault.hpp"
+#include "shm/shared_memory.hpp"
 
 // What makes a server's changes survive SIGKILL at any instruction. It lies in a shared-memory
 // segment, so that the process that comes after can read it.
@@ -88,7 +88,7 @@ class Journal {
   // Of a worker's pushes to a table, and of the table's buffers of that number.
   enum PairOffset : std::size_t { taken, pending, buffers, pair_words = buffers + 4 };
 
-  // `text_bytes`: the most that a worker says at a time (see server_cuts.cpp).
+  // `text_bytes`: the most that a worker says at a time (see server_snapshot.cpp).
   Journal(SharedMemory& memory, std::size_t n_workers, std::size_t n_tables,
           std::size_t text_bytes);
   static std::size_t bytes(std::size_t n_workers, std::size_t n_tables,

@@ -1,14 +1,14 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
-#include "bind_arrays.hpp"
-#include "register.hpp"
-#include "ring/bind_rows.hpp"
+#include "bindings/arrays.hpp"
+#include "bindings/register.hpp"
+#include "bindings/rows.hpp"
 #include "ring/dense_view.hpp"
-#include "ring/fault.hpp"
 #include "ring/ring_writer.hpp"
-#include "ring/shared_memory.hpp"
 #include "ring/worker_wait.hpp"
+#include "shm/fault.hpp"
+#include "shm/shared_memory.hpp"
 
 namespace py = pybind11;
 

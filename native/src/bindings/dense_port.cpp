@@ -1,12 +1,13 @@
+#include "ring/dense_port.hpp"
+
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
 #include <optional>
 
-#include "bind_arrays.hpp"
-#include "register.hpp"
-#include "ring/dense_port.hpp"
-#include "ring/shared_memory.hpp"
+#include "bindings/arrays.hpp"
+#include "bindings/register.hpp"
+#include "shm/shared_memory.hpp"
 
 namespace py = pybind11;
 
@@ -53,8 +54,8 @@ struct BoundPort {
   }
 };
 
-// A push that is under way; see mpips.worker.requests.Request. `owner` is the handle that made it: it
-// waits longer than a moment, and knows whom to blame.
+// A push that is under way; see mpips.worker.requests.Request. `owner` is the handle that made it:
+// it waits longer than a moment, and knows whom to blame.
 class PushRequest {
  public:
   PushRequest(py::object owner, py::object result_type, bool oversubscribed)

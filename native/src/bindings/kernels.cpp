@@ -5,8 +5,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "bindings/register.hpp"
 #include "kernels/kernel_table.hpp"
-#include "register.hpp"
 
 namespace mpips {
 namespace {

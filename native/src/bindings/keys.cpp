@@ -1,37 +1,36 @@
-#include "keys/bind.hpp"
-
 #include <cmath>
 #include <string>
 #include <utility>
 
+#include "bindings/arrays.hpp"
+#include "bindings/register.hpp"
 #include "keys/initializer.hpp"
 #include "keys/row_map.hpp"
-#include "register.hpp"
 
 namespace mpips {
 
 namespace {
 
-Array<std::uint32_t> find(const RowMap& map, const Array<std::int64_t>& keys) {
+ArrayOf<std::uint32_t> find(const RowMap& map, const ArrayOf<std::int64_t>& keys) {
   require_vector(keys, "keys");
-  Array<std::uint32_t> rows(keys.shape(0));
+  ArrayOf<std::uint32_t> rows(keys.shape(0));
   const std::int64_t* from = keys.data();
   std::uint32_t* to = rows.mutable_data();
   {
-    const Release release;
+    const ReleaseGil release;
     map.find(from, length(keys), to);
   }
   return rows;
 }
 
-py::tuple find_or_insert(RowMap& map, const Array<std::int64_t>& keys) {
+py::tuple find_or_insert(RowMap& map, const ArrayOf<std::int64_t>& keys) {
   require_vector(keys, "keys");
-  Array<std::uint32_t> rows(keys.shape(0));
+  ArrayOf<std::uint32_t> rows(keys.shape(0));
   const std::int64_t* from = keys.data();
   std::uint32_t* to = rows.mutable_data();
   std::size_t n_new = 0;
   {
-    const Release release;
+    const ReleaseGil release;
     n_new = map.find_or_insert(from, length(keys), to);
   }
   return py::make_tuple(std::move(rows), n_new);
@@ -47,8 +46,8 @@ void bind_row_map(py::module_& m) {
       .def("find", &find, py::arg("keys").noconvert())
       .def("find_or_insert", &find_or_insert, py::arg("keys").noconvert())
       .def("clear", &RowMap::clear)
-      .def("reserve", &RowMap::reserve, py::arg("n"), py::call_guard<Release>())
-      .def("longest_probe", &RowMap::longest_probe, py::call_guard<Release>());
+      .def("reserve", &RowMap::reserve, py::arg("n"), py::call_guard<ReleaseGil>())
+      .def("longest_probe", &RowMap::longest_probe, py::call_guard<ReleaseGil>());
   row_map.attr("npos") = py::int_(RowMap::npos);
 }
 
@@ -83,20 +82,21 @@ Initializer make_initializer(const std::string& kind, float scale, std::uint64_t
   return made;
 }
 
-void fill_rows(const Initializer& initializer, const Array<std::int64_t>& keys, Array<float>& out) {
+void fill_rows(const Initializer& initializer, const ArrayOf<std::int64_t>& keys,
+               ArrayOf<float>& out) {
   require_vector(keys, "keys");
   const std::size_t dim = require_rows(out, length(keys), "out");
   const std::int64_t* from = keys.data();
   float* to = out.mutable_data();
-  const Release release;
+  const ReleaseGil release;
   for (std::size_t i = 0; i < length(keys); ++i)
     initialize_row(initializer, from[i], to + i * dim, dim);
 }
 
-void fill_range(const Initializer& initializer, std::uint64_t first, Array<float>& out) {
+void fill_range(const Initializer& initializer, std::uint64_t first, ArrayOf<float>& out) {
   require_vector(out, "out");
   float* to = out.mutable_data();
-  const Release release;
+  const ReleaseGil release;
   initialize_range(initializer, first, to, length(out));
 }
 
@@ -121,7 +121,6 @@ void bind_initializer(py::module_& m) {
 void register_keys(py::module_& m) {
   bind_row_map(m);
   bind_initializer(m);
-  bind_plans(m);
 }
 
 }  // namespace mpips

@@ -1,4 +1,4 @@
-#include "ring/fault.hpp"
+#include "shm/fault.hpp"
 
 #include <unistd.h>
 

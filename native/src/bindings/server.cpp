@@ -4,12 +4,12 @@
 
 #include <algorithm>
 
-#include "bind_arrays.hpp"
-#include "register.hpp"
-#include "ring/shared_memory.hpp"
+#include "bindings/arrays.hpp"
+#include "bindings/register.hpp"
 #include "server/dense_shard.hpp"
 #include "server/embedding_shard.hpp"
 #include "server/server_core.hpp"
+#include "shm/shared_memory.hpp"
 
 namespace py = pybind11;
 
