@@ -23,8 +23,8 @@ from mpips.checkpoint import open_checkpoint
 from mpips.testing import beside, matrix
 from mpips.testing.counted import DIM
 from mpips.testing.errors import BenchError
-from mpips.testing.killing import Told, Victim
-from mpips.testing.matrix import Run, Shape
+from mpips.testing.killing import Damage, Victim
+from mpips.testing.matrix import JobShape, Run
 
 FAULTS_OF_A_RUN = 6
 N_FEATURES = 400
@@ -38,18 +38,18 @@ Content = dict[str, bytes]
 
 
 @dataclasses.dataclass
-class Verdict:
+class RunVerdict:
     """What became of one run.
 
     Attributes:
-        told: What was done to it; None: it did not come to its end, and `error` says why.
+        damage: What was done to it; None: it did not come to its end, and `error` says why.
         lost: Updates that are missing.
         double: Those that are there once more than they should.
         different: Names of datasets with other bits than those of a run that nothing disturbed.
     """
 
     run: Run
-    told: Told | None = None
+    damage: Damage | None = None
     error: str = ""
     lost: int = 0
     double: int = 0
@@ -62,7 +62,7 @@ class Verdict:
 
     def __str__(self) -> str:
         wrong = f"lost {self.lost}, doubled {self.double}, different {list(self.different)}"
-        return f"{self.run} (seed {self.run.seed}): {self.error or wrong}; {self.told}"
+        return f"{self.run} (seed {self.run.seed}): {self.error or wrong}; {self.damage}"
 
 
 class Runs:
@@ -75,11 +75,11 @@ class Runs:
         self._calm: dict[tuple[str, int], Content] = {}
         self._number = 0
 
-    def judge(self, run: Run, epochs: int) -> Verdict:
+    def judge(self, run: Run, epochs: int) -> RunVerdict:
         """Run a job, let its launches end, and look at what it leaves. Blocks."""
-        verdict = Verdict(run)
+        verdict = RunVerdict(run)
         try:
-            found, verdict.told = self._run(run.shape, run, epochs)
+            found, verdict.damage = self._run(run.shape, run, epochs)
             if matrix.TASKS[run.shape.task].bits:
                 calm = self._undisturbed(run.shape.task, epochs)
                 verdict.different = tuple(name for name in calm if found.get(name) != calm[name])
@@ -93,11 +93,11 @@ class Runs:
         """The fitted tables of a run that nothing disturbs; their bits are the same on any servers."""
         key = task, epochs
         if key not in self._calm:
-            found, _ = self._run(Shape(task, 1, "shm"), None, epochs)
+            found, _ = self._run(JobShape(task, 1, "shm"), None, epochs)
             self._calm[key] = {name: found[name] for name in found if _is_fitted(name)}
         return self._calm[key]
 
-    def _run(self, shape: Shape, run: Run | None, epochs: int) -> tuple[Content, Told]:
+    def _run(self, shape: JobShape, run: Run | None, epochs: int) -> tuple[Content, Damage]:
         """Run a job to its end; what its tables held at the end, and what was done to it."""
         folder = self._folder / f"run-{self._number}"
         folder.mkdir()
@@ -108,12 +108,12 @@ class Runs:
         job = _job(self._folder, shape, settings, epochs, len(deaths) + _MORE_RESTARTS)
         seed = run.seed if run is not None else 0
         with Victim(folder, job, deaths, shape.environment, aside) as victim:
-            told = victim.suffer(random.Random(seed))
+            damage = victim.suffer(random.Random(seed))
             mark = victim.run.finished()
             assert mark is not None
             # The run's own name of the checkpoint may be another one here.
             path = victim.run.path / "checkpoints" / Path(mark.checkpoint).name
-            return content(path), told
+            return content(path), damage
 
 
 def _is_fitted(name: str) -> bool:
@@ -127,13 +127,13 @@ def run(options: Options) -> Findings:
     folder = Path(tempfile.mkdtemp(prefix="mpips-bench-kills-"))
     runs = Runs(folder)
     without = [how for how, what in matrix.HOWS.items() if beside.why_not(what.event)]
-    verdicts: list[Verdict] = []
+    verdicts: list[RunVerdict] = []
     done = 0
     while done < options.kills:
         n_faults = min(FAULTS_OF_A_RUN, max(2, options.kills - done))
         verdict = runs.judge(matrix.draw(rng, n_faults, without), epochs(FAULTS_OF_A_RUN))
         verdicts.append(verdict)
-        done += sum(verdict.told.kills.values()) if verdict.told is not None else n_faults
+        done += sum(verdict.damage.kills.values()) if verdict.damage is not None else n_faults
     findings = _findings(verdicts, seed)
     if all(verdict.is_right for verdict in verdicts):
         shutil.rmtree(folder)
@@ -165,7 +165,7 @@ def _make_data(folder: Path) -> np.ndarray:
 
 
 def _job(
-    folder: Path, shape: Shape, settings: Sequence[str], n_epochs: int, restarts: int
+    folder: Path, shape: JobShape, settings: Sequence[str], n_epochs: int, restarts: int
 ) -> list[str]:
     common = [
         f"train.epochs={n_epochs}",
@@ -214,14 +214,14 @@ def audit(found: Content, counts: np.ndarray) -> tuple[int, int]:
     return missed, more
 
 
-def _findings(verdicts: Sequence[Verdict], seed: int) -> Findings:
-    told = [verdict.told for verdict in verdicts if verdict.told is not None]
-    back_s = [s for t in told for s in t.back_s]
-    kills: Counter[str] = sum((t.kills for t in told), Counter())
+def _findings(verdicts: Sequence[RunVerdict], seed: int) -> Findings:
+    damage = [verdict.damage for verdict in verdicts if verdict.damage is not None]
+    back_s = [s for t in damage for s in t.back_s]
+    kills: Counter[str] = sum((t.kills for t in damage), Counter())
     lost, double = (sum(getattr(v, name) for v in verdicts) for name in ("lost", "double"))
     different = sum(bool(v.different) for v in verdicts)
     failed = sum(bool(v.error) for v in verdicts)
-    unplanned = sum(len(t.causes) for t in told)
+    unplanned = sum(len(t.causes) for t in damage)
     figures = {
         "kills": (f"launches ended at random in {len(verdicts)} runs", kills.total()),
         "lost_updates": ("updates that are missing at the end", lost),
@@ -244,19 +244,19 @@ def _findings(verdicts: Sequence[Verdict], seed: int) -> Findings:
         found.figures.append(Figure(name="kill_to_work_s", what=what, unit="s", values=back_s))
     who = ", ".join(f"{name} {n}" for name, n in sorted(kills.items()))
     found.notes.append(
-        f"kills with seed {seed}: {who}; {sum(t.early for t in told)} before the attempt was at work; "
-        f"{sum(t.warm for t in told)} attempts went on in memory; {sum(t.missed for t in told)} launches "
-        f"were done before; the supervisor was started again {sum(t.given_up for t in told)} times after "
+        f"kills with seed {seed}: {who}; {sum(t.early for t in damage)} before the attempt was at work; "
+        f"{sum(t.warm for t in damage)} attempts went on in memory; {sum(t.missed for t in damage)} launches "
+        f"were done before; the supervisor was started again {sum(t.given_up for t in damage)} times after "
         "it had given up"
     )
     found.notes += [f"wrong: {_short(verdict)}" for verdict in verdicts if not verdict.is_right]
     names = ("lost_updates", "double_updates", "different_runs", "failed_runs")
     verdict = "met" if all(figures[name][1] == 0 for name in names) else "NOT met"
-    said = ", ".join(f"{name} {figures[name][1]}" for name in names)
-    found.notes.append(f"{said}: bar 0 {verdict}")
+    text = ", ".join(f"{name} {figures[name][1]}" for name in names)
+    found.notes.append(f"{text}: bar 0 {verdict}")
     return found
 
 
-def _short(verdict: Verdict) -> str:
+def _short(verdict: RunVerdict) -> str:
     lines = str(verdict).splitlines()
     return "\n".join(lines if len(lines) <= _LINES else [lines[0], *lines[-_LINES:]])

@@ -84,18 +84,18 @@ def write_calibration(found: Findings, path: Path) -> None:
     Raises:
         CapabilityError: The file cannot be written.
     """
-    kept: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     try:
         old = json.loads(path.read_text())
         if isinstance(old, dict) and old.get("machine", {}).get("cpu") == describe_machine()["cpu"]:
-            kept = old.get("figures", {})
+            figures = old.get("figures", {})
     except (OSError, ValueError):
         pass
     for c in found.comparisons:
-        kept[c.name] = {"ours": _median(c.ours), "baseline": _median(c.baseline), "unit": c.unit}
+        figures[c.name] = {"ours": _median(c.ours), "baseline": _median(c.baseline), "unit": c.unit}
     for f in found.figures:
-        kept[f.name] = {"ours": f.median, "unit": f.unit}
-    data = {"format": 1, "machine": describe_machine(), "versions": versions(), "figures": kept}
+        figures[f.name] = {"ours": f.median, "unit": f.unit}
+    data = {"format": 1, "machine": describe_machine(), "versions": versions(), "figures": figures}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         new = path.with_name(f".{path.name}.{os.getpid()}")

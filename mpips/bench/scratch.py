@@ -19,7 +19,7 @@ from mpips.model.consistency import ASP
 from mpips.model.optimizer import SGD, Adam, Optimizer
 from mpips.model.placement import place
 from mpips.model.table import DenseTable, EmbeddingTable, Table
-from mpips.server.server import Life, Server
+from mpips.server.server import Durability, Server
 from mpips.transport.region import Regions, new_token
 
 BAR = 0.15
@@ -37,8 +37,8 @@ class Side:
     def __init__(self, table: Table, journal: bool, staging_bytes: int) -> None:
         self.regions = Regions(new_token(), shared=True)
         placement = place([table], 1, 1, SLOTS, SLOT_BYTES)
-        life = Life(journal=journal)
-        self.server = Server(0, [table], placement, self.regions, 0, True, None, life)
+        durability = Durability(journal=journal)
+        self.server = Server(0, [table], placement, self.regions, 0, True, None, durability)
         self.core = self.server.core
         if journal:
             self.server.begin_journal()

@@ -20,7 +20,7 @@ from mpips.checkpoint.manifest import WorkerState, pack_random, unpack_random
 _STREAM = "worker"
 
 
-class Part(msgspec.Struct, frozen=True):
+class PositionPart(msgspec.Struct, frozen=True):
     """What a cut record carries. `clock` counts from the start of this launch."""
 
     clock: int = 0
@@ -29,16 +29,16 @@ class Part(msgspec.Struct, frozen=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Part).decode
+_decode = msgspec.msgpack.Decoder(PositionPart).decode
 
 
-def decode_part(data: bytes) -> Part:
+def decode_part(data: bytes) -> PositionPart:
     """Of the payload of a cut record; without any, the beginning."""
-    return _decode(data) if data else Part()
+    return _decode(data) if data else PositionPart()
 
 
 @dataclass(frozen=True)
-class StartPoint:
+class WorkerStart:
     """What the checkpoint that a job started from says.
 
     Attributes:
@@ -80,7 +80,7 @@ class Position:
         the worker in what the launch before has left in memory; `begin`: the worker's state at its start,
         where that is not the one in `workers`.
         """
-        self.start: StartPoint | None = None
+        self.start: WorkerStart | None = None
         self.seed = seed
         self._seeds = [seed, worker, step]
         self._restored: dict[str, Any] = {}
@@ -88,7 +88,7 @@ class Position:
             same = len(workers) == n_workers
             own = workers[worker] if same else WorkerState(worker=worker, clock=step)
             cursor = dict(own.cursor) if same else None
-            self.start = StartPoint(step, own.clock, cursor, tuple(workers))
+            self.start = WorkerStart(step, own.clock, cursor, tuple(workers))
             self._restored = own.random.get(_STREAM, {})
         self._cursor = dict(self.start.cursor or {}) if self.start is not None else {}
         self.known = self.start is None or self.start.cursor is not None
@@ -140,13 +140,13 @@ class Position:
         clock, cursor, random = self._tick
         random = self._raw_random() if random is None else random
         packed = {_STREAM: pack_random(random)} if random else {}
-        return _encode(Part(clock, cursor, packed))
+        return _encode(PositionPart(clock, cursor, packed))
 
     def coming_part(self, clock: int) -> bytes:
         """The same for the tick to come, after which the worker is at `clock`."""
         random = self._raw_random()
         packed = {_STREAM: pack_random(random)} if random else {}
-        return _encode(Part(clock, self._cursor, packed))
+        return _encode(PositionPart(clock, self._cursor, packed))
 
     def _raw_random(self) -> dict[str, Any]:
         """The generator's own state; as it was restored if nobody has drawn, {} without either."""

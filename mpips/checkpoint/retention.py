@@ -36,7 +36,7 @@ class Retention:
         if self.keep_every < 0:
             raise ConfigError(f"keep_every = {self.keep_every}: must be 0 or more")
 
-    def kept(self, names: list[CheckpointName]) -> set[Path]:
+    def remaining(self, names: list[CheckpointName]) -> set[Path]:
         """Those that stay, of good ones given newest first."""
         chosen = {name.path for name in names[: self.keep_last]}
         seen: set[int] = set()
@@ -52,7 +52,7 @@ class Pruned:
     """What was (or would be) removed and what stayed, by name; damaged ones with their reason."""
 
     removed: tuple[str, ...]
-    kept: tuple[str, ...]
+    remaining: tuple[str, ...]
     damaged: tuple[Refusal, ...]
 
 
@@ -82,7 +82,7 @@ def retain(folder: Path, rule: Retention, *, full: bool = False, dry_run: bool =
         raise CheckpointError(
             f"{error.filename or folder}: cannot be removed: {error.strerror}"
         ) from None
-    return Pruned((*swept, *chosen.removed), chosen.kept, chosen.damaged)
+    return Pruned((*swept, *chosen.removed), chosen.remaining, chosen.damaged)
 
 
 def _choose(folder: Path, rule: Retention, full: bool) -> Pruned:
@@ -96,7 +96,7 @@ def _choose(folder: Path, rule: Retention, full: bool) -> Pruned:
             break
         damaged.append(Refusal(names[0].path, f"{names[0].path}: {damage[0]}"))
         del names[0]
-    stay = rule.kept(names)
+    stay = rule.remaining(names)
     going = [name.path.name for name in names if name.path not in stay]
     if names and not ordered.newer:
         going += [r.path.name for r in damaged if _is_older(r.path, names[0])]

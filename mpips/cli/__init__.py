@@ -60,14 +60,14 @@ def main() -> None:
         if isinstance(code, int) and code:
             sys.exit(code)
     except MpipsError as error:
-        failure_report.speak(**failure_report.words_of(error))
+        failure_report.write(**failure_report.fields_of(error))
         say_and_exit(str(error), error.exit_code)
     except MemoryError as error:
         text = f"out of memory: {error}" if str(error) else "out of memory"
-        failure_report.speak(**failure_report.words_of(CapabilityError(text)))
+        failure_report.write(**failure_report.fields_of(CapabilityError(text)))
         say_and_exit(text, CapabilityError.exit_code)
     except click.ClickException as error:
-        failure_report.speak(
+        failure_report.write(
             kind="UsageError", message=error.format_message(), exit_code=error.exit_code
         )
         if launched_rank() == 0:

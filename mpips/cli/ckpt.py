@@ -293,7 +293,7 @@ def prune(path: Path, keep_last: int, keep_every: int, dry_run: bool, as_json: b
         click.echo(f"{name}  {verb}")
     for refusal in result.damaged:
         click.echo(f"damaged: {refusal.reason}")
-    click.echo(f"{len(result.removed)} {verb}, {len(result.kept)} kept")
+    click.echo(f"{len(result.removed)} {verb}, {len(result.remaining)} kept")
 
 
 def _is_one(path: Path) -> bool:

@@ -59,15 +59,15 @@ def command(
         from mpips.doctor.launches import NAMES, run_launches
 
         width = max(width, *map(len, NAMES))
-    findings = _told(run_checks(here), width, want_json)
+    findings = _printed(run_checks(here), width, want_json)
     if mpi:
         names = hosts.split(",") if hosts else []
-        findings += _told(run_launches(here, names, timeout), width, want_json)
+        findings += _printed(run_launches(here, names, timeout), width, want_json)
     click.echo(json.dumps(as_json(findings)) if want_json else summary(findings))
     return CapabilityError.exit_code if count(findings, "FAIL") else 0
 
 
-def _told(findings: Iterable[Finding], width: int, quiet: bool) -> list[Finding]:
+def _printed(findings: Iterable[Finding], width: int, quiet: bool) -> list[Finding]:
     """All of them, each printed as it comes."""
     found = []
     for finding in findings:

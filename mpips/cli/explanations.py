@@ -62,15 +62,15 @@ def catalogue() -> tuple[tuple[Code, ...], tuple[Entry, ...]]:
         lines = [line for line in block.splitlines() if not line.startswith("#")]
         if not lines:
             continue
-        said = dict.fromkeys("?!", "")
+        parts = dict.fromkeys("?!", "")
         for line in lines[1:]:
-            said[line[0]] = line[1:].strip()
+            parts[line[0]] = line[1:].strip()
         if lines[0].startswith("="):
             number, name, *errors = re.split(r"\s{2,}", lines[0][1:].strip())
             classes = tuple(errors[0].split()) if errors else ()
-            codes.append(Code(int(number), name, classes, said["?"]))
+            codes.append(Code(int(number), name, classes, parts["?"]))
         else:
-            entries.append(Entry(codes[-1].number, lines[0].strip(), said["?"], said["!"]))
+            entries.append(Entry(codes[-1].number, lines[0].strip(), parts["?"], parts["!"]))
     return tuple(codes), tuple(entries)
 
 

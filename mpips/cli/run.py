@@ -123,7 +123,7 @@ def command(
     """
     from mpips.supervisor.script import check_script
     from mpips.supervisor.stopping import Signals
-    from mpips.supervisor.supervise import Plan, Supervisor, make_run, say
+    from mpips.supervisor.supervise import SupervisionPlan, Supervisor, make_run, say
 
     options = {key: given.pop(key) for key in _RUN_KEYS}
     # A run that goes on keeps the arguments that it began with, unless there are new ones.
@@ -150,7 +150,7 @@ def command(
             config = configure(job, {**job_keys(given), **settings}, assignments)
     pool = _pool(config)
     if discard_memory and existing is not None:
-        from mpips.supervisor.kept import discard
+        from mpips.supervisor.left_memory import discard
 
         if not discard(existing, pool.names, say):
             raise click.exceptions.Exit(1)
@@ -177,7 +177,9 @@ def command(
     passed += ["--json"] if as_json else []
     show = display.update if display is not None else None
     more = config.run.mpirun_args
-    plan = Plan(planned, config, pool, launcher, config.run.max_restarts, more, passed, show)
+    plan = SupervisionPlan(
+        planned, config, pool, launcher, config.run.max_restarts, more, passed, show
+    )
     layout = pool.layout()
     text = shlex.join(plan.command(0, layout, planned.attempt(0) / "hostfile"))
     if dry_run:
@@ -255,11 +257,11 @@ def _refuse_other_shape(run: RunFolder, ranks: int | None) -> None:
     Raises:
         ConfigError: The launch would have to remove the memory and start from a checkpoint.
     """
-    from mpips.supervisor.kept import is_kept_here
+    from mpips.supervisor.left_memory import is_memory_here
 
     status = run.status()
     before = len(status.ranks) if status is not None else 0
-    if ranks is not None and before and ranks != before and is_kept_here(run.info().token):
+    if ranks is not None and before and ranks != before and is_memory_here(run.info().token):
         raise ConfigError(
             f"--ranks {ranks}: what {run.path} has kept in memory is of {before} ranks; go on with -n "
             f"{before}, or throw it away first: mpips run --discard-memory {run.path}"

@@ -173,12 +173,12 @@ def _conclude(config: JobConfig, outcome: Outcome, report: dict[str, Any], say: 
     """Tell people of the end, and leave it in the run directory of a supervised run."""
     run = directory.current()
     folder = run.folder if run is not None else None
-    told = summary.summarize(config, report, outcome.ranks, _versions(report), folder)
+    figures = summary.summarize(config, report, outcome.ranks, _versions(report), folder)
     if folder is not None:
         directory.replace_json(folder.result_file, report)
-        summary.write(folder, told)
+        summary.write(folder, figures)
     if say:
-        click.echo(summary.text(told))
+        click.echo(summary.text(figures))
 
 
 def _versions(report: Mapping[str, Any]) -> dict[str, str]:

@@ -76,11 +76,11 @@ def _read_blocks(dataset: Any, share: Share) -> npt.NDArray[Any]:
     n = len(dataset)
     row_bytes = max(1, dataset.dtype.itemsize * int(np.prod(dataset.shape[1:])))
     n_rows = max(1, BLOCK_BYTES // row_bytes)
-    kept = [
+    chosen = [
         dataset[start : start + n_rows][share.numbers(start, min(start + n_rows, n)) - start]
         for start in range(0, n, n_rows)
     ]
-    return np.concatenate(kept) if kept else np.empty((0, *dataset.shape[1:]), dataset.dtype)
+    return np.concatenate(chosen) if chosen else np.empty((0, *dataset.shape[1:]), dataset.dtype)
 
 
 def _names(path: str, found: Collection[str]) -> tuple[str, str]:

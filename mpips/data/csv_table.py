@@ -89,8 +89,8 @@ class _Table:
         labels: list[float] = []
         rows: list[npt.NDArray[np.float64]] = []
         n_samples = 0
-        for row, kept in zip(self._rows(), share.flags(), strict=False):
-            if kept:
+        for row, wanted in zip(self._rows(), share.flags(), strict=False):
+            if wanted:
                 labels.append(self._number(row[self._label.place], self._label))
                 cells = [self._number(row[c.place], c) for c in self._features]
                 rows.append(np.array(cells, dtype=np.float64))
@@ -104,8 +104,8 @@ class _Table:
         values: list[float] = []
         indptr = [0]
         n_samples = 0
-        for row, kept in zip(self._rows(), share.flags(), strict=False):
-            if kept:
+        for row, wanted in zip(self._rows(), share.flags(), strict=False):
+            if wanted:
                 labels.append(self._number(row[self._label.place], self._label))
                 for key, value in self._entries(row):
                     keys.append(key)

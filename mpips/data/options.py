@@ -73,10 +73,10 @@ class Share:
     def numbers(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Return the numbers of the kept samples from `start` up to `stop`, ascending."""
         samples = np.arange(start, stop, dtype=np.int64)
-        kept: npt.NDArray[np.int64] = samples[
+        numbers: npt.NDArray[np.int64] = samples[
             owners(samples, self.stride, self.shares) == self.offset
         ]
-        return kept
+        return numbers
 
     def flags(self) -> Iterator[bool]:
         """Yield for sample 0, 1, ... of the file whether it is kept; without end."""

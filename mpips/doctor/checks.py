@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from mpips.doctor import machine, site, software, storage
-from mpips.doctor.finding import Finding, Verdict, warned
+from mpips.doctor.finding import Finding, Judgement, warned
 from mpips.doctor.situation import Situation
 
-Check = Callable[[Situation], Verdict]
+Check = Callable[[Situation], Judgement]
 
 CHECKS: dict[str, Check] = {
     **software.CHECKS,

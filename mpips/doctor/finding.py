@@ -26,7 +26,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     fix: str = ""
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     """A finding without the name, as a check returns it."""
 
     status: Status
@@ -39,19 +39,19 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         return Finding(name=name, status=self.status, reason=reason, fix=self.fix)
 
 
-def passed(reason: str) -> Verdict:
+def passed(reason: str) -> Judgement:
     """Nothing to mend."""
-    return Verdict(status="PASS", reason=reason)
+    return Judgement(status="PASS", reason=reason)
 
 
-def warned(reason: str, fix: str) -> Verdict:
+def warned(reason: str, fix: str) -> Judgement:
     """Jobs run, but worse or not all of them."""
-    return Verdict(status="WARN", reason=reason, fix=fix)
+    return Judgement(status="WARN", reason=reason, fix=fix)
 
 
-def failed(reason: str, fix: str) -> Verdict:
+def failed(reason: str, fix: str) -> Judgement:
     """Jobs do not run."""
-    return Verdict(status="FAIL", reason=reason, fix=fix)
+    return Judgement(status="FAIL", reason=reason, fix=fix)
 
 
 def count(findings: Sequence[Finding], status: Status) -> int:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from mpips.doctor import verdicts
-from mpips.doctor.finding import Finding, Verdict, failed, warned
+from mpips.doctor.finding import Finding, Judgement, failed, warned
 from mpips.doctor.situation import Situation
 from mpips.doctor.stages import BASIC, FAILING, NETWORK, Launch, parse
 from mpips.errors import MpipsError
@@ -26,7 +26,7 @@ _NO_SHM_OPEN_MPI = {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_pml": "ob1"}
 _NO_SHM_MPICH = {"MPIR_CVAR_NOLOCAL": "1"}
 
 NAMES = (*verdicts.JUDGES, "rma-network", "error-ends-job")
-Judge = Callable[[Launch], Verdict]
+Judge = Callable[[Launch], Judgement]
 
 
 def run_launches(here: Situation, hosts: Sequence[str], timeout_s: float) -> Iterator[Finding]:
@@ -83,14 +83,16 @@ def start(
     began = time.monotonic()
     code, text = _run(command, env, timeout_s)
     words, others = parse(text.splitlines())
-    said = [line for line in others if line.strip() and not re.fullmatch(r"[-=\s]+", line)]
+    lines_of_launcher = [
+        line for line in others if line.strip() and not re.fullmatch(r"[-=\s]+", line)
+    ]
     return Launch(
         n=here.n_ranks,
         stages=stages,
         words=words,
         code=code,
         seconds=time.monotonic() - began,
-        output=_gist(said),
+        output=_gist(lines_of_launcher),
         command=" ".join(["mpirun", "-n", str(here.n_ranks), *host_flags(here, hosts, {})]),
     )
 

@@ -11,7 +11,7 @@ import sys
 
 from mpips.config.options import SessionOptions
 from mpips.doctor.cleaning import leftovers
-from mpips.doctor.finding import Verdict, failed, passed, warned
+from mpips.doctor.finding import Judgement, failed, passed, warned
 from mpips.doctor.situation import Situation
 from mpips.errors import RegionError
 from mpips.model.placement import place
@@ -36,7 +36,7 @@ def mailboxes(n_ranks: int) -> int:
     return sum(layout.total_bytes for layout in placed.layouts)
 
 
-def shared_memory(here: Situation) -> Verdict:
+def shared_memory(here: Situation) -> Judgement:
     """Whether /dev/shm holds the regions of a job."""
     space = here.space(here.shm)
     grow = (
@@ -57,7 +57,7 @@ def shared_memory(here: Situation) -> Verdict:
     return passed(text)
 
 
-def regions(here: Situation) -> Verdict:
+def regions(here: Situation) -> Judgement:
     """Whether a segment with the address space of an embedding table can be made."""
     made = Regions(new_token(), shared=True)
     try:
@@ -72,13 +72,13 @@ def regions(here: Situation) -> Verdict:
     return passed(f"segments of up to {MOST_RESERVED >> 40} TiB of addresses can be made")
 
 
-def clean(here: Situation) -> Verdict:
+def clean(here: Situation) -> Judgement:
     """Whether dead runs have left something."""
     found = leftovers(here.shm, here.temporary)
     dead = [left for left in found if left.dead]
     if not dead:
-        kept = f"; {len(found)} of which nobody can tell" if found else ""
-        return passed(f"nothing of dead runs in {here.shm} and {here.temporary}{kept}")
+        unknown = f"; {len(found)} of which nobody can tell" if found else ""
+        return passed(f"nothing of dead runs in {here.shm} and {here.temporary}{unknown}")
     total = sum(left.n_bytes for left in dead)
     return warned(
         f"{len(dead)} segments and folders of dead runs, {total / 2**20:.0f} MiB",
@@ -86,7 +86,7 @@ def clean(here: Situation) -> Verdict:
     )
 
 
-def cores(here: Situation) -> Verdict:
+def cores(here: Situation) -> Judgement:
     """Whether this process, and what it starts, may use the node's cores."""
     mine, online = here.cores
     if mine < online and mine < here.n_ranks:
@@ -98,7 +98,7 @@ def cores(here: Situation) -> Verdict:
     return passed(f"{mine} of {online} cores")
 
 
-def threads(here: Situation) -> Verdict:
+def threads(here: Situation) -> Judgement:
     """Whether NumPy's threads of all ranks fit on the cores."""
     value = here.env.get("OMP_NUM_THREADS", "")
     n_ranks = max(local_size(here.env), here.n_ranks)
@@ -116,7 +116,7 @@ def threads(here: Situation) -> Verdict:
     return passed(f"OMP_NUM_THREADS={value}")
 
 
-def limits(here: Situation) -> Verdict:
+def limits(here: Situation) -> Judgement:
     """Limits of the process that break jobs in odd places."""
     n_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     size = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
@@ -130,7 +130,7 @@ def limits(here: Situation) -> Verdict:
     return passed(f"{n_files} open files, files of any size")
 
 
-def single_copy(here: Situation) -> Verdict:
+def single_copy(here: Situation) -> Judgement:
     """Whether a process may read another's memory, as MPIs do for large messages within a node."""
     error = read_other_process()
     if not error:
@@ -173,7 +173,7 @@ def read_other_process() -> str:
     return "" if n == 5 and buffer.raw == b"mpips" else error
 
 
-def temporary(here: Situation) -> Verdict:
+def temporary(here: Situation) -> Judgement:
     """Whether the folder for temporary files suits MPI's sockets."""
     path = here.temporary
     if not path.is_dir() or not os.access(path, os.W_OK | os.X_OK):
@@ -187,7 +187,7 @@ def temporary(here: Situation) -> Verdict:
     return passed(str(path))
 
 
-def host_name(here: Situation) -> Verdict:
+def host_name(here: Situation) -> Judgement:
     """Whether this host knows its own address, which launchers ask for."""
     name = socket.gethostname()
     try:
@@ -200,7 +200,7 @@ def host_name(here: Situation) -> Verdict:
     return passed(name)
 
 
-def memory(here: Situation) -> Verdict:
+def memory(here: Situation) -> Judgement:
     """Whether a container or batch system grants less memory than the machine has."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     granted = memory_limit(here) or machine

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 
-from mpips.doctor.finding import Verdict, failed, passed, warned
+from mpips.doctor.finding import Judgement, failed, passed, warned
 from mpips.doctor.situation import Situation, dotted
 from mpips.mpi.launch import launched_size, lonely_tasks
 
@@ -15,7 +15,7 @@ _AS_ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT")
 _MCA_PARAMS = "/etc/openmpi/openmpi-mca-params.conf"
 
 
-def launch(here: Situation) -> Verdict:
+def launch(here: Situation) -> Judgement:
     """Whether this process was started as N copies that do not know of each other."""
     n = lonely_tasks(here.env)
     if n > 1:
@@ -32,7 +32,7 @@ def launch(here: Situation) -> Verdict:
     return passed(f"{launched_size(here.env)} process(es), as the launcher says")
 
 
-def slurm(here: Situation) -> Verdict:
+def slurm(here: Situation) -> Judgement:
     """Whether Slurm's srun can start MPI ranks."""
     if here.which("srun") is None:
         return passed("no Slurm here")
@@ -51,7 +51,7 @@ def slurm(here: Situation) -> Verdict:
     return passed("srun offers pmix; srun --mpi=pmix starts ranks")
 
 
-def time_limit(here: Situation) -> Verdict:
+def time_limit(here: Situation) -> Judgement:
     """Whether a batch job is told before its time is over."""
     job = here.env.get("SLURM_JOB_ID")
     if not job:
@@ -66,7 +66,7 @@ def time_limit(here: Situation) -> Verdict:
     )
 
 
-def root(here: Situation) -> Verdict:
+def root(here: Situation) -> Judgement:
     """Whether Open MPI lets root start ranks."""
     if not here.is_root or not here.open_mpi:
         return passed("no root" if not here.is_root else "not Open MPI")
@@ -80,7 +80,7 @@ def root(here: Situation) -> Verdict:
     return passed("root, and Open MPI is told to let it")
 
 
-def slots(here: Situation) -> Verdict:
+def slots(here: Situation) -> Judgement:
     """Whether mpirun starts more ranks than there are cores."""
     cores = here.cores[0]
     if here.n_ranks <= cores or not here.open_mpi:
@@ -94,7 +94,7 @@ def slots(here: Situation) -> Verdict:
     )
 
 
-def windows(here: Situation) -> Verdict:
+def windows(here: Situation) -> Judgement:
     """Settings under which Open MPI cannot make a window between nodes."""
     version, env = here.open_mpi, here.env
     if not version:
@@ -128,7 +128,7 @@ def _setting(text: str, name: str) -> str:
     return found[-1] if found else ""
 
 
-def terminal(here: Situation) -> Verdict:
+def terminal(here: Situation) -> Judgement:
     """How progress will be shown."""
     if not sys.stderr.isatty() or here.env.get("TERM", "dumb") == "dumb":
         return passed("no terminal: one line of progress every 30 s")
@@ -137,7 +137,7 @@ def terminal(here: Situation) -> Verdict:
     return passed("a terminal: one line of progress that moves")
 
 
-def plugins(here: Situation) -> Verdict:
+def plugins(here: Situation) -> Judgement:
     """Whether HDF5 looks for filters where there is something."""
     path = here.env.get("HDF5_PLUGIN_PATH", "")
     lost = [part for part in path.split(":") if part and not os.path.isdir(part)]

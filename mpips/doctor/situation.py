@@ -20,7 +20,7 @@ import msgspec
 from mpips.transport.region import SHM
 
 
-class Done(NamedTuple):
+class Completed(NamedTuple):
     """A command that has ended: its exit code (124: it took too long, 127: not there) and its output."""
 
     code: int
@@ -80,7 +80,7 @@ class Situation:
         self.shm = shm
         self.temporary = temporary or Path(self.env.get("TMPDIR") or "/tmp")
 
-    def run(self, *command: str, timeout_s: float = 20.0) -> Done:
+    def run(self, *command: str, timeout_s: float = 20.0) -> Completed:
         """A command's exit code, and its stdout and stderr together. Blocks."""
         try:
             done = subprocess.run(
@@ -93,10 +93,10 @@ class Situation:
                 env=dict(self.env),
             )
         except subprocess.TimeoutExpired:
-            return Done(124, f"{command[0]} took longer than {timeout_s:g} s")
+            return Completed(124, f"{command[0]} took longer than {timeout_s:g} s")
         except OSError as error:
-            return Done(127, str(error.strerror))
-        return Done(done.returncode, done.stdout.decode(errors="replace"))
+            return Completed(127, str(error.strerror))
+        return Completed(done.returncode, done.stdout.decode(errors="replace"))
 
     def which(self, program: str) -> str | None:
         """The path of a program; that of this Python's environment counts, too."""

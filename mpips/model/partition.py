@@ -21,8 +21,8 @@ from mpips.errors import ConfigError
 from mpips.model.partition_plan import (
     FLOAT_BYTES,
     Balance,
-    Piece,
-    Placement,
+    PlannedPiece,
+    PlannedPlacement,
     assign_longest_first,
     cut_at_lines,
     text_table,
@@ -41,7 +41,7 @@ class Partition:
 
     name: ClassVar[str]
 
-    def place(self, sizes: Mapping[str, int], n_servers: int) -> Placement:
+    def place(self, sizes: Mapping[str, int], n_servers: int) -> PlannedPlacement:
         """Distribute dense tensors.
 
         Args:
@@ -55,7 +55,7 @@ class Partition:
         for tensor, size in sizes.items():
             if size < 0:
                 raise ConfigError(f"tensor {tensor!r} cannot have {size} elements")
-        return Placement(n_servers, self._pieces(sizes, n_servers))
+        return PlannedPlacement(n_servers, self._pieces(sizes, n_servers))
 
     def partitioner(self, n_servers: int) -> _native.Partitioner:
         """The owner of every key of an embedding table, for the C++ kernels.
@@ -118,7 +118,9 @@ class Partition:
         options = [(option, str(value)) for option, value in self.to_config().items()]
         return text_table(("partition", self.name), options[1:])
 
-    def _pieces(self, sizes: Mapping[str, int], n_servers: int) -> dict[str, tuple[Piece, ...]]:
+    def _pieces(
+        self, sizes: Mapping[str, int], n_servers: int
+    ) -> dict[str, tuple[PlannedPiece, ...]]:
         raise ConfigError(_unsuitable(self.name, "dense", "_pieces"))
 
     def _partitioner(self, n_servers: int) -> _native.Partitioner:
@@ -167,7 +169,9 @@ class RangePartition(Partition):
             raise ConfigError("partition 'range' of an embedding table needs low and high")
         return self.low, self.high
 
-    def _pieces(self, sizes: Mapping[str, int], n_servers: int) -> dict[str, tuple[Piece, ...]]:
+    def _pieces(
+        self, sizes: Mapping[str, int], n_servers: int
+    ) -> dict[str, tuple[PlannedPiece, ...]]:
         return cut_at_lines(sizes, n_servers)
 
     def _partitioner(self, n_servers: int) -> _native.Partitioner:
@@ -182,7 +186,9 @@ class LayerPartition(Partition):
 
     name: ClassVar[str] = "layer"
 
-    def _pieces(self, sizes: Mapping[str, int], n_servers: int) -> dict[str, tuple[Piece, ...]]:
+    def _pieces(
+        self, sizes: Mapping[str, int], n_servers: int
+    ) -> dict[str, tuple[PlannedPiece, ...]]:
         return whole_tensors(sizes, assign_longest_first(list(sizes.values()), n_servers))
 
 
@@ -261,7 +267,9 @@ class FrequencyPartition(Partition):
     def __repr__(self) -> str:
         return f"FrequencyPartition({len(self.updates)} tensors, {len(self.bucket_counts)} buckets)"
 
-    def _pieces(self, sizes: Mapping[str, int], n_servers: int) -> dict[str, tuple[Piece, ...]]:
+    def _pieces(
+        self, sizes: Mapping[str, int], n_servers: int
+    ) -> dict[str, tuple[PlannedPiece, ...]]:
         missing = [tensor for tensor in sizes if tensor not in self.updates]
         if missing:
             raise ConfigError(

@@ -15,7 +15,7 @@ LINE_FLOATS = 16
 LINE_BYTES = FLOAT_BYTES * LINE_FLOATS
 
 
-class Piece(NamedTuple):
+class PlannedPiece(NamedTuple):
     """Elements [start, stop) of a tensor, held by `server`."""
 
     server: int
@@ -59,7 +59,7 @@ class Balance:
 
 
 @dataclass(frozen=True)
-class Placement:
+class PlannedPlacement:
     """Which server holds which part of every dense tensor.
 
     Attributes:
@@ -69,7 +69,7 @@ class Placement:
     """
 
     n_servers: int
-    pieces: dict[str, tuple[Piece, ...]]
+    pieces: dict[str, tuple[PlannedPiece, ...]]
 
     def balance(self) -> Balance:
         """Bytes per server."""
@@ -96,7 +96,7 @@ class Placement:
         )
 
 
-def cut_at_lines(sizes: Mapping[str, int], n_servers: int) -> dict[str, tuple[Piece, ...]]:
+def cut_at_lines(sizes: Mapping[str, int], n_servers: int) -> dict[str, tuple[PlannedPiece, ...]]:
     """Cut every tensor over all servers, at multiples of 16 elements (64 bytes).
 
     The shares of one tensor differ by at most one line, and so do the sums over all tensors: the
@@ -117,7 +117,7 @@ def cut_at_lines(sizes: Mapping[str, int], n_servers: int) -> dict[str, tuple[Pi
     return cut
 
 
-def _cut_one(size: int, loads: Sequence[int]) -> list[Piece]:
+def _cut_one(size: int, loads: Sequence[int]) -> list[PlannedPiece]:
     n_servers = len(loads)
     if size == 0:
         return []
@@ -133,7 +133,7 @@ def _cut_one(size: int, loads: Sequence[int]) -> list[Piece]:
         n_lines = each + (server in chosen)
         stop = min(start + n_lines * LINE_FLOATS, size)
         if stop > start:
-            pieces.append(Piece(server, start, stop))
+            pieces.append(PlannedPiece(server, start, stop))
         start = stop
     return pieces
 
@@ -164,10 +164,12 @@ def assign_longest_first(
     return tuple(servers)
 
 
-def whole_tensors(sizes: Mapping[str, int], servers: Sequence[int]) -> dict[str, tuple[Piece, ...]]:
+def whole_tensors(
+    sizes: Mapping[str, int], servers: Sequence[int]
+) -> dict[str, tuple[PlannedPiece, ...]]:
     """Each tensor in one piece, on the server named at its place in `servers`."""
     return {
-        name: (Piece(server, 0, size),) if size else ()
+        name: (PlannedPiece(server, 0, size),) if size else ()
         for (name, size), server in zip(sizes.items(), servers, strict=True)
     }
 
@@ -185,5 +187,5 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(map(padded, lines))
 
 
-def _n_bytes(piece: Piece) -> int:
+def _n_bytes(piece: PlannedPiece) -> int:
     return FLOAT_BYTES * (piece.stop - piece.start)

@@ -35,7 +35,7 @@ class Placement:
 
 
 @dataclass(frozen=True)
-class EmbeddingMemory:
+class EmbeddingSizes:
     """What the rows of one embedding table take on one server, in bytes.
 
     Attributes:
@@ -56,7 +56,7 @@ class EmbeddingMemory:
         return self.row_bytes + self.key_bytes + self.map_bytes
 
 
-def embedding_memory(table: EmbeddingTable, n_rows: int, n_servers: int) -> EmbeddingMemory:
+def embedding_memory(table: EmbeddingTable, n_rows: int, n_servers: int) -> EmbeddingSizes:
     """Plan the memory of the fullest server for a table of `n_rows` rows. Pure arithmetic.
 
     Servers hold equal shares, as hashed keys do nearly. Memory that a server takes ahead of the rows
@@ -67,7 +67,7 @@ def embedding_memory(table: EmbeddingTable, n_rows: int, n_servers: int) -> Embe
     stride = table.dim * (1 + rule.n_state)
     if not isinstance(rule, PythonRule) and rule.native().uses_step:
         stride += 1
-    return EmbeddingMemory(
+    return EmbeddingSizes(
         rows=rows,
         row_bytes=rows * stride * 4,
         key_bytes=rows * 8,

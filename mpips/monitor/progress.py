@@ -15,7 +15,7 @@ from mpips.monitor.terminal import Terminal, find_terminal
 if TYPE_CHECKING:
     from mpips.rundir.directory import Progress
     from mpips.scheduler.rank_table import Totals
-    from mpips.scheduler.run_progress import Course
+    from mpips.scheduler.run_progress import RunProgress
 
 PLAIN_INTERVAL_S = 30.0
 PLAIN_SHARE = 0.05
@@ -109,18 +109,23 @@ def fields(now: Snapshot) -> list[tuple[int, str]]:
     pushed, pulled = _gigabytes(now.push_bytes_per_s), _gigabytes(now.pull_bytes_per_s)
     traffic = (1, f"push {pushed} pull {pulled} GB/s")
     stale = (2, f"staleness {now.staleness:.1f}" if now.staleness is not None else "staleness -")
-    told = [
+    losses = [
         (6, f"{short(now.samples_per_s)} samples/s"),
         (5, f"loss {_loss(now.loss)}" if now.loss is not None else "loss -"),
     ]
     if not now.n_epochs:
         # A script, whose end nobody knows; it may tell of its samples.
-        return [(9, f"step {now.step:,}"), *(told if now.loss is not None else []), stale, traffic]
+        return [
+            (9, f"step {now.step:,}"),
+            *(losses if now.loss is not None else []),
+            stale,
+            traffic,
+        ]
     return [
         (9, f"{now.share:4.0%}"),
         (7, f"epoch {now.epoch}/{now.n_epochs}"),
         (4, f"step {now.step:,}"),
-        *told,
+        *losses,
         stale,
         traffic,
         (8, f"{duration(now.left_s)} left"),
@@ -129,10 +134,10 @@ def fields(now: Snapshot) -> list[tuple[int, str]]:
 
 def fit(parts: Sequence[tuple[int, str]], width: int) -> str:
     """The parts on one line of at most `width` characters; those of least weight are left out."""
-    kept = list(parts)
-    while len(kept) > 1 and len(_GAP.join(text for _, text in kept)) > width:
-        kept.remove(min(kept))
-    return _GAP.join(text for _, text in kept)[: max(width, 1)]
+    shown = list(parts)
+    while len(shown) > 1 and len(_GAP.join(text for _, text in shown)) > width:
+        shown.remove(min(shown))
+    return _GAP.join(text for _, text in shown)[: max(width, 1)]
 
 
 class Display(Protocol):
@@ -243,10 +248,12 @@ def make_display(kind: str, share: float = 0.0) -> Display:
 class ProgressMeter:
     """Shows where a run stands, driven by reports and by looks in between."""
 
-    def __init__(self, display: Display, course: Course, totals: Callable[[], Totals]) -> None:
-        """`course`: counts what is reported here; `totals`: what all ranks send and fetch."""
+    def __init__(
+        self, display: Display, run_progress: RunProgress, totals: Callable[[], Totals]
+    ) -> None:
+        """`run_progress`: counts what is reported here; `totals`: what all ranks send and fetch."""
         self._display = display
-        self._course = course
+        self._run_progress = run_progress
         self._totals = totals
         self._step = 0
         self._next = 0.0
@@ -254,7 +261,7 @@ class ProgressMeter:
 
     def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
         """A worker's progress since its last report; `step` of the run."""
-        self._course.add(epoch, samples, loss_sum)
+        self._run_progress.add(epoch, samples, loss_sum)
         self._step = max(self._step, step)
         self.look()
 
@@ -268,18 +275,18 @@ class ProgressMeter:
             self._display.update(self._snapshot())
 
     def _snapshot(self) -> Snapshot:
-        course, totals = self._course, self._totals()
+        run_progress, totals = self._run_progress, self._totals()
         return Snapshot(
-            share=course.share,
-            epoch=min(course.epoch + 1, course.n_epochs),
-            n_epochs=course.n_epochs,
+            share=run_progress.share,
+            epoch=min(run_progress.epoch + 1, run_progress.n_epochs),
+            n_epochs=run_progress.n_epochs,
             step=self._step,
-            samples_per_s=course.samples_per_s,
-            loss=course.loss,
+            samples_per_s=run_progress.samples_per_s,
+            loss=run_progress.loss,
             staleness=totals.staleness,
             push_bytes_per_s=totals.push_bytes_per_s,
             pull_bytes_per_s=totals.pull_bytes_per_s,
-            left_s=course.left_s,
+            left_s=run_progress.left_s,
         )
 
     def close(self) -> None:

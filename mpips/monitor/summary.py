@@ -277,15 +277,15 @@ def _data(s: Mapping[str, Any]) -> str:
 
 
 def _trained(s: Mapping[str, Any]) -> str:
-    told = (
+    text = (
         f"step {s['steps']:,}, {plural(s['samples'], 'sample')} in {s['seconds']:,.2f} s: "
         f"{s['samples_per_s']:,.0f} samples/s"
     )
     if s["setbacks"]["restarts"]:
-        told += " (last attempt)"
+        text += " (last attempt)"
     if s["wall_seconds"] is not None:
-        told += f"; {duration(s['wall_seconds'])} since the run was begun"
-    return told
+        text += f"; {duration(s['wall_seconds'])} since the run was begun"
+    return text
 
 
 def _steps(s: Mapping[str, Any]) -> str:
@@ -294,9 +294,9 @@ def _steps(s: Mapping[str, Any]) -> str:
 
 def _updates(s: Mapping[str, Any]) -> str:
     last = " (last attempt)" if s["setbacks"]["restarts"] else ""
-    told = f"{s['updates_pushed']:,} pushed{last}, {s['updates_applied']:,} applied"
+    text = f"{s['updates_pushed']:,} pushed{last}, {s['updates_applied']:,} applied"
     kinds = ("rejected", "scaled", "compensated", "late")
-    return told + "".join(f", {s[f'updates_{k}']:,} {k}" for k in kinds if s[f"updates_{k}"])
+    return text + "".join(f", {s[f'updates_{k}']:,} {k}" for k in kinds if s[f"updates_{k}"])
 
 
 _BINS = ((0, 1), (1, 2), (2, 4), (4, 8), (8, 16), (16, 64), (64, 65))

@@ -251,8 +251,8 @@ def table(view: View, width: int, height: int = 0) -> list[str]:
     widths = columns(cells, width)
     lines = [_line(row, widths)[:width] for row in [HEADINGS, *cells]]
     if height and len(lines) > height:
-        kept = max(height - 1, 1)
-        lines = [*lines[:kept], f"... and {len(lines) - kept} more ranks; --once shows all"]
+        n_shown = max(height - 1, 1)
+        lines = [*lines[:n_shown], f"... and {len(lines) - n_shown} more ranks; --once shows all"]
     return lines
 
 

@@ -61,11 +61,12 @@ class Attendance:
         self._question = 0
 
     @contextmanager
-    def lengthy(self, show_life: Callable[[], None]) -> Iterator[None]:
+    def lengthy(self, show_heartbeat: Callable[[], None]) -> Iterator[None]:
         """Work in this block may take any time, as long as the main thread uses the processor now and then.
 
-        The work makes no MPI call: a thread answers questions meanwhile. `show_life` is called about once a
-        second, from that thread. Where MPI was started without THREAD_SERIALIZED, work has `timeout_s`.
+        The work makes no MPI call: a thread answers questions meanwhile. `show_heartbeat` is called about
+        once a second, from that thread. Where MPI was started without THREAD_SERIALIZED, work has
+        `timeout_s`.
         """
         if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
             yield
@@ -81,7 +82,7 @@ class Attendance:
                 self._answer(_BUSY)
                 if now >= next_sign:
                     next_sign = now + 1.0
-                    show_life()
+                    show_heartbeat()
 
         thread = threading.Thread(target=look, name="mpips-answers", daemon=True)
         thread.start()

@@ -21,7 +21,7 @@ from mpips.mpi.siblings import process_state
 from mpips.mpi.topology import Topology, find_topology
 from mpips.mpi.watchdog import Watchdog
 from mpips.rundir import directory
-from mpips.transport.region import is_kept, new_token, unlink_job
+from mpips.transport.region import is_persistent, new_token, unlink_job
 
 Value = TypeVar("Value")
 
@@ -111,7 +111,7 @@ class Cluster:
             MpipsError: The first rank's error, naming the rank if not all have it.
         """
         cause: Exception | None = None
-        watched = self._attendance.lengthy(_show_life) if lengthy else nullcontext()
+        watched = self._attendance.lengthy(_show_heartbeat) if lengthy else nullcontext()
         try:
             with watched:
                 mine: dict[str, Any] = {"value": work()}
@@ -166,7 +166,7 @@ class Cluster:
     def last_rites(self) -> None:
         """Remove this job's names from /dev/shm of this node, unless the next launch of a run may want
         them. Makes no MPI call."""
-        if not is_kept(self.token):
+        if not is_persistent(self.token):
             unlink_job(self.token)
 
     def ignore_signals(self) -> None:
@@ -198,8 +198,8 @@ class Cluster:
             self.watchdog.stop()
 
 
-def _show_life() -> None:
+def _show_heartbeat() -> None:
     """Tell the supervisor, if there is one, that the job starts up and makes progress."""
     run = directory.current()
     if run is not None:
-        run.show_life()
+        run.show_heartbeat()

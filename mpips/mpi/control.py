@@ -87,10 +87,10 @@ class Client:
         cut: A worker's cut that is still to come.
         on_cut: Where a server's messages about cuts go; None on workers.
         signalled: Tells what signals have asked for since the last call; see mpips.mpi.signals.
-        figures: What this rank has counted, for its signs of life. It is asked while the rank waits for
+        figures: What this rank has counted, for its heartbeats. It is asked while the rank waits for
             anything, so it looks at nothing that may be under way.
         aside: What it does beside what `state` says, or "".
-        beside: Called with each sign of life; does short work that is due now and then.
+        beside: Called with each heartbeat; does short work that is due now and then.
     """
 
     def __init__(self, endpoint: Endpoint, scheduler: int, where: str, timeout_s: float) -> None:
@@ -104,7 +104,7 @@ class Client:
         self._waiting_since: float | None = None
         self._gathered: dict[str, list[bytes]] = {}
         self.stopped = False
-        self.farewell: bytes | None = None
+        self.final_statistics: bytes | None = None
         self.state = "starting"
         self.clock = 0
         self.cut = PendingCut()
@@ -119,7 +119,7 @@ class Client:
         self._next_poll = 0.0
 
     def poll(self) -> None:
-        """Take messages, give a sign of life when it is time. Cheap; call it often.
+        """Take messages, give a heartbeat when it is time. Cheap; call it often.
 
         Raises:
             StallError: The scheduler has been silent for too long.
@@ -135,8 +135,8 @@ class Client:
         ask = self.signalled()
         if ask is not None:
             self.tell(ask)
-        if now >= self._next_beat and self.farewell is None:
-            self._endpoint.send(self._scheduler, self.sign_of_life())
+        if now >= self._next_beat and self.final_statistics is None:
+            self._endpoint.send(self._scheduler, self.heartbeat())
             self._next_beat = now + self._beat_s
             self.beside()
             if self._waiting_since is None:
@@ -147,7 +147,7 @@ class Client:
                 f"{now - self._waiting_since:.1f} s"
             )
 
-    def sign_of_life(self) -> Heartbeat:
+    def heartbeat(self) -> Heartbeat:
         """What this rank does now."""
         return Heartbeat(self.aside() or self.state, self.clock, self.figures())
 
@@ -158,7 +158,7 @@ class Client:
         elif isinstance(message, Stop):
             self.stopped = True
         elif isinstance(message, Bye):
-            self.farewell = message.statistics
+            self.final_statistics = message.statistics
         elif isinstance(message, Leave):
             raise LeavingError(message.why)
         elif isinstance(message, Propose | Commit | Abandon | Write):

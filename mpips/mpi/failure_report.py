@@ -33,7 +33,7 @@ from mpips.rundir import directory
 LEAVING = "Leaving"  # kind of the words of a rank that ends after a durable checkpoint, by request
 
 
-class LastWords(msgspec.Struct, frozen=True, kw_only=True):
+class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
     """Why a rank failed, as it or the scheduler saw it.
 
     Attributes:
@@ -91,7 +91,7 @@ class _Speech(io.TextIOBase):
         return True
 
 
-class _Voice:
+class _ReportWriter:
     """This process as a rank of a supervised run."""
 
     def __init__(self, logs: Path) -> None:
@@ -133,7 +133,7 @@ class _Voice:
         self, kind: type[BaseException], error: BaseException, tb: TracebackType | None
     ) -> None:
         if not isinstance(error, KeyboardInterrupt):
-            self.say(words_of(error))
+            self.say(fields_of(error))
         sys.__excepthook__(kind, error, tb)
 
     def say(self, fields: dict[str, Any]) -> None:
@@ -147,14 +147,14 @@ class _Voice:
             if self._spoken:
                 return
             self._spoken = True
-        told: dict[str, Any] = {"about": self._rank, "exit_code": 1, **fields}
-        words = LastWords(
+        filled: dict[str, Any] = {"about": self._rank, "exit_code": 1, **fields}
+        words = FailureReport(
             rank=self._rank,
             host=socket.gethostname(),
             pid=os.getpid(),
             time_s=time.time(),
             up_s=time.clock_gettime(time.CLOCK_BOOTTIME),
-            **told,
+            **filled,
         )
         try:
             directory.replace_json(self._logs / f"words-{self._rank}.json", words)
@@ -163,9 +163,9 @@ class _Voice:
 
 
 @functools.cache
-def _voice() -> _Voice | None:
+def _report_writer() -> _ReportWriter | None:
     run = directory.current()
-    return None if run is None else _Voice(run.logs)
+    return None if run is None else _ReportWriter(run.logs)
 
 
 def begin() -> None:
@@ -174,11 +174,11 @@ def begin() -> None:
     Raises:
         ConfigError: The run directory is none, or cannot be written from here.
     """
-    _voice()
+    _report_writer()
 
 
-def words_of(error: BaseException) -> dict[str, Any]:
-    """Kind, message, traceback and exit code of an exception, as fields of `LastWords`."""
+def fields_of(error: BaseException) -> dict[str, Any]:
+    """Kind, message, traceback and exit code of an exception, as fields of `FailureReport`."""
     planned = isinstance(error, MpipsError)
     text = "" if planned else "".join(traceback.format_exception(error)).rstrip()
     return {
@@ -189,12 +189,12 @@ def words_of(error: BaseException) -> dict[str, Any]:
     }
 
 
-def speak(**fields: Any) -> None:
+def write(**fields: Any) -> None:
     """Leave last words, if this process is a rank of a supervised run and has left none.
 
     Args:
-        **fields: Of `LastWords`; what concerns this process is filled in.
+        **fields: Of `FailureReport`; what concerns this process is filled in.
     """
     with contextlib.suppress(ConfigError):
-        if (voice := _voice()) is not None:
-            voice.say(fields)
+        if (writer := _report_writer()) is not None:
+            writer.say(fields)

@@ -36,7 +36,7 @@ class Figures(msgspec.Struct, array_like=True):
 
 
 class Heartbeat(msgspec.Struct, tag="beat"):
-    """A sign of life, about once a second from every rank."""
+    """A heartbeat, about once a second from every rank."""
 
     state: str
     clock: int

@@ -118,7 +118,7 @@ def main(limit: str) -> int:
         f"{', '.join(late)} {'has' if len(late) == 1 else 'have'} not come to it"
     )
     code = StallError.exit_code
-    failure_report.speak(kind="StallError", message=message, exit_code=code)
+    failure_report.write(kind="StallError", message=message, exit_code=code)
     launch.print_error(message)
     return code
 

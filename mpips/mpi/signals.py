@@ -63,7 +63,7 @@ def name_of(number: int) -> str:
     return signal.Signals(number).name
 
 
-class Told:
+class SignalRequests:
     """What signals ask of this process while the block lasts; see above.
 
     Where this is not the main thread, or nothing is saved, signals stay as they are.
@@ -87,7 +87,7 @@ class Told:
         self._why = ""  # set when the process is to end at once
         self._old: dict[int, Any] = {}
 
-    def __enter__(self) -> Told:
+    def __enter__(self) -> SignalRequests:
         """Take the signals over, and what came before."""
         if not self._wanted:
             return self

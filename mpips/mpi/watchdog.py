@@ -23,7 +23,7 @@ from typing import NoReturn
 
 from mpips.errors import StallError
 from mpips.mpi import failure_report, launch
-from mpips.mpi.signals import ONE_SIGNAL_S, Told, unwinding_s
+from mpips.mpi.signals import ONE_SIGNAL_S, SignalRequests, unwinding_s
 from mpips.process import forked
 
 _TICK_S = 0.2
@@ -80,14 +80,14 @@ class Watchdog:
     """Watches the guarded calls and the signals of the process. One per session, main thread only.
 
     Attributes:
-        told: What knows how long a last checkpoint may take, while the job is at work.
+        signal_requests: What knows how long a last checkpoint may take, while the job is at work.
         is_hopeless: Whether there cannot be a last checkpoint any more. Must not call MPI.
     """
 
     def __init__(self, who: str, timeout_s: float, last_rites: Callable[[], None]) -> None:
         """`last_rites` removes what must not stay; it must not call MPI."""
         self.guard = Guard()
-        self.told: Told | None = None
+        self.signal_requests: SignalRequests | None = None
         self.is_hopeless: Callable[[], bool] = lambda: False
         self._who = who
         self._timeout_s = timeout_s
@@ -134,12 +134,12 @@ class Watchdog:
             except TimeoutError:
                 received = b""
             now = time.monotonic()
-            if self.told is not None and signal.SIGCONT in received:
-                self.told.continued()
+            if self.signal_requests is not None and signal.SIGCONT in received:
+                self.signal_requests.continued()
             fatal = [number for number in received if number in _FATAL]
             if fatal:
                 dying = self._hear(fatal[0], now, dying)
-            if self.told is not None and self.told.is_over:
+            if self.signal_requests is not None and self.signal_requests.is_over:
                 dying = None  # the job is done: nobody need die of what came in its last moment
             if dying is not None:
                 self._keep_time(dying, now)
@@ -153,7 +153,7 @@ class Watchdog:
     def _hear(self, number: int, now: float, dying: _Dying | None) -> _Dying:
         """A signal came: the first, the same once more, or another that leaves no more time."""
         if dying is None:
-            grace_s = self.told.grace_now() if self.told is not None else 0.0
+            grace_s = self.signal_requests.grace_now() if self.signal_requests is not None else 0.0
             again_at = now + grace_s if grace_s else float("inf")
             return _Dying(number, now, again_at, now + grace_s + self._unwinding_s)
         if now - dying.since > ONE_SIGNAL_S:
@@ -165,8 +165,8 @@ class Watchdog:
         if dying.again_at < float("inf") and (now >= dying.again_at or self.is_hopeless()):
             dying.again_at = float("inf")
             dying.leave_at = now + self._unwinding_s
-            if self.told is not None:
-                self.told.expired = True
+            if self.signal_requests is not None:
+                self.signal_requests.expired = True
             os.kill(os.getpid(), dying.number)
         if now >= dying.leave_at:
             self._leave(128 + dying.number, None)
@@ -174,14 +174,14 @@ class Watchdog:
     def leave(self, message: str, about: int) -> NoReturn:
         """End the process with a StallError of which rank `about` is the reason. Main thread."""
         code = StallError.exit_code
-        failure_report.speak(kind="silent", message=message, exit_code=code, about=about)
+        failure_report.write(kind="silent", message=message, exit_code=code, about=about)
         launch.print_error(message)
         self._last_rites()
         os._exit(code)
 
     def _leave(self, code: int, message: str | None) -> None:
         if message is not None:
-            failure_report.speak(kind="StallError", message=message, exit_code=code)
+            failure_report.write(kind="StallError", message=message, exit_code=code)
             print(f"mpips: error: {message}", file=sys.stderr, flush=True)
             faulthandler.dump_traceback(all_threads=True)
             launch.explain_launcher()
@@ -190,13 +190,13 @@ class Watchdog:
 
 
 @contextmanager
-def watching(told: Told) -> Iterator[None]:
+def watching(signal_requests: SignalRequests) -> Iterator[None]:
     """Keep the time that `told` leaves for a last checkpoint, in a process without a cluster."""
-    if not told.grace_s:
+    if not signal_requests.grace_s:
         yield
         return
     watchdog = Watchdog("this process", float("inf"), lambda: None)
-    watchdog.told = told
+    watchdog.signal_requests = signal_requests
     watchdog.start()
     try:
         yield

@@ -78,8 +78,8 @@ class ServerNeeds:
     @property
     def shared(self) -> int:
         """In /dev/shm."""
-        kept = self.journal + self.sums if self.journal else 0
-        return self.mailboxes + self.dense + self.embedding + kept
+        durable = self.journal + self.sums if self.journal else 0
+        return self.mailboxes + self.dense + self.embedding + durable
 
     @property
     def private(self) -> int:

@@ -93,7 +93,7 @@ def _memory(plan: Plan) -> str:
     end = f"\n(and {_n(more, 'node')} that need no more)" if more > 0 else ""
     costs = plan.costs
     disk = costs.values["disk_gib_s"]
-    said = " (default)" if "disk_gib_s" in costs.defaults else ""
+    source = " (default)" if "disk_gib_s" in costs.defaults else ""
     return (
         _aligned(rows, right=1)
         + end
@@ -101,7 +101,7 @@ def _memory(plan: Plan) -> str:
         f"{_size(needs.worker_data)} of samples and {_size(needs.worker_staging)} of staging\n"
         f"{_beside(needs)}"
         f"a checkpoint has {_size(needs.checkpoint)}: {_time_text(needs.checkpoint / 2**30 / disk)} at "
-        f"{disk:.2g} GiB/s{said}"
+        f"{disk:.2g} GiB/s{source}"
     )
 
 

@@ -35,7 +35,7 @@ from typing import Any
 import msgspec
 
 from mpips.checkpoint import WorkerState
-from mpips.checkpoint.position import Part, decode_part
+from mpips.checkpoint.position import PositionPart, decode_part
 from mpips.errors import RecoveryError
 from mpips.rundir.directory import Supervised, read_json, replace_json
 
@@ -130,8 +130,8 @@ class At(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, found: dict[str, Any]) -> At:
         """Return what the server's core gives."""
-        kept = {name: value for name, value in found.items() if name != "taken"}
-        return cls(**{**kept, "texts": [text.hex() for text in found["texts"]]})
+        fields = {name: value for name, value in found.items() if name != "taken"}
+        return cls(**{**fields, "texts": [text.hex() for text in found["texts"]]})
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def place_of(
     if clock == 0:
         return Place(clock, base, ahead, at_start=True)
     # A worker that passes over clocks stands at the last cursor before them.
-    part = max(known, key=lambda p: p.clock, default=Part())
+    part = max(known, key=lambda p: p.clock, default=PositionPart())
     if part.clock != clock and not (skips_clocks and part.clock):
         found = ", ".join(str(p.clock) for p in parts) or "none"
         raise RecoveryError(
@@ -193,7 +193,7 @@ def place_of(
     return Place(clock, worker_state(worker, part, base.clock + clock), ahead)
 
 
-def worker_state(worker: int, part: Part, clock: int) -> WorkerState:
+def worker_state(worker: int, part: PositionPart, clock: int) -> WorkerState:
     """A worker's state as manifests hold it."""
     return WorkerState(
         worker=worker,

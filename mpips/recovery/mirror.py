@@ -109,9 +109,9 @@ class Incoming:
         for _ in range(_DEPTH):
             self._expect(np.empty(n_bytes, np.uint8))
         self._answer = np.zeros((copy.layout.n_workers + 1, 2), np.uint64)
-        self._said = self._now()
+        self._answered = self._now()
         self._answering: MPI.Request | None = None
-        self._ending = self._end_said = False
+        self._ending = self._end_answered = False
 
     def _expect(self, batch: np.ndarray) -> None:
         self._open.append((self._comm.Irecv(batch, self._rank, _TAG_BATCH), batch))
@@ -144,25 +144,25 @@ class Incoming:
 
     def _is_news(self, now: np.ndarray) -> bool:
         """Something has arrived, or the server may be short of slots, or this is the end."""
-        if self._ending and not self._end_said:
+        if self._ending and not self._end_answered:
             return True
-        arrived, consumed = now[:, 0] != self._said[:, 0], now[:, 1] != self._said[:, 1]
-        short = now[:, 0] - self._said[:, 1] > self._slots // 2
+        arrived, consumed = now[:, 0] != self._answered[:, 0], now[:, 1] != self._answered[:, 1]
+        short = now[:, 0] - self._answered[:, 1] > self._slots // 2
         return bool(arrived.any() or (consumed & short).any())
 
     def _say(self, now: np.ndarray) -> None:
         """Answer, unless an answer is under way; then a later `poll` does."""
-        if self._end_said or (self._answering is not None and not self._answering.Test()):
+        if self._end_answered or (self._answering is not None and not self._answering.Test()):
             return
-        self._answer[:-1] = self._said = now
-        self._end_said = self._ending
+        self._answer[:-1] = self._answered = now
+        self._end_answered = self._ending
         self._answer[-1, 0] = _END if self._ending else 0
         self._answering = self._comm.Isend(self._answer, self._rank, _TAG_ANSWER)
 
     @property
     def closed(self) -> bool:
         """The server has sent its last, and knows that it is here."""
-        if not self._end_said:
+        if not self._end_answered:
             return False
         return self._answering is None or bool(self._answering.Test())
 
@@ -211,11 +211,11 @@ class Mirror:
             StallError: A partner does not come to the end as well.
         """
         deadline = time.monotonic() + timeout_s
-        said = self._outgoing is None
+        ended = self._outgoing is None
         while True:
             moved = self.poll()
-            if not said and not moved and self._outgoing is not None:
-                said = self._outgoing.end()
+            if not ended and not moved and self._outgoing is not None:
+                ended = self._outgoing.end()
             ours = self._outgoing is None or self._outgoing.closed
             if ours and all(incoming.closed for incoming in self._incoming):
                 break

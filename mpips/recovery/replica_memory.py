@@ -39,7 +39,7 @@ _TAG = 1
 _PATTERN = re.compile(r"(?:s(\d+)|r(\d+)g\d+)$")
 
 
-class Guard(Protocol):
+class CallGuard(Protocol):
     """See mpips.mpi.watchdog.Watchdog.guard."""
 
     def __call__(self, what: str) -> AbstractContextManager[None]: ...
@@ -130,7 +130,9 @@ def link(token: str, source: str, target: str) -> None:
         raise RegionError(f"memory {source}: {error.strerror}") from None
 
 
-def send(comm: MPI.Intracomm, rank: int, token: str, name: str, alone: bool, guard: Guard) -> None:
+def send(
+    comm: MPI.Intracomm, rank: int, token: str, name: str, alone: bool, guard: CallGuard
+) -> None:
     """Send a set byte for byte to a rank that calls `receive`. Blocks.
 
     Args:
@@ -170,7 +172,7 @@ def send(comm: MPI.Intracomm, rank: int, token: str, name: str, alone: bool, gua
             os.close(fd)
 
 
-def receive(comm: MPI.Intracomm, rank: int, token: str, name: str, guard: Guard) -> None:
+def receive(comm: MPI.Intracomm, rank: int, token: str, name: str, guard: CallGuard) -> None:
     """Make a set from what `rank` sends; an older set of that name goes. Blocks; no mark is written.
 
     Raises:

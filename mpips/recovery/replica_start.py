@@ -14,7 +14,7 @@ from mpips.errors import ConfigError, MpipsError, RegionError
 from mpips.recovery import replica_memory
 from mpips.recovery.mirror import Incoming, Mirror, Outgoing
 from mpips.recovery.replica import SYNC, find_partners
-from mpips.recovery.replica_memory import Guard, Held, copy_set, own_set
+from mpips.recovery.replica_memory import CallGuard, Held, copy_set, own_set
 from mpips.server.server import Server
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def bring(
     assignment: Assignment,
     comm: MPI.Intracomm,
     token: str,
-    guard: Guard,
+    guard: CallGuard,
 ) -> None:
     """Put every server's set on its node under its name. Collective over `comm`; blocks.
 
@@ -106,7 +106,7 @@ class Partnership:
         assignment: Assignment,
         token: str,
         generation: int,
-        guard: Guard,
+        guard: CallGuard,
         bound: int | None,
     ) -> None:
         """`comm`: nothing else uses its tags; `bound`: None for no partners, SYNC, or the greatest lag.

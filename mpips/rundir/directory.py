@@ -384,7 +384,7 @@ class Supervised:
         except (OSError, msgspec.DecodeError):
             return ""
 
-    def show_life(self) -> None:
+    def show_heartbeat(self) -> None:
         """Renew the modification time of the attempt's `alive` file; a full disk does not prevent it."""
         with contextlib.suppress(OSError):
             os.utime(self.folder.alive_file(self.generation))

@@ -20,7 +20,7 @@ class RankRow(msgspec.Struct, frozen=True, kw_only=True):
         max_staleness: Since the start.
         queue: Records in rings that were not consumed when it was last heard of.
         memory_bytes: Of a server's shards and rings.
-        heard_s: Unix time of its last sign of life, 0: none yet.
+        heard_s: Unix time of its last heartbeat, 0: none yet.
     """
 
     rank: int

@@ -1,6 +1,6 @@
 """What every rank does now, as far as the scheduler has heard: for people, never for decisions.
 
-Signs of life bring what a rank has counted since its start; the panel makes rates of the last few seconds
+Heartbeats bring what a rank has counted since its start; the rank table makes rates of the last few seconds
 of it. A rank's own clock times them, so a message that was late bends nothing.
 """
 
@@ -15,7 +15,7 @@ from mpips.mpi.messages import Evaluated, Figures, Heartbeat
 from mpips.rundir.directory import RankPlace
 from mpips.rundir.files import RankRow
 
-_WINDOW = 6  # signs of life that rates are measured over
+_WINDOW = 6  # heartbeats that rates are measured over
 _LEAST_S = 0.2  # apart, for a rate
 
 
@@ -38,7 +38,7 @@ class Totals:
 
 @dataclass
 class _Rank:
-    """The last signs of life of a rank; `heard_s` is Unix time."""
+    """The last heartbeats of a rank; `heard_s` is Unix time."""
 
     place: RankPlace
     state: str = "starting"
@@ -71,8 +71,8 @@ class _Rank:
         return self.gained("staleness_sum") / judged if judged else None
 
 
-class Panel:
-    """Keeps the last signs of life of all ranks. One per job, on the scheduler's rank; never blocks.
+class RankTable:
+    """Keeps the last heartbeats of all ranks. One per job, on the scheduler's rank; never blocks.
 
     Attributes:
         own: What this process itself does, where it has other roles than the scheduler's.
@@ -97,7 +97,7 @@ class Panel:
         return tuple(rank.place for rank in self._ranks)
 
     def hear(self, rank: int, beat: Heartbeat) -> None:
-        """Take a sign of life."""
+        """Take a heartbeat."""
         known = self._ranks[rank]
         known.state, known.clock, known.heard_s = beat.state, beat.clock, time.time()
         if beat.figures is not None:

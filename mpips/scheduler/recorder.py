@@ -28,9 +28,9 @@ from mpips.rundir.directory import (
     replace_json,
 )
 from mpips.rundir.files import Event, Ranks
-from mpips.scheduler.rank_table import Panel
-from mpips.scheduler.run_progress import Course
-from mpips.snapshot.coordinator import Conductor
+from mpips.scheduler.rank_table import RankTable
+from mpips.scheduler.run_progress import RunProgress
+from mpips.snapshot.coordinator import Coordinator
 
 INTERVAL_S = 1.0
 OnReport = Callable[[int, Report], None]
@@ -49,44 +49,44 @@ def is_saved(statistics: Mapping[str, Any]) -> bool:
     return "error" not in (statistics["servers"][0].get("checkpoint") or {})
 
 
-class Chronicle:
+class RunRecorder:
     """Keeps the record of one attempt. Not collective; one per job, on the scheduler's rank."""
 
     def __init__(
         self,
         run: Supervised,
-        panel: Panel,
+        rank_table: RankTable,
         start: StartPoint,
         first_clock: int = 0,
-        course: Course | None = None,
+        run_progress: RunProgress | None = None,
         in_memory: bool = False,
     ) -> None:
         """Write that the attempt runs now.
 
         Args:
             run: The run.
-            panel: What every rank does.
+            rank_table: What every rank does.
             start: What the attempt starts from.
             first_clock: Of the workers at `start`.
-            course: Tells how far the run is; somebody else counts the reports in it.
+            run_progress: Tells how far the run is; somebody else counts the reports in it.
             in_memory: The next launch can go on in what this one leaves.
         """
         self._run = run
-        self._panel = panel
-        self._course = course
+        self._rank_table = rank_table
+        self._run_progress = run_progress
         self._start = start
         self._first_clock = first_clock
         before = run.folder.status()
         self._restarts = before.restarts if before is not None else 0
         self._in_memory = in_memory
-        kept = start.step if in_memory else 0
-        self._progress = Progress(step=start.step, epoch=start.epoch, recoverable=kept)
+        recoverable = start.step if in_memory else 0
+        self._progress = Progress(step=start.step, epoch=start.epoch, recoverable=recoverable)
         self._samples = self._window_samples = 0
         self._window_loss = 0.0
         self._window_since = self._next = time.monotonic()
         self._checkpoint = ""
         self._warned = False
-        panel.on_evaluated.append(self.evaluated)
+        rank_table.on_evaluated.append(self.evaluated)
         self.look({})
         self._note_start()
 
@@ -131,10 +131,10 @@ class Chronicle:
         """Note a checkpoint that was published."""
         self._checkpoint = path
 
-    def look_at(self, conductor: Conductor | None, clocks: Mapping[int, int]) -> None:
-        """`look`, with the newest checkpoint that the conductor knows of."""
-        if conductor is not None:
-            self.saved(conductor.statistics.get("path", ""))
+    def look_at(self, coordinator: Coordinator | None, clocks: Mapping[int, int]) -> None:
+        """`look`, with the newest checkpoint that the coordinator knows of."""
+        if coordinator is not None:
+            self.saved(coordinator.statistics.get("path", ""))
         self.look(clocks)
 
     def look(self, clocks: Mapping[int, int]) -> None:
@@ -151,7 +151,7 @@ class Chronicle:
             return
         self._next = now + INTERVAL_S
         # The supervisor must see this also where status.json cannot be written.
-        self._run.show_life()
+        self._run.show_heartbeat()
         try:
             held = self._run.holds_lease()
             if held:
@@ -199,17 +199,17 @@ class Chronicle:
         self._write_status("running")
 
     def _pace(self) -> dict[str, Any]:
-        """What panel and course tell."""
-        totals, course = self._panel.totals(), self._course
+        """What the rank table and the progress of the run tell."""
+        totals, run_progress = self._rank_table.totals(), self._run_progress
         found: dict[str, Any] = {
             "staleness": _rounded(totals.staleness, 3),
             "push_bytes_per_s": _rounded(totals.push_bytes_per_s, 1),
             "pull_bytes_per_s": _rounded(totals.pull_bytes_per_s, 1),
         }
-        if course is not None:
-            found["share"] = round(course.share, 6)
-            found["n_epochs"] = course.n_epochs
-            found["left_s"] = _rounded(course.left_s, 1)
+        if run_progress is not None:
+            found["share"] = round(run_progress.share, 6)
+            found["n_epochs"] = run_progress.n_epochs
+            found["left_s"] = _rounded(run_progress.left_s, 1)
         return found
 
     def _write_metrics(self) -> None:
@@ -242,10 +242,12 @@ class Chronicle:
             start=self._start,
             progress=self._progress,
             checkpoint=self._checkpoint,
-            ranks=self._panel.places,
+            ranks=self._rank_table.places,
         )
         replace_json(self._run.folder.status_file, status)
-        ranks = Ranks(generation=self._run.generation, time_s=time.time(), ranks=self._panel.rows())
+        ranks = Ranks(
+            generation=self._run.generation, time_s=time.time(), ranks=self._rank_table.rows()
+        )
         replace_json(self._run.folder.ranks_file, ranks)
 
     def finish(self, statistics: Mapping[str, Any]) -> None:
@@ -284,25 +286,25 @@ def _rounded(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)
 
 
-def open_chronicle(
-    panel: Panel,
+def open_recorder(
+    rank_table: RankTable,
     saving: Saving | None,
-    course: Course | None = None,
+    run_progress: RunProgress | None = None,
     in_memory: bool = False,
-) -> Chronicle | None:
+) -> RunRecorder | None:
     """The record of this attempt; None if nobody supervises.
 
     Args:
-        panel: What every rank does.
+        rank_table: What every rank does.
         saving: What the job starts from.
-        course: Tells how far the run is.
+        run_progress: Tells how far the run is.
         in_memory: The next launch can go on in what this one leaves.
     """
     run = current()
     if run is None:
         return None
     start, first_clock = _start_of(saving)
-    return Chronicle(run, panel, start, first_clock, course, in_memory)
+    return RunRecorder(run, rank_table, start, first_clock, run_progress, in_memory)
 
 
 def _start_of(saving: Saving | None) -> tuple[StartPoint, int]:
@@ -320,13 +322,13 @@ def _start_of(saving: Saving | None) -> tuple[StartPoint, int]:
     return StartPoint(source="checkpoint", path=str(saving.start), step=m.step, epoch=epoch), 0
 
 
-def chronicled(on_report: OnReport | None, chronicle: Chronicle | None) -> OnReport | None:
+def recorded(on_report: OnReport | None, recorder: RunRecorder | None) -> OnReport | None:
     """What hears the workers' reports: whoever shows progress, and the record of a supervised run."""
-    if chronicle is None:
+    if recorder is None:
         return on_report
 
     def both(worker: int, report: Report) -> None:
-        chronicle.report(report.epoch, report.samples, report.loss_sum)
+        recorder.report(report.epoch, report.samples, report.loss_sum)
         if on_report is not None:
             on_report(worker, report)
 

@@ -9,7 +9,7 @@ _PACE_S = 10.0  # the pace shown is that of so many seconds
 _POINT_S = 0.5  # between points that it is computed from
 
 
-class Course:
+class RunProgress:
     """The way of a run from its very beginning, over all its launches.
 
     Attributes:

@@ -35,8 +35,8 @@ from mpips.mpi.messages import (
 )
 from mpips.mpi.roles import Assignment
 from mpips.mpi.siblings import process_state
-from mpips.scheduler.rank_table import Panel
-from mpips.snapshot.coordinator import Conductor
+from mpips.scheduler.rank_table import RankTable
+from mpips.snapshot.coordinator import Coordinator
 
 _SUSPECT_SHARE = 0.7  # of the timeout: silent this long, when another is called stalled
 
@@ -65,13 +65,13 @@ class Scheduler:
         pids: list[int],
         timeout_s: float,
         on_report: OnReport | None,
-        panel: Panel | None = None,
+        rank_table: RankTable | None = None,
         visible: Collection[int] = (),
     ) -> None:
-        """`pids` by rank; `on_report` shows progress; `panel` hears all signs of life; `visible`: the ranks
+        """`pids` by rank; `on_report` shows progress; `rank_table` hears all heartbeats; `visible`: the ranks
         whose processes can be looked at from here.
 
-        Attributes that may be set: `conductor`, where there are checkpoints; `on_cut`, where messages
+        Attributes that may be set: `coordinator`, where there are checkpoints; `on_cut`, where messages
         about cuts go to the server on this rank; `signalled`, see mpips.mpi.control.Client;
         `on_look`, which gets the workers' clocks at every poll.
         """
@@ -80,7 +80,7 @@ class Scheduler:
         self._pids = pids
         self._timeout_s = timeout_s
         self._on_report = on_report
-        self._panel = panel
+        self._rank_table = rank_table
         self._visible = frozenset(visible)
         self.on_look: OnLook | None = None
         self._watched = {*assignment.servers, *assignment.workers} - {assignment.scheduler}
@@ -92,7 +92,7 @@ class Scheduler:
         self._stop_sent = False
         self._last_look = now
         self._work = {"messages": 0, "polls": 0}
-        self.conductor: Conductor | None = None
+        self.coordinator: Coordinator | None = None
         self.on_cut: Callable[[ToServer], None] | None = None
         self.signalled: Callable[[], Ask | None] = lambda: None
         self.finished = False
@@ -118,8 +118,8 @@ class Scheduler:
         self._last_look = now
         self._look_for_silence(now)
         self._conduct()
-        if self._panel is not None:
-            self._panel.look()
+        if self._rank_table is not None:
+            self._rank_table.look()
         if self.on_look is not None:
             self.on_look(self.clocks)
         return bool(messages)
@@ -127,12 +127,12 @@ class Scheduler:
     def _conduct(self) -> None:
         """Begin checkpoints; end the job when workers and the last of them are done."""
         ask = self.signalled()
-        if self.conductor is not None:
+        if self.coordinator is not None:
             if ask is not None:
-                self.conductor.ask(ask)
-            self.conductor.poll()
+                self.coordinator.ask(ask)
+            self.coordinator.poll()
         all_done = all(w in self._statistics for w in self._assignment.workers)
-        if all_done and not self._stop_sent and not (self.conductor and self.conductor.busy):
+        if all_done and not self._stop_sent and not (self.coordinator and self.coordinator.busy):
             self._stop_sent = True
             for server in self._others(self._assignment.servers):
                 self._endpoint.send(server, Stop())
@@ -154,11 +154,11 @@ class Scheduler:
         Raises:
             LeavingError: The checkpoint after which the job was to end is durable.
         """
-        assert self.conductor is not None
+        assert self.coordinator is not None
         if isinstance(message, Taken):
-            self.conductor.taken(server, message)
+            self.coordinator.taken(server, message)
         elif isinstance(message, Saved):
-            self.conductor.saved(server, message)
+            self.coordinator.saved(server, message)
 
     def run(self) -> None:
         """Poll until the job is over; sleeps between polls, longer when nothing happens."""
@@ -184,18 +184,18 @@ class Scheduler:
     def _take(self, source: int, message: object) -> None:
         if isinstance(message, Heartbeat):
             self._states[source] = (message.state, message.clock)
-            if self._panel is not None:
-                self._panel.hear(source, message)
-            if self.conductor is not None and source in self._assignment.workers:
-                self.conductor.hear(self._assignment.workers.index(source), message.clock)
+            if self._rank_table is not None:
+                self._rank_table.hear(source, message)
+            if self.coordinator is not None and source in self._assignment.workers:
+                self.coordinator.hear(self._assignment.workers.index(source), message.clock)
             self._endpoint.send(source, Pong())
         elif isinstance(message, Report):
             self._states[source] = (self._states[source][0], message.clock)
             if self._on_report is not None:
                 self._on_report(self._assignment.workers.index(source), message)
         elif isinstance(message, Evaluated):
-            if self._panel is not None:
-                self._panel.evaluated(message)
+            if self._rank_table is not None:
+                self._rank_table.evaluated(message)
         elif isinstance(message, Contribution):
             self._gather(source, message)
         elif isinstance(message, Done):
@@ -203,12 +203,12 @@ class Scheduler:
         elif isinstance(message, Failure):
             raise JobFailure(message.message, message.exit_code, source)
         elif isinstance(message, Ask):
-            if self.conductor is not None:
-                self.conductor.ask(message.across(time.monotonic()))
-        elif isinstance(message, Agreed) and self.conductor is not None:
-            self.conductor.agreed(self._assignment.workers.index(source), message)
-        elif isinstance(message, Waits) and self.conductor is not None:
-            self.conductor.waits(self._assignment.workers.index(source), message)
+            if self.coordinator is not None:
+                self.coordinator.ask(message.across(time.monotonic()))
+        elif isinstance(message, Agreed) and self.coordinator is not None:
+            self.coordinator.agreed(self._assignment.workers.index(source), message)
+        elif isinstance(message, Waits) and self.coordinator is not None:
+            self.coordinator.waits(self._assignment.workers.index(source), message)
         elif isinstance(message, Taken | Saved):
             self.take_cut(self._assignment.servers.index(source), message)
         else:
@@ -228,8 +228,8 @@ class Scheduler:
     def _take_done(self, source: int, done: Done) -> None:
         self._statistics[source] = msgspec.Raw(done.statistics)
         self._watched.discard(source)
-        if self.conductor is not None and source in self._assignment.workers:
-            self.conductor.worker_done(self._assignment.workers.index(source))
+        if self.coordinator is not None and source in self._assignment.workers:
+            self.coordinator.worker_done(self._assignment.workers.index(source))
         everyone = {*self._assignment.servers, *self._assignment.workers}
         if everyone <= self._statistics.keys():
             self._say_bye()
@@ -254,7 +254,7 @@ class Scheduler:
             self._endpoint.send(rank, Leave(why))
 
     def _scheduler_statistics(self) -> dict[str, Any]:
-        cuts = {} if self.conductor is None else {"checkpoints": self.conductor.statistics}
+        cuts = {} if self.coordinator is None else {"checkpoints": self.coordinator.statistics}
         return {**self._work, **cuts}
 
     def _others(self, ranks: tuple[int, ...]) -> list[int]:
@@ -285,6 +285,6 @@ class Scheduler:
         seen = self._seen_as(rank)
         return (
             f"{a.roles_of(rank)} (rank {rank} on {a.node_names[node]}, pid {self._pids[rank]}"
-            f"{', ' + seen if seen else ''}) has given no sign of life for {silent_s:.1f} s; "
+            f"{', ' + seen if seen else ''}) has sent no heartbeat for {silent_s:.1f} s; "
             f"it was {state} at clock {clock}"
         )

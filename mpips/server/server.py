@@ -36,7 +36,7 @@ _LONG_SLICE_S = 10e-3  # between looks at the scheduler, of a server that is idl
 _MAX_SLEEP_US = 1000  # reached when nothing has come for a hundred times as long
 
 
-class Life(msgspec.Struct, frozen=True):
+class Durability(msgspec.Struct, frozen=True):
     """How a server's state outlives its process, if it does.
 
     Attributes:
@@ -54,7 +54,7 @@ class Life(msgspec.Struct, frozen=True):
 
 _JOURNAL_ELEMENTS = 1 << 35  # of a shard, in what the journal says of how far an update has come
 _JOURNAL_TABLES = 32_766  # whose segments it can name
-NEW = Life()  # nothing before, nothing after
+NEW = Durability()  # nothing before, nothing after
 
 
 def backup_workers(tables: Sequence[Table]) -> int:
@@ -99,7 +99,7 @@ class Server:
         seed: int,
         oversubscribed: bool,
         progress: Callable[[], int] | None,
-        life: Life = NEW,
+        durability: Durability = NEW,
     ) -> None:
         """Make region and shards with their initial values, or take them over. `progress` enters MPI;
         returns the number of messages it has served.
@@ -112,7 +112,7 @@ class Server:
             RegionError: /dev/shm is too small; warm: a segment is missing or in use.
             RecoveryError: Warm: what is there is no server of these tables that had begun to work.
         """
-        if life.journal:
+        if durability.journal:
             check_journal(index, tables, placement)
         self.index = index
         self._oversubscribed = oversubscribed
@@ -121,32 +121,32 @@ class Server:
         self._tables = list(tables)
         self._regions = regions
         self._seed = seed
-        self.life = life
+        self.durability = durability
         self.token = regions.token
         n_embedding = sum(isinstance(table, EmbeddingTable) for table in tables)
         self._sizes = embedding_memory(n_embedding)
         if regions.shared:
             # Rows, keys and, with a journal, buffers of each table; region and journal.
-            allow_open_files(2 + 2 * n_embedding + life.journal * len(tables))
+            allow_open_files(2 + 2 * n_embedding + durability.journal * len(tables))
         self.region = self._segment("", self.layout.total_bytes)
         low, high = token_words(regions.token)
         _native.write_region_header(self.region, self.layout, 0, index, low, high)
         self.core = _native.ServerCore(
             self.region,
             self.layout,
-            life.generation,
+            durability.generation,
             backup_workers(tables),
             oversubscribed,
             progress,
             PROGRESS_INTERVAL_S,
         )
-        if life.journal:
+        if durability.journal:
             n_bytes = _native.journal_bytes(self.layout)
             journal = self._segment("-journal", n_bytes, MOST_RESERVED)
-            self.core.use_journal(journal, not life.warm)
+            self.core.use_journal(journal, not durability.warm)
         for i, table in enumerate(tables):
             self._add(i, table, placement)
-        if not life.warm:
+        if not durability.warm:
             self.core.start()
             return
         try:
@@ -158,8 +158,8 @@ class Server:
         self, part: str, n_bytes: int, reserve: int = 0, sparse: bool = False
     ) -> _native.SharedMemory:
         """A segment of this server: new, or the one that the launch before left."""
-        name = f"{self.life.name or f's{self.index}'}{part}"
-        if self.life.warm:
+        name = f"{self.durability.name or f's{self.index}'}{part}"
+        if self.durability.warm:
             memory = self._regions.reopen(name, reserve)
             if memory.n_bytes < n_bytes:
                 raise RecoveryError(
@@ -223,7 +223,7 @@ class Server:
             return
         self._buffers(i, _native.dense_buffer_bytes(part.stop - part.start, self.layout.n_workers))
         self.core.add_dense(i, optimizer, rule.n_state, python, consistency)
-        if self.life.warm:
+        if self.durability.warm:
             return
         if isinstance(init, Initializer):
             native_init = init.native(seed, *table.fans)
@@ -233,7 +233,7 @@ class Server:
 
     def _buffers(self, i: int, n_bytes: int) -> None:
         """Where a table's unfinished pushes and sums lie, if they are to outlive this process."""
-        if self.life.journal:
+        if self.durability.journal:
             self.core.set_buffers(i, self._segment(f"-t{i}-buffers", n_bytes, sparse=True))
 
     def drain(self) -> int:

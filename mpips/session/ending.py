@@ -19,7 +19,7 @@ from mpips.errors import LeavingError, MpipsError, ProtocolError, RecoveryError,
 from mpips.mpi import failure_report, launch
 from mpips.mpi.cluster import Cluster
 from mpips.mpi.control import Client
-from mpips.mpi.signals import Told
+from mpips.mpi.signals import SignalRequests
 from mpips.recovery.memory import refuse_memory
 from mpips.rundir.directory import Supervised
 from mpips.scheduler.scheduler import JobFailure, Scheduler
@@ -33,7 +33,7 @@ class Ending:
     """This rank's last words and acts. Its methods do not return.
 
     Attributes:
-        told: What signals have asked for.
+        signal_requests: What signals have asked for.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Ending:
         self._cluster = cluster
         self._regions = regions
         self.folder = folder
-        self.told = Told(False)
+        self.signal_requests = SignalRequests(False)
 
     def die(self, error: BaseException) -> None:
         """Interrupted or told to end: clean up and leave at once, without MPI."""
@@ -64,10 +64,10 @@ class Ending:
         given = error.code if isinstance(error, SystemExit) else 130
         code = given if isinstance(given, int) else 1
         if self._cluster.is_scheduler:
-            self.told.say_end(code, newest_name(self.folder))
+            self.signal_requests.say_end(code, newest_name(self.folder))
         sys.stdout.flush()
         sys.stderr.flush()
-        failure_report.speak(
+        failure_report.write(
             kind=type(error).__name__,
             message=f"ended with code {code}",
             exit_code=code,
@@ -113,7 +113,7 @@ class Ending:
         self._cluster.ignore_signals()
         self._regions.leave()
         self._cluster.last_rites()
-        failure_report.speak(
+        failure_report.write(
             kind=failure_report.LEAVING, message=str(error), exit_code=error.exit_code
         )
         if scheduler is not None:
@@ -141,7 +141,7 @@ class Ending:
         return True
 
     def _speak(self, error: BaseException, code: int, client: Client) -> None:
-        words = {**failure_report.words_of(error), "exit_code": code}
+        words = {**failure_report.fields_of(error), "exit_code": code}
         about = self._cluster.rank
         if isinstance(error, JobFailure):
             # Whoever failed has spoken for itself, unless it is silent.
@@ -150,7 +150,7 @@ class Ending:
             words["kind"] = "silent" if error.silent else "Failure"
         else:
             words |= {"state": client.state, "clock": client.clock}
-        failure_report.speak(about=about, role=self._cluster.assignment.roles_of(about), **words)
+        failure_report.write(about=about, role=self._cluster.assignment.roles_of(about), **words)
 
     def _verdict(self, error: BaseException) -> tuple[str, int]:
         if isinstance(error, JobFailure):

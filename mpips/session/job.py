@@ -1,4 +1,4 @@
-"""One job over several ranks, from regions to farewell.
+"""One job over several ranks, from regions to final_statistics.
 
 Start-up is collective and agrees on every error. From then on nobody enters a collective: workers and
 servers talk through rings, everybody tells the scheduler that it lives, and a failure anywhere reaches
@@ -32,7 +32,7 @@ from mpips.mpi.cluster import Cluster
 from mpips.mpi.control import Client, Endpoint
 from mpips.mpi.launch import asked_threads
 from mpips.mpi.siblings import process_state
-from mpips.mpi.signals import Told
+from mpips.mpi.signals import SignalRequests
 from mpips.process import forked
 from mpips.recovery.memory import At
 from mpips.recovery.mirror import Mirror
@@ -43,21 +43,21 @@ from mpips.recovery.saving import Saving
 from mpips.recovery.takeover import Takeover
 from mpips.rundir import directory
 from mpips.rundir.directory import RankPlace
-from mpips.scheduler.rank_table import Panel
-from mpips.scheduler.recorder import OnReport, chronicled, is_saved, open_chronicle
-from mpips.scheduler.run_progress import Course
+from mpips.scheduler.rank_table import RankTable
+from mpips.scheduler.recorder import OnReport, is_saved, open_recorder, recorded
+from mpips.scheduler.run_progress import RunProgress
 from mpips.scheduler.scheduler import Scheduler
-from mpips.server.server import Life, Server, backup_workers
+from mpips.server.server import Durability, Server, backup_workers
 from mpips.session.calling import call
 from mpips.session.ending import Ending
 from mpips.session.links import Links
-from mpips.snapshot.coordinator import Conductor
-from mpips.snapshot.server_part import Keeper
+from mpips.snapshot.coordinator import Coordinator
+from mpips.snapshot.server_part import ServerPart
 from mpips.transport.region import (
     TOUCH_S,
     Regions,
     attach,
-    kept,
+    persistent,
     staging_part,
     sweep,
     unlink_job,
@@ -99,7 +99,7 @@ class Job:
         self.saving = given or Saving(None, cluster.token)
         self._run = directory.current() if warm else None
         if self._run is not None:
-            cluster.token = kept(cluster.token)
+            cluster.token = persistent(cluster.token)
         self._bound = partner_bound
         self._partnership: Partnership | None = None
         self._mirror: Mirror | None = None
@@ -108,7 +108,7 @@ class Job:
         self._server_comm: MPI.Intracomm | None = None
         self.tables = list(tables)
         a = cluster.assignment
-        self.panel = Panel(self._places())
+        self.rank_table = RankTable(self._places())
         self._check_equal()
         if partner_bound is not None:
             self._check_partners()
@@ -216,15 +216,15 @@ class Job:
     def _make_server(self, warm: bool) -> Server:
         server = self.cluster.server
         assert server is not None
-        return self._server(server, Life(self._generation, self._run is not None, warm))
+        return self._server(server, Durability(self._generation, self._run is not None, warm))
 
     def _make_copy(self, index: int, name: str) -> Server:
         """The copy of another server, from memory of this name."""
-        copy = self._server(index, Life(self._generation, journal=True, warm=True, name=name))
+        copy = self._server(index, Durability(self._generation, journal=True, warm=True, name=name))
         copy.finish_recovery(lambda w, g: attach(self.cluster.token, staging_part(w, g), 0))
         return copy
 
-    def _server(self, index: int, life: Life) -> Server:
+    def _server(self, index: int, durability: Durability) -> Server:
         return Server(
             index,
             self.tables,
@@ -233,7 +233,7 @@ class Job:
             self.options.seed,
             self._oversubscribed,
             self._links.progress,
-            life,
+            durability,
         )
 
     @property
@@ -294,11 +294,11 @@ class Job:
         return "\n".join(lines)
 
     def run(
-        self, main: Main, on_report: OnReport | None = None, course: Course | None = None
+        self, main: Main, on_report: OnReport | None = None, run_progress: RunProgress | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Play this rank's roles until the job is over; returns main's value and the statistics.
 
-        On the scheduler's rank `on_report` hears of all progress, and `course`, which it drives, tells
+        On the scheduler's rank `on_report` hears of all progress, and `run_progress`, which it drives, tells
         how far the job is.
 
         Does not return where any rank fails: the job is ended with that rank's exit code.
@@ -309,39 +309,41 @@ class Job:
         where = c.assignment.node_names[node]
         client = Client(endpoint, c.assignment.scheduler, where, self.options.timeout_s)
         self._client = client
-        scheduler = chronicle = None
+        scheduler = recorder = None
         try:
             if c.is_scheduler:
                 in_memory = self._run is not None
-                chronicle = open_chronicle(self.panel, self.saving, course, in_memory)
+                recorder = open_recorder(self.rank_table, self.saving, run_progress, in_memory)
                 scheduler = Scheduler(
                     endpoint,
                     c.assignment,
                     list(c.topology.pids),
                     self.options.timeout_s,
-                    chronicled(on_report, chronicle),
-                    self.panel,
+                    recorded(on_report, recorder),
+                    self.rank_table,
                     [r for r in range(c.size) if c.topology.sees(c.rank, r)],
                 )
-                conductor = scheduler.conductor = self._make_conductor(scheduler)
-                if chronicle is not None:
-                    scheduler.on_look = functools.partial(chronicle.look_at, conductor)
-            with Told(self.saving.folder is not None, self.saving.triggers.grace_s) as told:
-                client.signalled = told.take
+                coordinator = scheduler.coordinator = self._make_coordinator(scheduler)
+                if recorder is not None:
+                    scheduler.on_look = functools.partial(recorder.look_at, coordinator)
+            with SignalRequests(
+                self.saving.folder is not None, self.saving.triggers.grace_s
+            ) as signal_requests:
+                client.signalled = signal_requests.take
                 if scheduler is not None:
-                    scheduler.signalled = told.take
-                self._ending.told = c.watchdog.told = told
+                    scheduler.signalled = signal_requests.take
+                self._ending.signal_requests = c.watchdog.signal_requests = signal_requests
                 self._ending.folder = self.saving.folder
                 c.watchdog.is_hopeless = self._has_lost_ranks
                 with forked.children_end_here("the job"):
                     value, summary = self._play(main, client, scheduler)
-                self.panel.end()
+                self.rank_table.end()
                 self._meet(is_saved(msgspec.json.decode(summary)))
-            if scheduler is not None and chronicle is not None:
+            if scheduler is not None and recorder is not None:
                 _native.fault_point("unmarked")
-                chronicle.finish(msgspec.json.decode(summary))
+                recorder.finish(msgspec.json.decode(summary))
         except (KeyboardInterrupt, SystemExit) as error:
-            self.panel.end()
+            self.rank_table.end()
             self._ending.die(error)
         except BaseException as error:
             self._ending.fail(error, client, scheduler)
@@ -353,11 +355,11 @@ class Job:
         others = (r for r in range(len(t.pids)) if r != mine and t.sees(mine, r))
         return any(process_state(t.pids[rank]) == "dead" for rank in others)
 
-    def _make_conductor(self, scheduler: Scheduler) -> Conductor | None:
+    def _make_coordinator(self, scheduler: Scheduler) -> Coordinator | None:
         if self.saving.folder is None:
             return None
         a = self.cluster.assignment
-        conductor = Conductor(
+        coordinator = Coordinator(
             self.saving.triggers,
             needs_common_clock(self.tables),
             self.saving.steps_before,
@@ -368,8 +370,8 @@ class Job:
             self.options.timeout_s,
         )
         if self.saving.places:
-            conductor.begin_at(max(place.ahead for place in self.saving.places))
-        return conductor
+            coordinator.begin_at(max(place.ahead for place in self.saving.places))
+        return coordinator
 
     def _places(self) -> list[RankPlace]:
         a, pids = self.cluster.assignment, self.cluster.topology.pids
@@ -420,10 +422,10 @@ class Job:
                     "numbers from worker.random, its keys not by values that other workers change); the "
                     "next attempt starts from the checkpoint"
                 ) from None
-        told = {"worker": c.worker, "clock": worker.now, "pushes": worker.counters()}
-        client.done(msgspec.json.encode(told))
+        statistics = {"worker": c.worker, "clock": worker.now, "pushes": worker.counters()}
+        client.done(msgspec.json.encode(statistics))
         client.state = "waiting for the others to finish"
-        return value, self._farewell(client)
+        return value, self._await_final_statistics(client)
 
     def _partners(self) -> Partners:
         if self._bound is None or self._partnership is None:
@@ -431,20 +433,20 @@ class Job:
         bsp = any(isinstance(table.consistency, BSP) for table in self.tables)
         return Partners(self._partnership.of, bsp and self._bound == SYNC)
 
-    def _farewell(self, client: Client) -> bytes:
-        while client.farewell is None:
+    def _await_final_statistics(self, client: Client) -> bytes:
+        while client.final_statistics is None:
             client.poll()
             time.sleep(0.005)
-        return client.farewell
+        return client.final_statistics
 
     def _serve(self, client: Client, scheduler: Scheduler | None) -> bytes:
         assert self.server is not None
         client.state = "serving"
         last = 0.0
-        keeper = self._make_keeper(client, scheduler)
+        server_part = self._make_server_part(client, scheduler)
         client.figures = self.server.figures
-        client.aside = lambda: keeper.state
-        self.panel.own = client.sign_of_life
+        client.aside = lambda: server_part.state
+        self.rank_table.own = client.heartbeat
 
         def poll() -> bool:
             nonlocal last
@@ -455,7 +457,7 @@ class Job:
                 last = time.monotonic()
                 scheduler.poll()
             mirrored = self._mirror is not None and self._mirror.poll()
-            return keeper.poll() or mirrored
+            return server_part.poll() or mirrored
 
         remote = self._links.progress.remote or self._mirror is not None
         if scheduler is None:
@@ -463,12 +465,12 @@ class Job:
             if self._mirror is not None:
                 self._mirror.close(self.options.timeout_s, client.poll)
             client.state = "writing a checkpoint"
-            client.done(msgspec.json.encode(self._save(keeper, poll)))
-            return self._farewell(client)
+            client.done(msgspec.json.encode(self._save(server_part, poll)))
+            return self._await_final_statistics(client)
         # Two ranks: this one schedules too, and hears of its own end from itself.
         rank = self.cluster.rank
         self.server.serve(remote, poll, lambda: scheduler.workers_done)
-        scheduler.take_own(rank, msgspec.json.encode(self._save(keeper, poll)))
+        scheduler.take_own(rank, msgspec.json.encode(self._save(server_part, poll)))
         return scheduler.summary
 
     def _touch(self) -> None:
@@ -478,13 +480,13 @@ class Job:
             self._touched = now
             self.regions.touch()
 
-    def _make_keeper(self, client: Client, scheduler: Scheduler | None) -> Keeper:
+    def _make_server_part(self, client: Client, scheduler: Scheduler | None) -> ServerPart:
         server = self.server
         assert server is not None
         tell = client.tell
         if scheduler is not None:
             tell = functools.partial(scheduler.take_cut, server.index)
-        keeper = Keeper(
+        server_part = ServerPart(
             self.saving,
             server,
             self.placement,
@@ -494,17 +496,17 @@ class Job:
             self.options.timeout_s,
             tell,
         )
-        client.on_cut = keeper.take
+        client.on_cut = server_part.take
         if scheduler is not None:
-            scheduler.on_cut = keeper.take
-        return keeper
+            scheduler.on_cut = server_part.take
+        return server_part
 
-    def _save(self, keeper: Keeper, poll: Callable[[], object]) -> dict[str, Any]:
+    def _save(self, server_part: ServerPart, poll: Callable[[], object]) -> dict[str, Any]:
         """Save what the servers hold, if it is wanted; this server's statistics. All servers do it."""
         assert self.server is not None
         mirrored = self._mirror.statistics() if self._mirror is not None else {}
-        keeper.save(poll)
-        return {**self.server.statistics(), **keeper.statistics(), **mirrored}
+        server_part.save(poll)
+        return {**self.server.statistics(), **server_part.statistics(), **mirrored}
 
     def _meet(self, saved: bool) -> None:
         """The last common point: after it no rank touches another's memory.
@@ -515,7 +517,7 @@ class Job:
         request = c.comm.Ibarrier()
         deadline = time.monotonic() + self.options.timeout_s
         while not request.Test():
-            # A last sign of life that nobody takes would keep MPICH from freeing the communicator.
+            # A last sign of durability that nobody takes would keep MPICH from freeing the communicator.
             self._endpoint.receive()
             if time.monotonic() > deadline:
                 raise StallError(
@@ -536,4 +538,4 @@ class Job:
             self._links.close()
             for comm in self._comms:
                 comm.Free()
-        self.server = self._staging = self._client = self._mirror = self.panel.own = None
+        self.server = self._staging = self._client = self._mirror = self.rank_table.own = None

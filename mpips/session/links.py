@@ -22,7 +22,7 @@ from mpips.transport.region import attach
 from mpips.transport.rma import make_window
 
 
-class Progress:
+class MpiProgress:
     """Enters MPI on a server, whose core calls it: windows over a network advance only then.
 
     It knows nothing of the job. What a core holds cannot be seen by the collector of cycles, so nothing
@@ -86,7 +86,7 @@ class Links:
         self.channels: list[Channel] = []
         self.transports: list[list[str]] = []
         self.notes: list[str] = []
-        self.progress = Progress()
+        self.progress = MpiProgress()
 
     def open(
         self,
@@ -172,7 +172,7 @@ class Links:
                 server.core.set_staging(w, attach(c.token, staging(w), 0))
         view = server.region.view(0, server.region.n_bytes, True)
         self.progress.service = P2pService(
-            comm, view, mailboxes, layout.geometry.said_bytes, c.watchdog.guard
+            comm, view, mailboxes, layout.geometry.answer_bytes, c.watchdog.guard
         )
 
     def describe(self) -> str:

@@ -22,17 +22,17 @@ from mpips.mpi.messages import (
     ToWorker,
 )
 from mpips.mpi.pending import PendingCut
-from mpips.mpi.signals import TerminatedError, Told
+from mpips.mpi.signals import SignalRequests, TerminatedError
 from mpips.mpi.watchdog import watching
 from mpips.process import forked
 from mpips.recovery.restore import restore
 from mpips.recovery.saving import Saving
-from mpips.scheduler.rank_table import Panel
-from mpips.scheduler.recorder import Chronicle
+from mpips.scheduler.rank_table import RankTable
+from mpips.scheduler.recorder import RunRecorder
 from mpips.server.server import Server
 from mpips.session.calling import call
-from mpips.snapshot.coordinator import Conductor
-from mpips.snapshot.server_part import Keeper
+from mpips.snapshot.coordinator import Coordinator
+from mpips.snapshot.server_part import ServerPart
 from mpips.transport.channel import LocalChannel
 from mpips.transport.region import Regions, new_token
 from mpips.worker.worker import Worker, needs_common_clock
@@ -44,47 +44,47 @@ class LocalControl:
     def __init__(
         self,
         on_report: Callable[[int, int, int, float], None] | None = None,
-        chronicle: Chronicle | None = None,
-        panel: Panel | None = None,
+        recorder: RunRecorder | None = None,
+        rank_table: RankTable | None = None,
     ) -> None:
-        """`on_report(epoch, clock, samples, loss_sum)` shows progress; `chronicle` records it."""
+        """`on_report(epoch, clock, samples, loss_sum)` shows progress; `recorder` records it."""
         self.state = "computing"
         self.clock = 0
         self.cut = PendingCut()
-        self.conductor: Conductor | None = None
+        self.coordinator: Coordinator | None = None
         self._on_report = on_report
-        self._chronicle = chronicle
-        self._panel = panel
+        self._recorder = recorder
+        self._rank_table = rank_table
         self._parts: dict[str, bytes] = {}
 
     def poll(self) -> None:
         """Nothing arrives from anywhere; checkpoints become due."""
-        if self.conductor is not None:
-            self.conductor.hear(0, self.clock)
-            self.conductor.poll()
-        if self._panel is not None:
-            self._panel.look()
-        if self._chronicle is not None:
-            if self.conductor is not None:
-                self._chronicle.saved(self.conductor.statistics.get("path", ""))
-            self._chronicle.look({0: self.clock})
+        if self.coordinator is not None:
+            self.coordinator.hear(0, self.clock)
+            self.coordinator.poll()
+        if self._rank_table is not None:
+            self._rank_table.look()
+        if self._recorder is not None:
+            if self.coordinator is not None:
+                self._recorder.saved(self.coordinator.statistics.get("path", ""))
+            self._recorder.look({0: self.clock})
 
     def hurry(self) -> None:
         """See mpips.worker.worker.ControlPlane."""
 
     def tell(self, message: Message) -> None:
         """See mpips.worker.worker.ControlPlane."""
-        if isinstance(message, Evaluated) and self._panel is not None:
-            self._panel.evaluated(message)
-        if self.conductor is None:
+        if isinstance(message, Evaluated) and self._rank_table is not None:
+            self._rank_table.evaluated(message)
+        if self.coordinator is None:
             return
         if isinstance(message, Ask):
-            self.conductor.ask(message)
+            self.coordinator.ask(message)
         elif isinstance(message, Agreed):
-            self.conductor.agreed(0, message)
+            self.coordinator.agreed(0, message)
 
     def take(self, worker: int, message: ToWorker) -> None:
-        """A message of the conductor to the worker."""
+        """A message of the coordinator to the worker."""
         answer = self.cut.take(message, self.clock)
         if answer is not None:
             self.tell(answer)
@@ -99,8 +99,8 @@ class LocalControl:
 
     def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
         """See mpips.worker.worker.ControlPlane."""
-        if self._chronicle is not None:
-            self._chronicle.report(epoch, samples, loss_sum)
+        if self._recorder is not None:
+            self._recorder.report(epoch, samples, loss_sum)
         if self._on_report is not None:
             self._on_report(epoch, self.clock, samples, loss_sum)
 
@@ -124,48 +124,48 @@ class LocalKeeping:
     def connect(self, server: Server, placement: Placement) -> None:
         """Make the server's part, and the scheduler's if checkpoints are wanted."""
         timeout_s = self._options.timeout_s
-        self.keeper = Keeper(
-            self._saving, server, placement, self._tables, 1, None, timeout_s, self._said
+        self.server_part = ServerPart(
+            self._saving, server, placement, self._tables, 1, None, timeout_s, self._deliver
         )
         if self._saving.folder is None:
             return
-        self._control.conductor = Conductor(
+        self._control.coordinator = Coordinator(
             self._saving.triggers,
             needs_common_clock(self._tables),
             self._saving.steps_before,
             1,
             1,
             self._control.take,
-            self.keeper.take,
+            self.server_part.take,
             timeout_s,
         )
 
-    def _said(self, message: Message) -> None:
-        conductor = self._control.conductor
-        assert conductor is not None
+    def _deliver(self, message: Message) -> None:
+        coordinator = self._control.coordinator
+        assert coordinator is not None
         if isinstance(message, Taken):
-            conductor.taken(0, message)
+            coordinator.taken(0, message)
         elif isinstance(message, Saved):
-            conductor.saved(0, message)
+            coordinator.saved(0, message)
 
     def poll(self, ask: Ask | None) -> bool:
         """A bounded piece of what there is to do; True: it did something."""
-        conductor = self._control.conductor
-        if conductor is None:
+        coordinator = self._control.coordinator
+        if coordinator is None:
             return False
         if ask is not None:
-            conductor.ask(ask)
-        return self.keeper.poll()
+            coordinator.ask(ask)
+        return self.server_part.poll()
 
     def end(self) -> dict[str, Any]:
         """The worker has finished: write what is under way, then the end; statistics of the server."""
-        conductor = self._control.conductor
-        if conductor is not None:
-            conductor.worker_done(0)
-            while conductor.busy:
-                self.keeper.poll()
-        self.keeper.save(self._control.poll)
-        return self.keeper.statistics()
+        coordinator = self._control.coordinator
+        if coordinator is not None:
+            coordinator.worker_done(0)
+            while coordinator.busy:
+                self.server_part.poll()
+        self.server_part.save(self._control.poll)
+        return self.server_part.statistics()
 
 
 def _figures(worker: Worker, server: Server) -> Figures:
@@ -181,8 +181,8 @@ def run_local(
     options: SessionOptions,
     on_report: Callable[[int, int, int, float], None] | None = None,
     saving: Saving | None = None,
-    chronicle: Chronicle | None = None,
-    panel: Panel | None = None,
+    recorder: RunRecorder | None = None,
+    rank_table: RankTable | None = None,
 ) -> tuple[Any, dict[str, Any]]:
     """Run `main` with a worker and a server of this process; returns its value and statistics.
 
@@ -192,8 +192,8 @@ def run_local(
         options: Of the session.
         on_report: Called with (epoch, clock, samples, loss_sum).
         saving: Where to save and what to start from.
-        chronicle: Records a supervised run.
-        panel: Told what this process does.
+        recorder: Records a supervised run.
+        rank_table: SignalRequests what this process does.
     """
     placement = place(tables, 1, 1, options.ring_slots, options.slot_kib * 1024)
     regions = Regions(new_token(), shared=False)
@@ -213,14 +213,17 @@ def run_local(
     )
     staging = regions.create_sparse("w0", options.staging_mib << 20)
     server.core.set_staging(0, staging)
-    control = LocalControl(on_report, chronicle, panel)
+    control = LocalControl(on_report, recorder, rank_table)
     keeping = LocalKeeping(saving, options, tables, control)
     keeping.connect(server, placement)
-    with Told(saving.folder is not None, saving.triggers.grace_s) as told, watching(told):
+    with (
+        SignalRequests(saving.folder is not None, saving.triggers.grace_s) as requests,
+        watching(requests),
+    ):
 
         def drain() -> int:
             consumed = server.drain()
-            if keeping.poll(told.take()):
+            if keeping.poll(requests.take()):
                 consumed += server.drain()  # what stood behind a cut
             return consumed
 
@@ -237,24 +240,24 @@ def run_local(
             saving.position(options.seed, 0, 1),
             saving.triggers.every_steps if saving.folder is not None else 0,
         )
-        if panel is not None:
-            panel.own = lambda: Heartbeat(control.state, worker.now, _figures(worker, server))
+        if rank_table is not None:
+            rank_table.own = lambda: Heartbeat(control.state, worker.now, _figures(worker, server))
         try:
             with forked.children_end_here("the job"):
                 with forked.children_end_here("main"):
                     value = call(main, worker, alone=True)
                 worker.finish()
-                kept = keeping.end()
+                saved = keeping.end()
         except (TerminatedError, KeyboardInterrupt) as error:
             code = error.code if isinstance(error, TerminatedError) else 130
-            told.say_end(code, newest_name(saving.folder))
+            requests.say_end(code, newest_name(saving.folder))
             raise
-    cuts = {} if control.conductor is None else {"checkpoints": control.conductor.statistics}
+    cuts = {} if control.coordinator is None else {"checkpoints": control.coordinator.statistics}
     statistics = {
-        "servers": [{**server.statistics(), **kept}],
+        "servers": [{**server.statistics(), **saved}],
         "workers": [{"worker": 0, "clock": worker.now, "pushes": worker.counters()}],
         "scheduler": {"messages": 0, "polls": 0, **cuts},
     }
-    if chronicle is not None:
-        chronicle.finish(statistics)
+    if recorder is not None:
+        recorder.finish(statistics)
     return value, statistics

@@ -25,9 +25,9 @@ from mpips.mpi.signals import signals_unwind
 from mpips.process import forked
 from mpips.recovery.saving import Saving
 from mpips.rundir import directory
-from mpips.scheduler.rank_table import Panel
-from mpips.scheduler.recorder import open_chronicle
-from mpips.scheduler.run_progress import Course
+from mpips.scheduler.rank_table import RankTable
+from mpips.scheduler.recorder import open_recorder
+from mpips.scheduler.run_progress import RunProgress
 from mpips.session.calling import refuse_generator
 from mpips.session.local import run_local
 from mpips.transport.region import new_token
@@ -99,12 +99,12 @@ def leaves_after_checkpoint() -> Iterator[None]:
 
 
 @contextmanager
-def one_voice() -> Iterator[None]:
+def one_report() -> Iterator[None]:
     """End all ranks of a launch alike on an error that all of them have: rank 0 says it."""
     try:
         yield
     except MpipsError as error:
-        failure_report.speak(**failure_report.words_of(error))
+        failure_report.write(**failure_report.fields_of(error))
         launch.say_and_exit(str(error), error.exit_code)
 
 
@@ -166,7 +166,7 @@ def run(
         forked.refuse_children()
     size = comm.Get_size() if comm is not None else launch.launched_size()
     # Where all ranks of a launch make the same mistake, one of them prints it.
-    with one_voice() if comm is None and size > 1 else nullcontext():
+    with one_report() if comm is None and size > 1 else nullcontext():
         failure_report.begin()
         tables = list(tables)
         check_tables(tables)
@@ -183,7 +183,7 @@ def run(
         folder = supervised.folder.checkpoints
     wanted = Wanted(folder, resume, triggers)
     if comm is None:
-        with one_voice():
+        with one_report():
             launch.refuse_lonely_tasks()
     outcome = _run(main, tables, settings, comm, verbose, wanted, size)
     for hear in after_run:
@@ -208,7 +208,7 @@ def _run(
     with signals_unwind():
         if comm is not None:
             return run_cluster(main, tables, settings, comm, verbose, wanted)
-        with one_voice():
+        with one_report():
             world = launch.load_mpi(launch.start_limit(settings.timeout_s))
             return run_cluster(main, tables, settings, world, verbose, wanted)
 
@@ -249,7 +249,7 @@ def run_cluster(
                 print(f"note: {note}", file=sys.stderr, flush=True)
         value, statistics = job.run(main)
         role = cluster.assignment.roles_of(cluster.rank)
-        return Outcome(value, role, statistics, job.transports, job.panel.places)
+        return Outcome(value, role, statistics, job.transports, job.rank_table.places)
 
 
 def _unknown_position(saving: Saving) -> str:
@@ -298,14 +298,14 @@ def run_alone(
     options: SessionOptions,
     on_report: Callable[[int, int, int, float], None] | None = None,
     saving: Saving | None = None,
-    panel: Panel | None = None,
-    course: Course | None = None,
+    rank_table: RankTable | None = None,
+    run_progress: RunProgress | None = None,
 ) -> Outcome:
     """All roles in this process, no MPI. `on_report(epoch, clock, samples, loss_sum)`."""
-    panel = panel or Panel([here()])
-    chronicle = open_chronicle(panel, saving, course)
-    value, statistics = run_local(main, tables, options, on_report, saving, chronicle, panel)
-    return Outcome(value, _ALL_ROLES, statistics, [["local"]], panel.places)
+    rank_table = rank_table or RankTable([here()])
+    recorder = open_recorder(rank_table, saving, run_progress)
+    value, statistics = run_local(main, tables, options, on_report, saving, recorder, rank_table)
+    return Outcome(value, _ALL_ROLES, statistics, [["local"]], rank_table.places)
 
 
 def here() -> directory.RankPlace:

@@ -2,7 +2,7 @@
 
 Not blocking; driven by `poll` and by messages. See `mpips.snapshot` for the protocol.
 
-A request to end the job after a checkpoint stays until a checkpoint is durable. The conductor alone writes
+A request to end the job after a checkpoint stays until a checkpoint is durable. The coordinator alone writes
 and reads it, on the scheduler's thread, so nothing has to be ordered: every cut ends in `_end`, which either
 raises LeavingError, because the cut is durable, or notes when the next cut begins. Any durable cut that ends
 after the request serves, whatever began it: nothing is lost by a restart from it but the steps since.
@@ -78,7 +78,7 @@ class _Cut:
     quiet: bool = False  # nobody need know why it was given up
 
 
-class Conductor:
+class Coordinator:
     """Decides on cuts. One at a time.
 
     Attributes:
@@ -134,7 +134,7 @@ class Conductor:
         return self._cut is not None
 
     def hear(self, worker: int, clock: int) -> None:
-        """A worker's clock, from its sign of life."""
+        """A worker's clock, from its heartbeat."""
         self._pace[worker].hear(clock, time.monotonic())
 
     def worker_done(self, worker: int) -> None:

@@ -80,7 +80,7 @@ def _shards(
     return shards
 
 
-class Shadow:
+class ServerCopy:
     """Memory for one copy of a server's shards. Not thread-safe: the server's loop uses it.
 
     The writer of a checkpoint owns the copy until the next `copy`.

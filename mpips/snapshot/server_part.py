@@ -17,7 +17,7 @@ from mpips.checkpoint import (
     plan,
     retain,
 )
-from mpips.checkpoint.position import Part, decode_part
+from mpips.checkpoint.position import PositionPart, decode_part
 from mpips.checkpoint.shards import ShardData
 from mpips.checkpoint.steps import in_background
 from mpips.checkpoint.structure import hdf5_kind
@@ -29,7 +29,7 @@ from mpips.recovery.memory import worker_state
 from mpips.recovery.saving import Saving
 from mpips.rundir import directory
 from mpips.server.server import Server
-from mpips.snapshot.copy import Shadow, shards_in_place
+from mpips.snapshot.copy import ServerCopy, shards_in_place
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -45,7 +45,7 @@ _POLL_S = 0.005  # between two calls of other work meanwhile
 _LOOK_S = 0.1  # between looks whether a table has outgrown the memory for its copy
 
 
-class Keeper:
+class ServerPart:
     """Collective with those of the other servers, each in its own loop; never raises MpipsError.
 
     Attributes:
@@ -65,7 +65,7 @@ class Keeper:
         timeout_s: float,
         tell: Callable[[Message], None],
     ) -> None:
-        """`comm`: all servers, in order; None: this process alone. `tell` reaches the conductor."""
+        """`comm`: all servers, in order; None: this process alone. `tell` reaches the coordinator."""
         self._saving = saving
         self._server = server
         self._placement = placement
@@ -74,28 +74,28 @@ class Keeper:
         self._comm = comm
         self._timeout_s = timeout_s
         self._tell = tell
-        self._shadow = Shadow(server, placement, tables)
+        self._server_copy = ServerCopy(server, placement, tables)
         self._id = 0  # the cut under way
         self._held_since = 0.0  # its first record; 0: not seen yet
         self._writer: CheckpointWriter | None = None
-        self._parts: list[Part] = []
+        self._parts: list[PositionPart] = []
         self._work: Iterator[object] | None = None
         self._next_look = 0.0
         self._pause_until = 0.0
         self._records = 0  # consumed before the last piece of work
         self._ahead = bool(saving.triggers.every_steps or saving.triggers.every_s)
-        self._last: tuple[list[Part], CheckpointInfo] | None = None
+        self._last: tuple[list[PositionPart], CheckpointInfo] | None = None
         self._waits = ""  # why the last checkpoint is not written yet
         self.result: dict[str, Any] | None = None
         self.cuts: dict[str, Any] = {"copies": 0, "longest_copy_s": 0.0, "longest_hold_s": 0.0}
         if saving.folder is not None:
             # What takes long the first time is done before anybody waits for it.
             hdf5_kind()
-            for _ in self._shadow.make_room() if self._ahead else ():
+            for _ in self._server_copy.make_room() if self._ahead else ():
                 pass
 
     def take(self, message: ToServer) -> None:
-        """What the conductor says."""
+        """What the coordinator says."""
         if isinstance(message, Commit):
             self._id, self._held_since = message.id, 0.0
             self._ahead = True
@@ -137,8 +137,8 @@ class Keeper:
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + _LOOK_S
-            if self._shadow.lacks_room():
-                self._work = (True for _ in self._shadow.make_room())
+            if self._server_copy.lacks_room():
+                self._work = (True for _ in self._server_copy.make_room())
 
     def _come_to_cut(self) -> bool:
         """Copy if the rings stand at the cut; whether it did."""
@@ -161,14 +161,14 @@ class Keeper:
         start = time.monotonic()
         self._work = None  # room that was still being made is made now
         try:
-            shards = self._shadow.copy()
+            shards = self._server_copy.copy()
         except MemoryError:
             self._held_since = 0.0
             self._tell(Taken(self._id, False))
             return
         _native.fault_point("cut-copied")
         self._writer = self._make_writer(shards, SMALL_BLOCK_BYTES)
-        self._parts = self._said()
+        self._parts = self._positions()
         core.release_cut(self._id)
         end = time.monotonic()
         cuts = self.cuts
@@ -192,8 +192,8 @@ class Keeper:
         self._id, self._writer = 0, None
         self._tell(Saved(number, path, error, note))
 
-    def _said(self) -> list[Part]:
-        return [decode_part(self._server.core.said(w)) for w in range(self._n_workers)]
+    def _positions(self) -> list[PositionPart]:
+        return [decode_part(self._server.core.position_text(w)) for w in range(self._n_workers)]
 
     def _retain(self, written: Path) -> str:
         """Remove old checkpoints after this one was written; return what failed, "" if nothing did.
@@ -273,7 +273,7 @@ class Keeper:
         return found
 
     def _save(self, between: Callable[[], object]) -> tuple[CheckpointInfo, str]:
-        parts = self._said()
+        parts = self._positions()
         if self._last is not None and self._last[0] == parts:
             return self._last[1], ""  # nobody has ended a clock since
         # Every ring is empty and stays so: what the servers hold is a cut, and needs no copy.
@@ -304,7 +304,7 @@ class Keeper:
     def _head(self) -> ManifestHead:
         core = self._server.core
         saving = self._saving
-        parts = self._said()
+        parts = self._positions()
         clocks = [max(core.clock(w), part.clock) for w, part in enumerate(parts)]
         before = saving.origin.step if saving.origin is not None else 0
         run = directory.current()
@@ -323,7 +323,7 @@ class Keeper:
             data=saving.data,
         )
 
-    def _worker(self, worker: int, part: Part, clock: int) -> WorkerState:
+    def _worker(self, worker: int, part: PositionPart, clock: int) -> WorkerState:
         origin = self._saving.origin
         before = 0
         if origin is not None:

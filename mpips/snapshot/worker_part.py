@@ -34,7 +34,7 @@ class Control(Protocol):
         """Send the scheduler a message."""
 
 
-class CutMarker:
+class WorkerPart:
     """One worker's cut records. Not thread-safe."""
 
     def __init__(

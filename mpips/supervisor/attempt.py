@@ -48,7 +48,7 @@ class Ended:
         code: As subprocess gives it: negative where a signal ended it.
         pid: Of the launcher, which in a job of one rank is the rank.
         seconds: From start to end.
-        said: All that came from the launcher's stderr.
+        stderr: All that came from the launcher's stderr.
         stopped: Ranks of this host that were seen stopped by a signal, and since when (monotonic time).
         gone: Ranks of this host in the order in which their processes ended.
         cut_off: Why the supervisor itself ended it, or "".
@@ -63,7 +63,7 @@ class Ended:
     code: int
     pid: int
     seconds: float
-    said: str
+    stderr: str
     stopped: dict[int, float] = field(default_factory=dict)
     gone: tuple[int, ...] = ()
     cut_off: str = ""
@@ -94,10 +94,10 @@ class Attempt:
         """
         self._run = run
         self._generation = generation
-        self._said: list[str] = []
+        self._stderr: list[str] = []
         self._stopped: dict[int, float] = {}
         self._gone: list[int] = []
-        self._told_of_end = False  # set by the listener, once
+        self._failure_seen = False  # set by the listener, once
         self._overdue = False
         self._ends: dict[int, int] = {}  # rank (-1: the launcher) by pidfd
         self._epoll = select.epoll()
@@ -188,7 +188,7 @@ class Attempt:
         Ranks of other hosts are known by their last words and by what the launcher says of them.
         """
         words = self._run.attempt(self._generation).glob("words-*.json")
-        known = bool(self._gone) or self._told_of_end
+        known = bool(self._gone) or self._failure_seen
         return known or self._run.finished_file.exists() or any(words)
 
     def kill(self, overdue: bool = False) -> None:
@@ -206,7 +206,7 @@ class Attempt:
             self._look_at(status)
         return status
 
-    def sign_of_life(self) -> object:
+    def heartbeat(self) -> object:
         """A value that changes while a scheduler of this attempt is at work.
 
         The scheduler renews the modification time of a file, which needs no space on a full disk.
@@ -247,8 +247,8 @@ class Attempt:
             with contextlib.suppress(OSError):  # a full disk must not stop the one who reads
                 self._log.write(raw)
             line = raw.decode(errors="replace")
-            self._said.append(line)
-            self._told_of_end = self._told_of_end or bool(_END.search(line))
+            self._stderr.append(line)
+            self._failure_seen = self._failure_seen or bool(_END.search(line))
             held = held or line.startswith("mpips: error:")
             rule = bool(_RULE.match(line))
             if not (held or in_rules or rule):
@@ -287,7 +287,7 @@ class Attempt:
             self._process.returncode,
             self._process.pid,
             seconds,
-            "".join(self._said),
+            "".join(self._stderr),
             self._stopped,
             tuple(self._gone),
             cut_off,

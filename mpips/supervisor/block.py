@@ -109,10 +109,10 @@ def failure_block(
         rows.append(("it was", " ".join(part for part in (death.state, clock) if part)))
     if verdict.kind not in ("configuration error", "missing capability"):
         rows.append(("lost", lost(ended.status, newest, ended, now)))
-        kept = "nothing is saved yet"
+        saved = "nothing is saved yet"
         if newest.path is not None:
-            kept = f"{newest.path} (step {newest.step}, {plural(newest.epoch, 'epoch')} done)"
-        rows.append(("saved", kept))
+            saved = f"{newest.path} (step {newest.step}, {plural(newest.epoch, 'epoch')} done)"
+        rows.append(("saved", saved))
     if memory:
         rows.append(("memory", memory))
     rows += [("logs", str(run.attempt(generation))), ("next", following)]

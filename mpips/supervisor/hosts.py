@@ -134,7 +134,7 @@ class Cleared(NamedTuple):
     """
 
     failed: dict[str, str]
-    memory: dict[str, reap.Memory]
+    memory: dict[str, reap.LeftMemory]
 
 
 def clear(
@@ -154,7 +154,7 @@ def clear(
     command += ["--keep" if keep else "--forget", token] if token else []
     started = []
     failed: dict[str, str] = {}
-    memory: dict[str, reap.Memory] = {}
+    memory: dict[str, reap.LeftMemory] = {}
     for name in names:
         argv = command if is_here(name) else _reach(name, command, env)
         try:
@@ -174,14 +174,14 @@ def clear(
     deadline = time.monotonic() + limit_s
     for name, process in started:
         try:
-            answer, said = process.communicate(timeout=max(deadline - time.monotonic(), 0.01))
+            answer, complaint = process.communicate(timeout=max(deadline - time.monotonic(), 0.01))
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
             failed[name] = f"no answer within {limit_s:g} s"
             continue
         if process.returncode:
-            lines = said.strip().splitlines()
+            lines = complaint.strip().splitlines()
             failed[name] = lines[-1] if lines else f"ended with code {process.returncode}"
             continue
         if token:
@@ -189,13 +189,13 @@ def clear(
     return Cleared(failed, memory)
 
 
-def _memory_of(answer: str) -> reap.Memory:
+def _memory_of(answer: str) -> reap.LeftMemory:
     """What reap.py says of a host's memory, in the last line: a login script may print before it."""
     try:
         found = json.loads(answer.strip().splitlines()[-1])
-        return reap.Memory(found["removed"], found["kept_bytes"], tuple(found["foreign"]))
+        return reap.LeftMemory(found["removed"], found["remaining_bytes"], tuple(found["foreign"]))
     except (IndexError, KeyError, TypeError, ValueError):
-        return reap.Memory()
+        return reap.LeftMemory()
 
 
 @dataclass(frozen=True)

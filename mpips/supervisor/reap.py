@@ -7,7 +7,7 @@ consent. The file is also a program of its own, which knows nothing of mpips, fo
     python reap.py RUN_DIR GENERATION [--forget TOKEN | --keep TOKEN]
 
 Processes of a later generation than the one given are left alone. The answer is one line of JSON: the number
-of processes, and the fields of `Memory`. Files of other users are left alone and named.
+of processes, and the fields of `LeftMemory`. Files of other users are left alone and named.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _MARK = "-mark"  # ends the name of what says that a server's memory is complete
 
 
 @dataclass(frozen=True)
-class Memory:
+class LeftMemory:
     """What became of the shared memory of a run on a host.
 
     Attributes:
         removed: Segments that were removed.
-        kept_bytes: Size of those that stay, because they hold updates.
+        remaining_bytes: Size of those that stay, because they hold updates.
         foreign: Files of other users that bear such names; they stay.
     """
 
     removed: int = 0
-    kept_bytes: int = 0
+    remaining_bytes: int = 0
     foreign: tuple[str, ...] = ()
 
 
@@ -145,15 +145,15 @@ def segments(token: str) -> tuple[list[Path], list[Path]]:
     return own, foreign
 
 
-def forget(token: str) -> Memory:
+def forget(token: str) -> LeftMemory:
     """Remove the run's segments of this node. All its processes have ended."""
     own, foreign = segments(token)
     for path in own:
         path.unlink(missing_ok=True)
-    return Memory(len(own), 0, _named(foreign))
+    return LeftMemory(len(own), 0, _named(foreign))
 
 
-def keep(token: str) -> Memory:
+def keep(token: str) -> LeftMemory:
     """Remove the run's segments of this node but for those in which a launch can go on.
 
     Those count as touched now: how long they stay begins here. All processes of the run have ended.
@@ -161,15 +161,15 @@ def keep(token: str) -> Memory:
     own, foreign = segments(token)
     # Without a mark no launch has come to service here: the memory holds nothing of a worker's.
     marked = any(path.name.endswith(_MARK) for path in own)
-    kept = [path for path in own if marked and path.name.startswith("mpips-kept-")]
-    removed = [path for path in own if path not in kept]
+    remaining = [path for path in own if marked and path.name.startswith("mpips-kept-")]
+    removed = [path for path in own if path not in remaining]
     for path in removed:
         path.unlink(missing_ok=True)
     n_bytes = 0
-    for path in kept:
+    for path in remaining:
         os.utime(path)
         n_bytes += path.stat().st_blocks * 512
-    return Memory(len(removed), n_bytes, _named(foreign))
+    return LeftMemory(len(removed), n_bytes, _named(foreign))
 
 
 def _named(paths: list[Path]) -> tuple[str, ...]:

@@ -66,9 +66,9 @@ def leave_summary(outcome: session.Outcome) -> None:
     report = summary.figures(outcome.statistics, outcome.transports)
     versions = {"mpips": __version__, "MPI": launch.mpi_version()}
     name = os.path.basename(sys.argv[0])
-    told = summary.summarize_script(name, report, outcome.ranks, versions, run.folder)
+    figures = summary.summarize_script(name, report, outcome.ranks, versions, run.folder)
     try:
-        summary.write(run.folder, told)
+        summary.write(run.folder, figures)
     except OSError as error:
         print(
             f"mpips: warning: no summary in {run.folder.path}: {error}", file=sys.stderr, flush=True
@@ -83,7 +83,7 @@ def main() -> None:
         session.after_run.append(leave_summary)
         execute(sys.argv[0])
     except MpipsError as error:
-        failure_report.speak(**failure_report.words_of(error))
+        failure_report.write(**failure_report.fields_of(error))
         launch.say_and_exit(str(error), error.exit_code)
 
 

@@ -144,7 +144,7 @@ def drive(
     Args:
         attempt: Started.
         requests: What signals ask of it.
-        silence_s: An attempt without a new sign of life for so long is ended: not even a watchdog runs.
+        silence_s: An attempt without a new heartbeat for so long is ended: not even a watchdog runs.
         tick: Called with the status, about twice a second.
     """
     alive = Changes(time.monotonic())
@@ -163,9 +163,9 @@ def drive(
             kill_at = min(kill_at, now + ENDING_S)
         status = attempt.look()
         at_work = status is not None
-        alive.see(attempt.sign_of_life(), now)
+        alive.see(attempt.heartbeat(), now)
         if now - alive.at > silence_s:
             attempt.kill()
-            return f"no rank has given a sign of life for {silence_s:.0f} s"
+            return f"no rank has sent a heartbeat for {silence_s:.0f} s"
         tick(status)
     return ""

@@ -99,10 +99,10 @@ def make_script(
     head, strict, body = template.partition(f"{_STRICT}\n")
     assert strict, "every script in jobs/ is strict"
     comments = [line for line in head.splitlines() if not line.startswith(_DIRECTIVE)]
-    kept = [
+    chosen = [
         line.removeprefix(_DIRECTIVE) for line in head.splitlines() if line.startswith(_DIRECTIVE)
     ]
-    lines = {line.partition("=")[0]: line for line in kept}
+    lines = {line.partition("=")[0]: line for line in chosen}
     for key, value in asked:
         if not re.fullmatch(r"--[a-z][a-z-]*", key) or not (value.isprintable() or not value):
             raise ConfigError(f"{key}={value!r}: options of sbatch are written --name=value")
@@ -149,9 +149,9 @@ def submit(script: Path, options: SlurmConfig, spares: int) -> int:
     return int(done.stdout.strip().partition(";")[0])
 
 
-def _refusal(said: str, options: SlurmConfig, spares: int) -> str:
+def _refusal(stderr: str, options: SlurmConfig, spares: int) -> str:
     reason = (
-        said.strip().splitlines()[-1].rpartition(": ")[2] if said.strip() else "no reason given"
+        stderr.strip().splitlines()[-1].rpartition(": ")[2] if stderr.strip() else "no reason given"
     )
     spare = f" and {spares} to spare" if spares else ""
     has = "; ".join(

@@ -35,8 +35,8 @@ from mpips.supervisor import launcher as launching
 from mpips.supervisor.attempt import LAUNCHER_LOG, Attempt, Ended
 from mpips.supervisor.block import Newest, failure_block, newest_checkpoint, origin, who
 from mpips.supervisor.hosts import HostPool, HostsError, Layout
-from mpips.supervisor.kept import foreign_here, settle
 from mpips.supervisor.lease import LeaseHolder, LeaseLostError
+from mpips.supervisor.left_memory import foreign_here, settle
 from mpips.supervisor.reap import reap
 from mpips.supervisor.stopping import Requests, Signals, drive
 from mpips.supervisor.verdict import (
@@ -47,7 +47,7 @@ from mpips.supervisor.verdict import (
     PREEMPTED,
     Verdict,
     judge,
-    read_words,
+    read_reports,
 )
 
 _FUTILE = 2  # attempts in a row that saved nothing new
@@ -69,7 +69,7 @@ class _Interrupted(Exception):
 
 
 @dataclass(frozen=True)
-class Plan:
+class SupervisionPlan:
     """What a supervisor was asked to do.
 
     Attributes:
@@ -131,7 +131,9 @@ def say(text: str) -> None:
 class Supervisor:
     """Runs a plan to its end. Main thread only; not collective, knows no MPI."""
 
-    def __init__(self, plan: Plan, signals: Signals, tell: Callable[[str], None] = say) -> None:
+    def __init__(
+        self, plan: SupervisionPlan, signals: Signals, tell: Callable[[str], None] = say
+    ) -> None:
         """`tell` gets what is for people."""
         self._plan = plan
         self._run = plan.run
@@ -144,7 +146,7 @@ class Supervisor:
         self._starts: set[int] = set()  # steps at which attempts that worked have begun
         self._warned = False
         self._settled = False
-        self._told: set[str] = set()
+        self._printed: set[str] = set()
 
     def run(self) -> int:
         """Until the run is done or must be given up; the exit code. Blocks.
@@ -171,7 +173,7 @@ class Supervisor:
                 raise
             finally:
                 if not self._settled and lease.is_held:
-                    self._tell_kept(self._settle(lease.generation, saved=False))
+                    self._tell_of_memory(self._settle(lease.generation, saved=False))
 
     def _settle(self, generation: int, saved: bool, last: Status | None = None) -> str:
         """End all that is left of a run which ends here, on every host; what stays, for people.
@@ -195,13 +197,13 @@ class Supervisor:
             self._run.path, last.progress.recoverable if last is not None else 0
         )
 
-    def _tell_kept(self, kept: str) -> None:
-        if kept:
-            self._tell("mpips run: memory " + kept.replace("\n", "; "))
+    def _tell_of_memory(self, memory: str) -> None:
+        if memory:
+            self._tell("mpips run: memory " + memory.replace("\n", "; "))
 
     def _tell_once(self, line: str) -> None:
-        if line not in self._told:
-            self._told.add(line)
+        if line not in self._printed:
+            self._printed.add(line)
             self._tell(line)
 
     def _attempts(self, lease: LeaseHolder) -> int:
@@ -262,7 +264,7 @@ class Supervisor:
             _Interrupted: A signal asks for the end of the run meanwhile.
             MpipsError: The run directory cannot be written to for another reason.
         """
-        told = False
+        printed = False
         while True:
             try:
                 return work()
@@ -273,8 +275,8 @@ class Supervisor:
                         f"that is mended, go on with: mpips run {self._run.path}"
                     ) from None
                 reason = os.strerror(error.errno)
-            if not told:
-                told = True
+            if not printed:
+                printed = True
                 self._tell(
                     f"mpips run: warning: {self._run.path}: {reason}; the next attempt starts when there "
                     "is room"
@@ -287,7 +289,7 @@ class Supervisor:
     def _end_between(self, generation: int, number: int) -> int:
         """End the run for a signal that came while no attempt was running; the exit code."""
         self._write_status("interrupted", generation, None, "")
-        kept = self._settle(generation, saved=False)
+        memory = self._settle(generation, saved=False)
         newest = newest_checkpoint(self._checkpoints).path
         code = 128 + number
         self._tell(
@@ -295,7 +297,7 @@ class Supervisor:
             f"newest checkpoint: {newest.name if newest is not None else 'none'}; go on with: mpips run "
             f"{self._run.path}"
         )
-        self._tell_kept(kept)
+        self._tell_of_memory(memory)
         return code
 
     def _attempt(self, lease: LeaseHolder, generation: int, command: list[str]) -> Ended:
@@ -355,15 +357,15 @@ class Supervisor:
             return self._after_the_job(generation)
         if verdict.kind == PREEMPTED:
             self._write_status("preempted", generation, ended.status, "checkpointed")
-            kept = self._settle(generation, verdict.saved, ended.status)
+            memory = self._settle(generation, verdict.saved, ended.status)
             self._tell(self._leaving(ended, verdict))
-            self._tell_kept(kept)
+            self._tell_of_memory(memory)
             return verdict.exit_code
         if verdict.kind == INTERRUPTED:
             self._write_status("interrupted", generation, ended.status, "")
-            kept = self._settle(generation, verdict.saved, ended.status)
+            memory = self._settle(generation, verdict.saved, ended.status)
             self._tell(self._leaving(ended, verdict))
-            self._tell_kept(kept)
+            self._tell_of_memory(memory)
             return verdict.exit_code
         self._failed_at = time.monotonic()
         now = time.time()
@@ -375,24 +377,24 @@ class Supervisor:
         following = reason or (
             f"restart {self._restarts + 1} of {self._plan.max_restarts}, {_from(newest)}"
         )
-        kept = self._settle(generation, verdict.saved, ended.status) if reason else ""
+        memory = self._settle(generation, verdict.saved, ended.status) if reason else ""
         self._tell(
-            failure_block(self._run, generation, verdict, ended, newest, following, now, kept)
+            failure_block(self._run, generation, verdict, ended, newest, following, now, memory)
         )
-        told = f"{who(death)}: {death.cause}" if death is not None else verdict.kind
-        self._note_failure(generation, ended, told)
+        cause = f"{who(death)}: {death.cause}" if death is not None else verdict.kind
+        self._note_failure(generation, ended, cause)
         if reason:
             state = "stalled" if verdict.exit_code == 124 else "failed"
-            self._write_status(state, generation, ended.status, told)
+            self._write_status(state, generation, ended.status, cause)
             return verdict.exit_code
         self._restarts += 1
-        self._write_status("restarting", generation, ended.status, told)
+        self._write_status("restarting", generation, ended.status, cause)
         return None
 
     def _after_the_job(self, generation: int) -> int:
         """The exit code of a run whose job is done: that of a script which failed after its job, or 0."""
         script = self._plan.config.run.script
-        words = [w for w in read_words(self._run.attempt(generation)) if not w.secondary]
+        words = [w for w in read_reports(self._run.attempt(generation)) if not w.secondary]
         if not script or not words:
             return 0
         first = words[0]
@@ -434,8 +436,8 @@ class Supervisor:
 
     def _progress(self, status: Status | None) -> int:
         """Steps that a failure now would not lose."""
-        kept = newest_checkpoint(self._checkpoints).step
-        return max(kept, status.progress.recoverable if status is not None else 0)
+        memory = newest_checkpoint(self._checkpoints).step
+        return max(memory, status.progress.recoverable if status is not None else 0)
 
     def _why_stop(self, verdict: Verdict, ended: Ended) -> str:
         """Why there is no further attempt, or ""."""

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from mpips.mpi import failure_report
-from mpips.mpi.failure_report import LastWords
+from mpips.mpi.failure_report import FailureReport
 from mpips.rundir.directory import RankPlace
 from mpips.supervisor.attempt import LAUNCHER_LOG, Ended
 
@@ -100,7 +100,7 @@ def judge(ended: Ended, finished: bool, logs: Path) -> Verdict:
     """
     if finished:
         return Verdict(DONE, 0, saved=True)
-    words = read_words(logs)
+    words = read_reports(logs)
     if ended.code == 75 or any(w.exit_code == 75 for w in words):
         # Other exits with this code, say of the task itself, have not been after a checkpoint.
         saved = any(w.kind == failure_report.LEAVING for w in words)
@@ -117,33 +117,35 @@ def judge(ended: Ended, finished: bool, logs: Path) -> Verdict:
     return Verdict(kind, EXIT_CODES[kind], death)
 
 
-def read_words(logs: Path) -> list[LastWords]:
+def read_reports(logs: Path) -> list[FailureReport]:
     """Last words of an attempt, the earliest first."""
     found = []
     for path in logs.glob("words-*.json"):
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            found.append(msgspec.json.decode(path.read_bytes(), type=LastWords))
+            found.append(msgspec.json.decode(path.read_bytes(), type=FailureReport))
     # Only words of one host can be ordered by a clock that nobody sets.
     one_host = len({w.host for w in found}) == 1 and all(w.up_s for w in found)
     return sorted(found, key=lambda w: w.up_s if one_host else w.time_s)
 
 
-def _find_death(ended: Ended, own: list[LastWords], words: list[LastWords], logs: Path) -> Death:
+def _find_death(
+    ended: Ended, own: list[FailureReport], words: list[FailureReport], logs: Path
+) -> Death:
     ranks = ended.status.ranks if ended.status is not None else ()
-    said = _launcher_says(ended, logs)
+    death = _launcher_says(ended, logs)
     if ended.cut_off:
         return _stopped(ended) or Death(ended.cut_off)
     if own:
         return _by_words(own, ended)
-    if said is not None:
-        return said
+    if death is not None:
+        return death
     if found := _stopped(ended):
         return found
     if words:
         return _by_words(words, ended)
     if ended.code < 0 and any(p.pid == ended.pid for p in ranks):
         return _killed(0, ended.pid, "", -ended.code, ended, logs)
-    tail = "\n".join(ended.said.strip().splitlines()[-12:])
+    tail = "\n".join(ended.stderr.strip().splitlines()[-12:])
     if ended.overdue:
         return Death("a rank ended, nobody said which, and the launcher did not end", details=tail)
     if ended.code < 0:
@@ -151,7 +153,7 @@ def _find_death(ended: Ended, own: list[LastWords], words: list[LastWords], logs
     return Death(f"the launcher ended with code {ended.code} and nobody said why", details=tail)
 
 
-def _by_words(words: list[LastWords], ended: Ended) -> Death:
+def _by_words(words: list[FailureReport], ended: Ended) -> Death:
     """The earliest words; of a stall, what the scheduler knows of the silent rank."""
     first = words[0]
     if first.exit_code == 124:
@@ -179,7 +181,7 @@ def _stopped(ended: Ended) -> Death | None:
 
 def _launcher_says(ended: Ended, logs: Path) -> Death | None:
     """What the launcher's own text tells; Open MPI 5 and 4, MPICH."""
-    text = ended.said
+    text = ended.stderr
     if match := _SIGNALED.search(text):
         rank, pid, host, number = int(match[1]), int(match[2]), match[3], int(match[4])
         return _killed(rank, pid, host, number, ended, logs)
@@ -196,11 +198,11 @@ def _launcher_says(ended: Ended, logs: Path) -> Death | None:
 
 def _hydra_says(ended: Ended, logs: Path) -> Death | None:
     """MPICH tells the signal, and the pid of the first rank of the host, whichever died."""
-    match = _HYDRA_SIGNAL.search(ended.said)
+    match = _HYDRA_SIGNAL.search(ended.stderr)
     if match is None:
         return None
     number = int(match[1] or match[2])
-    where = _HYDRA_RANK.search(ended.said)
+    where = _HYDRA_RANK.search(ended.stderr)
     if where is not None:
         return _killed(int(where[1]), int(where[2]), where[3], number, ended, logs)
     return _killed(_first_gone(ended, logs), 0, "", number, ended, logs)

@@ -28,7 +28,7 @@ from mpips.supervisor.reap import belongs, processes_of, state_of
 from mpips.testing.beside import Beside
 from mpips.testing.counted import read_steps
 from mpips.testing.errors import BenchError
-from mpips.testing.matrix import RECOVERY, Death
+from mpips.testing.matrix import RECOVERY, PlannedDeath
 
 LIMIT_S = 120.0  # for an attempt to be at work, or to end after a kill
 _MOMENT_S = (
@@ -46,7 +46,7 @@ Found = TypeVar("Found")
 
 
 @dataclass
-class Told:
+class Damage:
     """What became of a run whose launches were ended.
 
     Attributes:
@@ -79,7 +79,7 @@ class Victim:
         self,
         folder: Path,
         arguments: Sequence[str],
-        deaths: Sequence[Death] = (),
+        deaths: Sequence[PlannedDeath] = (),
         environment: Mapping[str, str] | None = None,
         beside: Beside | None = None,
     ) -> None:
@@ -144,18 +144,18 @@ class Victim:
         """The run directory as the run's processes call it."""
         return self._seen / self.run.path.name
 
-    def suffer(self, rng: random.Random) -> Told:
+    def suffer(self, rng: random.Random) -> Damage:
         """End launches as planned, and wait until the run is done.
 
         Raises:
             BenchError: A launch hung, or the run ended again and again although nothing was killed.
         """
-        told = Told()
+        damage = Damage()
         generation, killed_at, begun = 0, 0.0, False
         while generation < len(self._deaths):
             death = self._deaths[generation]
             if death.fault:
-                if not self._end(death, generation, told, rng):
+                if not self._end(death, generation, damage, rng):
                     break
                 generation, killed_at = generation + 1, 0.0
                 continue
@@ -164,7 +164,7 @@ class Victim:
                 if self._is_done():
                     break
                 if self._process.poll() is not None:
-                    self._again(told)
+                    self._again(damage)
                 lease = self.run.lease()
                 generation = lease.generation if lease is not None else generation
                 self._until(functools.partial(self._has_begun, generation))
@@ -173,25 +173,27 @@ class Victim:
                 generation = status.generation  # launches in between ended by themselves
                 continue
             if not death.early:
-                told.back_s += [time.time() - killed_at] if killed_at else []
+                damage.back_s += [time.time() - killed_at] if killed_at else []
             if not begun:
                 self._beside.begin(lambda: self._steps(0))
                 begun = True
-            if not self._end(death, generation, told, rng):
+            if not self._end(death, generation, damage, rng):
                 break
             killed_at = time.time()
             generation += 1
-        told.missed = len(self._deaths) - sum(told.kills.values())
-        self._wait_done(told)
-        told.causes = self._causes()
+        damage.missed = len(self._deaths) - sum(damage.kills.values())
+        self._wait_done(damage)
+        damage.causes = self._causes()
         last = self.run.finished()
-        more = last.generation - sum(told.kills.values()) if last is not None else 0
-        if more > len(told.causes):
-            told.causes.append(f"{more} launches more than were ended")
-        told.warm = len(self._warm)
-        return told
+        more = last.generation - sum(damage.kills.values()) if last is not None else 0
+        if more > len(damage.causes):
+            damage.causes.append(f"{more} launches more than were ended")
+        damage.warm = len(self._warm)
+        return damage
 
-    def _end(self, death: Death, generation: int, told: Told, rng: random.Random) -> bool:
+    def _end(
+        self, death: PlannedDeath, generation: int, damage: Damage, rng: random.Random
+    ) -> bool:
         """End a launch; False if the run was done before."""
         who = death.fault.partition(":")[0]
         if not death.fault:
@@ -206,8 +208,8 @@ class Victim:
         self._until(functools.partial(self._is_over, generation))
         if self._is_done():
             return False
-        told.kills[who] += 1
-        told.early += death.early
+        damage.kills[who] += 1
+        damage.early += death.early
         if self._process.poll() is not None:
             if who == "supervisor":
                 self._process.wait()
@@ -215,10 +217,10 @@ class Victim:
                 # Until it holds the lease, what the files say is about the launch that it is to replace.
                 self._until(functools.partial(self._is_over, generation))
             else:
-                self._again(told)
+                self._again(damage)
         return True
 
-    def _overdue(self, death: Death, generation: int) -> str | None:
+    def _overdue(self, death: PlannedDeath, generation: int) -> str | None:
         """ "over" once a launch has ended, "overdue" if it goes on without passing its point."""
         if self._is_over(generation):
             return "over"
@@ -226,13 +228,13 @@ class Victim:
         made = max(self._steps(generation).values(), default=0)
         return "overdue" if made > most else None
 
-    def _wait_done(self, told: Told) -> None:
+    def _wait_done(self, damage: Damage) -> None:
         """Wait until the run is done; the last kills may have made the supervisor give up."""
         for _ in range(_TRIES):
             code = self._wait_ended()
             if self._is_done():
                 return
-            self._again(told)
+            self._again(damage)
         raise self._failed(f"ended with code {code} again and again, although nothing was killed")
 
     def _wait_ended(self) -> int:
@@ -257,9 +259,9 @@ class Victim:
         found = next(self._folder.glob("*/run.json"), None)
         return found is not None and RunFolder(found.parent).finished() is not None
 
-    def _again(self, told: Told) -> None:
+    def _again(self, damage: Damage) -> None:
         """Start the supervisor that has given up once more."""
-        told.given_up += 1
+        damage.given_up += 1
         self._process = self._start([str(self._own_path)])
 
     def _is_over(self, generation: int) -> bool | None:
@@ -316,7 +318,7 @@ class Victim:
                     found[launched_rank(env)] = pid
         return found
 
-    def _kill(self, death: Death, generation: int, rng: random.Random) -> str:
+    def _kill(self, death: PlannedDeath, generation: int, rng: random.Random) -> str:
         """Send SIGKILL; who got it, "" if nobody was there."""
         who = death.who
         if who == "supervisor":

@@ -5,9 +5,9 @@ run a fixed sample that holds the possible pairs of values (tests/fault/test_mat
 recovery --kills` draws cells at random. A new feature joins by a row in `PLACES`, `HOWS`, `TASKS` or
 `TRANSPORTS`. Places of one group count as one value for the sample, which has each of them somewhere.
 
-A fault ends one launch or several in a row (`Death`), each from outside (killing.py finds the process and
-sends a signal) or from inside, where a process comes to a point of native/src/shm/fault.hpp for the n-th
-time.
+A fault ends one launch or several in a row (`PlannedDeath`), each from outside (killing.py finds the
+process and sends a signal) or from inside, where a process comes to a point of native/src/shm/fault.hpp for
+the n-th time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _START_LAUNCHES = 1.5  # what start and end of a run cost
 
 
 @dataclass(frozen=True)
-class Job:
+class FaultJob:
     """Tables of a job, and how they are used.
 
     Attributes:
@@ -53,14 +53,14 @@ _LARGE = (
     "cluster.ring_slots=64",
 )
 
-TASKS: Mapping[str, Job] = {
-    "dense-bsp": Job((*_LARGE, *_SUM), bits=True),
-    "dense-asp": Job((*_LARGE, "table.consistency=asp")),
-    "rows-bsp": Job((*_ROWS, *_SUM), bits=True, evaluates=True),
-    "rows-asp": Job((*_ROWS, "table.consistency=asp"), evaluates=True),
-    "rows-ssp": Job((*_ROWS, "table.consistency=ssp"), evaluates=True),
+TASKS: Mapping[str, FaultJob] = {
+    "dense-bsp": FaultJob((*_LARGE, *_SUM), bits=True),
+    "dense-asp": FaultJob((*_LARGE, "table.consistency=asp")),
+    "rows-bsp": FaultJob((*_ROWS, *_SUM), bits=True, evaluates=True),
+    "rows-asp": FaultJob((*_ROWS, "table.consistency=asp"), evaluates=True),
+    "rows-ssp": FaultJob((*_ROWS, "table.consistency=ssp"), evaluates=True),
     # Dense tables BSP, rows ASP.
-    "mixed": Job(
+    "mixed": FaultJob(
         (
             "options.pulls=true",
             "table.consistency=asp",
@@ -71,7 +71,7 @@ TASKS: Mapping[str, Job] = {
         evaluates=True,
     ),
     # A server without a row, another without a part of a dense table.
-    "gaps": Job(("options.gaps=true", "options.pulls=true", *_SUM), bits=True),
+    "gaps": FaultJob(("options.gaps=true", "options.pulls=true", *_SUM), bits=True),
 }
 
 # Setting of the transport, and of MPI: over TCP a short message completes before it arrives.
@@ -84,7 +84,7 @@ TRANSPORTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
 
 
 @dataclass(frozen=True)
-class Place:
+class FaultPlace:
     """Where a launch ends.
 
     Attributes:
@@ -118,33 +118,33 @@ class Place:
         return 1 if again and self.clocks else first
 
 
-PLACES: Mapping[str, Place] = {
-    "worker": Place("rank", "worker"),
-    "server": Place("rank", "server"),
-    "scheduler": Place("rank", "scheduler"),
-    "all ranks": Place("launch", "all ranks"),
-    "mpirun": Place("launch", "mpirun"),
-    "supervisor": Place("launch", "supervisor"),
-    "start": Place("launch", "any rank", early=True),
+PLACES: Mapping[str, FaultPlace] = {
+    "worker": FaultPlace("rank", "worker"),
+    "server": FaultPlace("rank", "server"),
+    "scheduler": FaultPlace("rank", "scheduler"),
+    "all ranks": FaultPlace("launch", "all ranks"),
+    "mpirun": FaultPlace("launch", "mpirun"),
+    "supervisor": FaultPlace("launch", "supervisor"),
+    "start": FaultPlace("launch", "any rank", early=True),
     # A worker's clock.
-    "clock-begun": Place("clock", "", "clock-begun", _CLOCKS, "one"),
-    "placed": Place("clock", "", "placed", _CLOCKS, "one"),
-    "between ticks": Place("clock", "", "ticking", _CLOCKS, "between ticks", least_servers=2),
-    "between sends": Place("clock", "", "sending", _CLOCKS, "between sends", least_servers=2),
-    "clock-ended": Place("clock", "", "clock-ended", _CLOCKS, "one"),
+    "clock-begun": FaultPlace("clock", "", "clock-begun", _CLOCKS, "one"),
+    "placed": FaultPlace("clock", "", "placed", _CLOCKS, "one"),
+    "between ticks": FaultPlace("clock", "", "ticking", _CLOCKS, "between ticks", least_servers=2),
+    "between sends": FaultPlace("clock", "", "sending", _CLOCKS, "between sends", least_servers=2),
+    "clock-ended": FaultPlace("clock", "", "clock-ended", _CLOCKS, "one"),
     # A worker in a push, often of several records.
-    "payload": Place("push", "", "payload", (40, 150)),
-    "stamped": Place("push", "", "stamped", (40, 150)),
+    "payload": FaultPlace("push", "", "payload", (40, 150)),
+    "stamped": FaultPlace("push", "", "stamped", (40, 150)),
     # A server that applies and acknowledges.
-    "word-put": Place("apply", "", "word-put", (200, 800)),
-    "committed": Place("apply", "", "committed", (30, 100)),
-    "acknowledged": Place("apply", "", "acknowledged", (30, 100)),
+    "word-put": FaultPlace("apply", "", "word-put", (200, 800)),
+    "committed": FaultPlace("apply", "", "committed", (30, 100)),
+    "acknowledged": FaultPlace("apply", "", "acknowledged", (30, 100)),
     # A checkpoint.
-    "cut-copied": Place("save", "", "cut-copied", (1, 2)),
-    "block-written": Place("save", "", "block-written", (1, 3)),
-    "named": Place("save", "", "named", (1, 2)),
+    "cut-copied": FaultPlace("save", "", "cut-copied", (1, 2)),
+    "block-written": FaultPlace("save", "", "block-written", (1, 3)),
+    "named": FaultPlace("save", "", "named", (1, 2)),
     # The end of the run.
-    "unmarked": Place("save", "", "unmarked"),
+    "unmarked": FaultPlace("save", "", "unmarked"),
 }
 
 RECOVERY = ("recovering", "taken-over", "resumed")
@@ -214,7 +214,7 @@ HOWS: Mapping[str, How] = {
 
 
 @dataclass(frozen=True)
-class Shape:
+class JobShape:
     """The job of a run."""
 
     task: str
@@ -243,12 +243,12 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Cell:
+class FaultCell:
     """One fault in one job."""
 
     place: str
     how: str
-    shape: Shape
+    shape: JobShape
 
     def __str__(self) -> str:
         return f"{self.place}, {self.how}"
@@ -281,11 +281,11 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Death:
+class PlannedDeath:
     """The end of one launch.
 
     Attributes:
-        who: See Place.
+        who: See FaultPlace.
         fault: Of MPIPS_FAULT for this launch; "": from outside.
         early: Before it is at work.
         stops: Stopped first.
@@ -303,14 +303,14 @@ class Death:
 class Run:
     """One run and the faults in it, one after the other."""
 
-    cells: tuple[Cell, ...]
+    cells: tuple[FaultCell, ...]
     seed: int
 
     def __str__(self) -> str:
         return f"{self.shape}: {'; '.join(str(cell) for cell in self.cells)}"
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> JobShape:
         """The job."""
         return self.cells[0].shape
 
@@ -326,45 +326,45 @@ class Run:
         return "".join(HOWS[cell.how].event for cell in self.cells)
 
     @property
-    def deaths(self) -> list[Death]:
+    def deaths(self) -> list[PlannedDeath]:
         """The end of each launch but the last."""
         rng = random.Random(self.seed)
         return [death for cell in self.cells for death in _deaths(cell, rng)]
 
 
-def _deaths(cell: Cell, rng: random.Random) -> Iterator[Death]:
+def _deaths(cell: FaultCell, rng: random.Random) -> Iterator[PlannedDeath]:
     place, how = PLACES[cell.place], HOWS[cell.how]
     for launch in range(how.launches):
         fault = ""
         if place.point:
             fault = f"{place.point}:{place.passage(rng, cell.shape.servers, launch > 0)}"
-        yield Death(place.who, fault, place.early, how.stops, rng.randint(*_STEPS))
+        yield PlannedDeath(place.who, fault, place.early, how.stops, rng.randint(*_STEPS))
     if how.returns:
-        yield Death(fault=f"{rng.choice(RECOVERY)}:1")
+        yield PlannedDeath(fault=f"{rng.choice(RECOVERY)}:1")
 
 
 @functools.cache
-def cells() -> list[Cell]:
+def cells() -> list[FaultCell]:
     """All that are possible."""
-    shapes = [Shape(*values) for values in itertools.product(TASKS, SERVERS, TRANSPORTS)]
-    found = [Cell(*values) for values in itertools.product(PLACES, HOWS, shapes)]
+    shapes = [JobShape(*values) for values in itertools.product(TASKS, SERVERS, TRANSPORTS)]
+    found = [FaultCell(*values) for values in itertools.product(PLACES, HOWS, shapes)]
     return [cell for cell in found if cell.possible]
 
 
 def draw(rng: random.Random, n_cells: int, without: Iterable[str] = ()) -> Run:
     """A run with faults at random; each job, then each place and way of it, as often as another."""
-    shape = Shape(rng.choice(list(TASKS)), rng.choice(SERVERS), rng.choice(list(TRANSPORTS)))
+    shape = JobShape(rng.choice(list(TASKS)), rng.choice(SERVERS), rng.choice(list(TRANSPORTS)))
     hows = [how for how in HOWS if how not in set(without)]
-    chosen: list[Cell] = []
+    chosen: list[FaultCell] = []
     while len(chosen) < n_cells:
-        cell = Cell(rng.choice(list(PLACES)), rng.choice(hows), shape)
+        cell = FaultCell(rng.choice(list(PLACES)), rng.choice(hows), shape)
         ends_it = cell.place == "unmarked" and len(chosen) + 1 < n_cells
         if cell.possible and not ends_it and _follows(cell, chosen):
             chosen.append(cell)
     return Run(tuple(chosen), rng.randrange(1 << 30))
 
 
-def _follows(cell: Cell, before: Sequence[Cell]) -> bool:
+def _follows(cell: FaultCell, before: Sequence[FaultCell]) -> bool:
     """Two launches in a row that end before they are at work are what the supervisor gives up on."""
     last = before[-1] if before else None
     if last is not None and last.place == "unmarked":
@@ -389,8 +389,8 @@ def sample() -> list[Run]:
     """What the tests run."""
     found = covering()
     for i, (task, servers, transport, *faults) in enumerate(TOGETHER):
-        shape = Shape(task, servers, transport)
-        found.append(Run(tuple(Cell(*fault, shape) for fault in faults), i))
+        shape = JobShape(task, servers, transport)
+        found.append(Run(tuple(FaultCell(*fault, shape) for fault in faults), i))
     return found
 
 
@@ -400,7 +400,7 @@ def covering(seed: int = 1, n_cells: int = 2) -> list[Run]:
     Greedy: of each job the faults that add most for each launch they end, of all jobs the best one.
     """
     rng = random.Random(seed)
-    by_shape: dict[Shape, list[Cell]] = {}
+    by_shape: dict[JobShape, list[FaultCell]] = {}
     for cell in cells():
         by_shape.setdefault(cell.shape, []).append(cell)
     left = {pair for own in by_shape.values() for cell in own for pair in cell.pairs}
@@ -417,10 +417,10 @@ def covering(seed: int = 1, n_cells: int = 2) -> list[Run]:
 
 
 def _best(
-    own: Sequence[Cell], left: set[tuple[str, str]], n_cells: int, rng: random.Random
-) -> tuple[float, list[Cell]]:
+    own: Sequence[FaultCell], left: set[tuple[str, str]], n_cells: int, rng: random.Random
+) -> tuple[float, list[FaultCell]]:
     """Faults of one job that together hold much of `left`, and how much they do for each launch."""
-    chosen: list[Cell] = []
+    chosen: list[FaultCell] = []
     held: set[tuple[str, str]] = set()
     launches = _START_LAUNCHES
     for _ in range(n_cells):

@@ -16,7 +16,7 @@ from mpips.errors import ConfigError
 from mpips.model.consistency import BSP
 from mpips.model.table import Table
 from mpips.mpi.messages import Evaluated
-from mpips.scheduler.run_progress import Course
+from mpips.scheduler.run_progress import RunProgress
 from mpips.tasks import StepResult, Task
 from mpips.worker.worker import Worker
 
@@ -52,11 +52,11 @@ class Inputs:
         """Where a worker starts."""
         return self.cursors[worker] if self.cursors else Cursor(self.first_epoch, 0)
 
-    def course(self) -> Course:
+    def run_progress(self) -> RunProgress:
         """The way of the whole run, with what launches before this one have done of it."""
         whole = self.info.n_samples_total * self.n_epochs
         left = sum(self._samples_left(epoch) for epoch in range(self.first_epoch, self.n_epochs))
-        return Course(self.n_epochs, whole, whole - left, self.first_epoch)
+        return RunProgress(self.n_epochs, whole, whole - left, self.first_epoch)
 
     def _samples_left(self, epoch: int) -> int:
         """Samples of an epoch that no worker has read."""

@@ -43,8 +43,8 @@ from mpips.mpi.roles import default_servers
 from mpips.mpi.signals import signals_unwind
 from mpips.recovery.replica import check_tables
 from mpips.rundir import directory
-from mpips.scheduler.rank_table import Panel
-from mpips.scheduler.run_progress import Course
+from mpips.scheduler.rank_table import RankTable
+from mpips.scheduler.run_progress import RunProgress
 from mpips.session.session import Outcome, here, leaves_after_checkpoint, run_alone
 from mpips.tasks import Schedule, Task, load_task
 from mpips.training.epochs import Inputs, Result, evaluate, history, train_epochs
@@ -59,7 +59,7 @@ _KEYS_PER_ROUND = 1 << 22  # of all workers together, 64 MiB
 _ROUND_MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
-class Ranks(Protocol):
+class JobRanks(Protocol):
     """The ranks of a job before its session: one process, or a cluster."""
 
     @property
@@ -79,7 +79,7 @@ class OneRank:
     worker = 0
 
     def agree(self, what: str, work: Callable[[], Value], lengthy: bool = False) -> list[Value]:
-        """See Ranks."""
+        """See JobRanks."""
         return [work()]
 
 
@@ -107,7 +107,7 @@ def read_options(config: JobConfig, split: str, wants: Wants = "classes") -> Rea
         raise ConfigError(f"data.{where.rstrip('`')}: {what[0].lower()}{what[1:]}") from None
 
 
-def prepare(ranks: Ranks, n_workers: int, config: JobConfig) -> Inputs:
+def prepare(ranks: JobRanks, n_workers: int, config: JobConfig) -> Inputs:
     """Read the data, agree on it, make the task and its tables. Collective over the ranks.
 
     Raises:
@@ -192,7 +192,7 @@ def _align(own: dict[str, Any], info: DataInfo) -> None:
         own[split] = align(part.data, info)
 
 
-def _measure(ranks: Ranks, data: Dataset | None, info: DataInfo) -> FrequencyPartition | None:
+def _measure(ranks: JobRanks, data: Dataset | None, info: DataInfo) -> FrequencyPartition | None:
     """Key frequencies of the whole training data, in hash buckets."""
     if info.kind != "sparse":
         return None
@@ -348,11 +348,15 @@ def refuse_partner(config: JobConfig) -> None:
         )
 
 
-def _meter(course: Course, progress: str, panel: Panel, verbose: bool) -> ProgressMeter:
+def _meter(
+    run_progress: RunProgress, progress: str, rank_table: RankTable, verbose: bool
+) -> ProgressMeter:
     if verbose:
-        panel.on_evaluated.append(functools.partial(_say_metrics, course.n_epochs))
-    meter = ProgressMeter(make_display(progress, course.share), course, panel.totals)
-    panel.on_look, panel.on_end = meter.look, meter.close
+        rank_table.on_evaluated.append(functools.partial(_say_metrics, run_progress.n_epochs))
+    meter = ProgressMeter(
+        make_display(progress, run_progress.share), run_progress, rank_table.totals
+    )
+    rank_table.on_look, rank_table.on_end = meter.look, meter.close
     return meter
 
 
@@ -371,8 +375,8 @@ def _train_alone(config: JobConfig, progress: str, verbose: bool) -> Outcome:
         inputs.verbose = verbose
         if verbose and saving.notes:
             print("\n".join(saving.notes), file=sys.stderr, flush=True)
-        panel, course = Panel([here()]), inputs.course()
-        meter = _meter(course, progress, panel, verbose)
+        rank_table, run_progress = RankTable([here()]), inputs.run_progress()
+        meter = _meter(run_progress, progress, rank_table, verbose)
         try:
             return run_alone(
                 lambda worker: train_worker(worker, inputs, config),
@@ -382,8 +386,8 @@ def _train_alone(config: JobConfig, progress: str, verbose: bool) -> Outcome:
                     epoch, saving.steps_before + clock, samples, loss
                 ),
                 saving,
-                panel,
-                course,
+                rank_table,
+                run_progress,
             )
         finally:
             meter.close()
@@ -417,12 +421,12 @@ def _train_on_cluster(config: JobConfig, progress: str, verbose: bool) -> Outcom
             notes = (go_on_in_memory(config, inputs, job.saving, n_workers),)
         if speak and notes:
             print("\n".join(notes), file=sys.stderr, flush=True)
-        meter = course = None
+        meter = run_progress = None
         if cluster.is_scheduler:
             if verbose:
                 print(job.describe(), file=sys.stderr, flush=True)
-            course = inputs.course()
-            meter = _meter(course, progress, job.panel, verbose)
+            run_progress = inputs.run_progress()
+            meter = _meter(run_progress, progress, job.rank_table, verbose)
         before = job.saving.steps_before
         try:
             value, statistics = job.run(
@@ -430,10 +434,10 @@ def _train_on_cluster(config: JobConfig, progress: str, verbose: bool) -> Outcom
                 (lambda w, r: meter.report(r.epoch, before + r.clock, r.samples, r.loss_sum))
                 if meter
                 else None,
-                course,
+                run_progress,
             )
         finally:
             if meter is not None:
                 meter.close()
         role = cluster.assignment.roles_of(cluster.rank)
-        return Outcome(value, role, statistics, job.transports, job.panel.places)
+        return Outcome(value, role, statistics, job.transports, job.rank_table.places)

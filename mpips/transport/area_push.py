@@ -37,7 +37,7 @@ LAST_FLOATS = 128 << 10
 _RECORD_FLOATS = 1 << 31  # of one record at most
 
 
-class Waits(Protocol):
+class AreaWorker(Protocol):
     """What a push through an area needs of its worker.
 
     Attributes:
@@ -57,7 +57,7 @@ class Waits(Protocol):
         """Wait until a server has consumed `count` records of the worker. Blocks; raises StallError."""
 
 
-def area_push(worker: Waits, part: ShardRange, table: DenseTable) -> AreaPush | None:
+def area_push(worker: AreaWorker, part: ShardRange, table: DenseTable) -> AreaPush | None:
     """The straight way for a shard, where it is remote, large and fits into the worker's area."""
     way = worker.channels[part.server].area_way()
     n_bytes = 4 * (part.stop - part.start)
@@ -71,7 +71,7 @@ def area_push(worker: Waits, part: ShardRange, table: DenseTable) -> AreaPush | 
 class AreaPush:
     """Pushes of one table to one server through the worker's area there."""
 
-    def __init__(self, worker: Waits, way: AreaWay, server: int, name: str) -> None:
+    def __init__(self, worker: AreaWorker, way: AreaWay, server: int, name: str) -> None:
         """`name` of the table, for errors."""
         self._worker = worker
         self._way = way

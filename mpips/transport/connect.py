@@ -127,7 +127,7 @@ class Connector:
         return P2pMemory(self.p2p_comm, rank, self.timeout_s, self.idle)
 
     def _remote(self, memory: RemoteMemory, rank: int, layout: _native.Layout) -> Channel:
-        question = Question(self.p2p_comm, rank, layout.geometry.said_bytes)
+        question = Question(self.p2p_comm, rank, layout.geometry.answer_bytes)
         writer = self._writer_of(layout)
         return RemoteChannel(
             memory, question, layout, self.worker, self.n_workers, writer, self.checksums

@@ -29,7 +29,7 @@ from mpips.errors import ProtocolError, StallError
 
 Bytes = NDArray[np.uint8]
 
-TAG_HEAD, TAG_DATA, TAG_REPLY, TAG_SAID, TAG_FENCE = 11, 12, 13, 14, 15
+TAG_HEAD, TAG_DATA, TAG_REPLY, TAG_ANSWER, TAG_FENCE = 11, 12, 13, 14, 15
 INLINE_BYTES = 16 << 10  # a put up to this size is one message
 _HEAD = struct.Struct("<QQQQ")
 _PUT, _GET, _ASK, _FENCE = 1, 2, 3, 4
@@ -121,17 +121,17 @@ class Question:
     again. At most one question is under way.
     """
 
-    def __init__(self, comm: MPI.Intracomm, rank: int, said_bytes: int) -> None:
-        """`rank` of the server in `comm`; an answer has `said_bytes`."""
+    def __init__(self, comm: MPI.Intracomm, rank: int, answer_bytes: int) -> None:
+        """`rank` of the server in `comm`; an answer has `answer_bytes`."""
         self._comm = comm
         self._rank = rank
-        self._answer = np.empty(said_bytes, np.uint8)
+        self._answer = np.empty(answer_bytes, np.uint8)
         self._open: MPI.Request | None = None
         self._sent: tuple[MPI.Request, bytes] | None = None
 
     def expect(self) -> None:
         """Prepare for the answer to a question that a put carries."""
-        self._open = self._comm.Irecv([self._answer, MPI.BYTE], self._rank, TAG_SAID)
+        self._open = self._comm.Irecv([self._answer, MPI.BYTE], self._rank, TAG_ANSWER)
 
     def ask(self, count: int) -> None:
         """Start asking. Not blocking."""
@@ -158,7 +158,7 @@ class P2pService:
         comm: MPI.Intracomm,
         region: Bytes,
         mailboxes: dict[int, tuple[int, int]],
-        said_bytes: int,
+        answer_bytes: int,
         guard: Callable[[str], AbstractContextManager[None]],
     ) -> None:
         """Serve a region.
@@ -167,7 +167,7 @@ class P2pService:
             comm: Nothing else uses its tags.
             region: All of it.
             mailboxes: (start, stop) of the bytes that each rank may write.
-            said_bytes: Length of an answer, from the start of a mailbox.
+            answer_bytes: Length of an answer, from the start of a mailbox.
             guard: `guard(what)` is a context in which a call that never returns ends the process.
         """
         self._comm = comm
@@ -176,7 +176,7 @@ class P2pService:
         self._guard = guard
         self._status = MPI.Status()
         self._replies: deque[tuple[MPI.Request, Bytes]] = deque()
-        self._said_bytes = said_bytes
+        self._answer_bytes = answer_bytes
         self._questions: dict[int, int] = {}  # rank -> records to be consumed
         self._message = np.empty(_HEAD.size + INLINE_BYTES, np.uint8)
         self._applied = {
@@ -213,7 +213,7 @@ class P2pService:
         ready = [rank for rank, count in self._questions.items() if self._applied[rank][0] >= count]
         for rank in ready:
             del self._questions[rank]
-            self._reply(rank, self._mailboxes[rank][0], self._said_bytes, TAG_SAID)
+            self._reply(rank, self._mailboxes[rank][0], self._answer_bytes, TAG_ANSWER)
         return len(ready)
 
     def _serve(self, source: int, inline: int) -> None:

@@ -41,8 +41,8 @@ _BUFFER_ADDRESSES = 24 << 40
 _FIRST_BYTES = 64 << 20  # of shared memory that the new embedding tables of one server take
 _SPARE_FILES = 256  # descriptors that a process needs beside those of its segments
 
-_KEPT_WORD = "kept"
-_KEPT = "k"  # first letter of a kept token; the others are hexadecimal digits
+_PERSISTENT_WORD = "kept"
+_PERSISTENT = "k"  # first letter of a kept token; the others are hexadecimal digits
 MARK = "-mark"  # ends the name of the file that says that a set of segments is complete
 KEEP_S = 24 * 3600.0
 TAKE_OVER_S = 2.0  # a process that was killed may hold its memory for a moment
@@ -50,14 +50,14 @@ TOUCH_S = 600.0  # how often a rank renews the modification time of the segments
 _REST = re.compile(r"(?:\.[0-9a-f]+)?-(.+)")  # of a name, behind user and token
 
 
-def kept(token: str) -> str:
+def persistent(token: str) -> str:
     """The token of a job whose segments outlive it."""
-    return token if token.startswith(_KEPT) else _KEPT + token
+    return token if token.startswith(_PERSISTENT) else _PERSISTENT + token
 
 
-def is_kept(token: str) -> bool:
+def is_persistent(token: str) -> bool:
     """Whether a job's segments outlive it."""
-    return token.startswith(_KEPT)
+    return token.startswith(_PERSISTENT)
 
 
 def new_token() -> str:
@@ -78,8 +78,8 @@ def region_name(token: str, part: str, digits: str = "") -> str:
 
 
 def _prefix(token: str) -> str:
-    if token.startswith(_KEPT):
-        return f"{PREFIX}-{_KEPT_WORD}-{os.geteuid()}-{token.removeprefix(_KEPT)}"
+    if token.startswith(_PERSISTENT):
+        return f"{PREFIX}-{_PERSISTENT_WORD}-{os.geteuid()}-{token.removeprefix(_PERSISTENT)}"
     return f"{PREFIX}-{os.geteuid()}-{token}"
 
 
@@ -113,7 +113,7 @@ def find_segment(token: str, part: str) -> Path | None:
 
 def token_words(token: str) -> tuple[int, int]:
     """The token as the two words that lie in the head of a region."""
-    digits = token.removeprefix(_KEPT)
+    digits = token.removeprefix(_PERSISTENT)
     return int(digits[:16], 16), int(digits[16:], 16)
 
 
@@ -170,8 +170,8 @@ def sweep(spare: str = "") -> list[str]:
         return []
     uid = os.geteuid()
     found = list(SHM.glob(f"{PREFIX}-{uid}-*"))
-    found += [p for p in SHM.glob(f"{PREFIX}-{_KEPT_WORD}-{uid}-*") if is_old(p)]
-    if is_kept(spare):
+    found += [p for p in SHM.glob(f"{PREFIX}-{_PERSISTENT_WORD}-{uid}-*") if is_old(p)]
+    if is_persistent(spare):
         spared = (f"{_prefix(spare)}.", f"{_prefix(spare)}-")
         found = [p for p in found if not p.name.startswith(spared)]
     return [p.name for p in sorted(found) if _native.SharedMemory.remove_if_unused(p.name)]
@@ -227,7 +227,7 @@ class Regions:
         """
         self.token = token
         self.shared = shared
-        self._known = supervised or is_kept(token)
+        self._known = supervised or is_persistent(token)
         self._names: list[str] = []
         self._there: dict[str, Path] = {}  # by part, as last seen; a job has thousands of segments
         self._looked = False
@@ -293,7 +293,7 @@ class Regions:
         Raises:
             RegionError: It is not there, a living process uses it, or it belongs to somebody else.
         """
-        path = self._find(part, look=True) if is_kept(self.token) else None
+        path = self._find(part, look=True) if is_persistent(self.token) else None
         name = path.name if path is not None else _name_of(self.token, part)
         deadline = time.monotonic() + TAKE_OVER_S
         while True:
@@ -307,7 +307,7 @@ class Regions:
 
     def _note(self, name: str, memory: _native.SharedMemory) -> _native.SharedMemory:
         self._names.append(name)
-        if self.token.startswith(_KEPT):
+        if self.token.startswith(_PERSISTENT):
             memory.keep()
         return memory
 
@@ -323,7 +323,7 @@ class Regions:
 
     def leave(self) -> None:
         """Remove the names, unless they are kept for another launch."""
-        if not is_kept(self.token):
+        if not is_persistent(self.token):
             self.unlink()
 
     def unlink(self) -> None:
@@ -374,7 +374,7 @@ def attach(token: str, part: str, writable: int) -> _native.SharedMemory:
 def _name_of(token: str, part: str) -> str:
     """The name of a segment that should be there."""
     name = region_name(token, part)
-    if not is_kept(token) and is_own(SHM / name):
+    if not is_persistent(token) and is_own(SHM / name):
         return name
     path = find_segment(token, part)
     return path.name if path is not None else name

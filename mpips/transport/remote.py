@@ -238,7 +238,7 @@ class RemoteChannel:
     def refresh(self) -> None:
         """Fetch what the server has said, and replies: small ones at once, large ones when due."""
         self._put_new()
-        self._remote.get(self._at, self._mirror[: self._ring.said_bytes])
+        self._remote.get(self._at, self._mirror[: self._ring.answer_bytes])
         pulls = self.writer.open_pulls()
         early = pulls if sum(n for _, n in pulls) <= _EARLY_BYTES else []
         self._fetch_replies(early)
@@ -285,11 +285,11 @@ class RemoteChannel:
 
     def _take_answer(self) -> bool:
         """Take the answer to the question under way, if it is there."""
-        said = self._question.answer()
-        if said is None:
+        answer = self._question.answer()
+        if answer is None:
             return False
         self._asked = None
-        self._mirror[: len(said)] = said
+        self._mirror[: len(answer)] = answer
         if self._under_way:
             self.complete()
         return True

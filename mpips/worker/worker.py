@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpips import _native
-from mpips.checkpoint.position import Position, StartPoint
+from mpips.checkpoint.position import Position, WorkerStart
 from mpips.errors import ConfigError, StallError
 from mpips.model.consistency import BSP, SSP
 from mpips.model.placement import Placement
@@ -20,7 +20,7 @@ from mpips.mpi.messages import Figures, Message
 from mpips.mpi.pending import PendingCut
 from mpips.process import forked
 from mpips.recovery.replica import Partners
-from mpips.snapshot.worker_part import CutMarker
+from mpips.snapshot.worker_part import WorkerPart
 from mpips.transport.channel import Channel
 from mpips.transport.region import as_region_error
 from mpips.worker.dense import DenseHandle
@@ -110,7 +110,7 @@ class Worker:
         self._finished = False
         self._samples = 0
         self._position = position or Position(0, index, len(names))
-        self._marker = CutMarker(
+        self._snapshot = WorkerPart(
             index,
             self._position,
             control,
@@ -139,7 +139,7 @@ class Worker:
     def disown(self) -> None:
         """Let every use in a forked child raise ForkError. See mpips.process.forked."""
         refusing: Any = forked.Refusing(f"worker {self.index}")
-        self.channels = self.control = self._staging = self._marker = refusing
+        self.channels = self.control = self._staging = self._snapshot = refusing
         for handle in self._handles.values():
             handle.disown()
 
@@ -172,7 +172,7 @@ class Worker:
         if FAULTS:
             _native.fault_point("clock-begun")
         if self._says_place:
-            self._marker.say_place(self.now)
+            self._snapshot.say_place(self.now)
             self._wait_until_arrived()
             if FAULTS:
                 _native.fault_point("placed")
@@ -192,11 +192,11 @@ class Worker:
             closed = [c.read_version(self._bsp_table) for c in self.channels]
             self.clock_state.now = max(self.now, min(closed))
         self.control.clock = self.now
-        self._marker.note_tick(self.now)
+        self._snapshot.note_tick(self.now)
         self.control.state = "computing"
         self.control.poll()
         if self.control.cut.pending is not None and not self._repeats:
-            self._marker.at_tick(self.now, self.wait_until)
+            self._snapshot.at_tick(self.now, self.wait_until)
 
     @property
     def _repeats(self) -> bool:
@@ -214,7 +214,7 @@ class Worker:
         return self._position.seed
 
     @property
-    def start(self) -> StartPoint | None:
+    def start(self) -> WorkerStart | None:
         """What the checkpoint says that the job started from; None: it started from nothing."""
         return self._position.start
 
@@ -252,7 +252,7 @@ class Worker:
         One worker is enough. Without a folder for checkpoints, and while one is being written, nothing
         happens but that it is counted.
         """
-        self._marker.ask(self.now)
+        self._snapshot.ask(self.now)
 
     def _write_cut(self, number: int, clock: int, payload: bytes) -> None:
         for server, channel in enumerate(self.channels):
@@ -269,10 +269,10 @@ class Worker:
         return any(channel.writer.applied < end for channel, end in ends)
 
     def _cut_while_waiting(self) -> bool:
-        """See CutMarker.while_waiting."""
+        """See WorkerPart.while_waiting."""
         if self.control.cut.pending is None:
             return False
-        return self._marker.while_waiting(self._has_pushed)
+        return self._snapshot.while_waiting(self._has_pushed)
 
     def keep_pace(self, bound: int) -> None:
         """Wait until no worker at work is more than `bound` clocks behind this one. Blocks.
@@ -373,12 +373,12 @@ class Worker:
             if parts is not None:
                 found.append(parts)
             else:
-                self._marker.look_in_gather(self._has_pushed)
+                self._snapshot.look_in_gather(self._has_pushed)
                 time.sleep(0.001)
             return bool(found)
 
         self.wait_until(arrived, lambda: f"not all workers have come to {name!r}")
-        self._marker.end_gather()
+        self._snapshot.end_gather()
         self.control.state = "computing"
         return found[0]
 
@@ -414,7 +414,7 @@ class Worker:
         if self.clock_state.pushed_at == self.now:
             self.clock()
         self.control.state = "finishing"
-        self._marker.leave(self.now)
+        self._snapshot.leave(self.now)
         for server, channel in enumerate(self.channels):
             self.write(server, lambda c=channel: c.writer.finish(self.now))  # type: ignore[misc]
         self.publish(range(len(self.channels)))
@@ -570,7 +570,7 @@ class Worker:
     def poll(self) -> None:
         """Take control messages while this worker waits. Cheap; call it a few times a second at least."""
         self.control.poll()
-        self._marker.look_while_waiting()
+        self._snapshot.look_while_waiting()
 
     def blame(self, server: int) -> str:
         """Who this server itself waits for, as far as its region tells."""

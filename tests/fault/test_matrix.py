@@ -27,7 +27,7 @@ def test_no_update_is_lost_or_doubled(runs: kills.Runs, run: matrix.Run) -> None
         pytest.skip(reason)
     verdict = runs.judge(run, kills.epochs(len(run.cells)))
     assert verdict.is_right, str(verdict)
-    assert verdict.told is not None
-    assert verdict.told.missed == 0, str(verdict)
+    assert verdict.damage is not None
+    assert verdict.damage.missed == 0, str(verdict)
     # A launch ends only where something ends it.
-    assert verdict.told.causes == [], str(verdict)
+    assert verdict.damage.causes == [], str(verdict)

@@ -17,7 +17,7 @@ from mpips.plan.planning import Hardware, Plan, make_plan, read_inputs
 from mpips.plan.predict import FIGURES, Costs
 
 PROGRAM = Path(__file__).parent / "programs" / "planned.py"
-FAREWELL = 2  # records with which a worker takes its leave of a server
+LEAVING = 2  # records with which a worker takes its leave of a server
 COSTS = Costs({name: value for name, (_, _, value) in FIGURES.items()}, tuple(FIGURES), "")
 
 
@@ -61,7 +61,7 @@ def test_rows_and_records_of_every_server_are_as_planned(tmp_path: Path) -> None
     for i, server in enumerate(served):
         for name, table in server["tables"].items():
             assert plan.needs.rows[name].per_server[i] == table["rows"] > 1000
-        assert plan.rehearsal.records[i] + FAREWELL == server["counters"]["records"]
+        assert plan.rehearsal.records[i] + LEAVING == server["counters"]["records"]
 
 
 @pytest.mark.parametrize("width", [128, 3000])
@@ -72,4 +72,4 @@ def test_records_of_dense_tables_are_as_planned(width: int) -> None:
     served = ran(6, "mlp", "digits", 32, 2, width)["servers"]
     assert plan.rehearsal is not None
     for i, server in enumerate(served):
-        assert 3 * (plan.rehearsal.records[i] + FAREWELL) == server["counters"]["records"]
+        assert 3 * (plan.rehearsal.records[i] + LEAVING) == server["counters"]["records"]

@@ -31,8 +31,8 @@ from mpips.model.consistency import ASP, BSP, SSP, Compensate, Reject, Scale
 from mpips.model.optimizer import FTRL, SGD, Adagrad, Adam, Momentum, PythonRule
 from mpips.model.placement import place
 from mpips.model.table import DenseTable, EmbeddingTable, Table
-from mpips.server.server import Life, Server
-from mpips.transport.region import Regions, attach, kept, new_token, unlink_job
+from mpips.server.server import Durability, Server
+from mpips.transport.region import Regions, attach, new_token, persistent, unlink_job
 
 N_SLOTS = 4
 STAGING_BYTES = 1 << 22
@@ -123,7 +123,7 @@ class Life_:
         self.regions = Regions(token, shared=True)
         if load.partner is not None and generation > 0:
             pair_rig.lose_the_server(token)
-        life = Life(generation, journal=True, warm=generation > 0)
+        life = Durability(generation, journal=True, warm=generation > 0)
         self.server = Server(0, load.tables, placement, self.regions, 0, True, None, life)
         self.core = self.server.core
         if generation == 0:
@@ -145,7 +145,7 @@ class Life_:
     def _copy(self, name: str) -> Server:
         """The copy that a partner makes of the server."""
         placement = place(self.load.tables, 1, self.load.n_workers, N_SLOTS, self.load.slot_bytes)
-        life = Life(self.generation, journal=True, warm=True, name=name)
+        life = Durability(self.generation, journal=True, warm=True, name=name)
         return Server(0, self.load.tables, placement, self.regions, 0, True, None, life)
 
     def drain(self) -> int:
@@ -277,7 +277,7 @@ class Life_:
             found[f"worker {w}"] = (
                 self.core.clock(w),
                 self.core.finished(w),
-                self.core.said(w),
+                self.core.position_text(w),
             )
         return {name: pickle.dumps(value) for name, value in found.items()}
 
@@ -365,7 +365,7 @@ def die_everywhere(load: Load, stride: int, all_of: int = 0) -> tuple[int, int]:
     Returns:
         The number of points of an undisturbed life and of kills.
     """
-    token = kept(new_token())
+    token = persistent(new_token())
     _, (expected, n_points) = live(token, load, 0, "any:0")
     unlink_job(token)
     kills, turn = 0, 0
@@ -378,7 +378,7 @@ def die_everywhere(load: Load, stride: int, all_of: int = 0) -> tuple[int, int]:
 
 def die_twice(load: Load, n: int, second: int, expected: dict[str, bytes]) -> int:
     """Kill the first life at a point and the next one at another; how many of them came so far."""
-    token = kept(new_token())
+    token = persistent(new_token())
     try:
         ended, _ = live(token, load, 0, f"any:{n}")
         assert ended == signal.SIGKILL, f"point {n} was not reached"
@@ -396,10 +396,10 @@ def die_twice(load: Load, n: int, second: int, expected: dict[str, bytes]) -> in
 
 def live_shortly(load: Load, points: int) -> int:
     """Every life ends after so many points; returns the number of lives it took."""
-    token = kept(new_token())
+    token = persistent(new_token())
     _, (expected, _) = live(token, load, 0, "any:0")
     unlink_job(token)
-    token, generation = kept(new_token()), 0
+    token, generation = persistent(new_token()), 0
     try:
         while True:
             ended, outcome = live(token, load, generation, f"any:{points}")
@@ -414,14 +414,14 @@ def live_shortly(load: Load, points: int) -> int:
 
 def die_anytime(load: Load, seed: int, runs: int) -> tuple[int, int]:
     """Kill lives from outside at random times until one comes to its end; returns runs and kills."""
-    token = kept(new_token())
+    token = persistent(new_token())
     started = time.monotonic()
     _, (expected, _) = live(token, load, 0, "")
     whole_s = time.monotonic() - started
     unlink_job(token)
     delays, kills = random.Random(seed), 0
     for _ in range(runs):
-        token = kept(new_token())
+        token = persistent(new_token())
         try:
             for generation in range(1000):
                 ended, outcome = live(token, load, generation, "", delays.uniform(0, whole_s))

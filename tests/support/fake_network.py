@@ -153,7 +153,7 @@ class Question:
     def __init__(self, network: Network, layout, w: int) -> None:
         self.network, self.count, self.open = network, None, False
         network.question = self
-        at, said = layout.mailbox_offset(w), layout.geometry.said_bytes
+        at, said = layout.mailbox_offset(w), layout.geometry.answer_bytes
         self.said = network.bytes[at : at + said]
 
     def ask(self, count):

@@ -10,8 +10,8 @@ import numpy as np
 from mpips import _native
 from mpips.model.placement import place
 from mpips.model.table import Table
-from mpips.server.server import Life, Server
-from mpips.transport.region import Regions, attach, kept, new_token
+from mpips.server.server import Durability, Server
+from mpips.transport.region import Regions, attach, new_token, persistent
 
 
 class Rig:
@@ -20,7 +20,7 @@ class Rig:
     def __init__(
         self, *tables: Table, n_workers: int = 1, n_slots: int = 4, slot_bytes: int = 1024
     ) -> None:
-        self.tables, self.token, self.n_workers = list(tables), kept(new_token()), n_workers
+        self.tables, self.token, self.n_workers = list(tables), persistent(new_token()), n_workers
         self.placement = place(self.tables, 1, n_workers, n_slots, slot_bytes)
         self.layout = self.placement.layouts[0]
         self.open(0)
@@ -28,7 +28,7 @@ class Rig:
 
     def open(self, generation: int) -> None:
         """Make the server, or take over what the launch before has left."""
-        life = Life(generation, journal=True, warm=generation > 0)
+        life = Durability(generation, journal=True, warm=generation > 0)
         self.regions = Regions(self.token, shared=True)
         self.server = Server(0, self.tables, self.placement, self.regions, 0, True, None, life)
         self.core = self.server.core

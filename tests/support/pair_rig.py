@@ -60,7 +60,7 @@ class Pair:
 
     def __init__(self, server: Server, make: Callable[[str], Server], bound: int) -> None:
         self.server, self.bound = server, bound
-        generation, token = server.life.generation, server.token
+        generation, token = server.durability.generation, server.token
         name = replica_memory.copy_set(0, generation)
         copied(token, replica_memory.own_set(0), name)
         self.copy = make(name)

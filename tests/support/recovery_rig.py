@@ -14,10 +14,10 @@ from mpips.model.placement import place
 from mpips.model.table import Table
 from mpips.recovery.memory import At, Memory, Place, place_of
 from mpips.recovery.saving import Saving
-from mpips.server.server import Life, Server
+from mpips.server.server import Durability, Server
 from mpips.session.local import LocalControl
 from mpips.transport.channel import LocalChannel
-from mpips.transport.region import Regions, attach, kept, new_token, unlink_job
+from mpips.transport.region import Regions, attach, new_token, persistent, unlink_job
 from mpips.worker.worker import Worker
 
 TIMEOUT_S = 10.0
@@ -44,18 +44,18 @@ class MortalWorker(Worker):
 
     def clock(self) -> None:
         """Tick, or end."""
-        say_place = self._marker.say_place
+        say_place = self._snapshot.say_place
 
         def say(now: int) -> None:
             self._in_place = True
             say_place(now)
             self._in_place = False
 
-        self._marker.say_place = say  # type: ignore[method-assign]
+        self._snapshot.say_place = say  # type: ignore[method-assign]
         try:
             super().clock()
         finally:
-            self._marker.say_place = say_place  # type: ignore[method-assign]
+            self._snapshot.say_place = say_place  # type: ignore[method-assign]
 
     def write(self, server: int, attempt: Callable[[], bool]) -> None:
         """Write a record, or end."""
@@ -90,7 +90,7 @@ class Launches:
         n_slots: int = 16,
         slot_bytes: int = 1024,
     ) -> None:
-        self.tables, self.token = list(tables), kept(new_token())
+        self.tables, self.token = list(tables), persistent(new_token())
         self.n_servers, self.n_workers = n_servers, n_workers
         self.placement = place(self.tables, n_servers, n_workers, n_slots, slot_bytes)
         self.idle = False
@@ -132,7 +132,7 @@ class Launches:
         self.workers = [self._worker(w, saving) for w in range(self.n_workers)]
 
     def _server(self, index: int) -> Server:
-        life = Life(self.generation, journal=True, warm=self.generation > 0)
+        life = Durability(self.generation, journal=True, warm=self.generation > 0)
         server = Server(index, self.tables, self.placement, self.regions, 0, True, None, life)
         if self.generation == 0:
             server.begin_journal()

@@ -20,8 +20,8 @@ from mpips.model.consistency import ASP
 from mpips.model.optimizer import SGD, Adagrad
 from mpips.model.placement import place
 from mpips.model.table import EmbeddingTable
-from mpips.server.server import Life, Server
-from mpips.transport.region import Regions, attach, kept, new_token, unlink_job
+from mpips.server.server import Durability, Server
+from mpips.transport.region import Regions, attach, new_token, persistent, unlink_job
 
 N_ROWS = 3000
 LONGEST_S = 0.02
@@ -36,7 +36,7 @@ class Rows:
 
     def __init__(self, table: EmbeddingTable, token: str, generation: int, journal: bool) -> None:
         layout = place([table], 1, 1, 32, 1 << 17)
-        life = Life(generation, journal=journal, warm=generation > 0)
+        life = Durability(generation, journal=journal, warm=generation > 0)
         self.regions = Regions(token, shared=journal)
         self.server = Server(0, [table], layout, self.regions, 0, True, None, life)
         self.core = self.server.core
@@ -97,7 +97,7 @@ def live(table: EmbeddingTable, token: str, generation: int, killed_after_s: flo
 
 def main() -> None:
     table, lives, random_s = TABLES[sys.argv[1]], int(sys.argv[2]), random.Random(7)
-    token = kept(new_token())
+    token = persistent(new_token())
     calm = Rows(table, new_token(), 0, False)
     try:
         for generation in range(lives):

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from mpips.bench.launching import Options
-from mpips.bench.rank.ranks import Ranks
+from mpips.bench.rank.ranks import BenchRanks
 from mpips.mpi import launch
 
 
@@ -17,7 +17,7 @@ def main() -> None:
     """Called by mpirun only."""
     program, chosen, folder = sys.argv[1:]
     options = msgspec.json.decode(chosen, type=Options)
-    ranks = Ranks(launch.load_mpi())
+    ranks = BenchRanks(launch.load_mpi())
     ranks.pin()
     found = importlib.import_module(f"mpips.bench.rank.{program}").run(ranks, options)
     if found is not None:

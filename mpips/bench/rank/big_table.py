@@ -13,7 +13,7 @@ import mpips
 from mpips.bench.launching import Options
 from mpips.bench.measure import Comparison, Figure, Findings
 from mpips.bench.rank.processes import memory
-from mpips.bench.rank.ranks import Ranks
+from mpips.bench.rank.ranks import BenchRanks
 from mpips.model.placement import embedding_memory
 from mpips.transport.region import SHM
 from mpips.worker.worker import Worker
@@ -26,7 +26,7 @@ _WARM_PUSHES = 8
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 
-def run(ranks: Ranks, options: Options) -> Findings | None:
+def run(ranks: BenchRanks, options: Options) -> Findings | None:
     """Push every key once from one worker; findings on its rank."""
     n_rows = 500_000 if options.quick else 50_000_000
     pids = ranks.comm.allgather(os.getpid())[1 : 1 + N_SERVERS]

@@ -14,7 +14,7 @@ import numpy as np
 import mpips
 from mpips.bench.launching import Options
 from mpips.bench.measure import Comparison, Figure, Findings, rates
-from mpips.bench.rank.ranks import Ranks
+from mpips.bench.rank.ranks import BenchRanks
 from mpips.checkpoint import (
     DenseShardData,
     EmbeddingShardData,
@@ -32,7 +32,7 @@ _WARM_UP = 2
 class Bench:
     """What both ranks do: the same number of bytes in all ways."""
 
-    def __init__(self, ranks: Ranks, folder: Path, n_bytes: int) -> None:
+    def __init__(self, ranks: BenchRanks, folder: Path, n_bytes: int) -> None:
         """`n_bytes`: of all ranks together. Collective."""
         self._ranks = ranks
         self._folder = folder
@@ -105,7 +105,7 @@ class Bench:
         os.close(self._same)
 
 
-def run(ranks: Ranks, options: Options) -> Findings | None:
+def run(ranks: BenchRanks, options: Options) -> Findings | None:
     """Called on both ranks; rank 0 reports."""
     name = tempfile.mkdtemp(prefix="mpips-bench-checkpoint-") if ranks.rank == 0 else ""
     folder = Path(ranks.comm.bcast(name))

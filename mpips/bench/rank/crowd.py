@@ -11,7 +11,7 @@ import mpips
 from mpips.bench.launching import Options
 from mpips.bench.measure import Figure, Findings
 from mpips.bench.rank.processes import cpu_seconds, memory, proportional
-from mpips.bench.rank.ranks import Ranks
+from mpips.bench.rank.ranks import BenchRanks
 from mpips.model.table import Table
 from mpips.worker.worker import Worker
 
@@ -21,7 +21,7 @@ DENSE, KEYS, DIM = 16_384, 4096, 8
 WHAT = {
     "records": ("records", "sent per worker, server and clock"),
     "region_bytes": ("bytes", "of mailboxes per worker and server"),
-    "seconds": ("s", "of the job, in which every rank gives a sign of life each second"),
+    "seconds": ("s", "of the job, in which every rank sends a heartbeat each second"),
     "messages": ("messages", "that the scheduler took per rank"),
     "polls": ("1/s", "looks of the scheduler at its messages, all ranks together"),
     "scheduler_cpu": ("cores", "used by the scheduler's rank per rank of the job"),
@@ -32,7 +32,7 @@ WHAT = {
 }
 
 
-def run(ranks: Ranks, options: Options) -> Findings | None:
+def run(ranks: BenchRanks, options: Options) -> Findings | None:
     """Fixed work per worker under BSP; findings on worker 0's rank."""
     steps = 10 if options.quick else 100
     pids = ranks.comm.allgather(os.getpid())

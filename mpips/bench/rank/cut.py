@@ -20,7 +20,7 @@ import numpy as np
 import mpips
 from mpips.bench.launching import Options
 from mpips.bench.measure import Comparison, Figure, Findings, typical_seconds
-from mpips.bench.rank.ranks import Ranks
+from mpips.bench.rank.ranks import BenchRanks
 from mpips.worker.worker import Worker
 
 _LARGE = 64 << 20  # floats: 256 MiB
@@ -90,7 +90,7 @@ class _Steps:
         )
 
 
-def run(ranks: Ranks, options: Options) -> Findings | None:
+def run(ranks: BenchRanks, options: Options) -> Findings | None:
     """Called on both ranks; the worker's rank reports."""
     ranks.pin()
     n = _LARGE >> (5 if options.quick else 0)
@@ -118,7 +118,7 @@ def _copy(n: int) -> float:
     return typical_seconds(lambda: np.copyto(to, source), 5)
 
 
-def _session(ranks: Ranks, folder: Path, n: int) -> _Cost | None:
+def _session(ranks: BenchRanks, folder: Path, n: int) -> _Cost | None:
     tables = [
         mpips.DenseTable("large", (n,), mpips.SGD(1.0), mpips.ASP()),
         mpips.DenseTable("small", (_SMALL,), mpips.SGD(1.0), mpips.ASP()),

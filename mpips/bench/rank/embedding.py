@@ -21,7 +21,7 @@ import mpips
 from mpips.bench.launching import Options
 from mpips.bench.measure import Comparison, Findings
 from mpips.bench.rank import two_sided_rows
-from mpips.bench.rank.ranks import Ranks
+from mpips.bench.rank.ranks import BenchRanks
 from mpips.worker.worker import Worker
 
 Float32 = NDArray[np.float32]
@@ -107,7 +107,7 @@ class Work:
         self.rates.setdefault(name, []).append(self.sizes.rows_measured / seconds)
 
 
-def run(ranks: Ranks, options: Options) -> Findings | None:
+def run(ranks: BenchRanks, options: Options) -> Findings | None:
     """Findings on the worker's rank. Collective."""
     sizes = Sizes.of(options)
     work = Work.make(sizes)
@@ -146,7 +146,7 @@ def _make_rows(handle: Any, sizes: Sizes) -> None:
         handle.push(part, nothing)
 
 
-def _two_sided_turn(ranks: Ranks, work: Work, table: Float32 | None) -> None:
+def _two_sided_turn(ranks: BenchRanks, work: Work, table: Float32 | None) -> None:
     """The same through messages. Collective."""
     if table is not None:
         two_sided_rows.RowServer(ranks.comm, _WORKER, table, work.sizes.keys).serve(LR)

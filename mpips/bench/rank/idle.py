@@ -11,14 +11,14 @@ import mpips
 from mpips.bench.launching import Options
 from mpips.bench.measure import Comparison, Figure, Findings
 from mpips.bench.rank.processes import cpu_seconds
-from mpips.bench.rank.ranks import Ranks
+from mpips.bench.rank.ranks import BenchRanks
 from mpips.worker.worker import Worker
 
 N_SERVERS = 2
 _SETTLE_S = 0.5
 
 
-def run(ranks: Ranks, options: Options) -> Findings | None:
+def run(ranks: BenchRanks, options: Options) -> Findings | None:
     """Watch all processes from the worker while it sleeps; findings on its rank."""
     pids = ranks.comm.allgather(os.getpid())
     seconds = (1.0 if options.quick else 10.0) / options.repetitions

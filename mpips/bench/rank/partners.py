@@ -18,7 +18,7 @@ import numpy as np
 
 from mpips.bench.launching import Options
 from mpips.bench.measure import Comparison, Figure, Findings
-from mpips.bench.rank.ranks import Ranks
+from mpips.bench.rank.ranks import BenchRanks
 from mpips.config.options import SessionOptions
 from mpips.model.consistency import ASP, BSP
 from mpips.model.optimizer import SGD
@@ -41,7 +41,7 @@ Times = dict[str, float]  # seconds a call
 _TIMEOUT_S = 60.0
 
 
-def run(ranks: Ranks, options: Options) -> Findings | None:
+def run(ranks: BenchRanks, options: Options) -> Findings | None:
     """Called on all four ranks; findings on the worker's."""
     calls = 20 if options.quick else 300
     turns: list[dict[str, Times]] = []
@@ -60,7 +60,7 @@ def tables() -> list[Table]:
     ]
 
 
-def session(ranks: Ranks, bound: int | None, calls: int) -> Times:
+def session(ranks: BenchRanks, bound: int | None, calls: int) -> Times:
     """One supervised job; seconds a call, on the worker. Collective."""
     comm = ranks.comm
     # Both nodes see the folder for findings; each has temporary folders of its own.

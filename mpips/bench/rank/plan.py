@@ -7,11 +7,11 @@ from pathlib import Path
 
 from mpips.bench.launching import Options
 from mpips.bench.measure import Figure, Findings
-from mpips.bench.rank.ranks import Ranks
+from mpips.bench.rank.ranks import BenchRanks
 from mpips.bench.rank.workloads import planned_jobs, session, timed_epochs
 
 
-def run(ranks: Ranks, options: Options) -> Findings | None:
+def run(ranks: BenchRanks, options: Options) -> Findings | None:
     """Each job on all ranks, default consistency (BSP); on worker 0's rank its seconds per step."""
     servers = max(1, (ranks.size - 1) // 2)
     found = Findings()

@@ -8,13 +8,13 @@ import numpy as np
 
 from mpips.bench.launching import Options
 from mpips.bench.measure import Comparison, Findings, rates, seconds_per_call
-from mpips.bench.rank.ranks import Ranks
+from mpips.bench.rank.ranks import BenchRanks
 from mpips.bench.rank.sides import BASELINE, CALLS, Sides
 from mpips.bench.rank.two_sided import TwoSidedClient
 from mpips.worker.worker import Worker
 
 
-def run(ranks: Ranks, options: Options) -> Findings | None:
+def run(ranks: BenchRanks, options: Options) -> Findings | None:
     """Pushes of all sizes; findings on the worker's rank."""
     found = Findings()
     for n_bytes in CALLS:

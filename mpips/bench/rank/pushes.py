@@ -9,13 +9,13 @@ import numpy as np
 import mpips
 from mpips.bench.launching import Options
 from mpips.bench.measure import Figure, Findings
-from mpips.bench.rank.ranks import Ranks
+from mpips.bench.rank.ranks import BenchRanks
 from mpips.worker.worker import Worker
 
 _FLOATS = 1024
 
 
-def run(ranks: Ranks, options: Options) -> Findings | None:
+def run(ranks: BenchRanks, options: Options) -> Findings | None:
     """Push for a while from every worker; pushes applied per second on worker 0's rank."""
     total = 4_000 if options.quick else 120_000
 

@@ -14,7 +14,7 @@ from mpips.model.table import Table
 from mpips.worker.worker import Worker
 
 
-class Ranks:
+class BenchRanks:
     """All ranks of one launch."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:

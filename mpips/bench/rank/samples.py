@@ -7,13 +7,13 @@ from pathlib import Path
 
 from mpips.bench.launching import Options
 from mpips.bench.measure import Figure, Findings
-from mpips.bench.rank.ranks import Ranks
+from mpips.bench.rank.ranks import BenchRanks
 from mpips.bench.rank.workloads import job_config, session, timed_epochs, w6a_file
 from mpips.training.epochs import Inputs
 from mpips.worker.worker import Worker
 
 
-def run(ranks: Ranks, options: Options) -> Findings | None:
+def run(ranks: BenchRanks, options: Options) -> Findings | None:
     """Both jobs, default consistency (BSP); the rates on worker 0's rank."""
     servers = (ranks.size - 1) // 2
     found = Findings()

@@ -7,7 +7,7 @@ from typing import Any
 
 from mpips.bench.launching import Options
 from mpips.bench.rank.limits import copy_then_sum
-from mpips.bench.rank.ranks import Ranks
+from mpips.bench.rank.ranks import BenchRanks
 from mpips.bench.rank.two_sided import TwoSidedClient, two_sided
 from mpips.model.consistency import ASP
 from mpips.model.optimizer import SGD
@@ -29,7 +29,7 @@ class Sides:
         small: Whether times per call matter, not bytes per second.
     """
 
-    def __init__(self, ranks: Ranks, options: Options, n_bytes: int) -> None:
+    def __init__(self, ranks: BenchRanks, options: Options, n_bytes: int) -> None:
         """A table of `n_bytes`."""
         self._ranks = ranks
         self._repetitions = options.repetitions

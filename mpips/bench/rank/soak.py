@@ -12,7 +12,7 @@ import mpips
 from mpips.bench.launching import Options
 from mpips.bench.measure import Figure, Findings
 from mpips.bench.rank.processes import memory, open_files, shared_memory
-from mpips.bench.rank.ranks import Ranks
+from mpips.bench.rank.ranks import BenchRanks
 from mpips.config.options import SessionOptions
 from mpips.model.table import Table
 from mpips.mpi.cluster import Cluster
@@ -26,7 +26,7 @@ _DENSE, _KEYS, _DIM = 16_384, 20_000, 8
 Sample = tuple[list[int], list[int], tuple[int, int]]
 
 
-def run(ranks: Ranks, options: Options) -> Findings | None:
+def run(ranks: BenchRanks, options: Options) -> Findings | None:
     """Work for `options.seconds` on one server and all other ranks; findings on worker 0's rank."""
     seconds = min(options.seconds, 3.0) if options.quick else options.seconds
     pids = ranks.comm.allgather(os.getpid())

@@ -13,7 +13,7 @@ from pathlib import Path
 from mpips.bench.launching import Options
 from mpips.bench.measure import Comparison, Findings
 from mpips.bench.plain import PlainLogistic, PlainMlp
-from mpips.bench.rank.ranks import Ranks
+from mpips.bench.rank.ranks import BenchRanks
 from mpips.bench.rank.workloads import SEED, Timed, job_config, session, timed_epochs, w6a_file
 from mpips.config.schema import JobConfig
 from mpips.data import Loader
@@ -25,7 +25,7 @@ from mpips.training.epochs import Inputs
 from mpips.worker.worker import Worker
 
 
-def run(ranks: Ranks, options: Options) -> Findings | None:
+def run(ranks: BenchRanks, options: Options) -> Findings | None:
     """Measure both models; findings on the worker's rank."""
     found = Findings()
     with tempfile.TemporaryDirectory(prefix="mpips-bench-") as folder:
@@ -53,7 +53,7 @@ def _comparison(name: str, job: str, pairs: list[tuple[Timed, Timed]]) -> Compar
 
 
 def _turns(
-    ranks: Ranks, config: JobConfig, repetitions: int, n_epochs: int
+    ranks: BenchRanks, config: JobConfig, repetitions: int, n_epochs: int
 ) -> list[tuple[Timed, Timed]]:
     """(session, NumPy) by repetition, on the worker; the first of all is a warm-up."""
     pairs = []

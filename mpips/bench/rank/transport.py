@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from mpips import _native
 from mpips.bench.launching import Options
 from mpips.bench.measure import Comparison, Figure, Findings, typical_seconds
-from mpips.bench.rank.ranks import Ranks
+from mpips.bench.rank.ranks import BenchRanks
 from mpips.model.consistency import ASP
 from mpips.model.optimizer import SGD
 from mpips.model.table import DenseTable, EmbeddingTable, Table
@@ -58,7 +58,7 @@ def ratio_name(place: str, transport: str, what: str, base: str) -> str:
     return "_".join(words)
 
 
-def run(ranks: Ranks, options: Options) -> Findings | None:
+def run(ranks: BenchRanks, options: Options) -> Findings | None:
     """Called on both ranks; findings on the worker's."""
     node = ranks.comm.Split_type(MPI.COMM_TYPE_SHARED)
     place = "tcp" if node.Get_size() == 1 else "node"
@@ -77,7 +77,7 @@ def run(ranks: Ranks, options: Options) -> Findings | None:
     return findings(place, turns, pieces)
 
 
-def session(ranks: Ranks, transport: str, calls: tuple[int, int]) -> Times:
+def session(ranks: BenchRanks, transport: str, calls: tuple[int, int]) -> Times:
     """One mpips session; seconds a call of each operation, on the worker."""
     rule, consistency = SGD(1e-3), ASP()
     tables: list[Table] = [

@@ -9,11 +9,11 @@ import numpy as np
 import mpips
 from mpips.bench.launching import Options
 from mpips.bench.measure import Figure, Findings
-from mpips.bench.rank.ranks import Ranks
+from mpips.bench.rank.ranks import BenchRanks
 from mpips.worker.worker import Worker
 
 
-def run(ranks: Ranks, options: Options) -> Findings | None:
+def run(ranks: BenchRanks, options: Options) -> Findings | None:
     """Under BSP, half of the ranks servers; microseconds of a step, on worker 0's rank."""
     tables = [mpips.DenseTable("dense", (1024,), mpips.SGD(0.01))]
     steps = 20 if options.quick else 1000

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from mpips.bench.rank.ranks import Ranks
+from mpips.bench.rank.ranks import BenchRanks
 from mpips.config.options import SessionOptions
 from mpips.config.schema import DataConfig, JobConfig, TrainConfig
 from mpips.data import Cursor
@@ -132,7 +132,7 @@ def job_config(task: str, train: str, servers: int = 0, **options: Any) -> JobCo
 
 
 def session(
-    ranks: Ranks, config: JobConfig, work: Callable[[Worker, Inputs], Any]
+    ranks: BenchRanks, config: JobConfig, work: Callable[[Worker, Inputs], Any]
 ) -> tuple[Any, Inputs]:
     """Run `work` on the workers of one job; its value there, and the inputs. Collective."""
     with Cluster(ranks.comm, config.cluster.servers or None, config.cluster.timeout_s) as cluster:

@@ -35,7 +35,7 @@ struct BoundPort {
   DensePort port;
   std::vector<py::ssize_t> shape;
   py::object clock, result_type;
-  std::vector<py::object> kept;
+  std::vector<py::object> owners;
 
   // Arrays of other classes may mean more than their numbers, as masked ones do.
   bool fits(py::handle array) const {
@@ -132,7 +132,7 @@ std::unique_ptr<BoundPort> make_port(py::object clock, std::uint16_t table,
                                      std::int64_t bound, bool check_finite, bool oversubscribed,
                                      const py::object& staging, py::object result_type) {
   std::vector<DensePort::Part> parts;
-  std::vector<py::object> kept;
+  std::vector<py::object> owners;
   for (const auto& [memory, layout, writer, start, stop] : list) {
     const auto& region = memory.cast<const SharedMemory&>();
     const auto& where = layout.cast<const Layout&>();
@@ -141,16 +141,16 @@ std::unique_ptr<BoundPort> make_port(py::object clock, std::uint16_t table,
       throw py::value_error("a part does not have the length of its shard");
     parts.push_back({writer.cast<RingWriter*>(), region.data(), start, stop, where.head(table),
                      extent.versions, extent.values});
-    kept.insert(kept.end(), {memory, writer});
+    owners.insert(owners.end(), {memory, writer});
   }
   auto port = std::make_unique<BoundPort>(
       BoundPort{DensePort(clock.cast<WorkerClock*>(), table, std::move(parts), bsp, bound,
                           check_finite, oversubscribed),
-                std::move(shape), clock, std::move(result_type), std::move(kept)});
+                std::move(shape), clock, std::move(result_type), std::move(owners)});
   if (!staging.is_none()) {
     const auto& memory = staging.cast<const SharedMemory&>();
     port->port.set_staging(memory.data(), memory.size());
-    port->kept.push_back(staging);
+    port->owners.push_back(staging);
   }
   return port;
 }

@@ -102,7 +102,7 @@ void bind_layout(py::module_& m) {
       .def_property_readonly("results_offset", &RingGeometry::results_offset)
       .def_property_readonly("stamps_offset", &RingGeometry::stamps_offset)
       .def_property_readonly("slots_offset", &RingGeometry::slots_offset)
-      .def_property_readonly("said_bytes", &RingGeometry::said_bytes)
+      .def_property_readonly("answer_bytes", &RingGeometry::answer_bytes)
       .def_property_readonly("record_stride", &RingGeometry::record_stride)
       .def_property_readonly("replies_offset", &RingGeometry::replies_offset)
       .def_property_readonly("mailbox_bytes", &RingGeometry::mailbox_bytes)

@@ -446,7 +446,8 @@ void register_server(py::module_& m) {
           "release_cut", [](Server& s, std::uint64_t id) { s.core().release_cut(id); },
           py::arg("id"))
       .def(
-          "said", [](Server& s, std::size_t w) { return py::bytes(s.core().said(w)); },
+          "position_text",
+          [](Server& s, std::size_t w) { return py::bytes(s.core().position_text(w)); },
           py::arg("worker"))
       .def(
           "dense_array",

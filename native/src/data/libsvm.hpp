@@ -46,8 +46,9 @@ struct LibsvmError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Parse a whole file held in memory. Kept samples are checked in full; of the others the labels and
-// values are skipped, so that a worker spends little time on samples that are not its own.
+// Parse a whole file held in memory. Kept samples are checked in full; of the others the
+// labels and values are skipped, so that a worker spends little time on samples that are not its
+// own.
 LibsvmPart parse_libsvm(const char* text, std::size_t length, const LibsvmOptions& options);
 
 }  // namespace mpips::data

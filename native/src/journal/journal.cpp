@@ -53,8 +53,9 @@ void Journal::locate() noexcept {
 // A word of a text: its length above its place. A checksum stands before the text.
 void Journal::put_text(std::size_t worker, std::uint64_t at, const void* text,
                        std::size_t bytes) noexcept {
-  const std::size_t newest = of_worker(worker, said), before = of_worker(worker, said_before);
-  const std::size_t described = of_worker(worker, said_clock);
+  const std::size_t newest = of_worker(worker, newest_text),
+                    before = of_worker(worker, previous_text);
+  const std::size_t described = of_worker(worker, clock_of_text);
   std::uint64_t place = 0;
   while (place == (words_[newest] & 3) || place == (words_[before] & 3)) ++place;
   const std::uint64_t sum = XXH3_64bits(text, bytes);
@@ -78,11 +79,11 @@ std::string Journal::text_at(std::size_t worker, std::uint64_t word) const {
 }
 
 std::string Journal::text(std::size_t worker) const {
-  return text_at(worker, words_[of_worker(worker, said)]);
+  return text_at(worker, words_[of_worker(worker, newest_text)]);
 }
 
 std::string Journal::text_before(std::size_t worker) const {
-  return text_at(worker, words_[of_worker(worker, said_before)]);
+  return text_at(worker, words_[of_worker(worker, previous_text)]);
 }
 
 std::vector<std::pair<std::uint64_t, std::uint64_t>> Journal::ended(std::size_t worker,
@@ -105,7 +106,7 @@ void Journal::begin_use() noexcept {
   head_->version = journal_version;
   head_->n_workers = n_workers_;
   head_->n_tables = n_tables_;
-  head_->active = head_->kept.position = head_->n_logged = 0;
+  head_->active = head_->undo.position = head_->n_logged = 0;
   barrier();
   head_->in_use = 1;
   barrier();
@@ -119,7 +120,7 @@ void Journal::set_segment(std::size_t id, std::uint8_t* data) {
 // What lies in the log and at the position means nothing while no operation is active.
 void Journal::begin() noexcept {
   if (active_) return;
-  head_->kept.position = 0;
+  head_->undo.position = 0;
   head_->n_logged = 0;
   barrier();
   head_->active = worker_ + 1;
@@ -153,7 +154,7 @@ void Journal::saved(std::uint64_t unit) noexcept {
   head_->n_spans = n_saved_;
   head_->span_bytes = span_bytes_;
   barrier();
-  head_->kept.position = unit | in_scratch;
+  head_->undo.position = unit | in_scratch;
   barrier();
   fault::at(fault::Point::unit_saved);
 }
@@ -161,7 +162,7 @@ void Journal::saved(std::uint64_t unit) noexcept {
 void Journal::done(std::uint64_t unit) noexcept {
   fault::at(fault::Point::unit_changed);
   barrier();
-  head_->kept.position = unit + (std::uint64_t{1} << Kept::shift);
+  head_->undo.position = unit + (std::uint64_t{1} << UndoSlots::shift);
   barrier();
   fault::at(fault::Point::unit_done);
 }
@@ -180,14 +181,14 @@ void Journal::put_unit_back() {
 
 void Journal::put_piece_back() {
   const Pieces& p = head_->pieces;
-  const std::uint64_t position = head_->kept.position;
-  const std::size_t number = (position & Kept::place_bit) != 0 ? 1 : 0;
+  const std::uint64_t position = head_->undo.position;
+  const std::size_t number = (position & UndoSlots::place_bit) != 0 ? 1 : 0;
   std::uint8_t* segment = segments_.at(p.segment);
   const std::uint64_t part = position >> part_shift << part_shift;
-  const std::uint64_t element = (position - part) >> Kept::shift;
-  const std::uint64_t at = head_->kept.start[number] + element * sizeof(float);
-  const std::size_t bytes = (position & (Kept::slot_bit - 1)) * sizeof(float);
-  const auto& slot = head_->kept.slots[number][(position & Kept::slot_bit) != 0 ? 1 : 0];
+  const std::uint64_t element = (position - part) >> UndoSlots::shift;
+  const std::uint64_t at = head_->undo.start[number] + element * sizeof(float);
+  const std::size_t bytes = (position & (UndoSlots::slot_bit - 1)) * sizeof(float);
+  const auto& slot = head_->undo.slots[number][(position & UndoSlots::slot_bit) != 0 ? 1 : 0];
   for (std::size_t k = 0; k < p.n_arrays; ++k) {
     std::memcpy(segment + at + k * p.distance, slot[k], bytes);
     fault::at(fault::Point::recovering);
@@ -198,13 +199,13 @@ void Journal::put_piece_back() {
 
 long Journal::undo() {
   if (head_->active == 0) return -1;
-  if ((head_->kept.position & state_mask) != 0) {
-    if ((head_->kept.position & in_scratch) != 0)
+  if ((head_->undo.position & state_mask) != 0) {
+    if ((head_->undo.position & in_scratch) != 0)
       put_unit_back();
     else
       put_piece_back();
     barrier();
-    head_->kept.position &= ~state_mask;
+    head_->undo.position &= ~state_mask;
     barrier();
     fault::at(fault::Point::recovering);
   }
@@ -217,7 +218,7 @@ long Journal::undo() {
   barrier();
   active_ = resuming_ = true;
   part_ = 0;
-  resume_ = head_->kept.position;
+  resume_ = head_->undo.position;
   return static_cast<long>(head_->active) - 1;
 }
 

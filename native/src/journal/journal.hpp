@@ -37,7 +37,7 @@
 //    is skipped: it is complete and must not be applied twice. Parts and units are numbered in the
 //    order in which the operation comes to them, which is the same again, since it depends on the
 //    record and on words that are as they were.
-//    The optimizers' kernels do the same by themselves in pieces of 32 floats (`Kept`), whose
+//    The optimizers' kernels do the same by themselves in pieces of 32 floats (`UndoSlots`), whose
 //    position is the element: two slots by turns instead of the scratch area, and no store that
 //    says "changed", since the next piece's position does. A row's step count changes behind its
 //    last piece, and is put back with any of them.
@@ -76,12 +76,12 @@ class Journal {
     clock,
     finished,
     ticked,
-    position,     // the clock that the worker is in, by what it last sent
-    pushes,       // complete pushes of that clock
-    tag,          // what identifies them (ring/push_tag.hpp)
-    said,         // the place of the worker's newest text, and its length
-    said_before,  // the same of the newest text of another clock
-    said_clock,   // the clock that the newest text describes
+    position,       // the clock that the worker is in, by what it last sent
+    pushes,         // complete pushes of that clock
+    tag,            // what identifies them (ring/push_tag.hpp)
+    newest_text,    // the place of the worker's newest text, and its length
+    previous_text,  // the same of the newest text of another clock
+    clock_of_text,  // the clock that the newest text describes
     worker_words,
   };
   enum TableWord : std::size_t { version, steps_before, n_rows, stats, table_words = stats + 80 };
@@ -163,7 +163,7 @@ class Journal {
   // part's first unit, of which `unit` makes the others; a unit that is `past` must be skipped.
   std::uint64_t enter_part() noexcept { return part_++ << part_shift; }
   static std::uint64_t unit(std::uint64_t part, std::uint64_t index) noexcept {
-    return part + (index << Kept::shift);
+    return part + (index << UndoSlots::shift);
   }
   bool past(std::uint64_t element) const noexcept { return element < resume_; }
   void save_start(std::size_t n_spans, std::size_t span_bytes);
@@ -179,9 +179,9 @@ class Journal {
   // Of a unit that was saved, or, after `begin`, of one that may be done twice until then.
   void done(std::uint64_t unit) noexcept;
 
-  // Pieces: units of single elements, which a kernel numbers and keeps itself (see Kept). They lie
-  // `distance` bytes apart in each of `n_arrays` arrays; `place` says where. Nothing may be kept at
-  // that time: `reached` says so. `counts`: each place has a count.
+  // Pieces: units of single elements, which a kernel numbers and keeps itself (see UndoSlots). They
+  // lie `distance` bytes apart in each of `n_arrays` arrays; `place` says where. Nothing may be
+  // kept at that time: `reached` says so. `counts`: each place has a count.
   void keep_pieces(std::size_t segment_id, std::size_t distance, std::size_t n_arrays,
                    bool counts) noexcept {
     Pieces& p = head_->pieces;
@@ -194,7 +194,7 @@ class Journal {
   // Element `first` of the part lies so many bytes into the segment. There are two such places by
   // turns, as a piece may still be kept of the one before: `number` is that of this one.
   void place(std::uint64_t number, std::uint64_t offset, std::uint64_t first) noexcept {
-    head_->kept.start[number & 1] = offset - first * sizeof(float);
+    head_->undo.start[number & 1] = offset - first * sizeof(float);
     barrier();
   }
   // The same, and the old value of a word that lies so many bytes into the segment. It is put back
@@ -206,23 +206,23 @@ class Journal {
     c.at = count_at;
     place(number, offset, first);
   }
-  Kept* kept() noexcept { return &head_->kept; }
+  UndoSlots* undo_slots() noexcept { return &head_->undo; }
   // For a kernel that begins with this element, of the place of this number; it is the `turn`-th
   // one in a row there.
   static std::uint64_t at(std::uint64_t element, std::uint64_t number,
                           std::uint64_t turn = 0) noexcept {
-    return element | (number & 1) * Kept::place_bit | (turn & 1) * Kept::slot_bit;
+    return element | (number & 1) * UndoSlots::place_bit | (turn & 1) * UndoSlots::slot_bit;
   }
   // All elements before this one are changed, and nothing is kept.
   void reached(std::uint64_t element) noexcept {
     barrier();
-    head_->kept.position = element;
+    head_->undo.position = element;
     barrier();
   }
   // Element of a part from which on there is something to do, `n` being its number of elements.
   std::uint64_t first_left(std::uint64_t part, std::uint64_t n) const noexcept {
     if (resume_ <= part) return 0;
-    const std::uint64_t index = (resume_ - part) >> Kept::shift;
+    const std::uint64_t index = (resume_ - part) >> UndoSlots::shift;
     return index < n ? index : n;
   }
 
@@ -232,7 +232,7 @@ class Journal {
   // Nothing of the operation is left, or nothing that counts.
   void forget() noexcept { commit(); }
   bool resuming() const noexcept { return resuming_; }
-  bool untouched() const noexcept { return head_->kept.position == 0; }
+  bool untouched() const noexcept { return head_->undo.position == 0; }
 
   static void barrier() noexcept { std::atomic_signal_fence(std::memory_order_seq_cst); }
 
@@ -245,7 +245,7 @@ class Journal {
   };
   struct Pieces {
     std::uint64_t segment, distance, n_arrays, has_counts;
-    Count counts[2];  // by place; where it lies is in Kept::start: the offset of element 0
+    Count counts[2];  // by place; where it lies is in UndoSlots::start: the offset of element 0
   };
   struct Head {
     std::uint64_t magic, version, n_workers, n_tables, in_use;
@@ -253,8 +253,9 @@ class Journal {
     std::uint64_t n_logged;
     std::uint64_t n_spans, span_bytes;  // of the unit in the scratch area
     Pieces pieces;
-    // Unit, with `in_scratch` set while its old bytes are in the scratch area, or as Kept says.
-    Kept kept;
+    // Unit, with `in_scratch` set while its old bytes are in the scratch area, or as UndoSlots
+    // says.
+    UndoSlots undo;
   };
   struct Logged {
     std::uint64_t index, value;
@@ -262,7 +263,7 @@ class Journal {
   static constexpr unsigned part_shift = 45, segment_shift = 48;
   static constexpr std::uint64_t offset_mask = (std::uint64_t{1} << segment_shift) - 1;
   static constexpr std::uint64_t in_scratch = 1 << 9;
-  static constexpr std::uint64_t state_mask = (1 << Kept::shift) - 1;
+  static constexpr std::uint64_t state_mask = (1 << UndoSlots::shift) - 1;
 
   static void copy(std::uint8_t* to, const std::uint8_t* from, std::size_t bytes) noexcept {
     __builtin_memcpy(to, from, bytes);

@@ -48,7 +48,7 @@ using UpdateFn = void (*)(float* w, float* s0, float* s1, const float* g, std::s
 // they were. The slot of the piece before stays as it is until the position has moved on. The
 // caller has two places, with slots of their own, and says in `at` which one to use and with which
 // slot to begin: not with the one that the position names.
-struct Kept {
+struct UndoSlots {
   static constexpr unsigned shift = 10;               // element in the position's word
   static constexpr std::uint64_t in_slot = 1 << 8;    // below it: which slot, and how many floats
   static constexpr std::uint64_t place_bit = 1 << 7;  // the caller's: see Journal::place
@@ -60,8 +60,8 @@ struct Kept {
   alignas(64) float slots[2][2][n_arrays][slot_floats];  // by place and turn
 };
 // `at`: the position's word for element 0, with place_bit and slot_bit.
-using KeptUpdateFn = void (*)(float* w, float* s0, float* s1, const float* g, std::size_t n,
-                              const UpdateArgs& args, Kept* kept, std::uint64_t at) noexcept;
+using LoggedUpdateFn = void (*)(float* w, float* s0, float* s1, const float* g, std::size_t n,
+                                const UpdateArgs& args, UndoSlots* undo, std::uint64_t at) noexcept;
 
 // Rows of a table that are changed one after the other. A row holds `dim` weights and as many of
 // each state behind them; the next ones' lines are asked for ahead.
@@ -75,16 +75,17 @@ struct RowsToChange {
 using RowsUpdateFn = void (*)(const RowsToChange& rows, const UpdateArgs& args) noexcept;
 // Rows number `first` and so on of a part of an operation, which begins at `part`: each is a place
 // of its own (see Journal::place), by turns; no piece of place `first` modulo 2 may be kept.
-using KeptRowsUpdateFn = void (*)(const RowsToChange& rows, const UpdateArgs& args, Kept* kept,
-                                  std::uint64_t part, std::uint64_t first) noexcept;
+using LoggedRowsUpdateFn = void (*)(const RowsToChange& rows, const UpdateArgs& args,
+                                    UndoSlots* undo, std::uint64_t part,
+                                    std::uint64_t first) noexcept;
 
 // One instruction set's kernels. No alignment is asked for; all tables give the same bits.
 struct KernelTable {
   const char* name;
-  UpdateFn update[n_optimizers];           // by OptimizerKind
-  KeptUpdateFn update_kept[n_optimizers];  // the same bits; see Kept
+  UpdateFn update[n_optimizers];               // by OptimizerKind
+  LoggedUpdateFn update_logged[n_optimizers];  // the same bits; see UndoSlots
   RowsUpdateFn update_rows[n_optimizers];
-  KeptRowsUpdateFn update_rows_kept[n_optimizers];
+  LoggedRowsUpdateFn update_rows_logged[n_optimizers];
   // dst += src
   void (*add)(float* dst, const float* src, std::size_t n) noexcept;
   // dst *= a

@@ -79,18 +79,18 @@ inline void copy(float* to, const float* from, std::size_t n) noexcept {
 }
 
 // What a piece's old values are kept with: in one store.
-inline void keep(Kept* kept, std::uint64_t position) noexcept {
+inline void keep(UndoSlots* undo, std::uint64_t position) noexcept {
   keep_order();
-  __atomic_store_n(&kept->position, position, __ATOMIC_RELAXED);
+  __atomic_store_n(&undo->position, position, __ATOMIC_RELAXED);
   keep_order();
 }
 
 // A whole piece, which stays in registers between being kept and being changed.
 template <class V, template <class> class Rule>
 inline void update_piece(float* w, float* s0, float* s1, const float* g, const UpdateArgs& args,
-                         float (*slot)[Kept::slot_floats], Kept* kept,
+                         float (*slot)[UndoSlots::slot_floats], UndoSlots* undo,
                          std::uint64_t position) noexcept {
-  constexpr std::size_t n_state = Rule<V>::n_state, n = Kept::slot_floats / V::width;
+  constexpr std::size_t n_state = Rule<V>::n_state, n = UndoSlots::slot_floats / V::width;
   V weight[n], a[n], b[n];
   for (std::size_t k = 0; k < n; ++k) {
     const std::size_t at = k * V::width;
@@ -106,7 +106,7 @@ inline void update_piece(float* w, float* s0, float* s1, const float* g, const U
       b[k].store(slot[2] + at);
     }
   }
-  keep(kept, position + Kept::slot_floats);
+  keep(undo, position + UndoSlots::slot_floats);
   const Rule<V> rule(args);
   const Gradient<V> gradient(args);
   for (std::size_t k = 0; k < n; ++k) {
@@ -122,33 +122,34 @@ inline void update_piece(float* w, float* s0, float* s1, const float* g, const U
 // `at` without slot_bit: the first piece goes to slot `turn` of the place that it names.
 template <class V, template <class> class Rule>
 [[gnu::always_inline]] inline void update_pieces(float* w, float* s0, float* s1, const float* g,
-                                                 std::size_t n, const UpdateArgs& args, Kept* kept,
-                                                 std::uint64_t at, std::size_t place,
-                                                 std::size_t turn) noexcept {
+                                                 std::size_t n, const UpdateArgs& args,
+                                                 UndoSlots* undo, std::uint64_t at,
+                                                 std::size_t place, std::size_t turn) noexcept {
   constexpr std::size_t n_state = Rule<V>::n_state;
-  at |= Kept::in_slot;
+  at |= UndoSlots::in_slot;
   std::size_t i = 0;
-  for (; i + Kept::slot_floats <= n; i += Kept::slot_floats, turn ^= 1)
+  for (; i + UndoSlots::slot_floats <= n; i += UndoSlots::slot_floats, turn ^= 1)
     update_piece<V, Rule>(w + i, n_state > 0 ? s0 + i : nullptr, n_state > 1 ? s1 + i : nullptr,
-                          g + i, args, kept->slots[place][turn], kept,
-                          at + (i << Kept::shift) + turn * Kept::slot_bit);
+                          g + i, args, undo->slots[place][turn], undo,
+                          at + (i << UndoSlots::shift) + turn * UndoSlots::slot_bit);
   const std::size_t count = n - i;
   if (count == 0) return;
-  auto* slot = kept->slots[place][turn];
+  auto* slot = undo->slots[place][turn];
   copy<V>(slot[0], w + i, count);
   if (n_state > 0) copy<V>(slot[1], s0 + i, count);
   if (n_state > 1) copy<V>(slot[2], s1 + i, count);
-  keep(kept, at + (i << Kept::shift) + turn * Kept::slot_bit + count);
+  keep(undo, at + (i << UndoSlots::shift) + turn * UndoSlots::slot_bit + count);
   update<V, Rule>(w + i, n_state > 0 ? s0 + i : nullptr, n_state > 1 ? s1 + i : nullptr, g + i,
                   count, args);
   keep_order();
 }
 
 template <class V, template <class> class Rule>
-void update_kept(float* w, float* s0, float* s1, const float* g, std::size_t n,
-                 const UpdateArgs& args, Kept* kept, std::uint64_t at) noexcept {
-  const std::size_t place = (at & Kept::place_bit) != 0, turn = (at & Kept::slot_bit) != 0;
-  update_pieces<V, Rule>(w, s0, s1, g, n, args, kept, at & ~Kept::slot_bit, place, turn);
+void update_logged(float* w, float* s0, float* s1, const float* g, std::size_t n,
+                   const UpdateArgs& args, UndoSlots* undo, std::uint64_t at) noexcept {
+  const std::size_t place = (at & UndoSlots::place_bit) != 0,
+                    turn = (at & UndoSlots::slot_bit) != 0;
+  update_pieces<V, Rule>(w, s0, s1, g, n, args, undo, at & ~UndoSlots::slot_bit, place, turn);
 }
 
 // Inlined always: GCC takes a function that only prefetches for one without effects, and drops its
@@ -174,8 +175,8 @@ void update_rows(const RowsToChange& rows, const UpdateArgs& args) noexcept {
 }
 
 template <class V, template <class> class Rule>
-void update_rows_kept(const RowsToChange& rows, const UpdateArgs& args, Kept* kept,
-                      std::uint64_t part, std::uint64_t first) noexcept {
+void update_rows_logged(const RowsToChange& rows, const UpdateArgs& args, UndoSlots* undo,
+                        std::uint64_t part, std::uint64_t first) noexcept {
   constexpr std::size_t n_state = Rule<V>::n_state;
   // Copies: what is stored could not change them, so they stay in registers.
   const RowsToChange r = rows;
@@ -184,13 +185,13 @@ void update_rows_kept(const RowsToChange& rows, const UpdateArgs& args, Kept* ke
     ask_for(r, i + r.ahead);
     const std::uint64_t place = (first + i) & 1, element = (first + i) * r.dim;
     const std::size_t at = r.rows[i] * r.stride;
-    __atomic_store_n(&kept->start[place], (at - element) * sizeof(float), __ATOMIC_RELAXED);
+    __atomic_store_n(&undo->start[place], (at - element) * sizeof(float), __ATOMIC_RELAXED);
     keep_order();
     float* w = r.table + at;
-    update_pieces<V, Rule>(w, n_state > 0 ? w + r.dim : nullptr,
-                           n_state > 1 ? w + 2 * r.dim : nullptr, r.gradient + i * r.dim, r.dim,
-                           mine, kept, part + (element << Kept::shift) + place * Kept::place_bit,
-                           place, 0);
+    update_pieces<V, Rule>(
+        w, n_state > 0 ? w + r.dim : nullptr, n_state > 1 ? w + 2 * r.dim : nullptr,
+        r.gradient + i * r.dim, r.dim, mine, undo,
+        part + (element << UndoSlots::shift) + place * UndoSlots::place_bit, place, 0);
   }
 }
 
@@ -279,27 +280,28 @@ inline void hash_more(void* state, const void* data, std::size_t n) noexcept {
 
 template <class V>
 constexpr KernelTable table_of(const char* name) {
-  return {name,
-          {update<V, Sgd>, update<V, Momentum>, update<V, Nesterov>, update<V, Adagrad>,
-           update<V, RmsProp>, update<V, Adam>, update<V, AdamW>, update<V, Ftrl>},
-          {update_kept<V, Sgd>, update_kept<V, Momentum>, update_kept<V, Nesterov>,
-           update_kept<V, Adagrad>, update_kept<V, RmsProp>, update_kept<V, Adam>,
-           update_kept<V, AdamW>, update_kept<V, Ftrl>},
-          {update_rows<V, Sgd>, update_rows<V, Momentum>, update_rows<V, Nesterov>,
-           update_rows<V, Adagrad>, update_rows<V, RmsProp>, update_rows<V, Adam>,
-           update_rows<V, AdamW>, update_rows<V, Ftrl>},
-          {update_rows_kept<V, Sgd>, update_rows_kept<V, Momentum>, update_rows_kept<V, Nesterov>,
-           update_rows_kept<V, Adagrad>, update_rows_kept<V, RmsProp>, update_rows_kept<V, Adam>,
-           update_rows_kept<V, AdamW>, update_rows_kept<V, Ftrl>},
-          add<V>,
-          scale<V>,
-          all_finite<V>,
-          all_within<V>,
-          copy_finite<V>,
-          stream_finite<V>,
-          compensate<V>,
-          hash,
-          hash_more};
+  return {
+      name,
+      {update<V, Sgd>, update<V, Momentum>, update<V, Nesterov>, update<V, Adagrad>,
+       update<V, RmsProp>, update<V, Adam>, update<V, AdamW>, update<V, Ftrl>},
+      {update_logged<V, Sgd>, update_logged<V, Momentum>, update_logged<V, Nesterov>,
+       update_logged<V, Adagrad>, update_logged<V, RmsProp>, update_logged<V, Adam>,
+       update_logged<V, AdamW>, update_logged<V, Ftrl>},
+      {update_rows<V, Sgd>, update_rows<V, Momentum>, update_rows<V, Nesterov>,
+       update_rows<V, Adagrad>, update_rows<V, RmsProp>, update_rows<V, Adam>,
+       update_rows<V, AdamW>, update_rows<V, Ftrl>},
+      {update_rows_logged<V, Sgd>, update_rows_logged<V, Momentum>, update_rows_logged<V, Nesterov>,
+       update_rows_logged<V, Adagrad>, update_rows_logged<V, RmsProp>, update_rows_logged<V, Adam>,
+       update_rows_logged<V, AdamW>, update_rows_logged<V, Ftrl>},
+      add<V>,
+      scale<V>,
+      all_finite<V>,
+      all_within<V>,
+      copy_finite<V>,
+      stream_finite<V>,
+      compensate<V>,
+      hash,
+      hash_more};
 }
 
 }  // namespace

@@ -191,11 +191,11 @@ struct RingGeometry {
   std::size_t ack_offset() const noexcept { return 0; }
   std::size_t results_offset() const noexcept { return sizeof(AckLine); }
   // Acknowledgement and results: what the server says, in one piece.
-  std::size_t said_bytes() const noexcept {
+  std::size_t answer_bytes() const noexcept {
     return results_offset() + round_up(n_slots * sizeof(std::uint64_t), line_bytes);
   }
   // Stamp and slot of record 0; those of the next record follow after `record_stride`.
-  std::size_t stamps_offset() const noexcept { return round_up(said_bytes(), page_bytes); }
+  std::size_t stamps_offset() const noexcept { return round_up(answer_bytes(), page_bytes); }
   std::size_t slots_offset() const noexcept { return stamps_offset() + stamp_bytes; }
   std::size_t record_stride() const noexcept { return stamp_bytes + slot_bytes; }
   std::size_t replies_offset() const noexcept {

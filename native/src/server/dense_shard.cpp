@@ -101,7 +101,7 @@ void DenseShard::apply(const Update& update, const Weight& weight, std::uint64_t
   }
   for (std::size_t block = 0; block < Layout::n_blocks(n_); ++block) {
     if (durable_.journal != nullptr)
-      apply_kept(block, update, args, weight.lambda, part);
+      apply_logged(block, update, args, weight.lambda, part);
     else
       apply_block(block, update, args, weight.lambda);
     if (progress_) progress_();
@@ -118,8 +118,8 @@ void DenseShard::apply_block(std::size_t block, const Update& update, const Upda
 }
 
 // The kernel keeps what it changes; where a block was reached, it goes on in its middle.
-void DenseShard::apply_kept(std::size_t block, const Update& update, const UpdateArgs& args,
-                            float lambda, std::uint64_t part) {
+void DenseShard::apply_logged(std::size_t block, const Update& update, const UpdateArgs& args,
+                              float lambda, std::uint64_t part) {
   Journal& journal = *durable_.journal;
   const std::size_t stop = std::min((block + 1) * block_floats, n_);
   std::size_t from = std::max(block * block_floats, journal.first_left(part, n_));
@@ -127,34 +127,35 @@ void DenseShard::apply_kept(std::size_t block, const Update& update, const Updat
   const float* gradient = compensated(from, stop - from, update, lambda);
   BlockWriter guard(&versions_[block]);
   if (fault::armed && stop - from > 40) {
-    change_kept(from, 30, gradient, args, part);
+    change_logged(from, 30, gradient, args, part);
     tear(from + 30, part);
     gradient += 30;
     from += 30;
   }
-  change_kept(from, stop - from, gradient, args, part);
+  change_logged(from, stop - from, gradient, args, part);
   journal.reached(Journal::unit(part, stop));
   fault::at(fault::Point::unit_done);
 }
 
-void DenseShard::change_kept(std::size_t from, std::size_t count, const float* gradient,
-                             const UpdateArgs& args, std::uint64_t part) {
+void DenseShard::change_logged(std::size_t from, std::size_t count, const float* gradient,
+                               const UpdateArgs& args, std::uint64_t part) {
   float* s0 = state_[0] != nullptr ? state_[0] + from : nullptr;
   float* s1 = state_[1] != nullptr ? state_[1] + from : nullptr;
   const auto kind = static_cast<std::size_t>(rule_.optimizer.kind);
-  kernels().update_kept[kind](values_ + from, s0, s1, gradient, count, args,
-                              durable_.journal->kept(), Journal::at(Journal::unit(part, from), 0));
+  kernels().update_logged[kind](values_ + from, s0, s1, gradient, count, args,
+                                durable_.journal->undo_slots(),
+                                Journal::at(Journal::unit(part, from), 0));
 }
 
 // What a kill in the middle of a piece leaves, for tests.
 void DenseShard::tear(std::size_t from, std::uint64_t part) {
-  Kept& kept = *durable_.journal->kept();
+  UndoSlots& undo = *durable_.journal->undo_slots();
   // The piece before is kept with turn 0.
-  auto& slot = kept.slots[0][1];
+  auto& slot = undo.slots[0][1];
   for (std::size_t k = 0; k <= rule_.n_state; ++k)
     std::copy_n((k == 0 ? values_ : state_[k - 1]) + from, 8, slot[k]);
   fault::at(fault::Point::unit_saving);
-  kept.position = Journal::at(Journal::unit(part, from), 0, 1) | Kept::in_slot | 8;
+  undo.position = Journal::at(Journal::unit(part, from), 0, 1) | UndoSlots::in_slot | 8;
   fault::at(fault::Point::unit_saved);
   std::fill_n(values_ + from, 5, -1.0F);
   if (rule_.n_state > 0) std::fill_n(state_[0] + from, 3, -2.0F);

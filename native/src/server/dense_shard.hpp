@@ -43,10 +43,10 @@ class DenseShard final : public Shard {
   };
 
   void apply_block(std::size_t block, const Update& update, const UpdateArgs& args, float lambda);
-  void apply_kept(std::size_t block, const Update& update, const UpdateArgs& args, float lambda,
-                  std::uint64_t part);
-  void change_kept(std::size_t from, std::size_t count, const float* gradient,
-                   const UpdateArgs& args, std::uint64_t part);
+  void apply_logged(std::size_t block, const Update& update, const UpdateArgs& args, float lambda,
+                    std::uint64_t part);
+  void change_logged(std::size_t from, std::size_t count, const float* gradient,
+                     const UpdateArgs& args, std::uint64_t part);
   void tear(std::size_t from, std::uint64_t part);
   const float* compensated(std::size_t from, std::size_t count, const Update& update, float lambda);
   void change(std::size_t from, std::size_t count, const float* gradient, const UpdateArgs& args);

@@ -221,7 +221,7 @@ bool EmbeddingShard::one_by_one(const Update& update, float lambda) const noexce
 
 void EmbeddingShard::apply_rows(const std::uint32_t* rows, const Update& update,
                                 const Weight& weight, std::uint64_t step) {
-  if (durable_.journal != nullptr) return apply_kept(rows, update, weight, step);
+  if (durable_.journal != nullptr) return apply_logged(rows, update, weight, step);
   UpdateArgs args = prepare(rule_.optimizer, step, weight.factors);
   const auto kind = static_cast<std::size_t>(rule_.optimizer.kind);
   const UpdateFn change = kernels().update[kind];
@@ -247,8 +247,8 @@ void EmbeddingShard::apply_rows(const std::uint32_t* rows, const Update& update,
 // The same with a kernel that keeps what it changes. Elements are numbered through the whole
 // update; an operation that goes on may do so in the middle of a row, whose step is not counted
 // then.
-void EmbeddingShard::apply_kept(const std::uint32_t* rows, const Update& update,
-                                const Weight& weight, std::uint64_t step) {
+void EmbeddingShard::apply_logged(const std::uint32_t* rows, const Update& update,
+                                  const Weight& weight, std::uint64_t step) {
   Journal& journal = *durable_.journal;
   const auto kind = static_cast<std::size_t>(rule_.optimizer.kind);
   const std::uint64_t part = journal.enter_part();
@@ -260,7 +260,7 @@ void EmbeddingShard::apply_kept(const std::uint32_t* rows, const Update& update,
   // Where all was past, an earlier position must not come back.
   if (left == n) return;
   const bool armed = fault::armed, single = armed || one_by_one(update, weight.lambda);
-  const KeptUpdateFn change = kernels().update_kept[kind];
+  const LoggedUpdateFn change = kernels().update_logged[kind];
   for (std::size_t i = 0; i < std::min(ahead_, update.count); ++i) prefetch<1>(rows[i], row_lines_);
   std::size_t i = left / dim_, done = left % dim_;  // elements of the first row
   for (; i < update.count && (single || done != 0); ++i, done = 0) {
@@ -280,29 +280,30 @@ void EmbeddingShard::apply_kept(const std::uint32_t* rows, const Update& update,
     const float* gradient = compensated(r, update.values + first, base, weight.lambda);
     std::uint64_t turn = 0;
     if (armed && dim_ - done > 2) {
-      change_kept(change, r, done, done + 2, gradient, args, Journal::at(element, i, turn++));
+      change_logged(change, r, done, done + 2, gradient, args, Journal::at(element, i, turn++));
       fault::at(fault::Point::unit_changing);
       done += 2;
     }
-    change_kept(change, r, done, dim_, gradient, args, Journal::at(element, i, turn));
+    change_logged(change, r, done, dim_, gradient, args, Journal::at(element, i, turn));
     if (counts_steps_) count_step(r);
     Journal::barrier();
     if (armed) fault::at(fault::Point::unit_done);
     if (progress_ && i % progress_rows == progress_rows - 1) progress_();
   }
   for (; i < update.count; i += progress_rows) {
-    kernels().update_rows_kept[kind](rows_of(rows, update, i), args, journal.kept(), part, i);
+    kernels().update_rows_logged[kind](rows_of(rows, update, i), args, journal.undo_slots(), part,
+                                       i);
     if (progress_) progress_();
   }
   journal.reached(Journal::unit(part, n));
 }
 
-inline void EmbeddingShard::change_kept(KeptUpdateFn change, float* r, std::size_t from,
-                                        std::size_t to, const float* gradient,
-                                        const UpdateArgs& args, std::uint64_t at) {
+inline void EmbeddingShard::change_logged(LoggedUpdateFn change, float* r, std::size_t from,
+                                          std::size_t to, const float* gradient,
+                                          const UpdateArgs& args, std::uint64_t at) {
   float* s0 = rule_.n_state > 0 ? r + dim_ + from : nullptr;
   float* s1 = rule_.n_state > 1 ? r + 2 * dim_ + from : nullptr;
-  change(r + from, s0, s1, gradient + from, to - from, args, durable_.journal->kept(),
+  change(r + from, s0, s1, gradient + from, to - from, args, durable_.journal->undo_slots(),
          Journal::unit(at, from));
 }
 

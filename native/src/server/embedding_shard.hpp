@@ -80,12 +80,12 @@ class EmbeddingShard final : public Shard {
                   std::uint64_t step);
   void make_rows(const std::int64_t* keys, std::size_t n, const std::uint32_t* rows,
                  std::size_t first_new);
-  void apply_kept(const std::uint32_t* rows, const Update& update, const Weight& weight,
-                  std::uint64_t step);
+  void apply_logged(const std::uint32_t* rows, const Update& update, const Weight& weight,
+                    std::uint64_t step);
   bool one_by_one(const Update& update, float lambda) const noexcept;
   RowsToChange rows_of(const std::uint32_t* rows, const Update& update, std::size_t from) noexcept;
-  void change_kept(KeptUpdateFn change, float* row, std::size_t from, std::size_t to,
-                   const float* gradient, const UpdateArgs& args, std::uint64_t at);
+  void change_logged(LoggedUpdateFn change, float* row, std::size_t from, std::size_t to,
+                     const float* gradient, const UpdateArgs& args, std::uint64_t at);
   const float* compensated(const float* row, const float* update, const float* base, float lambda);
   std::uint32_t steps_of(const float* row) const noexcept;
   std::uint32_t count_step(float* row) const noexcept;

@@ -132,7 +132,7 @@ std::size_t ServerCore::queue() const noexcept {
 
 bool ServerCore::consume_one(std::size_t worker) {
   Ring& ring = rings_[worker];
-  if (ring.kept.size() == ring.box.geometry.n_slots) let_go(worker);
+  if (ring.deferred.size() == ring.box.geometry.n_slots) let_go(worker);
   if (ring.at() >= ring.limit && !is_free_tick(ring)) return false;
   if (!stamped(worker, ring.at())) return false;
   const std::uint8_t* slot = ring.box.slot(ring.at());
@@ -256,7 +256,7 @@ ServerCore::Verdict ServerCore::handle(std::size_t worker, const RecordHeader& h
   check_clock(worker, h);
   const auto kind = static_cast<RecordKind>(h.kind);
   const bool continues = kind == RecordKind::push_rows && (h.flags & flag_first) == 0;
-  if (!rings_[worker].kept.empty() && !continues) let_go(worker);
+  if (!rings_[worker].deferred.empty() && !continues) let_go(worker);
   switch (kind) {
     case RecordKind::push_dense:
     case RecordKind::push_rows:

@@ -25,7 +25,7 @@
 //
 // Pushes in several records (segments). They change nothing until the last one is there. Segments
 // of rows that all fit into the ring (flag_fits) stay in their slots till then: the server looks at
-// them and goes on (`kept`), and applies and consumes all of them when it has seen the last;
+// them and goes on (`deferred`), and applies and consumes all of them when it has seen the last;
 // copying them to a place of their own would cost more than applying them. Nobody writes a slot
 // before it is consumed. If anything but the next segment follows, or the ring is full of them,
 // they are copied and consumed after all (`let_go`), as other segments are at once: so nothing ever
@@ -139,8 +139,10 @@ class ServerCore {
   void become_copy();
   void accept(const std::uint8_t* batch, std::size_t bytes);
   std::uint64_t arrived(std::size_t worker) const { return rings_.at(worker).arrived; }
-  // What the worker's last cut record said; empty before.
-  const std::string& said(std::size_t worker) const { return rings_.at(worker).said; }
+  // What the worker's last cut record holds; empty before.
+  const std::string& position_text(std::size_t worker) const {
+    return rings_.at(worker).position_text;
+  }
 
   const TableStats& stats(std::uint16_t table) const { return tables_.at(table).stats; }
   const ServerCounters& counters() const { return counters_; }
@@ -169,7 +171,7 @@ class ServerCore {
   struct Ring {
     Mailbox box;
     std::uint64_t next = 0;
-    std::vector<Update> kept = {};  // segments that were looked at and wait in their slots
+    std::vector<Update> deferred = {};  // segments that were looked at and wait in their slots
     std::size_t fetched = 0;  // bytes of the record at the head that were asked for by its hint
     double bad_since = 0.0;   // when the record at the head first looked damaged
     bool open = false;        // the last push is not complete yet; what follows describes it
@@ -178,11 +180,11 @@ class ServerCore {
     std::uint64_t open_end = 0;                 // where its next segment starts
     std::uint64_t open_digest = 0;              // of its keys so far
     std::uint64_t pushes = 0, tag = no_pushes;  // complete pushes of the worker's clock
-    std::uint64_t held_cut = 0;   // the cut whose record stands at the head, unconsumed
-    std::string said = {};        // the payload of the last cut record
-    std::uint64_t inherited = 0;  // records below were written in an earlier launch
-    std::uint64_t open_area = 0;  // flag_area: where it starts, bytes into the area
-    std::uint64_t verified = 0;   // one more than the record whose piece was found whole
+    std::uint64_t held_cut = 0;      // the cut whose record stands at the head, unconsumed
+    std::string position_text = {};  // the payload of the last cut record
+    std::uint64_t inherited = 0;     // records below were written in an earlier launch
+    std::uint64_t open_area = 0;     // flag_area: where it starts, bytes into the area
+    std::uint64_t verified = 0;      // one more than the record whose piece was found whole
     // With a partner: numbers of records. None from `limit` on may be consumed yet.
     std::uint64_t limit = ~std::uint64_t{0};
     std::uint64_t sent = 0;      // handed out
@@ -190,7 +192,7 @@ class ServerCore {
     std::uint64_t room = 0;      // for which it has slots
     std::uint64_t arrived = 0;   // of a copy: that are in this ring
 
-    std::uint64_t at() const noexcept { return next + kept.size(); }  // the record to look at
+    std::uint64_t at() const noexcept { return next + deferred.size(); }  // the record to look at
   };
   struct Verdict {
     bool consumed;  // with Outcome::none: looked at, it stays in its slot
@@ -221,7 +223,7 @@ class ServerCore {
   Verdict handle_tick(std::size_t worker, const RecordHeader& header);
   Verdict handle_cut(std::size_t worker, const RecordHeader& header, const std::uint8_t* payload);
   Verdict handle_segment(std::size_t worker, const RecordHeader& header, const Update& part);
-  Verdict apply_kept(std::size_t worker, const RecordHeader& header);
+  Verdict apply_logged(std::size_t worker, const RecordHeader& header);
   void let_go(std::size_t worker);
   template <class Apply>
   Verdict judge(Table* table, const RecordHeader& header, bool has_base, Apply apply);

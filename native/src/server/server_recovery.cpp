@@ -71,7 +71,8 @@ void ServerCore::commit(std::size_t worker, const RecordHeader& h, const Verdict
     journal_->put(journal_->of_table(h.table, Journal::stats) + n_plain_stats - 1,
                   tables_[h.table].stats.pulled_rows);
   else if (is(h.kind, RecordKind::cut))
-    journal_->put_text(worker, h.base_version, ring.said.data(), ring.said.size());
+    journal_->put_text(worker, h.base_version, ring.position_text.data(),
+                       ring.position_text.size());
   else if (!is(h.kind, RecordKind::tick) || verdict.outcome == Outcome::late ||
            journal_->word(Journal::current_clock) != clocks_.current())
     put_all();
@@ -110,7 +111,7 @@ void ServerCore::publish_commit(Ring* ring) {
 // Segments that are kept in their slots are not consumed: in the image their push is not open.
 void ServerCore::put_worker(std::size_t worker) {
   const Ring& ring = rings_[worker];
-  const bool open = ring.open && ring.kept.empty();
+  const bool open = ring.open && ring.deferred.empty();
   const auto put = [&](Journal::WorkerWord word, std::uint64_t value) {
     journal_->put(journal_->of_worker(worker, word), value);
   };
@@ -227,7 +228,7 @@ void ServerCore::take_words() {
     ring.open_digest = of(w, Journal::open_digest);
     ring.pushes = of(w, Journal::pushes);
     ring.tag = of(w, Journal::tag);
-    ring.said = journal_->text(w);
+    ring.position_text = journal_->text(w);
     clocks_.restore(w, of(w, Journal::clock), of(w, Journal::finished) != 0,
                     of(w, Journal::ticked) != 0);
   }

@@ -39,7 +39,7 @@ ServerCore::Verdict ServerCore::handle_cut(std::size_t worker, const RecordHeade
   const bool held = ring.held_cut != 0 && ring.held_cut == h.offset;
   if (!held) {
     check_nothing_open(worker);
-    ring.said.assign(reinterpret_cast<const char*>(payload), h.payload_bytes);
+    ring.position_text.assign(reinterpret_cast<const char*>(payload), h.payload_bytes);
   }
   // What an earlier launch wanted to cut is wanted no more.
   const bool passes = h.offset <= released_cut_ || h.generation != generation_;

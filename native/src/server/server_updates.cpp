@@ -158,11 +158,11 @@ ServerCore::Verdict ServerCore::handle_segment(std::size_t worker, const RecordH
   const bool first = (h.flags & flag_first) != 0, last = (h.flags & flag_last) != 0;
   const bool stays = first ? (h.flags & flag_fits) != 0 && t.embedding != nullptr &&
                                  t.embedding->applies_by_parts()
-                           : !ring.kept.empty();
+                           : !ring.deferred.empty();
   if (stays) {
-    ring.kept.push_back(part);
+    ring.deferred.push_back(part);
     t.embedding->expect(worker, part);
-    return last ? apply_kept(worker, h) : Verdict{true, Outcome::none, 0};
+    return last ? apply_logged(worker, h) : Verdict{true, Outcome::none, 0};
   }
   const bool in_place = (h.flags & flag_area) != 0;
   if (!in_place) t.shard->assemble(worker, part, first);
@@ -180,11 +180,11 @@ ServerCore::Verdict ServerCore::handle_segment(std::size_t worker, const RecordH
 
 // All segments of a push are in their slots. Each slot is given back as soon as it is applied, so
 // that the worker fills it again meanwhile; the last one is the caller's to acknowledge.
-ServerCore::Verdict ServerCore::apply_kept(std::size_t worker, const RecordHeader& h) {
+ServerCore::Verdict ServerCore::apply_logged(std::size_t worker, const RecordHeader& h) {
   Ring& ring = rings_[worker];
   Table& t = tables_[h.table];
-  const std::vector<Update> parts = std::move(ring.kept);
-  ring.kept.clear();
+  const std::vector<Update> parts = std::move(ring.deferred);
+  ring.deferred.clear();
   const std::uint64_t end = ring.next + parts.size() - 1;
   const Verdict verdict = judge(&t, h, parts.back().base != nullptr, [&](const Weight& weight) {
     t.embedding->make_expected(worker, parts);
@@ -206,8 +206,8 @@ ServerCore::Verdict ServerCore::apply_kept(std::size_t worker, const RecordHeade
 // The kept segments wait no longer in their slots but, copied, in the shard.
 void ServerCore::let_go(std::size_t worker) {
   Ring& ring = rings_[worker];
-  const std::vector<Update> parts = std::move(ring.kept);
-  ring.kept.clear();
+  const std::vector<Update> parts = std::move(ring.deferred);
+  ring.deferred.clear();
   for (const Update& part : parts) {
     tables_[ring.open_table].shard->assemble(worker, part, part.offset == 0);
     fault::at(fault::Point::copied);

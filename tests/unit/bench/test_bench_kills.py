@@ -75,9 +75,9 @@ def test_every_run_can_be_made() -> None:
 
 @pytest.mark.parametrize("how", ["twice", "thrice"])
 def test_launches_end_again_at_the_same_place_of_a_clock(how: str) -> None:
-    shape = matrix.Shape("rows-bsp", 3, "rma")
+    shape = matrix.JobShape("rows-bsp", 3, "rma")
     for place in ("placed", "between ticks", "between sends"):
-        run = matrix.Run((matrix.Cell(place, how, shape),), 7)
+        run = matrix.Run((matrix.FaultCell(place, how, shape),), 7)
         first, *others = [int(death.fault.partition(":")[2]) for death in run.deaths]
         a_clock = {"placed": 1, "between ticks": 3, "between sends": 6}[place]
         assert len(others) == matrix.HOWS[how].launches - 1

@@ -18,7 +18,7 @@ from mpips.cli.doctor import command
 from mpips.doctor import cleaning, machine, site, software, storage
 from mpips.doctor.checks import CHECKS, run_checks
 from mpips.doctor.finding import as_json, as_line
-from mpips.doctor.situation import Done, Situation, Space, Stack, file_system, numbers
+from mpips.doctor.situation import Completed, Situation, Space, Stack, file_system, numbers
 
 GOOD_STACK = {
     "import_s": 0.3,
@@ -50,15 +50,15 @@ class Fake(Situation):
         self.mpirun_version = "mpirun (Open MPI) 5.0.11"
         self.file_system = "ext4"
         self.versions: dict = dict(VERSIONS)
-        self.commands: dict[str, Done] = {}
+        self.commands: dict[str, Completed] = {}
         self.programs = {"mpirun": "/venv/bin/mpirun"}
         self.files: dict[str, str] = {}
         self.room = Space(64 << 30, 32 << 30)
         self.root = False
         self.core_counts = (8, 8)
 
-    def run(self, *command: str, timeout_s: float = 20.0) -> Done:
-        return self.commands.get(" ".join(command), Done(127, "no such command"))
+    def run(self, *command: str, timeout_s: float = 20.0) -> Completed:
+        return self.commands.get(" ".join(command), Completed(127, "no such command"))
 
     def which(self, program: str) -> str | None:
         return self.programs.get(program)
@@ -231,7 +231,7 @@ BAD = [
     (
         "slurm",
         attributes(
-            programs=SRUN, commands={"srun --mpi=list": Done(0, "MPI are:\n\tnone\n\tpmi2")}
+            programs=SRUN, commands={"srun --mpi=list": Completed(0, "MPI are:\n\tnone\n\tpmi2")}
         ),
         "WARN",
         "none, pmi2",
@@ -241,7 +241,7 @@ BAD = [
         "slurm",
         attributes(
             programs=SRUN,
-            commands={"srun --mpi=list": Done(0, "\tpmix\n\tnone")},
+            commands={"srun --mpi=list": Completed(0, "\tpmix\n\tnone")},
             env={"SLURM_MPI_TYPE": "none"},
         ),
         "WARN",
@@ -252,7 +252,7 @@ BAD = [
         "time-limit",
         attributes(
             env={"SLURM_JOB_ID": "7"},
-            commands={"scontrol write batch_script 7 -": Done(0, "#!/bin/bash\nmpirun x")},
+            commands={"scontrol write batch_script 7 -": Completed(0, "#!/bin/bash\nmpirun x")},
         ),
         "WARN",
         "time limit",
@@ -316,7 +316,7 @@ BAD = [
 
 def one_stripe(here: Fake, patch: pytest.MonkeyPatch) -> None:
     here.file_system = "lustre"
-    here.commands[f"lfs getstripe --stripe-count -d {here.folder}"] = Done(0, "1\n")
+    here.commands[f"lfs getstripe --stripe-count -d {here.folder}"] = Completed(0, "1\n")
 
 
 BAD.append(("stripes", one_stripe, "WARN", "one stripe", "lfs setstripe -c -1"))

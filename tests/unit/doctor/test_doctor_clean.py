@@ -18,9 +18,9 @@ from mpips.transport import region
 from mpips.transport.region import (
     KEEP_S,
     SHM,
-    kept,
     new_token,
     own_segments,
+    persistent,
     region_name,
     unlink_job,
 )
@@ -233,7 +233,7 @@ def old_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("old_machine")
 def test_segments_of_a_supervised_run_are_kept_for_a_day(tmp_path: Path) -> None:
-    name = region_name(kept(new_token()), "s0")
+    name = region_name(persistent(new_token()), "s0")
     path = segment(tmp_path, name)
     left = by_name(tmp_path)[name]
     assert (left.dead, "next launch" in left.why) == (False, True)
@@ -248,7 +248,7 @@ def test_segments_of_a_supervised_run_are_kept_for_a_day(tmp_path: Path) -> None
 def test_a_file_of_another_user_with_such_a_name_is_kept_and_named(tmp_path: Path) -> None:
     if UID != 0:
         pytest.skip("only root can give a file to another user")
-    name = region_name(kept(new_token()), "s0")
+    name = region_name(persistent(new_token()), "s0")
     os.chown(segment(tmp_path, name), 65534, 65534)
     days_ago = time.time() - 2 * KEEP_S
     os.utime(tmp_path / name, (days_ago, days_ago))
@@ -303,8 +303,8 @@ def test_the_command_removes_regions_of_killed_runs_and_says_so() -> None:
 LIVING = """
 import os, sys
 from pathlib import Path
-from mpips.transport.region import Regions, kept
-held = [Regions(token, shared=True).create("s0", 8192) for token in (sys.argv[1], kept(sys.argv[1]))]
+from mpips.transport.region import Regions, persistent
+held = [Regions(token, shared=True).create("s0", 8192) for token in (sys.argv[1], persistent(sys.argv[1]))]
 folder = Path(sys.argv[2])
 (folder / f"ompi.{os.getpid()}").mkdir()
 files = [folder / f"ompi.{os.getpid()}" / "hwloc.sm", folder / sys.argv[3]]
@@ -338,7 +338,7 @@ def test_nothing_of_a_living_job_in_another_namespace_is_removed(
     try:
         assert child.stdout is not None
         pid = int(child.stdout.readline())
-        names = [region_name(token, "s0"), *(p.name for _, p in own_segments(kept(token)))]
+        names = [region_name(token, "s0"), *(p.name for _, p in own_segments(persistent(token)))]
         assert len(names) == 2
         paths = [tmp_path / f"ompi.{pid}", tmp_path / name, *(SHM / n for n in names)]
         days_ago = time.time() - 2 * KEEP_S
@@ -358,4 +358,4 @@ def test_nothing_of_a_living_job_in_another_namespace_is_removed(
         child.kill()
         child.communicate()
         unlink_job(token)
-        unlink_job(kept(token))
+        unlink_job(persistent(token))

@@ -20,7 +20,7 @@ from mpips.model.partition import (
     Partition,
     RangePartition,
 )
-from mpips.model.partition_plan import Balance, Placement, assign_longest_first
+from mpips.model.partition_plan import Balance, PlannedPlacement, assign_longest_first
 
 INT64 = np.iinfo(np.int64)
 LINE_BYTES = 64
@@ -31,7 +31,7 @@ sizes_of_tensors = st.lists(st.one_of(st.integers(0, 70), st.integers(0, 10_000)
 server_counts = st.integers(1, 40)
 
 
-def check_complete(placement: Placement, sizes: dict[str, int]) -> None:
+def check_complete(placement: PlannedPlacement, sizes: dict[str, int]) -> None:
     assert list(placement.pieces) == list(sizes)
     for name, pieces in placement.pieces.items():
         covered = 0

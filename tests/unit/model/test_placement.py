@@ -77,7 +77,13 @@ def test_no_two_parts_of_a_region_overlap(
         for w in range(n_workers):
             at = layout.mailbox_offset(w)
             assert at % 4096 == 0
-            inner = [0, 64, ring.results_offset + 8 * n_slots, ring.said_bytes, ring.stamps_offset]
+            inner = [
+                0,
+                64,
+                ring.results_offset + 8 * n_slots,
+                ring.answer_bytes,
+                ring.stamps_offset,
+            ]
             for i in range(n_slots):
                 stamp = ring.stamps_offset + i * ring.record_stride
                 slot = ring.slots_offset + i * ring.record_stride

@@ -29,9 +29,9 @@ from mpips.monitor.progress import (
     short,
 )
 from mpips.monitor.terminal import Terminal, find_terminal
-from mpips.scheduler import run_progress as course_module
+from mpips.scheduler import run_progress as run_progress_module
 from mpips.scheduler.rank_table import Totals
-from mpips.scheduler.run_progress import Course
+from mpips.scheduler.run_progress import RunProgress
 from mpips.training.epochs import Inputs
 
 FULL = Snapshot(0.421, 9, 20, 12345, 98765.4, 0.12345, 1.25, 2.5e9, 1.25e8, 3723.0)
@@ -51,7 +51,7 @@ class Time:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
     time = Time()
     monkeypatch.setattr(module, "time", time)
-    monkeypatch.setattr(course_module, "time", time)
+    monkeypatch.setattr(run_progress_module, "time", time)
     return time
 
 
@@ -348,13 +348,13 @@ def inputs(n_epochs: int, cursors: tuple[Cursor, ...] = (), first: int = 0) -> I
 
 
 def test_a_run_that_begins_counts_from_nothing() -> None:
-    way = inputs(4).course()
+    way = inputs(4).run_progress()
     assert (way.total, way.done, way.share) == (412, 0, 0.0)
 
 
 def test_a_restart_counts_from_the_beginning_of_the_run(clock: Time) -> None:
     # Worker 0 (52 samples an epoch) is at step 3 of epoch 2, worker 1 (51) at step 6 of epoch 1: all read.
-    way = inputs(4, (Cursor(2, 3), Cursor(1, 6)), 1).course()
+    way = inputs(4, (Cursor(2, 3), Cursor(1, 6)), 1).run_progress()
     assert way.done == 2 * 52 + 30 + 51 + 51
     assert way.epoch == 1
     clock.now += 10
@@ -368,11 +368,11 @@ def test_what_legs_before_have_read_counts_too() -> None:
     before = Sampling(Shape(103, 2, 10, 0))
     job = inputs(4, (), 1)
     job.sampling = before.after([(1, 2), (1, 1)], Shape(103, 3, 10, 0))
-    assert job.course().done == 103 + 30
+    assert job.run_progress().done == 103 + 30
 
 
 def test_the_pace_is_that_of_the_last_seconds(clock: Time) -> None:
-    way = Course(10, 1_000_000)
+    way = RunProgress(10, 1_000_000)
     for _ in range(60):
         clock.now += 1
         way.add(0, 100, 1.0)
@@ -394,7 +394,7 @@ def test_the_meter_shows_reports_and_looks_in_between(clock: Time) -> None:
 
     display = Shown()
     totals = Totals(push_bytes_per_s=5.0, pull_bytes_per_s=7.0, staleness=0.5)
-    meter = ProgressMeter(display, Course(2, 100), lambda: totals)
+    meter = ProgressMeter(display, RunProgress(2, 100), lambda: totals)
     meter.look()
     assert display.seen == []  # nothing has been done yet
     clock.now += 1

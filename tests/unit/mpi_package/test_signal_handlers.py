@@ -13,7 +13,7 @@ import pytest
 
 from mpips.mpi import early_signals, signals
 from mpips.mpi.messages import Ask
-from mpips.mpi.signals import TerminatedError, Told, signals_unwind
+from mpips.mpi.signals import SignalRequests, TerminatedError, signals_unwind
 from mpips.mpi.watchdog import Watchdog, watching
 from mpips.rundir import directory
 
@@ -31,7 +31,7 @@ def me_and_wait(number: int) -> None:
 
 def test_usr1_is_told_once_and_given_back() -> None:
     before = signal.getsignal(signal.SIGUSR1)
-    with Told(True, 1.0) as told:
+    with SignalRequests(True, 1.0) as told:
         assert told.take() is None
         me(signal.SIGUSR1)
         ask = told.take()
@@ -48,7 +48,7 @@ def test_a_wall_clock_that_is_set_hides_no_signal(
 ) -> None:
     """The scheduler tells signals apart by their times."""
     real = time.time
-    with Told(True, 1.0) as told:
+    with SignalRequests(True, 1.0) as told:
         me(signal.SIGUSR1)
         first = told.take()
         monkeypatch.setattr(time, "time", lambda: real() + ahead_s)
@@ -69,7 +69,7 @@ def test_the_time_of_a_signal_is_an_age_on_its_way_to_another_process() -> None:
 def test_usr1_before_the_job_is_at_work_is_told_when_it_is() -> None:
     with signals_unwind():
         me(signal.SIGUSR1)
-        with Told(True, 1.0) as told:
+        with SignalRequests(True, 1.0) as told:
             ask = told.take()
     assert ask is not None
     assert ask.reason == "signal"
@@ -80,7 +80,7 @@ def test_a_handler_of_the_program_s_own_stays_until_there_is_something_to_save()
     try:
         with signals_unwind():
             assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
-        with Told(False):
+        with SignalRequests(False):
             assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGUSR1, old)
@@ -96,7 +96,7 @@ def test_the_first_asks_for_a_checkpoint_and_the_second_ends(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(signals, "ONE_SIGNAL_S", 0.05)
-    with Told(True, 5.0) as told:
+    with SignalRequests(True, 5.0) as told:
         me(number)
         ask = told.take()
         assert ask is not None
@@ -112,14 +112,14 @@ def test_the_first_asks_for_a_checkpoint_and_the_second_ends(
 
 
 def test_without_time_or_anything_to_save_the_first_ends() -> None:
-    for told in (Told(True, 0.0), Told(False, 5.0)):
+    for told in (SignalRequests(True, 0.0), SignalRequests(False, 5.0)):
         with signals_unwind(), told, pytest.raises(TerminatedError) as caught:
             me(signal.SIGTERM)
         assert caught.value.code == 143
 
 
 def test_the_watchdog_ends_the_time_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    with signals_unwind(), Told(True, 0.3) as told, watching(told):
+    with signals_unwind(), SignalRequests(True, 0.3) as told, watching(told):
         start = time.monotonic()
         with pytest.raises(TerminatedError):
             me_and_wait(signal.SIGTERM)
@@ -133,7 +133,7 @@ def test_where_there_cannot_be_a_checkpoint_any_more_nobody_waits_for_it() -> No
     watchdog = Watchdog("rank 0", 60.0, lambda: None)
     watchdog.is_hopeless = lambda: True
     watchdog.start()
-    with signals_unwind(), Told(True, 60.0) as watchdog.told:
+    with signals_unwind(), SignalRequests(True, 60.0) as watchdog.signal_requests:
         start = time.monotonic()
         with pytest.raises(TerminatedError):
             me_and_wait(signal.SIGTERM)
@@ -144,8 +144,8 @@ def test_where_there_cannot_be_a_checkpoint_any_more_nobody_waits_for_it() -> No
 def test_a_job_that_is_done_in_time_does_not_die_of_the_signal() -> None:
     watchdog = Watchdog("rank 0", 60.0, lambda: None)
     watchdog.start()
-    with Told(True, 0.2) as told:
-        watchdog.told = told
+    with SignalRequests(True, 0.2) as told:
+        watchdog.signal_requests = told
         me(signal.SIGTERM)
     time.sleep(0.5)  # as long as it would take
     watchdog.stop()
@@ -155,7 +155,7 @@ def test_in_mpirun_s_sequence_of_signals_nobody_begins_a_checkpoint(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
-    with Told(True, 25.0) as told:
+    with SignalRequests(True, 25.0) as told:
         me(signal.SIGCONT)
         with pytest.raises(TerminatedError):
             me(signal.SIGTERM)
@@ -163,13 +163,13 @@ def test_in_mpirun_s_sequence_of_signals_nobody_begins_a_checkpoint(
         told.say_end(143, "step-3")
     assert "SIGTERM from mpirun, which leaves no time to save, exit 143" in capsys.readouterr().err
     # By hand, to one rank.
-    with Told(True, 25.0) as told:
+    with SignalRequests(True, 25.0) as told:
         me(signal.SIGTERM)
         assert told.take() is not None
 
 
 def test_slurm_s_sigcont_before_sigterm_takes_no_time_away() -> None:
-    with Told(True, 25.0) as told:
+    with SignalRequests(True, 25.0) as told:
         me(signal.SIGCONT)
         me(signal.SIGTERM)
         assert told.take() is not None
@@ -182,7 +182,7 @@ def test_in_a_supervised_run_the_supervisor_decides_and_says_so(
     run.attempt(3).mkdir()
     monkeypatch.setenv(directory.RUN_DIR, str(run.path))
     monkeypatch.setenv(directory.GENERATION, "3")
-    with Told(True, 25.0) as told:
+    with SignalRequests(True, 25.0) as told:
         assert told.grace_s == 0
         me(signal.SIGUSR1)
         ask = told.take()
@@ -233,4 +233,6 @@ def test_a_command_survives_usr1_while_it_loads(tmp_path: Path) -> None:
         go.touch()
         _, said = child.communicate(timeout=20)
     assert child.returncode == 7, said
-    assert "Current thread" in said
+    # Any thread of the process may run the handler, also one that Python does not know.
+    assert "hread 0x" in said
+    assert "click.py" in said

@@ -28,7 +28,7 @@ from mpips.plan.stage import Tally
 from mpips.training.train import train
 
 DEFAULTS = Costs({name: default for name, (_, _, default) in FIGURES.items()}, tuple(FIGURES), "")
-FAREWELL = 2  # records with which a worker takes its leave of a server: no more checkpoints, no more pushes
+LEAVING = 2  # records with which a worker takes its leave of a server: no more checkpoints, no more pushes
 BIG = Hardware(cores=4, memory=1 << 40, shm=1 << 39)
 
 
@@ -63,7 +63,7 @@ def test_a_rehearsal_writes_the_records_of_a_run(svm: Path) -> None:
         found = rehearse(inputs, config.cluster, 1, 20)
         served = train(config, "none", verbose=False).statistics["servers"][0]
         assert len(found.steps) == 20 == 2 * steps_per_epoch(160, 1, 16)
-        assert sum(found.records) + FAREWELL == served["counters"]["records"]
+        assert sum(found.records) + LEAVING == served["counters"]["records"]
 
 
 def test_a_rehearsal_of_a_dense_task_writes_the_records_of_a_run() -> None:
@@ -74,7 +74,7 @@ def test_a_rehearsal_of_a_dense_task_writes_the_records_of_a_run() -> None:
     assert len(found.steps) == 45
     # In one process large updates go through the ring; in a job on a node by way of staging memory.
     unstaged = rehearse(read_inputs(config, 1), config.cluster, 1, 45, staged=False)
-    assert sum(unstaged.records) + FAREWELL == served["counters"]["records"]
+    assert sum(unstaged.records) + LEAVING == served["counters"]["records"]
     assert sum(found.records) < sum(unstaged.records)
 
 

@@ -18,11 +18,11 @@ from harness import Rig, dense, floats, python, rows
 
 from mpips.checkpoint.folder import FolderLock
 from mpips.errors import ForkError
-from mpips.mpi.signals import Told, signals_unwind
+from mpips.mpi.signals import SignalRequests, signals_unwind
 from mpips.mpi.watchdog import watching
 from mpips.process import forked
 from mpips.rundir import directory
-from mpips.transport.region import SHM, Regions, attach, kept, new_token, unlink_job
+from mpips.transport.region import SHM, Regions, attach, new_token, persistent, unlink_job
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -68,7 +68,7 @@ BEFORE = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SI
 
 def test_sigterm_to_a_child_ends_the_child_and_asks_nothing_of_the_parent(monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
-    with signals_unwind(), Told(True, 60.0) as told, watching(told):
+    with signals_unwind(), SignalRequests(True, 60.0) as told, watching(told):
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
         with child(handlers) as (pid, found):
             assert found == repr((-1, True, mask))
@@ -84,7 +84,7 @@ def test_sigterm_to_a_child_ends_the_child_and_asks_nothing_of_the_parent(monkey
 
 
 def test_sigusr1_to_a_whole_job_ends_no_helper():
-    with signals_unwind(), Told(True, 60.0), child(lambda: "") as (pid, _):
+    with signals_unwind(), SignalRequests(True, 60.0), child(lambda: "") as (pid, _):
         os.kill(pid, signal.SIGUSR1)
         os.kill(pid, signal.SIGKILL)
         # Had SIGUSR1 ended it, that would have come first.
@@ -92,7 +92,7 @@ def test_sigusr1_to_a_whole_job_ends_no_helper():
 
 
 def test_a_pool_can_be_terminated_within_a_job():
-    with signals_unwind(), Told(True, 60.0) as told, watching(told):
+    with signals_unwind(), SignalRequests(True, 60.0) as told, watching(told):
         with multiprocessing.get_context("fork").Pool(2) as pool:
             assert pool.map(abs, [-1, -2, 3]) == [1, 2, 3]
         assert told.take() is None
@@ -200,7 +200,7 @@ def first_byte(memory) -> str:
 
 
 def test_a_child_holds_no_lock_of_a_segment_after_its_parent():
-    token = kept(new_token())
+    token = persistent(new_token())
     made = Regions(token, shared=True)
     mine = made.create("s0", PAGE)
     other = attach(token, "s0", 0)
@@ -255,7 +255,7 @@ def test_a_child_leaves_no_last_words_of_the_rank(tmp_path):
         from mpips.mpi import failure_report
         failure_report.begin()
         pid = os.fork()
-        failure_report.speak(kind="X", message="child" if pid == 0 else "parent")
+        failure_report.write(kind="X", message="child" if pid == 0 else "parent")
         if pid == 0:
             os._exit(0)
         os.waitpid(pid, 0)

@@ -27,9 +27,9 @@ from mpips.session.local import LocalControl
 from mpips.training.train import train
 from mpips.transport.region import (
     Regions,
-    kept,
     new_token,
     own_segments,
+    persistent,
     region_name,
     unlink_job,
 )
@@ -40,7 +40,7 @@ LOADS = {name: load for name, load in crash_rig.loads().items() if load.partner 
 
 @pytest.fixture
 def token():
-    token = kept(new_token())
+    token = persistent(new_token())
     yield token
     unlink_job(token)
 

@@ -1,10 +1,10 @@
-"""Rates and totals that the scheduler makes of signs of life."""
+"""Rates and totals that the scheduler makes of heartbeats."""
 
 from __future__ import annotations
 
 from mpips.mpi.messages import Figures, Heartbeat, decode, encode
 from mpips.rundir.directory import RankPlace
-from mpips.scheduler.rank_table import Panel
+from mpips.scheduler.rank_table import RankTable
 
 PLACES = [
     RankPlace(rank=0, role="scheduler", host="a", pid=10),
@@ -25,10 +25,12 @@ def test_a_sign_of_life_survives_the_way() -> None:
 
 
 def test_rates_are_those_of_the_ranks_own_clock() -> None:
-    panel = Panel(PLACES)
-    panel.hear(2, beat(100.0, 10, samples=1000, pushed_bytes=500, judged=4, staleness_sum=4))
-    panel.hear(2, beat(102.0, 30, samples=3000, pushed_bytes=2500, judged=14, staleness_sum=29))
-    row = panel.rows()[2]
+    rank_table = RankTable(PLACES)
+    rank_table.hear(2, beat(100.0, 10, samples=1000, pushed_bytes=500, judged=4, staleness_sum=4))
+    rank_table.hear(
+        2, beat(102.0, 30, samples=3000, pushed_bytes=2500, judged=14, staleness_sum=29)
+    )
+    row = rank_table.rows()[2]
     assert (row.clock, row.clocks_per_s, row.samples_per_s) == (30, 10.0, 1000.0)
     assert (row.push_bytes_per_s, row.staleness) == (1000.0, 2.5)
     assert (row.role, row.host, row.pid) == ("worker 0", "b", 12)
@@ -36,43 +38,45 @@ def test_rates_are_those_of_the_ranks_own_clock() -> None:
 
 
 def test_rates_forget_what_is_long_ago() -> None:
-    panel = Panel(PLACES)
+    rank_table = RankTable(PLACES)
     for second in range(20):
         # Ten samples a second, and from second 10 on none.
-        panel.hear(2, beat(float(second), second, samples=10 * min(second, 10)))
-    assert panel.rows()[2].samples_per_s == 0.0
+        rank_table.hear(2, beat(float(second), second, samples=10 * min(second, 10)))
+    assert rank_table.rows()[2].samples_per_s == 0.0
 
 
 def test_totals_are_of_the_workers_and_unknown_before_two_signs() -> None:
-    panel = Panel(PLACES)
-    panel.hear(1, beat(0.0, 0, pushed_bytes=9999))
-    panel.hear(2, beat(50.0, 0, pushed_bytes=0))
-    panel.hear(3, beat(7.0, 0, pushed_bytes=0))
-    assert panel.totals().push_bytes_per_s is None
-    assert panel.totals().staleness is None
-    panel.hear(2, beat(51.0, 1, pushed_bytes=100, pulled_bytes=10, judged=1, staleness_sum=0))
-    panel.hear(3, beat(8.0, 1, pushed_bytes=200, pulled_bytes=20, judged=1, staleness_sum=3))
-    totals = panel.totals()
+    rank_table = RankTable(PLACES)
+    rank_table.hear(1, beat(0.0, 0, pushed_bytes=9999))
+    rank_table.hear(2, beat(50.0, 0, pushed_bytes=0))
+    rank_table.hear(3, beat(7.0, 0, pushed_bytes=0))
+    assert rank_table.totals().push_bytes_per_s is None
+    assert rank_table.totals().staleness is None
+    rank_table.hear(2, beat(51.0, 1, pushed_bytes=100, pulled_bytes=10, judged=1, staleness_sum=0))
+    rank_table.hear(3, beat(8.0, 1, pushed_bytes=200, pulled_bytes=20, judged=1, staleness_sum=3))
+    totals = rank_table.totals()
     assert (totals.push_bytes_per_s, totals.pull_bytes_per_s) == (300.0, 30.0)
     assert (totals.pushed_bytes, totals.pulled_bytes) == (300, 30)
     assert totals.staleness == 1.5
 
 
 def test_the_schedulers_own_row_is_kept_fresh_and_says_what_else_it_does() -> None:
-    panel = Panel([RankPlace(rank=0, role="scheduler + server 0", host="a", pid=1), PLACES[2]])
+    rank_table = RankTable(
+        [RankPlace(rank=0, role="scheduler + server 0", host="a", pid=1), PLACES[2]]
+    )
     seen = []
-    panel.on_look = lambda: seen.append(1)
-    panel.look()
-    assert panel.rows()[0].state == "scheduling"
-    panel.own = lambda: beat(1.0, 0, "serving", queue=5)
-    panel._next_own = 0.0
-    panel.look()
-    assert (panel.rows()[0].state, panel.rows()[0].queue) == ("serving", 5)
+    rank_table.on_look = lambda: seen.append(1)
+    rank_table.look()
+    assert rank_table.rows()[0].state == "scheduling"
+    rank_table.own = lambda: beat(1.0, 0, "serving", queue=5)
+    rank_table._next_own = 0.0
+    rank_table.look()
+    assert (rank_table.rows()[0].state, rank_table.rows()[0].queue) == ("serving", 5)
     assert len(seen) == 2
 
 
 def test_a_rank_that_has_said_nothing_has_a_row_of_its_own() -> None:
-    row = Panel(PLACES).rows()[3]
+    row = RankTable(PLACES).rows()[3]
     assert (row.state, row.heard_s, row.samples_per_s, row.staleness) == (
         "starting",
         0.0,

@@ -14,8 +14,8 @@ import pytest
 from mpips.mpi.messages import Evaluated
 from mpips.rundir.directory import Lease, RankPlace, RunFolder, StartPoint, Supervised, replace_json
 from mpips.scheduler import recorder as module
-from mpips.scheduler.rank_table import Panel
-from mpips.scheduler.recorder import Chronicle, ReplacedError
+from mpips.scheduler.rank_table import RankTable
+from mpips.scheduler.recorder import ReplacedError, RunRecorder
 
 RANKS = [RankPlace(rank=0, role="scheduler", host="here", pid=1)]
 STATISTICS: dict[str, Any] = {
@@ -43,9 +43,9 @@ def lease(folder: RunFolder, generation: int) -> None:
     )
 
 
-def begin(run: Supervised, step: int = 38) -> Chronicle:
-    return Chronicle(
-        run, Panel(RANKS), StartPoint(source="checkpoint", path="p", step=step, epoch=1)
+def begin(run: Supervised, step: int = 38) -> RunRecorder:
+    return RunRecorder(
+        run, RankTable(RANKS), StartPoint(source="checkpoint", path="p", step=step, epoch=1)
     )
 
 
@@ -64,7 +64,9 @@ def test_status_tells_where_the_run_stands(run: Supervised) -> None:
 
 
 def test_what_memory_would_bring_back_is_the_least_step_of_all_workers(run: Supervised) -> None:
-    record = Chronicle(run, Panel(RANKS), StartPoint(source="memory", step=38), 30, in_memory=True)
+    record = RunRecorder(
+        run, RankTable(RANKS), StartPoint(source="memory", step=38), 30, in_memory=True
+    )
     found = []
     for clocks in ({}, {3: 0, 4: 0}, {3: 37, 4: 35}):
         record.look(clocks)
@@ -164,9 +166,9 @@ def test_a_record_that_cannot_be_kept_costs_no_training(
 
 
 def test_an_evaluation_is_a_line_of_metrics(run: Supervised) -> None:
-    panel = Panel(RANKS)
-    Chronicle(run, panel, StartPoint())
-    panel.evaluated(Evaluated(5, 120, {"accuracy": 0.5, "auc": float("nan")}))
+    rank_table = RankTable(RANKS)
+    RunRecorder(run, rank_table, StartPoint())
+    rank_table.evaluated(Evaluated(5, 120, {"accuracy": 0.5, "auc": float("nan")}))
     line = json.loads(run.folder.metrics_file.read_text())
     assert (line["epoch"], line["step"], line["generation"]) == (4, 120, run.generation)
     assert line["test"] == {"accuracy": 0.5, "auc": None}

@@ -19,8 +19,8 @@ from mpips import _native
 from mpips.errors import RecoveryError, RegionError
 from mpips.model.consistency import ASP, BSP
 from mpips.model.optimizer import SGD
-from mpips.server.server import Life, Server
-from mpips.transport.region import kept, new_token, unlink_job
+from mpips.server.server import Durability, Server
+from mpips.transport.region import new_token, persistent, unlink_job
 
 LOADS = {name: load for name, load in crash_rig.loads().items() if load.partner is None}
 HEAVY = [name for name in LOADS if name.startswith("heavy")]
@@ -180,7 +180,7 @@ def test_record_of_an_earlier_launch_behind_the_end_is_refused(make_rig):
 
 def test_memory_in_use_is_not_taken_over(make_rig):
     rig = make_rig(sgd(8))
-    life = Life(1, journal=True, warm=True)
+    life = Durability(1, journal=True, warm=True)
     with pytest.raises(RegionError, match="a living process uses it"):
         Server(0, rig.tables, rig.placement, rig.regions, 0, True, None, life)
 
@@ -188,7 +188,7 @@ def test_memory_in_use_is_not_taken_over(make_rig):
 def test_server_that_had_not_begun_is_not_taken_over(make_rig):
     rig = make_rig(sgd(8))
     unlink_job(rig.token)
-    rig.token = kept(new_token())
+    rig.token = persistent(new_token())
     rig.open(0)
     rig.leave()
     with pytest.raises(RecoveryError, match="had begun"):

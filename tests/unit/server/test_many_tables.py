@@ -17,9 +17,15 @@ from mpips.model.optimizer import Adam
 from mpips.model.placement import place
 from mpips.model.python_rule import PythonRule
 from mpips.model.table import DenseTable, EmbeddingTable
-from mpips.server.server import Life, Server, check_journal
+from mpips.server.server import Durability, Server, check_journal
 from mpips.transport import region
-from mpips.transport.region import Regions, allow_open_files, embedding_memory, kept, new_token
+from mpips.transport.region import (
+    Regions,
+    allow_open_files,
+    embedding_memory,
+    new_token,
+    persistent,
+)
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 N_TABLES = 1000
@@ -66,9 +72,9 @@ def test_a_thousand_tables_in_shared_memory(journal):
     )
     tables = [rows(name=f"e{i}") for i in range(N_TABLES)]
     placement = place(tables, 1, 1, 64, 1024)
-    token = kept(new_token()) if journal else new_token()
+    token = persistent(new_token()) if journal else new_token()
     regions = Regions(token, shared=True)
-    first = Life(journal=journal)
+    first = Durability(journal=journal)
     server = Server(0, tables, placement, regions, 0, True, None, first)
     try:
         if journal:
@@ -90,7 +96,7 @@ def test_a_thousand_tables_in_shared_memory(journal):
             return
         del server, writer
         again = Server(
-            0, tables, placement, Regions(token, True), 0, True, None, Life(1, True, True)
+            0, tables, placement, Regions(token, True), 0, True, None, Durability(1, True, True)
         )
         again.finish_recovery(lambda w, g: regions.create_sparse("none", 1))
         assert found(again.core) == EXPECTED
@@ -170,9 +176,9 @@ def test_a_table_that_moves_holds_the_same_rows_and_is_taken_over(journal, monke
     monkeypatch.setattr(region, "_ROW_ADDRESSES", 2 << 18)
     tables = [EmbeddingTable("e", 16, Adam(), consistency=rows().consistency)]
     placement = place(tables, 1, 1, 16, 16 << 10)
-    token = kept(new_token())
+    token = persistent(new_token())
     regions = Regions(token, shared=True)
-    server = Server(0, tables, placement, regions, 0, True, None, Life(journal=journal))
+    server = Server(0, tables, placement, regions, 0, True, None, Durability(journal=journal))
     rig = Rig(*tables, n_slots=16, slot_bytes=16 << 10)
     try:
         if journal:
@@ -195,7 +201,7 @@ def test_a_table_that_moves_holds_the_same_rows_and_is_taken_over(journal, monke
         if journal:
             del server, writer
             regions = Regions(token, True)
-            again = Server(0, tables, placement, regions, 0, True, None, Life(1, True, True))
+            again = Server(0, tables, placement, regions, 0, True, None, Durability(1, True, True))
             again.finish_recovery(lambda w, g: regions.create_sparse("none", 1))
             assert [a.tolist() for a in again.core.embedding_rows(0)] == expected
     finally:
@@ -211,9 +217,9 @@ def test_a_journal_that_moves_is_found_again(monkeypatch):
     rule = PythonRule(add_up)
     tables = [EmbeddingTable("e", 64, rule, consistency=rows().consistency)]
     placement = place(tables, 1, 1, 4, 1 << 20)
-    token = kept(new_token())
+    token = persistent(new_token())
     regions = Regions(token, shared=True)
-    server = Server(0, tables, placement, regions, 0, True, None, Life(journal=True))
+    server = Server(0, tables, placement, regions, 0, True, None, Durability(journal=True))
     try:
         server.begin_journal()
         layout = placement.layouts[0]
@@ -230,7 +236,7 @@ def test_a_journal_that_moves_is_found_again(monkeypatch):
         assert path.stat().st_size > 3000 * 256, "it has grown"
         del server, writer
         regions = Regions(token, True)
-        again = Server(0, tables, placement, regions, 0, True, None, Life(1, True, True))
+        again = Server(0, tables, placement, regions, 0, True, None, Durability(1, True, True))
         again.finish_recovery(lambda w, g: regions.create_sparse("none", 1))
         keys, values = again.core.embedding_rows(0)
         assert (keys == np.arange(3000)).all()
@@ -242,9 +248,9 @@ def test_a_journal_that_moves_is_found_again(monkeypatch):
 def test_a_shard_that_a_journal_cannot_describe_is_refused_before_memory_is_made():
     large = DenseTable("w", (1 << 35,), init="zeros")
     placement = place([large], 1, 1, 4, 1024)
-    regions = Regions(kept(new_token()), shared=True)
+    regions = Regions(persistent(new_token()), shared=True)
     with pytest.raises(ConfigError, match="server 0 holds 34,359,738,368 elements; with warm"):
-        Server(0, [large], placement, regions, 0, True, None, Life(journal=True))
+        Server(0, [large], placement, regions, 0, True, None, Durability(journal=True))
     # Two servers hold half each.
     check_journal(0, [large], place([large], 2, 1, 4, 1024))
     with pytest.raises(ConfigError, match="32767 tables: warm restart takes 32766 at most"):

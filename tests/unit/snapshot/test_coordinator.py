@@ -21,11 +21,11 @@ from mpips.mpi.messages import (
     Write,
 )
 from mpips.mpi.pending import PendingCut
-from mpips.snapshot.coordinator import Conductor
+from mpips.snapshot.coordinator import Coordinator
 
 
 class Stage:
-    """A conductor, what it has said, and the answers that workers and servers give."""
+    """A coordinator, what it has said, and the answers that workers and servers give."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Stage:
         self.said: list[object] = []
         self.warnings: list[str] = []
         self.n_workers, self.n_servers = n_workers, n_servers
-        self.conductor = Conductor(
+        self.coordinator = Coordinator(
             triggers,
             common,
             before,
@@ -58,7 +58,7 @@ class Stage:
 
     def proposed(self) -> Propose:
         """Poll; the same proposal must have gone to all workers."""
-        self.conductor.poll()
+        self.coordinator.poll()
         said = self.take()
         assert [worker for worker, _ in said] == list(range(self.n_workers))
         assert all(message == said[0][1] for _, message in said)
@@ -67,7 +67,7 @@ class Stage:
 
     def agree(self, number: int, *clocks: int, clock: int) -> None:
         for worker, now in enumerate(clocks):
-            self.conductor.agreed(worker, Agreed(number, now < clock, now))
+            self.coordinator.agreed(worker, Agreed(number, now < clock, now))
 
     def committed(self) -> Commit:
         said = self.take()
@@ -80,10 +80,10 @@ class Stage:
     def write(self, number: int, error: str = "") -> None:
         for server in range(self.n_servers):
             assert self.take() == []
-            self.conductor.taken(server, Taken(number, True))
+            self.coordinator.taken(server, Taken(number, True))
         assert self.take() == [("servers", Write(number))]
         for server in range(self.n_servers):
-            self.conductor.saved(server, Saved(number, "" if error else "path", error))
+            self.coordinator.saved(server, Saved(number, "" if error else "path", error))
 
     def whole(self, error: str = "") -> int:
         """One cut from proposal to end; its clock."""
@@ -96,18 +96,18 @@ class Stage:
 
 def test_a_call_is_proposed_agreed_committed_and_written():
     stage = Stage()
-    stage.conductor.poll()
+    stage.coordinator.poll()
     assert stage.take() == []
-    stage.conductor.ask(Ask("call"))
+    stage.coordinator.ask(Ask("call"))
     assert stage.whole() > 0
-    assert stage.conductor.statistics == {
+    assert stage.coordinator.statistics == {
         "written": 1,
         "failed": 0,
         "given_up": 0,
         "skipped": 0,
         "path": "path",
     }
-    stage.conductor.poll()
+    stage.coordinator.poll()
     assert stage.take() == []
 
 
@@ -115,20 +115,20 @@ def test_steps_are_multiples_in_the_run_and_proposed_before_anybody_is_there():
     stage = Stage(Triggers(every_steps=10), before=25)
     assert stage.whole() == 5
     assert stage.whole() == 15
-    assert stage.conductor.statistics["written"] == 2
+    assert stage.coordinator.statistics["written"] == 2
 
 
 def test_steps_that_pass_while_one_is_written_are_skipped_and_counted():
     stage = Stage(Triggers(every_steps=10))
     assert stage.whole() == 10
-    stage.conductor.hear(1, 33)
+    stage.coordinator.hear(1, 33)
     assert stage.proposed().clock == 40
-    assert stage.conductor.statistics["skipped"] == 2
+    assert stage.coordinator.statistics["skipped"] == 2
 
 
 def test_a_worker_that_is_past_it_makes_the_next_proposal_further_ahead():
     stage = Stage()
-    stage.conductor.ask(Ask("call"))
+    stage.coordinator.ask(Ask("call"))
     first = stage.proposed()
     stage.agree(first.id, 0, first.clock + 50, clock=first.clock)
     assert stage.take() == [(0, Abandon(first.id)), (1, Abandon(first.id))]
@@ -137,39 +137,39 @@ def test_a_worker_that_is_past_it_makes_the_next_proposal_further_ahead():
     stage.agree(second.id, 0, 0, clock=second.clock)
     stage.committed()
     stage.write(second.id)
-    assert stage.conductor.statistics["written"] == 1
+    assert stage.coordinator.statistics["written"] == 1
     assert stage.warnings == []
 
 
 def test_without_a_common_clock_it_is_the_next_tick_of_each():
     stage = Stage(Triggers(every_steps=10), common=False)
-    stage.conductor.poll()
+    stage.coordinator.poll()
     assert stage.take() == []
-    stage.conductor.ask(Ask("steps", 0.0, 10))
-    stage.conductor.ask(Ask("steps", 0.0, 10))  # the second worker comes there
-    stage.conductor.poll()
+    stage.coordinator.ask(Ask("steps", 0.0, 10))
+    stage.coordinator.ask(Ask("steps", 0.0, 10))  # the second worker comes there
+    stage.coordinator.poll()
     assert stage.committed() == Commit(1, 0)
     stage.write(1)
-    stage.conductor.poll()
+    stage.coordinator.poll()
     assert stage.take() == []
-    stage.conductor.ask(Ask("steps", 0.0, 20))
-    stage.conductor.poll()
+    stage.coordinator.ask(Ask("steps", 0.0, 20))
+    stage.coordinator.poll()
     assert stage.committed() == Commit(2, 0)
 
 
 def test_triggers_while_one_is_written_are_skipped_and_counted():
     stage = Stage(common=False)
-    stage.conductor.ask(Ask("call"))
-    stage.conductor.poll()
+    stage.coordinator.ask(Ask("call"))
+    stage.coordinator.poll()
     number = stage.committed().id
     for server in (0, 1):
-        stage.conductor.taken(server, Taken(number, True))
+        stage.coordinator.taken(server, Taken(number, True))
     stage.take()
-    stage.conductor.ask(Ask("call"))
-    stage.conductor.ask(Ask("signal", 10.0))
-    stage.conductor.poll()
+    stage.coordinator.ask(Ask("call"))
+    stage.coordinator.ask(Ask("signal", 10.0))
+    stage.coordinator.poll()
     assert stage.take() == []
-    assert stage.conductor.statistics["skipped"] == 2
+    assert stage.coordinator.statistics["skipped"] == 2
 
 
 def test_a_planned_cut_gives_way_to_one_that_is_wanted_now():
@@ -177,195 +177,195 @@ def test_a_planned_cut_gives_way_to_one_that_is_wanted_now():
     planned = stage.proposed()
     stage.agree(planned.id, 0, 0, clock=1000)
     stage.committed()
-    stage.conductor.ask(Ask("call"))
+    stage.coordinator.ask(Ask("call"))
     assert stage.take() == [
         (0, Abandon(planned.id)),
         (1, Abandon(planned.id)),
         ("servers", Abandon(planned.id)),
     ]
-    stage.conductor.poll()
+    stage.coordinator.poll()
     assert stage.take() == []  # not before the servers have let go
     for server in (0, 1):
-        stage.conductor.saved(server, Saved(planned.id, "", "given up"))
+        stage.coordinator.saved(server, Saved(planned.id, "", "given up"))
     assert stage.whole() < 1000
     assert stage.proposed().clock == 1000
     assert stage.warnings == []
-    assert stage.conductor.statistics["given_up"] == 0
+    assert stage.coordinator.statistics["given_up"] == 0
 
 
 def test_a_failed_write_is_said_and_counted_and_tried_at_the_next_trigger():
     stage = Stage(Triggers(every_steps=10))
     assert stage.whole("the disk is full") == 10
     assert stage.warnings == ["the disk is full; training goes on"]
-    assert stage.conductor.statistics["failed"] == 1
+    assert stage.coordinator.statistics["failed"] == 1
     assert stage.whole() == 20
-    assert stage.conductor.statistics["written"] == 1
+    assert stage.coordinator.statistics["written"] == 1
 
 
 def test_rings_that_are_held_for_too_long_are_let_go():
     stage = Stage(common=False)
-    stage.conductor.ask(Ask("call"))
-    stage.conductor.poll()
+    stage.coordinator.ask(Ask("call"))
+    stage.coordinator.poll()
     number = stage.committed().id
-    stage.conductor.taken(0, Taken(number, True))
-    stage.conductor.taken(1, Taken(number, False))
+    stage.coordinator.taken(0, Taken(number, True))
+    stage.coordinator.taken(1, Taken(number, False))
     assert stage.take()[-1] == ("servers", Abandon(number))
-    stage.conductor.taken(1, Taken(number, True))  # crossed with it
+    stage.coordinator.taken(1, Taken(number, True))  # crossed with it
     assert stage.take() == []
     for server in (0, 1):
-        assert stage.conductor.busy
-        stage.conductor.saved(server, Saved(number, "", "given up"))
-    assert not stage.conductor.busy
-    assert stage.conductor.statistics["given_up"] == 1
+        assert stage.coordinator.busy
+        stage.coordinator.saved(server, Saved(number, "", "given up"))
+    assert not stage.coordinator.busy
+    assert stage.coordinator.statistics["given_up"] == 1
     assert "not all workers had come to it within 30 s" in stage.warnings[0]
 
 
 def test_a_cut_in_which_nobody_moves_any_more_is_begun_again_at_once_and_at_one_clock():
     stage = Stage(common=False)
-    stage.conductor.ask(Ask("call"))
-    stage.conductor.poll()
+    stage.coordinator.ask(Ask("call"))
+    stage.coordinator.poll()
     number = stage.committed().id
     # A wait before the cut, or behind it, is no reason alone.
-    stage.conductor.waits(0, Waits(number, "behind"))
+    stage.coordinator.waits(0, Waits(number, "behind"))
     assert stage.take() == []
-    stage.conductor.waits(1, Waits(number, "before"))
+    stage.coordinator.waits(1, Waits(number, "before"))
     assert stage.take()[-1] == ("servers", Abandon(number))
     for server in (0, 1):
-        stage.conductor.saved(server, Saved(number, "", "given up"))
+        stage.coordinator.saved(server, Saved(number, "", "given up"))
     # Not before the gather has ended.
-    stage.conductor.poll()
+    stage.coordinator.poll()
     assert stage.take() == []
-    stage.conductor.waits(1, Waits(number, "over"))
+    stage.coordinator.waits(1, Waits(number, "over"))
     again = stage.proposed()
     assert again.clock > 0
     stage.agree(again.id, 0, 0, clock=again.clock)
     assert stage.committed() == Commit(again.id, again.clock)
     # If that does not do either, each worker is cut where it is.
-    stage.conductor.waits(0, Waits(again.id, "before"))
-    stage.conductor.waits(1, Waits(again.id, "behind"))
+    stage.coordinator.waits(0, Waits(again.id, "before"))
+    stage.coordinator.waits(1, Waits(again.id, "behind"))
     assert stage.take()[-1] == ("servers", Abandon(again.id))
     for server in (0, 1):
-        stage.conductor.saved(server, Saved(again.id, "", "given up"))
-    stage.conductor.waits(0, Waits(again.id, "over"))
-    stage.conductor.poll()
+        stage.coordinator.saved(server, Saved(again.id, "", "given up"))
+    stage.coordinator.waits(0, Waits(again.id, "over"))
+    stage.coordinator.poll()
     last = stage.committed()
     assert last.clock == 0
     stage.write(last.id)
     assert stage.warnings == []
-    said = stage.conductor.statistics
+    said = stage.coordinator.statistics
     assert (said["written"], said["failed"], said["given_up"]) == (1, 0, 0)
 
 
 @pytest.mark.parametrize("ends", ["over", "finished"])
 def test_a_gather_that_has_ended_is_no_reason_to_give_a_cut_up(ends):
     stage = Stage(n_servers=1)
-    stage.conductor.ask(Ask("call"))
+    stage.coordinator.ask(Ask("call"))
     proposal = stage.proposed()
     stage.agree(proposal.id, 0, 0, clock=proposal.clock)
     stage.committed()
-    stage.conductor.waits(1, Waits(proposal.id, "before"))
+    stage.coordinator.waits(1, Waits(proposal.id, "before"))
     if ends == "over":
-        stage.conductor.waits(1, Waits(proposal.id, "over"))
+        stage.coordinator.waits(1, Waits(proposal.id, "over"))
     else:
-        stage.conductor.worker_done(1)
-    stage.conductor.waits(0, Waits(proposal.id, "behind"))
+        stage.coordinator.worker_done(1)
+    stage.coordinator.waits(0, Waits(proposal.id, "behind"))
     stage.write(proposal.id)
-    assert stage.conductor.statistics["written"] == 1
+    assert stage.coordinator.statistics["written"] == 1
 
 
 def test_what_is_said_of_an_earlier_cut_does_not_end_this_one():
     stage = Stage(common=False, n_servers=1)
-    stage.conductor.ask(Ask("call"))
-    stage.conductor.poll()
+    stage.coordinator.ask(Ask("call"))
+    stage.coordinator.poll()
     first = stage.committed().id
     stage.write(first)
-    stage.conductor.ask(Ask("call"))
-    stage.conductor.poll()
+    stage.coordinator.ask(Ask("call"))
+    stage.coordinator.poll()
     second = stage.committed().id
-    stage.conductor.waits(0, Waits(first, "behind"))
-    stage.conductor.waits(1, Waits(second, "before"))
-    stage.conductor.waits(1, Waits(second, "over"))
+    stage.coordinator.waits(0, Waits(first, "behind"))
+    stage.coordinator.waits(1, Waits(second, "before"))
+    stage.coordinator.waits(1, Waits(second, "over"))
     stage.write(second)
 
 
 def test_a_proposal_that_is_not_answered_is_given_up():
     stage = Stage(timeout_s=0.0)
-    stage.conductor.ask(Ask("call"))
+    stage.coordinator.ask(Ask("call"))
     stage.proposed()
-    stage.conductor.poll()
-    assert not stage.conductor.busy
-    assert stage.conductor.statistics["given_up"] == 1
+    stage.coordinator.poll()
+    assert not stage.coordinator.busy
+    assert stage.coordinator.statistics["given_up"] == 1
 
 
 def test_workers_that_finish_are_ready_and_the_end_gives_up_what_is_not_taken():
     stage = Stage(Triggers(every_steps=10))
     first = stage.proposed()
-    stage.conductor.agreed(0, Agreed(first.id, True, 3))
-    stage.conductor.worker_done(1)
+    stage.coordinator.agreed(0, Agreed(first.id, True, 3))
+    stage.coordinator.worker_done(1)
     said = stage.take()
     assert said == [("servers", Commit(first.id, 10)), (0, Commit(first.id, 10))]
-    stage.conductor.worker_done(0)
+    stage.coordinator.worker_done(0)
     assert stage.take() == [("servers", Abandon(first.id))]
-    assert stage.conductor.busy
+    assert stage.coordinator.busy
     for server in (0, 1):
-        stage.conductor.saved(server, Saved(first.id, "", "given up"))
-    assert not stage.conductor.busy
-    stage.conductor.ask(Ask("call"))
-    stage.conductor.poll()
+        stage.coordinator.saved(server, Saved(first.id, "", "given up"))
+    assert not stage.coordinator.busy
+    stage.coordinator.ask(Ask("call"))
+    stage.coordinator.poll()
     assert stage.take() == []
     assert stage.warnings == []
 
 
 def test_what_is_being_written_when_all_workers_finish_is_written():
     stage = Stage(common=False, n_workers=1, n_servers=1)
-    stage.conductor.ask(Ask("call"))
-    stage.conductor.poll()
+    stage.coordinator.ask(Ask("call"))
+    stage.coordinator.poll()
     number = stage.committed().id
-    stage.conductor.taken(0, Taken(number, True))
+    stage.coordinator.taken(0, Taken(number, True))
     stage.take()
-    stage.conductor.worker_done(0)
+    stage.coordinator.worker_done(0)
     assert stage.take() == []
-    assert stage.conductor.busy
-    stage.conductor.saved(0, Saved(number, "path", ""))
-    assert not stage.conductor.busy
+    assert stage.coordinator.busy
+    stage.coordinator.saved(0, Saved(number, "path", ""))
+    assert not stage.coordinator.busy
 
 
 def test_one_signal_that_reaches_all_ranks_is_one():
     stage = Stage(common=False)
-    stage.conductor.ask(Ask("signal", 100.0))
-    stage.conductor.ask(Ask("signal", 100.4))
-    stage.conductor.poll()
+    stage.coordinator.ask(Ask("signal", 100.0))
+    stage.coordinator.ask(Ask("signal", 100.4))
+    stage.coordinator.poll()
     number = stage.committed().id
     stage.write(number)
-    stage.conductor.ask(Ask("signal", 100.6))
-    stage.conductor.poll()
+    stage.coordinator.ask(Ask("signal", 100.6))
+    stage.coordinator.poll()
     assert stage.take() == []
-    stage.conductor.ask(Ask("signal", 200.0))
-    stage.conductor.poll()
+    stage.coordinator.ask(Ask("signal", 200.0))
+    stage.coordinator.poll()
     assert stage.committed().id == number + 1
-    assert stage.conductor.statistics["skipped"] == 0
+    assert stage.coordinator.statistics["skipped"] == 0
 
 
 def test_after_the_signal_the_job_ends_once_the_checkpoint_is_durable():
     stage = Stage(Triggers(on_usr1="exit"), common=False, n_servers=1)
-    stage.conductor.ask(Ask("call"))
-    stage.conductor.poll()
+    stage.coordinator.ask(Ask("call"))
+    stage.coordinator.poll()
     number = stage.committed().id
-    stage.conductor.taken(0, Taken(number, True))
-    stage.conductor.ask(Ask("signal", 100.0))
+    stage.coordinator.taken(0, Taken(number, True))
+    stage.coordinator.ask(Ask("signal", 100.0))
     with pytest.raises(LeavingError, match="a signal: wrote checkpoint step-7, exit 75") as caught:
-        stage.conductor.saved(0, Saved(number, "step-7", ""))
+        stage.coordinator.saved(0, Saved(number, "step-7", ""))
     assert caught.value.exit_code == 75
 
 
 def begun_again(stage: Stage, now: pytest.MonkeyPatch) -> int:
     """The id of the cut that follows one that came to nothing, and not at once."""
     stage.take()
-    stage.conductor.poll()
+    stage.coordinator.poll()
     assert stage.take() == []
     later = time.monotonic() + 3600
     now.setattr(time, "monotonic", lambda: later)
-    stage.conductor.poll()
+    stage.coordinator.poll()
     return stage.committed().id
 
 
@@ -374,30 +374,30 @@ def test_a_requested_exit_is_asked_for_again_after_a_cut_that_failed_or_was_give
     reason, monkeypatch
 ):
     stage = Stage(Triggers(on_usr1="exit"), common=False, n_servers=1)
-    stage.conductor.ask(Ask(reason, 100.0, why="SIGTERM"))
-    stage.conductor.poll()
+    stage.coordinator.ask(Ask(reason, 100.0, why="SIGTERM"))
+    stage.coordinator.poll()
     number = stage.committed().id
-    stage.conductor.taken(0, Taken(number, True))
-    stage.conductor.saved(0, Saved(number, "", "the disk is full"))
+    stage.coordinator.taken(0, Taken(number, True))
+    stage.coordinator.saved(0, Saved(number, "", "the disk is full"))
     assert "the disk is full; the job still has to end, so it tries again in" in stage.warnings[0]
     number = begun_again(stage, monkeypatch)
-    stage.conductor.taken(0, Taken(number, False))
-    stage.conductor.saved(0, Saved(number, "", "given up"))
+    stage.coordinator.taken(0, Taken(number, False))
+    stage.coordinator.saved(0, Saved(number, "", "given up"))
     assert "a checkpoint was given up" in stage.warnings[1]
     assert "tries again in" in stage.warnings[1]
     number = begun_again(stage, monkeypatch)
-    stage.conductor.taken(0, Taken(number, True))
+    stage.coordinator.taken(0, Taken(number, True))
     with pytest.raises(LeavingError, match="SIGTERM: wrote checkpoint step-7, exit 75"):
-        stage.conductor.saved(0, Saved(number, "step-7", ""))
-    assert stage.conductor.statistics["failed"] == stage.conductor.statistics["given_up"] == 1
+        stage.coordinator.saved(0, Saved(number, "step-7", ""))
+    assert stage.coordinator.statistics["failed"] == stage.coordinator.statistics["given_up"] == 1
 
 
 def test_a_proposal_that_comes_to_nothing_does_not_end_a_requested_exit(monkeypatch):
     stage = Stage(n_servers=1, timeout_s=0.0)
-    stage.conductor.ask(Ask("end", 100.0, why="SIGTERM"))
+    stage.coordinator.ask(Ask("end", 100.0, why="SIGTERM"))
     stage.proposed()
-    stage.conductor.poll()
-    assert not stage.conductor.busy
+    stage.coordinator.poll()
+    assert not stage.coordinator.busy
     stage.take()
     later = time.monotonic() + 3600
     monkeypatch.setattr(time, "monotonic", lambda: later)
@@ -410,30 +410,30 @@ def test_a_job_that_is_to_end_leaves_after_a_durable_cut_that_had_another_reason
     planned = stage.proposed()
     stage.agree(planned.id, 0, 0, clock=10)
     stage.committed()
-    stage.conductor.taken(0, Taken(planned.id, True))
-    stage.conductor.ask(Ask("signal", 100.0))
-    stage.conductor.taken(1, Taken(planned.id, True))
+    stage.coordinator.taken(0, Taken(planned.id, True))
+    stage.coordinator.ask(Ask("signal", 100.0))
+    stage.coordinator.taken(1, Taken(planned.id, True))
     assert stage.take() == [("servers", Write(planned.id))]
-    stage.conductor.saved(1, Saved(planned.id, "step-10", ""))
+    stage.coordinator.saved(1, Saved(planned.id, "step-10", ""))
     with pytest.raises(LeavingError, match="a signal: wrote checkpoint step-10"):
-        stage.conductor.saved(0, Saved(planned.id, "step-10", ""))
+        stage.coordinator.saved(0, Saved(planned.id, "step-10", ""))
 
 
 def test_while_a_job_that_is_to_end_waits_none_of_its_tries_follows_at_once(monkeypatch):
     """A full disk would be written to all the time, and training never come to its turn."""
     stage = Stage(common=False, n_servers=1)
-    stage.conductor.ask(Ask("end", 100.0, why="SIGTERM"))
+    stage.coordinator.ask(Ask("end", 100.0, why="SIGTERM"))
     now, tries = time.monotonic(), []
     while len(tries) < 8:
         monkeypatch.setattr(time, "monotonic", lambda at=now: at)
-        stage.conductor.poll()
+        stage.coordinator.poll()
         if not stage.take():
             now += 0.25
             continue
         tries.append(now)
         number = len(tries)
-        stage.conductor.taken(0, Taken(number, True))
-        stage.conductor.saved(0, Saved(number, "", "no room"))
+        stage.coordinator.taken(0, Taken(number, True))
+        stage.coordinator.saved(0, Saved(number, "", "no room"))
         stage.take()
     pauses = [b - a for a, b in itertools.pairwise(tries)]
     assert pauses[0] >= 1
@@ -444,44 +444,47 @@ def test_while_a_job_that_is_to_end_waits_none_of_its_tries_follows_at_once(monk
 def test_a_checkpoint_is_durable_also_if_older_ones_could_not_be_removed():
     note = "step-7 was written, but older checkpoints could not be removed: busy"
     stage = Stage(common=False, n_servers=2)
-    stage.conductor.ask(Ask("call"))
-    stage.conductor.poll()
+    stage.coordinator.ask(Ask("call"))
+    stage.coordinator.poll()
     number = stage.committed().id
     for server in (0, 1):
-        stage.conductor.taken(server, Taken(number, True))
-    stage.conductor.saved(0, Saved(number, "step-7", "", note))
-    stage.conductor.saved(1, Saved(number, "step-7", ""))
-    assert (stage.conductor.statistics["written"], stage.conductor.statistics["failed"]) == (1, 0)
-    assert stage.conductor.statistics["path"] == "step-7"
+        stage.coordinator.taken(server, Taken(number, True))
+    stage.coordinator.saved(0, Saved(number, "step-7", "", note))
+    stage.coordinator.saved(1, Saved(number, "step-7", ""))
+    assert (stage.coordinator.statistics["written"], stage.coordinator.statistics["failed"]) == (
+        1,
+        0,
+    )
+    assert stage.coordinator.statistics["path"] == "step-7"
     assert stage.warnings == [note]
     stage.take()
-    stage.conductor.ask(Ask("end", 100.0, why="SIGTERM"))
-    stage.conductor.poll()
+    stage.coordinator.ask(Ask("end", 100.0, why="SIGTERM"))
+    stage.coordinator.poll()
     number = stage.committed().id
     for server in (0, 1):
-        stage.conductor.taken(server, Taken(number, True))
-    stage.conductor.saved(1, Saved(number, "step-9", ""))
+        stage.coordinator.taken(server, Taken(number, True))
+    stage.coordinator.saved(1, Saved(number, "step-9", ""))
     with pytest.raises(LeavingError, match="SIGTERM: wrote checkpoint step-9, exit 75"):
-        stage.conductor.saved(0, Saved(number, "step-9", "", note))
+        stage.coordinator.saved(0, Saved(number, "step-9", "", note))
     assert stage.warnings == [note, note]
 
 
 @pytest.mark.parametrize("phase", ["proposed", "committed", "writing"])
 def test_who_is_told_to_end_leaves_after_the_cut_under_way(phase):
     stage = Stage(n_servers=1)
-    stage.conductor.ask(Ask("call"))
+    stage.coordinator.ask(Ask("call"))
     number = stage.proposed().id
     asks = [Ask("end", 100.0, why="SIGTERM"), Ask("end", 100.1, why="SIGTERM")]
     if phase == "proposed":
-        stage.conductor.ask(asks.pop())
+        stage.coordinator.ask(asks.pop())
     stage.agree(number, 0, 0, clock=1)
     stage.committed()
     if phase == "committed":
-        stage.conductor.ask(asks.pop())
-    stage.conductor.taken(0, Taken(number, True))
-    stage.conductor.ask(asks.pop())
+        stage.coordinator.ask(asks.pop())
+    stage.coordinator.taken(0, Taken(number, True))
+    stage.coordinator.ask(asks.pop())
     with pytest.raises(LeavingError, match="SIGTERM: wrote checkpoint step-7, exit 75"):
-        stage.conductor.saved(0, Saved(number, "step-7", ""))
+        stage.coordinator.saved(0, Saved(number, "step-7", ""))
 
 
 def test_who_is_told_to_end_does_not_wait_for_a_planned_cut():
@@ -489,23 +492,23 @@ def test_who_is_told_to_end_does_not_wait_for_a_planned_cut():
     planned = stage.proposed()
     stage.agree(planned.id, 0, 0, clock=1000)
     stage.committed()
-    stage.conductor.ask(Ask("end", 100.0, why="SIGTERM"))
+    stage.coordinator.ask(Ask("end", 100.0, why="SIGTERM"))
     stage.take()
-    stage.conductor.saved(0, Saved(planned.id, "", "given up"))
+    stage.coordinator.saved(0, Saved(planned.id, "", "given up"))
     with pytest.raises(LeavingError):
         stage.whole()
 
 
 def test_told_to_end_right_after_a_signal_to_go_on_counts():
     stage = Stage(common=False, n_servers=1)
-    stage.conductor.ask(Ask("signal", 100.0))
-    stage.conductor.ask(Ask("end", 100.1, why="SIGTERM"))
-    stage.conductor.ask(Ask("signal", 102.0))  # and does not take it back
-    stage.conductor.poll()
+    stage.coordinator.ask(Ask("signal", 100.0))
+    stage.coordinator.ask(Ask("end", 100.1, why="SIGTERM"))
+    stage.coordinator.ask(Ask("signal", 102.0))  # and does not take it back
+    stage.coordinator.poll()
     number = stage.committed().id
-    stage.conductor.taken(0, Taken(number, True))
+    stage.coordinator.taken(0, Taken(number, True))
     with pytest.raises(LeavingError, match="SIGTERM"):
-        stage.conductor.saved(0, Saved(number, "step-7", ""))
+        stage.coordinator.saved(0, Saved(number, "step-7", ""))
 
 
 @pytest.mark.parametrize(
@@ -542,6 +545,6 @@ def test_a_worker_agrees_only_to_clocks_that_are_to_come():
 
 def test_before_a_sign_of_life_a_cut_is_proposed_beyond_where_workers_go_on():
     stage = Stage()
-    stage.conductor.begin_at(1000)
-    stage.conductor.ask(Ask("call", 0.0, 0))
+    stage.coordinator.begin_at(1000)
+    stage.coordinator.ask(Ask("call", 0.0, 0))
     assert stage.proposed().clock > 1000

@@ -33,7 +33,7 @@ def test_nothing_behind_the_record_is_taken_until_all_rings_stand_at_theirs(cons
     rig.drain()
     assert rig.core.cut_ready()
     assert rig.values().tolist() == [-11.0] * 3
-    assert [rig.core.said(w) for w in (0, 1)] == [b"zero", b"one"]
+    assert [rig.core.position_text(w) for w in (0, 1)] == [b"zero", b"one"]
     assert [rig.core.applied(w) for w in (0, 1)] == [2, 2]
     rig.core.release_cut(7)
     for w in (0, 1):
@@ -74,7 +74,7 @@ def test_records_of_a_cut_that_was_given_up_hold_nothing_also_if_they_come_later
     push(rig, 1, 0, 2.0)
     rig.drain()
     assert rig.values().tolist() == [-3.0] * 3
-    assert rig.core.said(1) == b"late"
+    assert rig.core.position_text(1) == b"late"
 
 
 def test_a_record_of_another_cut_is_not_taken_for_the_one_expected():
@@ -95,7 +95,7 @@ def test_cut_0_says_where_a_worker_is_and_holds_nothing():
     assert rig.writers[0].cut(0, 0, 0, b"here")
     push(rig, 0, 0, 1.0)
     rig.drain()
-    assert rig.core.said(0) == b"here"
+    assert rig.core.position_text(0) == b"here"
     assert rig.values().tolist() == [-1.0] * 3
 
 

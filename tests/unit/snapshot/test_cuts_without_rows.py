@@ -18,7 +18,7 @@ from mpips.model.placement import place
 from mpips.recovery.saving import Saving
 from mpips.server.server import Server
 from mpips.session.local import run_local
-from mpips.snapshot.copy import Shadow, shards_in_place
+from mpips.snapshot.copy import ServerCopy, shards_in_place
 from mpips.transport.region import Regions, new_token
 
 
@@ -39,10 +39,10 @@ def arrays(shards):
 def test_a_copy_of_tables_without_a_row_is_what_the_server_holds(optimizer):
     options = {} if optimizer is None else {"optimizer": optimizer}
     rig = Rig(dense(), rows(name="e", **options), rows(name="f", **options))
-    shadow = Shadow(rig.server, rig.placement, rig.tables)
+    copied_server = ServerCopy(rig.server, rig.placement, rig.tables)
 
     def check():
-        copied = arrays(shadow.copy())
+        copied = arrays(copied_server.copy())
         assert copied == arrays(shards_in_place(rig.server, rig.placement, rig.tables))
 
     check()
@@ -53,15 +53,15 @@ def test_a_copy_of_tables_without_a_row_is_what_the_server_holds(optimizer):
         if step:
             worker.table("f").push(keys, np.ones((keys.size, 4), np.float32)).wait()
         check()
-    assert not shadow.lacks_room()
+    assert not copied_server.lacks_room()
 
 
 def test_room_for_a_table_without_a_row_is_not_looked_for_again_and_again():
     rig = Rig(dense(), rows())
-    shadow = Shadow(rig.server, rig.placement, rig.tables)
-    for _ in shadow.make_room():
+    copied_server = ServerCopy(rig.server, rig.placement, rig.tables)
+    for _ in copied_server.make_room():
         pass
-    assert not shadow.lacks_room()
+    assert not copied_server.lacks_room()
 
 
 @pytest.mark.parametrize("server", [0, 1, 2])
@@ -74,7 +74,7 @@ def test_a_server_that_holds_nothing_of_some_tables_copies_the_others(server):
     made = Server(server, tables, placement, regions, 0, True, None)
     if server == 1:
         made.core.load_rows(1, np.arange(10, 20), np.ones((10, 4), np.float32))
-    copied = arrays(Shadow(made, placement, tables).copy())
+    copied = arrays(ServerCopy(made, placement, tables).copy())
     assert copied == arrays(shards_in_place(made, placement, tables))
 
 

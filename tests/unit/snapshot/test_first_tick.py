@@ -17,7 +17,7 @@ from harness import Rig, dense, rows
 
 import mpips
 from mpips.checkpoint import list_checkpoints, open_checkpoint
-from mpips.checkpoint.position import Part, decode_part
+from mpips.checkpoint.position import PositionPart, decode_part
 from mpips.config.schema import JobConfig, load_config
 from mpips.data import Cursor, Sampling
 from mpips.model.consistency import ASP
@@ -125,7 +125,9 @@ def planned(
     return wanted, inputs, plan_saving(wanted, inputs, n_workers, None, "run")
 
 
-def said_in_first_gather(inputs: Inputs, saving: Saving, n_workers: int, index: int) -> Part:
+def said_in_first_gather(
+    inputs: Inputs, saving: Saving, n_workers: int, index: int
+) -> PositionPart:
     """What the cut record holds that a worker writes while it waits for the others' moments."""
     rig = Rig(*inputs.tables, n_workers=n_workers, n_slots=8)
     worker = Worker(
@@ -143,7 +145,7 @@ def said_in_first_gather(inputs: Inputs, saving: Saving, n_workers: int, index: 
     ready(worker, inputs, 0)
     assert control.waited >= 2
     assert rig.core.holds_cut()
-    return decode_part(rig.core.said(index))
+    return decode_part(rig.core.position_text(index))
 
 
 @pytest.mark.parametrize(
@@ -249,7 +251,7 @@ def test_a_script_that_has_not_said_its_place_is_in_no_cut_before_its_first_tick
         worker.clock()
     rig.drain()
     assert rig.core.holds_cut()
-    assert decode_part(rig.core.said(0)).cursor == {"clock": 1}
+    assert decode_part(rig.core.position_text(0)).cursor == {"clock": 1}
 
 
 def test_a_script_goes_on_warm_before_its_first_tick_as_from_the_checkpoint(

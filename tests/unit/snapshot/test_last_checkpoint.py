@@ -21,8 +21,8 @@ from mpips.recovery.saving import Saving
 from mpips.rundir.directory import Lease, RunFolder, Supervised, replace_json
 from mpips.scheduler.recorder import is_saved
 from mpips.session.local import run_local
-from mpips.snapshot import coordinator as conductor_module
-from mpips.snapshot import server_part as keeper_module
+from mpips.snapshot import coordinator as coordinator_module
+from mpips.snapshot import server_part as server_part_module
 from mpips.worker.worker import Worker
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -33,9 +33,9 @@ BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the scheduler warns of; pauses take no time."""
     found: list[str] = []
-    monkeypatch.setattr(conductor_module, "_warn", found.append)
-    monkeypatch.setattr(keeper_module, "_TRIES_S", (0.0, 0.0, 0.0, 0.0), raising=False)
-    monkeypatch.setattr(keeper_module, "_FULL_S", 0.0, raising=False)
+    monkeypatch.setattr(coordinator_module, "_warn", found.append)
+    monkeypatch.setattr(server_part_module, "_TRIES_S", (0.0, 0.0, 0.0, 0.0), raising=False)
+    monkeypatch.setattr(server_part_module, "_FULL_S", 0.0, raising=False)
     return found
 
 
@@ -45,7 +45,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     run = RunFolder.create(tmp_path, "job")
     replace_json(run.lease_file, Lease(generation=0, host="h", pid=1, time_s=time.time()))
     supervised = Supervised(run, run.path.name, run.info().token, 0)
-    monkeypatch.setattr(keeper_module.directory, "current", lambda: supervised)
+    monkeypatch.setattr(server_part_module.directory, "current", lambda: supervised)
     return run.checkpoints
 
 
@@ -115,7 +115,7 @@ def test_a_checkpoint_is_not_written_twice_because_older_ones_stay(
 ) -> None:
     calls: list[int] = []
     error = CheckpointError("step-1: cannot be removed: Input/output error")
-    monkeypatch.setattr(keeper_module, "retain", failing(1, error, str, calls))
+    monkeypatch.setattr(server_part_module, "retain", failing(1, error, str, calls))
     assert is_saved(train(folder))
     assert [path.name for path in folder.glob("step-*")] == ["step-000000000001"]
 

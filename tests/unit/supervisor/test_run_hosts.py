@@ -206,7 +206,7 @@ def test_hosts_are_cleared_through_the_agent_of_the_launcher(tmp_path: Path) -> 
         env = {**os.environ, "PRTE_MCA_plm_ssh_agent": str(agent)}
         failed, memory = clear(["good", "bad"], run, 0, "0123456789abcdef", env)
         assert failed == {"bad": "no route"}
-        assert memory == {"good": reap.Memory(1)}
+        assert memory == {"good": reap.LeftMemory(1)}
         assert left.wait(5) == -signal.SIGKILL
         assert not region.exists()
         assert sorted((tmp_path / "asked").read_text().split()) == ["bad", "good"]
@@ -229,7 +229,7 @@ def test_reaping_is_a_program_of_its_own(tmp_path: Path) -> None:
     # On other hosts it runs without mpips and its libraries.
     command = [sys.executable, "-I", "-S", reap.__file__, str(tmp_path), "0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-    found = {"processes": 0, "removed": 0, "kept_bytes": 0, "foreign": []}
+    found = {"processes": 0, "removed": 0, "remaining_bytes": 0, "foreign": []}
     assert json.loads(done.stdout) == found
 
 
@@ -259,7 +259,7 @@ def test_files_of_another_user_are_named_and_stay(tmp_path: Path, what: str) -> 
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
         # A mark of another user makes no memory complete.
-        assert (found["removed"], found["kept_bytes"]) == (1, 0)
+        assert (found["removed"], found["remaining_bytes"]) == (1, 0)
         assert set(found["foreign"]) == {str(path) for path in foreign}
         assert all(path.read_text() == "3" for path in foreign)
         assert not own.exists()
@@ -279,11 +279,11 @@ def test_memory_is_kept_only_where_a_launch_can_go_on_in_it() -> None:
         for path in (*kept, plain):
             path.write_bytes(b"3" * 4096)
             os.utime(path, (1, 1))
-        assert reap.keep(token) == reap.Memory(1, 2 * 4096)
+        assert reap.keep(token) == reap.LeftMemory(1, 2 * 4096)
         assert not plain.exists()
         assert all(path.stat().st_mtime > 1 for path in kept)
         kept[1].unlink()
-        assert reap.keep(token) == reap.Memory(1)
+        assert reap.keep(token) == reap.LeftMemory(1)
         assert not kept[0].exists()
     finally:
         for path in (*kept, plain):

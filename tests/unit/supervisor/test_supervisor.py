@@ -28,7 +28,7 @@ from mpips.supervisor.launcher import Launcher, find_launcher
 from mpips.supervisor.lease import LeaseHolder, LeaseLostError
 from mpips.supervisor.reap import state_of
 from mpips.supervisor.stopping import Signals
-from mpips.supervisor.supervise import Plan, Supervisor, make_run
+from mpips.supervisor.supervise import SupervisionPlan, Supervisor, make_run
 
 FAKE = Path(__file__).parents[2] / "support/fake_mpirun.py"
 RULE = "-" * 74
@@ -68,7 +68,7 @@ class Case:
 
     def run(self, *script: dict[str, Any]) -> int:
         self._patch.setenv("FAKE_MPIRUN", json.dumps(script))
-        plan = Plan(
+        plan = SupervisionPlan(
             self.run_folder, self.config, self.pool, self.launcher, self.max_restarts, self.more
         )
         grace_s = next((act["grace_s"] for act in script if "grace_s" in act), 1.0)
@@ -222,13 +222,13 @@ def test_the_scheduler_names_the_silent_rank(case: Case) -> None:
         "kind": "silent",
         "about": 3,
         "role": "worker 1",
-        "message": "worker 1 has given no sign of life for 2.0 s",
+        "message": "worker 1 has sent no heartbeat for 2.0 s",
         "time_s": 2.0,
     }
     case.max_restarts = 0
     assert case.run({"words": [waiting, silent], "code": 124, "ranks": TABLE}) == 124
     assert "worker 1 (rank 3, pid 931) on node2" in case.text
-    assert "no sign of life" in case.text
+    assert "no heartbeat" in case.text
 
 
 def test_restarts_are_bounded(case: Case) -> None:
@@ -572,7 +572,7 @@ def test_a_clock_that_is_ahead_hides_no_silence(
     monkeypatch.setattr(supervise_module, "silence_limit_s", lambda timeout_s: 1.0)
     case.max_restarts = 0
     assert case.run({"sleep": 6, "ahead": 1e6}) == 124
-    assert "no rank has given a sign of life for 1 s" in case.text
+    assert "no rank has sent a heartbeat for 1 s" in case.text
 
 
 def test_a_status_that_cannot_be_written_is_no_silence(
@@ -618,7 +618,7 @@ def test_silence_of_all_ranks_ends_an_attempt(case: Case, monkeypatch: pytest.Mo
     monkeypatch.setattr(supervise, "silence_limit_s", lambda timeout_s: 1.0)
     case.max_restarts = 0
     assert case.run({"sleep": 60, "spawn": 1}) == 124
-    assert "no rank has given a sign of life for 1 s" in case.text
+    assert "no rank has sent a heartbeat for 1 s" in case.text
 
 
 def test_a_launcher_that_does_not_end_after_its_ranks_is_ended(

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from mpips.mpi.failure_report import LastWords
+from mpips.mpi.failure_report import FailureReport
 from mpips.rundir.directory import RankPlace, Status
 from mpips.supervisor.attempt import Ended
-from mpips.supervisor.verdict import CRASHED, PREEMPTED, STALLED, Death, judge, read_words
+from mpips.supervisor.verdict import CRASHED, PREEMPTED, STALLED, Death, judge, read_reports
 
 RANKS = tuple(RankPlace(rank=r, role=f"worker {r}", host="node1", pid=100 + r) for r in range(3))
 STATUS = Status(state="running", generation=0, time_s=1.0, ranks=RANKS)
@@ -61,7 +61,7 @@ INTEL = """
 
 
 def verdict_on(folder: Path, **fields: Any) -> Any:
-    given: dict[str, Any] = {"code": 1, "pid": 7, "seconds": 1.0, "said": "", "status": STATUS}
+    given: dict[str, Any] = {"code": 1, "pid": 7, "seconds": 1.0, "stderr": "", "status": STATUS}
     (folder / "launcher.log").touch()
     return judge(Ended(**{**given, **fields}), False, folder)
 
@@ -84,14 +84,14 @@ def death_of(folder: Path, **fields: Any) -> Death:
 def test_a_rank_is_found_in_what_the_launcher_says(
     tmp_path: Path, said: str, rank: int, cause: str
 ) -> None:
-    death = death_of(tmp_path, said=said)
+    death = death_of(tmp_path, stderr=said)
     assert (death.rank, death.role, death.host) == (rank, f"worker {rank}", "node1")
     assert death.pid == 100 + rank
     assert death.cause.startswith(cause)
 
 
 def test_where_the_launcher_names_a_wrong_rank_the_order_of_ends_tells(tmp_path: Path) -> None:
-    death = death_of(tmp_path, said=MPICH, gone=(2, 0, 1))
+    death = death_of(tmp_path, stderr=MPICH, gone=(2, 0, 1))
     assert (death.rank, death.pid) == (2, 102)
     assert death.cause.startswith("killed by SIGSEGV (signal 11)")
     # The stacks that the signal left are better evidence still.
@@ -100,27 +100,27 @@ def test_where_the_launcher_names_a_wrong_rank_the_order_of_ends_tells(tmp_path:
         "Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n"
         '  File "x.py", line 3 in f\n'
     )
-    death = death_of(tmp_path, said=MPICH, gone=(2, 0, 1))
+    death = death_of(tmp_path, stderr=MPICH, gone=(2, 0, 1))
     assert death.rank == 1
     assert 'File "x.py", line 3 in f' in death.details
     # Nothing is known: nobody is accused.
     (tmp_path / "rank-1.log").unlink()
-    assert death_of(tmp_path, said=MPICH).rank == -1
+    assert death_of(tmp_path, stderr=MPICH).rank == -1
 
 
 @pytest.mark.parametrize("said", [OPENMPI_5_DAEMON, OPENMPI_4_LOST])
 def test_a_host_is_found_in_what_the_launcher_says(tmp_path: Path, said: str) -> None:
-    death = death_of(tmp_path, said=said, code=0)
+    death = death_of(tmp_path, stderr=said, code=0)
     assert (death.rank, death.host) == (-1, "node2")
 
 
 def test_memory_kills_are_told(tmp_path: Path) -> None:
-    death = death_of(tmp_path, said=OPENMPI_4, out_of_memory=2)
+    death = death_of(tmp_path, stderr=OPENMPI_4, out_of_memory=2)
     assert "the kernel ran out of memory on this host (2 killed)" in death.cause
 
 
 def test_a_stop_explains_a_launcher_that_had_to_be_killed(tmp_path: Path) -> None:
-    verdict = verdict_on(tmp_path, code=-9, stopped={2: 5.0, 1: 4.0}, cut_off="no sign of life")
+    verdict = verdict_on(tmp_path, code=-9, stopped={2: 5.0, 1: 4.0}, cut_off="no heartbeat")
     assert verdict.kind == STALLED
     assert verdict.exit_code == 124
     assert verdict.death.rank == 1
@@ -128,7 +128,7 @@ def test_a_stop_explains_a_launcher_that_had_to_be_killed(tmp_path: Path) -> Non
 
 def test_damaged_last_words_are_no_words(tmp_path: Path) -> None:
     (tmp_path / "words-1.json").write_text('{"rank": 1, "abo')
-    verdict = verdict_on(tmp_path, said=OPENMPI_4)
+    verdict = verdict_on(tmp_path, stderr=OPENMPI_4)
     assert verdict.kind == CRASHED
     assert verdict.death.rank == 1
 
@@ -144,7 +144,7 @@ def test_words_of_one_host_are_ordered_by_a_clock_that_nobody_sets(
 ) -> None:
     # The wall clock was set back after the words of rank 2. Clocks of two hosts do not count from one time.
     for rank, host, time_s, up_s in ((1, hosts[0], 10.0, 501.0), (2, hosts[1], 900.0, 500.0)):
-        words = LastWords(
+        words = FailureReport(
             rank=rank,
             about=rank,
             host=host,
@@ -156,4 +156,4 @@ def test_words_of_one_host_are_ordered_by_a_clock_that_nobody_sets(
             up_s=up_s,
         )
         (tmp_path / f"words-{rank}.json").write_bytes(msgspec.json.encode(words))
-    assert [w.rank for w in read_words(tmp_path)] == [first, 3 - first]
+    assert [w.rank for w in read_reports(tmp_path)] == [first, 3 - first]

@@ -19,9 +19,9 @@ from mpips.transport.region import (
     Regions,
     attach,
     find_segment,
-    kept,
     new_token,
     own_segments,
+    persistent,
     region_name,
     sweep,
     unlink_job,
@@ -157,7 +157,7 @@ def test_creating_while_others_sweep_always_succeeds(token):
 
 
 def test_old_staging_memory_goes_unless_updates_lie_in_it(token):
-    token = kept(token)
+    token = persistent(token)
     regions = Regions(token, shared=True)
     parts = ["w0-0", "w1-0", "w0-3", "w0-4", "w1-4", "s0", "s0-journal"]
     segments = [regions.create(part, 4096) for part in parts]
@@ -185,7 +185,7 @@ def age(token):
 
 @pytest.mark.usefixtures("old_machine")
 def test_a_launch_does_not_sweep_the_memory_of_its_own_run(token):
-    token, other = kept(token), kept(new_token())
+    token, other = persistent(token), persistent(new_token())
     for name in (token, other):
         regions = Regions(name, shared=True)
         segments = [regions.create(part, PAGE) for part in ("s0", "w0-0", "w1-4")]
@@ -215,7 +215,7 @@ def test_memory_that_no_launch_can_go_on_in_is_swept_by_the_next_one(token, supe
 
 
 def test_no_segment_is_older_than_the_machine_has_been_up(token, monkeypatch):
-    token = kept(token)
+    token = persistent(token)
     segment = Regions(token, shared=True).create("s0", PAGE)
     del segment
     age(token)
@@ -227,7 +227,7 @@ def test_no_segment_is_older_than_the_machine_has_been_up(token, monkeypatch):
 
 
 def test_every_rank_renews_the_times_of_all_memory_of_its_run(token):
-    token = kept(token)
+    token = persistent(token)
     earlier = Regions(token, shared=True)
     segments = [earlier.create(part, PAGE) for part in ("s0", "s0-journal", "w0-0")]
     age(token)
@@ -242,7 +242,7 @@ def test_every_rank_renews_the_times_of_all_memory_of_its_run(token):
 def test_names_of_segments_to_come_cannot_be_known(token):
     if os.geteuid() != 0:
         pytest.skip("only root can give a file to another user")
-    token = kept(token)
+    token = persistent(token)
     regions = Regions(token, shared=True)
     first = regions.create("w0-0", PAGE)
     digits = find_segment(token, "w0-0").name.partition(".")[2].partition("-")[0]
@@ -270,7 +270,7 @@ def test_names_of_segments_to_come_cannot_be_known(token):
 
 
 def test_a_run_has_one_segment_of_a_part(token):
-    token = kept(token)
+    token = persistent(token)
     first = Regions(token, shared=True).create("s0", PAGE)
     with pytest.raises(RegionError, match="File exists"):
         Regions(token, shared=True).create("s0", PAGE)

@@ -15,7 +15,7 @@ from pathlib import Path
 from mpips.rundir.directory import RunFolder
 from mpips.supervisor.hosts import clear, is_here
 from mpips.supervisor.lease import LeaseHolder
-from mpips.supervisor.reap import Memory, forget, keep, reap, segments
+from mpips.supervisor.reap import LeftMemory, forget, keep, reap, segments
 from mpips.transport.region import KEEP_S, MARK
 
 
@@ -28,13 +28,13 @@ class Settled:
         silent: Why, of each host that did not answer; what is there stays as it is.
     """
 
-    memory: dict[str, Memory]
+    memory: dict[str, LeftMemory]
     silent: dict[str, str]
 
     @property
-    def kept_bytes(self) -> int:
+    def remaining_bytes(self) -> int:
         """Size of what stays, on all hosts that answered."""
-        return sum(memory.kept_bytes for memory in self.memory.values())
+        return sum(memory.remaining_bytes for memory in self.memory.values())
 
     def describe(self, run: Path, step: int) -> str:
         """What stays and what to do with it, for people; "" if nothing does.
@@ -43,13 +43,13 @@ class Settled:
             run: The run directory.
             step: That the memory holds at least; 0: unknown.
         """
-        hosts = [host for host, memory in self.memory.items() if memory.kept_bytes]
+        hosts = [host for host, memory in self.memory.items() if memory.remaining_bytes]
         parts = []
         if hosts:
             what = f"step {step} or later, " if step else ""
             parts.append(
-                f"{what}kept in /dev/shm of {', '.join(hosts)} ({self.kept_bytes / 2**20:.1f} MiB), until no "
-                f"process has used it for {KEEP_S / 3600:.0f} hours or the host restarts"
+                f"{what}kept in /dev/shm of {', '.join(hosts)} ({self.remaining_bytes / 2**20:.1f} MiB), "
+                f"until no process has used it for {KEEP_S / 3600:.0f} hours or the host restarts"
             )
         for host, why in self.silent.items():
             parts.append(f"{host} did not answer ({why}): what is there stays as long")
@@ -74,7 +74,7 @@ def foreign_here(token: str) -> list[str]:
     return [foreign_line(str(path), host) for path in segments(token)[1]]
 
 
-def is_kept_here(token: str) -> bool:
+def is_memory_here(token: str) -> bool:
     """Whether memory in which a launch can go on is on this host."""
     return any(path.name.endswith(MARK) for path in segments(token)[0])
 
