@@ -40,7 +40,8 @@ from mpips.model.partition import (
 )
 from mpips.model.python_rule import PythonRule
 from mpips.model.table import DenseTable, EmbeddingTable
-from mpips.session.session import Outcome, run
+from mpips.session.driver import Outcome
+from mpips.session.session import run
 from mpips.worker.requests import PushResult, Request
 from mpips.worker.worker import Worker
 

@@ -20,7 +20,7 @@ from mpips.mpi import launch
 from mpips.rundir import directory
 
 if TYPE_CHECKING:
-    from mpips.session.session import Outcome
+    from mpips.session.driver import Outcome
 
 _PROGRESS = ["auto", "rich", "plain", "none"]
 # Flags of a job by their parameter's name, and the keys that they set.

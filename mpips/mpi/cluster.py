@@ -20,7 +20,7 @@ from mpips.mpi.roles import Assignment, assign
 from mpips.mpi.siblings import process_state
 from mpips.mpi.topology import Topology, find_topology
 from mpips.mpi.watchdog import Watchdog
-from mpips.rundir import directory
+from mpips.rundir.directory import Supervised
 from mpips.transport.region import is_persistent, new_token, unlink_job
 
 Value = TypeVar("Value")
@@ -34,15 +34,21 @@ class Cluster:
         token: Names this job's regions; the same on every rank.
     """
 
-    def __init__(self, comm: MPI.Intracomm, n_servers: int | None, timeout_s: float) -> None:
-        """Find out who shares a node and assign roles.
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        n_servers: int | None,
+        timeout_s: float,
+        run: Supervised | None = None,
+    ) -> None:
+        """Find out who shares a node and assign roles. `run`: the supervised run that this launch is of.
 
         Raises:
             ConfigError: The number of servers does not fit the number of ranks (on every rank).
         """
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
-        run = directory.current()
+        self._run = run
         self.token = new_token() if run is None else run.token
         self.watchdog = Watchdog(f"rank {self.rank}", timeout_s, self.last_rites)
         self.watchdog.start()
@@ -111,7 +117,7 @@ class Cluster:
             MpipsError: The first rank's error, naming the rank if not all have it.
         """
         cause: Exception | None = None
-        watched = self._attendance.lengthy(_show_heartbeat) if lengthy else nullcontext()
+        watched = self._attendance.lengthy(self._show_heartbeat) if lengthy else nullcontext()
         try:
             with watched:
                 mine: dict[str, Any] = {"value": work()}
@@ -197,9 +203,7 @@ class Cluster:
         else:
             self.watchdog.stop()
 
-
-def _show_heartbeat() -> None:
-    """Tell the supervisor, if there is one, that the job starts up and makes progress."""
-    run = directory.current()
-    if run is not None:
-        run.show_heartbeat()
+    def _show_heartbeat(self) -> None:
+        """Show the supervisor, if there is one, that the job starts up and makes progress."""
+        if self._run is not None:
+            self._run.show_heartbeat()

@@ -40,7 +40,7 @@ from typing import Any
 from mpips.mpi import early_signals
 from mpips.mpi.messages import Ask
 from mpips.process import forked
-from mpips.rundir import directory
+from mpips.rundir.directory import Supervised
 
 ONE_SIGNAL_S = (
     0.3  # what comes within it is one: mpirun passes on what the batch system sends to all
@@ -74,11 +74,12 @@ class SignalRequests:
         is_over: The block was left without an error.
     """
 
-    def __init__(self, wanted: bool, grace_s: float = 0.0) -> None:
-        """`wanted` False: the block changes nothing."""
+    def __init__(self, wanted: bool, grace_s: float = 0.0, run: Supervised | None = None) -> None:
+        """`wanted` False: the block changes nothing; `run`: the supervised run of this rank."""
         here = threading.current_thread() is threading.main_thread()
         self._wanted = wanted and here
-        self.grace_s = grace_s if self._wanted and directory.current() is None else 0.0
+        self._run = run
+        self.grace_s = grace_s if self._wanted and run is None else 0.0
         self._continued_at = float("-inf")
         self.expired = self.is_over = False
         self._usr1_at = 0.0
@@ -164,8 +165,7 @@ class SignalRequests:
             return None
         at, self._usr1_at = self._usr1_at, 0.0
         # `mpips run` says by a file that it wants the job to end.
-        run = directory.current()
-        why = run.asked_to_leave() if run is not None else ""
+        why = self._run.asked_to_leave() if self._run is not None else ""
         return Ask("end", at, why=why) if why else Ask("signal", at, why="SIGUSR1")
 
     def say_end(self, code: object, newest: str) -> None:
@@ -189,11 +189,11 @@ class _Handlers:
 
 
 @contextmanager
-def signals_unwind() -> Iterator[None]:
+def signals_unwind(run: Supervised | None = None) -> Iterator[None]:
     """Turn SIGTERM into an exception while a job runs, where this is the main thread.
 
     SIGUSR1 is remembered until the job is at work. SIGUSR2 writes the stacks of all threads to stderr, or
-    to the rank's log in a supervised run.
+    to the rank's log in a supervised `run`.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -202,8 +202,8 @@ def signals_unwind() -> Iterator[None]:
     def terminate(number: int, frame: FrameType | None) -> None:
         raise TerminatedError(128 + number)
 
-    # Under a supervisor the rank's log is registered, see lastwords.
-    dumps_here = directory.current() is None
+    # Under a supervisor the rank's log is registered, see failure_report.
+    dumps_here = run is None
     old = _Handlers({n: signal.signal(n, h) for n, h in _handlers(terminate)})
     forked.register(old)
     if dumps_here:

@@ -18,9 +18,10 @@ from mpips.mpi.roles import Assignment, assign
 from mpips.plan import needs as need
 from mpips.plan.predict import Costs, Prediction, predict
 from mpips.plan.rehearsal import Rehearsal, rehearse
+from mpips.session.driver import OneRank
 from mpips.training.epochs import Inputs
 from mpips.training.preflight import preflight
-from mpips.training.train import OneRank, prepare
+from mpips.training.train import prepare
 
 _RANGE_STEPS = 15
 _RANGE_S = 1.5  # seconds of rehearsal for one number of servers

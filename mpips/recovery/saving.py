@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from mpips.checkpoint import Manifest, Retention, WorkerState
 from mpips.checkpoint.position import Position
@@ -86,3 +86,36 @@ class Saving:
             places=places,
             notes=notes,
         )
+
+
+class SavingPlan(Protocol):
+    """What a job saves, in two steps: to verify a checkpoint takes time, and memory may make it needless."""
+
+    def draft(self) -> Saving:
+        """Return what is saved, without a checkpoint to start from. Local and quick."""
+
+    def choose(self) -> Saving:
+        """Return the same with the checkpoint to start from. Collective over the job's ranks; blocks.
+
+        Raises:
+            ConfigError, CheckpointError: The checkpoint that was asked for cannot be used.
+        """
+
+
+@dataclass(frozen=True)
+class FixedPlan:
+    """A plan that is decided already.
+
+    Attributes:
+        saving: What both steps return.
+    """
+
+    saving: Saving
+
+    def draft(self) -> Saving:
+        """Return `saving`."""
+        return self.saving
+
+    def choose(self) -> Saving:
+        """Return `saving`."""
+        return self.saving

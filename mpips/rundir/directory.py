@@ -427,9 +427,8 @@ def current(env: Mapping[str, str] = os.environ) -> Supervised | None:
     return _supervised(folder, int(generation))
 
 
-def run_id(token: str) -> str:
-    """What names the run in its checkpoints: the supervised run's id, else the job's token."""
-    run = current()
+def run_id(run: Supervised | None, token: str) -> str:
+    """Return what names the run in its checkpoints: the supervised run's id, else the job's token."""
     return token if run is None else run.run_id
 
 

@@ -24,7 +24,6 @@ from mpips.rundir.directory import (
     StartPoint,
     Status,
     Supervised,
-    current,
     replace_json,
 )
 from mpips.rundir.files import Event, Ranks
@@ -287,6 +286,7 @@ def _rounded(value: float | None, digits: int) -> float | None:
 
 
 def open_recorder(
+    run: Supervised | None,
     rank_table: RankTable,
     saving: Saving | None,
     run_progress: RunProgress | None = None,
@@ -295,12 +295,12 @@ def open_recorder(
     """The record of this attempt; None if nobody supervises.
 
     Args:
+        run: The supervised run of which this launch is an attempt, or None.
         rank_table: What every rank does.
         saving: What the job starts from.
         run_progress: Tells how far the run is.
         in_memory: The next launch can go on in what this one leaves.
     """
-    run = current()
     if run is None:
         return None
     start, first_clock = _start_of(saving)

@@ -27,6 +27,7 @@ from mpips.mpi.watchdog import watching
 from mpips.process import forked
 from mpips.recovery.restore import restore
 from mpips.recovery.saving import Saving
+from mpips.rundir.directory import Supervised
 from mpips.scheduler.rank_table import RankTable
 from mpips.scheduler.recorder import RunRecorder
 from mpips.server.server import Server
@@ -114,18 +115,28 @@ class LocalKeeping:
         options: SessionOptions,
         tables: Sequence[Table],
         control: LocalControl,
+        run: Supervised | None,
     ) -> None:
-        """`connect` comes before anything else."""
+        """`connect` comes before anything else; `run`: the supervised run of this process."""
         self._saving = saving
         self._options = options
         self._tables = tables
         self._control = control
+        self._run = run
 
     def connect(self, server: Server, placement: Placement) -> None:
         """Make the server's part, and the scheduler's if checkpoints are wanted."""
         timeout_s = self._options.timeout_s
         self.server_part = ServerPart(
-            self._saving, server, placement, self._tables, 1, None, timeout_s, self._deliver
+            self._saving,
+            server,
+            placement,
+            self._tables,
+            1,
+            None,
+            timeout_s,
+            self._deliver,
+            self._run,
         )
         if self._saving.folder is None:
             return
@@ -183,6 +194,7 @@ def run_local(
     saving: Saving | None = None,
     recorder: RunRecorder | None = None,
     rank_table: RankTable | None = None,
+    run: Supervised | None = None,
 ) -> tuple[Any, dict[str, Any]]:
     """Run `main` with a worker and a server of this process; returns its value and statistics.
 
@@ -193,7 +205,8 @@ def run_local(
         on_report: Called with (epoch, clock, samples, loss_sum).
         saving: Where to save and what to start from.
         recorder: Records a supervised run.
-        rank_table: SignalRequests what this process does.
+        rank_table: Shows what this process does.
+        run: The supervised run of this process.
     """
     placement = place(tables, 1, 1, options.ring_slots, options.slot_kib * 1024)
     regions = Regions(new_token(), shared=False)
@@ -214,10 +227,10 @@ def run_local(
     staging = regions.create_sparse("w0", options.staging_mib << 20)
     server.core.set_staging(0, staging)
     control = LocalControl(on_report, recorder, rank_table)
-    keeping = LocalKeeping(saving, options, tables, control)
+    keeping = LocalKeeping(saving, options, tables, control, run)
     keeping.connect(server, placement)
     with (
-        SignalRequests(saving.folder is not None, saving.triggers.grace_s) as requests,
+        SignalRequests(saving.folder is not None, saving.triggers.grace_s, run) as requests,
         watching(requests),
     ):
 

@@ -1,36 +1,26 @@
-"""A session: ranks take their roles, regions and channels are made, the work runs, all is cleaned up.
-
-`run` is the whole life of a job. With one rank everything is in this process and MPI is not touched.
-"""
+"""`mpips.run`: a worker function on tables. With one rank everything is in this process, without MPI."""
 
 from __future__ import annotations
 
-import os
-import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpips.checkpoint.start import find_start
 from mpips.config.options import SessionOptions
 from mpips.config.triggers import Triggers
-from mpips.errors import ConfigError, LeavingError, MpipsError
+from mpips.errors import ConfigError, MpipsError
 from mpips.model.table import Table, check_tables
 from mpips.mpi import failure_report, launch
 from mpips.mpi.roles import check_servers
-from mpips.mpi.signals import signals_unwind
 from mpips.process import forked
-from mpips.recovery.saving import Saving
+from mpips.recovery.saving import Saving, SavingPlan
 from mpips.rundir import directory
-from mpips.scheduler.rank_table import RankTable
-from mpips.scheduler.recorder import open_recorder
-from mpips.scheduler.run_progress import RunProgress
 from mpips.session.calling import refuse_generator
-from mpips.session.local import run_local
-from mpips.transport.region import new_token
+from mpips.session.driver import JobRanks, JobView, Outcome, drive
 from mpips.worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -38,64 +28,81 @@ if TYPE_CHECKING:
 
 Main = Callable[[Worker], Any]
 after_run: list[Callable[[Outcome], None]] = []  # called with what `run` returns
-_ALL_ROLES = "scheduler + server 0 + worker 0"
-
-
-@dataclass
-class Outcome:
-    """What a run returns on each rank.
-
-    Attributes:
-        value: What the worker function returned, on workers; None elsewhere.
-        role: "scheduler", "server 0", "worker 2", ...
-        statistics: {"servers": [...], "workers": [...], "scheduler": {...}} of the whole job.
-        transports: Name of the transport of each (worker, server) pair, by worker then server.
-        ranks: Where every rank is.
-    """
-
-    value: Any = None
-    role: str = ""
-    statistics: dict[str, Any] = field(default_factory=dict)
-    transports: list[list[str]] = field(default_factory=list)
-    ranks: tuple[directory.RankPlace, ...] = ()
-
-    @property
-    def is_first_worker(self) -> bool:
-        """True on exactly one rank of the job: the one to print results on."""
-        return self.role.endswith("worker 0")
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What `run` was asked to keep and to start from."""
+class _FunctionPlan:
+    """What `run` was asked to keep and to start from; see SavingPlan."""
 
-    folder: Path | None = None
-    resume: str = "never"
-    triggers: Triggers = field(default_factory=Triggers)
+    saving: Saving
+    resume: str
+    comm: MPI.Intracomm | None
 
-    def saving(self, token: str, comm: MPI.Intracomm | None) -> Saving:
-        """With the checkpoint that it starts from. Collective over `comm` if given."""
-        start = find_start(self.folder, self.resume, comm)
+    def draft(self) -> Saving:
+        return self.saving
+
+    def choose(self) -> Saving:
+        start = find_start(self.saving.folder, self.resume, self.comm)
         manifest = start.manifest
-        run_id = token if manifest is None else manifest.run_id
-        return Saving(
-            self.folder,
-            run_id,
-            start.path,
-            manifest,
-            triggers=self.triggers,
+        return replace(
+            self.saving,
+            run_id=self.saving.run_id if manifest is None else manifest.run_id,
+            start=start.path,
+            origin=manifest,
             generation=start.generation,
         )
 
 
-@contextmanager
-def leaves_after_checkpoint() -> Iterator[None]:
-    """End this process, all roles in it, when the checkpoint after which it was to end is written."""
-    try:
-        yield
-    except LeavingError as error:
-        print(f"mpips: leaving: {error}", file=sys.stderr, flush=True)
-        raise SystemExit(error.exit_code) from None
+class FunctionProgram:
+    """A worker function with its tables, and what was asked for to be saved."""
+
+    def __init__(
+        self,
+        main: Main,
+        tables: list[Table],
+        options: SessionOptions,
+        folder: Path | None,
+        resume: str,
+        triggers: Triggers,
+        verbose: bool,
+    ) -> None:
+        """Arguments as of `run`, checked."""
+        self.options = options
+        self.warm = True
+        self.partner_bound: int | None = None
+        self.main = main
+        self._tables = tables
+        self._folder = folder
+        self._resume = resume
+        self._triggers = triggers
+        self._verbose = verbose
+
+    def prepare(
+        self, ranks: JobRanks, n_workers: int, run_id: str, comm: MPI.Intracomm | None
+    ) -> SavingPlan:
+        """Nothing is read before the checkpoint is chosen."""
+        draft = Saving(self._folder, run_id, triggers=self._triggers)
+        return _FunctionPlan(draft, self._resume, comm)
+
+    def tables(self) -> list[Table]:
+        """Return the tables that were given."""
+        return self._tables
+
+    def begin(self, saving: Saving, n_workers: int) -> None:
+        """`main` reads worker.start."""
+
+    def show(self, view: JobView) -> None:
+        """Print roles and transports of several ranks."""
+        if self._verbose and view.description:
+            print(view.description, file=sys.stderr, flush=True)
+            if note := _unknown_position(view.saving):
+                print(f"note: {note}", file=sys.stderr, flush=True)
+
+    def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
+        """Nothing is shown while it runs."""
+
+    def close(self) -> None:
+        """Nothing was begun."""
 
 
 @contextmanager
@@ -162,7 +169,8 @@ def run(
     An error later, on any rank, does not come back from here: the scheduler prints it once and ends
     all ranks with its exit code.
     """
-    if comm is not None or launch.launched_size() > 1 or directory.current() is not None:
+    supervised = directory.current()
+    if comm is not None or launch.launched_size() > 1 or supervised is not None:
         forked.refuse_children()
     size = comm.Get_size() if comm is not None else launch.launched_size()
     # Where all ranks of a launch make the same mistake, one of them prints it.
@@ -174,43 +182,21 @@ def run(
         settings = make_options(options)
         check_launch(settings, size)
         triggers = Triggers(every_steps, every_s, on_usr1, grace_s).check()
-        supervised = directory.current()
         if supervised is not None:
             refuse_second(supervised)
             triggers = triggers.supervised()
     folder = Path(save) if save is not None else None
     if folder is None and supervised is not None:
         folder = supervised.folder.checkpoints
-    wanted = Wanted(folder, resume, triggers)
+    program = FunctionProgram(main, tables, settings, folder, resume, triggers, verbose)
     if comm is None:
         with one_report():
             launch.refuse_lonely_tasks()
-    outcome = _run(main, tables, settings, comm, verbose, wanted, size)
+    with one_report() if comm is None and size > 1 else nullcontext():
+        outcome = drive(program, supervised, comm, size)
     for hear in after_run:
         hear(outcome)
     return outcome
-
-
-def _run(
-    main: Main,
-    tables: list[Table],
-    settings: SessionOptions,
-    comm: MPI.Intracomm | None,
-    verbose: bool,
-    wanted: Wanted,
-    size: int,
-) -> Outcome:
-    """In this process or on all ranks of a launch or of `comm`."""
-    if size == 1:
-        with signals_unwind(), leaves_after_checkpoint():
-            saving = wanted.saving(directory.run_id(new_token()), None)
-            return run_alone(main, tables, settings, None, saving)
-    with signals_unwind():
-        if comm is not None:
-            return run_cluster(main, tables, settings, comm, verbose, wanted)
-        with one_report():
-            world = launch.load_mpi(launch.start_limit(settings.timeout_s))
-            return run_cluster(main, tables, settings, world, verbose, wanted)
 
 
 def refuse_second(run: directory.Supervised) -> None:
@@ -224,32 +210,6 @@ def refuse_second(run: directory.Supervised) -> None:
             "mpips.run was called a second time: `mpips run` supervises one job of a program; do both in one "
             "main, or start the program by mpirun"
         )
-
-
-def run_cluster(
-    main: Main,
-    tables: list[Table],
-    options: SessionOptions,
-    world: MPI.Intracomm,
-    verbose: bool,
-    wanted: Wanted | None = None,
-) -> Outcome:
-    """Run on all ranks of a communicator; see `run`."""
-    from mpips.mpi.cluster import Cluster
-    from mpips.session.job import Job
-
-    with Cluster(world, options.servers or None, options.timeout_s) as cluster:
-        run_id = directory.run_id(cluster.token)
-        cluster.arrive("looking for a checkpoint")
-        saving = (wanted or Wanted()).saving(run_id, cluster.comm)
-        job = Job(cluster, tables, options, saving)
-        if verbose and cluster.is_scheduler:
-            print(job.describe(), file=sys.stderr, flush=True)
-            if note := _unknown_position(job.saving):
-                print(f"note: {note}", file=sys.stderr, flush=True)
-        value, statistics = job.run(main)
-        role = cluster.assignment.roles_of(cluster.rank)
-        return Outcome(value, role, statistics, job.transports, job.rank_table.places)
 
 
 def _unknown_position(saving: Saving) -> str:
@@ -290,24 +250,3 @@ def make_options(options: dict[str, Any]) -> SessionOptions:
         if name not in known:
             raise ConfigError(f"unknown option {name!r}; valid are {', '.join(known)}")
     return SessionOptions(**options).check()
-
-
-def run_alone(
-    main: Main,
-    tables: list[Table],
-    options: SessionOptions,
-    on_report: Callable[[int, int, int, float], None] | None = None,
-    saving: Saving | None = None,
-    rank_table: RankTable | None = None,
-    run_progress: RunProgress | None = None,
-) -> Outcome:
-    """All roles in this process, no MPI. `on_report(epoch, clock, samples, loss_sum)`."""
-    rank_table = rank_table or RankTable([here()])
-    recorder = open_recorder(rank_table, saving, run_progress)
-    value, statistics = run_local(main, tables, options, on_report, saving, recorder, rank_table)
-    return Outcome(value, _ALL_ROLES, statistics, [["local"]], rank_table.places)
-
-
-def here() -> directory.RankPlace:
-    """This process, where it has all roles."""
-    return directory.RankPlace(rank=0, role=_ALL_ROLES, host=socket.gethostname(), pid=os.getpid())

@@ -27,7 +27,7 @@ from mpips.model.table import Table
 from mpips.mpi.messages import LAST, Abandon, Commit, Message, Saved, Taken, ToServer, Write
 from mpips.recovery.memory import worker_state
 from mpips.recovery.saving import Saving
-from mpips.rundir import directory
+from mpips.rundir.directory import Supervised
 from mpips.server.server import Server
 from mpips.snapshot.copy import ServerCopy, shards_in_place
 
@@ -64,8 +64,21 @@ class ServerPart:
         comm: MPI.Intracomm | None,
         timeout_s: float,
         tell: Callable[[Message], None],
+        run: Supervised | None = None,
     ) -> None:
-        """`comm`: all servers, in order; None: this process alone. `tell` reaches the coordinator."""
+        """Nothing is copied yet.
+
+        Args:
+            saving: What is saved.
+            server: Whose shards.
+            placement: Which server holds what.
+            tables: Of the job.
+            n_workers: Of the job.
+            comm: All servers, in order; None: this process alone.
+            timeout_s: Bounds every wait for other servers.
+            tell: Sends a message to the coordinator.
+            run: The supervised run of which this launch is an attempt.
+        """
         self._saving = saving
         self._server = server
         self._placement = placement
@@ -74,6 +87,7 @@ class ServerPart:
         self._comm = comm
         self._timeout_s = timeout_s
         self._tell = tell
+        self._run = run
         self._server_copy = ServerCopy(server, placement, tables)
         self._id = 0  # the cut under way
         self._held_since = 0.0  # its first record; 0: not seen yet
@@ -227,13 +241,13 @@ class ServerPart:
         """
         if self._saving.folder is None:
             return
-        pauses = iter(_TRIES_S if directory.current() is not None else ())
+        pauses = iter(_TRIES_S if self._run is not None else ())
         while True:
             try:
                 info, note = self._save(between)
                 break
             except DiskFullError as error:
-                pause_s = _FULL_S if directory.current() is not None else None
+                pause_s = _FULL_S if self._run is not None else None
                 failure = str(error)
             except CheckpointError as error:
                 pause_s = next(pauses, None)
@@ -289,7 +303,6 @@ class ServerPart:
     ) -> CheckpointWriter:
         assert self._saving.folder is not None
         core = self._server.core
-        run = directory.current()
         return CheckpointWriter(
             self._comm,
             self._saving.folder,
@@ -298,7 +311,7 @@ class ServerPart:
             ServerState([core.applied(w) for w in range(self._n_workers)]),
             timeout_s=self._timeout_s,
             block_bytes=block_bytes,
-            may_publish=run.check_lease if run is not None else None,
+            may_publish=self._run.check_lease if self._run is not None else None,
         )
 
     def _head(self) -> ManifestHead:
@@ -307,8 +320,7 @@ class ServerPart:
         parts = self._positions()
         clocks = [max(core.clock(w), part.clock) for w, part in enumerate(parts)]
         before = saving.origin.step if saving.origin is not None else 0
-        run = directory.current()
-        generation = max(saving.generation, run.generation if run is not None else 0)
+        generation = max(saving.generation, self._run.generation if self._run is not None else 0)
         if saving.origin is not None:
             generation = max(generation, saving.origin.generation + 1)
         return ManifestHead(

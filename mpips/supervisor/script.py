@@ -18,6 +18,7 @@ from mpips.monitor import summary
 from mpips.mpi import failure_report, launch
 from mpips.rundir import directory
 from mpips.session import session
+from mpips.session.driver import Outcome
 
 
 def check_script(path: str) -> None:
@@ -58,7 +59,7 @@ def execute(path: str) -> None:
         )
 
 
-def leave_summary(outcome: session.Outcome) -> None:
+def leave_summary(outcome: Outcome) -> None:
     """Write the summary of a job into the run directory, on the rank that keeps its record."""
     run = directory.current()
     if run is None or not outcome.role.startswith("scheduler"):

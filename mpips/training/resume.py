@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,51 +24,68 @@ if TYPE_CHECKING:
     from mpips.training.epochs import Inputs
 
 
-def plan_saving(
-    config: JobConfig,
-    inputs: Inputs,
-    n_workers: int,
-    comm: MPI.Intracomm | None,
-    run_id: str,
-    look: bool = True,
-) -> Saving:
-    """Find the checkpoint to start from and tell `inputs` the place. Collective over `comm` if given.
+@dataclass
+class TrainingPlan:
+    """What a training job saves and starts from, by its configuration; see SavingPlan.
 
-    Without `look` there is none; then it is local and quick.
-
-    Raises:
-        ConfigError, CheckpointError: The checkpoint that was asked for cannot be used.
+    Attributes:
+        config: The job.
+        inputs: Told the place where the job starts.
+        n_workers: Of the job.
+        comm: All ranks; None: this process alone.
+        run_id: Names the run in its checkpoints, if it does not continue another one.
     """
-    wanted = config.checkpoint
-    folder = Path(wanted.folder) if wanted.folder else None
-    start = find_start(folder, wanted.resume, comm) if look else Start()
-    shape = job_shape(inputs, n_workers, config)
-    inputs.sampling = Sampling(shape)
-    notes: tuple[str, ...] = ()
-    beginning: tuple[WorkerState, ...] = ()
-    if start.path is not None and start.manifest is not None:
-        fit_data(inputs, start.manifest.data, start.path)
-        with open_checkpoint(start.path) as checkpoint:
-            check_start(checkpoint, inputs.tables)
-        run_id = start.manifest.run_id
-        inputs.steps_before = start.manifest.step
-        how = set_place(inputs, start.manifest.workers, start.manifest.sampling, shape)
-        beginning = beginning_of(inputs, start.manifest, n_workers)
-        notes = (*start.notes, f"starting from {start.path}, {how}")
-    return Saving(
-        folder,
-        run_id,
-        start.path,
-        start.manifest,
-        Retention(wanted.keep_last, wanted.keep_every),
-        msgspec.to_builtins(config),
-        inputs.sampling.to_config(),
-        Triggers(wanted.every_steps, wanted.every_s, wanted.on_usr1, wanted.grace_s),
-        beginning=beginning,
-        notes=notes,
-        generation=start.generation,
-        data=inputs.info.to_config(),
-    )
+
+    config: JobConfig
+    inputs: Inputs
+    n_workers: int
+    comm: MPI.Intracomm | None
+    run_id: str
+
+    def draft(self) -> Saving:
+        """Return what is saved, without a checkpoint to start from. Local."""
+        return self._saving(Start())
+
+    def choose(self) -> Saving:
+        """Find the checkpoint to start from and set the place in `inputs`. Collective over `comm`; blocks.
+
+        Raises:
+            ConfigError, CheckpointError: The checkpoint that was asked for cannot be used.
+        """
+        wanted = self.config.checkpoint
+        folder = Path(wanted.folder) if wanted.folder else None
+        return self._saving(find_start(folder, wanted.resume, self.comm))
+
+    def _saving(self, start: Start) -> Saving:
+        wanted, inputs = self.config.checkpoint, self.inputs
+        shape = job_shape(inputs, self.n_workers, self.config)
+        inputs.sampling = Sampling(shape)
+        run_id = self.run_id
+        notes: tuple[str, ...] = ()
+        beginning: tuple[WorkerState, ...] = ()
+        if start.path is not None and start.manifest is not None:
+            fit_data(inputs, start.manifest.data, start.path)
+            with open_checkpoint(start.path) as checkpoint:
+                check_start(checkpoint, inputs.tables)
+            run_id = start.manifest.run_id
+            inputs.steps_before = start.manifest.step
+            how = set_place(inputs, start.manifest.workers, start.manifest.sampling, shape)
+            beginning = beginning_of(inputs, start.manifest, self.n_workers)
+            notes = (*start.notes, f"starting from {start.path}, {how}")
+        return Saving(
+            Path(wanted.folder) if wanted.folder else None,
+            run_id,
+            start.path,
+            start.manifest,
+            Retention(wanted.keep_last, wanted.keep_every),
+            msgspec.to_builtins(self.config),
+            inputs.sampling.to_config(),
+            Triggers(wanted.every_steps, wanted.every_s, wanted.on_usr1, wanted.grace_s),
+            beginning=beginning,
+            notes=notes,
+            generation=start.generation,
+            data=inputs.info.to_config(),
+        )
 
 
 def beginning_of(inputs: Inputs, manifest: Manifest, n_workers: int) -> tuple[WorkerState, ...]:

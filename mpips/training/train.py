@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -40,47 +39,22 @@ from mpips.monitor.progress import ProgressMeter, make_display
 from mpips.mpi import launch
 from mpips.mpi.messages import Evaluated
 from mpips.mpi.roles import default_servers
-from mpips.mpi.signals import signals_unwind
 from mpips.recovery.replica import check_tables
+from mpips.recovery.saving import Saving, SavingPlan
 from mpips.rundir import directory
-from mpips.scheduler.rank_table import RankTable
 from mpips.scheduler.run_progress import RunProgress
-from mpips.session.session import Outcome, here, leaves_after_checkpoint, run_alone
+from mpips.session.driver import JobRanks, JobView, OneRank, Outcome, drive
 from mpips.tasks import Schedule, Task, load_task
 from mpips.training.epochs import Inputs, Result, evaluate, history, train_epochs
 from mpips.training.preflight import preflight, task_options
-from mpips.training.resume import go_on_in_memory, plan_saving
-from mpips.transport.region import new_token
+from mpips.training.resume import TrainingPlan, go_on_in_memory
 from mpips.worker.worker import Worker
 
-Value = TypeVar("Value")
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 _KEYS_PER_ROUND = 1 << 22  # of all workers together, 64 MiB
 _ROUND_MIX = np.uint64(0x9E3779B97F4A7C15)
-
-
-class JobRanks(Protocol):
-    """The ranks of a job before its session: one process, or a cluster."""
-
-    @property
-    def worker(self) -> int | None:
-        """This rank's worker index, or None."""
-
-    def agree(self, what: str, work: Callable[[], Value], lengthy: bool = False) -> list[Value]:
-        """Do work on every rank; everyone's result, or the first error on all.
-
-        `lengthy`: it may take longer than the job's timeout.
-        """
-
-
-class OneRank:
-    """The only rank, which is worker 0."""
-
-    worker = 0
-
-    def agree(self, what: str, work: Callable[[], Value], lengthy: bool = False) -> list[Value]:
-        """See JobRanks."""
-        return [work()]
 
 
 def read_options(config: JobConfig, split: str, wants: Wants = "classes") -> ReadOptions:
@@ -307,9 +281,8 @@ def train(config: JobConfig, progress: str = "auto", verbose: bool = True) -> Ou
     """
     preflight(config)
     refuse_partner(config)
-    if launch.launched_size() == 1:
-        return _train_alone(config, progress, verbose)
-    return _train_on_cluster(config, progress, verbose)
+    program = TrainingProgram(config, progress, verbose)
+    return drive(program, directory.current(), None, launch.launched_size())
 
 
 def rehearse(config: JobConfig, n_ranks: int | None = None) -> None:
@@ -327,7 +300,7 @@ def rehearse(config: JobConfig, n_ranks: int | None = None) -> None:
         refuse_partner(config)
     if launch.launched_rank() == 0:
         inputs = prepare(OneRank(), 1, config)
-        plan_saving(config, inputs, 1, None, "")
+        TrainingPlan(config, inputs, 1, None, "").choose()
         if config.redundancy.partner:
             check_tables(inputs.tables)
         size = n_ranks or launch.launched_size()
@@ -348,16 +321,65 @@ def refuse_partner(config: JobConfig) -> None:
         )
 
 
-def _meter(
-    run_progress: RunProgress, progress: str, rank_table: RankTable, verbose: bool
-) -> ProgressMeter:
-    if verbose:
-        rank_table.on_evaluated.append(functools.partial(_say_metrics, run_progress.n_epochs))
-    meter = ProgressMeter(
-        make_display(progress, run_progress.share), run_progress, rank_table.totals
-    )
-    rank_table.on_look, rank_table.on_end = meter.look, meter.close
-    return meter
+class TrainingProgram:
+    """The job of a configuration file; see `mpips.session.driver.Program`."""
+
+    def __init__(self, config: JobConfig, progress: str, verbose: bool) -> None:
+        """`progress`, `verbose`: as of `train`."""
+        self.options: SessionOptions = config.cluster
+        self.warm = config.redundancy.warm
+        self.partner_bound = config.redundancy.partner_bound
+        self._config = config
+        self._progress = progress
+        self._verbose = verbose
+        self._notes: tuple[str, ...] = ()
+        self._meter: ProgressMeter | None = None
+
+    def prepare(
+        self, ranks: JobRanks, n_workers: int, run_id: str, comm: MPI.Intracomm | None
+    ) -> SavingPlan:
+        """Read the data and make the task."""
+        self._inputs = prepare(ranks, n_workers, self._config)
+        self._inputs.verbose = self._verbose
+        return TrainingPlan(self._config, self._inputs, n_workers, comm, run_id)
+
+    def tables(self) -> list[Table]:
+        """Return the task's tables."""
+        return self._inputs.tables
+
+    def begin(self, saving: Saving, n_workers: int) -> None:
+        """Let the inputs begin where the workers stood, if the job continues in memory."""
+        self._notes = saving.notes
+        if saving.places:
+            self._notes = (go_on_in_memory(self._config, self._inputs, saving, n_workers),)
+
+    def show(self, view: JobView) -> RunProgress:
+        """Print notes, roles and transports; start the progress line."""
+        if self._verbose:
+            for line in (*self._notes, view.description):
+                if line:
+                    print(line, file=sys.stderr, flush=True)
+        run_progress, table = self._inputs.run_progress(), view.rank_table
+        if self._verbose:
+            table.on_evaluated.append(functools.partial(_say_metrics, run_progress.n_epochs))
+        display = make_display(self._progress, run_progress.share)
+        meter = self._meter = ProgressMeter(display, run_progress, table.totals)
+        table.on_look, table.on_end = meter.look, meter.close
+        return run_progress
+
+    def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
+        """Count the report in the progress line."""
+        if self._meter is not None:
+            self._meter.report(epoch, step, samples, loss_sum)
+
+    def main(self, worker: Worker) -> Result | None:
+        """Train."""
+        return train_worker(worker, self._inputs, self._config)
+
+    def close(self) -> None:
+        """End the progress line."""
+        if self._meter is not None:
+            self._meter.close()
 
 
 def _say_metrics(n_epochs: int, found: Evaluated) -> None:
@@ -365,79 +387,3 @@ def _say_metrics(n_epochs: int, found: Evaluated) -> None:
     if found.epochs < n_epochs:
         text = summary.metrics_text(found.metrics)
         print(f"epoch {found.epochs}/{n_epochs}: {text} (test)", file=sys.stderr, flush=True)
-
-
-def _train_alone(config: JobConfig, progress: str, verbose: bool) -> Outcome:
-    with signals_unwind(), leaves_after_checkpoint():
-        inputs = prepare(OneRank(), 1, config)
-        run_id = directory.run_id(new_token())
-        saving = plan_saving(config, inputs, 1, None, run_id)
-        inputs.verbose = verbose
-        if verbose and saving.notes:
-            print("\n".join(saving.notes), file=sys.stderr, flush=True)
-        rank_table, run_progress = RankTable([here()]), inputs.run_progress()
-        meter = _meter(run_progress, progress, rank_table, verbose)
-        try:
-            return run_alone(
-                lambda worker: train_worker(worker, inputs, config),
-                inputs.tables,
-                config.cluster,
-                lambda epoch, clock, samples, loss: meter.report(
-                    epoch, saving.steps_before + clock, samples, loss
-                ),
-                saving,
-                rank_table,
-                run_progress,
-            )
-        finally:
-            meter.close()
-
-
-def _train_on_cluster(config: JobConfig, progress: str, verbose: bool) -> Outcome:
-    options: SessionOptions = config.cluster
-    world = launch.load_mpi(launch.start_limit(options.timeout_s))
-    from mpips.mpi.cluster import Cluster
-    from mpips.session.job import Job
-
-    with (
-        signals_unwind(),
-        Cluster(world, options.servers or None, options.timeout_s) as cluster,
-    ):
-        n_workers = len(cluster.assignment.workers)
-        inputs = prepare(cluster, n_workers, config)
-        speak = verbose and cluster.is_scheduler
-        inputs.verbose = verbose
-        run_id = directory.run_id(cluster.token)
-        job = Job(
-            cluster,
-            inputs.tables,
-            options,
-            lambda look: plan_saving(config, inputs, n_workers, cluster.comm, run_id, look),
-            config.redundancy.warm,
-            config.redundancy.partner_bound,
-        )
-        notes = job.saving.notes
-        if job.saving.places:
-            notes = (go_on_in_memory(config, inputs, job.saving, n_workers),)
-        if speak and notes:
-            print("\n".join(notes), file=sys.stderr, flush=True)
-        meter = run_progress = None
-        if cluster.is_scheduler:
-            if verbose:
-                print(job.describe(), file=sys.stderr, flush=True)
-            run_progress = inputs.run_progress()
-            meter = _meter(run_progress, progress, job.rank_table, verbose)
-        before = job.saving.steps_before
-        try:
-            value, statistics = job.run(
-                lambda worker: train_worker(worker, inputs, config),
-                (lambda w, r: meter.report(r.epoch, before + r.clock, r.samples, r.loss_sum))
-                if meter
-                else None,
-                run_progress,
-            )
-        finally:
-            if meter is not None:
-                meter.close()
-        role = cluster.assignment.roles_of(cluster.rank)
-        return Outcome(value, role, statistics, job.transports, job.rank_table.places)

@@ -25,8 +25,7 @@ from mpips.model.optimizer import SGD
 from mpips.model.partition import LayerPartition
 from mpips.model.table import DenseTable, Table
 from mpips.mpi.cluster import Cluster
-from mpips.recovery.saving import Saving
-from mpips.rundir.directory import GENERATION, RUN_DIR, Lease, RunFolder, replace_json
+from mpips.rundir.directory import GENERATION, RUN_DIR, Lease, RunFolder, current, replace_json
 from mpips.session.job import Job
 from mpips.worker.worker import Worker
 
@@ -72,9 +71,10 @@ def session(ranks: BenchRanks, bound: int | None, calls: int) -> Times:
     comm.Barrier()
     os.environ.update({RUN_DIR: folder, GENERATION: "0"})
     try:
-        with Cluster(comm, 2, _TIMEOUT_S) as cluster:
+        run = current()
+        with Cluster(comm, 2, _TIMEOUT_S, run) as cluster:
             options = SessionOptions(servers=2, timeout_s=_TIMEOUT_S)
-            job = Job(cluster, tables(), options, Saving(None, "x"), True, bound)
+            job = Job(cluster, tables(), options, run=run, partner_bound=bound)
             servers = {name: job.placement.dense[name][0].server for name in ("a", "b")}
             found: Any = job.run(lambda worker: work(worker, servers, calls))[0]
         return found or {}

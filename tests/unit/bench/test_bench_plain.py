@@ -12,11 +12,11 @@ from mpips.bench.rank.workloads import job_config, timed_epochs
 from mpips.config.options import SessionOptions
 from mpips.data import Cursor, DataInfo, Loader, SparseData
 from mpips.data.dataset import Dataset, DenseData
-from mpips.session.session import run_alone
+from mpips.session.driver import OneRank, run_alone
 from mpips.tasks.logistic import BIAS_KEY, Logistic, LogisticOptions
 from mpips.tasks.mlp import Mlp, MlpOptions
 from mpips.training.epochs import Inputs, Result, train_epochs
-from mpips.training.train import OneRank, prepare, ready
+from mpips.training.train import prepare, ready
 from mpips.worker.worker import Worker
 
 N, D, BATCH, EPOCHS = 200, 17, 32, 4

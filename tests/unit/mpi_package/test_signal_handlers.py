@@ -175,14 +175,11 @@ def test_slurm_s_sigcont_before_sigterm_takes_no_time_away() -> None:
         assert told.take() is not None
 
 
-def test_in_a_supervised_run_the_supervisor_decides_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_a_supervised_run_the_supervisor_decides_and_says_so(tmp_path: Path) -> None:
     run = directory.RunFolder.create(tmp_path, "job")
     run.attempt(3).mkdir()
-    monkeypatch.setenv(directory.RUN_DIR, str(run.path))
-    monkeypatch.setenv(directory.GENERATION, "3")
-    with SignalRequests(True, 25.0) as told:
+    supervised = directory.Supervised(run, "job", run.info().token, 3)
+    with SignalRequests(True, 25.0, supervised) as told:
         assert told.grace_s == 0
         me(signal.SIGUSR1)
         ask = told.take()

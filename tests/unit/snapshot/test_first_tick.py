@@ -27,7 +27,7 @@ from mpips.recovery.saving import Saving
 from mpips.session.local import LocalControl
 from mpips.tasks import StepResult, Task
 from mpips.training.epochs import Inputs
-from mpips.training.resume import go_on_in_memory, plan_saving
+from mpips.training.resume import TrainingPlan, go_on_in_memory
 from mpips.training.train import prepare, ready, train
 from mpips.worker.worker import Worker
 
@@ -122,7 +122,7 @@ def planned(
     wanted = config(folder, ["checkpoint.resume", str(path)], ["train.batch_size", batch])
 
     inputs = prepare(InTurn(n_workers, worker), n_workers, wanted)
-    return wanted, inputs, plan_saving(wanted, inputs, n_workers, None, "run")
+    return wanted, inputs, TrainingPlan(wanted, inputs, n_workers, None, "run").choose()
 
 
 def said_in_first_gather(

@@ -40,13 +40,11 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a supervised run saves to."""
-    run = RunFolder.create(tmp_path, "job")
-    replace_json(run.lease_file, Lease(generation=0, host="h", pid=1, time_s=time.time()))
-    supervised = Supervised(run, run.path.name, run.info().token, 0)
-    monkeypatch.setattr(server_part_module.directory, "current", lambda: supervised)
-    return run.checkpoints
+def run(tmp_path: Path) -> Supervised:
+    """A supervised run."""
+    folder = RunFolder.create(tmp_path, "job")
+    replace_json(folder.lease_file, Lease(generation=0, host="h", pid=1, time_s=time.time()))
+    return Supervised(folder, folder.path.name, folder.info().token, 0)
 
 
 def failing(times: int, error: Exception, real: Callable[..., Any], calls: list[int]) -> Any:
@@ -61,7 +59,7 @@ def failing(times: int, error: Exception, real: Callable[..., Any], calls: list[
     return function
 
 
-def train(folder: Path) -> dict[str, Any]:
+def train(folder: Path, run: Supervised | None = None) -> dict[str, Any]:
     """A job of one push that saves at its end; its statistics."""
 
     def main(worker: Worker) -> None:
@@ -69,55 +67,55 @@ def train(folder: Path) -> dict[str, Any]:
         worker.clock()
 
     tables = [DenseTable("w", (4,))]
-    return run_local(main, tables, SessionOptions(), saving=Saving(folder, "job"))[1]
+    return run_local(main, tables, SessionOptions(), saving=Saving(folder, "job"), run=run)[1]
 
 
 def test_a_full_disk_is_waited_for_however_long(
-    folder: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+    run: Supervised, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
     real = folders.make_temporary
     monkeypatch.setattr(folders, "make_temporary", failing(40, FULL, real, calls))
-    statistics = train(folder)
+    statistics = train(run.folder.checkpoints, run)
     assert is_saved(statistics)
     assert len(calls) == 41
     (line,) = said
     assert "No space left on device; the job waits and tries again" in line
-    found = find_newest(folder).checkpoint
+    found = find_newest(run.folder.checkpoints).checkpoint
     assert found is not None
     found.close()
 
 
 def test_another_failure_is_tried_again_a_few_times(
-    folder: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+    run: Supervised, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
     monkeypatch.setattr(
         folders, "make_temporary", failing(4, BROKEN, folders.make_temporary, calls)
     )
-    assert is_saved(train(folder))
+    assert is_saved(train(run.folder.checkpoints, run))
     assert (len(calls), len(said)) == (5, 1)
 
 
 def test_a_failure_that_stays_is_the_end(
-    folder: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+    run: Supervised, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
     monkeypatch.setattr(folders, "make_temporary", failing(99, BROKEN, str, calls))
-    statistics = train(folder)
+    statistics = train(run.folder.checkpoints, run)
     assert not is_saved(statistics)
     assert "Input/output error" in statistics["servers"][0]["checkpoint"]["error"]
     assert len(calls) == 5
 
 
 def test_a_checkpoint_is_not_written_twice_because_older_ones_stay(
-    folder: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+    run: Supervised, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
     error = CheckpointError("step-1: cannot be removed: Input/output error")
     monkeypatch.setattr(server_part_module, "retain", failing(1, error, str, calls))
-    assert is_saved(train(folder))
-    assert [path.name for path in folder.glob("step-*")] == ["step-000000000001"]
+    assert is_saved(train(run.folder.checkpoints, run))
+    assert [path.name for path in run.folder.checkpoints.glob("step-*")] == ["step-000000000001"]
 
 
 def test_a_job_that_nobody_supervises_says_so_at_once(

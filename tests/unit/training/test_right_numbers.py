@@ -16,7 +16,7 @@ from mpips.config.options import SessionOptions
 from mpips.config.schema import load_config
 from mpips.data import DataInfo, Moments, SparseData
 from mpips.errors import ConfigError, DataError
-from mpips.session.session import run_alone
+from mpips.session.driver import run_alone
 from mpips.tasks import TASKS
 from mpips.training.epochs import Inputs, Result, train_epochs
 from mpips.training.preflight import task_options

@@ -1,0 +1,95 @@
+"""What start-up makes on one rank and shutdown gives back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mpi4py import MPI
+
+from mpips import _native
+from mpips.config.options import SessionOptions
+from mpips.model.consistency import BSP
+from mpips.model.placement import Placement
+from mpips.model.table import Table
+from mpips.mpi.cluster import Cluster
+from mpips.recovery.memory import At
+from mpips.recovery.mirror import Mirror
+from mpips.recovery.replica import SYNC, Partners
+from mpips.recovery.replica_start import Partnership
+from mpips.recovery.saving import Saving
+from mpips.rundir.directory import Supervised
+from mpips.server.server import Server, backup_workers
+from mpips.session.links import Links
+from mpips.transport.region import Regions
+
+
+@dataclass
+class Parts:
+    """The parts of a job on this rank.
+
+    Attributes:
+        cluster: All ranks and their roles.
+        options: Of the session.
+        tables: Of the job.
+        run: The supervised run of which this launch is an attempt, or None.
+        warm: Memory outlives this launch; only in a supervised run.
+        partner_bound: How many records a copy on another node may lack; None: there are no copies.
+        placement: Which server holds what.
+        regions: The shared memory of this rank.
+        links: Window and channels.
+        saving: What is saved and where the job starts.
+        cold: Why the memory of the launch before is not used; "" where it is, or where there is none.
+        at: Of each server, each worker's position, where the job continues in memory.
+        server: This rank's server, or None.
+        staging: This rank's staging memory, where it is a worker without partners.
+        partnership: Copies of servers on other nodes, where memory outlives a launch.
+        mirror: Carries records to and from copies; None where this rank has none.
+        control_comm: For messages to and from the scheduler.
+        server_comm: All servers, on servers.
+        comms: Communicators to free, in the order in which they were made.
+        notes: What a user should know of start-up.
+    """
+
+    cluster: Cluster
+    options: SessionOptions
+    tables: list[Table]
+    run: Supervised | None
+    warm: bool
+    partner_bound: int | None
+    placement: Placement
+    regions: Regions
+    links: Links
+    saving: Saving
+    cold: str = ""
+    at: list[list[At]] = field(default_factory=list)
+    server: Server | None = None
+    staging: _native.SharedMemory | None = None
+    partnership: Partnership | None = None
+    mirror: Mirror | None = None
+    control_comm: MPI.Intracomm | None = None
+    server_comm: MPI.Intracomm | None = None
+    comms: list[MPI.Intracomm] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def generation(self) -> int:
+        """Generation number of this launch's records; 0 where no memory outlives a launch."""
+        return self.run.generation if self.warm and self.run is not None else 0
+
+    @property
+    def skips_clocks(self) -> bool:
+        """Whether a worker may pass over clocks: there are backup workers."""
+        return backup_workers(self.tables) > 0
+
+    @property
+    def oversubscribed(self) -> bool:
+        """Whether there are more ranks than cores on this node."""
+        t = self.cluster.topology
+        return t.oversubscribed(t.node_of[self.cluster.rank])
+
+    def partners(self) -> Partners:
+        """Return what a worker knows of copies of servers."""
+        if self.partner_bound is None or self.partnership is None:
+            return Partners()
+        bsp = any(isinstance(table.consistency, BSP) for table in self.tables)
+        return Partners(self.partnership.of, bsp and self.partner_bound == SYNC)

@@ -1,0 +1,189 @@
+"""The roles of one rank at work: worker, server, scheduler, or server and scheduler in one.
+
+worker      calls main, tells the scheduler that it is done, waits for the final statistics
+server      applies updates until the scheduler stops it, saves, tells, waits for the final statistics
+scheduler   polls until all have told that they are done
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from threadpoolctl import threadpool_limits
+
+from mpips import _native
+from mpips.errors import ReplayError
+from mpips.mpi.control import Client
+from mpips.mpi.launch import asked_threads
+from mpips.process import forked
+from mpips.scheduler.rank_table import RankTable
+from mpips.scheduler.scheduler import Scheduler
+from mpips.session.calling import call
+from mpips.session.parts import Parts
+from mpips.snapshot.server_part import ServerPart
+from mpips.transport.region import TOUCH_S
+from mpips.worker.worker import Worker
+
+Main = Callable[[Worker], Any]
+
+_SCHEDULER_POLL_S = 0.002  # between two polls of a scheduler on a server's rank
+_FINAL_POLL_S = 0.005  # between two looks for the final statistics
+
+
+class Roles:
+    """What this rank does between start-up and shutdown."""
+
+    def __init__(
+        self, parts: Parts, client: Client, scheduler: Scheduler | None, rank_table: RankTable
+    ) -> None:
+        """`scheduler`: this rank's, or None."""
+        self._parts = parts
+        self._client = client
+        self._scheduler = scheduler
+        self._rank_table = rank_table
+        self._touched = time.monotonic()
+
+    def play(self, main: Main) -> tuple[Any, bytes]:
+        """Do this rank's part until the job is over; main's value and the statistics as JSON."""
+        if self._parts.cluster.worker is not None:
+            return self._work(main)
+        if self._parts.server is not None:
+            return None, self._serve()
+        assert self._scheduler is not None
+        self._scheduler.run()
+        return None, self._scheduler.summary
+
+    def _work(self, main: Main) -> tuple[Any, bytes]:
+        client, worker = self._client, self._make_worker()
+        client.state = "computing"
+        client.figures = worker.figures
+        client.beside = self._touch
+        with threadpool_limits(self._threads):
+            try:
+                with forked.children_end_here("main"):
+                    value = call(main, worker, alone=False)
+                worker.finish()
+            except _native.ReplayMismatch as error:
+                raise ReplayError(
+                    f"{error}; a step that is repeated after a restart must make the same pushes (its random "
+                    "numbers from worker.random, its keys not by values that other workers change); the "
+                    "next attempt starts from the checkpoint"
+                ) from None
+        index = self._parts.cluster.worker
+        statistics = {"worker": index, "clock": worker.now, "pushes": worker.counters()}
+        client.done(msgspec.json.encode(statistics))
+        client.state = "waiting for the others to finish"
+        return value, self._await_final_statistics()
+
+    def _make_worker(self) -> Worker:
+        p, c, saving = self._parts, self._parts.cluster, self._parts.saving
+        assert c.worker is not None
+        return Worker(
+            c.worker,
+            [c.name_of(r) for r in c.assignment.workers],
+            p.tables,
+            p.placement,
+            p.links.channels,
+            self._client,
+            p.staging,
+            p.options.timeout_s,
+            saving.position(p.options.seed, c.worker, len(c.assignment.workers)),
+            saving.triggers.every_steps if saving.folder is not None else 0,
+            saving.places[c.worker].clock if saving.places else 0,
+            p.warm,
+            p.partners(),
+        )
+
+    def _serve(self) -> bytes:
+        p, client, scheduler = self._parts, self._client, self._scheduler
+        assert p.server is not None
+        client.state = "serving"
+        last = 0.0
+        server_part = self._make_server_part()
+        client.figures = p.server.figures
+        client.aside = lambda: server_part.state
+        self._rank_table.own = client.heartbeat
+
+        def poll() -> bool:
+            nonlocal last
+            self._touch()
+            if scheduler is None:
+                client.poll()
+            elif time.monotonic() - last > _SCHEDULER_POLL_S:
+                last = time.monotonic()
+                scheduler.poll()
+            mirrored = p.mirror is not None and p.mirror.poll()
+            return server_part.poll() or mirrored
+
+        remote = p.links.progress.remote or p.mirror is not None
+        if scheduler is None:
+            p.server.serve(remote, poll, lambda: client.stopped)
+            if p.mirror is not None:
+                p.mirror.close(p.options.timeout_s, client.poll)
+            client.state = "writing a checkpoint"
+            client.done(msgspec.json.encode(self._save(server_part, poll)))
+            return self._await_final_statistics()
+        # Two ranks: this one schedules too, and hands its own statistics to itself.
+        p.server.serve(remote, poll, lambda: scheduler.workers_done)
+        scheduler.take_own(p.cluster.rank, msgspec.json.encode(self._save(server_part, poll)))
+        return scheduler.summary
+
+    def _make_server_part(self) -> ServerPart:
+        p, client, scheduler = self._parts, self._client, self._scheduler
+        assert p.server is not None
+        tell = client.tell
+        if scheduler is not None:
+            tell = functools.partial(scheduler.take_cut, p.server.index)
+        server_part = ServerPart(
+            p.saving,
+            p.server,
+            p.placement,
+            p.tables,
+            len(p.cluster.assignment.workers),
+            p.server_comm,
+            p.options.timeout_s,
+            tell,
+            p.run,
+        )
+        client.on_cut = server_part.take
+        if scheduler is not None:
+            scheduler.on_cut = server_part.take
+        return server_part
+
+    def _save(self, server_part: ServerPart, poll: Callable[[], object]) -> dict[str, Any]:
+        """Save what the servers hold, if it is wanted; this server's statistics. All servers do it."""
+        p = self._parts
+        assert p.server is not None
+        mirrored = p.mirror.statistics() if p.mirror is not None else {}
+        server_part.save(poll)
+        return {**p.server.statistics(), **server_part.statistics(), **mirrored}
+
+    def _await_final_statistics(self) -> bytes:
+        while self._client.final_statistics is None:
+            self._client.poll()
+            time.sleep(_FINAL_POLL_S)
+        return self._client.final_statistics
+
+    def _touch(self) -> None:
+        """Renew, when it is time, what shows that the memory of the run is in use. Cheap."""
+        now = time.monotonic()
+        if self._parts.warm and now - self._touched > TOUCH_S:
+            self._touched = now
+            self._parts.regions.touch()
+
+    @property
+    def _threads(self) -> int:
+        """Threads for NumPy's linear algebra here: as asked for, or the node's ranks share its cores.
+
+        The number decides on the last bits of a product, so a number that was asked for gives the same bits
+        on any layout of ranks.
+        """
+        if asked := asked_threads():
+            return asked
+        t = self._parts.cluster.topology
+        node = t.node_of[self._parts.cluster.rank]
+        return max(1, t.cores[node] // t.node_of.count(node))

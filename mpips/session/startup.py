@@ -1,0 +1,238 @@
+"""Start-up of a job: checks, memory to continue in, regions, window and channels. Collective throughout.
+
+    ranks agree on tables and options
+    servers take over the memory of the launch before, or
+        a checkpoint is chosen and regions are made
+    communicators: control plane, servers
+    window, channels, staging memory
+    copies on other nodes
+
+Every step ends on all ranks alike: an error on one rank is raised on all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+from mpi4py import MPI
+
+from mpips.config.options import SessionOptions
+from mpips.errors import ConfigError, MpipsError
+from mpips.model.placement import place
+from mpips.model.table import Table, fingerprint
+from mpips.mpi.cluster import Cluster
+from mpips.recovery.replica import check_tables
+from mpips.recovery.replica_start import Partnership
+from mpips.recovery.restore import restore
+from mpips.recovery.saving import Saving, SavingPlan
+from mpips.recovery.takeover import Takeover
+from mpips.rundir.directory import Supervised
+from mpips.server.server import Durability, Server, backup_workers
+from mpips.session.links import Links
+from mpips.session.parts import Parts
+from mpips.session.shutdown import release
+from mpips.transport.region import Regions, attach, persistent, staging_part, sweep
+
+
+def start_up(
+    cluster: Cluster,
+    tables: Sequence[Table],
+    options: SessionOptions,
+    plan: SavingPlan,
+    run: Supervised | None,
+    warm: bool,
+    partner_bound: int | None,
+    idle: Callable[[], None],
+) -> Parts:
+    """Make this rank's parts of a job. Collective; blocks.
+
+    Args:
+        cluster: All ranks.
+        tables: Of the job; the same on every rank.
+        options: Of the session; the same on every rank.
+        plan: What is saved, and the checkpoint to start from where memory does not serve.
+        run: The supervised run of which this launch is an attempt.
+        warm: Its servers leave their state to the next launch and take over what the one before has left.
+        partner_bound: How many records a copy on another node may lack; None: no copies.
+        idle: Called by a worker while it waits for a message to be taken.
+
+    Raises:
+        MpipsError: On every rank, what went wrong on any of them.
+    """
+    warm = warm and run is not None
+    if warm:
+        cluster.token = persistent(cluster.token)
+    prints = _check_equal(cluster, tables, options)
+    if partner_bound is not None:
+        _check_partners(tables, warm)
+    a = cluster.assignment
+    placement = place(
+        tables,
+        len(a.servers),
+        len(a.workers),
+        options.ring_slots,
+        options.slot_kib * 1024,
+        a.remote_workers(options.transport),
+        options.remote_staging_mib << 20 if partner_bound is None else 0,
+    )
+    sweep(spare=cluster.token)
+    generation = run.generation if warm and run is not None else 0
+    links = Links(
+        cluster,
+        options,
+        placement,
+        len(tables),
+        backup_workers(tables) > 0,
+        generation,
+        idle,
+    )
+    parts = Parts(
+        cluster,
+        options,
+        list(tables),
+        run,
+        warm,
+        partner_bound,
+        placement,
+        Regions(cluster.token, shared=True, supervised=run is not None),
+        links,
+        plan.draft(),
+    )
+    try:
+        _StartUp(parts, plan, prints).connect()
+    except MpipsError:
+        release(parts, for_good=False)
+        raise
+    except BaseException:
+        parts.regions.leave()
+        raise
+    return parts
+
+
+def _check_equal(cluster: Cluster, tables: Sequence[Table], options: SessionOptions) -> str:
+    """Compare tables and options of all ranks; returns their fingerprint."""
+    mine = fingerprint(list(tables), msgspec.json.encode(options).decode())
+    prints = cluster.agree("comparing the ranks' tables", lambda: mine)
+    other = next((r for r, p in enumerate(prints) if p != prints[0]), None)
+    if other is not None:
+        raise ConfigError(
+            f"rank {other} has other tables or options than rank 0; every rank must be given the same"
+        )
+    return mine
+
+
+def _check_partners(tables: Sequence[Table], warm: bool) -> None:
+    if not warm:
+        raise ConfigError(
+            "redundancy.partner = true without memory that outlives a launch: start the job with `mpips "
+            "run` and leave redundancy.warm = true"
+        )
+    check_tables(tables)
+
+
+class _StartUp:
+    """The steps that fill `Parts`."""
+
+    def __init__(self, parts: Parts, plan: SavingPlan, prints: str) -> None:
+        """`prints`: fingerprint of tables and options."""
+        self._parts = parts
+        self._plan = plan
+        self._prints = prints
+
+    def connect(self) -> None:
+        """Run all steps, in order."""
+        p, c = self._parts, self._parts.cluster
+        takeover = self._take_over() if p.warm else None
+        if takeover is None:
+            p.saving = self._choose()
+        c.agree("making the regions", self._make_regions, lengthy=True)
+        p.control_comm = c.duplicate("connecting the control plane")
+        p.comms.append(p.control_comm)
+        self._connect_servers()
+        staging = self._staging_part if p.partner_bound is None else None
+        p.links.open(p.server, p.at, staging, p.oversubscribed)
+        p.notes += p.links.notes
+        if takeover is not None and p.partnership is not None:
+            p.mirror = takeover.join(p.server)
+            p.notes += p.partnership.notes
+
+    def _take_over(self) -> Takeover:
+        """Decide with all ranks whether the job continues in memory; else choose a checkpoint."""
+        p, c = self._parts, self._parts.cluster
+        assert p.run is not None
+        comm = c.duplicate("connecting the partners")
+        p.comms.append(comm)
+        p.partnership = Partnership(
+            comm, c.assignment, c.token, p.generation, c.watchdog.guard, p.partner_bound
+        )
+        takeover = Takeover(
+            c,
+            p.run,
+            p.partnership,
+            self._prints,
+            lambda: self._make_server(warm=True),
+            self._make_copy,
+            p.skips_clocks,
+        )
+        p.saving = takeover.choose(p.saving, self._choose)
+        p.server, p.at, p.cold = takeover.server, takeover.at, takeover.cold
+        return takeover
+
+    def _choose(self) -> Saving:
+        self._parts.cluster.arrive("looking for a checkpoint")
+        return self._plan.choose()
+
+    def _connect_servers(self) -> None:
+        """Give the servers a communicator of their own."""
+        p, c = self._parts, self._parts.cluster
+        color = MPI.UNDEFINED if c.server is None else 0
+        c.arrive("connecting the servers")
+        with c.watchdog.guard("start-up (connecting the servers)"):
+            servers = c.comm.Split(color, c.server or 0)
+        if isinstance(servers, MPI.Intracomm) and c.server is not None:
+            p.comms.append(servers)
+            p.server_comm = servers
+
+    def _make_regions(self) -> None:
+        p, c = self._parts, self._parts.cluster
+        if c.server is not None and p.server is None:
+            p.server = self._make_server(warm=False)
+            if p.saving.start is not None:
+                restore(p.server, p.placement, p.tables, p.saving.start)
+            if p.warm:
+                p.server.begin_journal()
+        if c.worker is not None and p.partner_bound is None:
+            p.staging = p.regions.create_sparse(
+                self._staging_part(c.worker), p.options.staging_mib << 20
+            )
+
+    def _staging_part(self, worker: int) -> str:
+        p = self._parts
+        return staging_part(worker, p.generation) if p.warm else f"w{worker}"
+
+    def _make_server(self, warm: bool) -> Server:
+        p = self._parts
+        index = p.cluster.server
+        assert index is not None
+        return self._server(index, Durability(p.generation, p.warm, warm))
+
+    def _make_copy(self, index: int, name: str) -> Server:
+        """The copy of another server, from memory of this name."""
+        p = self._parts
+        copy = self._server(index, Durability(p.generation, journal=True, warm=True, name=name))
+        copy.finish_recovery(lambda w, g: attach(p.cluster.token, staging_part(w, g), 0))
+        return copy
+
+    def _server(self, index: int, durability: Durability) -> Server:
+        p = self._parts
+        return Server(
+            index,
+            p.tables,
+            p.placement,
+            p.regions,
+            p.options.seed,
+            p.oversubscribed,
+            p.links.progress,
+            durability,
+        )
