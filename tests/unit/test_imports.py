@@ -161,3 +161,21 @@ def test_the_command_line_loads_no_mpi_before_a_job_starts() -> None:
 def test_every_public_name_is_there() -> None:
     assert all(hasattr(mpips, name) for name in mpips.__all__)
     assert len(set(mpips.__all__)) == len(mpips.__all__)
+
+
+PICKLED = set(
+    "allgather allreduce alltoall bcast bsend gather ibsend irecv isend issend recv reduce scatter "
+    "send sendrecv ssend".split()
+)
+# Start-up alone: servers and their copies move memory before the job is at work.
+PICKLES_AT_START = {"recovery.replica_memory"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=dotted)
+def test_ranks_at_work_exchange_no_pickled_objects(path: Path) -> None:
+    if name_of(path) in PICKLES_AT_START or name_of(path).startswith("bench.rank"):
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and node.attr in PICKLED:
+            owner = ast.unparse(node.value).lower()
+            assert "comm" not in owner.rpartition(".")[2], f"{path}:{node.lineno}"
