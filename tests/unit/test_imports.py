@@ -163,10 +163,24 @@ def test_every_public_name_is_there() -> None:
     assert len(set(mpips.__all__)) == len(mpips.__all__)
 
 
-PICKLED = set(
-    "allgather allreduce alltoall bcast bsend gather ibsend irecv isend issend recv reduce scatter "
-    "send sendrecv ssend".split()
-)
+PICKLED = {
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "bcast",
+    "bsend",
+    "gather",
+    "ibsend",
+    "irecv",
+    "isend",
+    "issend",
+    "recv",
+    "reduce",
+    "scatter",
+    "send",
+    "sendrecv",
+    "ssend",
+}
 # Start-up alone: servers and their copies move memory before the job is at work.
 PICKLES_AT_START = {"recovery.replica_memory"}
 
