@@ -103,7 +103,7 @@ def rehearse(
     inputs = _share(inputs, n_workers)
     stage = Stage(inputs, options, n_servers, staged)
     loader = ready(stage.worker, inputs, options.seed)
-    before = [channel.writer.next_sequence for channel in stage.worker.channels]
+    before = [channel.writer.next_sequence for channel in stage.connection.channels]
     steps: list[Tally] = []
     seen = SeenWorker(stage)
     deadline = time.monotonic() + max_s
@@ -114,7 +114,7 @@ def rehearse(
                 break
     records = [
         channel.writer.next_sequence - first
-        for channel, first in zip(stage.worker.channels, before, strict=True)
+        for channel, first in zip(stage.connection.channels, before, strict=True)
     ]
     keys = {name: np.unique(np.concatenate(parts)) for name, parts in stage.keys.items()}
     extra = {name: np.unique(np.concatenate(parts)) for name, parts in stage.strange.items()}

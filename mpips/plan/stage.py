@@ -23,6 +23,7 @@ from mpips.session.local import LocalControl
 from mpips.training.epochs import Inputs
 from mpips.transport.channel import LocalChannel
 from mpips.transport.region import Regions, new_token
+from mpips.worker.connection import Connection
 from mpips.worker.worker import Worker
 
 Int64 = NDArray[np.int64]
@@ -100,16 +101,16 @@ class Stage:
         channels = [
             self._channel(i, staging, len(inputs.tables), options) for i in range(n_servers)
         ]
-        self.worker = Worker(
+        self.connection = Connection(
             0,
             ["worker 0"],
             inputs.tables,
-            self.placement,
             channels,
             LocalControl(),
             staging,
             options.timeout_s,
         )
+        self.worker = Worker(self.connection, inputs.tables, self.placement)
         self.batch: Batch | None = None
         self.bounces: dict[str, Any] = {}
         self.keys: dict[str, list[Int64]] = {}

@@ -82,20 +82,20 @@ class _SeenDense(_Seen):
 
     def _staged(self, update: Any) -> Any:
         """A large update in staging memory, where a job would copy it to; see DenseHandle."""
-        worker, n_bytes = self._stage.worker, 4 * self._table.n_elements
+        connection, n_bytes = self._stage.connection, 4 * self._table.n_elements
         direct = not needs_base(self._table.consistency) and self._table.clip_norm == 0
-        if not direct or n_bytes <= BOUNCE_BYTES or worker.staging is None:
+        if not direct or n_bytes <= BOUNCE_BYTES or connection.staging is None:
             return update
         update = np.ascontiguousarray(update, np.float32)
-        if worker.staged_offset(update) is not None:
+        if connection.staged_offset(update) is not None:
             return update
         buffers = self._stage.bounces
         if self._table.name not in buffers:
-            offset = worker.reserve_staging(n_bytes, 0.5)
+            offset = connection.reserve_staging(n_bytes, 0.5)
             buffers[self._table.name] = (
                 None
                 if offset is None
-                else worker.staging.view(offset, n_bytes, True)
+                else connection.staging.view(offset, n_bytes, True)
                 .view(np.float32)
                 .reshape(self._table.shape)
             )

@@ -37,7 +37,7 @@ from mpips.session.roles import Main, Roles
 from mpips.session.shutdown import meet
 from mpips.session.startup import start_up
 from mpips.snapshot.coordinator import Coordinator
-from mpips.worker.worker import needs_common_clock
+from mpips.worker.connection import needs_common_clock
 
 
 class Job:

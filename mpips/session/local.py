@@ -36,7 +36,8 @@ from mpips.snapshot.coordinator import Coordinator
 from mpips.snapshot.server_part import ServerPart
 from mpips.transport.channel import LocalChannel
 from mpips.transport.region import Regions, new_token
-from mpips.worker.worker import Worker, needs_common_clock
+from mpips.worker.connection import Connection, Start, needs_common_clock
+from mpips.worker.worker import Worker
 
 
 class LocalControl:
@@ -71,10 +72,10 @@ class LocalControl:
             self._recorder.look({0: self.clock})
 
     def hurry(self) -> None:
-        """See mpips.worker.worker.ControlPlane."""
+        """See mpips.worker.connection.ControlPlane."""
 
     def tell(self, message: Message) -> None:
-        """See mpips.worker.worker.ControlPlane."""
+        """See mpips.worker.connection.ControlPlane."""
         if isinstance(message, Evaluated) and self._rank_table is not None:
             self._rank_table.evaluated(message)
         if self.coordinator is None:
@@ -91,15 +92,15 @@ class LocalControl:
             self.tell(answer)
 
     def contribute(self, name: str, payload: bytes, everyone: bool) -> None:
-        """See mpips.worker.worker.ControlPlane."""
+        """See mpips.worker.connection.ControlPlane."""
         self._parts[name] = payload
 
     def take_gathered(self, name: str) -> list[bytes] | None:
-        """See mpips.worker.worker.ControlPlane."""
+        """See mpips.worker.connection.ControlPlane."""
         return [self._parts.pop(name)]
 
     def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
-        """See mpips.worker.worker.ControlPlane."""
+        """See mpips.worker.connection.ControlPlane."""
         if self._recorder is not None:
             self._recorder.report(epoch, samples, loss_sum)
         if self._on_report is not None:
@@ -179,9 +180,9 @@ class LocalKeeping:
         return self.server_part.statistics()
 
 
-def _figures(worker: Worker, server: Server) -> Figures:
+def _figures(connection: Connection, server: Server) -> Figures:
     """The worker's figures, with the memory of the server."""
-    found = worker.figures()
+    found = connection.figures()
     found.memory_bytes = server.figures().memory_bytes
     return found
 
@@ -241,25 +242,23 @@ def run_local(
             return consumed
 
         channel = LocalChannel(server.region, layout, writer, 1, drain)
-        worker = Worker(
-            0,
-            ["worker 0"],
-            tables,
-            placement,
-            [channel],
-            control,
-            staging,
-            options.timeout_s,
+        start = Start(
             saving.position(options.seed, 0, 1),
             saving.triggers.every_steps if saving.folder is not None else 0,
         )
+        connection = Connection(
+            0, ["worker 0"], tables, [channel], control, staging, options.timeout_s, start
+        )
+        worker = Worker(connection, tables, placement)
         if rank_table is not None:
-            rank_table.own = lambda: Heartbeat(control.state, worker.now, _figures(worker, server))
+            rank_table.own = lambda: Heartbeat(
+                control.state, worker.now, _figures(connection, server)
+            )
         try:
             with forked.children_end_here("the job"):
                 with forked.children_end_here("main"):
                     value = call(main, worker, alone=True)
-                worker.finish()
+                connection.finish()
                 saved = keeping.end()
         except (TerminatedError, KeyboardInterrupt) as error:
             code = error.code if isinstance(error, TerminatedError) else 130

@@ -26,6 +26,7 @@ from mpips.session.calling import call
 from mpips.session.parts import Parts
 from mpips.snapshot.server_part import ServerPart
 from mpips.transport.region import TOUCH_S
+from mpips.worker.connection import Connection, Start
 from mpips.worker.worker import Worker
 
 Main = Callable[[Worker], Any]
@@ -58,15 +59,16 @@ class Roles:
         return None, self._scheduler.summary
 
     def _work(self, main: Main) -> tuple[Any, bytes]:
-        client, worker = self._client, self._make_worker()
+        client, connection = self._client, self._connect()
+        worker = Worker(connection, self._parts.tables, self._parts.placement)
         client.state = "computing"
-        client.figures = worker.figures
+        client.figures = connection.figures
         client.beside = self._touch
         with threadpool_limits(self._threads):
             try:
                 with forked.children_end_here("main"):
                     value = call(main, worker, alone=False)
-                worker.finish()
+                connection.finish()
             except _native.ReplayMismatch as error:
                 raise ReplayError(
                     f"{error}; a step that is repeated after a restart must make the same pushes (its random "
@@ -79,23 +81,25 @@ class Roles:
         client.state = "waiting for the others to finish"
         return value, self._await_final_statistics()
 
-    def _make_worker(self) -> Worker:
+    def _connect(self) -> Connection:
         p, c, saving = self._parts, self._parts.cluster, self._parts.saving
         assert c.worker is not None
-        return Worker(
-            c.worker,
-            [c.name_of(r) for r in c.assignment.workers],
-            p.tables,
-            p.placement,
-            p.links.channels,
-            self._client,
-            p.staging,
-            p.options.timeout_s,
+        start = Start(
             saving.position(p.options.seed, c.worker, len(c.assignment.workers)),
             saving.triggers.every_steps if saving.folder is not None else 0,
             saving.places[c.worker].clock if saving.places else 0,
             p.warm,
             p.partners(),
+        )
+        return Connection(
+            c.worker,
+            [c.name_of(r) for r in c.assignment.workers],
+            p.tables,
+            p.links.channels,
+            self._client,
+            p.staging,
+            p.options.timeout_s,
+            start,
         )
 
     def _serve(self) -> bytes:

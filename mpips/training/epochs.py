@@ -15,7 +15,6 @@ from mpips.data.metrics import EvalShare, Kind, Scores, merge
 from mpips.errors import ConfigError
 from mpips.model.consistency import BSP
 from mpips.model.table import Table
-from mpips.mpi.messages import Evaluated
 from mpips.scheduler.run_progress import RunProgress
 from mpips.tasks import StepResult, Task
 from mpips.worker.worker import Worker
@@ -190,7 +189,7 @@ def _evaluate_epoch(
         if found is not None:
             result.evaluated[epoch] = found
             step = inputs.steps_before + worker.now
-            worker.control.tell(Evaluated(epoch + 1, step, found))
+            worker.report_metrics(epoch + 1, step, found)
 
 
 def history(

@@ -204,7 +204,7 @@ def train_worker(worker: Worker, inputs: Inputs, config: JobConfig) -> Result:
         result.metrics.update(found)
         if found:
             result.evaluated[max(result.epochs - 1, 0)] = found
-            worker.control.tell(Evaluated(result.epochs, result.steps, found))
+            worker.report_metrics(result.epochs, result.steps, found)
     result.history = history([part[4] for part in parts], result.evaluated)
     return result
 

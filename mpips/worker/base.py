@@ -15,7 +15,7 @@ from mpips.worker.noted import NotedPulls
 from mpips.worker.requests import PolledRequest, PushResult, Request, push_result
 
 if TYPE_CHECKING:
-    from mpips.worker.worker import Worker
+    from mpips.worker.connection import Connection
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
@@ -30,13 +30,20 @@ def norm_of(update: Float32) -> float:
 class Handle:
     """What dense and embedding handles share: checks before a push, requests for it."""
 
-    def __init__(self, worker: Worker, index: int, table: DenseTable | EmbeddingTable) -> None:
+    def __init__(
+        self, connection: Connection, index: int, table: DenseTable | EmbeddingTable
+    ) -> None:
         self.name = table.name
-        self._worker = worker
+        self._connection = connection
+        connection.add(self)
         self._index = index
         self._table = table
         # Only where something depends on it: noting takes 2 us of a pull.
         self._noted = NotedPulls() if judges_staleness(table.consistency) else None
+
+    def disown(self) -> None:
+        """Leave to the parent what is under way; in a forked child what follows it raises."""
+        raise NotImplementedError
 
     def _name_base(self, base: object) -> bool:
         """Let the push to come count as computed on the pull that filled `base`, if one did.
@@ -46,11 +53,11 @@ class Handle:
         """
         versions = self._noted.find(base) if self._noted is not None else None
         for server, version in (versions or {}).items():
-            self._worker.channels[server].writer.name_base(self._index, version)
+            self._connection.channels[server].writer.name_base(self._index, version)
         return versions is not None
 
     def _unname_base(self) -> None:
-        for channel in self._worker.channels:
+        for channel in self._connection.channels:
             channel.writer.name_base(self._index, None)
 
     def _checked(self, update: Float32, base: Float32 | None) -> Float32:
@@ -90,27 +97,28 @@ class Handle:
 
     def _request(self, ends: dict[int, int]) -> Request[PushResult]:
         """A request for pushes whose last records are `ends` (server -> sequence)."""
-        self._worker.note_push()
-        worker = self._worker
+        self._connection.note_push()
+        connection = self._connection
         # Under BSP nothing happens to a push before the clock ends: it may travel with the tick.
         if not isinstance(self._table.consistency, BSP):
-            worker.send(ends)
+            connection.send(ends)
         missing = dict(ends)
 
         def advance(max_s: float) -> bool:
             for server, sequence in list(missing.items()):
-                if not worker.channels[server].wait_applied(sequence + 1, max_s):
+                if not connection.channels[server].wait_applied(sequence + 1, max_s):
                     return False
                 del missing[server]
             return True
 
         def finish() -> PushResult:
-            return push_result([worker.channels[s].writer.result(q) for s, q in ends.items()])
+            return push_result([connection.channels[s].writer.result(q) for s, q in ends.items()])
 
         def late() -> str:
             server = next(iter(missing))
-            return f"server {server} has not taken a push of table {self.name!r}" + worker.blame(
-                server
+            return (
+                f"server {server} has not taken a push of table {self.name!r}"
+                + connection.blame(server)
             )
 
-        return PolledRequest(advance, finish, late, worker.timeout_s, worker.poll)
+        return PolledRequest(advance, finish, late, connection.timeout_s, connection.poll)

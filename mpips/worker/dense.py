@@ -22,7 +22,7 @@ from mpips.worker.requests import PolledRequest, PushResult, Request, stalled_af
 
 if TYPE_CHECKING:
     from mpips.model.placement import ShardRange
-    from mpips.worker.worker import Worker
+    from mpips.worker.connection import Connection
 
 Float32 = NDArray[np.float32]
 
@@ -35,15 +35,15 @@ class DenseHandle(Handle):
     """A dense table as a worker sees it."""
 
     def __init__(
-        self, worker: Worker, index: int, table: DenseTable, shards: Sequence[ShardRange]
+        self, connection: Connection, index: int, table: DenseTable, shards: Sequence[ShardRange]
     ) -> None:
         """`shards`: where the flattened tensor lies."""
-        super().__init__(worker, index, table)
+        super().__init__(connection, index, table)
         self.shape = table.shape
         self._shards = shards
-        self._writers = [(s.server, worker.channels[s.server].writer) for s in shards]
+        self._writers = [(s.server, connection.channels[s.server].writer) for s in shards]
         self._port = self._make_port(table)
-        ways = ((part.server, area_push(worker, part, table)) for part in shards)
+        ways = ((part.server, area_push(connection, part, table)) for part in shards)
         self._straight = {server: way for server, way in ways if way is not None}
         # The look for NaN happens on the way only where it comes before any record.
         self._checks_on_the_way = (
@@ -58,11 +58,11 @@ class DenseHandle(Handle):
 
     def _make_port(self, table: DenseTable) -> _native.DensePort | None:
         """The short way, where all servers share this node and pushes go as they are."""
-        worker, model = self._worker, table.consistency
+        connection, model = self._connection, table.consistency
         parts = []
         oversubscribed = False
         for part in self._shards:
-            channel = worker.channels[part.server]
+            channel = connection.channels[part.server]
             if not isinstance(channel, ShmChannel):
                 return None
             if part.stop - part.start > _ONE_RECORD:
@@ -72,7 +72,7 @@ class DenseHandle(Handle):
         if needs_base(model) or table.clip_norm > 0:
             return None
         return _native.DensePort(
-            worker.clock_state,
+            connection.clock_state,
             self._index,
             list(self.shape),
             parts,
@@ -80,7 +80,7 @@ class DenseHandle(Handle):
             model.bound if isinstance(model, SSP) else -1,
             table.check_finite,
             oversubscribed,
-            worker.staging,
+            connection.staging,
             PushResult,
         )
 
@@ -105,32 +105,32 @@ class DenseHandle(Handle):
         n_bytes = 4 * math.prod(self.shape)
         with contextlib.suppress(RegionError):
             for _ in range(2):
-                offset = self._worker.reserve_staging(n_bytes, 0.5)
+                offset = self._connection.reserve_staging(n_bytes, 0.5)
                 if offset is not None:
                     self._port.add_bounce(offset)
 
     def _wait_for_room(self) -> None:
         assert self._port is not None
-        worker, port = self._worker, self._port
-        worker.control.state = f"pushing {self.name!r}"
+        connection, port = self._connection, self._port
+        connection.control.state = f"pushing {self.name!r}"
         for part in self._shards:
-            worker.channels[part.server].writer.count_credit_stall()
+            connection.channels[part.server].writer.count_credit_stall()
 
         def late() -> str:
             for part in self._shards:
-                if worker.channels[part.server].writer.credits == 0:
+                if connection.channels[part.server].writer.credits == 0:
                     return (
                         f"server {part.server} has taken no record from its full ring"
-                        f"{worker.blame(part.server)}"
+                        f"{connection.blame(part.server)}"
                     )
             server = self._shards[port.waits_for()].server
             return (
                 f"server {server} has not taken the push of table {self.name!r} before the last"
-                f"{worker.blame(server)}"
+                f"{connection.blame(server)}"
             )
 
-        worker.wait_until(lambda: port.wait_room(0.02), late)
-        worker.control.state = "computing"
+        connection.wait_until(lambda: port.wait_room(0.02), late)
+        connection.control.state = "computing"
 
     def pull(self, out: Float32 | None = None) -> Float32:
         """Fetch the current values. Not collective; blocks until they satisfy the consistency model.
@@ -154,17 +154,17 @@ class DenseHandle(Handle):
                 self._noted.note(out, self._versions())
             return out
         check_out(out, self.shape, True)
-        self._worker.control.state = f"pulling {self.name!r}"
+        self._connection.control.state = f"pulling {self.name!r}"
         self._settle()
         flat = out.reshape(-1)
         for part in self._shards:
-            channel = self._worker.channels[part.server]
+            channel = self._connection.channels[part.server]
             target = flat[part.start : part.stop]
-            self._worker.wait_until(
+            self._connection.wait_until(
                 lambda c=channel, t=target: c.read_dense(self._index, t, 0.05),  # type: ignore[misc]
                 lambda: f"the values of table {self.name!r} kept changing while they were read",
             )
-        self._worker.control.state = "computing"
+        self._connection.control.state = "computing"
         if self._noted is not None:
             self._noted.note(out, self._versions())
         return out
@@ -180,13 +180,13 @@ class DenseHandle(Handle):
             check_out(out, self.shape, contiguous=True)
         ready = self._settled
         # A forked child of the worker's process is refused here.
-        self._worker.control.state = "computing"
+        self._connection.control.state = "computing"
 
         def late() -> str:
             return self._late_text(self._shards[0].server)
 
         return PolledRequest(
-            ready, lambda: self.pull(out), late, self._worker.timeout_s, self._worker.poll
+            ready, lambda: self.pull(out), late, self._connection.timeout_s, self._connection.poll
         )
 
     def view(self) -> Float32:
@@ -212,14 +212,14 @@ class DenseHandle(Handle):
         self._settle()
         result = []
         for part in self._shards:
-            values = self._worker.channels[part.server].view(self._index)
+            values = self._connection.channels[part.server].view(self._index)
             if values is None:
                 raise ConfigError(
                     f"part of table {self.name!r} lies on server {part.server} on another node; "
                     "pull it instead"
                 )
             if self._noted is not None:
-                version = self._worker.channels[part.server].writer.base_version(self._index)
+                version = self._connection.channels[part.server].writer.base_version(self._index)
                 self._noted.note(values, {part.server: version})
             result.append((part.start, part.stop, values))
         return result
@@ -262,16 +262,16 @@ class DenseHandle(Handle):
                 if needs_base(self._table.consistency)
                 else None
             )
-        staged = self._worker.staged_offset(update) is not None
+        staged = self._connection.staged_offset(update) is not None
         if staged or not self._checks_on_the_way:
             update = self._checked(update, base)
-        self._worker.control.state = f"pushing {self.name!r}"
+        self._connection.control.state = f"pushing {self.name!r}"
         ends = {}
         for part in self._shards:
             segment = update.reshape(-1)[part.start : part.stop]
             low = base.reshape(-1)[part.start : part.stop] if base is not None else None
             ends[part.server] = self._push_part(part.server, segment, low)
-        self._worker.control.state = "computing"
+        self._connection.control.state = "computing"
         return self._request(ends)
 
     def push_pull(self, update: Float32, out: Float32 | None = None) -> Float32:
@@ -283,24 +283,26 @@ class DenseHandle(Handle):
             check_out(out, self.shape, contiguous=True)
         self.push(update)
         if isinstance(self._table.consistency, BSP):
-            self._worker.clock()
+            self._connection.clock()
         return self.pull(out)
 
     def _push_part(self, server: int, update: Float32, base: Float32 | None) -> int:
-        channel = self._worker.channels[server]
+        channel = self._connection.channels[server]
         writer = channel.writer
         where = None
         if channel.name in ("shm", "local") and update.size <= _ONE_RECORD:
-            where = self._worker.staged_offset(update)
-        low = self._worker.staged_offset(base) if base is not None else None
+            where = self._connection.staged_offset(update)
+        low = self._connection.staged_offset(base) if base is not None else None
         if where is not None and (base is None or low is not None):
-            self._worker.write(
+            self._connection.write(
                 server,
-                lambda: writer.push_staged(self._index, self._worker.now, where, low, update.size),
+                lambda: writer.push_staged(
+                    self._index, self._connection.now, where, low, update.size
+                ),
             )
             return writer.next_sequence - 1
         if server in self._straight and not writer.replays:
-            if self._worker.staged_offset(update) is not None:
+            if self._connection.staged_offset(update) is not None:
                 self._straight[server].push_staged(self._index, update)
             elif not self._straight[server].push(self._index, update, self._checks_on_the_way):
                 self._checked(update, None)
@@ -309,16 +311,16 @@ class DenseHandle(Handle):
             update = self._checked(update, None)
         done = 0
         while True:
-            done = writer.push_dense(self._index, self._worker.now, update, base, done)
+            done = writer.push_dense(self._index, self._connection.now, update, base, done)
             if done == update.size:
                 return writer.next_sequence - 1
-            self._worker.wait_credit(server)
+            self._connection.wait_credit(server)
 
     def _settled(self, max_s: float) -> bool:
         """Own pushes applied and the consistency model satisfied on all servers?"""
-        version, clock = self._worker.minimum_clock(self._table)
+        version, clock = self._connection.minimum_clock(self._table)
         for part in self._shards:
-            channel = self._worker.channels[part.server]
+            channel = self._connection.channels[part.server]
             pushed = channel.writer.pushed_before(self._index)
             bsp = isinstance(self._table.consistency, BSP)
             if pushed and not bsp and not channel.wait_applied(pushed, max_s):
@@ -328,7 +330,7 @@ class DenseHandle(Handle):
         return True
 
     def _settle(self) -> None:
-        self._worker.wait_until(
+        self._connection.wait_until(
             lambda: self._settled(0.02), lambda: self._late_text(self._shards[0].server)
         )
 
@@ -336,35 +338,36 @@ class DenseHandle(Handle):
 
     def poll(self) -> None:
         """Look at signals and the scheduler: a pull or push has been waiting for a while."""
-        control = self._worker.control
+        control = self._connection.control
         before, control.state = control.state, f"waiting for {self.name!r}"
-        self._worker.poll()
+        self._connection.poll()
         control.state = before
 
     def wait_for_push(self, request: _native.PushRequest, timeout: float | None) -> PushResult:
         """Wait for a push of the port as long as it takes; see Request.wait."""
-        worker = self._worker
-        limit_s = worker.timeout_s if timeout is None else timeout
-        worker.control.state = f"waiting for a push of {self.name!r}"
+        connection = self._connection
+        limit_s = connection.timeout_s if timeout is None else timeout
+        connection.control.state = f"waiting for a push of {self.name!r}"
 
         def late() -> str:
             server = self._shards[request.missing()].server
-            return f"server {server} has not taken a push of table {self.name!r}" + worker.blame(
-                server
+            return (
+                f"server {server} has not taken a push of table {self.name!r}"
+                + connection.blame(server)
             )
 
-        stalled_after(limit_s, request.advance, late, worker.poll)
-        worker.control.state = "computing"
+        stalled_after(limit_s, request.advance, late, connection.poll)
+        connection.control.state = "computing"
         result: PushResult = request.result()
         return result
 
     def _late_text(self, server: int) -> str:
         for part in self._shards:
-            version, clock = self._worker.minimum_clock(self._table)
-            channel = self._worker.channels[part.server]
+            version, clock = self._connection.minimum_clock(self._table)
+            channel = self._connection.channels[part.server]
             if not channel.wait_head(self._index, version, clock, 0.0):
                 server = part.server
         return (
-            f"server {server} has not brought table {self.name!r} to clock {self._worker.now}"
-            f"{self._worker.blame(server)}"
+            f"server {server} has not brought table {self.name!r} to clock {self._connection.now}"
+            f"{self._connection.blame(server)}"
         )

@@ -16,7 +16,7 @@ from mpips.worker.base import Handle, norm_of
 from mpips.worker.requests import PolledRequest, PushResult, Request
 
 if TYPE_CHECKING:
-    from mpips.worker.worker import Worker
+    from mpips.worker.connection import Connection
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
@@ -28,10 +28,14 @@ class EmbeddingHandle(Handle):
     """An embedding table as a worker sees it."""
 
     def __init__(
-        self, worker: Worker, index: int, table: EmbeddingTable, partitioner: _native.Partitioner
+        self,
+        connection: Connection,
+        index: int,
+        table: EmbeddingTable,
+        partitioner: _native.Partitioner,
     ) -> None:
         """`partitioner` says which server owns a key."""
-        super().__init__(worker, index, table)
+        super().__init__(connection, index, table)
         self.dim = table.dim
         self._partitioner = partitioner
         self._plans: list[
@@ -84,7 +88,7 @@ class EmbeddingHandle(Handle):
         table = self._table
         assert isinstance(table, EmbeddingTable)
         assert isinstance(table.init, Initializer)
-        seed = table_seed(self._worker.seed, table.name)
+        seed = table_seed(self._connection.position.seed, table.name)
         out = np.empty((len(keys), table.dim), np.float32)
         _native.initialize_rows(table.init.native(seed, *table.fans), self._as_keys(keys), out)
         return out
@@ -97,42 +101,42 @@ class EmbeddingHandle(Handle):
         """
         keys = self._as_keys(keys)
         request = self._start_pull(self._planned(keys), None)
-        self._prefetched = (keys.copy(), self._worker.now, request)
+        self._prefetched = (keys.copy(), self._connection.now, request)
         return request
 
     def _take_prefetched(self, keys: Int64) -> Request[Float32] | None:
         held, self._prefetched = self._prefetched, None
-        if held is None or held[1] != self._worker.now or not np.array_equal(held[0], keys):
+        if held is None or held[1] != self._connection.now or not np.array_equal(held[0], keys):
             return None
         return held[2]
 
     def _start_pull(self, plan: _native.KeyPlan, out: Float32 | None) -> Request[Float32]:
         """Ask for the rows of a plan. It belongs to the request, and goes back when that is done."""
-        worker = self._worker
-        worker.control.state = f"pulling {self.name!r}"
+        connection = self._connection
+        connection.control.state = f"pulling {self.name!r}"
         rows = np.empty((len(plan), self.dim), np.float32) if out is None else out
         starts: dict[int, int] = {}
         ends: dict[int, int] = {}
         for server, count in self._groups(plan):
-            done, channel = 0, worker.channels[server]
+            done, channel = 0, connection.channels[server]
             while True:
                 if done == 0:
                     starts[server] = channel.writer.next_sequence
                 done = channel.writer.pull_planned(
-                    self._index, worker.now, plan, server, rows, done
+                    self._index, connection.now, plan, server, rows, done
                 )
                 ends[server] = channel.writer.next_sequence
-                worker.keep(server, ends[server], (plan, rows))
+                connection.keep(server, ends[server], (plan, rows))
                 if done == count:
                     break
-                worker.wait_credit(server)
-        worker.send(ends)
-        worker.control.state = "computing"
+                connection.wait_credit(server)
+        connection.send(ends)
+        connection.control.state = "computing"
         missing = dict(ends)
 
         def advance(max_s: float) -> bool:
             for server, before in list(missing.items()):
-                if not worker.channels[server].wait_collected(before, max_s):
+                if not connection.channels[server].wait_collected(before, max_s):
                     return False
                 del missing[server]
             return True
@@ -145,15 +149,18 @@ class EmbeddingHandle(Handle):
 
         def late() -> str:
             server = next(iter(missing))
-            return f"server {server} has not answered a pull of table {self.name!r}" + worker.blame(
-                server
+            return (
+                f"server {server} has not answered a pull of table {self.name!r}"
+                + connection.blame(server)
             )
 
-        return PolledRequest(advance, finish, late, worker.timeout_s, worker.poll)
+        return PolledRequest(advance, finish, late, connection.timeout_s, connection.poll)
 
     def _versions(self, starts: dict[int, int]) -> dict[int, int]:
         """The versions that a pull has brought, by server; `starts`: its first records."""
-        found = {s: self._worker.channels[s].writer.pulled_version(q) for s, q in starts.items()}
+        found = {
+            s: self._connection.channels[s].writer.pulled_version(q) for s, q in starts.items()
+        }
         return {server: version for server, version in found.items() if version is not None}
 
     def push(self, keys: Int64, rows: Float32, base: Float32 | None = None) -> Request[PushResult]:
@@ -190,7 +197,7 @@ class EmbeddingHandle(Handle):
         direct = self._direct(out, len(keys))
         plan, _ = self._send(keys, rows, None)
         if isinstance(self._table.consistency, BSP):
-            self._worker.clock()
+            self._connection.clock()
         return self._filled(out, self._start_pull(plan, direct).wait())
 
     def _send(
@@ -206,12 +213,12 @@ class EmbeddingHandle(Handle):
         plan = self._planned(keys)
         repeats = plan.n_unique < len(plan)
         rows = self._checked_sums(plan, rows, base) if repeats else self._checked(rows, base)
-        self._worker.control.state = f"pushing {self.name!r}"
+        self._connection.control.state = f"pushing {self.name!r}"
         ends = {
             server: self._push_group(server, count, plan, rows, base)
             for server, count in self._groups(plan)
         }
-        self._worker.control.state = "computing"
+        self._connection.control.state = "computing"
         return plan, self._request(ends)
 
     def _checked_sums(self, plan: _native.KeyPlan, rows: Float32, base: Float32 | None) -> Float32:
@@ -247,14 +254,14 @@ class EmbeddingHandle(Handle):
         rows: Float32,
         base: Float32 | None,
     ) -> int:
-        writer, done = self._worker.channels[server].writer, 0
+        writer, done = self._connection.channels[server].writer, 0
         while True:
             done = writer.push_planned(
-                self._index, self._worker.now, plan, server, rows, base, done
+                self._index, self._connection.now, plan, server, rows, base, done
             )
             if done == count:
                 return writer.next_sequence - 1
-            self._worker.wait_credit(server)
+            self._connection.wait_credit(server)
 
     def _planned(self, keys: Int64) -> _native.KeyPlan:
         """A plan of these keys, out of those that no request holds."""

@@ -25,6 +25,7 @@ from mpips import (
     Worker,
 )
 from mpips.mpi.cluster import Cluster
+from mpips.worker.worker import connection_of
 
 several_ranks = pytest.mark.mpi(min_size=2)
 several_workers = pytest.mark.mpi(min_size=5)
@@ -77,7 +78,7 @@ def test_the_transport_asked_for_is_the_one_reported(
     session: Session, transport: str, servers: int
 ) -> None:
     def main(worker: Worker) -> list[str]:
-        return [channel.name for channel in worker.channels]
+        return [channel.name for channel in connection_of(worker).channels]
 
     played = session(main, [DenseTable("w", (3,))], transport=transport, servers=servers)
     assert played.transports == [[transport] * servers] * workers_with(servers)

@@ -20,6 +20,7 @@ from mpips.server.server import Server
 from mpips.session.local import LocalControl
 from mpips.transport.channel import LocalChannel, ShmChannel
 from mpips.transport.region import Regions, attach, new_token
+from mpips.worker.connection import Connection
 from mpips.worker.worker import Worker
 
 TIMEOUT_S = 60.0
@@ -102,16 +103,16 @@ class Rig:
         return ShmChannel(self.region, self.layout, self.writers[w], self.n_workers, True)
 
     def worker(self, w: int = 0, *, local=True, timeout_s=TIMEOUT_S, channel=None) -> Worker:
-        return Worker(
+        connection = Connection(
             w,
             [f"worker {i}" for i in range(self.n_workers)],
             self.tables,
-            self.placement,
             [channel or self.channel(w, local)],
             LocalControl(),
             self.staging[w],
             timeout_s,
         )
+        return Worker(connection, self.tables, self.placement)
 
     def values(self, table: int = 0):
         return self.core.dense_values(table)

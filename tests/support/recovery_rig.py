@@ -18,6 +18,7 @@ from mpips.server.server import Durability, Server
 from mpips.session.local import LocalControl
 from mpips.transport.channel import LocalChannel
 from mpips.transport.region import Regions, attach, new_token, persistent, unlink_job
+from mpips.worker.connection import Connection, Start
 from mpips.worker.worker import Worker
 
 TIMEOUT_S = 10.0
@@ -27,8 +28,8 @@ class KilledError(Exception):
     """The launch ends here."""
 
 
-class MortalWorker(Worker):
-    """A worker that ends at a chosen place.
+class MortalConnection(Connection):
+    """The connection of a worker that ends at a chosen place.
 
     Attributes:
         left: It ends before the write that follows so many of those that `clock` and `finish` make;
@@ -44,18 +45,18 @@ class MortalWorker(Worker):
 
     def clock(self) -> None:
         """Tick, or end."""
-        say_place = self._snapshot.say_place
+        say_place = self.snapshot.say_place
 
         def say(now: int) -> None:
             self._in_place = True
             say_place(now)
             self._in_place = False
 
-        self._snapshot.say_place = say  # type: ignore[method-assign]
+        self.snapshot.say_place = say  # type: ignore[method-assign]
         try:
             super().clock()
         finally:
-            self._snapshot.say_place = say_place  # type: ignore[method-assign]
+            self.snapshot.say_place = say_place  # type: ignore[method-assign]
 
     def write(self, server: int, attempt: Callable[[], bool]) -> None:
         """Write a record, or end."""
@@ -78,7 +79,8 @@ class Launches:
     Attributes:
         generation: Number of the launch, from 0.
         places: Where each worker goes on; empty in the first launch.
-        workers: One for each worker of the job. Whoever waits lets the servers work.
+        workers: One for each worker of the job, with a `MortalConnection`, which lets
+            the servers work where it waits.
         idle: The servers consume nothing.
     """
 
@@ -159,18 +161,16 @@ class Launches:
             writer.resume(a.sequence, a.applied, *before, False)
         return LocalChannel(server.region, server.layout, writer, self.n_workers, self.drain)
 
-    def _worker(self, w: int, saving: Saving) -> MortalWorker:
-        return MortalWorker(
+    def _worker(self, w: int, saving: Saving) -> Worker:
+        position = saving.position(0, w, self.n_workers)
+        connection = MortalConnection(
             w,
             [f"worker {i}" for i in range(self.n_workers)],
             self.tables,
-            self.placement,
             self.channels[w],
             LocalControl(),
             None,
             TIMEOUT_S,
-            saving.position(0, w, self.n_workers),
-            0,
-            self.places[w].clock if self.places else 0,
-            True,
+            Start(position, 0, self.places[w].clock if self.places else 0, True),
         )
+        return Worker(connection, self.tables, self.placement)

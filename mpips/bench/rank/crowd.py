@@ -13,7 +13,7 @@ from mpips.bench.measure import Figure, Findings
 from mpips.bench.rank.processes import cpu_seconds, memory, proportional
 from mpips.bench.rank.ranks import BenchRanks
 from mpips.model.table import Table
-from mpips.worker.worker import Worker
+from mpips.worker.worker import Worker, connection_of
 
 DENSE, KEYS, DIM = 16_384, 4096, 8
 
@@ -49,8 +49,8 @@ def run(ranks: BenchRanks, options: Options) -> Findings | None:
         worker.barrier("worked")
         seconds = time.monotonic() - start
         found = {"scheduler_cpu": (cpu_seconds(pids[0]) - cpu) / seconds / len(pids)}
-        found |= _memory(pids, len(worker.channels))
-        layout = worker.channels[0].layout
+        found |= _memory(pids, len(connection_of(worker).channels))
+        layout = connection_of(worker).channels[0].layout
         found["region_bytes"] = layout.geometry.mailbox_bytes
         worker.barrier("looked")
         return found

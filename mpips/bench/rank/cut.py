@@ -21,7 +21,7 @@ import mpips
 from mpips.bench.launching import Options
 from mpips.bench.measure import Comparison, Figure, Findings, typical_seconds
 from mpips.bench.rank.ranks import BenchRanks
-from mpips.worker.worker import Worker
+from mpips.worker.worker import Worker, connection_of
 
 _LARGE = 64 << 20  # floats: 256 MiB
 _SMALL = 16384
@@ -48,7 +48,7 @@ class _Steps:
         self._folder = folder
         self._table = worker.table("small")
         self._update = np.ones(_SMALL, np.float32)
-        self._writer = worker.channels[0].writer
+        self._writer = connection_of(worker).channels[0].writer
         self.ends: list[float] = []
         self.cut_at: int | None = None  # the step that ended with a cut record
 

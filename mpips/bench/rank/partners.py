@@ -27,7 +27,7 @@ from mpips.model.table import DenseTable, Table
 from mpips.mpi.cluster import Cluster
 from mpips.rundir.directory import GENERATION, RUN_DIR, Lease, RunFolder, current, replace_json
 from mpips.session.job import Job
-from mpips.worker.worker import Worker
+from mpips.worker.worker import Worker, connection_of
 
 BYTES = 64 << 10
 MODES: dict[str, int | None] = {"none": None, "sync": 0, "lag": 1024}
@@ -85,7 +85,9 @@ def session(ranks: BenchRanks, bound: int | None, calls: int) -> Times:
 def work(worker: Worker, servers: dict[str, int], calls: int) -> Times:
     """What the worker does; `servers`: where each of the tables for pushes lies."""
     update = np.random.default_rng(3).standard_normal(BYTES // 4, np.float32)
-    near = next(s for s, channel in enumerate(worker.channels) if channel.name == "shm")
+    near = next(
+        s for s, channel in enumerate(connection_of(worker).channels) if channel.name == "shm"
+    )
     times: Times = {}
     for name, server in servers.items():
         table = worker.table(name)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 import mpips
+from mpips.worker.worker import connection_of
 
 done, folder = Path(sys.argv[1]), Path(sys.argv[2])
 keys = np.arange(10)
@@ -24,12 +25,12 @@ def main(worker: mpips.Worker) -> None:
         worker.checkpoint()
         while not done.exists():
             time.sleep(0.001)
-            worker.control.poll()  # it is alive
+            connection_of(worker).control.poll()  # it is alive
         return
     asked = time.monotonic()
     # Until the scheduler has said that there is a cut, and some more.
-    while worker.control.cut.pending is None and time.monotonic() - asked < 30:
-        worker.control.poll()
+    while connection_of(worker).control.cut.pending is None and time.monotonic() - asked < 30:
+        connection_of(worker).control.poll()
     worker.clock()
     assert table.pull(keys).sum() < 0
     done.touch()

@@ -9,10 +9,11 @@ from mpi4py import MPI
 import mpips
 from mpips.mpi import control
 from mpips.transport.p2p import P2pMemory
+from mpips.worker.worker import connection_of
 
 
 def main(worker: mpips.Worker) -> None:
-    channel = worker.channels[0]
+    channel = connection_of(worker).channels[0]
     if sys.argv[1] == "put":
         memory = channel._remote
         assert isinstance(memory, P2pMemory)
@@ -20,7 +21,7 @@ def main(worker: mpips.Worker) -> None:
         memory.flush()
     else:
         # Too large to be sent before the receiver asks for it, and nobody here answers.
-        endpoint = worker.control._endpoint
+        endpoint = connection_of(worker).control._endpoint
         endpoint.comm.Isend([np.zeros(1 << 24, np.uint8), MPI.BYTE], 0, control.TAG)
     time.sleep(600)
 

@@ -20,7 +20,8 @@ from mpips.server.server import Server
 from mpips.session.local import LocalControl
 from mpips.transport.channel import LocalChannel
 from mpips.transport.region import Regions, new_token
-from mpips.worker.worker import Worker
+from mpips.worker.connection import Connection
+from mpips.worker.worker import Worker, connection_of
 
 SIZES = st.lists(st.integers(1, 70_000), min_size=1, max_size=6)
 
@@ -171,7 +172,9 @@ def test_worker_and_servers_agree_on_who_holds_what(n_servers):
         writer = make_writer(server.region, placement.layouts[s], 0, len(tables))
         channels.append(LocalChannel(server.region, placement.layouts[s], writer, 1, server.drain))
         servers.append(server)
-    worker = Worker(0, ["worker 0"], tables, placement, channels, LocalControl(), None, 20.0)
+    worker = Worker(
+        Connection(0, ["worker 0"], tables, channels, LocalControl(), None, 20.0), tables, placement
+    )
     keys = np.array([3, 10**12, -5, 3, 77, 78, 79])
     handles = [worker.table(name) for name in ("w", "one", "e")]
     start = [handles[0].pull(), handles[1].pull(), handles[2].pull(keys)]
@@ -191,7 +194,7 @@ def test_worker_and_servers_agree_on_who_holds_what(n_servers):
     # The initial values do not depend on the number of servers.
     alone = Server(0, tables, place(tables, 1, 1, 4, 1024), regions, 3, True, None)
     assert alone.core.dense_values(0).tobytes() == start[0].tobytes()
-    worker.finish()
+    connection_of(worker).finish()
     assert all(server.core.finished(0) for server in servers)
 
 

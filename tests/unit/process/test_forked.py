@@ -23,6 +23,7 @@ from mpips.mpi.watchdog import watching
 from mpips.process import forked
 from mpips.rundir import directory
 from mpips.transport.region import SHM, Regions, attach, new_token, persistent, unlink_job
+from mpips.worker.worker import connection_of
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -141,7 +142,7 @@ def test_a_child_is_refused_whatever_it_does_with_the_worker(local):
         lambda: worker.flush(),
         lambda: worker.checkpoint(),
         lambda: worker.report(0, 0, 0, 0.0),
-        lambda: worker.finish(),
+        lambda: connection_of(worker).finish(),
     ]
     before = (rig.writers[0].next_sequence, rig.values().tolist())
     with child(lambda: refused(*calls)) as (_, found):

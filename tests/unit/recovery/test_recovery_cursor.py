@@ -11,6 +11,7 @@ from harness import dense
 from recovery_rig import KilledError, Launches
 
 from mpips.model.consistency import ASP, BSP
+from mpips.worker.worker import connection_of
 
 CLOCKS = 4  # before the one at which launches end
 
@@ -40,7 +41,7 @@ def train(worker, until):
 
 def end_before_tick(worker):
     """Let the worker end before the first tick of its next clock."""
-    worker.left, worker.counts_places = 0, False
+    connection_of(worker).left, connection_of(worker).counts_places = 0, False
     with pytest.raises(KilledError):
         train(worker, CLOCKS + 1)
 
@@ -82,10 +83,10 @@ def test_wherever_in_a_clock_three_launches_end_every_update_counts_once(
 
 def end_somewhere(worker, write):
     """Let the worker end before this write, or before the first one of a clock that follows."""
-    worker.left = write
+    connection_of(worker).left = write
     with contextlib.suppress(KilledError):
         train(worker, CLOCKS + 1)
-        worker.left = 0
+        connection_of(worker).left = 0
         worker.clock()
 
 
@@ -93,5 +94,5 @@ def to_the_end(worker):
     """Train to the end; the clock and the values there."""
     train(worker, 8)
     now = worker.now
-    worker.finish()
+    connection_of(worker).finish()
     return [now, *worker.table("w").pull().tolist()]

@@ -8,6 +8,7 @@ from harness import dense, rows
 from recovery_rig import KilledError, Launches
 
 from mpips.model.consistency import ASP, BSP, SSP
+from mpips.worker.worker import connection_of
 
 CLOCKS = 5
 SLOTS = 8
@@ -45,7 +46,7 @@ def to_the_end(launches):
             if worker.cursor.get("step", 0) == clock:
                 step(worker)
     for worker in launches.workers:
-        worker.finish()
+        connection_of(worker).finish()
     clocks = [worker.now for worker in launches.workers]
     _, values = launches.servers[0].core.embedding_rows(1)
     dense_values = launches.servers[0].core.dense_values(0)
@@ -78,7 +79,7 @@ def close_over_segments(launches, ahead):
     # The first push takes a slot, so that the second one does not fit beside it.
     launches.idle = True
     for worker in launches.workers[:ahead]:
-        worker.ends_when_full = True
+        connection_of(worker).ends_when_full = True
         with pytest.raises(KilledError):
             step(worker)
     # Servers look at the segments before the clock closes.

@@ -10,6 +10,7 @@ from harness import rows
 from recovery_rig import KilledError, Launches
 
 from mpips.model.consistency import ASP, BSP, SSP
+from mpips.worker.worker import connection_of
 
 CLOCKS = 4
 KEYS = np.arange(24, dtype=np.int64)
@@ -44,14 +45,14 @@ def train(worker, until):
 def finish(worker, until):
     """Evaluate what has been trained, and leave."""
     assert (worker.table("e").pull(KEYS) == -until).all()
-    worker.finish()
+    connection_of(worker).finish()
 
 
 def end_before(launches, write, finishes):
     """Let the worker end before this write of its last clock, or of that and its finish."""
     worker = launches.workers[0]
     train(worker, CLOCKS - 1)
-    worker.left = write
+    connection_of(worker).left = write
     with contextlib.suppress(KilledError):
         train(worker, CLOCKS)
         if finishes:

@@ -11,6 +11,7 @@ from harness import Rig, clock_of, dense, in_threads, rows
 from mpips import _native
 from mpips.model.consistency import BSP
 from mpips.model.table import DenseTable
+from mpips.worker.worker import connection_of
 
 Outcome = _native.Outcome
 
@@ -96,7 +97,7 @@ def test_workers_skip_clocks_that_closed_without_them_and_nobody_hangs():
             worker.clock()
             assert worker.now > before
             handle.pull()
-        worker.finish()
+        connection_of(worker).finish()
         return pushes
 
     with rig.serving():

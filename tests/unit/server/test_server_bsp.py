@@ -11,6 +11,7 @@ from harness import Rig, clock_of, dense, floats, in_threads, rows
 
 from mpips import _native
 from mpips.model.consistency import BSP
+from mpips.worker.worker import connection_of
 
 Outcome = _native.Outcome
 # (2^24 + 1) + 1 is 2^24 in float32, 1 + 1 + 2^24 is 2^24 + 2: the order shows in the sum.
@@ -61,7 +62,7 @@ def test_clocks_of_threads_are_bitwise_those_of_one_thread(reduce, seed):
             worker.table("e").push(keys, updates[clock, worker.index, :4].reshape(2, 2))
             worker.clock()
             worker.table("w").pull()
-        worker.finish()
+        connection_of(worker).finish()
 
     rig = Rig(*tables, n_workers=n)
     with rig.serving():

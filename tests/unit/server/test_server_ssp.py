@@ -8,6 +8,7 @@ from harness import Rig, dense, in_threads, rows
 
 from mpips.errors import StallError
 from mpips.model.consistency import BSP, SSP
+from mpips.worker.worker import connection_of
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -43,7 +44,7 @@ def test_ssp_answers_a_pull_exactly_when_the_bound_allows_it(seed, bound):
                 workers[w].table("e").prefetch(np.array([3])),
             ]
         else:
-            workers[w].finish()
+            connection_of(workers[w]).finish()
             finished[w] = True
     rig.drain()
     assert rig.values().tolist() == [-float(sum(clocks))] * 2
@@ -62,7 +63,7 @@ def test_ssp_pull_holds_all_updates_up_to_the_bound():
             assert (seen >= clock - bound).all()
             worker.table("w").push(mine)
             worker.clock()
-        worker.finish()
+        connection_of(worker).finish()
 
     with rig.serving():
         workers = [rig.worker(w, local=False) for w in range(n)]
@@ -95,6 +96,6 @@ def test_ssp_stall_names_the_slowest_worker():
             rig.writers[w].tick(clock)
     rig.drain()
     worker = rig.worker(2, timeout_s=0.05)
-    worker.clock_state.now = 3
+    connection_of(worker).clock_state.now = 3
     with pytest.raises(StallError, match=r"waits for worker 1 at clock 1, this worker is at 3"):
         worker.table("w").pull()

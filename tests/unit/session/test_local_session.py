@@ -14,6 +14,7 @@ from mpips.errors import ConfigError, ProtocolError, StallError
 from mpips.model.consistency import ASP, BSP, SSP, Compensate
 from mpips.model.table import DenseTable
 from mpips.session.local import run_local
+from mpips.worker.worker import connection_of
 
 ALL = [BSP("sum"), SSP(), SSP(bound=0)]
 
@@ -47,8 +48,8 @@ def test_bytes_and_queue_are_counted_as_they_travel():
     w, e = worker.table("w"), worker.table("e")
     w.push(floats(100, 1))
     e.push(np.array([5, 2]), np.ones((2, 3), np.float32))
-    assert (worker.figures().queue, rig.core.queue()) == (2, 2)
-    before = worker.figures()
+    assert (connection_of(worker).figures().queue, rig.core.queue()) == (2, 2)
+    before = connection_of(worker).figures()
     assert (before.pushed_bytes, before.judged, before.records) == (400 + 2 * (8 + 12), 0, 2)
     rig.drain()
     worker.flush()
@@ -56,7 +57,7 @@ def test_bytes_and_queue_are_counted_as_they_travel():
     request = e.prefetch(np.array([2, 7, 5]))
     rig.drain()
     request.wait()
-    after = worker.figures()
+    after = connection_of(worker).figures()
     assert (after.queue, rig.core.queue()) == (0, 0)
     assert (after.pulled_bytes, after.judged, after.records) == (400 + 3 * 12, 2, 3)
     counters = rig.core.counters()
@@ -70,7 +71,7 @@ def test_bytes_of_staged_updates_are_those_of_the_update():
     update = worker.allocate(1000)
     update[:] = 1.0
     worker.table("w").push(update)
-    assert worker.figures().pushed_bytes == 4000
+    assert connection_of(worker).figures().pushed_bytes == 4000
     rig.drain()
     assert rig.core.counters()["bytes_in"] == 4000
 
@@ -82,7 +83,7 @@ def test_staleness_is_summed_over_what_is_judged():
         handle.push(np.ones(4, np.float32))
     rig.drain()
     handle.pull()
-    figures = handle._worker.figures()
+    figures = handle._connection.figures()
     assert (figures.judged, figures.staleness_sum, figures.max_staleness) == (3, 0 + 1 + 2, 2)
 
 

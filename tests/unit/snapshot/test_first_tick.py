@@ -29,6 +29,7 @@ from mpips.tasks import StepResult, Task
 from mpips.training.epochs import Inputs
 from mpips.training.resume import TrainingPlan, go_on_in_memory
 from mpips.training.train import prepare, ready, train
+from mpips.worker.connection import Connection, Start
 from mpips.worker.worker import Worker
 
 N = 60
@@ -130,17 +131,17 @@ def said_in_first_gather(
 ) -> PositionPart:
     """What the cut record holds that a worker writes while it waits for the others' moments."""
     rig = Rig(*inputs.tables, n_workers=n_workers, n_slots=8)
-    worker = Worker(
+    connection = Connection(
         index,
         [f"worker {i}" for i in range(n_workers)],
         rig.tables,
-        rig.placement,
         [rig.channel(index, True)],
         control := LateOthers(),
         None,
         60.0,
-        saving.position(0, index, n_workers),
+        Start(saving.position(0, index, n_workers)),
     )
+    worker = Worker(connection, rig.tables, rig.placement)
     rig.core.expect_cut(1)
     ready(worker, inputs, 0)
     assert control.waited >= 2
@@ -229,17 +230,17 @@ def test_a_script_that_has_not_said_its_place_is_in_no_cut_before_its_first_tick
     assert position.start is not None
     assert position.start.cursor is None
     control = LateOthers()
-    worker = Worker(
+    connection = Connection(
         0,
         ["worker 0", "worker 1"],
         rig.tables,
-        rig.placement,
         [rig.channel(0, True)],
         control,
         None,
         60.0,
-        position,
+        Start(position),
     )
+    worker = Worker(connection, rig.tables, rig.placement)
     rig.core.expect_cut(1)
     worker.set_cursor({"clock": 1})
     for _ in range(ticks):

@@ -11,7 +11,8 @@ from mpips.errors import StallError
 from mpips.model.consistency import ASP, SSP
 from mpips.mpi.messages import Abandon, Commit, Message, Propose, Waits
 from mpips.session.local import LocalControl
-from mpips.worker.worker import Worker
+from mpips.worker.connection import Connection, Start
+from mpips.worker.worker import Worker, connection_of
 
 
 class Listening(LocalControl):
@@ -37,16 +38,16 @@ class Listening(LocalControl):
 
 
 def worker_of(rig: Rig, control: Listening, *, drained: bool = True) -> Worker:
-    return Worker(
+    connection = Connection(
         0,
         [f"worker {i}" for i in range(rig.n_workers)],
         rig.tables,
-        rig.placement,
         [rig.channel(0, drained)],
         control,
         rig.staging[0],
         60.0,
     )
+    return Worker(connection, rig.tables, rig.placement)
 
 
 def push(worker: Worker) -> None:
@@ -107,7 +108,7 @@ def test_a_wait_behind_a_cut_record_is_told_once(what):
             with pytest.raises(StallError):
                 request.wait(0.2)
     else:
-        worker.timeout_s = 0.3
+        connection_of(worker).timeout_s = 0.3
         with pytest.raises(StallError):
             worker.flush()
     assert control.told == [Waits(7, "behind")]
@@ -130,16 +131,15 @@ def test_a_wait_for_a_slow_server_is_no_news_where_there_is_no_cut():
 def test_a_worker_that_goes_on_knows_its_clock_before_it_says_so():
     rig = Rig(dense())
     control = Listening()
-    Worker(
+    Connection(
         0,
         ["worker 0"],
         rig.tables,
-        rig.placement,
         [rig.channel(0, True)],
         control,
         None,
         60.0,
-        first_clock=1000,
+        Start(first_clock=1000),
     )
     assert control.clock == 1000
     answer = control.cut.take(Propose(1, 2), control.clock)

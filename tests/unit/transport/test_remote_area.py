@@ -16,6 +16,7 @@ from mpips.model.consistency import ASP, BSP, SSP, Scale
 from mpips.transport import area_push
 from mpips.transport.area import Area
 from mpips.transport.area_push import LAST_FLOATS
+from mpips.worker.worker import connection_of
 
 LARGE = 3 * LAST_FLOATS + 5  # floats; goes in several segments, one of which takes several puts
 PUT_FLOATS = Network.piece_bytes // 4
@@ -55,7 +56,7 @@ def test_large_pushes_over_a_bad_network_are_exact_and_free_at_return(seed, kind
         worker.table("e").push(np.arange(4), np.ones((4, 3), np.float32))
         worker.clock()
         assert (table.pull() == total).all()
-    worker.finish()
+    connection_of(worker).finish()
     assert (rig.values() == total).all()
     assert rig.core.stats(0)["pushed"] == 7
     assert in_area(network, rig) == 7 * 4 * LARGE
@@ -84,7 +85,7 @@ def test_a_large_push_behind_a_record_of_any_length_is_applied_when_all_of_it_is
             worker.table("w").push(np.ones(n, np.float32))
             worker.clock()
             assert (worker.table("w").pull() == -(step + 1)).all(), (seed, step)
-        worker.finish()
+        connection_of(worker).finish()
         assert in_area(network, rig) == 3 * 4 * n
 
 
@@ -128,7 +129,7 @@ def test_with_checksums_the_pieces_of_every_push_have_one(seed, kind):
     update[:] = np.nan
     with pytest.raises(ValueError, match=f"position 0 of {LARGE}"):
         table.push(update)
-    worker.finish()
+    connection_of(worker).finish()
     assert channel.writer.next_sequence > 2
     assert (rig.values() == -1).all()
 
@@ -148,7 +149,7 @@ def test_staged_pushes_over_a_bad_network_are_exact(seed, kind):
         array[:] = floats(LARGE, step)
         total -= array
         requests.append(worker.table("w").push(array))
-    worker.finish()
+    connection_of(worker).finish()
     assert (rig.values() == total).all()
     # Each push took more than one record.
     assert channel.writer.next_sequence > 12
@@ -215,7 +216,7 @@ def test_update_that_is_not_finite_is_refused_wherever_it_shows(model, at, bad):
     assert channel.writer.next_sequence == records
     assert not network.pending or model == MODELS["bsp"]
     table.push(np.ones(LARGE, np.float32))
-    worker.finish()
+    connection_of(worker).finish()
     assert (rig.values() == -2).all()
     assert worker.counters()["pushed"] == 2
 
@@ -282,7 +283,7 @@ def test_bsp_over_areas_has_the_bits_of_bsp_over_rings():
                 worker.table("w").push(rng.standard_normal(LARGE, np.float32))
                 worker.clock()
         for worker in workers:
-            worker.finish()
+            connection_of(worker).finish()
         assert (in_area(networks[0][0], rig) > 0) == areas
         return rig.values().tobytes()
 

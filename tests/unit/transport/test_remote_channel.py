@@ -10,6 +10,7 @@ from harness import Rig, dense, floats, make_writer, rows
 from mpips import _native
 from mpips.errors import StallError
 from mpips.model.consistency import ASP, BSP, SSP, Scale
+from mpips.worker.worker import connection_of
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -35,10 +36,10 @@ def test_pushes_and_pulls_over_a_bad_network_are_exact(seed, kind, model):
         wanted = np.arange(30)
         found = worker.table("e").pull(wanted)
         assert all((found[k] == expected.get(k, 0)).all() for k in range(30))
-    worker.finish()
+    connection_of(worker).finish()
     assert (rig.values() == total).all()
     assert rig.core.stats(0)["pushed"] == 8
-    assert rig.core.counters()["records"] == worker.channels[0].writer.next_sequence
+    assert rig.core.counters()["records"] == connection_of(worker).channels[0].writer.next_sequence
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -247,7 +248,7 @@ def test_workers_over_memory_and_over_a_network_share_a_table():
         for worker in workers:
             worker.table("w").push(floats(700, step))
     for worker in workers:
-        worker.finish()
+        connection_of(worker).finish()
     assert (rig.values() == -3 * sum(floats(700, step) for step in range(10))).all()
     assert make_writer(rig.region, rig.layout, 0, 1).next_sequence == 0
 
@@ -348,5 +349,5 @@ def test_the_mirror_is_not_written_while_a_put_from_it_is_under_way(seed, kind):
             last.wait()
         else:
             worker.table("e").pull(np.arange(4))
-    worker.finish()
+    connection_of(worker).finish()
     assert rig.core.counters()["records"] == channel.writer.next_sequence

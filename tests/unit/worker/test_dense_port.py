@@ -13,6 +13,7 @@ from mpips.errors import RegionError, StallError
 from mpips.model.consistency import ASP, BSP, SSP, Compensate, Reject
 from mpips.model.optimizer import SGD
 from mpips.worker.requests import PushResult
+from mpips.worker.worker import connection_of
 
 
 def port_of(worker):
@@ -149,7 +150,7 @@ def test_without_memory_for_a_bounce_buffer_the_ring_is_used(monkeypatch):
     def full(n_bytes, share):
         raise RegionError("/dev/shm is too small")
 
-    monkeypatch.setattr(worker, "reserve_staging", full)
+    monkeypatch.setattr(connection_of(worker), "reserve_staging", full)
     with rig.serving():
         for _ in range(2):
             assert worker.table("w").push(floats(n)).wait().applied == 1
@@ -211,7 +212,7 @@ def test_a_job_that_only_pushes_looks_at_signals_and_scheduler():
     rig = Rig(dense(4))
     worker = rig.worker(local=False)
     polls = []
-    worker.control.poll = lambda: polls.append(1)
+    connection_of(worker).control.poll = lambda: polls.append(1)
     with rig.serving():
         deadline = time.monotonic() + 30.0
         while len(polls) < 2 and time.monotonic() < deadline:
@@ -225,7 +226,7 @@ def test_many_servers_each_get_their_part():
     worker = rig.worker(local=False)
     with pytest.raises(ValueError, match="length of its shard"):
         _native.DensePort(
-            worker.clock_state,
+            connection_of(worker).clock_state,
             0,
             [8],
             [(rig.region, rig.layout, rig.writers[0], 0, 4)],

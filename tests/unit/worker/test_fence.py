@@ -14,6 +14,7 @@ from mpips.model.placement import place
 from mpips.server.server import Server
 from mpips.session.local import LocalControl
 from mpips.transport.region import Regions, new_token
+from mpips.worker.connection import Connection, Start
 from mpips.worker.worker import Worker
 
 N_SLOTS = 64
@@ -37,17 +38,17 @@ class TwoServers:
         self.networks[0].networks = self.networks[1].networks = self.networks
         for network in self.networks:
             network.on_piece = self.check
-        self.worker = Worker(
+        self.connection = Connection(
             0,
             ["worker 0"],
             self.tables,
-            placement,
             [channel for _, channel in pairs],
             LocalControl(),
             None,
             timeout_s,
-            says_place=says_place,
+            Start(says_place=says_place),
         )
+        self.worker = Worker(self.connection, self.tables, placement)
         self.pushes: list[int] = []  # records of pushes of each clock, at either server
         self.early = 0  # looks at a tick that had overtaken what stands before it
 
