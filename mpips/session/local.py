@@ -36,7 +36,7 @@ from mpips.snapshot.coordinator import Coordinator
 from mpips.snapshot.server_part import ServerPart
 from mpips.transport.channel import LocalChannel
 from mpips.transport.region import Regions, new_token
-from mpips.worker.connection import Connection, Start, needs_common_clock
+from mpips.worker.connection import Connection, ConnectionOptions, needs_common_clock
 from mpips.worker.worker import Worker
 
 
@@ -242,7 +242,7 @@ def run_local(
             return consumed
 
         channel = LocalChannel(server.region, layout, writer, 1, drain)
-        start = Start(
+        start = ConnectionOptions(
             saving.position(options.seed, 0, 1),
             saving.triggers.every_steps if saving.folder is not None else 0,
         )

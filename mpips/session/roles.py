@@ -26,7 +26,7 @@ from mpips.session.calling import call
 from mpips.session.parts import Parts
 from mpips.snapshot.server_part import ServerPart
 from mpips.transport.region import TOUCH_S
-from mpips.worker.connection import Connection, Start
+from mpips.worker.connection import Connection, ConnectionOptions
 from mpips.worker.worker import Worker
 
 Main = Callable[[Worker], Any]
@@ -84,7 +84,7 @@ class Roles:
     def _connect(self) -> Connection:
         p, c, saving = self._parts, self._parts.cluster, self._parts.saving
         assert c.worker is not None
-        start = Start(
+        start = ConnectionOptions(
             saving.position(p.options.seed, c.worker, len(c.assignment.workers)),
             saving.triggers.every_steps if saving.folder is not None else 0,
             saving.places[c.worker].clock if saving.places else 0,

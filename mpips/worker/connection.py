@@ -66,7 +66,7 @@ class ControlPlane(Protocol):
 
 
 @dataclass(frozen=True)
-class Start:
+class ConnectionOptions:
     """Where a worker starts and what it does beside its program.
 
     Attributes:
@@ -115,10 +115,10 @@ class Connection:
         control: ControlPlane,
         staging: _native.SharedMemory | None,
         timeout_s: float,
-        start: Start | None = None,
+        start: ConnectionOptions | None = None,
     ) -> None:
         """`names`: how errors call each worker; `channels`: one a server."""
-        start = start or Start()
+        start = start or ConnectionOptions()
         self.index = index
         self.n_workers = len(names)
         self.clock_state = _native.WorkerClock()

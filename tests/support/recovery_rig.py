@@ -18,7 +18,7 @@ from mpips.server.server import Durability, Server
 from mpips.session.local import LocalControl
 from mpips.transport.channel import LocalChannel
 from mpips.transport.region import Regions, attach, new_token, persistent, unlink_job
-from mpips.worker.connection import Connection, Start
+from mpips.worker.connection import Connection, ConnectionOptions
 from mpips.worker.worker import Worker
 
 TIMEOUT_S = 10.0
@@ -171,6 +171,6 @@ class Launches:
             LocalControl(),
             None,
             TIMEOUT_S,
-            Start(position, 0, self.places[w].clock if self.places else 0, True),
+            ConnectionOptions(position, 0, self.places[w].clock if self.places else 0, True),
         )
         return Worker(connection, self.tables, self.placement)

@@ -33,7 +33,7 @@ from mpips.transport.region import (
     region_name,
     unlink_job,
 )
-from mpips.worker.connection import Connection, Start
+from mpips.worker.connection import Connection, ConnectionOptions
 from mpips.worker.worker import Worker
 
 LOADS = {name: load for name, load in crash_rig.loads().items() if load.partner is not None}
@@ -189,7 +189,7 @@ def ticking(log, stuck, waits=True):
     placement = place([], 2, 1, 4, 1024)
     partners = Partners({0: 1, 1: 0}, waits)
     control = LocalControl()
-    start = Start(says_place=True, partners=partners)
+    start = ConnectionOptions(says_place=True, partners=partners)
     connection = Connection(0, ["worker 0"], [], channels, control, None, 0.05, start)
     return Worker(connection, [], placement)
 

@@ -14,7 +14,7 @@ from mpips.errors import ConfigError, ProtocolError, StallError
 from mpips.model.consistency import ASP, BSP, SSP, Compensate
 from mpips.model.table import DenseTable
 from mpips.session.local import run_local
-from mpips.worker.worker import connection_of
+from mpips.worker.worker import Worker, connection_of
 
 ALL = [BSP("sum"), SSP(), SSP(bound=0)]
 
@@ -362,3 +362,12 @@ def test_equal_keys_whose_sum_is_no_float32_are_refused():
     with pytest.raises(ValueError, match="holds nan at position 2"):
         handle.push(np.array([9, 9]), np.array([[1, 1], [np.nan, 1]], np.float32))
     assert rig.core.stats(0)["pushed"] == 1
+
+
+def test_a_worker_shows_what_programs_use_and_nothing_else():
+    public = {name for name in dir(Worker) if not name.startswith("_")}
+    assert public == {
+        "allocate", "barrier", "checkpoint", "clock", "counters", "cursor", "flush", "gather",
+        "keep_pace", "now", "random", "report", "report_metrics", "seed", "set_cursor", "start",
+        "table",
+    }  # fmt: skip

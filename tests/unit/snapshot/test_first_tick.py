@@ -29,7 +29,7 @@ from mpips.tasks import StepResult, Task
 from mpips.training.epochs import Inputs
 from mpips.training.resume import TrainingPlan, go_on_in_memory
 from mpips.training.train import prepare, ready, train
-from mpips.worker.connection import Connection, Start
+from mpips.worker.connection import Connection, ConnectionOptions
 from mpips.worker.worker import Worker
 
 N = 60
@@ -139,7 +139,7 @@ def said_in_first_gather(
         control := LateOthers(),
         None,
         60.0,
-        Start(saving.position(0, index, n_workers)),
+        ConnectionOptions(saving.position(0, index, n_workers)),
     )
     worker = Worker(connection, rig.tables, rig.placement)
     rig.core.expect_cut(1)
@@ -238,7 +238,7 @@ def test_a_script_that_has_not_said_its_place_is_in_no_cut_before_its_first_tick
         control,
         None,
         60.0,
-        Start(position),
+        ConnectionOptions(position),
     )
     worker = Worker(connection, rig.tables, rig.placement)
     rig.core.expect_cut(1)

@@ -11,7 +11,7 @@ from mpips.errors import StallError
 from mpips.model.consistency import ASP, SSP
 from mpips.mpi.messages import Abandon, Commit, Message, Propose, Waits
 from mpips.session.local import LocalControl
-from mpips.worker.connection import Connection, Start
+from mpips.worker.connection import Connection, ConnectionOptions
 from mpips.worker.worker import Worker, connection_of
 
 
@@ -139,7 +139,7 @@ def test_a_worker_that_goes_on_knows_its_clock_before_it_says_so():
         control,
         None,
         60.0,
-        Start(first_clock=1000),
+        ConnectionOptions(first_clock=1000),
     )
     assert control.clock == 1000
     answer = control.cut.take(Propose(1, 2), control.clock)

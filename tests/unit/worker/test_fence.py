@@ -14,7 +14,7 @@ from mpips.model.placement import place
 from mpips.server.server import Server
 from mpips.session.local import LocalControl
 from mpips.transport.region import Regions, new_token
-from mpips.worker.connection import Connection, Start
+from mpips.worker.connection import Connection, ConnectionOptions
 from mpips.worker.worker import Worker
 
 N_SLOTS = 64
@@ -46,7 +46,7 @@ class TwoServers:
             LocalControl(),
             None,
             timeout_s,
-            Start(says_place=says_place),
+            ConnectionOptions(says_place=says_place),
         )
         self.worker = Worker(self.connection, self.tables, placement)
         self.pushes: list[int] = []  # records of pushes of each clock, at either server
