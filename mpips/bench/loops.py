@@ -17,7 +17,7 @@ try:
 except ModuleNotFoundError as error:
     raise CapabilityError(
         "this mpips was built without the loops that `mpips bench` compares with; build it again with "
-        "`pip install -C cmake.define.MPIPS_BENCH=ON .`"
+        "`pip install --config-settings=cmake.define.MPIPS_BENCH=ON .`"
     ) from error
 
 __all__ = [
