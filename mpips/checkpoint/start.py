@@ -25,7 +25,7 @@ _TIMEOUT_S = 300.0  # as for looking through the checkpoints themselves
 
 @dataclass(frozen=True)
 class Start:
-    """What a job starts from: a verified checkpoint or None, and what a user should know of the choice."""
+    """The start of a job: a verified checkpoint or None, and notes for the user on the choice."""
 
     path: Path | None = None
     notes: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ def next_generation(folder: Path | None, comm: MPI.Intracomm | None) -> int:
     """
     found = 0
     if folder is not None and (comm is None or comm.rank == 0):
-        # What is wrong with the folder is said by whoever cannot do without it.
+        # A folder that is needed is read again, and its error raised, by `find_newest`.
         with suppress(ConfigError, CheckpointError):
             for name in order(folder).readable[:1]:
                 with open_checkpoint(name.path) as checkpoint:

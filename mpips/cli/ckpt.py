@@ -286,7 +286,9 @@ def prune(path: Path, keep_last: int, keep_every: int, dry_run: bool, as_json: b
     rule = Retention(keep_last, keep_every)
     result = retain(find_folder(path), rule, full=True, dry_run=dry_run)
     if as_json:
-        click.echo(json.dumps(msgspec.to_builtins(result, enc_hook=str)))
+        found = msgspec.to_builtins(result, enc_hook=str)
+        found["kept"] = found.pop("remaining")
+        click.echo(json.dumps(found))
         return
     verb = "would be removed" if dry_run else "removed"
     for name in result.removed:

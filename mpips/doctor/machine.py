@@ -77,7 +77,7 @@ def clean(here: Situation) -> Judgement:
     found = leftovers(here.shm, here.temporary)
     dead = [left for left in found if left.dead]
     if not dead:
-        unknown = f"; {len(found)} of which nobody can tell" if found else ""
+        unknown = f"; {len(found)} of which it cannot be known" if found else ""
         return passed(f"nothing of dead runs in {here.shm} and {here.temporary}{unknown}")
     total = sum(left.n_bytes for left in dead)
     return warned(

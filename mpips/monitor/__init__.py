@@ -1,1 +1,1 @@
-"""What a terminal shows of a run: the progress line, `mpips top`, the summary at the end."""
+"""The terminal's view of a run: the progress line, `mpips top`, the summary at the end."""

@@ -80,7 +80,7 @@ class Watchdog:
     """Watches the guarded calls and the signals of the process. One per session, main thread only.
 
     Attributes:
-        signal_requests: What knows how long a last checkpoint may take, while the job is at work.
+        signal_requests: Gives the time that a last checkpoint may take, while the job is at work.
         is_hopeless: Whether there cannot be a last checkpoint any more. Must not call MPI.
     """
 

@@ -57,6 +57,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
         beginning: The states of its own workers at their start, where those are not `workers`.
         sampling: How their cursors are to be read; see `mpips.checkpoint.Manifest`.
         data: What the training data holds, in the order of its columns; see there.
+        first_checkpoint: Generation number of the checkpoints of the launch that began anew.
     """
 
     generation: int
@@ -69,6 +70,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     beginning: tuple[WorkerState, ...] = ()
     sampling: dict[str, Any] = {}
     data: dict[str, Any] = {}
+    first_checkpoint: int = 0
 
     def write(self, run: Supervised) -> None:
         """Leave it for later launches."""

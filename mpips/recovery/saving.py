@@ -1,4 +1,4 @@
-"""What a job saves, where it starts from, and where each worker continues."""
+"""The plan of a job's saving: the folder, the start, and where each worker continues."""
 
 from __future__ import annotations
 
@@ -71,6 +71,22 @@ class Saving:
         begin = self.beginning[worker] if self.beginning else None
         return Position(seed, worker, n_workers, self.steps_before, workers, 0, begin)
 
+    def checkpoint_generation(self, launch: int) -> int:
+        """Return the generation number of a launch's checkpoints.
+
+        It is greater than that of every checkpoint that was in the folder when the job began anew, of the
+        one that it started from, and of those of its earlier launches: the newest checkpoint of a folder is
+        the one with the greatest (`mpips.checkpoint.find`).
+
+        Args:
+            launch: Generation number of the launch in its run; 0 without a supervisor.
+        """
+        if isinstance(self.origin, Memory):
+            since = launch - self.origin.generation
+            return max(self.generation, launch, self.origin.first_checkpoint + since)
+        started_from = self.origin.generation if self.origin is not None else -1
+        return max(self.generation, launch, started_from + 1)
+
     def in_memory(
         self, memory: Memory, places: tuple[Place, ...], notes: tuple[str, ...]
     ) -> Saving:
@@ -89,7 +105,7 @@ class Saving:
 
 
 class SavingPlan(Protocol):
-    """What a job saves, in two steps: to verify a checkpoint takes time, and memory may make it needless."""
+    """A job's saving in two steps: verifying a checkpoint takes time, and memory may make it needless."""
 
     def draft(self) -> Saving:
         """Return what is saved, without a checkpoint to start from. Local and quick."""

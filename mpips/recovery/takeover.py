@@ -173,6 +173,7 @@ class Takeover:
             beginning=saving.beginning,
             sampling=dict(saving.sampling),
             data=dict(saving.data),
+            first_checkpoint=saving.checkpoint_generation(run.generation),
         )
         c.agree("removing old regions", lambda: unlink_job(c.token))
         c.agree("noting the start", lambda: new.write(run) if c.is_scheduler else None)

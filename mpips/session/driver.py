@@ -37,7 +37,7 @@ ALL_ROLES = "scheduler + server 0 + worker 0"
 
 @dataclass
 class Outcome:
-    """What a run returns on each rank.
+    """The result of a run on each rank.
 
     Attributes:
         value: What the worker function returned, on workers; None elsewhere.
@@ -85,7 +85,7 @@ class OneRank:
 
 @dataclass(frozen=True)
 class JobView:
-    """What a person may be shown when a job begins; on the scheduler's rank.
+    """The facts that a program shows a person when a job begins; on the scheduler's rank.
 
     Attributes:
         saving: Where the job starts.
@@ -99,7 +99,7 @@ class JobView:
 
 
 class Program(Protocol):
-    """What a job runs.
+    """The work of a job: its tables, the worker's function, and what is shown of it.
 
     Attributes:
         options: Of the session.

@@ -80,7 +80,7 @@ class Job:
 
     @property
     def saving(self) -> Saving:
-        """What is saved and where the job starts."""
+        """The folder that is saved to, and where the job starts."""
         return self._parts.saving
 
     @property
@@ -90,7 +90,7 @@ class Job:
 
     @property
     def transports(self) -> list[list[str]]:
-        """Of each worker, the transport to each server."""
+        """Names of transports, by worker then server."""
         return self._parts.links.transports
 
     def describe(self) -> str:
@@ -188,12 +188,12 @@ class Job:
         return coordinator
 
     def _idle(self) -> None:
-        """What a worker does while it waits for a message to be taken."""
+        """Let the control plane work while a worker waits for a message to be received."""
         if self._client is not None:
             self._client.poll()
 
     def _has_lost_ranks(self) -> bool:
-        """Whether a rank of this node is dead: then there is no cut. Called by the watchdog."""
+        """Return whether a rank of this node is dead: then there is no cut. Called by the watchdog."""
         t, mine = self._parts.cluster.topology, self._parts.cluster.rank
         others = (r for r in range(len(t.pids)) if r != mine and t.sees(mine, r))
         return any(process_state(t.pids[rank]) == "dead" for rank in others)

@@ -1,4 +1,4 @@
-"""What start-up makes on one rank and shutdown gives back."""
+"""The parts of a job on one rank, which start-up makes and shutdown gives back."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ class Parts:
 
     @property
     def skips_clocks(self) -> bool:
-        """Whether a worker may pass over clocks: there are backup workers."""
+        """True if a worker may pass over clocks: there are backup workers."""
         return backup_workers(self.tables) > 0
 
     @property
     def oversubscribed(self) -> bool:
-        """Whether there are more ranks than cores on this node."""
+        """True if there are more ranks than cores on this node."""
         t = self.cluster.topology
         return t.oversubscribed(t.node_of[self.cluster.rank])
 

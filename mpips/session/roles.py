@@ -36,7 +36,7 @@ _FINAL_POLL_S = 0.005  # between two looks for the final statistics
 
 
 class Roles:
-    """What this rank does between start-up and shutdown."""
+    """The work of this rank between start-up and shutdown."""
 
     def __init__(
         self, parts: Parts, client: Client, scheduler: Scheduler | None, rank_table: RankTable

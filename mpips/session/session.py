@@ -32,7 +32,7 @@ after_run: list[Callable[[Outcome], None]] = []  # called with what `run` return
 
 @dataclass(frozen=True)
 class _FunctionPlan:
-    """What `run` was asked to keep and to start from; see SavingPlan."""
+    """The SavingPlan of `run`: its arguments `save` and `resume`."""
 
     saving: Saving
     resume: str
@@ -213,7 +213,7 @@ def refuse_second(run: directory.Supervised) -> None:
 
 
 def _unknown_position(saving: Saving) -> str:
-    """What to know of a start whose checkpoint holds no position of `main`; "" where it does."""
+    """Return a note on a checkpoint that holds no position of `main`; "" where it holds one."""
     workers = saving.origin.workers if saving.origin is not None else ()
     if not saving.steps_before or any(state.cursor for state in workers):
         return ""

@@ -320,12 +320,10 @@ class ServerPart:
         parts = self._positions()
         clocks = [max(core.clock(w), part.clock) for w, part in enumerate(parts)]
         before = saving.origin.step if saving.origin is not None else 0
-        generation = max(saving.generation, self._run.generation if self._run is not None else 0)
-        if saving.origin is not None:
-            generation = max(generation, saving.origin.generation + 1)
+        launch = self._run.generation if self._run is not None else 0
         return ManifestHead(
             run_id=saving.run_id,
-            generation=generation,
+            generation=saving.checkpoint_generation(launch),
             step=before + max(clocks),
             wall_time_s=time.time(),
             tables=self._tables,

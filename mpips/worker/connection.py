@@ -35,12 +35,12 @@ FAULTS = _native.FAULTS  # whether a test ends this process at a fault point
 
 
 def needs_common_clock(tables: Sequence[Table]) -> bool:
-    """Whether workers wait for each other's clocks, so that all must be cut at the same one."""
+    """Return whether workers wait for each other's clocks, so that all must be cut at the same one."""
     return any(isinstance(t.consistency, BSP | SSP) for t in tables)
 
 
 class ControlPlane(Protocol):
-    """What a worker needs of the scheduler; one process needs no scheduler for it."""
+    """The scheduler as a worker sees it; one process needs no scheduler for it."""
 
     state: str
     clock: int
@@ -204,12 +204,12 @@ class Connection:
 
     @property
     def _repeats(self) -> bool:
-        """Whether a server has more of this worker than it stands for, so that no cut may be here."""
+        """True if a server has more of this worker than it stands for, so that no cut may be here."""
         return any(channel.writer.is_ahead_of(self.now) for channel in self.channels)
 
     @property
     def _has_pushed(self) -> bool:
-        """Whether servers may have pushes of this worker's clock, so that it does not stand at its tick."""
+        """True if servers may have pushes of this worker's clock, so that it does not stand at its tick."""
         return self.clock_state.pushed_at == self.now or self._repeats
 
     def _write_cut(self, number: int, clock: int, payload: bytes) -> None:
@@ -222,7 +222,7 @@ class Connection:
         self.publish(range(len(self.channels)))
 
     def _is_behind_cut(self) -> bool:
-        """Whether some server has not consumed the last cut record, as far as this worker knows."""
+        """Return whether some server has not consumed the last cut record, as far as this worker knows."""
         ends = zip(self.channels, self._cut_ends, strict=True)
         return any(channel.writer.applied < end for channel, end in ends)
 
@@ -293,7 +293,7 @@ class Connection:
         return total
 
     def figures(self) -> Figures:
-        """What this worker has counted so far, as its last looks at the servers told. Cheap, any time."""
+        """Return this worker's counts, as of its last looks at the servers. Cheap; allowed at any time."""
         f = Figures(at=time.monotonic(), samples=self._samples)
         for channel in self.channels:
             writer = channel.writer

@@ -9,6 +9,8 @@ from pathlib import Path
 import launcher
 import pytest
 
+from mpips.checkpoint import find_newest
+
 SCRIPT = Path(__file__).with_name("programs") / "scripted.py"
 
 
@@ -53,6 +55,23 @@ def test_a_script_that_is_killed_once_goes_on_in_memory_and_ends_right(tmp_path:
     assert last["loss"] == 2.0
     assert last["samples"] % 5 == 0
     assert summary["roles"] == {"scheduler": 1, "server": 1, "worker": 2}
+
+
+def test_an_attempt_in_memory_saves_what_is_newer_than_an_earlier_run_in_the_same_folder(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "saved"
+    for steps in (30, 20):
+        with run(tmp_path, str(SCRIPT), str(steps), "kill", "--save", str(folder)) as job:
+            assert job.wait() == 0, job.tail()
+            assert value(job)["first"] == steps // 2
+    newest = find_newest(folder).checkpoint
+    assert newest is not None
+    with newest:
+        assert newest.manifest.step == 20
+        assert (
+            newest.manifest.generation == 3
+        )  # two of the first run, and attempt 1 after attempt 0
 
 
 def test_a_script_that_was_given_up_goes_on_by_its_run_directory(tmp_path: Path) -> None:

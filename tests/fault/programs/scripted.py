@@ -35,7 +35,10 @@ def main(worker):
 
 
 tables = [mpips.DenseTable("w", (4,), mpips.SGD(1.0))]
-outcome = mpips.run(main, tables, verbose=how == "forgets")
+saving = {}
+if "--save" in sys.argv:
+    saving = {"save": sys.argv[sys.argv.index("--save") + 1], "resume": "never"}
+outcome = mpips.run(main, tables, verbose=how == "forgets", **saving)
 if how == "twice":
     mpips.run(main, tables)
 if how == "after" and outcome.role == "scheduler":

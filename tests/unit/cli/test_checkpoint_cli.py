@@ -191,6 +191,7 @@ def test_prune_keeps_the_newest_that_verifies(run: Path) -> None:
     )
     assert names(folder) == before
     result = json.loads(done("prune", run, "--keep-last", 1, "--json"))
+    assert set(result) == {"removed", "kept", "damaged"}
     assert result["removed"] == ["step-000000000100"]
     assert names(folder) == ["step-000000000200", "step-000000000300"]
 

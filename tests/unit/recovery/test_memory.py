@@ -8,6 +8,7 @@ from mpips.checkpoint import WorkerState
 from mpips.checkpoint.position import Position
 from mpips.errors import RecoveryError
 from mpips.recovery.memory import At, Memory, place_of
+from mpips.recovery.saving import Saving
 
 MEMORY = Memory(generation=0, tables="", shape=(2, 1), step=7)
 
@@ -74,3 +75,15 @@ def test_the_random_stream_goes_on():
     place = place_of(0, [at(1, said)], MEMORY)
     again = Position(3, 0, 1, 7, (place.state,), place.clock)
     assert (again.random.random(4) == expected).all()
+
+
+@pytest.mark.parametrize(
+    ("first", "launch", "expected"),
+    [(9, 2, 9), (9, 4, 11), (2, 4, 4), (0, 4, 4)],
+    ids=["same", "later", "as-the-launch", "written-by-an-earlier-mpips"],
+)
+def test_checkpoints_of_later_launches_are_newer_than_those_of_the_one_that_began(
+    first, launch, expected
+):
+    memory = Memory(generation=2, tables="", shape=(1, 1), first_checkpoint=first)
+    assert Saving(None, "run", origin=memory).checkpoint_generation(launch) == expected
