@@ -2,8 +2,8 @@
 
 Each server has a partner, the next server on another node. The partner's process holds a *copy* of the
 server: a second server core over segments of its own, which consumes the same records
-(native/src/server/server_replica.cpp). `mirror` carries them; `segments` names and moves memory; `start`
-makes the copies when a launch begins and finds the memory to go on in after a failure.
+(native/src/server/server_replica.cpp). `mirror` carries them; `replica_memory` names and moves memory;
+`replica_start` makes the copies when a launch begins and finds the memory to continue in after a failure.
 
 Names. `s<i>...` are the segments of server i, `r<i>g<g>...` those of its copy made in launch g. A set of
 segments counts only with its mark, a small file that is written last and names the launch that served

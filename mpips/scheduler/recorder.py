@@ -67,7 +67,7 @@ class RunRecorder:
             rank_table: What every rank does.
             start: What the attempt starts from.
             first_clock: Of the workers at `start`.
-            run_progress: Tells how far the run is; somebody else counts the reports in it.
+            run_progress: How far the run is; the program counts the progress reports in it.
             in_memory: The next launch can go on in what this one leaves.
         """
         self._run = run
@@ -198,7 +198,7 @@ class RunRecorder:
         self._write_status("running")
 
     def _pace(self) -> dict[str, Any]:
-        """What the rank table and the progress of the run tell."""
+        """Return the figures of the rank table and of the progress of the run."""
         totals, run_progress = self._rank_table.totals(), self._run_progress
         found: dict[str, Any] = {
             "staleness": _rounded(totals.staleness, 3),
@@ -298,7 +298,7 @@ def open_recorder(
         run: The supervised run of which this launch is an attempt, or None.
         rank_table: What every rank does.
         saving: What the job starts from.
-        run_progress: Tells how far the run is.
+        run_progress: How far the run is.
         in_memory: The next launch can go on in what this one leaves.
     """
     if run is None:

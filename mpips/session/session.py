@@ -169,8 +169,7 @@ def run(
     An error later, on any rank, does not come back from here: the scheduler prints it once and ends
     all ranks with its exit code.
     """
-    supervised = directory.current()
-    if comm is not None or launch.launched_size() > 1 or supervised is not None:
+    if comm is not None or launch.launched_size() > 1 or directory.current() is not None:
         forked.refuse_children()
     size = comm.Get_size() if comm is not None else launch.launched_size()
     # Where all ranks of a launch make the same mistake, one of them prints it.
@@ -182,6 +181,7 @@ def run(
         settings = make_options(options)
         check_launch(settings, size)
         triggers = Triggers(every_steps, every_s, on_usr1, grace_s).check()
+        supervised = directory.current()
         if supervised is not None:
             refuse_second(supervised)
             triggers = triggers.supervised()
