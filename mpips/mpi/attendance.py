@@ -1,4 +1,4 @@
-"""Waits of the start-up, each bounded, which in the end name the ranks that have not come.
+"""Waits of the start-up and of the end, each bounded; an error names the ranks that have not come.
 
 Ranks meet in non-blocking collectives and test them with a deadline. As long as all come in time nothing else
 is sent. A rank whose deadline is past asks all others (ASK); whoever waits for the same collective, or for
@@ -92,13 +92,22 @@ class Attendance:
             done.set()
             thread.join()
 
-    def wait(self, request: MPI.Request, what: str, lengthy: bool = False) -> None:
+    def wait(
+        self,
+        request: MPI.Request,
+        what: str,
+        lengthy: bool = False,
+        phase: str = "start-up",
+        meanwhile: Callable[[], object] = lambda: None,
+    ) -> None:
         """Wait for a collective that all ranks start. Does not return if one of them does not come.
 
         Args:
             request: Of the collective.
             what: For the error.
             lengthy: Others may still be at the lengthy work before it.
+            phase: For the error.
+            meanwhile: Called between two tests of the request; must not block.
         """
         self._asked_by.clear()
         self._answer()
@@ -109,9 +118,10 @@ class Attendance:
             if looks < _SPINS:
                 continue
             self._answer()
+            meanwhile()
             time.sleep(_PAUSE_S)
             if time.monotonic() - start > self._timeout_s:
-                self._ask(request, what, _BUSY_ANSWER_S if lengthy else _ANSWER_S)
+                self._ask(request, f"{phase} ({what})", _BUSY_ANSWER_S if lengthy else _ANSWER_S)
                 start = time.monotonic()
 
     def _ask(self, request: MPI.Request, what: str, patience_s: float) -> None:
@@ -137,7 +147,7 @@ class Attendance:
         names = ", ".join(self._name_of(rank) for rank in late) or "no rank that can be named"
         have = "has" if len(late) < 2 else "have"
         self._give_up(
-            f"start-up ({what}): {names} {have} not come within {self._timeout_s:g} s",
+            f"{what}: {names} {have} not come within {self._timeout_s:g} s",
             late[0] if late else self._comm.rank,
         )
 

@@ -145,9 +145,23 @@ class Cluster:
         self._attendance.wait(request, what)
         return comm
 
-    def arrive(self, what: str) -> None:
-        """Wait until all ranks have come here. Collective, blocking; start-up only."""
-        self._attendance.wait(self.comm.Ibarrier(), what)
+    def arrive(
+        self,
+        what: str,
+        phase: str = "start-up",
+        meanwhile: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Wait until all ranks have come here. Collective, blocking; at start-up and at the end only.
+
+        Does not return if a rank does not come within the job's timeout: this process then prints which,
+        and ends with code 124.
+
+        Args:
+            what: For the error.
+            phase: For the error.
+            meanwhile: Called while this rank waits; must not block.
+        """
+        self._attendance.wait(self.comm.Ibarrier(), what, phase=phase, meanwhile=meanwhile)
 
     def _waiting(self, what: str, lengthy: bool = False) -> Callable[[MPI.Request], None]:
         return lambda request: self._attendance.wait(request, what, lengthy)

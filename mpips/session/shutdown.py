@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
-from mpips.errors import StallError
 from mpips.mpi.control import Endpoint
 from mpips.session.parts import Parts
 from mpips.transport.region import unlink_job
@@ -13,20 +10,11 @@ from mpips.transport.region import unlink_job
 def meet(parts: Parts, endpoint: Endpoint, saved: bool) -> None:
     """Wait for all ranks, then release the parts. Collective; after it no rank touches another's memory.
 
-    Persistent memory is removed only if the last checkpoint was `saved`: else the next launch saves it.
-
-    Raises:
-        StallError: Not all ranks came within the job's timeout.
+    Persistent memory is removed only if the last checkpoint was `saved`: else the next launch saves it. Does
+    not return if a rank does not come; see `Cluster.arrive`.
     """
-    timeout_s = parts.options.timeout_s
-    request = parts.cluster.comm.Ibarrier()
-    deadline = time.monotonic() + timeout_s
-    while not request.Test():
-        # A last heartbeat that nobody receives would keep MPICH from freeing the communicator.
-        endpoint.receive()
-        if time.monotonic() > deadline:
-            raise StallError(f"not all ranks came to the end within {timeout_s:g} s")
-        time.sleep(0.001)
+    # A last heartbeat that nobody receives would keep MPICH from freeing the communicator.
+    parts.cluster.arrive("leaving", phase="the end", meanwhile=endpoint.receive)
     endpoint.receive()
     release(parts, for_good=saved or not parts.warm)
 

@@ -1,4 +1,4 @@
-"""A rank that is stopped while the job starts: the others end in time, with an error that names it."""
+"""A rank that is stopped while the job starts or ends: the others end in time and name it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ PLACES = [
     ),
     ("making the regions", 1, "start-up (making the regions): server 0 (rank 1 on "),
     ("making the MPI window", 3, "start-up (making the MPI window): worker 1 (rank 3 on "),
+    ("leaving", 0, "the end (leaving): scheduler (rank 0 on "),
+    ("leaving", 1, "the end (leaving): server 0 (rank 1 on "),
+    ("leaving", 3, "the end (leaving): worker 1 (rank 3 on "),
 ]
 
 
 @pytest.mark.parametrize(("place", "rank", "said"), PLACES, ids=[f"{p[0]}-{p[1]}" for p in PLACES])
-def test_a_rank_that_stops_while_the_job_starts_is_named(
+def test_a_rank_that_stops_while_the_job_starts_or_ends_is_named(
     tmp_path: Path, place: str, rank: int, said: str
 ) -> None:
     argv = [sys.executable, str(PROGRAM), place, str(rank), str(TIMEOUT_S), str(tmp_path)]

@@ -1,4 +1,4 @@
-"""One rank stops itself at a place of the start-up. argv: the place, its rank, timeout_s, a folder."""
+"""One rank stops itself at a place of the start-up or end. argv: the place, its rank, timeout_s, a folder."""
 
 import os
 import signal
@@ -42,10 +42,10 @@ class Stopping(cluster.Cluster):
             stop()
         return super().agree(what, work, lengthy)
 
-    def arrive(self, what):
+    def arrive(self, what, **more):
         if what.startswith(place):
             stop()
-        super().arrive(what)
+        super().arrive(what, **more)
 
 
 cluster.Cluster = Stopping
