@@ -91,7 +91,7 @@ def _remove(path: Path) -> None:
 
 
 def _own(shm: Path, users: Users) -> Iterator[Leftover]:
-    """mpips' segments. Looking is not locking: somebody may just be attaching."""
+    """Mpips' segments. Looking is not locking: somebody may just be attaching."""
     uid = os.geteuid()
     for path in sorted([*shm.glob(f"{PREFIX}-{uid}-*"), *shm.glob(f"{PREFIX}-kept-{uid}-*")]):
         try:

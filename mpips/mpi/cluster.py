@@ -185,7 +185,8 @@ class Cluster:
 
     def last_rites(self) -> None:
         """Remove this job's names from /dev/shm of this node, unless the next launch of a run may want
-        them. Makes no MPI call."""
+        them. Makes no MPI call.
+        """
         if not is_persistent(self.token):
             unlink_job(self.token)
 

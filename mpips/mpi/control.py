@@ -62,7 +62,8 @@ class Endpoint:
 
     def receive(self) -> list[tuple[int, Message]]:
         """All messages that have arrived, with their ranks. Enters MPI; blocks only on the rest of a
-        message whose beginning is here."""
+        message whose beginning is here.
+        """
         arrived: list[tuple[int, Message]] = []
         while self.comm.Iprobe(MPI.ANY_SOURCE, TAG, self._status):
             source = self._status.Get_source()

@@ -45,7 +45,8 @@ class Channel(Protocol):
 
     def send(self) -> None:
         """Carry the records written since the last call, as far as that goes without waiting for an
-        answer of the server; `publish` completes it."""
+        answer of the server; `publish` completes it.
+        """
 
     def publish(self) -> None:
         """Make all records written so far visible to the server."""
@@ -64,7 +65,8 @@ class Channel(Protocol):
 
     def wait_received(self, count: int, max_s: float) -> bool:
         """Send what is written and wait until the server's partner has `count` records; False after
-        `max_s` s."""
+        `max_s` s.
+        """
 
     def wait_credit(self, max_s: float) -> bool:
         """Send what is written and wait until more can be; False after `max_s` seconds."""

@@ -312,7 +312,6 @@ class RemoteChannel:
 
     def wait_head(self, table: int, version: int, min_clock: int, max_s: float) -> bool:
         """See Channel."""
-
         self.publish()
 
         def reached() -> bool:

@@ -60,7 +60,8 @@ class RmaMemory:
 
     def __init__(self, window: MPI.Win, messages: P2pMemory, rank: int, guard: Guard) -> None:
         """`messages` reaches the same region; `guard(what)` is a context in which a call that never
-        returns ends the process."""
+        returns ends the process.
+        """
         self._window = window
         self._messages = messages
         self._rank = rank
@@ -68,7 +69,8 @@ class RmaMemory:
 
     def put(self, offset: int, data: Bytes) -> None:
         """See RemoteMemory. Never by a message, however short: a flush does not wait for its arrival, and
-        what lies in an area has no other proof of it."""
+        what lies in an area has no other proof of it.
+        """
         self._window.Put([data, MPI.BYTE], self._rank, target=[offset, data.nbytes, MPI.BYTE])
 
     def get(self, offset: int, out: Bytes) -> None:

@@ -175,7 +175,8 @@ class DenseHandle(Handle):
 
     def prefetch(self, out: Float32 | None = None) -> Request[Float32]:
         """Start a pull; `wait` returns the values. The read itself is one-sided and happens in
-        `test` or `wait`, as soon as the consistency model allows it."""
+        `test` or `wait`, as soon as the consistency model allows it.
+        """
         if out is not None:
             check_out(out, self.shape, contiguous=True)
         ready = self._settled

@@ -32,7 +32,8 @@ _PATIENCE_S = 60.0
 
 class _Cost(NamedTuple):
     """Of one checkpoint: seconds of the step behind the cut and of the longest one while it is written;
-    steps per second meanwhile, and right before."""
+    steps per second meanwhile, and right before.
+    """
 
     pause: float
     longest: float

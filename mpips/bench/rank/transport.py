@@ -255,7 +255,8 @@ class Raw:
 
     def _bare(self, calls: int) -> float:
         """A push without a parameter server: the worker looks for NaN, puts and says so; the server adds
-        what it has got to its values, and answers. One after the other, as each needs the one before."""
+        what it has got to its values, and answers. One after the other, as each needs the one before.
+        """
         update, word = self._here.view(np.float32), [self._here[:1], MPI.BYTE]
 
         def push() -> None:
