@@ -18,7 +18,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 # From the ground up. A folder imports those before it, and none of its own row or of a later one.
 LAYERS = [
     ["errors", "_native"],
-    ["kernels", "process"],
+    ["kernels", "process", "terminal"],
     ["model"],
     ["data"],
     ["config", "rundir"],

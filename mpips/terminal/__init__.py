@@ -1,0 +1,1 @@
+"""Text for a terminal: aligned tables. The file to open first is `table`."""
