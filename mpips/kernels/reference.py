@@ -1,8 +1,8 @@
-"""The meaning of every kernel, in NumPy.
+"""The definition of every kernel, in NumPy.
 
-The C++ kernels do these float32 operations in this order, so results agree bit for bit. A change of
-a rule starts here. Nothing is fused: each line rounds after every operation. Arrays are float32 of
-shape (n,) and change in place; state is (n_state, n).
+The C++ kernels do the same float32 operations in the same order, so results agree bit for bit. No
+multiplication and addition are fused: every operation rounds. A change of a rule starts here. Arrays are
+float32 of shape (n,) and change in place; `state` has shape (n_state, n).
 """
 
 from __future__ import annotations
@@ -21,18 +21,27 @@ Float32 = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Args:
-    """What a rule reads, each computed in float64 and rounded once.
+    """The constants of one update, computed in float64 and rounded to float32 once.
 
     Attributes:
-        decoupled_decay: lr * weight_decay, of AdamW only.
-        coupled_decay: weight_decay, of all others.
-        lr: Learning rate, times `rate`; of Adam and AdamW divided by 1 - beta1^step.
-        rate: What the policy for stale pushes multiplies the learning rate with; 1 for Momentum and
-            Nesterov, where the gradient bears it on its way into the velocity.
-        clip_value: At most the gradient bound of the rule.
-        decay1: beta1; rest1 is 1 - beta1.
-        decay2: beta2, or rho of RMSProp; rest2 is 1 minus it.
+        gradient_scale: Factor of the gradient; in Momentum and Nesterov it includes the rate.
+        clip_value: Gradients are clipped to it; at most the gradient bound of the rule.
+        coupled_decay: weight_decay; 0 in AdamW.
+        decoupled_decay: lr * weight_decay in AdamW; 0 in all other rules.
+        lr: Learning rate times `rate`; in Adam and AdamW divided by 1 - beta1^step.
+        rate: Factor of the learning rate by the policy for stale pushes. It is 1 in Momentum and Nesterov,
+            where the rate scales what the gradient adds to the velocity.
+        momentum: Factor of the velocity.
+        decay1: beta1.
+        rest1: 1 - beta1.
+        decay2: beta2; rho in RMSProp.
+        rest2: 1 - decay2.
         root_scale: 1 / sqrt(1 - beta2^step).
+        eps: Added to the root.
+        inverse_lr: 1 / learning rate (FTRL).
+        l1: Weight of the L1 term (FTRL).
+        l2: Weight of the L2 term (FTRL).
+        beta: Added to the root of n (FTRL).
     """
 
     gradient_scale: np.float32
@@ -55,8 +64,8 @@ class Args:
 
 
 FLT_MAX = np.finfo(np.float32).max
-# What a rule takes a larger gradient for. A mean of its squares is finite however it is rounded; a sum of
-# squares, which never decays, for 2^28 of them.
+# Larger gradients are clipped to these bounds. A mean of squares is then finite however it is rounded, and a
+# sum of squares, which never decays, is finite for 2^28 of them.
 GRADIENT_BOUNDS = {
     "adagrad": 2.0**50,
     "ftrl": 2.0**50,
@@ -70,7 +79,7 @@ VELOCITY_RULES = ("momentum", "nesterov")
 def prepare(
     config: OptimizerConfig, step: int, gradient_scale: float, rate_scale: float = 1.0
 ) -> Args:
-    """Round the hyperparameters of one update; `step` counts from 1."""
+    """Compute the constants of one update; `step` is its number, from 1."""
     gradient_factor, rate = float(np.float32(gradient_scale)), float(np.float32(rate_scale))
     velocity = config.kind in VELOCITY_RULES
     entry = rate if velocity else 1.0
@@ -102,7 +111,7 @@ def prepare(
 
 
 def effective_gradient(w: Float32, gradient: Float32, a: Args) -> Float32:
-    """Scale, clip (NaN stays NaN), then coupled weight decay: what every rule gets."""
+    """Return the gradient that every rule gets: scaled, clipped (NaN stays NaN), with coupled decay."""
     g: Float32 = gradient * a.gradient_scale
     g = np.maximum(-a.clip_value, np.minimum(a.clip_value, g))
     g += a.coupled_decay * w
@@ -115,35 +124,35 @@ def sgd(w: Float32, state: Float32, g: Float32, a: Args) -> None:
 
 
 def momentum(w: Float32, state: Float32, g: Float32, a: Args) -> None:
-    """Heavy ball (Polyak 1964): the velocity takes whole gradients."""
+    """Heavy ball (Polyak 1964): the gradient is added to the velocity with factor 1."""
     (m,) = state
     m[:] = a.momentum * m + g
     w -= a.lr * m
 
 
 def nesterov(w: Float32, state: Float32, g: Float32, a: Args) -> None:
-    """Nesterov 1983 in the form of Sutskever et al. 2013, evaluated at the weights stored."""
+    """Nesterov 1983 in the form of Sutskever et al. 2013; the gradient is that of the stored weights."""
     (m,) = state
     m[:] = a.momentum * m + g
     w -= a.lr * (g + a.momentum * m)
 
 
 def adagrad(w: Float32, state: Float32, g: Float32, a: Args) -> None:
-    """Duchi, Hazan and Singer, JMLR 2011."""
+    """Adagrad (Duchi, Hazan and Singer, JMLR 2011)."""
     (s,) = state
     s += g * g
     w -= a.lr * g / (np.sqrt(s) + a.eps)
 
 
 def rmsprop(w: Float32, state: Float32, g: Float32, a: Args) -> None:
-    """Tieleman and Hinton 2012, lecture 6.5; eps outside the root."""
+    """RMSProp (Tieleman and Hinton 2012, lecture 6.5), with eps outside the root."""
     (s,) = state
     s[:] = a.decay2 * s + a.rest2 * (g * g)
     w -= a.lr * g / (np.sqrt(s) + a.eps)
 
 
 def adam(w: Float32, state: Float32, g: Float32, a: Args) -> None:
-    """Kingma and Ba, ICLR 2015."""
+    """Adam (Kingma and Ba, ICLR 2015)."""
     m, v = state
     m[:] = a.decay1 * m + a.rest1 * g
     v[:] = a.decay2 * v + a.rest2 * (g * g)
@@ -151,21 +160,21 @@ def adam(w: Float32, state: Float32, g: Float32, a: Args) -> None:
 
 
 def adamw(w: Float32, state: Float32, g: Float32, a: Args) -> None:
-    """Adam with decoupled weight decay (Loshchilov and Hutter, ICLR 2019), the decay first."""
+    """AdamW (Loshchilov and Hutter, ICLR 2019): decoupled weight decay, then Adam."""
     w -= a.decoupled_decay * w
     adam(w, state, g, a)
 
 
 def ftrl(w: Float32, state: Float32, g: Float32, a: Args) -> None:
-    """FTRL-Proximal per coordinate (McMahan et al., KDD 2013); state is (z, n).
+    """FTRL-Proximal per coordinate (McMahan et al., KDD 2013); `state` is (z, n).
 
-    The paper starts from w = 0. Here a weight may start anywhere: at its first gradient z becomes
-    the one whose solution is that weight. A coordinate with n = 0 is left exactly as it is. Without l1
-    this is w -= rate g / curvature, so a stale gradient enters z with its rate and n as it is.
+    The paper starts from w = 0. Here a weight may start at any value: at its first gradient, z becomes the
+    value whose solution is that weight. A coordinate whose n stays 0 does not change at all. Without l1 the
+    update is w -= rate g / curvature, so a stale gradient enters z multiplied by its rate, and n unchanged.
     """
     z, n = state
 
-    # The starting point: solve the proximal formula for z.
+    # Start where n = 0: solve the proximal formula for z.
     curvature = (a.beta + np.float32(0)) * a.inverse_lr + a.l2
     start = np.where(w == 0, np.float32(0), -(w * curvature) - np.copysign(a.l1, w))
     z_old = np.where(n == 0, start, z)
@@ -176,11 +185,12 @@ def ftrl(w: Float32, state: Float32, g: Float32, a: Args) -> None:
     sigma = (root - np.sqrt(n)) * a.inverse_lr
     z_new = z_old + a.rate * g - sigma * w
 
-    # Solve for the weight; l1 makes it exactly zero.
+    # Solve for the weight, which is exactly 0 where |z| <= l1.
     curvatures = (a.beta + root) * a.inverse_lr + a.l2
     solution = (np.copysign(a.l1, z_new) - z_new) / curvatures
     solution = np.where(np.abs(z_new) <= a.l1, np.float32(0), solution)
 
+    # Leave coordinates unchanged that have had no gradient yet.
     untouched = n_new == 0
     z[:] = np.where(untouched, z, z_new)
     w[:] = np.where(untouched, w, solution)
@@ -208,33 +218,33 @@ def update(
     gradient_scale: float = 1.0,
     rate_scale: float = 1.0,
 ) -> None:
-    """Apply one gradient in place: what `mpips.kernels.update` does."""
+    """Apply one gradient in place, as `mpips.kernels.update` does."""
     args = prepare(config, step, gradient_scale, rate_scale)
     RULES[config.kind](values, state, effective_gradient(values, gradient, args), args)
 
 
 def add(dst: Float32, src: Float32) -> None:
-    """`dst += src`."""
+    """Compute `dst += src`."""
     dst += src
 
 
 def scale(dst: Float32, factor: float) -> None:
-    """`dst *= factor`, the factor rounded to float32 first."""
+    """Compute `dst *= factor`; the factor is rounded to float32 first."""
     dst *= np.float32(factor)
 
 
 def all_finite(src: Float32) -> bool:
-    """True if there is neither NaN nor infinity."""
+    """Return True if no value is NaN or infinite."""
     return bool(np.isfinite(src).all())
 
 
 def all_within(src: Float32, bound: float) -> bool:
-    """True if no magnitude is greater than `bound`, and there is no NaN."""
+    """Return True if all magnitudes are at most `bound` and no value is NaN."""
     return bool((np.abs(src) <= np.float32(bound)).all())
 
 
 def copy_finite(dst: Float32, src: Float32) -> bool:
-    """`dst = src`; True if there is neither NaN nor infinity."""
+    """Copy `src` to `dst`; return True if no value is NaN or infinite."""
     dst[:] = src
     return all_finite(src)
 
@@ -242,9 +252,9 @@ def copy_finite(dst: Float32, src: Float32) -> bool:
 def compensate(
     out: Float32, gradient: Float32, values: Float32, base: Float32, lambda_: float
 ) -> None:
-    """Delay compensation (Zheng et al., ICML 2017); `out` may be `gradient`.
+    """Correct a late gradient (Zheng et al., ICML 2017); `out` may be `gradient`.
 
-    The gradient is not squared first: infinity times no movement would be NaN.
+    The gradient is not squared first: its square could be infinite, and infinity times zero is NaN.
     """
     total = gradient + np.float32(lambda_) * (values - base) * gradient * gradient
     out[:] = np.maximum(-np.float32(FLT_MAX), np.minimum(np.float32(FLT_MAX), total))

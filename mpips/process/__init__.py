@@ -1,1 +1,1 @@
-"""One operating-system process and its forked children. `forked.py` is all of it; it needs no MPI."""
+"""The operating-system process of a rank and its forked children. Open `forked.py`, the only file, first."""

@@ -1,16 +1,16 @@
 """Forked children of a rank: what they give up at the fork, and how they end.
 
 A process pool or a data loader forks a worker's process. The child inherits the handlers and the wakeup
-descriptor of signals, locks on shared memory and folders, and a worker that writes into the parent's rings. A
-SIGTERM to the child would then end the parent's job, and a push of the child would overwrite a push of the
-parent. So an object that must not be used in a child registers here, and its `disown` runs in every child
-that Python forks. The locks of shared memory are closed by the native module itself
+descriptor of signals, locks on shared memory and folders, and a worker that writes into the parent's rings.
+Without this module a SIGTERM to the child would end the parent's job, and a push of the child would
+overwrite a push of the parent. So each object that must not be used in a child registers here, and its
+`disown` runs in every child that Python forks. The native module itself closes the locks on shared memory
 (native/src/shm/shared_memory.cpp). A child keeps what is harmless: mapped memory that it only reads, the
-note of SIGUSR1 (one that is sent to a whole job ends no helper), and the log. Where mpips has started MPI,
-no child finalizes it.
+handler of SIGUSR1 (so that a signal sent to a whole job does not end the child), and the log. If mpips has
+started MPI, no child finalizes it.
 
-Programs that are started by `exec` inherit none of this. Processes of the start methods "spawn" and
-"forkserver" import the program again; `refuse_children` stops a call of `mpips.run` in them.
+Programs started by `exec` inherit none of this. Processes of the start methods "spawn" and "forkserver"
+import the program again; `refuse_children` raises if they call `mpips.run`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _BLOCKED = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCONT}
 
 
 class Inherited(Protocol):
-    """What a child gives up at the fork."""
+    """An object of the parent that a forked child must give up."""
 
     def disown(self) -> None:
-        """Give up what belongs to the parent. Called in the child; must not block or raise."""
+        """Give up what belongs to the parent. Runs in the child; must not block or raise."""
 
 
 class Refusing:
-    """Stands in a child for an object of the parent: every use raises ForkError."""
+    """A stand-in, in a child, for an object of the parent: every use raises ForkError."""
 
     def __init__(self, what: str) -> None:
         """`what` names the object in the error."""
@@ -49,21 +49,21 @@ class Refusing:
         what = object.__getattribute__(self, "_what")
         raise ForkError(
             f"{what} was used in process {os.getpid()}, a forked child of the worker's process; only the "
-            "process that mpips.run was called in may use it; let helper processes return data"
+            "process that called mpips.run may use it: return data from child processes and push it there"
         )
 
     __getattr__ = __setattr__ = __getitem__ = __iter__ = __len__ = __call__ = _refuse
 
 
 _inherited: list[weakref.ref[Inherited]] = []
-_masks = threading.local()
+_masks = threading.local()  # the signal mask of before the fork
 _hooked: list[bool] = []
-_finalizing: list[int] = []  # pid of the process that finalizes MPI at its end
-_rank: list[int] = []  # pid of the process in which this rank started a job; a child inherits it
+_finalizing: list[int] = []  # pid of the process that finalizes MPI when it ends; empty: none
+_rank: list[int] = []  # pid of the process that started a job of this rank; inherited
 
 
 def register(item: Inherited) -> None:
-    """Let `item.disown` run in every forked child, the latest registered first. Keeps no reference."""
+    """Let `item.disown` run in every forked child, the last registered first. Keeps a weak reference."""
     if not _inherited:
         _hook()
     _inherited[:] = [ref for ref in _inherited if ref() is not None]
@@ -84,7 +84,8 @@ def _hook() -> None:
     )
 
 
-# A signal that reached the child before its handlers are reset would reach the parent.
+# Signals are blocked around the fork: until the child has reset its handlers, a signal to the child would act
+# on the parent.
 def _block_signals() -> None:
     _masks.old = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
 
@@ -106,10 +107,10 @@ def _disown_all() -> None:
 
 @contextmanager
 def children_end_here(what: str) -> Iterator[None]:
-    """End a child that was forked inside the block where it leaves the block; the parent leaves as usual.
+    """End a child that was forked inside the block when it leaves the block; the parent leaves as usual.
 
-    A child that left would do the parent's part of the end of the job: finish its rings, enter MPI, remove
-    its memory. `what` names the block in the error.
+    A child that left the block would do the parent's part of the shutdown: finish its rings, enter MPI,
+    remove its memory. `what` names the block in the error.
     """
     owner = os.getpid()
     try:
@@ -119,12 +120,14 @@ def children_end_here(what: str) -> Iterator[None]:
             _end_child(error, what)
         raise
     if os.getpid() != owner:
-        message = f"a forked child returned from {what}; end it by os._exit, or use multiprocessing"
+        message = (
+            f"a forked child returned from {what}; end it by os._exit(0), or use multiprocessing"
+        )
         _end_child(ForkError(message), what)
 
 
 def _end_child(error: BaseException, what: str) -> NoReturn:
-    """End this process as Python would, but without what the parent does at exit."""
+    """End this process as Python would, but without running the parent's exit handlers."""
     code = 1
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -141,9 +144,9 @@ def _end_child(error: BaseException, what: str) -> NoReturn:
 
 
 def finalize_mpi_at_exit() -> None:
-    """Finalize MPI where this process ends, if it is initialised then, and not in its forked children.
+    """Let this process, but none of its forked children, finalize MPI at exit if it is initialised then.
 
-    A child in which mpi4py finalizes never ends: MPI there talks through connections of its parent.
+    A child in which mpi4py finalizes MPI never ends, because its MPI uses connections of the parent.
     """
     if not _finalizing:
         _finalizing.append(os.getpid())
@@ -159,13 +162,13 @@ def _finalize_mpi() -> None:
 
 
 def refuse_children() -> None:
-    """Refuse to start a rank's job in a helper process of a rank; call it before anything else is touched.
+    """Raise ForkError in a helper process of a rank; call this before a job touches anything else.
 
     Raises:
         ForkError: This process is a forked child of a rank, or `multiprocessing` started it.
     """
     module = sys.modules.get("multiprocessing.process")
-    # While such a process imports the program it has no parent yet, but this mark.
+    # While a process of multiprocessing imports the program it has no parent yet, but `_inheriting` is set.
     helper = module is not None and (
         module.parent_process() is not None
         or getattr(module.current_process(), "_inheriting", False)

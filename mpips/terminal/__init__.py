@@ -1,1 +1,1 @@
-"""Text for a terminal: aligned tables. The file to open first is `table`."""
+"""Text for a terminal: tables with aligned columns. Open `table.py`, the only file, first."""

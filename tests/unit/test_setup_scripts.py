@@ -126,7 +126,7 @@ def test_a_serial_hdf5_dir_is_named(machine: Machine, tmp_path: Path) -> None:
     prefix = machine.add_hdf5(False, tmp_path / "hdf5")
     done = machine.setup(HDF5_DIR=str(prefix))
     assert done.returncode == 69
-    assert f"the one in {prefix} is not" in done.stderr
+    assert f"the one in {prefix} is missing or not built for MPI" in done.stderr
 
 
 def test_a_python_that_is_too_old_is_named(machine: Machine) -> None:
@@ -194,7 +194,7 @@ def test_the_mpich_wheel_takes_a_parallel_hdf5_only_by_name(machine: Machine) ->
     assert machine.call("choose_hdf5 mpich", HDF5_DIR="/opt/hdf5").stdout == "parallel\n"
     refused = machine.call("choose_hdf5 mpich", MPIPS_HDF5="parallel")
     assert refused.returncode == 2
-    assert "wants HDF5_DIR" in refused.stderr
+    assert "needs HDF5_DIR" in refused.stderr
 
 
 def test_hdf5_is_found_through_its_wrapper(machine: Machine, tmp_path: Path) -> None:
@@ -316,6 +316,35 @@ def test_sources_change_with_any_file_of_native_and_any_module_that_comes_or_goe
     seen += [machine.call("sources").stdout] * 2
     assert len(set(seen)) == 4
     assert seen[-1] == seen[-3]
+
+
+def test_a_module_with_fault_points_is_kept(machine: Machine) -> None:
+    state = machine.root / ".venv/.mpips"
+    state.mkdir(parents=True)
+    assert machine.call("choose_faults").stdout == "OFF\n"
+    assert machine.call("choose_faults", MPIPS_SETUP_TESTS="1").stdout == "ON\n"
+    (state / "choice.faults").write_text("ON\n")
+    assert machine.call("choose_faults").stdout == "ON\n"
+
+
+def test_mpips_is_built_again_only_when_it_gets_fault_points(machine: Machine) -> None:
+    for folder in ("native", "mpips", ".venv/.mpips"):
+        (machine.root / folder).mkdir(parents=True, exist_ok=True)
+    (machine.root / "pyproject.toml").touch()
+    packages = machine.root / ".venv/lib/python3.11/site-packages/mpips"
+    packages.mkdir(parents=True)
+    (packages / "_native.so").touch()
+    machine.add_compiler()
+    build = (
+        'find_xxhash() { :; }; pip_install() { echo "$*"; }; compgen() { :; }; installed() { :; };'
+    )
+    seen = [
+        machine.call(f"{build} install_mpips {faults}").stdout
+        for faults in ("OFF", "OFF", "ON", "ON")
+    ]
+    assert [out.count("cmake.define.MPIPS_FAULTS=") for out in seen] == [1, 0, 1, 0]
+    assert "cmake.define.MPIPS_FAULTS=OFF" in seen[0]
+    assert "cmake.define.MPIPS_FAULTS=ON" in seen[2]
 
 
 def test_a_foreign_folder_called_venv_is_left_alone(machine: Machine) -> None:
@@ -477,7 +506,7 @@ def test_a_single_job_has_the_run_folder_that_was_given(tmp_path: Path) -> None:
 
 
 def test_no_message_sends_anybody_to_an_index_that_has_no_mpips() -> None:
-    texts = [*ROOT.glob("mpips/**/*.py"), ROOT / "mpips/cli/messages.txt", ROOT / "README.md"]
+    texts = [*ROOT.glob("mpips/**/*.py"), ROOT / "README.md"]
     texts += [*ROOT.glob("jobs/*"), *ROOT.glob("native/CMakeLists.txt")]
     wrong = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"

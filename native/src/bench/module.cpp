@@ -15,7 +15,8 @@ namespace {
 
 using Floats = ArrayOf<float>;
 
-// Plainest first; a table is there if the kernels of its instruction set are.
+// Return the tables that can run, the plain one first. A table is there if the kernels of its
+// instruction set are.
 std::vector<const StreamTable*> stream_tables() {
   std::vector<const StreamTable*> tables{&plain_streams};
 #if MPIPS_X86
@@ -32,7 +33,7 @@ const StreamTable& streams_named(const std::string& name) {
     if (name == table->name) return *table;
     known += (known.empty() ? "" : ", ") + std::string(table->name);
   }
-  throw py::value_error("no streams are named '" + name + "'; there are " + known);
+  throw py::value_error("streams = '" + name + "': must be one of " + known);
 }
 
 std::vector<std::string> stream_names(bool past_cache) {
@@ -46,7 +47,7 @@ std::size_t size_of(const Floats& array) { return static_cast<std::size_t>(array
 
 void require_size(const Floats& array, std::size_t n, const char* name) {
   if (size_of(array) == n) return;
-  throw py::value_error(std::string(name) + " holds " + std::to_string(array.size()) +
+  throw py::value_error(std::string(name) + " has " + std::to_string(array.size()) +
                         " values, expected " + std::to_string(n));
 }
 
@@ -86,9 +87,10 @@ void stream_triad(Floats& a, const Floats& b, const Floats& c, float factor, boo
   float* to = a.mutable_data();
   const float *left = b.data(), *right = c.data();
   const auto triad = past_cache ? table.triad_past_cache : table.triad;
-  if (triad == nullptr) throw py::value_error("streams '" + streams + "' cannot pass the cache");
+  if (triad == nullptr)
+    throw py::value_error("streams = '" + streams + "' has no stores that bypass the caches");
   if (past_cache && reinterpret_cast<std::uintptr_t>(to) % 64 != 0)
-    throw py::value_error("a must lie on a 64-byte line");
+    throw py::value_error("a must begin on a 64-byte line to be written past the caches");
   const ReleaseGil release;
   triad(to, left, right, factor, n);
 }
@@ -97,7 +99,8 @@ void stream_touch(Floats& values, std::vector<Floats> state, const Floats& gradi
                   const std::string& streams) {
   const StreamTable& table = streams_named(streams);
   const std::size_t n = size_of(values);
-  if (state.size() > 2) throw py::value_error("at most two states");
+  if (state.size() > 2)
+    throw py::value_error(std::to_string(state.size()) + " states: there can be at most 2");
   float* states[2] = {nullptr, nullptr};
   for (std::size_t k = 0; k < state.size(); ++k) {
     require_size(state[k], n, "a state");

@@ -13,7 +13,7 @@ namespace mpips {
 
 namespace {
 
-// A robin map as one would use it without more ado: the default hash, room reserved, a find a key.
+// A robin map in its plain use: default hash, memory reserved, one find per key.
 class RobinMap {
 #if MPIPS_ROBIN_MAP
  public:

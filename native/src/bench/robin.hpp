@@ -4,7 +4,7 @@
 
 namespace mpips {
 
-// RobinMap: tsl::robin_map<int64, uint32>, the map that RowMap is compared with.
+// Define RobinMap: tsl::robin_map<int64, uint32>, the map that RowMap is compared with.
 void bind_robin(pybind11::module_& m);
 
 }  // namespace mpips

@@ -2,15 +2,16 @@
 
 #include "bench/stream_table.hpp"
 
-// The loops, compiled by one file per instruction set. V::Vector is a vector of floats; four of
-// them are under way at a time. Unnamed namespace: no two files may share an instantiation.
+// The loops, compiled by one file per instruction set. V::Vector is a vector of floats; the loops
+// work on four vectors at a time. The namespace is unnamed because no two files may share an
+// instantiation.
 namespace mpips {
 namespace {
 
 constexpr std::size_t n_unrolled = 4;
 
-// body(i, Vector()) for the vectors, four at a time, and body(i, float()) for each float of the
-// rest.
+// Call body(i, Vector()) for whole vectors, four at a time, and body(i, float()) for each float of
+// the rest.
 template <class V, class Body>
 inline void for_each(std::size_t n, Body body) noexcept {
   using Vector = typename V::Vector;

@@ -7,7 +7,7 @@
 namespace mpips {
 namespace {
 
-// Four floats: what every x86-64 and ARM of 64 bits has.
+// Four floats, a vector that every x86-64 and 64-bit ARM has.
 struct Plain {
   using Vector [[gnu::vector_size(16)]] = float;
 #if MPIPS_X86

@@ -7,12 +7,12 @@
 #include <cstdint>
 #include <string>
 
-// The array types that bindings take: contiguous, of exactly this dtype, never converted.
+// The array types that bindings take.
 namespace mpips {
 
 namespace py = pybind11;
 
-// Arrays are taken as they are: a wrong dtype or a gap between rows is a TypeError, not a copy.
+// Arrays are contiguous, of exactly this dtype, and never converted or copied: else TypeError.
 template <class T>
 using ArrayOf = py::array_t<T, py::array::c_style>;
 using FloatArray = ArrayOf<float>;
@@ -33,7 +33,7 @@ void require_vector(const ArrayOf<T>& array, const char* name) {
                           ", expected one dimension");
 }
 
-// Rows of any length, `n_rows` of them; returns their length.
+// Check that `array` is two-dimensional with `n_rows` rows; return the length of a row.
 inline std::size_t require_rows(const ArrayOf<float>& array, std::size_t n_rows, const char* name) {
   if (array.ndim() != 2 || static_cast<std::size_t>(array.shape(0)) != n_rows)
     throw py::value_error(std::string(name) + " has shape " + shape_text(array) + ", expected (" +
@@ -46,10 +46,11 @@ std::size_t length(const ArrayOf<T>& vector) {
   return static_cast<std::size_t>(vector.shape(0));
 }
 
-// Floats per key of an array of rows that belongs to `keys`.
+// Check that `rows` has one row per key; return the floats per row.
 inline std::size_t row_length(const KeyArray& keys, const FloatArray& rows) {
   if (rows.ndim() != 2 || rows.shape(0) != keys.size() || rows.shape(1) < 1)
-    throw pybind11::value_error("rows must have shape (number of keys, dim)");
+    throw pybind11::value_error("rows has shape " + shape_text(rows) + ", expected (" +
+                                std::to_string(keys.size()) + ", dim)");
   return static_cast<std::size_t>(rows.shape(1));
 }
 

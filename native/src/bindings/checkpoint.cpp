@@ -13,7 +13,7 @@ namespace py = pybind11;
 namespace mpips {
 namespace {
 
-// XXH3-64 of bytes that come in pieces; the pieces' boundaries do not matter.
+// XXH3-64 of bytes that are added in pieces; it does not depend on where the pieces are cut.
 class Xxh3 {
  public:
   Xxh3() : state_(XXH3_createState()) {
@@ -35,7 +35,7 @@ class Xxh3 {
 void update(Xxh3& sum, const py::buffer& data) {
   const py::buffer_info info = data.request();
   if (PyBuffer_IsContiguous(info.view(), 'C') == 0)
-    throw py::value_error("the checksum is over contiguous arrays only");
+    throw py::value_error("a checksum needs a contiguous array or buffer");
   py::gil_scoped_release release;
   sum.update(info.ptr, static_cast<std::size_t>(info.size * info.itemsize));
 }
@@ -43,11 +43,11 @@ void update(Xxh3& sum, const py::buffer& data) {
 }  // namespace
 
 void register_checkpoint(py::module_& m) {
-  py::class_<Xxh3>(m, "Xxh3", "XXH3-64 of arrays that come piece by piece. Not thread-safe.")
+  py::class_<Xxh3>(m, "Xxh3", "XXH3-64 of arrays that are added in pieces. Not thread-safe.")
       .def(py::init<>())
       .def("update", &update, py::arg("data"),
            "Append the bytes of a contiguous array or buffer. Releases the GIL.")
-      .def("digest", &Xxh3::digest, "The checksum of all bytes so far.");
+      .def("digest", &Xxh3::digest, "Return the checksum of all bytes so far.");
 }
 
 }  // namespace mpips

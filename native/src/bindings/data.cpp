@@ -28,7 +28,7 @@ py::tuple parse_libsvm(const py::buffer& text, std::int64_t stride, std::int64_t
                        bool mixed) {
   const py::buffer_info info = text.request();
   if (info.itemsize != 1 || info.ndim != 1 || (info.size > 1 && info.strides[0] != 1))
-    throw py::value_error("text must be contiguous bytes");
+    throw py::value_error("text must be a contiguous buffer of bytes");
   if (stride < 1 || offset < 0 || offset >= stride)
     throw py::value_error("stride and offset must satisfy 0 <= offset < stride");
   if (base != 0 && base != 1 && base != data::kAutoBase)
@@ -51,9 +51,10 @@ void register_data(py::module_& m) {
   m.def("parse_libsvm", &parse_libsvm, py::arg("text"), py::arg("stride"), py::arg("offset"),
         py::arg("base"), py::arg("mixed") = false,
         "Parse LIBSVM text into (labels float64, indptr int64, indices int64, values float32,\n"
-        "n_samples, min_index, max_index, base); only samples i % stride == offset are kept, or\n"
-        "with `mixed` those that mpips/data/shares.py gives to worker offset of stride;\n"
-        "the last four describe the whole text. Releases the GIL. Raises LibsvmError.");
+        "n_samples, min_index, max_index, base). Only samples with i % stride == offset are\n"
+        "returned, or with `mixed` those that mpips/data/shares.py gives to worker `offset` of\n"
+        "`stride`; the last four values describe the whole text. Releases the GIL. Raises\n"
+        "LibsvmError.");
 }
 
 }  // namespace mpips

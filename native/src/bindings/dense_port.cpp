@@ -14,12 +14,13 @@ namespace py = pybind11;
 namespace mpips {
 namespace {
 
-constexpr std::size_t bytes_with_gil = 256 << 10;  // shorter copies are done before others miss it
+// shorter copies end before another thread needs the lock
+constexpr std::size_t bytes_with_gil = 256 << 10;
 constexpr double spin_s = 50e-6;
 constexpr std::size_t warm_bytes = 128 << 10;
 
-// Releases the GIL only where it is worth it: giving it back and taking it costs more than a copy
-// of a few KiB.
+// Releases the GIL only for long copies: releasing and taking it costs more than a copy of a few
+// KiB.
 class MaybeRelease {
  public:
   explicit MaybeRelease(bool really) {
@@ -30,14 +31,14 @@ class MaybeRelease {
   std::optional<py::gil_scoped_release> release_;
 };
 
-// A port with the Python objects that its pointers point into.
+// A port together with the Python objects that its pointers point into.
 struct BoundPort {
   DensePort port;
   std::vector<py::ssize_t> shape;
   py::object clock, result_type;
   std::vector<py::object> owners;
 
-  // Arrays of other classes may mean more than their numbers, as masked ones do.
+  // Refuse arrays of other classes, as masked ones: they may mean more than their numbers.
   bool fits(py::handle array) const {
     if (Py_TYPE(array.ptr()) != py::detail::npy_api::get().PyArray_Type_) return false;
     if (!FloatArray::check_(array)) return false;
@@ -54,8 +55,8 @@ struct BoundPort {
   }
 };
 
-// A push that is under way; see mpips.worker.requests.Request. `owner` is the handle that made it:
-// it waits longer than a moment, and knows whom to blame.
+// A push in progress; see mpips.worker.requests.Request. `owner` is the handle that made it. The
+// handle does the long waits, because it can name the rank that is late.
 class PushRequest {
  public:
   PushRequest(py::object owner, py::object result_type, bool oversubscribed)
@@ -65,7 +66,8 @@ class PushRequest {
 
   std::vector<PushEnd>* ends() noexcept { return &ends_; }
 
-  // Index of the first server part that has not taken its record; the number of parts if all have.
+  // Return the index of the first part whose server has not consumed its record; the number of
+  // parts if all have.
   std::size_t missing() {
     while (done_ < ends_.size() && ends_[done_].writer->applied() > ends_[done_].sequence) ++done_;
     return done_;
@@ -79,7 +81,7 @@ class PushRequest {
 
   static py::object wait(py::object self, py::object timeout) {
     auto& request = self.cast<PushRequest&>();
-    // Whoever waits may as well prepare the next record.
+    // Prepare the next record while waiting.
     for (const PushEnd& end : request.ends_) end.writer->warm_next_slot(warm_bytes);
     if (!request.advance(spin_s))
       return request.owner_.attr("wait_for_push")(self, std::move(timeout));
@@ -123,7 +125,7 @@ class PushRequest {
   bool oversubscribed_;
 };
 
-// (memory, layout, writer, start, stop) of each server's part.
+// Make a port from (memory, layout, writer, start, stop) of each server's part.
 using PartTuple = std::tuple<py::object, py::object, py::object, std::size_t, std::size_t>;
 
 std::unique_ptr<BoundPort> make_port(py::object clock, std::uint16_t table,
@@ -138,7 +140,9 @@ std::unique_ptr<BoundPort> make_port(py::object clock, std::uint16_t table,
     const auto& where = layout.cast<const Layout&>();
     const DenseExtent& extent = where.extent(table);
     if (extent.n != stop - start || where.total_bytes() > region.size())
-      throw py::value_error("a part does not have the length of its shard");
+      throw py::value_error("a part of table " + std::to_string(table) + " has " +
+                            std::to_string(stop - start) + " elements, its shard has " +
+                            std::to_string(extent.n));
     parts.push_back({writer.cast<RingWriter*>(), region.data(), start, stop, where.head(table),
                      extent.versions, extent.values});
     owners.insert(owners.end(), {memory, writer});
@@ -155,7 +159,8 @@ std::unique_ptr<BoundPort> make_port(py::object clock, std::uint16_t table,
   return port;
 }
 
-// A PushRequest; False: there is no room now; None: it must go the general way.
+// Push; return a PushRequest, False if there is no room now, or None if the update must take the
+// general path.
 py::object push(BoundPort& bound, const py::object& update, const py::object& owner) {
   if (!bound.fits(update)) return py::none();
   bound.poll(owner);
@@ -192,7 +197,7 @@ void register_port(py::module_& m) {
   py::class_<PushRequest>(m, "PushRequest")
       .def(
           "test", [](PushRequest& r) { return r.advance(0.0); },
-          "True if the push is complete. Does not block.")
+          "Return true if the push is complete. Does not block.")
       .def("wait", &PushRequest::wait, py::arg("timeout") = py::none(),
            "Block until the push is complete and return its PushResult.")
       .def("advance", &PushRequest::advance, py::arg("max_s"))

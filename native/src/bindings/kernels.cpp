@@ -15,7 +15,8 @@ namespace py = pybind11;
 using Floats = py::array_t<float, py::array::c_style>;
 using Release = py::gil_scoped_release;
 
-// The table of this name, or the chosen one; a wrong name is an mpips.errors.KernelError.
+// Return the table of this name, or the chosen one; raise mpips.errors.KernelError for a wrong
+// name.
 const KernelTable& table_named(const std::optional<std::string>& name) {
   try {
     return select_kernels(name ? name->c_str() : nullptr);
@@ -29,7 +30,7 @@ std::size_t size_of(const Floats& array) { return static_cast<std::size_t>(array
 
 void require_size(const Floats& array, std::size_t n, const char* name) {
   if (size_of(array) == n) return;
-  throw py::value_error(std::string(name) + " holds " + std::to_string(array.size()) +
+  throw py::value_error(std::string(name) + " has " + std::to_string(array.size()) +
                         " values, expected " + std::to_string(n));
 }
 
@@ -40,10 +41,11 @@ OptimizerKind kind_named(const std::string& name) {
     if (name == name_of(kind)) return kind;
     names += (k == 0 ? "" : ", ") + std::string(name_of(kind));
   }
-  throw py::value_error("no optimizer is named '" + name + "'; there are " + names);
+  throw py::value_error("optimizer = '" + name + "': must be one of " + names);
 }
 
-// Every server makes a config before its first update, so a wrong MPIPS_KERNELS is told here.
+// Make a config. Every server makes one before its first update, so a wrong MPIPS_KERNELS is
+// reported here.
 OptimizerConfig make_config(const std::string& kind, double lr, double momentum, double beta1,
                             double beta2, double rho, double eps, double l1, double l2, double beta,
                             double weight_decay, double clip_value, double initial_accumulator) {
@@ -66,7 +68,7 @@ OptimizerConfig make_config(const std::string& kind, double lr, double momentum,
   return c;
 }
 
-// The state's memory, or null where the rule has no such state.
+// Return the state's memory, or null where the rule has no such state.
 float* state_data(const OptimizerConfig& config, std::size_t slot, std::optional<Floats>& state,
                   std::size_t n) {
   const std::string name = "state" + std::to_string(slot);
@@ -86,7 +88,7 @@ void update(const OptimizerConfig& config, Floats& values, std::optional<Floats>
   const KernelTable& table = table_named(kernels_name);
   const std::size_t n = size_of(values);
   require_size(gradient, n, "gradient");
-  if (step == 0) throw py::value_error("steps count from 1, not from 0");
+  if (step == 0) throw py::value_error("step = 0: steps count from 1");
   float* s0 = state_data(config, 0, state0, n);
   float* s1 = state_data(config, 1, state1, n);
   float* w = values.mutable_data();
@@ -138,7 +140,7 @@ bool copy_finite(Floats& dst, const Floats& src, bool past_caches,
   const float* from = src.data();
   const std::size_t n = size_of(dst);
   if (past_caches && reinterpret_cast<std::uintptr_t>(to) % 64 != 0)
-    throw py::value_error("dst must lie at a multiple of 64 bytes to be written past the caches");
+    throw py::value_error("dst must be a multiple of 64 bytes to be written past the caches");
   const Release release;
   return past_caches ? table.stream_finite(to, from, n) : table.copy_finite(to, from, n);
 }

@@ -35,7 +35,7 @@ const char* mode_name(const Partitioner& partitioner) {
 }
 
 void bind_partitioner(py::module_& m) {
-  // A missing key is a KeyError in Python, as in a dict.
+  // A key outside the partition is a KeyError in Python, as in a dict.
   py::register_local_exception_translator([](std::exception_ptr error) {
     try {
       if (error) std::rethrow_exception(error);
@@ -71,7 +71,7 @@ void build(KeyPlan& plan, const ArrayOf<std::int64_t>& keys, const Partitioner& 
   plan.build(from, length(keys), partitioner);
 }
 
-// Copies: the plan's own memory is written anew by the next `build`.
+// Return copies, because the next `build` overwrites the plan's own memory.
 ArrayOf<std::int64_t> unique_keys(const KeyPlan& plan) {
   return ArrayOf<std::int64_t>(static_cast<py::ssize_t>(plan.n_unique()), plan.unique_keys());
 }

@@ -66,7 +66,7 @@ Initializer::Kind kind_named(const std::string& name) {
     if (name == known_name) return kind;
     known += (known.empty() ? "" : ", ") + std::string(known_name);
   }
-  throw py::value_error("no initializer is named '" + name + "'; there are " + known);
+  throw py::value_error("initializer = '" + name + "': must be one of " + known);
 }
 
 Initializer make_initializer(const std::string& kind, float scale, std::uint64_t seed,
@@ -77,8 +77,8 @@ Initializer make_initializer(const std::string& kind, float scale, std::uint64_t
   if (needs_fans && fan_in == 0 && fan_out == 0)
     throw py::value_error("initializer '" + kind + "' needs a positive fan_in or fan_out");
   if (!std::isfinite(scale))
-    throw py::value_error("the scale of an initializer is a finite float32, not " +
-                          std::to_string(scale));
+    throw py::value_error("scale = " + std::to_string(scale) +
+                          " of an initializer: must be a finite float32");
   return made;
 }
 

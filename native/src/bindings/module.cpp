@@ -4,6 +4,7 @@
 
 PYBIND11_MODULE(_native, m) {
   m.doc() = "C++ kernels, key tables, rings and shards of mpips";
+  mpips::register_fault(m);
   mpips::register_kernels(m);
   mpips::register_keys(m);
   mpips::register_key_plan(m);

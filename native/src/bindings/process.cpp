@@ -11,9 +11,9 @@ namespace mpips {
 void register_process(py::module_& m) {
   py::class_<Deadline>(m, "Deadline")
       .def(py::init([](double seconds, std::string name, std::vector<std::string> command) {
-             if (command.empty()) throw py::value_error("a command has one word at least");
+             if (command.empty()) throw py::value_error("command must have at least one word");
              if (name.empty() || name.size() > 15)
-               throw py::value_error("the name of a thread has 1 to 15 bytes");
+               throw py::value_error("name = '" + name + "': must have 1 to 15 bytes");
              return std::make_unique<Deadline>(seconds, std::move(name), std::move(command));
            }),
            py::arg("seconds"), py::arg("name"), py::arg("command"))

@@ -4,6 +4,7 @@
 
 namespace mpips {
 
+void register_fault(pybind11::module_& m);
 void register_kernels(pybind11::module_& m);
 void register_keys(pybind11::module_& m);
 void register_key_plan(pybind11::module_& m);

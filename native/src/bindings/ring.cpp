@@ -7,7 +7,6 @@
 #include "ring/dense_view.hpp"
 #include "ring/ring_writer.hpp"
 #include "ring/worker_wait.hpp"
-#include "shm/fault.hpp"
 #include "shm/shared_memory.hpp"
 
 namespace py = pybind11;
@@ -18,9 +17,12 @@ namespace {
 py::array memory_view(const py::object& owner, std::size_t offset, std::size_t bytes,
                       bool writable) {
   const auto& m = owner.cast<const SharedMemory&>();
-  if (offset > m.size() || bytes > m.size() - offset) throw py::index_error("beyond the segment");
+  if (offset > m.size() || bytes > m.size() - offset)
+    throw py::index_error("bytes " + std::to_string(offset) + " to " +
+                          std::to_string(offset + bytes) + " of a memory of " +
+                          std::to_string(m.size()) + " bytes: out of range");
   if (writable && offset + bytes > m.writable_bytes())
-    throw py::value_error("this part of the segment is read-only here");
+    throw py::value_error("this part of the shared memory is read-only here");
   py::array_t<std::uint8_t> view(static_cast<py::ssize_t>(bytes), m.data() + offset, owner);
   if (!writable)
     py::detail::array_proxy(view.ptr())->flags &= ~py::detail::npy_api::NPY_ARRAY_WRITEABLE_;
@@ -77,7 +79,7 @@ void write_header(SharedMemory& memory, const Layout& layout, std::uint32_t gene
   std::memcpy(memory.data(), &h, sizeof h);
 }
 
-// True if these bytes are the head of the region that the layout describes.
+// Return true if these bytes are the header of the region that the layout describes.
 bool header_matches(const py::array_t<std::uint8_t>& bytes, const Layout& layout,
                     std::uint32_t generation, std::uint32_t server, std::uint64_t token_low,
                     std::uint64_t token_high) {
@@ -121,7 +123,7 @@ void bind_layout(py::module_& m) {
            py::arg("areas") = std::vector<std::size_t>())
       .def_property_readonly("n_workers", &Layout::n_workers)
       .def_property_readonly("geometry", &Layout::geometry)
-      .def_property_readonly("turn_offset", &Layout::turn)
+      .def_property_readonly("awaited_offset", &Layout::awaited)
       .def_property_readonly("clocks_offset", &Layout::clocks)
       .def("head_offset", &Layout::head, py::arg("table"))
       .def("mailbox_offset", &Layout::mailbox, py::arg("worker"))
@@ -150,7 +152,8 @@ void bind_layout(py::module_& m) {
 const float* base_or_null(const std::optional<FloatArray>& base, const FloatArray& update) {
   if (!base) return nullptr;
   if (base->size() != update.size())
-    throw py::value_error("base must have the shape of the update");
+    throw py::value_error("base has shape " + shape_text(*base) +
+                          ", expected that of the update, " + shape_text(update));
   return base->data();
 }
 
@@ -351,10 +354,12 @@ void bind_writer(py::module_& m) {
       .def_property_readonly("known_queue", &RingWriter::known_queue);
 }
 
-// The head words of a table: (version, min_clock), or None while they are being written.
+// Return the words of a table's head as (version, min_clock), or None while they are being written.
 std::optional<std::pair<std::uint64_t, std::uint64_t>> read_head(const SharedMemory& memory,
                                                                  std::size_t offset) {
-  if (offset + sizeof(TableHead) > memory.size()) throw py::index_error("beyond the segment");
+  if (offset + sizeof(TableHead) > memory.size())
+    throw py::index_error("a table head at byte " + std::to_string(offset) + " of a memory of " +
+                          std::to_string(memory.size()) + " bytes: out of range");
   const auto* head = reinterpret_cast<const TableHead*>(memory.data() + offset);
   std::pair<std::uint64_t, std::uint64_t> p;
   if (!read_pair(&head->version, &p.first) || !read_pair(&head->min_clock, &p.second))
@@ -363,7 +368,9 @@ std::optional<std::pair<std::uint64_t, std::uint64_t>> read_head(const SharedMem
 }
 
 std::optional<std::uint64_t> read_word(const SharedMemory& memory, std::size_t offset) {
-  if (offset + sizeof(PairWord) > memory.size()) throw py::index_error("beyond the segment");
+  if (offset + sizeof(PairWord) > memory.size())
+    throw py::index_error("a word at byte " + std::to_string(offset) + " of a memory of " +
+                          std::to_string(memory.size()) + " bytes: out of range");
   std::uint64_t value = 0;
   if (!read_pair(reinterpret_cast<const PairWord*>(memory.data() + offset), &value))
     return std::nullopt;
@@ -374,7 +381,8 @@ bool copy_dense_range(const SharedMemory& memory, const Layout& layout, std::uin
                       FloatArray& out, double max_s, bool oversubscribed) {
   const DenseExtent& d = layout.extent(table);
   if (static_cast<std::uint64_t>(out.size()) != d.n)
-    throw py::value_error("the destination does not have the length of the shard");
+    throw py::value_error("out has " + std::to_string(out.size()) + " values, expected " +
+                          std::to_string(d.n));
   const auto* versions = reinterpret_cast<const PairWord*>(memory.data() + d.versions);
   const auto* values = reinterpret_cast<const float*>(memory.data() + d.values);
   float* to = out.mutable_data();
@@ -382,9 +390,11 @@ bool copy_dense_range(const SharedMemory& memory, const Layout& layout, std::uin
   return copy_dense(versions, values, 0, d.n, to, now_s() + max_s, oversubscribed);
 }
 
-// Blocks whose two readings are equal, whole and even; for remote reads.
+// Return the blocks whose two readings differ, or are not whole, or are odd; for remote reads.
 std::vector<std::size_t> unstable_blocks(const ByteArray& before, const ByteArray& after) {
-  if (before.size() != after.size()) throw py::value_error("two readings of different length");
+  if (before.size() != after.size())
+    throw py::value_error("before has " + std::to_string(before.size()) + " bytes, after has " +
+                          std::to_string(after.size()) + ": must be equal");
   std::vector<std::size_t> list;
   const auto n = static_cast<std::size_t>(before.size()) / sizeof(PairWord);
   const auto* a = reinterpret_cast<const PairWord*>(before.data());
@@ -422,15 +432,6 @@ void register_ring(py::module_& m) {
   bind_layout(m);
   bind_writer(m);
   bind_reads(m);
-  m.attr("FAULTS") = fault::armed;
-  m.def("arm_fault", &fault::arm, py::arg("text"));
-  m.def("faults_passed", &fault::passed);
-  m.def(
-      "fault_point",
-      [](const char* name) {
-        if (fault::armed) fault::pass_named(name);
-      },
-      py::arg("name"));
 }
 
 }  // namespace mpips

@@ -9,17 +9,20 @@ namespace py = pybind11;
 namespace mpips {
 namespace {
 
-// What a plan says of one server's keys, checked against the rows of the whole batch.
+// The keys of one server in a plan, checked against the rows of the whole batch.
 struct Group {
   const std::int64_t* keys;
   std::size_t n, dim, from;
 };
 
 Group group_of(const KeyPlan& plan, std::size_t server, const FloatArray& rows) {
-  if (server >= plan.n_servers()) throw py::index_error("the plan has no such server");
+  if (server >= plan.n_servers())
+    throw py::index_error("server " + std::to_string(server) + ": no such server in a plan for " +
+                          std::to_string(plan.n_servers()));
   if (rows.ndim() != 2 || static_cast<std::size_t>(rows.shape(0)) != plan.size() ||
       rows.shape(1) < 1)
-    throw py::value_error("rows must have shape (keys of the batch, dim)");
+    throw py::value_error("rows has shape " + shape_text(rows) + ", expected (" +
+                          std::to_string(plan.size()) + " keys of the batch, dim)");
   const std::size_t from = plan.group_start(server);
   return {plan.unique_keys() + from, plan.group_start(server + 1) - from,
           static_cast<std::size_t>(rows.shape(1)), from};

@@ -6,7 +6,7 @@
 
 namespace mpips {
 
-// RingWriter.push_planned and pull_planned.
+// Define RingWriter.push_planned and RingWriter.pull_planned.
 void bind_planned_rows(pybind11::class_<RingWriter>& writer);
 
 }  // namespace mpips

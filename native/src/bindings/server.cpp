@@ -16,12 +16,13 @@ namespace py = pybind11;
 namespace mpips {
 namespace {
 
-// The capsule owns nothing: the arrays must not outlive the call they are made for.
+// Wrap memory in an array without copying. The capsule owns nothing: the array must not outlive the
+// call that it is made for.
 py::array_t<float> view_of(float* data, std::size_t n) {
   return py::array_t<float>(static_cast<py::ssize_t>(n), data, py::capsule(data, [](void*) {}));
 }
 
-// Shape (n_state, n); the state arrays lie at equal distances.
+// Wrap state arrays that lie at equal distances, as shape (n_state, n).
 py::array_t<float> state_view(float* const* state, std::size_t n_state, std::size_t n) {
   static float nothing = 0.0F;
   float* first = n_state > 0 ? state[0] : &nothing;
@@ -50,7 +51,8 @@ PythonUpdate python_update(py::object rule) {
   };
 }
 
-// Calls back at most every `interval_s`; a server with remote peers enters MPI there.
+// Return a function that calls back at most every `interval_s` seconds; a server with remote peers
+// enters MPI there.
 Progress throttled(py::object callback, double interval_s, std::shared_ptr<bool> wanted) {
   if (callback.is_none()) return {};
   auto shared = std::make_shared<py::object>(std::move(callback));
@@ -79,7 +81,7 @@ py::dict stats_dict(const ServerCore& core, std::uint16_t table) {
   return d;
 }
 
-// Keeps the C++ core and the Python-made shards' owners together.
+// The C++ core together with the memory of its shards, which Python has created.
 class Server {
  public:
   Server(SharedMemory& region, Layout layout, std::uint32_t generation, std::uint32_t backup,
@@ -89,17 +91,20 @@ class Server {
         progress_(throttled(std::move(progress), progress_interval_s, has_remote_peers_)),
         core_(region.data(), layout, generation, backup, oversubscribed) {
     if (region.writable_bytes() < layout.total_bytes())
-      throw py::value_error("the region is smaller than its layout");
+      throw py::value_error("the region has " + std::to_string(region.writable_bytes()) +
+                            " bytes, its layout needs " + std::to_string(layout.total_bytes()));
   }
 
-  // Before any table is added. `fresh`: made by this process; else it takes over what is there.
+  // Use a journal; call this before any table is added. `fresh`: this process created the memory;
+  // else it takes over what is there.
   void use_journal(SharedMemory& memory, bool fresh) {
     fresh_ = fresh;
     core_.set_journal(std::make_unique<Journal>(memory, layout_.n_workers(), layout_.n_tables(),
                                                 layout_.geometry().payload_capacity()));
   }
 
-  // Before the table is added: where its buffers lie, if there is a journal.
+  // Set where the buffers of the next table lie, if there is a journal; call this before the table
+  // is added.
   void set_buffers(std::uint16_t table, SharedMemory& memory) { buffers_[table] = &memory; }
 
   void add_dense(std::uint16_t table, const OptimizerConfig& optimizer, std::size_t n_state_values,
@@ -135,7 +140,8 @@ class Server {
   void set_dense(std::uint16_t table, const FloatArray& values) {
     DenseShard* shard = dense_.at(table);
     if (static_cast<std::size_t>(values.size()) != shard->size())
-      throw py::value_error("the values do not have the length of the shard");
+      throw py::value_error("values has " + std::to_string(values.size()) + " values, expected " +
+                            std::to_string(shard->size()));
     std::copy_n(values.data(), shard->size(), shard->values());
   }
 
@@ -146,7 +152,7 @@ class Server {
     return copy;
   }
 
-  // Arrays without a copy; `owner` keeps this object, and so the memory, alive.
+  // Return arrays without a copy; `owner` keeps this object, and so the memory, alive.
   py::array dense_array(std::uint16_t table, std::size_t slot, py::handle owner) const {
     const DenseShard* shard = dense_.at(table);
     if (slot > shard->n_state()) throw py::index_error("the rule has no such state");
@@ -162,7 +168,7 @@ class Server {
                           read_only(shard->row(0), {n, stride}, owner));
   }
 
-  // All rows, sorted by key.
+  // Return all rows, sorted by key.
   py::tuple embedding_rows(std::uint16_t table) const {
     const EmbeddingShard* shard = embedding_.at(table);
     const std::size_t n = shard->n_rows(), dim = shard->dim();
@@ -191,11 +197,12 @@ class Server {
     DenseShard* shard = dense_.at(table);
     if (slot >= shard->n_state()) throw py::index_error("the rule has no such state");
     if (static_cast<std::size_t>(values.size()) != shard->size())
-      throw py::value_error("the state does not have the length of the shard");
+      throw py::value_error("values has " + std::to_string(values.size()) + " values, expected " +
+                            std::to_string(shard->size()));
     std::copy_n(values.data(), shard->size(), shard->state(slot));
   }
 
-  // Keys and whole rows (values, state, step count side by side), in no order.
+  // Return keys with their whole rows (values, state, step count), in no particular order.
   py::tuple embedding_content(std::uint16_t table) const {
     const EmbeddingShard* shard = embedding_.at(table);
     const std::size_t n = shard->n_rows(), stride = shard->stride();
@@ -209,7 +216,7 @@ class Server {
   void load_rows(std::uint16_t table, const KeyArray& keys, const FloatArray& rows) {
     EmbeddingShard* shard = embedding_.at(table);
     if (row_length(keys, rows) != shard->stride())
-      throw py::value_error("rows must hold values, state and step count side by side");
+      throw py::value_error("rows must have shape (number of keys, values + state + step count)");
     py::gil_scoped_release release;
     shard->load(keys.data(), static_cast<std::size_t>(keys.size()), rows.data());
   }
@@ -271,7 +278,8 @@ py::dict partner_dict(Server& server) {
   return d;
 }
 
-// What a copy says to its partner: of each worker the records that have arrived, and the consumed.
+// Write a replica's report to the server: for each worker the number of records that have arrived
+// and the number of those consumed.
 void partner_words(Server& server, WordArray& out) {
   const std::size_t n = server.core().n_workers();
   if (out.ndim() != 2 || static_cast<std::size_t>(out.shape(0)) != n || out.shape(1) != 2)
@@ -310,7 +318,9 @@ void bind_partner(py::class_<Server>& server) {
           "accept",
           [](Server& s, const ByteArray& batch, std::size_t n_bytes) {
             if (n_bytes > static_cast<std::size_t>(batch.size()))
-              throw py::value_error("a batch cannot be longer than its buffer");
+              throw py::value_error("n_bytes = " + std::to_string(n_bytes) +
+                                    ": the batch has only " + std::to_string(batch.size()) +
+                                    " bytes");
             const std::uint8_t* data = batch.data();
             py::gil_scoped_release release;
             s.core().accept(data, n_bytes);

@@ -1,6 +1,6 @@
-// The grammar, one sample per line:
+// Grammar, one sample per line:
 //   label [qid:ID] index:value index:value ... [# comment]
-// Blank lines and lines that hold only a comment are no samples. A carriage return is a space.
+// Blank lines and lines with only a comment are no samples. A carriage return counts as a space.
 #include "data/libsvm.hpp"
 
 #include <algorithm>
@@ -46,7 +46,8 @@ class Parser {
   }
 
  private:
-  // Colons count the features; growing by doubling would copy them several times.
+  // Reserve memory by counting colons, one per feature; growing by doubling would copy the features
+  // several times.
   void reserve() {
     const auto n_features = std::count(at_, end_, ':') / options_.stride;
     part_.indices.reserve(static_cast<std::size_t>(n_features));
@@ -67,7 +68,7 @@ class Parser {
     at_ = newline == nullptr ? end_ : static_cast<const char*>(newline) + 1;
   }
 
-  // The next run of non-space characters before the end of the line or a comment.
+  // Read the next run of non-space characters before the end of the line or a comment.
   bool next_token(Token& token) noexcept {
     while (at_ != end_ && is_space(*at_)) ++at_;
     token.begin = at_;
@@ -76,6 +77,7 @@ class Parser {
     return token.begin != token.end;
   }
 
+  // Read the next feature; skip a query id behind the label.
   bool next_feature(Token& token, bool first) noexcept {
     if (!next_token(token)) return false;
     const bool is_query =
@@ -126,13 +128,13 @@ class Parser {
     return {index, static_cast<float>(value), token.begin};
   }
 
-  // Leaves `colon` at the colon behind the index.
+  // Read the index; leave `colon` at the colon behind it.
   std::int64_t parse_index_of(const Token& token, const char*& colon) {
     std::int64_t index = 0;
     if (!parse_index(colon, token.end, index) || colon == token.end || *colon != ':')
-      fail(token.begin, token, "expected index:value with a whole index, such as 7:0.5");
+      fail(token.begin, token, "expected index:value with an integer index, such as 7:0.5");
     if (options_.base == 1 && index == 0)
-      fail(token.begin, token, "the smallest index is 1, because features are counted from 1 here");
+      fail(token.begin, token, "expected an index of at least 1, because features count from 1");
     if (part_.min_index < 0 || index < part_.min_index) part_.min_index = index;
     if (index > part_.max_index) part_.max_index = index;
     return index;
@@ -148,7 +150,7 @@ class Parser {
     const char* begin = (twin + 1)->at;
     const char* stop = begin;
     while (*stop != ':') ++stop;
-    fail(begin, {begin, stop}, "expected each index once in a sample, this one is repeated");
+    fail(begin, {begin, stop}, "expected each index once per sample, this one is repeated");
   }
 
   int decide_base() const noexcept {

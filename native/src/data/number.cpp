@@ -17,7 +17,7 @@ constexpr int kExactDigits = 15;
 
 bool is_digit(char c) noexcept { return c >= '0' && c <= '9'; }
 
-// The common case: a short plain decimal. False means "not this case", not "not a number".
+// Read a short plain decimal, the common case. False means "another case", not "not a number".
 bool parse_short(const char* at, const char* end, double& value) noexcept {
   std::uint64_t mantissa = 0;
   int n_digits = 0, n_decimals = 0;
@@ -31,8 +31,8 @@ bool parse_short(const char* at, const char* end, double& value) noexcept {
   return true;
 }
 
-// The exponent of a number that ends with one, or a greater one where it has more digits than any
-// text has characters.
+// Read the exponent at the end of a number. Where it exceeds 2^58, return a value about as large:
+// no text has so many digits that this matters.
 std::int64_t read_exponent(const char* at, const char* end) noexcept {
   const bool negative = at != end && *at == '-';
   if (at != end && (*at == '-' || *at == '+')) ++at;
@@ -41,10 +41,11 @@ std::int64_t read_exponent(const char* at, const char* end) noexcept {
   return negative ? -value : value;
 }
 
-// from_chars does not say which way a number left the range: the place of its first digit that is
-// not 0 does, together with the exponent. A number with none is 0, which no exponent changes.
+// Return true if a number out of range is too small. from_chars does not report on which side a
+// number left the range. The place of its first nonzero digit shows it, together with the exponent.
+// A number without one is 0, which no exponent changes.
 bool is_underflow(const char* begin, const char* end) noexcept {
-  std::int64_t first = 0;  // 1 for the digit left of the point, 2 for the one before; 0 right of it
+  std::int64_t first = 0;  // 1: digit left of the point, 2: the one before it; 0: right of it
   bool point = false, found = false;
   for (const char* at = begin; at != end; ++at) {
     if (*at == 'e' || *at == 'E') {

@@ -34,13 +34,15 @@ Journal::Journal(SharedMemory& memory, std::size_t n_workers, std::size_t n_tabl
       text_bytes_(round_up(text_bytes + sizeof(std::uint64_t), 8)) {
   const std::size_t needed = bytes(n_workers, n_tables, text_bytes);
   if (memory.size() < needed)
-    throw RecoveryError("the journal's segment is too small for this job");
+    throw RecoveryError(
+        "the journal in shared memory is too small for this job: " + std::to_string(memory.size()) +
+        " bytes, expected " + std::to_string(needed));
   scratch_ = needed - first_scratch_bytes;
   reserved_ = first_scratch_bytes;
   locate();
 }
 
-// Where everything lies; again whenever the segment has grown, since it may have moved.
+// Compute the addresses of all parts; again whenever the file has grown, because that may move it.
 void Journal::locate() noexcept {
   head_ = reinterpret_cast<Head*>(memory_->data());
   words_ = reinterpret_cast<std::uint64_t*>(memory_->data() + page_bytes);
@@ -50,7 +52,7 @@ void Journal::locate() noexcept {
   where_ = reinterpret_cast<std::uint64_t*>(memory_->data() + scratch_);
 }
 
-// A word of a text: its length above its place. A checksum stands before the text.
+// Store a text. Its word has the length above the place. A checksum stands before the text.
 void Journal::put_text(std::size_t worker, std::uint64_t at, const void* text,
                        std::size_t bytes) noexcept {
   const std::size_t newest = of_worker(worker, newest_text),
@@ -117,7 +119,7 @@ void Journal::set_segment(std::size_t id, std::uint8_t* data) {
   segments_[id] = data;
 }
 
-// What lies in the log and at the position means nothing while no operation is active.
+// Begin an operation. The log and the position mean nothing while no operation is active.
 void Journal::begin() noexcept {
   if (active_) return;
   head_->undo.position = 0;

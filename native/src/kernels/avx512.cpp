@@ -12,7 +12,7 @@ inline __mmask16 first_lanes(std::size_t n) noexcept {
   return static_cast<__mmask16>((1U << n) - 1U);
 }
 
-// Sixteen floats in a register of AVX-512.
+// Sixteen floats in an AVX-512 register.
 struct Avx512 {
   using Half = Vector8;
   static constexpr std::size_t width = 16;

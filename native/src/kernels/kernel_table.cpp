@@ -8,7 +8,8 @@ namespace {
 
 constexpr const char* variable = "MPIPS_KERNELS";
 
-// Plainest first. The compiler's runtime asks CPUID and whether the OS saves the registers.
+// Return the tables that can run, scalar first. The compiler's runtime reads CPUID and checks that
+// the OS saves the registers.
 std::vector<const KernelTable*> find_tables() {
   std::vector<const KernelTable*> tables{&scalar_kernels};
 #if MPIPS_X86
@@ -38,12 +39,12 @@ std::string unavailable(const std::string& what, const std::string& name) {
     if (!names.empty()) names += ", ";
     names += table->name;
   }
-  return what + " = '" + name + "': this machine has the instruction sets " + names;
+  return what + " = '" + name + "': must be an instruction set of this machine: " + names;
 }
 
 struct Choice {
   const KernelTable* table;
-  std::string error;  // empty: the environment names nothing wrong
+  std::string error;  // empty if MPIPS_KERNELS is unset or names an available table
 };
 
 Choice choose() {

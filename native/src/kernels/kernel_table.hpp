@@ -7,7 +7,7 @@
 #include "kernels/optimizer_config.hpp"
 
 // One KernelTable per instruction set, each in a file of its own. The environment variable
-// MPIPS_KERNELS forces one by name; otherwise it is the widest that the CPU and the OS support.
+// MPIPS_KERNELS forces one by name; the default is the widest that the CPU and the OS support.
 namespace mpips {
 
 extern const KernelTable scalar_kernels;
@@ -16,15 +16,17 @@ extern const KernelTable avx2_kernels;
 extern const KernelTable avx512_kernels;
 #endif
 
-// The names that this machine can run, plainest first.
+// Return the names of the tables that this machine can run, scalar first, the widest last.
 std::vector<std::string> available_kernels();
 
-// The table chosen at first use, for the life of the process. If MPIPS_KERNELS names none that can
-// run it is the widest; `select_kernels(nullptr)` tells, and making an optimizer's config calls it.
+// Return the table chosen at first use; it stays the same until the process ends. If MPIPS_KERNELS
+// names a table that cannot run, this is the widest one: `select_kernels(nullptr)` reports the
+// error, and the constructor of an optimizer's config calls it.
 const KernelTable& kernels() noexcept;
 
-// A table by name, or (null) the chosen one. Changes nothing. Throws std::invalid_argument listing
-// what there is: for an unknown or unavailable name, or (null) if MPIPS_KERNELS holds one.
+// Return the table of this name or (null) the chosen one; change nothing. Throws
+// std::invalid_argument that lists the available names if the name, or (null) MPIPS_KERNELS, is
+// unknown or unavailable.
 const KernelTable& select_kernels(const char* name);
 
 }  // namespace mpips

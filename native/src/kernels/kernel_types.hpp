@@ -3,8 +3,9 @@
 #include <cstddef>
 #include <cstdint>
 
-// Plain types that every instruction set shares. Files compiled with ISA flags include this and no
-// standard header with inline functions: a copy made there could be linked into the baseline.
+// Plain types that all instruction sets share. Files compiled with ISA flags include this header
+// and no standard header with inline functions: the linker could take a copy compiled there for the
+// baseline code.
 namespace mpips {
 
 enum class OptimizerKind : std::uint8_t {
@@ -20,91 +21,102 @@ enum class OptimizerKind : std::uint8_t {
 
 constexpr std::size_t n_optimizers = 8;
 
-// What the inner loops read; made by `prepare`. A rule reads the fields it needs.
+// The constants that the inner loops read; made by `prepare`. A rule reads only the fields it
+// needs.
 struct UpdateArgs {
   float gradient_scale;
-  float clip_value;       // off: one whose square is finite, or infinity if none is taken
+  // gradients are clipped to it; off: a bound whose square is finite, or infinity
+  float clip_value;
   float coupled_decay;    // gradient += coupled_decay * w
   float decoupled_decay;  // w -= decoupled_decay * w
-  float lr;               // times `rate`; adam, adamw: divided by the first bias correction
+  float lr;               // times `rate`; adam, adamw: also divided by the first bias correction
   float momentum;
-  float decay1, rest1;  // of the first moment: beta1 and 1 - beta1
-  float decay2, rest2;  // of the second moment: beta2 or rho, and 1 minus it
+  float decay1, rest1;  // first moment: beta1 and 1 - beta1
+  float decay2, rest2;  // second moment: beta2 (rmsprop: rho) and 1 minus it
   float root_scale;     // 1 / sqrt(second bias correction)
   float eps;
-  float rate;  // 1, or what the policy for stale pushes multiplies the learning rate with
+  float rate;  // factor of the learning rate by the policy for stale pushes; 1: none
   float inverse_lr;
   float l1, l2, beta;
 };
 
-// Changes n weights (and their state) in place. A state that the rule does not have may be null.
+// Change n weights and their state in place. A state that the rule does not have may be null.
 using UpdateFn = void (*)(float* w, float* s0, float* s1, const float* g, std::size_t n,
                           const UpdateArgs& args) noexcept;
 
-// Where a kernel that can be killed at any instruction keeps what it is about to change. It works
-// through its arrays piece by piece (at most 32 floats): old values into one of two slots, by
-// turns; then, in one store, which piece that is and where it was kept; then the change. So at any
-// instruction all pieces before that one are changed, it is in its slot, and those behind it are as
-// they were. The slot of the piece before stays as it is until the position has moved on. The
-// caller has two places, with slots of their own, and says in `at` which one to use and with which
-// slot to begin: not with the one that the position names.
+// The undo slots of a logged kernel, which may be killed at any instruction.
+//
+// Protocol. The kernel works through its arrays in pieces of at most 32 floats. For each piece it
+//   1. copies the old values into one of two slots, which it uses alternately,
+//   2. stores `position` in one store: which piece it is, and in which slot its old values lie,
+//   3. changes the piece.
+// So at any instruction all pieces before the one that `position` names are changed, that piece can
+// be restored from its slot, and all later pieces are unchanged. The slot of the piece before it is
+// not overwritten until `position` has moved on.
+//
+// The caller has two places, each with two slots. Its argument `at` says which place the kernel
+// uses and with which slot it begins; this must not be the slot that `position` names.
 struct UndoSlots {
-  static constexpr unsigned shift = 10;               // element in the position's word
-  static constexpr std::uint64_t in_slot = 1 << 8;    // below it: which slot, and how many floats
-  static constexpr std::uint64_t place_bit = 1 << 7;  // the caller's: see Journal::place
+  static constexpr unsigned shift = 10;  // the element's number lies above this bit of `position`
+  // old values lie in a slot: slot_bit says in which, the bits below how many floats
+  static constexpr std::uint64_t in_slot = 1 << 8;
+  static constexpr std::uint64_t place_bit = 1 << 7;  // which place; see Journal::place
   static constexpr std::uint64_t slot_bit = 1 << 6;
   static constexpr std::size_t slot_floats = 32, n_arrays = 3;
 
   alignas(64) std::uint64_t position;
-  std::uint64_t start[2];  // the caller's, by place; set by kernels of rows
-  alignas(64) float slots[2][2][n_arrays][slot_floats];  // by place and turn
+  std::uint64_t start[2];  // by place; set by the caller, or by the kernels of rows
+  alignas(64) float slots[2][2][n_arrays][slot_floats];  // by place and slot
 };
-// `at`: the position's word for element 0, with place_bit and slot_bit.
+// `at` is the value of `position` for element 0, with place_bit and slot_bit of the first piece.
 using LoggedUpdateFn = void (*)(float* w, float* s0, float* s1, const float* g, std::size_t n,
                                 const UpdateArgs& args, UndoSlots* undo, std::uint64_t at) noexcept;
 
-// Rows of a table that are changed one after the other. A row holds `dim` weights and as many of
-// each state behind them; the next ones' lines are asked for ahead.
+// Rows of a table to change one after the other. A row has `dim` weights followed by `dim` floats
+// of each state. The kernel prefetches the rows that follow.
 struct RowsToChange {
   float* table;               // row 0
-  const std::uint32_t* rows;  // `n` are changed, those of `n_known` behind them come later
-  std::size_t n, n_known, stride, dim;  // of a row: floats
-  const float* gradient;                // n times dim
-  std::size_t ahead, lines;             // rows; lines of each
+  const std::uint32_t* rows;  // indices; rows beyond `n` follow in a later call
+  // n: rows to change; n_known: indices in `rows`; stride, dim: floats per row, and of its weights
+  std::size_t n, n_known, stride, dim;
+  const float* gradient;     // n * dim floats
+  std::size_t ahead, lines;  // prefetch this many rows ahead, and this many cache lines of each
 };
 using RowsUpdateFn = void (*)(const RowsToChange& rows, const UpdateArgs& args) noexcept;
-// Rows number `first` and so on of a part of an operation, which begins at `part`: each is a place
-// of its own (see Journal::place), by turns; no piece of place `first` modulo 2 may be kept.
+// The rows are rows `first`, `first + 1`, ... of one part of an operation; elements of the part are
+// numbered from `part`. Rows use the two places (see Journal::place) alternately. `position` must
+// not name a slot of the place of row `first`, which is `first` modulo 2.
 using LoggedRowsUpdateFn = void (*)(const RowsToChange& rows, const UpdateArgs& args,
                                     UndoSlots* undo, std::uint64_t part,
                                     std::uint64_t first) noexcept;
 
-// One instruction set's kernels. No alignment is asked for; all tables give the same bits.
+// The kernels of one instruction set. No alignment is needed; all tables give the same bits.
 struct KernelTable {
   const char* name;
   UpdateFn update[n_optimizers];               // by OptimizerKind
-  LoggedUpdateFn update_logged[n_optimizers];  // the same bits; see UndoSlots
+  LoggedUpdateFn update_logged[n_optimizers];  // same bits as `update`; see UndoSlots
   RowsUpdateFn update_rows[n_optimizers];
   LoggedRowsUpdateFn update_rows_logged[n_optimizers];
   // dst += src
   void (*add)(float* dst, const float* src, std::size_t n) noexcept;
   // dst *= a
   void (*scale)(float* dst, float a, std::size_t n) noexcept;
-  // True if there is no NaN and no infinity.
+  // Return true if no value is NaN or infinite.
   bool (*all_finite)(const float* src, std::size_t n) noexcept;
-  // True if no magnitude is greater than `bound`, and there is no NaN.
+  // Return true if all magnitudes are at most `bound` and no value is NaN.
   bool (*all_within)(const float* src, std::size_t n, float bound) noexcept;
-  // dst = src; true if there is no NaN and no infinity.
+  // dst = src; return true if no value is NaN or infinite.
   bool (*copy_finite)(float* dst, const float* src, std::size_t n) noexcept;
-  // The same past the caches; dst at a multiple of 64 bytes. Complete when it returns.
+  // Like copy_finite, with stores that bypass the caches. dst is a multiple of 64 bytes. The stores
+  // are complete on return.
   bool (*stream_finite)(float* dst, const float* src, std::size_t n) noexcept;
-  // out = g + lambda * (w - base) * g * g, at most the largest float; out may be g (DC-ASGD, Zheng
-  // et al., ICML 2017).
+  // out = g + lambda * (w - base) * g * g, clipped to the largest finite float; out may be g. This
+  // is the delay compensation of DC-ASGD (Zheng et al., ICML 2017).
   void (*compensate)(float* out, const float* g, const float* w, const float* base, float lambda,
                      std::size_t n) noexcept;
-  // XXH3-64 of n bytes.
+  // Return XXH3-64 of n bytes.
   std::uint64_t (*hash)(const void* data, std::size_t n, std::uint64_t seed) noexcept;
-  // The next n bytes for an XXH3_state_t, which all tables share.
+  // Add n bytes to an XXH3_state_t. All tables can continue each other's states.
   void (*hash_more)(void* state, const void* data, std::size_t n) noexcept;
 };
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// All its functions are static here (XXH_INLINE_ALL), each file has its own.
+// XXH_INLINE_ALL makes all its functions static, so each file has its own.
 #include <xxhash.h>
 
 #include "kernels/kernel_types.hpp"
@@ -8,13 +8,14 @@
 
 // The loops, written once over a vector type V and compiled by scalar.cpp, avx2.cpp and avx512.cpp.
 // V has `width` floats, the operations of IEEE 754 without fused multiply-add, and a type `Half` of
-// half the width (or itself). Each element sees the same operations wherever a tensor is cut: in a
-// vector, in a half one, or in one whose other lanes are masked. Unnamed namespace: no two files
-// may share an instantiation.
+// half the width (or V itself). Each element sees the same operations wherever a tensor is cut: in
+// a vector, in a half vector, or in a vector whose other lanes are masked. The namespace is unnamed
+// because no two files may share an instantiation: they are compiled for different instruction
+// sets.
 namespace mpips {
 namespace {
 
-// All lanes of a vector.
+// Access to all lanes of a vector.
 template <class V>
 struct Whole {
   using Vector = V;
@@ -23,7 +24,7 @@ struct Whole {
   void store(float* p, V v) const noexcept { v.store(p); }
 };
 
-// The first n lanes; memory of the others is not touched.
+// Access to the first n lanes; the memory of the others is not touched.
 template <class V>
 struct First {
   using Vector = V;
@@ -33,8 +34,9 @@ struct First {
   void store(float* p, V v) const noexcept { v.store_first(p, n); }
 };
 
-// body(lanes, i) until it returns false, for pieces that start at i and cover 0 to n. The half
-// vector is for short rows: dark lanes of a wide mask that reach into another line make it slow.
+// Call body(lanes, i) for pieces that start at i and together cover 0 to n; stop where it returns
+// false. The half vector is for short rows: a wide masked access is slow if its masked-off lanes
+// reach into another cache line.
 template <class V, class Body>
 inline bool sweep(std::size_t n, Body body) noexcept {
   using Half = typename V::Half;
@@ -48,6 +50,7 @@ inline bool sweep(std::size_t n, Body body) noexcept {
   return i == n || body(First<Half>{n - i}, i);
 }
 
+// Update n weights and their state by one rule.
 template <class V, template <class> class Rule>
 void update(float* w, float* s0, float* s1, const float* g, std::size_t n,
             const UpdateArgs& args) noexcept {
@@ -67,7 +70,8 @@ void update(float* w, float* s0, float* s1, const float* g, std::size_t n,
   });
 }
 
-// The compiler must not move stores past these points: the order of instructions is what counts.
+// Keep the compiler from moving stores past this point: recovery depends on the order of stores in
+// the program (see journal/journal.hpp).
 inline void keep_order() noexcept { __atomic_signal_fence(__ATOMIC_SEQ_CST); }
 
 template <class V>
@@ -78,14 +82,14 @@ inline void copy(float* to, const float* from, std::size_t n) noexcept {
   });
 }
 
-// What a piece's old values are kept with: in one store.
+// Publish, in one store, which piece has its old values in which slot.
 inline void keep(UndoSlots* undo, std::uint64_t position) noexcept {
   keep_order();
   __atomic_store_n(&undo->position, position, __ATOMIC_RELAXED);
   keep_order();
 }
 
-// A whole piece, which stays in registers between being kept and being changed.
+// Save and update a whole piece; its values stay in registers between the two.
 template <class V, template <class> class Rule>
 inline void update_piece(float* w, float* s0, float* s1, const float* g, const UpdateArgs& args,
                          float (*slot)[UndoSlots::slot_floats], UndoSlots* undo,
@@ -119,26 +123,27 @@ inline void update_piece(float* w, float* s0, float* s1, const float* g, const U
   keep_order();
 }
 
-// `at` without slot_bit: the first piece goes to slot `turn` of the place that it names.
+// Update n elements piece by piece. `at` has no slot_bit; the first piece uses slot `number` of
+// `place`.
 template <class V, template <class> class Rule>
 [[gnu::always_inline]] inline void update_pieces(float* w, float* s0, float* s1, const float* g,
                                                  std::size_t n, const UpdateArgs& args,
                                                  UndoSlots* undo, std::uint64_t at,
-                                                 std::size_t place, std::size_t turn) noexcept {
+                                                 std::size_t place, std::size_t number) noexcept {
   constexpr std::size_t n_state = Rule<V>::n_state;
   at |= UndoSlots::in_slot;
   std::size_t i = 0;
-  for (; i + UndoSlots::slot_floats <= n; i += UndoSlots::slot_floats, turn ^= 1)
+  for (; i + UndoSlots::slot_floats <= n; i += UndoSlots::slot_floats, number ^= 1)
     update_piece<V, Rule>(w + i, n_state > 0 ? s0 + i : nullptr, n_state > 1 ? s1 + i : nullptr,
-                          g + i, args, undo->slots[place][turn], undo,
-                          at + (i << UndoSlots::shift) + turn * UndoSlots::slot_bit);
+                          g + i, args, undo->slots[place][number], undo,
+                          at + (i << UndoSlots::shift) + number * UndoSlots::slot_bit);
   const std::size_t count = n - i;
   if (count == 0) return;
-  auto* slot = undo->slots[place][turn];
+  auto* slot = undo->slots[place][number];
   copy<V>(slot[0], w + i, count);
   if (n_state > 0) copy<V>(slot[1], s0 + i, count);
   if (n_state > 1) copy<V>(slot[2], s1 + i, count);
-  keep(undo, at + (i << UndoSlots::shift) + turn * UndoSlots::slot_bit + count);
+  keep(undo, at + (i << UndoSlots::shift) + number * UndoSlots::slot_bit + count);
   update<V, Rule>(w + i, n_state > 0 ? s0 + i : nullptr, n_state > 1 ? s1 + i : nullptr, g + i,
                   count, args);
   keep_order();
@@ -148,12 +153,12 @@ template <class V, template <class> class Rule>
 void update_logged(float* w, float* s0, float* s1, const float* g, std::size_t n,
                    const UpdateArgs& args, UndoSlots* undo, std::uint64_t at) noexcept {
   const std::size_t place = (at & UndoSlots::place_bit) != 0,
-                    turn = (at & UndoSlots::slot_bit) != 0;
-  update_pieces<V, Rule>(w, s0, s1, g, n, args, undo, at & ~UndoSlots::slot_bit, place, turn);
+                    number = (at & UndoSlots::slot_bit) != 0;
+  update_pieces<V, Rule>(w, s0, s1, g, n, args, undo, at & ~UndoSlots::slot_bit, place, number);
 }
 
-// Inlined always: GCC takes a function that only prefetches for one without effects, and drops its
-// calls.
+// Prefetch row i. Always inlined: GCC considers a function that only prefetches free of effects and
+// drops calls to it.
 [[gnu::always_inline]] inline void ask_for(const RowsToChange& r, std::size_t i) noexcept {
   if (i >= r.n_known) return;
   const auto* at = reinterpret_cast<const char*>(r.table + r.rows[i] * r.stride);
@@ -163,7 +168,7 @@ void update_logged(float* w, float* s0, float* s1, const float* g, std::size_t n
 template <class V, template <class> class Rule>
 void update_rows(const RowsToChange& rows, const UpdateArgs& args) noexcept {
   constexpr std::size_t n_state = Rule<V>::n_state;
-  // Copies: what is stored could not change them, so they stay in registers.
+  // Copy both, so that they stay in registers: the stores below cannot change local copies.
   const RowsToChange r = rows;
   const UpdateArgs mine = args;
   for (std::size_t i = 0; i < r.n; ++i) {
@@ -178,7 +183,7 @@ template <class V, template <class> class Rule>
 void update_rows_logged(const RowsToChange& rows, const UpdateArgs& args, UndoSlots* undo,
                         std::uint64_t part, std::uint64_t first) noexcept {
   constexpr std::size_t n_state = Rule<V>::n_state;
-  // Copies: what is stored could not change them, so they stay in registers.
+  // Copy both, so that they stay in registers: the stores below cannot change local copies.
   const RowsToChange r = rows;
   const UpdateArgs mine = args;
   for (std::size_t i = 0; i < r.n; ++i) {
@@ -241,8 +246,8 @@ bool copy_finite(float* dst, const float* src, std::size_t n) noexcept {
   return all;
 }
 
-// For copies larger than the caches: the destination is not read before it is written. It must lie
-// at a multiple of the vector's size.
+// Copy with streaming stores, for copies larger than the caches: the destination is not read before
+// it is written. dst must be a multiple of the vector's size.
 template <class V>
 bool stream_finite(float* dst, const float* src, std::size_t n) noexcept {
   bool all = true;
@@ -263,7 +268,8 @@ void compensate(float* out, const float* g, const float* w, const float* base, f
     using V = typename decltype(lanes)::Vector;
     const V gradient = lanes.load(g + i);
     const V moved = lanes.load(w + i) - lanes.load(base + i);
-    // Squaring the gradient first would give infinity, times zero where nothing has moved.
+    // Multiply by `moved` first: the gradient's square could be infinite, and infinity times zero
+    // is NaN.
     const V sum = gradient + V::set(lambda) * moved * gradient * gradient;
     lanes.store(out + i, max(-V::set(__FLT_MAX__), min(V::set(__FLT_MAX__), sum)));
     return true;

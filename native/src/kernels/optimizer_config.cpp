@@ -16,18 +16,21 @@ constexpr KindTraits traits[n_optimizers] = {{"sgd", 0},     {"momentum", 1}, {"
                                              {"adagrad", 1}, {"rmsprop", 1},  {"adam", 2},
                                              {"adamw", 2},   {"ftrl", 2}};
 
-constexpr std::size_t longest_table = 32768;
+constexpr std::size_t longest_table = 32768;  // steps
 constexpr double infinity = std::numeric_limits<double>::infinity();
-// Its square is finite in float32, and so is a mean of such squares however it is rounded.
+// Bound of gradients whose squares enter a mean: the square is finite in float32, and so is a mean
+// of such squares, however it is rounded.
 constexpr double largest_root = 1.8e19;
-// A sum of such squares, which never decays, is finite for 2^28 of them.
+// Bound of gradients whose squares enter a sum that never decays: the sum is finite for 2^28 of
+// them.
 constexpr double largest_root_of_sum = 1125899906842624.0;  // 2^50
 
 const KindTraits& traits_of(OptimizerKind kind) noexcept {
   return traits[static_cast<std::size_t>(kind)];
 }
 
-// The gradient that a rule with a second moment takes a larger one for.
+// Return the bound to which a rule with a second moment clips larger gradients; infinity for
+// others.
 double gradient_bound(OptimizerKind kind) noexcept {
   switch (kind) {
     case OptimizerKind::sgd:
@@ -48,7 +51,8 @@ BiasCorrection correction(const OptimizerConfig& c, std::uint64_t step) noexcept
   return {1.0 - std::pow(c.beta1, t), static_cast<float>(1.0 / std::sqrt(second))};
 }
 
-// beta < 1, so that once both powers have vanished beside 1 they stay so.
+// Return true if later corrections are the same: beta < 1, so once both powers have vanished beside
+// 1 they remain so.
 bool is_final(const BiasCorrection& b) noexcept { return b.first == 1.0 && b.root_scale == 1.0F; }
 
 }  // namespace
@@ -81,7 +85,7 @@ UpdateArgs prepare(const OptimizerConfig& c, std::uint64_t step, const Factors& 
   const double decay2 = rms ? c.rho : c.beta2;
   const auto rate = static_cast<double>(factors.rate);
 
-  // The rate of momentum and nesterov is that with which a gradient enters the velocity.
+  // In momentum and nesterov, the rate scales what a gradient adds to the velocity.
   const bool velocity = c.kind == OptimizerKind::momentum || c.kind == OptimizerKind::nesterov;
   const double entry = velocity ? rate : 1.0;
   const double bound = gradient_bound(c.kind);

@@ -7,54 +7,56 @@
 
 namespace mpips {
 
-// Adam's corrections of the moments' bias towards their zero start, one entry a step.
+// Adam's correction of the moments' bias towards their start at zero, for one step.
 struct BiasCorrection {
   double first;      // 1 - beta1^step
   float root_scale;  // 1 / sqrt(1 - beta2^step)
 };
 using BiasTable = std::vector<BiasCorrection>;
 
-// Hyperparameters as the user gave them; a rule reads those that it has.
+// Hyperparameters as the user set them; a rule reads only its own.
 struct OptimizerConfig {
   OptimizerKind kind = OptimizerKind::sgd;
   double lr = 0, momentum = 0, beta1 = 0, beta2 = 0, rho = 0, eps = 0, l1 = 0, l2 = 0;
   double beta = 0;  // ftrl
   double weight_decay = 0;
-  double clip_value = 0;  // 0: off
+  double clip_value = 0;  // gradients are clipped to it; 0: off
   double initial_accumulator = 0;
-  // Optional, from `make_bias_table`: lets `prepare` look corrections up. Null: it computes them.
+  // Optional, from `make_bias_table`: `prepare` looks corrections up here. Null: it computes them.
   std::shared_ptr<const BiasTable> bias_table;
 };
 
-// The name that users write: "sgd", "momentum", ...
+// Return the name that users write: "sgd", "momentum", ...
 const char* name_of(OptimizerKind kind) noexcept;
-// Number of float32 state values per parameter: 0, 1 or 2.
+// Return the number of float32 state values per parameter: 0, 1 or 2.
 std::size_t n_state(OptimizerKind kind) noexcept;
-// True if the update depends on the number of updates so far (adam, adamw).
+// Return true if the update depends on the number of updates so far (adam, adamw).
 bool uses_step(OptimizerKind kind) noexcept;
+// Return the value with which all elements of state `slot` begin.
 float initial_state(const OptimizerConfig& config, std::size_t slot) noexcept;
 
-// Corrections from step 1 until they no longer change, or for the first 32768 steps. Null for rules
-// that have none. A table belongs to the config's beta1 and beta2: make it anew if these change.
+// Return the corrections of steps 1, 2, ... until they no longer change, at most 32768 of them;
+// null for rules that have none. The table depends on the config's beta1 and beta2: make a new one
+// if these change.
 std::shared_ptr<const BiasTable> make_bias_table(const OptimizerConfig& config);
 
-// What one update is multiplied with.
+// Factors of one update.
 struct Factors {
-  float gradient = 1.0F;  // the sum of pushes: BSP's mean
-  float rate = 1.0F;      // the learning rate: the policy for stale pushes
+  float gradient = 1.0F;  // of the sum of pushes: 1 / number of workers for BSP's mean
+  float rate = 1.0F;      // of the learning rate: set by the policy for stale pushes
 };
 
-// Rounds what the inner loop needs to float32, once. `step` counts this update from 1. With and
-// without a bias table the result has the same bits.
+// Compute the constants of the inner loop in double and round them to float32 once. `step` is the
+// number of this update, from 1. The result has the same bits with and without a bias table.
 UpdateArgs prepare(const OptimizerConfig& config, std::uint64_t step,
                    const Factors& factors) noexcept;
 
-// Adam's corrections at a step, wherever they come from; computed if they are in no table.
+// Return Adam's corrections at a step, from the table or computed.
 BiasCorrection bias_correction(const OptimizerConfig& config, std::uint64_t step) noexcept;
 
-// Changes what depends on the step, as if `prepare` had been given this one: for rows that count
-// their own steps, where `prepare` for each row would cost as much as a short row's update. What
-// rules without steps need never changes.
+// Change the fields that depend on the step, as `prepare` with this step would. This is for rows
+// that count their own steps: calling `prepare` for each row would cost as much as the update of a
+// short row. Fields that rules without steps need do not change.
 inline void set_step(const OptimizerConfig& config, std::uint64_t step, UpdateArgs* args) noexcept {
   const BiasTable* table = config.bias_table.get();
   const BiasCorrection bias = table != nullptr && step - 1 < table->size()

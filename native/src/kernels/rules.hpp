@@ -2,14 +2,15 @@
 
 #include "kernels/kernel_types.hpp"
 
-// The optimizers' rules over a vector type V, in the order of operations that reference.py defines.
-// A rule takes the gradient and changes the weight and up to two states. Sums and means of squares
-// stay finite because the gradient is bounded (optimizer_config.cpp). Unnamed namespace: see
+// The optimizers' rules over a vector type V, in the order of operations that
+// mpips/kernels/reference.py defines. A rule takes the gradient and changes the weight and up to
+// two states. Sums and means of squares stay finite because the gradient is bounded
+// (optimizer_config.cpp). The namespace is unnamed for the reason given in loops.hpp.
 // loops.hpp.
 namespace mpips {
 namespace {
 
-// What happens to every gradient before its rule: scale, clip (NaN stays NaN), coupled decay.
+// The steps that every gradient passes before its rule: scale, clip (NaN stays NaN), coupled decay.
 template <class V>
 struct Gradient {
   V scale, bound, decay;
@@ -108,8 +109,9 @@ struct AdamW {
   }
 };
 
-// At its first gradient (n == 0) a weight gets the z of which it is the solution, so that training
-// goes on from the initial value; until then (n still 0) weight and z stay as they are.
+// FTRL-proximal (McMahan et al., KDD 2013). At its first nonzero gradient (n == 0 before) a weight
+// gets the z whose solution is the weight, so that training continues from the initial value. Until
+// then (n is still 0) weight and z do not change.
 template <class V>
 struct Ftrl {
   static constexpr std::size_t n_state = 2;
@@ -121,11 +123,13 @@ struct Ftrl {
         l2(V::set(a.l2)),
         beta(V::set(a.beta)) {}
   V curvature(V root) const noexcept { return (beta + root) * inverse_lr + l2; }
+  // Return the z whose solution is w while n is 0.
   V start(V w) const noexcept {
     const V z = -(w * curvature(V::zero())) - copysign(l1, w);
     return select(equal(w, V::zero()), V::zero(), z);
   }
-  // What is left of z beyond l1 on either side; exactly 0 within it.
+  // Return the weight of z: minus the part of z beyond l1 on either side, divided by the curvature;
+  // exactly 0 where |z| <= l1.
   V solution(V z, V root) const noexcept { return (max(-l1, min(l1, z)) - z) / curvature(root); }
   void operator()(V g, V& w, V& z, V& n) const noexcept {
     const V n_new = n + g * g;

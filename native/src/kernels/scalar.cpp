@@ -3,9 +3,10 @@
 namespace mpips {
 namespace {
 
-// One float as a vector of width 1. Comparisons pick as SSE does: the second operand if unordered.
+// One float as a vector of width 1. min and max return the second operand if one is NaN, as SSE
+// does.
 struct Scalar {
-  using Half = Scalar;  // there is none
+  using Half = Scalar;  // there is no narrower vector
   static constexpr std::size_t width = 1;
   float v;
   static Scalar set(float a) noexcept { return {a}; }

@@ -4,12 +4,12 @@
 
 #include "kernels/kernel_types.hpp"
 
-// Eight floats in a register of AVX: the vector of avx2.cpp and the half vector of avx512.cpp.
-// Unnamed namespace: see loops.hpp.
+// Eight floats in an AVX register: the vector of avx2.cpp and the half vector of avx512.cpp. The
+// namespace is unnamed for the reason given in loops.hpp.
 namespace mpips {
 namespace {
 
-// The first n lanes of memory, without touching the others.
+// Load and store the first n lanes without touching the memory of the others.
 #if defined(__AVX512VL__)
 inline __m256 load_lanes(const float* p, std::size_t n) noexcept {
   return _mm256_maskz_loadu_ps(static_cast<__mmask8>((1U << n) - 1U), p);
@@ -18,7 +18,7 @@ inline void store_lanes(float* p, std::size_t n, __m256 v) noexcept {
   _mm256_mask_storeu_ps(p, static_cast<__mmask8>((1U << n) - 1U), v);
 }
 #else
-// Sixteen words, eight of them set: a load at 8 - n gives a mask of the first n lanes.
+// Eight set words, then eight zeros: a load at offset 8 - n gives the mask of the first n lanes.
 alignas(64) constexpr std::int32_t mask_words[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
 
 inline __m256i first_lanes(std::size_t n) noexcept {
@@ -33,7 +33,7 @@ inline void store_lanes(float* p, std::size_t n, __m256 v) noexcept {
 #endif
 
 struct Vector8 {
-  using Half = Vector8;  // there is none
+  using Half = Vector8;  // there is no narrower vector
   static constexpr std::size_t width = 8;
   __m256 v;
   static Vector8 set(float a) noexcept { return {_mm256_set1_ps(a)}; }

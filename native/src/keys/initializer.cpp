@@ -9,22 +9,23 @@ namespace mpips {
 
 namespace {
 
-// Rows and dense tensors of one seed draw from different streams.
+// Tags that give rows and dense tensors of one seed different streams.
 constexpr std::uint64_t row_tag = 0x6d706970732d726fULL;
 constexpr std::uint64_t dense_tag = 0x6d706970732d6465ULL;
 
-// Element i of a stream: SplitMix64 entered at its i-th step.
+// Return element i of a stream: the output of SplitMix64 at its step i + 1.
 inline std::uint64_t bits_at(std::uint64_t stream, std::uint64_t i) noexcept {
   return mix_splitmix(stream + (i + 1) * splitmix_step);
 }
 
-// A 24-bit integer scaled to [-1, 1), then rounded once.
+// Return a uniform value in [-limit, limit): a 24-bit integer scaled to [-1, 1), then rounded once.
 inline float uniform_at(std::uint64_t bits, float limit) noexcept {
   const auto centred = static_cast<std::int32_t>(bits >> 40) - (1 << 23);
   return static_cast<float>(centred) * 0x1p-23f * limit;
 }
 
-// ln(x), x > 0, to 1e-9, by the series of 2 atanh((m - 1) / (m + 1)): libm's differs by machine.
+// Return ln(x), x > 0, to 1e-9, by the series of 2 atanh((m - 1) / (m + 1)). The log of libm is not
+// used: its bits differ between machines.
 inline double log_plain(double x) noexcept {
   int exponent = 0;
   double m = std::frexp(x, &exponent);
@@ -40,8 +41,8 @@ inline double log_plain(double x) noexcept {
   return exponent * 0.69314718055994531 + 2.0 * s * sum;
 }
 
-// The normal quantile of p = (n + 1/2) / 2^52: algorithm AS 241, PPND7 (Wichura, Applied
-// Statistics 37, 1988), relative error 1e-7.
+// Return the normal quantile of p = (n + 1/2) / 2^52, by algorithm AS 241, PPND7 (Wichura, Applied
+// Statistics 37, 1988), with relative error 1e-7.
 inline double normal_at(std::uint64_t bits) noexcept {
   const double p = (static_cast<double>(bits >> 12) + 0.5) * 0x1p-52;
   const double q = p - 0.5;
@@ -65,7 +66,7 @@ inline double normal_at(std::uint64_t bits) noexcept {
   return q < 0.0 ? -z : z;
 }
 
-// The gain times sqrt(numerator / (fan_in + fan_out)).
+// Return the gain times sqrt(numerator / (fan_in + fan_out)).
 inline float glorot(const Initializer& initializer, double numerator) noexcept {
   const double fans = static_cast<double>(initializer.fan_in) + initializer.fan_out;
   return static_cast<float>(static_cast<double>(initializer.scale) * std::sqrt(numerator / fans));
@@ -83,7 +84,7 @@ void fill_normal(std::uint64_t stream, std::uint64_t first, float deviation, flo
         static_cast<float>(static_cast<double>(deviation) * normal_at(bits_at(stream, first + i)));
 }
 
-// out[i] = element first + i of `stream`, as the initializer says.
+// Write out[i] = element first + i of `stream`, with the initializer's distribution.
 void fill(const Initializer& initializer, std::uint64_t stream, std::uint64_t first, float* out,
           std::size_t n) noexcept {
   switch (initializer.kind) {

@@ -17,7 +17,7 @@ constexpr std::size_t keys_ahead = 16;
 
 void KeyPlan::build(const std::int64_t* keys, std::size_t n, const Partitioner& partitioner) {
   if (n > none)
-    throw std::length_error("a batch holds at most 4294967295 keys, not " + std::to_string(n));
+    throw std::length_error(std::to_string(n) + " keys: a batch can have at most 4294967295");
   try {
     group_starts_.assign(partitioner.n_servers() + 1, 0);
     number_keys(keys, n);
@@ -32,8 +32,9 @@ void KeyPlan::build(const std::int64_t* keys, std::size_t n, const Partitioner& 
   }
 }
 
-// inverse_[i] = number of keys[i]; appeared_ = the way back. The table lives for one batch and is
-// at most half full, so a word a key is enough, and it stays in the nearest caches.
+// Set inverse_[i] to the number of keys[i], and appeared_ to the way back. The table is used for
+// one batch and at most half full. So one word per key is enough, and it stays in the nearest
+// caches.
 void KeyPlan::number_keys(const std::int64_t* keys, std::size_t n) {
   unsigned shift = 64 - 7;
   while ((std::size_t{1} << (64 - shift)) < 2 * n) --shift;
@@ -59,7 +60,8 @@ void KeyPlan::number_keys(const std::int64_t* keys, std::size_t n) {
   repeats_ = n_unique != n;
 }
 
-// A counting sort by server, which keeps the order of appearance within each.
+// Sort the keys by server: a counting sort, which preserves the order of appearance within each
+// group.
 void KeyPlan::group_by_owner(const Partitioner& partitioner) {
   const std::size_t n_unique = appeared_.size();
   bool ascending = true;
@@ -73,7 +75,7 @@ void KeyPlan::group_by_owner(const Partitioner& partitioner) {
     ascending = std::is_sorted(owners_.begin(), owners_.end());
   }
 
-  // Where the owners already ascend, places are numbers and nothing moves.
+  // Where the owners ascend already, a key's place is its number and nothing moves.
   in_order_ = ascending && !repeats_;
   if (ascending) {
     unique_keys_.swap(appeared_);
@@ -91,7 +93,7 @@ void KeyPlan::group_by_owner(const Partitioner& partitioner) {
   for (std::uint32_t& number : inverse_) number = places_[number];
 }
 
-// From the last place to the first, so that each chain ascends.
+// Link the places of each key, from the last place to the first, so that each chain ascends.
 void KeyPlan::link_repeats() {
   const std::size_t n = inverse_.size();
   first_.resize(n_unique());

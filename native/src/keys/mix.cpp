@@ -13,7 +13,8 @@ std::uint64_t random_word() {
 
 }  // namespace
 
-// The process's secret comes from the system, the words of each hash from it and a number.
+// The process's secret comes from the system. Each hash derives its words from it and a running
+// number.
 SecretHash::SecretHash() {
   static const std::uint64_t secret[2] = {random_word(), random_word()};
   static std::atomic<std::uint64_t> number{0};

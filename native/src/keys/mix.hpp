@@ -2,18 +2,18 @@
 
 #include <cstdint>
 
-// A hash of a process's own keeps crafted keys from falling into one place of a map. It decides on
-// where in memory a key lies, and on nothing that anybody sees: rows and places are numbered in the
-// order of appearance.
+// Hashes of keys. SecretHash is secret to the process, so that crafted keys cannot be made to fall
+// into one place of a map. It decides only where in memory a key lies, and no result depends on it:
+// rows and places are numbered in order of appearance.
 namespace mpips {
 
-// The hash of RowMap and KeyPlan, whose leading bits count: the finaliser of MurmurHash3 (Austin
-// Appleby, public domain) up to its second product, of which one factor is secret. What comes
-// before is a bijection, so for any two keys the leading bits are equal with at most twice the
+// The hash of RowMap and KeyPlan, which use its leading bits: the finaliser of MurmurHash3 (Austin
+// Appleby, public domain) up to its second product, with one secret factor. The steps before the
+// product are a bijection. So the leading bits of any two keys are equal with at most twice the
 // probability of chance (Dietzfelbinger, Hagerup, Katajainen and Penttonen, J. Algorithms 1997).
 class SecretHash {
  public:
-  SecretHash();  // another one each time
+  SecretHash();  // a different hash for each object
 
   std::uint64_t operator()(std::int64_t key) const noexcept {
     std::uint64_t x = static_cast<std::uint64_t>(key) ^ salt_;
@@ -25,10 +25,11 @@ class SecretHash {
   std::uint64_t salt_, factor_;  // the factor is odd
 };
 
-// Another one for Partitioner, the same in all processes: if RowMap used it too, all keys of a
-// shard would share the leading bits of their hash and crowd into one corner of that shard's map.
-// The step and the finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom
-// number generators", OOPSLA 2014, with the constants of Stafford's variant 13).
+// The hash of Partitioner, the same in all processes. It differs from SecretHash on purpose: if
+// RowMap used it too, all keys of a shard would share the leading bits of their hash and crowd into
+// one part of that shard's map. It is the step and the finaliser of SplitMix64 (Steele, Lea and
+// Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014, with the constants of
+// Stafford's variant 13).
 constexpr std::uint64_t splitmix_step = 0x9e3779b97f4a7c15ULL;
 
 inline std::uint64_t mix_splitmix(std::uint64_t x) noexcept {

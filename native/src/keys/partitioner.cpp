@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t max_servers = 65535;
 
-// The hash of `key` scaled from [0, 2^32) to [0, n), n < 2^32.
+// Return the hash of `key` scaled from [0, 2^32) to [0, n), n < 2^32.
 inline std::size_t scaled_hash(std::int64_t key, std::uint64_t n) noexcept {
   const std::uint64_t hash = mix_splitmix(static_cast<std::uint64_t>(key) + splitmix_step);
   return static_cast<std::size_t>(((hash >> 32) * n) >> 32);
@@ -22,8 +22,8 @@ inline std::size_t scaled_hash(std::int64_t key, std::uint64_t n) noexcept {
 
 Partitioner::Partitioner(Mode mode, std::size_t n_servers) : mode_(mode), n_servers_(n_servers) {
   if (n_servers < 1 || n_servers > max_servers)
-    throw std::invalid_argument("a partition takes 1 to 65535 servers, not " +
-                                std::to_string(n_servers));
+    throw std::invalid_argument("n_servers = " + std::to_string(n_servers) +
+                                ": a partition needs 1 to 65535 servers");
 }
 
 Partitioner Partitioner::by_hash(std::size_t n_servers) {
@@ -34,7 +34,7 @@ Partitioner Partitioner::by_range(std::vector<std::int64_t> boundaries) {
   if (boundaries.size() < 2 || boundaries.front() == boundaries.back() ||
       !std::is_sorted(boundaries.begin(), boundaries.end()))
     throw std::invalid_argument(
-        "a range partition takes n_servers + 1 ascending boundaries around at least one key");
+        "a range partition needs n_servers + 1 ascending boundaries around at least one key");
   Partitioner partitioner(Mode::range, boundaries.size() - 1);
   partitioner.boundaries_ = std::move(boundaries);
   return partitioner;
@@ -43,12 +43,12 @@ Partitioner Partitioner::by_range(std::vector<std::int64_t> boundaries) {
 Partitioner Partitioner::by_buckets(std::vector<std::uint16_t> servers, std::size_t n_servers) {
   Partitioner partitioner(Mode::buckets, n_servers);
   if (servers.empty() || servers.size() > 0xFFFFFFFFu)
-    throw std::invalid_argument("a bucket partition takes 1 to 4294967295 buckets, not " +
-                                std::to_string(servers.size()));
+    throw std::invalid_argument(std::to_string(servers.size()) +
+                                " buckets: a bucket partition needs 1 to 4294967295 buckets");
   const std::uint16_t last = *std::max_element(servers.begin(), servers.end());
   if (last >= n_servers)
-    throw std::invalid_argument("a bucket names server " + std::to_string(last) + " of " +
-                                std::to_string(n_servers) + "; the first is server 0");
+    throw std::invalid_argument("a bucket belongs to server " + std::to_string(last) +
+                                ", but servers are 0 to " + std::to_string(n_servers - 1));
   partitioner.servers_ = std::move(servers);
   return partitioner;
 }

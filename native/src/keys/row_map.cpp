@@ -21,15 +21,16 @@ namespace {
 constexpr std::size_t min_buckets = 64;  // one page of memory
 constexpr std::size_t huge_page_bytes = std::size_t{2} << 20;
 
-// How many keys ahead their home buckets are asked for: enough to cover the latency of memory. And
-// how many ahead, those having come, the bucket after a full one: else a search for an absent key
-// would wait for it.
+// Prefetch the home buckets of keys this many keys ahead, which covers the latency of memory. This
+// many keys ahead (their home buckets are then in the cache), prefetch the bucket after a full one;
+// else the search for an absent key would wait for it.
 constexpr std::size_t n_ahead = 64;
 constexpr std::size_t n_ahead_overflow = 16;
 static_assert((n_ahead & (n_ahead - 1)) == 0 && n_ahead_overflow < n_ahead);
 
-// Bit 2s is set where slot s of `keys` equals `key`: without branches, for none could be predicted.
-// Both versions say the same; SSE2, which has no comparison of 64 bits, compares the halves.
+// Set bit 2s where slot s of `keys` equals `key`, without branches, because none could be
+// predicted. Both versions give the same result. SSE2 has no comparison of 64 bits, so its version
+// compares the halves.
 unsigned equal_slots(const std::int64_t (&keys)[5], std::int64_t key) noexcept {
 #if defined(__SSE2__)
   const __m128i wanted = _mm_set1_epi64x(key);
@@ -62,14 +63,15 @@ RowMap::Buckets RowMap::map_buckets(std::size_t n_buckets) {
   void* pages = mmap(nullptr, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (pages == MAP_FAILED) throw std::bad_alloc();
 
-  // Random look-ups in a large map miss the TLB on 4 KiB pages; a refusal costs only speed.
+  // Ask for huge pages: random look-ups in a large map miss the TLB on 4 KiB pages. A refusal costs
+  // only speed.
   if (n_bytes >= huge_page_bytes) madvise(pages, n_bytes, MADV_HUGEPAGE);
   return Buckets(static_cast<Bucket*>(pages), Unmap{n_bytes});
 }
 
 std::size_t RowMap::buckets_for(std::size_t n) {
   if (n > npos)
-    throw std::length_error("a row map holds at most 4294967295 keys, not " + std::to_string(n));
+    throw std::length_error(std::to_string(n) + " keys: a row map can have at most 4294967295");
   std::size_t n_buckets = min_buckets;
   while (capacity_of(n_buckets) < n) n_buckets *= 2;
   return n_buckets;
@@ -115,12 +117,12 @@ inline std::uint32_t RowMap::find_or_insert_one(std::int64_t key, std::size_t b)
   }
 }
 
-// rows[i] = look_up(keys[i], its home), with the memory of the next keys on its way. A home is
-// computed once and kept until its turn.
+// Set rows[i] = look_up(keys[i], its home), and prefetch the memory of the next keys. A home is
+// computed once and stored until it is used.
 template <class LookUp>
 void RowMap::look_up_all(const std::int64_t* keys, std::size_t n, std::uint32_t* rows,
                          LookUp look_up) const noexcept {
-  std::uint32_t homes[n_ahead];  // of key i at i % n_ahead; there are no more than 2^31 buckets
+  std::uint32_t homes[n_ahead];  // of key i at i % n_ahead; there are at most 2^31 buckets
   const auto ask = [&](std::size_t i) {
     const std::size_t b = home(keys[i]);
     homes[i % n_ahead] = static_cast<std::uint32_t>(b);
@@ -166,7 +168,7 @@ void RowMap::reserve(std::size_t n) {
   for (std::size_t b = 0; b < n_buckets_; ++b) {
     const Bucket& bucket = buckets_[b];
     for (unsigned s = 0; s < live(bucket); ++s) {
-      grown.size_ = bucket.rows[s];  // the row that the insertion gives
+      grown.size_ = bucket.rows[s];  // the row that the next insertion gives
       grown.find_or_insert_one(bucket.keys[s], grown.home(bucket.keys[s]));
     }
   }
@@ -179,7 +181,7 @@ void RowMap::clear() noexcept {
   generation_ += count_bits + 1;
   if (generation_ != 0) return;
 
-  // The generations are used up: old stamps would come back to life.
+  // All generations are used up: without this, old stamps would count again.
   for (std::size_t b = 0; b < n_buckets_; ++b) buckets_[b].stamp = 0;
 }
 

@@ -8,51 +8,55 @@
 
 namespace mpips {
 
-// Map from any int64 key to a row, rows numbered 0, 1, 2, ... in order of insertion.
+// Map from any int64 key to a row; rows are numbered 0, 1, 2, ... in order of insertion.
 //
-// An open-addressing table of buckets, one cache line each: five keys, their rows and a stamp. A
-// key lives in its home bucket or, when that is full, in the first one after it that is not; since
-// nothing is ever removed, a search ends at the first bucket with a free slot. Bucket = leading
-// bits of the hash, so growing moves keys from old to new memory in order, as a stream.
+// It is an open-addressing table of buckets. A bucket is one cache line: five keys, their rows and
+// a stamp. A key is stored in its home bucket or, if that is full, in the first bucket after it
+// with a free slot. Nothing is ever removed, so a search ends at the first bucket with a free slot.
+// The home bucket is given by the leading bits of the hash, so growing moves keys from old to new
+// memory in order, as a stream.
 //
-// The stamp holds the number of keys in its low three bits and the generation above them. A bucket
-// of another generation counts as empty: `clear` is one addition, and fresh zeroed pages need no
-// initialisation.
+// The stamp has the number of keys in its low three bits and the map's generation above them. A
+// bucket of another generation counts as empty. So `clear` is one addition, and fresh zeroed pages
+// need no initialisation.
 //
-// Not thread-safe, except that any number of threads may call const members at a time. A map that
-// was moved from may only be destroyed or assigned to.
+// Not thread-safe, except that any number of threads may call const members at the same time. A
+// moved-from map may only be destroyed or assigned to.
 class RowMap {
  public:
   static constexpr std::uint32_t npos = 0xFFFFFFFFu;
 
-  // Room for `capacity_hint` keys. Throws std::bad_alloc, or std::length_error above npos.
+  // Make room for `capacity_hint` keys. Throws std::bad_alloc, or std::length_error above npos.
   explicit RowMap(std::size_t capacity_hint = 0);
 
   std::size_t size() const noexcept { return size_; }
-  // How many keys fit without growing.
+  // Number of keys that fit without growing.
   std::size_t capacity() const noexcept { return capacity_of(n_buckets_); }
   std::size_t memory_bytes() const { return n_buckets_ * sizeof(Bucket) + sizeof(RowMap); }
 
-  // What memory_bytes() will be with room for n keys; throws std::length_error above npos.
+  // Return what memory_bytes() will be with room for n keys; throws std::length_error above npos.
   static std::size_t bytes_for(std::size_t n) {
     return buckets_for(n) * sizeof(Bucket) + sizeof(RowMap);
   }
 
-  // rows[i] = row of keys[i], or npos.
+  // Set rows[i] = row of keys[i], or npos.
   void find(const std::int64_t* keys, std::size_t n, std::uint32_t* rows) const noexcept;
 
-  // The same, giving unknown keys the next rows in order of their first occurrence; returns how
-  // many were new. Keys may repeat. Throws as `reserve` does, and then the map is unchanged and
-  // `rows` unspecified. If it grows, it makes room for all unknown keys as though each were unique.
+  // Like `find`, but give unknown keys the next rows in order of their first occurrence; return the
+  // number of new keys. Keys may repeat. Throws like `reserve`; the map is then unchanged and
+  // `rows` unspecified. If the map grows, it makes room for all unknown keys as though each were
+  // unique.
   std::size_t find_or_insert(const std::int64_t* keys, std::size_t n, std::uint32_t* rows);
 
-  // Forgets all keys, keeps the memory.
+  // Remove all keys and keep the memory.
   void clear() noexcept;
 
-  // Room for n keys in all. Throws std::bad_alloc or std::length_error and changes nothing then.
+  // Make room for n keys in all. Throws std::bad_alloc or std::length_error and then changes
+  // nothing.
   void reserve(std::size_t n);
 
-  // The most buckets that a search for a present key visits: the health of the hash.
+  // Return the largest number of buckets that a search for a present key visits, a measure of the
+  // hash.
   std::size_t longest_probe() const noexcept;
 
  private:
@@ -71,7 +75,7 @@ class RowMap {
   };
   using Buckets = std::unique_ptr<Bucket[], Unmap>;
 
-  // 3.5 keys per bucket: above that, searches for absent keys become long.
+  // At most 3.5 keys per bucket: above that, searches for absent keys become long.
   static constexpr std::size_t capacity_of(std::size_t n_buckets) noexcept {
     return n_buckets * 7 / 2 < npos ? n_buckets * 7 / 2 : npos;
   }

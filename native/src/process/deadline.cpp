@@ -13,7 +13,8 @@ Deadline::Deadline(double seconds, std::string name, std::vector<std::string> co
     : name_(std::move(name)), command_(std::move(command)) {
   for (std::string& part : command_) arguments_.push_back(part.data());
   arguments_.push_back(nullptr);
-  // Signals are for the threads of Python; but the command must not begin with all of them blocked.
+  // Block all signals in the thread, because they are for Python's threads. The command starts with
+  // the mask of before: it must not begin with all signals blocked.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);

@@ -8,21 +8,23 @@
 
 namespace mpips {
 
-// Replaces this process by a command, unless it is cancelled in time.
+// A thread that replaces this process by a command unless it is cancelled in time.
 //
-// For a call that may never return and that holds the interpreter's lock, such as the start of MPI:
-// no thread of Python runs meanwhile. The thread here needs no interpreter. What it executes keeps
-// the process id, the environment and the open descriptors that are inherited, so it can say what
-// happened and end with an exit code.
+// It guards a call that may never return and that holds the interpreter's lock, such as the start
+// of MPI: no Python thread can run meanwhile, and this thread needs no interpreter. The command
+// keeps the process id, the environment and the inheritable open descriptors, so it can report what
+// happened and exit with the right code.
 class Deadline {
  public:
-  // `name`: of the thread, as /proc shows it, at most 15 bytes: other processes see by it that this
-  // one has come so far.
+  // `seconds`: from now until the command runs. `name`: the thread's name in /proc, at most 15
+  // bytes. Other processes read it to see that this process has come so far. `command`: path and
+  // arguments.
   Deadline(double seconds, std::string name, std::vector<std::string> command);
   ~Deadline() { cancel(); }
   Deadline(const Deadline&) = delete;
   Deadline& operator=(const Deadline&) = delete;
 
+  // Stop the thread and wait for its end. Nothing happens if it is cancelled already.
   void cancel();
 
  private:

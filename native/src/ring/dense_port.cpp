@@ -43,8 +43,8 @@ Sent DensePort::push(const float* update, std::vector<PushEnd>* ends) {
   return Sent::yes;
 }
 
-// With one server the check happens while copying; with several nothing may leave before all of it
-// has been looked at.
+// Check for NaN and infinity while copying if there is one server. If there are several, check the
+// whole update before any record is written.
 Sent DensePort::push_records(const float* update, std::vector<PushEnd>* ends) {
   const bool fused = check_finite_ && parts_.size() == 1;
   if (check_finite_ && !fused && !kernels().all_finite(update, n_)) return Sent::other_way;
@@ -100,8 +100,8 @@ bool DensePort::wait_room(double max_s) {
   return wait_until(found, max_s, oversubscribed_);
 }
 
-// BSP: the values of all workers' previous clocks. SSP: nobody is more than the bound behind.
-// Otherwise, and always, what this worker has pushed.
+// Condition of a pull. BSP: the values have all workers' previous clocks. SSP: no worker is more
+// clocks behind than the bound. SSP and ASP: this worker's own pushes are applied.
 bool DensePort::settled() noexcept {
   const std::uint64_t version = bsp_ ? clock_->now : 0;
   const std::int64_t behind = static_cast<std::int64_t>(clock_->now) - bound_;

@@ -9,19 +9,20 @@
 #include "ring/ring_writer.hpp"
 #include "ring/worker_wait.hpp"
 
-// The short way of a worker to a dense table whose shards all lie on its node: one call from Python
-// pushes, one pulls, without a detour through channels. Whatever needs a long wait, a conversion or
-// an error message is refused here with nothing written, and goes the general way.
+// The fast path from a worker to a dense table whose shards all lie on its node: one call from
+// Python per push or pull, without channels. A call that needs a long wait, a conversion or an
+// error message is refused here with nothing written; the caller then takes the general path.
 namespace mpips {
 
-// What all handles of a worker share. Written by the worker's thread only.
+// State that all handles of a worker share. Only the worker's thread writes it.
 struct WorkerClock {
   std::uint64_t now = 0;        // number of clocks that this worker has ended
-  std::int64_t pushed_at = -1;  // the clock of its last push
+  std::int64_t pushed_at = -1;  // the clock of its last push; -1: no push yet
   double next_poll_s = 0.0;
   std::uint32_t calls = 0;
 
-  // Time to look at signals and the scheduler: every few milliseconds, asked at every call.
+  // Return true every few milliseconds, when it is time to check signals and the scheduler. Called
+  // at every operation; it reads the time at every 16th call.
   bool poll_due() noexcept {
     if ((++calls & 15) != 0) return false;
     const double now_is = now_s();
@@ -31,23 +32,23 @@ struct WorkerClock {
   }
 };
 
-// Where the record of a push is: enough to wait for it and to read its result.
+// The record that ends a push: enough to wait for the push and to read its result.
 struct PushEnd {
   RingWriter* writer;
   std::uint64_t sequence;
 };
 
-// What became of a push: sent; or not, with nothing written, since it must wait for room; or since
-// it is none of a port's (too large for it, or not finite).
+// Result of a push: sent; or nothing written because it must wait for room; or nothing written
+// because the port does not handle it (too large, or not finite).
 enum class Sent : std::uint8_t { yes, no_room, other_way };
 
 class DensePort {
  public:
   struct Part {
     RingWriter* writer;
-    const std::uint8_t* region;  // of the server, mapped here
-    std::size_t start, stop;     // elements of the flattened tensor
-    std::size_t head, versions, values;
+    const std::uint8_t* region;          // of the server, mapped into this process
+    std::size_t start, stop;             // elements of the flattened tensor
+    std::size_t head, versions, values;  // head, versions, values: offsets into the region
   };
 
   DensePort(WorkerClock* clock, std::uint16_t table, std::vector<Part> parts, bool bsp,
@@ -62,7 +63,7 @@ class DensePort {
     for (const Part& part : parts_) n_ = part.stop > n_ ? part.stop : n_;
   }
 
-  // The worker's own memory that servers of this node read in place.
+  // Set the worker's own memory that servers of this node read in place.
   void set_staging(std::uint8_t* data, std::size_t bytes) noexcept {
     staging_ = data;
     staging_bytes_ = bytes;
@@ -72,27 +73,27 @@ class DensePort {
   WorkerClock* clock() const noexcept { return clock_; }
   bool oversubscribed() const noexcept { return oversubscribed_; }
 
-  // A buffer in the staging memory, as long as the table: updates that are larger than a record are
-  // copied there, so that the server reads them in place. With two, copying goes on beside
-  // applying.
+  // Add a bounce buffer in the staging memory, as long as the table. Updates larger than a record
+  // are copied there, and the server reads them in place. With two buffers, one update is copied
+  // while the server applies the other.
   void add_bounce(std::size_t offset) { bounces_.push_back({offset, {}}); }
   bool has_bounce() const noexcept { return !bounces_.empty(); }
 
-  // Writes one record to each part's ring.
+  // Write one record to each part's ring.
   Sent push(const float* update, std::vector<PushEnd>* ends);
-  // Waits until `push` finds room.
+  // Wait until `push` finds room, at most `max_s` seconds.
   bool wait_room(double max_s);
-  // Index of the first part that still reads the bounce buffer that is next.
+  // Return the index of the first part whose server still reads the next bounce buffer.
   std::size_t waits_for() const noexcept;
 
-  // Copies all values, if within a short time the worker's own pushes are applied and the
-  // consistency model allows it. False: not yet; `out` may hold some values.
+  // Copy all values, if within a short time the worker's own pushes are applied and the consistency
+  // model allows it. Return false if not; `out` may then have some of the values.
   bool pull(float* out);
 
  private:
   struct Bounce {
     std::size_t offset;
-    std::vector<PushEnd> ends;  // of the push that was copied there last
+    std::vector<PushEnd> ends;  // of the last push that was copied there
   };
 
   bool staged(const float* update) const noexcept;
@@ -102,6 +103,7 @@ class DensePort {
   Sent push_records(const float* update, std::vector<PushEnd>* ends);
   Sent push_by_bounce(const float* update, std::vector<PushEnd>* ends);
   void push_in_place(const float* update, std::vector<PushEnd>* ends);
+  // Wait a short time until a pull is allowed.
   bool settled() noexcept;
 
   WorkerClock* clock_;
@@ -109,7 +111,7 @@ class DensePort {
   std::vector<Part> parts_;
   std::size_t n_ = 0;
   bool bsp_;
-  std::int64_t bound_;  // SSP: clocks that a worker may run ahead; negative: no such bound
+  std::int64_t bound_;  // SSP: clocks that a worker may run ahead; negative: no bound
   bool check_finite_, oversubscribed_;
   std::uint8_t* staging_ = nullptr;
   std::size_t staging_bytes_ = 0;

@@ -6,13 +6,14 @@
 #include "ring/layout.hpp"
 #include "shm/backoff.hpp"
 
-// Dense values under versioned blocks (a seqlock each). The server is the only writer: it makes the
-// block's word odd, fences, changes the values, and makes the word even again (release). A reader
-// takes the word (acquire), copies, fences, and takes the word again: equal and even means that no
-// store fell between. After H.-J. Boehm, "Can seqlocks get along with programming language memory
-// models?", MSPC 2012.
+// Dense values in blocks, each guarded by a version word (a seqlock). The server is the only
+// writer: it makes the block's word odd, issues a release fence, changes the values, and makes the
+// word even again (release store). A reader loads the word (acquire), copies, issues an acquire
+// fence, and loads the word again: equal and even means that no store of the server fell between.
+// After H.-J. Boehm, "Can seqlocks get along with programming language memory models?", MSPC 2012.
 namespace mpips {
 
+// Marks a block as being changed for as long as the object exists.
 class BlockWriter {
  public:
   explicit BlockWriter(PairWord* word) noexcept
@@ -30,7 +31,8 @@ class BlockWriter {
   std::uint64_t version_;
 };
 
-// Copies values [start, stop) of a shard; false if a block kept changing until `deadline`.
+// Copy values [start, stop) of a shard; return false if a block kept changing until `deadline`
+// (seconds of `now_s`).
 inline bool copy_dense(const PairWord* versions, const float* values, std::size_t start,
                        std::size_t stop, float* out, double deadline,
                        bool oversubscribed) noexcept {

@@ -3,19 +3,21 @@
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "shm/memory_order.hpp"
 
-// What lies where in the region of a server. Pure arithmetic: every rank computes the same offsets
-// from the same numbers, so nothing about the layout travels.
+// Layout of a server's region. It is pure arithmetic: every rank computes the same offsets from the
+// same numbers, so the layout is never sent.
 //
-//   header | turn | clocks[worker] | heads[table] | (mailbox, area)[worker] ... | dense shards ...
+//   header | awaited | clocks[worker] | heads[table] | (mailbox, area)[worker] ... | dense shards
+//   ...
 //
-// Everything up to `tables_offset` may be written by workers (each its own mailbox and area); what
-// follows is written by the server alone, and workers of the same node map it read-only. The area
-// of a worker on another node takes large dense updates, which its records point at; the others
-// have none.
+// Workers may write everything up to `tables_offset` (each worker only its own mailbox and area).
+// What follows is written by the server alone, and workers of the same node map it read-only. The
+// area is the rendezvous buffer of a worker on another node: large dense updates are put there, and
+// the worker's records point to them. Other workers have none.
 namespace mpips {
 
 constexpr std::uint64_t region_magic = 0x3153504950534d31ULL;
@@ -23,8 +25,8 @@ constexpr std::uint16_t record_magic = 0x504dU;
 constexpr std::uint32_t layout_version = 3;
 constexpr std::size_t line_bytes = 64;
 constexpr std::size_t page_bytes = 4096;
-// A stamp lies this far before its record: one put carries both, and processors that fetch lines in
-// pairs do not take the record along when the server looks at the stamp.
+// A stamp lies this far before its record. So one put carries both, and processors that fetch lines
+// in pairs do not fetch the record when the server reads the stamp.
 constexpr std::size_t stamp_bytes = 2 * line_bytes;
 constexpr std::size_t block_floats = 16384;  // one version word guards 64 KiB of values
 constexpr std::uint64_t finished_clock = ~std::uint64_t{0};
@@ -39,19 +41,19 @@ enum class RecordKind : std::uint8_t {
   pull_rows = 3,
   tick = 4,
   finish = 5,
-  cut = 6,  // where a checkpoint cuts this worker's records; server/server_snapshot.cpp
+  cut = 6,  // a worker's place in a checkpoint; see server/server_snapshot.cpp
 };
 
 enum RecordFlags : std::uint16_t {
   flag_first = 1,     // first segment of a push
   flag_last = 2,      // last segment of a push: the push is complete
   flag_checksum = 4,  // both checksums are set
-  flag_base = 8,      // the payload also holds the values that the update was computed on
+  flag_base = 8,      // the payload also has the values that the update was computed on
   flag_staged =
-      16,          // the payload is a StagedPayload: the update lies in the worker's staging region
-  flag_fits = 32,  // all records of this push fit into the ring at a time
-  flag_area = 64,  // the payload is an AreaPayload: the update lies in the worker's area here
-  flag_arrived = 128,  // flag_area: the piece was there before this record was sent
+      16,          // the payload is a StagedPayload: the update lies in the worker's staging memory
+  flag_fits = 32,  // all records of this push fit into the ring at the same time
+  flag_area = 64,  // the payload is an AreaPayload: the update lies in the rendezvous buffer
+  flag_arrived = 128,  // with flag_area: the segment was there before this record was sent
 };
 
 struct RecordHeader {
@@ -64,7 +66,8 @@ struct RecordHeader {
   std::uint16_t worker;
   std::uint16_t table;
   std::uint64_t sequence;
-  std::uint64_t base_version;  // of a cut record: the clock that its text describes
+  // version of the values; in a cut record the clock that its text describes
+  std::uint64_t base_version;
   std::uint64_t clock;
   std::uint64_t offset;  // first element or row of this segment in its push
   std::uint32_t count;   // elements or rows in this segment
@@ -74,45 +77,47 @@ struct RecordHeader {
 };
 static_assert(sizeof(RecordHeader) == line_bytes);
 
-// What a record brings the server, wherever it lies: values and base values of a dense push, else
-// its payload.
+// Return the bytes that a record brings to the server, wherever they lie: values and base values of
+// a dense push, otherwise the payload.
 inline std::uint64_t carried_bytes(const RecordHeader& h) noexcept {
   if (static_cast<RecordKind>(h.kind) != RecordKind::push_dense) return h.payload_bytes;
   return std::uint64_t{h.count} * sizeof(float) * ((h.flags & flag_base) != 0 ? 2 : 1);
 }
 
 struct StagedPayload {
-  std::uint64_t offset;       // bytes into the staging region
-  std::uint64_t base_offset;  // bytes, or all ones where no base values are given
+  std::uint64_t offset;       // bytes into the staging memory
+  std::uint64_t base_offset;  // bytes; all ones: there are no base values
 };
 
-// A piece of an update that lies in the worker's area of the server's region. A network may bring
-// the record before the piece: the server takes both when the piece has this checksum. With
-// flag_arrived the worker has waited until the piece was there (a flush), and there is none.
+// A segment that lies in the worker's rendezvous buffer in the server's region. A network may bring
+// the record before the segment, so the server consumes the record once the segment has this
+// checksum. With flag_arrived there is no checksum: the worker has waited (by a flush) until the
+// segment was there.
 struct AreaPayload {
-  std::uint64_t offset;    // bytes into the area
-  std::uint64_t checksum;  // XXH3-64 of the piece; 0 with flag_arrived
+  std::uint64_t offset;    // bytes into the buffer
+  std::uint64_t checksum;  // XXH3-64 of the segment; 0 with flag_arrived
 };
 
 struct ReplyHeader {
   std::uint64_t sequence;
   std::uint64_t version;
   std::uint32_t count;
-  std::uint32_t checksum;  // of header and rows; 0 where checksums are off
+  std::uint32_t checksum;  // of header and rows; 0 if checksums are off
   std::uint64_t pad[5];
 };
 static_assert(sizeof(ReplyHeader) == line_bytes);
 
-// Written by the server, read by one worker. The results of the last records lie beside the
-// acknowledgement, so that a worker that waits for its push reads one line.
+// Acknowledgement line: written by the server, read by one worker. The results of the last records
+// lie in the same cache line, so a worker that waits for its push reads one line.
 constexpr std::size_t recent_results = 4;
 struct AckLine {
-  PairWord applied;                      // number of records consumed: the next number expected
-  std::uint64_t recent[recent_results];  // result words by sequence number modulo their count
-  PairWord received;                     // with a partner: records that have arrived there
+  PairWord applied;  // number of consumed records, which is the next sequence expected
+  std::uint64_t recent[recent_results];  // result words, by sequence modulo recent_results
+  PairWord received;  // with a replica: number of records that have arrived there
 };
 static_assert(sizeof(AckLine) == line_bytes);
 
+// Published state of a table: its version and the lowest clock of all workers.
 struct TableHead {
   PairWord version;
   PairWord min_clock;
@@ -120,6 +125,7 @@ struct TableHead {
 };
 static_assert(sizeof(TableHead) == line_bytes);
 
+// The clock of one worker.
 struct ClockLine {
   PairWord clock;
   std::uint64_t pad[6];
@@ -140,16 +146,16 @@ struct RegionHeader {
 };
 static_assert(sizeof(RegionHeader) == line_bytes);
 
-// BSP: the worker whose part of the current clock the server is waiting for.
-struct TurnLine {
-  PairWord turn;
+// BSP: the worker whose part of the current clock the server waits for.
+struct AwaitedLine {
+  PairWord worker;
   std::uint64_t pad[6];
 };
-static_assert(sizeof(TurnLine) == line_bytes);
+static_assert(sizeof(AwaitedLine) == line_bytes);
 
-// How the server judged a record; the low byte of its result word. Above it lie 24 bits of the
-// sequence number, so that a remote reader can tell a fresh word from the one before it in the same
-// slot, and the staleness in the high half.
+// The server's decision on a record. It is the low byte of the record's result word. The next 24
+// bits are the low bits of the sequence, so that a remote reader can tell a fresh word from the
+// previous one in the same slot. The high half is the staleness.
 enum class Outcome : std::uint8_t {
   none = 0,
   applied = 1,
@@ -175,7 +181,8 @@ inline bool result_is_of(std::uint64_t word, std::uint64_t sequence) noexcept {
 inline Outcome outcome_of(std::uint64_t word) noexcept { return static_cast<Outcome>(word & 0xff); }
 inline std::uint64_t staleness_of(std::uint64_t word) noexcept { return word >> 32; }
 
-// The low half of the record's stamp and the bytes of its payload that are written.
+// Return the hint for a record: the low half of its stamp above the number of payload bytes
+// written.
 inline std::uint64_t make_hint(std::uint64_t sequence, std::uint64_t bytes) noexcept {
   return ((sequence + 1) << 32) | bytes;
 }
@@ -185,16 +192,17 @@ inline bool hint_is_of(std::uint64_t word, std::uint64_t sequence) noexcept {
 
 struct RingGeometry {
   std::uint32_t n_slots;
-  std::uint32_t slot_bytes;  // header and payload of one record
-  bool replies;              // a reply slot beside each record slot, for pulls of rows
+  std::uint32_t slot_bytes;  // bytes of header and payload of one record
+  bool replies;              // whether each record slot has a reply slot, for pulls of rows
 
   std::size_t ack_offset() const noexcept { return 0; }
   std::size_t results_offset() const noexcept { return sizeof(AckLine); }
-  // Acknowledgement and results: what the server says, in one piece.
+  // Bytes of acknowledgement and results, which the server writes and a remote worker reads as one
+  // range.
   std::size_t answer_bytes() const noexcept {
     return results_offset() + round_up(n_slots * sizeof(std::uint64_t), line_bytes);
   }
-  // Stamp and slot of record 0; those of the next record follow after `record_stride`.
+  // Offsets of stamp and slot of record 0; those of the next record follow after `record_stride`.
   std::size_t stamps_offset() const noexcept { return round_up(answer_bytes(), page_bytes); }
   std::size_t slots_offset() const noexcept { return stamps_offset() + stamp_bytes; }
   std::size_t record_stride() const noexcept { return stamp_bytes + slot_bytes; }
@@ -209,7 +217,7 @@ struct RingGeometry {
   std::size_t payload_capacity() const noexcept { return slot_bytes - sizeof(RecordHeader); }
 };
 
-// One worker's mailbox at one server: pointers into the region, or into a mirror of it.
+// One worker's mailbox at one server: pointers into the region, or into a private copy of it.
 struct Mailbox {
   AckLine* ack;
   std::uint64_t* results;
@@ -229,8 +237,8 @@ struct Mailbox {
   std::uint64_t* stamp(std::uint64_t sequence) const noexcept {
     return reinterpret_cast<std::uint64_t*>(stamps + place(sequence));
   }
-  // Beside the stamp: how much of a long record a worker of this node has written so far. A hint to
-  // fetch it into the cache, and no more: nothing is read because of it.
+  // The word beside the stamp: how many bytes of a long record a worker of this node has written so
+  // far. The server only prefetches because of it; it never reads the record because of it.
   std::uint64_t* hint(std::uint64_t sequence) const noexcept { return stamp(sequence) + 1; }
   std::uint8_t* slot(std::uint64_t sequence) const noexcept { return slots + place(sequence); }
   std::uint8_t* reply(std::uint64_t sequence) const noexcept {
@@ -247,15 +255,15 @@ struct Mailbox {
 };
 
 struct DenseExtent {
-  std::uint64_t n;  // float32 elements of the shard; 0: this server holds nothing of the table
-  std::uint32_t n_state;                            // float32 state values per element
-  std::uint32_t table;                              // index of the table
+  std::uint64_t n;        // float32 elements of the shard; 0: this server has no part of the table
+  std::uint32_t n_state;  // float32 state values per element
+  std::uint32_t table;    // index of the table
   std::size_t versions = 0, values = 0, state = 0;  // offsets, filled in by Layout
 };
 
 class Layout {
  public:
-  // `areas`: bytes of each worker's area; none for workers beyond its end.
+  // `areas`: bytes of each worker's rendezvous buffer; workers beyond its end have none.
   Layout(std::uint32_t n_workers, std::uint32_t n_tables, RingGeometry geometry,
          std::vector<DenseExtent> dense, std::vector<std::size_t> areas = {})
       : n_workers_(n_workers),
@@ -265,7 +273,9 @@ class Layout {
         areas_(std::move(areas)) {
     if (geometry_.n_slots < 2 || geometry_.slot_bytes < 256 || geometry_.slot_bytes % line_bytes)
       throw std::invalid_argument(
-          "a ring needs at least 2 slots of 256 bytes or more, in whole lines");
+          "ring with " + std::to_string(geometry_.n_slots) + " slots of " +
+          std::to_string(geometry_.slot_bytes) +
+          " bytes: must have at least 2 slots of 256 bytes or more, in multiples of 64");
     areas_.resize(n_workers_, 0);
     tables_ = round_up(heads() + n_tables_ * sizeof(TableHead), page_bytes);
     for (std::size_t& bytes : areas_) {
@@ -291,14 +301,14 @@ class Layout {
   std::uint32_t n_tables() const noexcept { return n_tables_; }
   const RingGeometry& geometry() const noexcept { return geometry_; }
   const std::vector<DenseExtent>& dense() const noexcept { return dense_; }
-  std::size_t turn() const noexcept { return sizeof(RegionHeader); }
-  std::size_t clocks() const noexcept { return turn() + sizeof(TurnLine); }
+  std::size_t awaited() const noexcept { return sizeof(RegionHeader); }
+  std::size_t clocks() const noexcept { return awaited() + sizeof(AwaitedLine); }
   std::size_t heads() const noexcept { return clocks() + n_workers_ * sizeof(ClockLine); }
   std::size_t head(std::uint32_t table) const noexcept {
     return heads() + table * sizeof(TableHead);
   }
   std::size_t mailbox(std::uint32_t worker) const { return mailboxes_.at(worker); }
-  // Behind the worker's mailbox, so that it writes one range.
+  // Offset of the worker's area: behind its mailbox, so that it writes one range.
   std::size_t area(std::uint32_t worker) const {
     return mailbox(worker) + geometry_.mailbox_bytes();
   }
@@ -309,7 +319,7 @@ class Layout {
   const DenseExtent& extent(std::uint32_t table) const {
     for (const DenseExtent& d : dense_)
       if (d.table == table) return d;
-    throw std::out_of_range("no dense table with this index");
+    throw std::out_of_range("table " + std::to_string(table) + " is not a dense table");
   }
 
  private:

@@ -5,17 +5,19 @@
 
 #include "keys/mix.hpp"
 
-// What identifies a push when a worker repeats it after a warm restart: its table, its length and
-// its keys, not its values. The tag of a clock at one server is a chain over the complete pushes of
-// one worker in the order of its program, so a chain of n pushes equals another only if all n
-// agree. Worker and server compute it separately: the worker over what it would write, the server
-// over what it has consumed. Neither depends on how a push is split into records, nor on the order
-// of keys within a push, which is the choice of a hash table.
+// Tags identify the pushes that a worker repeats after a warm restart: by table, length and keys,
+// not by values. The tag of a clock at one server is a hash chain over all complete pushes of one
+// worker, in the order of its program. So two chains of n pushes are equal only if all n pushes
+// agree.
+//
+// Worker and server compute the tag separately: the worker from what it would write, the server
+// from what it has consumed. The tag depends neither on how a push is split into records nor on the
+// order of keys within a push, because a hash table chooses that order.
 namespace mpips {
 
 constexpr std::uint64_t no_pushes = 0;  // the tag of a clock without a push
 
-// The sum over the keys, each mixed so that different sets of keys have different sums.
+// Return the sum over the keys, each mixed so that different sets of keys have different sums.
 inline std::uint64_t keys_digest(const std::int64_t* keys, std::size_t n) noexcept {
   std::uint64_t sum = 0;
   for (std::size_t i = 0; i < n; ++i) {
@@ -25,7 +27,7 @@ inline std::uint64_t keys_digest(const std::int64_t* keys, std::size_t n) noexce
   return sum;
 }
 
-// The tag of the pushes so far with one more, of `n` elements or rows of a table.
+// Return the tag of the pushes so far followed by one push of `n` elements or rows to a table.
 inline std::uint64_t next_tag(std::uint64_t tag, std::uint16_t table, std::uint64_t n,
                               std::uint64_t digest) noexcept {
   return mix_splitmix(mix_splitmix(mix_splitmix(tag + 1 + table) ^ n) + digest);

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::size_t history = 4096;
 constexpr double reply_patience_s = 2.0;
-// Stores become visible in order, so each hint holds up the copy for a trip between the cores.
+// Stores become visible in order, so each hint delays the copy by one transfer between the cores.
 constexpr std::size_t hint_floats = 4096;  // 16 KiB
 constexpr std::uint8_t role_other = 0, role_push_end = 1, role_tick = 2;
 
@@ -44,7 +44,8 @@ RingWriter::RingWriter(std::uint8_t* mailbox, const RingGeometry& geometry, std:
       pulled_(history),
       role_(geometry.n_slots, 0) {}
 
-// A pull waits until the records that were there are applied, like this worker's own pushes.
+// Let a pull wait until the records of the earlier launch are applied, like this worker's own
+// pushes.
 void RingWriter::resume(std::uint64_t sequence, std::uint64_t applied, Replay before) {
   next_ = published_ = sequence;
   consumed_ = retired_ = applied;
@@ -55,13 +56,13 @@ void RingWriter::resume(std::uint64_t sequence, std::uint64_t applied, Replay be
   repeated_tag_ = no_pushes;
 }
 
-// False: the worker is past all that may be repeated.
+// Return false if the worker is past everything that it may repeat.
 bool RingWriter::follows(std::uint64_t clock) {
   if (!mismatch_.empty()) throw ReplayMismatch(mismatch_);
   if (!replays_) return false;
   if (!before_.finished && clock > before_.clock) {
     const std::uint64_t made = repeated_clock_ == before_.clock ? repeated_ : 0;
-    if (made < before_.pushes) mismatch(clock, "has not repeated its pushes of the clock before");
+    if (made < before_.pushes) mismatch(clock, "has not repeated its pushes of the previous clock");
     return replays_ = false;
   }
   if (clock != repeated_clock_) {
@@ -72,7 +73,7 @@ bool RingWriter::follows(std::uint64_t clock) {
   return true;
 }
 
-// What comes before the clock that the server has of this worker is there.
+// Return true for clocks that this worker had ended before the restart.
 bool RingWriter::has_ended(std::uint64_t clock) const noexcept {
   return replays_ && (before_.finished || clock < before_.clock);
 }
@@ -81,7 +82,8 @@ bool RingWriter::skips_push(std::uint16_t table, std::uint64_t clock, std::uint6
                             const std::int64_t* keys) {
   if (!follows(clock)) return false;
   const bool ended = has_ended(clock);
-  if (ended && clock >= before_.clock) mismatch(clock, "pushes in it, and had finished without");
+  if (ended && clock >= before_.clock)
+    mismatch(clock, "pushes in it, but had finished without a push before the restart");
   if (!ended && repeated_ == before_.pushes) return false;
   const std::uint64_t digest = keys == nullptr ? 0 : keys_digest(keys, static_cast<std::size_t>(n));
   repeated_tag_ = next_tag(repeated_tag_, table, n, digest);
@@ -95,9 +97,10 @@ bool RingWriter::skips_tick(RecordKind kind, std::uint64_t clock) {
   if (kind == RecordKind::finish) {
     if (before_.finished) return true;
     if (clock < before_.clock && !before_.skips_clocks)
-      mismatch(clock, "finishes, and had gone on to clock " + std::to_string(before_.clock));
+      mismatch(clock, "finishes, but had gone on to clock " + std::to_string(before_.clock) +
+                          " before the restart");
   } else if (has_ended(clock)) {
-    if (clock >= before_.clock) mismatch(clock, "ends it, and had finished before");
+    if (clock >= before_.clock) mismatch(clock, "ends it, but had finished before the restart");
     compare_ended(clock);
     return true;
   }
@@ -105,20 +108,21 @@ bool RingWriter::skips_tick(RecordKind kind, std::uint64_t clock) {
   return false;
 }
 
-// With backup workers a worker that repeats may stop at clocks that it passed over before.
+// With backup workers, a worker that repeats clocks may stop at clocks that it skipped before.
 void RingWriter::compare_ended(std::uint64_t clock) {
   for (const auto& [at, tag] : before_.ended) {
     if (at != clock) continue;
     if (tag != repeated_tag_) mismatch(clock, "makes other pushes than before");
     return;
   }
-  if (!before_.skips_clocks) mismatch(clock, "is too far behind to compare its pushes");
+  if (!before_.skips_clocks)
+    mismatch(clock, "is too far behind: its pushes of that clock are no longer known");
 }
 
 void RingWriter::compare_pushes(std::uint64_t clock) {
   if (repeated_ < before_.pushes)
-    mismatch(clock, "makes " + std::to_string(repeated_) + " pushes, and had made " +
-                        std::to_string(before_.pushes));
+    mismatch(clock, "makes " + std::to_string(repeated_) + " pushes, but had made " +
+                        std::to_string(before_.pushes) + " before the restart");
   if (repeated_tag_ != before_.tag) mismatch(clock, "makes other pushes than before");
 }
 
@@ -128,8 +132,9 @@ void RingWriter::mismatch(std::uint64_t clock, const std::string& what) {
   throw ReplayMismatch(mismatch_);
 }
 
-// Results lie in slots that the server will use again, but only after this worker has written the
-// record behind them, which needs a credit, which needs the old result to have been read here.
+// Read `applied`, and the results up to it. The server uses result slots again, but only after this
+// worker has written the record behind them. That needs a credit, and a credit needs that the old
+// result has been read here.
 std::uint64_t RingWriter::applied() noexcept {
   consumed_ = read_pair_spin(&box_.ack->applied, consumed_);
   for (; retired_ < consumed_; ++retired_) {
@@ -140,8 +145,8 @@ std::uint64_t RingWriter::applied() noexcept {
   return retired_;
 }
 
-// From the line of the acknowledgement while it is there: the server may be writing the result of a
-// later record in its place, which the number in the word tells.
+// Read a result from the acknowledgement line while it is there. The server may have written the
+// result of a later record in its place; the sequence in the word shows that.
 std::uint64_t RingWriter::result_word(std::uint64_t sequence) const noexcept {
   const std::uint64_t word = load_acquire(&box_.ack->recent[sequence % recent_results]);
   return result_is_of(word, sequence) ? word : load_acquire(box_.result(sequence));
@@ -168,7 +173,8 @@ RecordHeader RingWriter::header(RecordKind kind, std::uint16_t table,
   return h;
 }
 
-// All records of a push carry the version of its first: a pull may be answered while it is written.
+// Give all records of a push the version of the first one: a pull may be answered while the push is
+// being written.
 RecordHeader RingWriter::push_header(RecordKind kind, std::uint16_t table, std::uint64_t clock,
                                      bool first) noexcept {
   if (first) push_base_ = named_[table] != unnamed ? named_[table] : base_[table];
@@ -211,7 +217,8 @@ bool RingWriter::write_cut(std::uint64_t clock, std::uint64_t id, std::uint64_t 
                            const void* payload, std::size_t bytes) {
   if (bytes > box_.geometry.payload_capacity())
     throw std::length_error("a worker's part of a checkpoint has " + std::to_string(bytes) +
-                            " bytes, a record " + std::to_string(box_.geometry.payload_capacity()));
+                            " bytes, but a record has room for " +
+                            std::to_string(box_.geometry.payload_capacity()) + "; raise slot_kib");
   if (has_ended(clock)) return true;
   if (credits() == 0) return false;
   RecordHeader h = header(RecordKind::cut, 0, clock);
@@ -254,7 +261,7 @@ bool RingWriter::push_whole(std::uint16_t table, std::uint64_t clock, const floa
   h.count = static_cast<std::uint32_t>(n);
   h.payload_bytes = static_cast<std::uint32_t>(n * sizeof(float));
   auto* to = reinterpret_cast<float*>(box_.slot(next_) + sizeof h);
-  // The server fetches what is written while the rest is being copied.
+  // Publish hints, so that the server prefetches what is written while the rest is being copied.
   for (std::size_t done = 0; done < n;) {
     const std::size_t count = std::min(hint_floats, n - done);
     if (!kernels().copy_finite(to + done, update + done, count) && check_finite) return false;
@@ -309,11 +316,13 @@ std::size_t RingWriter::push_rows(std::uint16_t table, std::uint64_t clock, cons
   const std::size_t row_bytes = push.dim * sizeof(float);
   const std::size_t unit = sizeof(std::int64_t) + parts * row_bytes;
   const std::size_t capacity = box_.geometry.payload_capacity() / unit;
-  if (capacity == 0) throw std::invalid_argument("a row does not fit into a ring slot");
+  if (capacity == 0)
+    throw std::invalid_argument("a row of " + std::to_string(push.dim) +
+                                " floats does not fit into a ring slot; raise slot_kib");
   const bool fits = (push.n + capacity - 1) / capacity <= box_.geometry.n_slots;
   const int same = (push.base ? flag_base : 0) | (fits ? flag_fits : 0);
   for (std::size_t free = credits(); done < push.n; --free) {
-    // The server works meanwhile: what it has freed by now need not be waited for.
+    // Read the credits again: the server may have consumed records meanwhile.
     if (free == 0 && (free = credits()) == 0) break;
     const std::size_t count = std::min(capacity, push.n - done);
     RecordHeader h = push_header(RecordKind::push_rows, table, clock, done == 0);
@@ -330,7 +339,7 @@ std::size_t RingWriter::push_rows(std::uint16_t table, std::uint64_t clock, cons
       if (parts == 2) std::memcpy(base, push.base + done * push.dim, count * row_bytes);
     } else {
       push.plan->sum_rows(push.from + done, count, push.rows, push.dim, rows);
-      // Equal keys have equal base values: any of them will do.
+      // Equal keys have equal base values, so take any of them.
       if (parts == 2) push.plan->take_rows(push.from + done, count, push.base, push.dim, base);
     }
     done += count;
@@ -345,7 +354,9 @@ std::size_t RingWriter::pull_rows(std::uint16_t table, std::uint64_t clock, cons
   const std::size_t by_row =
       (box_.geometry.slot_bytes - sizeof(ReplyHeader)) / (pull.dim * sizeof(float));
   const std::size_t capacity = std::min(by_key, by_row);
-  if (capacity == 0) throw std::invalid_argument("a row does not fit into a reply slot");
+  if (capacity == 0)
+    throw std::invalid_argument("a row of " + std::to_string(pull.dim) +
+                                " floats does not fit into a reply slot; raise slot_kib");
   std::size_t free = credits();
   for (; done < pull.n && free > 0; --free) {
     const std::size_t count = std::min(capacity, pull.n - done);
@@ -385,7 +396,7 @@ std::size_t RingWriter::collect() {
                               pull.out);
     counters_.pulled_bytes += pull.floats() * sizeof(float);
     if (pull.first) {
-      // The oldest version of what a large pull brought.
+      // Take the version of the first reply: it is the oldest one that a large pull brings.
       base_[pull.table] = h.version;
       pulled_[pull.sequence % history] = {pull.sequence, h.version};
     }
@@ -394,13 +405,14 @@ std::size_t RingWriter::collect() {
   return pulls_.size();
 }
 
-// A mirror may have been filled with the acknowledgement but not yet with the reply. For a while
-// that is only late.
+// Throw if a reply stays wrong for too long. A remote transport may have filled the copy with the
+// acknowledgement and not yet with the reply, so for a while the reply is only late.
 void RingWriter::reply_is_late(std::uint64_t sequence) {
   const double now = now_s();
   if (bad_reply_since_ == 0.0) bad_reply_since_ = now;
   if (now - bad_reply_since_ > reply_patience_s)
-    throw std::runtime_error("the reply to pull " + std::to_string(sequence) + " is damaged");
+    throw std::runtime_error("the reply to pull " + std::to_string(sequence) +
+                             " is damaged; use transport = \"p2p\" and report it");
 }
 
 std::vector<std::pair<std::uint64_t, std::size_t>> RingWriter::open_pulls() const {
@@ -423,7 +435,7 @@ void RingWriter::retire(std::uint64_t sequence, std::uint64_t result) noexcept {
     counters_.max_staleness = std::max(counters_.max_staleness, staleness_of(result));
     counters_.staleness_sum += staleness_of(result);
   } else if (role == role_tick && outcome_of(result) == Outcome::late) {
-    // The clock closed without this worker: its pushes, first taken in, were dropped.
+    // The clock closed without this worker: its pushes were accumulated first and then dropped.
     outcomes[static_cast<std::size_t>(Outcome::accumulated)] -= staleness_of(result);
     outcomes[static_cast<std::size_t>(Outcome::late)] += staleness_of(result);
   }

@@ -13,16 +13,18 @@
 #include "ring/layout.hpp"
 #include "ring/push_tag.hpp"
 
-// The worker's end of a ring. Writes records into the slots of its mailbox and reads what the
-// server says about them. The mailbox is the server's memory (same node, same process) or a private
-// mirror of it that a remote transport copies over: this class does not know which.
+// The worker's end of a ring. It writes records into the slots of its mailbox and reads the
+// server's results. The mailbox is the server's memory (same node or same process) or a private
+// copy of it that a remote transport synchronises: this class is the same for both.
 //
-// Who writes what, and what orders it. Slot and stamp of sequence q are written by this worker
-// only, and only while q - applied < n_slots, that is after the server has published (release) that
-// it is done with q - n_slots, which the worker has read (acquire). The stamp q+1 is stored
-// (release) after the record, and the server reads the record only after it has seen the stamp
-// (acquire). Ack line, results and replies are written by the server only, results and replies
-// before `applied`.
+// Who writes what, and what orders it:
+// - Slot and stamp of sequence q are written by this worker only, and only while q - applied <
+//   n_slots. That is after the server has published (release) that it has consumed record q -
+//   n_slots, and after the worker has read that (acquire).
+// - The worker stores the stamp q + 1 (release) after the record. The server reads the record only
+//   after it has read the stamp (acquire).
+// - Acknowledgement line, results and replies are written by the server only, results and replies
+//   before `applied`.
 namespace mpips {
 
 struct PushCounters {
@@ -34,24 +36,25 @@ struct PushCounters {
   std::uint64_t credit_stalls = 0;
 };
 
-// A worker repeats a clock with other pushes than the server has of it, so nothing tells which of
+// A worker repeats a clock with other pushes than the server has of it. Then it is unknown which of
 // its updates count already.
 class ReplayMismatch : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// What a server has of a worker when the worker goes on after a warm restart.
+// The state that a server has of a worker that goes on after a warm restart.
 struct Replay {
-  std::uint64_t clock = 0;  // that the worker was in
+  std::uint64_t clock = 0;  // the clock that the worker was in
   bool finished = false;
   std::uint64_t pushes = 0, tag = no_pushes;  // complete pushes of that clock (push_tag.hpp)
   std::vector<std::pair<std::uint64_t, std::uint64_t>> ended;  // (clock, tag) of clocks before it
-  bool skips_clocks = false;  // with backup workers a worker may pass over clocks
+  bool skips_clocks = false;  // with backup workers a worker may skip clocks
 };
 
-// Rows to push to one server. With a plan, `rows` and `base` are the whole batch, and the keys are
-// those of the plan from `from` on; rows of equal keys are summed on their way into the slot.
+// Rows to push to one server. With a plan, `rows` and `base` are the whole batch, and `keys` are
+// the plan's unique keys from `from` on; rows of equal keys are summed while they are copied into
+// the slot.
 struct RowsToPush {
   const std::int64_t* keys;
   const float* rows;
@@ -61,8 +64,9 @@ struct RowsToPush {
   std::size_t from = 0;
 };
 
-// Rows to pull from one server. With a plan, `out` is the whole batch, and rows go from the reply
-// slot to all their places in it; plan and `out` must stay as they are until `collect` is past.
+// Rows to pull from one server. With a plan, `out` is the whole batch, and each row goes from the
+// reply slot to all its places in it. Plan and `out` must stay unchanged until `collect` has passed
+// the record.
 struct RowsToPull {
   const std::int64_t* keys;
   float* out;
@@ -76,16 +80,16 @@ class RingWriter {
   RingWriter(std::uint8_t* mailbox, const RingGeometry& geometry, std::uint16_t worker,
              std::uint32_t generation, bool checksums, std::size_t n_tables);
 
-  // Goes on behind the records of an earlier launch, of which the server has consumed `applied` and
-  // has `before`. What the worker repeats of that is not written again: the server has it. All
-  // pushes of one worker reach one server in the order of its program, so those that are there are
-  // the first ones of their clock. Each call that writes a push, a tick or the end throws
-  // ReplayMismatch if what is repeated differs from what is there in number, tables, lengths or
-  // keys.
+  // Continue behind the records of an earlier launch, of which the server has consumed `applied`
+  // and has `before`. The server has what the worker repeats of that, so it is not written again.
+  // All pushes of one worker reach one server in the order of the worker's program, so the pushes
+  // that the server has are the first ones of their clock. Each call that writes a push, a tick or
+  // the end throws ReplayMismatch if the repeated pushes differ from those in number, tables,
+  // lengths or keys.
   void resume(std::uint64_t sequence, std::uint64_t applied, Replay before);
-  // True while something may still be repeated.
+  // True while the worker may still repeat something.
   bool replays() const noexcept { return replays_; }
-  // True if the server has pushes of a worker that is at `clock`, or later ones.
+  // Return true if the server has pushes of clock `clock` or later ones.
   bool is_ahead_of(std::uint64_t clock) const noexcept {
     return replays_ && (before_.finished || clock < before_.clock ||
                         (clock == before_.clock && before_.pushes != 0));
@@ -96,69 +100,76 @@ class RingWriter {
   const RingGeometry& geometry() const noexcept { return box_.geometry; }
   const Mailbox& mailbox() const noexcept { return box_; }
 
-  // Records consumed by the server whose result is known, as far as this memory tells.
+  // Return the number of records that the server has consumed and whose results have arrived here.
   std::uint64_t applied() noexcept;
-  // Records that have arrived at the server's partner, as far as this memory tells.
+  // Return the number of records that have arrived at the server's replica, as far as known here.
   std::uint64_t received() noexcept {
     return received_ = read_pair_spin(&box_.ack->received, received_);
   }
-  // Slots that may be written now. A slot whose reply has not been collected is not free.
+  // Return the number of slots that may be written now. A slot whose reply is not collected is not
+  // free.
   std::size_t credits() noexcept;
 
+  // Write a tick or the end. The functions that return bool return false, with nothing written, if
+  // there is no credit.
   bool write_tick(RecordKind kind, std::uint64_t clock);
-  // The place of cut `id` among this worker's records, and a text for its manifest that describes
-  // where the worker stands at clock `described`.
+  // Write the place of cut `id` among this worker's records, with a text for the manifest that
+  // describes the worker's position at clock `described`.
   bool write_cut(std::uint64_t clock, std::uint64_t id, std::uint64_t described,
                  const void* payload, std::size_t bytes);
-  // Each continues from element (row) `done` and returns how far it came before credits ran out.
+  // Push from element (row) `done` on; return the element (row) reached when credits ran out.
   std::size_t push_dense(std::uint16_t table, std::uint64_t clock, const float* update,
                          const float* base, std::size_t n, std::size_t done);
-  // A push that fits into one record, copied as it is checked. False, with nothing written: there
-  // is no credit, or (with `check_finite`) it holds NaN or infinity.
+  // Push an update that fits into one record, and check it while copying. Return false, with
+  // nothing written, if there is no credit or (with `check_finite`) a value is NaN or infinite.
   bool push_whole(std::uint16_t table, std::uint64_t clock, const float* update, std::size_t n,
                   bool check_finite);
-  // Takes the lines of the next slot into this core's cache, for a record as long as the last; best
-  // called while there is nothing else to do.
+  // Prefetch the lines of the next slot for a record as long as the last one, at most `at_most`
+  // bytes; best called while there is nothing else to do.
   void warm_next_slot(std::size_t at_most) const noexcept;
+  // Push an update of n elements in the staging memory by one record.
   bool push_staged(std::uint16_t table, std::uint64_t clock, StagedPayload where, std::size_t n);
-  // Elements [done, done + count) of a push of n; they lie where `where` says, or, unless they have
-  // `arrived`, soon will.
+  // Push elements [done, done + count) of an update of n. They lie in the rendezvous buffer where
+  // `where` says, or will soon unless they have `arrived`.
   bool push_area(std::uint16_t table, std::uint64_t clock, AreaPayload where, bool arrived,
                  std::size_t done, std::size_t count, std::size_t n);
   std::size_t push_rows(std::uint16_t table, std::uint64_t clock, const RowsToPush& push,
                         std::size_t done);
-  // Rows arrive in `out` (which must stay) when `collect` has passed the record.
+  // Request rows from row `done` on. They arrive in `out`, which must stay valid, when `collect`
+  // has passed the record.
   std::size_t pull_rows(std::uint16_t table, std::uint64_t clock, const RowsToPull& pull,
                         std::size_t done);
 
-  // Copies the replies that are there, in order; returns the number of pulls still open.
+  // Copy the replies that have arrived, in order; return the number of pulls that are still open.
   std::size_t collect();
-  // Sequence and bytes of the reply of every open pull, oldest first. A remote transport brings
-  // replies into the mirror before it calls `collect`.
+  // Return the sequence and the reply's bytes of every open pull, oldest first. A remote transport
+  // fetches the replies into its copy before it calls `collect`.
   std::vector<std::pair<std::uint64_t, std::size_t>> open_pulls() const;
+  // Return the sequence of the oldest open pull, or the next sequence if there is none.
   std::uint64_t open_pulls_end() const noexcept;
 
-  // One more than the number of the record that ended the last push to a table; 0: no push yet.
+  // Return one more than the sequence of the record that ended the last push to a table; 0: no push
+  // yet.
   std::uint64_t pushed_before(std::uint16_t table) const { return pushed_before_.at(table); }
 
   std::uint64_t base_version(std::uint16_t table) const { return base_.at(table); }
   void set_base_version(std::uint16_t table, std::uint64_t v) { base_.at(table) = v; }
-  // Pushes count as computed on the newest version that has arrived here, or, while one is named,
-  // on that.
+  // Declare on which version of the values the next pushes were computed. `unnamed`: on the newest
+  // version that has arrived here.
   static constexpr std::uint64_t unnamed = ~std::uint64_t{0};
   void name_base(std::uint16_t table, std::uint64_t version) { named_.at(table) = version; }
-  // The version that the pull whose first record this is has brought; `unnamed` if it has not, or
-  // too long ago.
+  // Return the version that a pull has brought; `sequence` is that of its first record. `unnamed`
+  // if the reply is not collected yet, or was too long ago.
   std::uint64_t pulled_version(std::uint64_t sequence) const noexcept;
 
-  // The result word of a consumed record; 0 if it is not consumed yet or too long ago.
+  // Return the result word of a consumed record; 0 if it is not consumed yet or was too long ago.
   std::uint64_t result(std::uint64_t sequence) noexcept;
   const PushCounters& counters() noexcept;
-  // As known from the last look at what the server says; never looks itself.
+  // Return the counters as of the last read of the server's results, without reading them now.
   const PushCounters& known_counters() const noexcept { return counters_; }
   std::uint64_t known_queue() const noexcept { return next_ - consumed_; }
   void count_credit_stall() noexcept { ++counters_.credit_stalls; }
-  // Values that were read without a record.
+  // Count values that were read without a record.
   void count_pulled(std::uint64_t bytes) noexcept { counters_.pulled_bytes += bytes; }
 
  private:
@@ -167,7 +178,7 @@ class RingWriter {
     std::size_t dim;
     std::uint32_t count;
     std::uint16_t table;
-    bool first;  // of the records of one pull
+    bool first;  // first record of its pull
     const KeyPlan* plan;
     std::size_t from;  // in the plan
     float* out;        // with a plan: the whole batch
@@ -211,8 +222,9 @@ class RingWriter {
   double bad_reply_since_ = 0.0;
   bool replays_ = false;
   Replay before_;
-  std::string mismatch_;              // the first one; nothing is written after it
-  std::uint64_t repeated_clock_ = 0;  // being repeated; of it:
+  std::string mismatch_;              // the first mismatch; nothing is written after it
+  std::uint64_t repeated_clock_ = 0;  // the clock that is being repeated
+  // of that clock: pushes repeated so far, and their tag
   std::uint64_t repeated_ = 0, repeated_tag_ = no_pushes;
 };
 

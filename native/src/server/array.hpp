@@ -10,21 +10,22 @@
 
 namespace mpips {
 
-// Where the buffers of a table's shard lie and who keeps them from half-changes.
+// Where the buffers of a table's shard lie, and the journal that makes their changes atomic.
 struct Durable {
-  Journal* journal = nullptr;       // null: a process that dies takes everything with it
-  SharedMemory* buffers = nullptr;  // sparse, for the arrays below; with a journal only
+  Journal* journal = nullptr;       // null: nothing survives the end of the process
+  SharedMemory* buffers = nullptr;  // sparse file for the arrays below; only with a journal
   std::size_t table = 0;
-  bool fresh = true;  // false: what an earlier process left is taken over
+  bool fresh = true;  // false: take over what an earlier process left
 
-  // Numbers of the journal's segments: the region, then two of each table.
+  // Ids of the mappings in the journal: the region, then two per table.
   static constexpr std::size_t region = 0;
   std::size_t buffer_segment() const noexcept { return 1 + 2 * table; }
   std::size_t row_segment() const noexcept { return 2 + 2 * table; }
 };
 
-// A buffer that only grows: private memory, or a stretch of a sparse segment, whose pages are taken
-// as they are needed. In a segment it neither moves nor begins as zeros.
+// A buffer that only grows: private memory, or a range of a sparse shared-memory file whose pages
+// are reserved as they are needed. In a file it never moves, and its contents do not begin as
+// zeros.
 template <class T>
 class Array {
  public:
@@ -40,10 +41,10 @@ class Array {
   T& operator[](std::size_t i) noexcept { return data_[i]; }
   const T& operator[](std::size_t i) const noexcept { return data_[i]; }
 
-  // An earlier process has taken the pages of n elements.
+  // Declare that an earlier process has reserved the pages of n elements.
   void taken(std::size_t n) noexcept { size_ = std::max(size_, n); }
 
-  // Room for n elements; what is there stays.
+  // Make room for n elements; existing elements stay.
   void need(std::size_t n) {
     if (n > size_) grow(n);
   }
@@ -57,7 +58,10 @@ class Array {
       size_ = wanted;
       return;
     }
-    if (n > most_) throw SharedMemoryError("a buffer of pushes outgrew its reserved address space");
+    if (n > most_)
+      throw SharedMemoryError("a buffer of pushes needs " + std::to_string(n) +
+                              " elements, but its address space has room for " +
+                              std::to_string(most_));
     const std::size_t room = std::min(wanted, most_);
     file_->commit(offset_ + size_ * sizeof(T), (room - size_) * sizeof(T));
     size_ = room;
@@ -69,7 +73,7 @@ class Array {
   std::size_t offset_ = 0, most_ = 0, size_ = 0;
 };
 
-// How the sparse segment of a table is dealt out: equal stretches.
+// Divides the sparse file of a table into ranges of equal length.
 class Stretches {
  public:
   Stretches(const Durable& durable, std::size_t n_arrays) : file_(durable.buffers) {

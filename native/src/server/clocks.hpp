@@ -8,27 +8,28 @@
 
 namespace mpips {
 
-// The clocks of the workers as one server sees them, and whose turn it is under BSP.
+// The clocks of the workers as one server sees them, and the order of workers under BSP.
 //
-// Without backup workers a clock is taken in worker by worker, in order, and closes after the last:
-// the sum is formed in worker order whatever the timing. With b backup workers every worker has a
-// buffer of its own and the clock closes when all but b have ticked; the sum is still formed in
-// worker order over those that made it (Chen et al., "Revisiting distributed synchronous SGD",
-// 2016).
+// Without backup workers, the updates of a clock are consumed worker by worker, in order of index,
+// and the clock closes after the last worker. So the sum is formed in worker order whatever the
+// timing. With b backup workers, every worker has a buffer of its own, and the clock closes when
+// all but b workers have ticked. The sum is then formed in worker order over the workers that
+// ticked in time (Chen et al., "Revisiting distributed synchronous SGD", 2016).
 class Clocks {
  public:
   Clocks(std::size_t n_workers, std::uint32_t backup)
       : clock_(n_workers, 0), finished_(n_workers, 0), ticked_(n_workers, 0), backup_(backup) {}
 
-  std::uint64_t current() const noexcept { return current_; }  // BSP: the clock being taken in
-  std::size_t turn() const noexcept { return turn_; }
+  std::uint64_t current() const noexcept { return current_; }  // BSP: the clock that is open
+  // The worker whose updates of the open clock are consumed now.
+  std::size_t awaited() const noexcept { return awaited_; }
   bool uses_backup() const noexcept { return backup_ != 0; }
   std::uint64_t clock(std::size_t worker) const noexcept { return clock_[worker]; }
   bool finished(std::size_t worker) const noexcept { return finished_[worker] != 0; }
   bool ticked(std::size_t worker) const noexcept { return ticked_[worker] != 0; }
   std::size_t size() const noexcept { return clock_.size(); }
 
-  // The smallest clock of all workers that are still at work; none left: the largest number.
+  // Return the lowest clock of all workers that have not finished; the largest number if all have.
   std::uint64_t min_clock() const noexcept {
     std::uint64_t least = finished_clock;
     for (std::size_t w = 0; w < clock_.size(); ++w)
@@ -37,21 +38,22 @@ class Clocks {
   }
 
   bool may_contribute(std::size_t worker) const noexcept {
-    return uses_backup() || worker == turn_;
+    return uses_backup() || worker == awaited_;
   }
 
-  // The worker has sent all of `clock`. True if the current clock is complete now.
+  // Record that a worker has sent everything of `clock`.
   void tick(std::size_t worker, std::uint64_t clock) noexcept {
     clock_[worker] = clock + 1;
     if (clock == current_) ticked_[worker] = 1;
-    pass_turn();
+    advance();
   }
 
   void finish(std::size_t worker) noexcept {
     finished_[worker] = 1;
-    pass_turn();
+    advance();
   }
 
+  // Return true if the open clock can be closed.
   bool complete() const noexcept {
     std::size_t working = 0, ticked = 0;
     for (std::size_t w = 0; w < clock_.size(); ++w) {
@@ -60,10 +62,10 @@ class Clocks {
     }
     if (ticked == 0) return false;
     const std::size_t needed = working > backup_ ? working - backup_ : 1;
-    return uses_backup() ? ticked >= needed : turn_ == clock_.size();
+    return uses_backup() ? ticked >= needed : awaited_ == clock_.size();
   }
 
-  // Those whose updates belong to the current clock, in worker order.
+  // Return the workers whose updates belong to the open clock, in worker order.
   std::vector<std::size_t> contributors() const {
     std::vector<std::size_t> list;
     for (std::size_t w = 0; w < ticked_.size(); ++w)
@@ -74,15 +76,15 @@ class Clocks {
   void next_clock() noexcept {
     ++current_;
     std::fill(ticked_.begin(), ticked_.end(), 0);
-    turn_ = 0;
-    pass_turn();
+    awaited_ = 0;
+    advance();
   }
 
-  // As they were in an earlier process.
+  // Restore the state that an earlier process had.
   void restore(std::uint64_t current) noexcept {
     current_ = current;
-    turn_ = 0;
-    pass_turn();
+    awaited_ = 0;
+    advance();
   }
   void restore(std::size_t worker, std::uint64_t clock, bool finished, bool ticked) noexcept {
     clock_[worker] = clock;
@@ -91,16 +93,16 @@ class Clocks {
   }
 
  private:
-  void pass_turn() noexcept {
+  void advance() noexcept {
     if (uses_backup()) return;
-    while (turn_ < clock_.size() && (finished_[turn_] || ticked_[turn_])) ++turn_;
+    while (awaited_ < clock_.size() && (finished_[awaited_] || ticked_[awaited_])) ++awaited_;
   }
 
   std::vector<std::uint64_t> clock_;
   std::vector<std::uint8_t> finished_, ticked_;
   std::uint32_t backup_;
   std::uint64_t current_ = 0;
-  std::size_t turn_ = 0;
+  std::size_t awaited_ = 0;
 };
 
 }  // namespace mpips

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cstring>
 
+#include "server/shard_faults.hpp"
+
 namespace mpips {
 namespace {
 
-// What a unit of the journal saves: it and its copy stay in the first cache.
+// Bytes that a unit of the journal saves: they and their copy stay in the first-level cache.
 constexpr std::size_t unit_bytes = 16 << 10;
 
 }  // namespace
@@ -54,7 +56,7 @@ void DenseShard::set_buffer_words(std::size_t number, const BufferWords& words) 
   assembly_[number].used = words[2] != 0;
 }
 
-// A block that was being written is whole again, or will be.
+// Make the versions even: a block that was being written is complete, or recovery completes it.
 void DenseShard::take_over() {
   for (std::size_t b = 0; b < Layout::n_blocks(n_); ++b)
     publish(&versions_[b], (versions_[b].value + 1) & ~std::uint64_t{1});
@@ -117,7 +119,8 @@ void DenseShard::apply_block(std::size_t block, const Update& update, const Upda
   change(from, count, gradient, args);
 }
 
-// The kernel keeps what it changes; where a block was reached, it goes on in its middle.
+// Update one block with a kernel that saves what it changes. A repeated operation continues where
+// it was, which may be in the middle of a block.
 void DenseShard::apply_logged(std::size_t block, const Update& update, const UpdateArgs& args,
                               float lambda, std::uint64_t part) {
   Journal& journal = *durable_.journal;
@@ -126,13 +129,17 @@ void DenseShard::apply_logged(std::size_t block, const Update& update, const Upd
   if (from >= stop) return;
   const float* gradient = compensated(from, stop - from, update, lambda);
   BlockWriter guard(&versions_[block]);
-  if (fault::armed && stop - from > 40) {
-    change_logged(from, 30, gradient, args, part);
-    tear(from + 30, part);
-    gradient += 30;
-    from += 30;
-  }
-  change_logged(from, stop - from, gradient, args, part);
+  constexpr std::size_t torn = 30;  // less than a piece of the kernel: it uses one slot
+  fault::in_two(
+      stop - from, torn, torn + 10,
+      [&](std::size_t first, std::size_t count) {
+        change_logged(from + first, count, gradient + first, args, part);
+      },
+      [&] {
+        fault::tear(
+            journal.undo_slots(), Journal::unit(part, from + torn), 1 + rule_.n_state,
+            [&](std::size_t k) { return (k == 0 ? values_ : state_[k - 1]) + from + torn; });
+      });
   journal.reached(Journal::unit(part, stop));
   fault::at(fault::Point::unit_done);
 }
@@ -145,23 +152,6 @@ void DenseShard::change_logged(std::size_t from, std::size_t count, const float*
   kernels().update_logged[kind](values_ + from, s0, s1, gradient, count, args,
                                 durable_.journal->undo_slots(),
                                 Journal::at(Journal::unit(part, from), 0));
-}
-
-// What a kill in the middle of a piece leaves, for tests.
-void DenseShard::tear(std::size_t from, std::uint64_t part) {
-  UndoSlots& undo = *durable_.journal->undo_slots();
-  // The piece before is kept with turn 0.
-  auto& slot = undo.slots[0][1];
-  for (std::size_t k = 0; k <= rule_.n_state; ++k)
-    std::copy_n((k == 0 ? values_ : state_[k - 1]) + from, 8, slot[k]);
-  fault::at(fault::Point::unit_saving);
-  undo.position = Journal::at(Journal::unit(part, from), 0, 1) | UndoSlots::in_slot | 8;
-  fault::at(fault::Point::unit_saved);
-  std::fill_n(values_ + from, 5, -1.0F);
-  if (rule_.n_state > 0) std::fill_n(state_[0] + from, 3, -2.0F);
-  fault::at(fault::Point::unit_changing);
-  for (std::size_t k = 0; k <= rule_.n_state; ++k)
-    std::copy_n(slot[k], 8, (k == 0 ? values_ : state_[k - 1]) + from);
 }
 
 const float* DenseShard::compensated(std::size_t from, std::size_t count, const Update& update,
@@ -183,7 +173,7 @@ void DenseShard::change(std::size_t from, std::size_t count, const float* gradie
   kernels().update[kind](values_ + from, s0, s1, gradient, count, args);
 }
 
-// All blocks are held while the user's rule runs, since it sees the whole shard.
+// Mark all blocks as being changed while the user's rule runs, because it sees the whole shard.
 void DenseShard::apply_python(const Update& update, const Weight& weight, std::uint64_t step) {
   scratch_.assign(update.values, update.values + n_);
   if (update.base != nullptr && weight.lambda != 0.0F)
@@ -210,7 +200,7 @@ void DenseShard::apply_python(const Update& update, const Weight& weight, std::u
 }
 
 void DenseShard::accumulate(std::size_t buffer, const Update& part) {
-  // The first push of a clock is copied, segment by segment; what comes after it is added.
+  // Copy the first push of a clock, segment by segment; add all later ones.
   Buffer& sum = accumulator_[buffer];
   if (!sum.used) {
     sum.update.need(n_);
@@ -236,10 +226,12 @@ void DenseShard::add_to(Array<float>* sum, std::size_t offset, const float* valu
     journal.save_start(1, n * sizeof(float));
     journal.save(durable_.buffer_segment(), to + from);
     journal.saved(unit);
-    const std::size_t half = fault::armed ? n / 2 : 0;
-    kernels().add(to + from, values + from, half);
-    fault::at(fault::Point::unit_changing);
-    kernels().add(to + from + half, values + from + half, n - half);
+    fault::in_two(
+        n, n / 2, 0,
+        [&](std::size_t first, std::size_t n_added) {
+          kernels().add(to + from + first, values + from + first, n_added);
+        },
+        [] { fault::at(fault::Point::unit_changing); });
     journal.done(unit);
   }
 }

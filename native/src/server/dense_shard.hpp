@@ -6,14 +6,14 @@
 
 namespace mpips {
 
-// A contiguous range of a tensor: float32 values under versioned blocks and the optimizer's state,
-// all in the server's region.
+// A contiguous range of a dense tensor: float32 values in versioned blocks, and the optimizer's
+// state, all in the server's region.
 class DenseShard final : public Shard {
  public:
   DenseShard(std::uint8_t* region, const DenseExtent& extent, Rule rule, std::size_t n_workers,
              Progress progress, const Durable& durable);
 
-  // Bytes of the segment that a journal keeps this shard's buffers in.
+  // Return the bytes of the shared-memory file for this shard's buffers, with a journal.
   static std::size_t buffer_bytes(std::size_t n, std::size_t n_workers) noexcept;
   BufferWords buffer_words(std::size_t number) const noexcept override;
   void set_buffer_words(std::size_t number, const BufferWords& words) override;
@@ -38,8 +38,8 @@ class DenseShard final : public Shard {
  private:
   struct Buffer {
     Array<float> update, base;
-    bool used = false;       // assembly: there is a base; accumulator: holds something
-    std::size_t filled = 0;  // accumulator: elements of the clock's first push that are in
+    bool used = false;       // assembly: there are base values; accumulator: not empty
+    std::size_t filled = 0;  // accumulator: elements copied of the clock's first push
   };
 
   void apply_block(std::size_t block, const Update& update, const UpdateArgs& args, float lambda);
@@ -47,7 +47,6 @@ class DenseShard final : public Shard {
                     std::uint64_t part);
   void change_logged(std::size_t from, std::size_t count, const float* gradient,
                      const UpdateArgs& args, std::uint64_t part);
-  void tear(std::size_t from, std::uint64_t part);
   const float* compensated(std::size_t from, std::size_t count, const Update& update, float lambda);
   void change(std::size_t from, std::size_t count, const float* gradient, const UpdateArgs& args);
   void add_to(Array<float>* sum, std::size_t offset, const float* values, std::size_t count);

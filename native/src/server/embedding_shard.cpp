@@ -3,20 +3,21 @@
 #include <algorithm>
 #include <cstring>
 
+#include "server/shard_faults.hpp"
+
 namespace mpips {
 namespace {
 
 constexpr std::size_t progress_rows = 256;
-// A table grows by a sixteenth, and by no more than this: what is taken and not yet used stays
-// small, and taking it, which zeroes pages, takes milliseconds at most. Smaller steps than the
-// least would only be many.
+// A table grows by a sixteenth, between these bounds. The upper bound keeps unused memory small;
+// growing zeroes pages and takes milliseconds at most. The lower bound avoids many tiny steps.
 constexpr std::size_t growth_bytes = std::size_t{64} << 20;
 constexpr std::size_t least_growth_bytes = std::size_t{64} << 10;
-// Rows come from anywhere in memory: so many bytes of the next ones are asked for ahead, and so
-// many lines of each (what follows the processor asks for by itself).
+// Rows lie anywhere in memory, so the next rows are prefetched: this many bytes in all, and at most
+// this many lines of each row (the processor itself prefetches the lines that follow).
 constexpr std::size_t prefetch_bytes = 8192;
 constexpr std::size_t prefetch_lines = 16;
-// What a unit of the journal saves: it and its copy stay in the first cache.
+// Bytes that a unit of the journal saves: they and their copy stay in the first-level cache.
 constexpr std::size_t unit_bytes = 16 << 10;
 constexpr std::size_t most_unit_rows = 256;
 
@@ -82,17 +83,19 @@ void EmbeddingShard::set_buffer_words(std::size_t number, const BufferWords& wor
   if (parts.has_base) parts.base.taken(parts.n * dim_);
 }
 
-// The map is made anew from the keys of the rows.
+// Rebuild the map from the keys of the rows.
 void EmbeddingShard::take_over() {
   const Journal& journal = *durable_.journal;
   const std::size_t n = journal.word(journal.of_table(durable_.table, Journal::n_rows));
   const auto* stored = reinterpret_cast<const std::int64_t*>(key_memory_.data());
   if (n * sizeof(std::int64_t) > key_memory_.size() ||
       n * stride_ * sizeof(float) > row_memory_.size())
-    throw RecoveryError("a table has fewer rows in memory than its journal says");
+    throw RecoveryError("a table has fewer rows in memory than in its journal (" +
+                        std::to_string(n) + ")");
   rows_.resize(n);
   map_.find_or_insert(stored, n, rows_.data());
-  if (map_.size() != n) throw RecoveryError("the keys of a table are damaged: one is there twice");
+  if (map_.size() != n)
+    throw RecoveryError("the keys of a table in memory are damaged: one appears twice");
 }
 
 void EmbeddingShard::assemble(std::size_t worker, const Update& part, bool first) {
@@ -135,7 +138,8 @@ void EmbeddingShard::take_memory(std::size_t n_new) {
     durable_.journal->set_segment(durable_.row_segment(), row_memory_.data());
 }
 
-// Memory is taken first: if there is none, nothing has changed.
+// Find or make the rows of all keys. Memory is reserved first: if there is not enough, nothing has
+// changed.
 void EmbeddingShard::find_rows(const std::int64_t* keys, std::size_t n) {
   rows_.resize(n);
   take_memory(n);
@@ -147,7 +151,7 @@ void EmbeddingShard::find_or_make(const std::int64_t* keys, std::size_t n, std::
   if (map_.find_or_insert(keys, n, rows) != 0) make_rows(keys, n, rows, before);
 }
 
-// New rows are numbered in the order of their first occurrence.
+// Initialise new rows, which are numbered in the order of their first occurrence.
 void EmbeddingShard::make_rows(const std::int64_t* keys, std::size_t n, const std::uint32_t* rows,
                                std::size_t first_new) {
   auto* stored_keys = reinterpret_cast<std::int64_t*>(key_memory_.data());
@@ -214,7 +218,8 @@ RowsToChange EmbeddingShard::rows_of(const std::uint32_t* rows, const Update& up
           row_lines_};
 }
 
-// Rows whose rule counts their steps, or whose updates are compensated, are changed one by one.
+// Return true for rows whose rule counts their steps or whose updates are compensated: each is
+// changed by its own call of a kernel.
 bool EmbeddingShard::one_by_one(const Update& update, float lambda) const noexcept {
   return counts_steps_ || (update.base != nullptr && lambda != 0.0F);
 }
@@ -244,9 +249,9 @@ void EmbeddingShard::apply_rows(const std::uint32_t* rows, const Update& update,
   }
 }
 
-// The same with a kernel that keeps what it changes. Elements are numbered through the whole
-// update; an operation that goes on may do so in the middle of a row, whose step is not counted
-// then.
+// Apply an update with kernels that save what they change. Elements are numbered through the whole
+// update. A repeated operation may continue in the middle of a row; that row's step is not counted
+// yet.
 void EmbeddingShard::apply_logged(const std::uint32_t* rows, const Update& update,
                                   const Weight& weight, std::uint64_t step) {
   Journal& journal = *durable_.journal;
@@ -257,12 +262,12 @@ void EmbeddingShard::apply_logged(const std::uint32_t* rows, const Update& updat
                       counts_steps_);
   UpdateArgs args = prepare(rule_.optimizer, step, weight.factors);
   const std::uint64_t n = update.count * dim_, left = journal.first_left(part, n);
-  // Where all was past, an earlier position must not come back.
+  // Do not set the position again if everything is done: it must not move backwards.
   if (left == n) return;
-  const bool armed = fault::armed, single = armed || one_by_one(update, weight.lambda);
+  const bool single = fault::armed() || one_by_one(update, weight.lambda);
   const LoggedUpdateFn change = kernels().update_logged[kind];
   for (std::size_t i = 0; i < std::min(ahead_, update.count); ++i) prefetch<1>(rows[i], row_lines_);
-  std::size_t i = left / dim_, done = left % dim_;  // elements of the first row
+  std::size_t i = left / dim_, done = left % dim_;  // elements of the first row that are done
   for (; i < update.count && (single || done != 0); ++i, done = 0) {
     if (i + ahead_ < update.count) prefetch<1>(rows[i + ahead_], row_lines_);
     float* r = row(rows[i]);
@@ -275,19 +280,21 @@ void EmbeddingShard::apply_logged(const std::uint32_t* rows, const Update& updat
     } else {
       journal.place(i, at, first);
     }
-    if (armed) fault::at(fault::Point::unit_saved);
+    fault::at(fault::Point::unit_saved);
     const float* base = update.base != nullptr ? update.base + first : nullptr;
     const float* gradient = compensated(r, update.values + first, base, weight.lambda);
-    std::uint64_t turn = 0;
-    if (armed && dim_ - done > 2) {
-      change_logged(change, r, done, done + 2, gradient, args, Journal::at(element, i, turn++));
-      fault::at(fault::Point::unit_changing);
-      done += 2;
-    }
-    change_logged(change, r, done, dim_, gradient, args, Journal::at(element, i, turn));
+    fault::in_two(
+        dim_ - done, 2, 2,
+        [&](std::size_t skipped, std::size_t count) {
+          const std::size_t from = done + skipped;
+          const std::uint64_t slot = skipped == 0 ? 0 : 1;
+          change_logged(change, r, from, from + count, gradient, args,
+                        Journal::at(element, i, slot));
+        },
+        [] { fault::at(fault::Point::unit_changing); });
     if (counts_steps_) count_step(r);
     Journal::barrier();
-    if (armed) fault::at(fault::Point::unit_done);
+    fault::at(fault::Point::unit_done);
     if (progress_ && i % progress_rows == progress_rows - 1) progress_();
   }
   for (; i < update.count; i += progress_rows) {
@@ -326,7 +333,7 @@ inline const float* EmbeddingShard::compensated(const float* r, const float* upd
   return scratch_.data();
 }
 
-// The user's rule sees the touched rows as one flat array; they are gathered and put back.
+// Apply a user's rule, which sees the touched rows as one flat array: gather them, run it, scatter.
 void EmbeddingShard::apply_python(const Update& update, const Weight& weight, std::uint64_t step) {
   find_rows(update.keys, update.count);
   const std::size_t n = update.count * dim_;
@@ -378,8 +385,8 @@ void EmbeddingShard::add(Buffer* sum, const std::int64_t* keys, const float* val
   }
 }
 
-// New rows of the sum begin as zeros: a part of its own, which may be done twice, but not once the
-// next has begun.
+// Set the new rows of the sum to zero in a part of its own. That part may be done twice, but not
+// after the next part has begun.
 void EmbeddingShard::add_units(Buffer* sum, std::size_t before, const float* values,
                                std::size_t n) {
   Journal& journal = *durable_.journal;

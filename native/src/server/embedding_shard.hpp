@@ -8,14 +8,14 @@
 
 namespace mpips {
 
-// The rows of an embedding table whose keys this server owns. A row is its values, the optimizer's
-// state and, where the rule needs it, the row's own step count, side by side. Rows are made when
-// they are first pushed; a pull of a key that has no row yet answers its initial value.
+// The rows of an embedding table whose keys this server owns. A row has its values, the optimizer's
+// state and, if the rule needs it, the row's own step count, one after the other. A row is made
+// when it is first pushed. A pull of a key without a row returns its initial value.
 //
-// A push in several records is applied in one of two ways. `assemble` copies its parts until all
-// are there. `expect` leaves them where they lie (in the ring) and only looks up their rows, while
-// the worker still writes the rest; `make_expected` and one `apply_expected` a part follow when all
-// are there. Either way nothing changes before.
+// A push in several records is applied in one of two ways. `assemble` copies its parts until all of
+// them are there. `expect` leaves the parts where they lie (in the ring) and only looks up their
+// rows, while the worker writes the rest; when all parts are there, `make_expected` and one
+// `apply_expected` per part follow. In both ways nothing changes before all parts are there.
 class EmbeddingShard final : public Shard {
  public:
   EmbeddingShard(SharedMemory rows, SharedMemory keys, std::size_t dim, Rule rule,
@@ -37,15 +37,16 @@ class EmbeddingShard final : public Shard {
   void discard(std::size_t buffer) override;
   std::size_t memory_bytes() const override;
 
-  // False where a rule must see all rows of a push at once.
+  // False if a rule must see all rows of a push at once.
   bool applies_by_parts() const noexcept { return !rule_.python; }
   void expect(std::size_t worker, const Update& part);
-  // Makes the rows of all parts, memory first: if there is none, nothing has changed.
+  // Make the rows of all parts. Memory is reserved first: if there is not enough, nothing has
+  // changed.
   void make_expected(std::size_t worker, const std::vector<Update>& parts);
   void apply_expected(std::size_t worker, const Update& part, const Weight& weight,
                       std::uint64_t step);
 
-  // Puts whole rows, as `row` gives them: values, state, step count. Makes those that are new.
+  // Store whole rows in the form that `row` returns (values, state, step count); make the new ones.
   void load(const std::int64_t* keys, std::size_t n, const float* rows);
   void pull(const std::int64_t* keys, std::size_t n, float* out);
 
@@ -94,7 +95,8 @@ class EmbeddingShard final : public Shard {
   void add_units(Buffer* sum, std::size_t before, const float* values, std::size_t n);
 
   std::size_t dim_, stride_;
-  std::size_t row_lines_, value_lines_, ahead_;  // lines to ask for, and how many rows ahead
+  // lines to prefetch per row, and how many rows ahead
+  std::size_t row_lines_, value_lines_, ahead_;
   bool counts_steps_;
   SharedMemory row_memory_, key_memory_;
   RowMap map_;

@@ -10,11 +10,12 @@ namespace mpips {
 namespace {
 
 constexpr std::size_t records_per_visit = 16;
-// Between looks at the time: asking for it costs as much as looking at a ring, and a record is
-// worth so many bytes of work besides its own.
+// Bytes of work between two reads of the clock, which cost as much as a look at a ring. A record
+// counts as this many bytes in addition to its own.
 constexpr std::uint64_t work_per_look = 64 << 10;
 constexpr std::uint64_t work_per_record = 4 << 10;
-constexpr std::size_t first_fetch = 4096 + sizeof(RecordHeader);  // bytes of a new record
+// bytes of a new record to prefetch
+constexpr std::size_t first_fetch = 4096 + sizeof(RecordHeader);
 
 }  // namespace
 
@@ -79,7 +80,7 @@ std::size_t ServerCore::drain(double max_s, std::uint32_t max_sleep_us) {
       backoff_.pause();
     }
     if (expected_cut_ != 0 && cut_ready()) return total;
-    // Asking for the time costs as much as looking at a ring.
+    // Read the time rarely: that costs as much as a look at a ring.
     if ((consumed != 0 || !backoff_.spinning() || (++looks & 31) == 0) && now_s() >= end)
       return total;
   }
@@ -97,8 +98,8 @@ std::size_t ServerCore::consume(double max_s) {
   }
 }
 
-// One visit to every ring; ends early, after a record, when `end` is past (0: never). The next pass
-// goes on with the next ring, so that all rings have their turns however short the time is.
+// Visit every ring once; stop early, after a record, when `end` (0: never) is past. The next pass
+// goes on with the next ring, so that all rings are served however short the time is.
 std::size_t ServerCore::pass(double end) {
   std::size_t consumed = 0;
   std::uint64_t looked_at = counters_.bytes_in + counters_.bytes_out;
@@ -136,7 +137,8 @@ bool ServerCore::consume_one(std::size_t worker) {
   if (ring.at() >= ring.limit && !is_free_tick(ring)) return false;
   if (!stamped(worker, ring.at())) return false;
   const std::uint8_t* slot = ring.box.slot(ring.at());
-  // What is not on its way yet: all at once rather than one after the other.
+  // Prefetch what the hint has not prefetched yet, all lines together rather than one after the
+  // other.
   for (std::size_t at = ring.fetched; at < ring.fetched + first_fetch; at += line_bytes)
     __builtin_prefetch(slot + at);
   RecordHeader header;
@@ -161,7 +163,7 @@ void ServerCore::acknowledge(Ring* ring, Outcome outcome, std::uint64_t stalenes
   publish(&ring->box.ack->applied, ring->next);
 }
 
-// Consumed, but not yet for the worker to know.
+// Consume a record and write its result, without publishing `applied` yet.
 void ServerCore::settle(Ring* ring, Outcome outcome, std::uint64_t staleness) {
   const std::uint64_t result = make_result(ring->next, outcome, staleness);
   store_release(ring->box.result(ring->next), result);
@@ -169,8 +171,9 @@ void ServerCore::settle(Ring* ring, Outcome outcome, std::uint64_t staleness) {
   ++ring->next;
 }
 
-// Stamps are compared for equality only. A stamp that is neither the expected one nor the one of
-// the round before may be half of a remote store; if it stays, it is a gap.
+// Return true if the record's stamp is there. Stamps are compared for equality only. A stamp that
+// is neither the expected one nor that of the slot's previous record may be half of a remote store;
+// if it stays, it is a gap.
 bool ServerCore::stamped(std::size_t worker, std::uint64_t sequence) {
   Ring& ring = rings_[worker];
   const std::uint64_t expected = sequence + 1;
@@ -181,7 +184,7 @@ bool ServerCore::stamped(std::size_t worker, std::uint64_t sequence) {
   if (stamp == (expected > n_slots ? expected - n_slots : 0)) return false;
   if (patience_spent(&ring))
     violation(worker, "a gap: record " + std::to_string(stamp - 1) + " stands where record " +
-                          std::to_string(sequence) + " should be");
+                          std::to_string(sequence) + " was expected");
   return false;
 }
 
@@ -202,15 +205,16 @@ bool ServerCore::patience_spent(Ring* ring) {
   return now - ring->bad_since > patience_s_;
 }
 
-// False: not (yet) whole, look again. A remote record travels without a flush between it and its
-// stamp, so the stamp may be seen first: beside a record of the round before, or half of the new
-// one. Number and checksums tell; after a while the record is called what it is.
+// Return false if the record is not complete (yet) and must be read again. A remote record is sent
+// without a flush between it and its stamp, so the stamp may be seen first, beside the slot's
+// previous record or half of the new one. Sequence and checksums show that. A record that stays
+// like that is an error.
 bool ServerCore::check(std::size_t worker, std::uint64_t sequence, const RecordHeader& h,
                        const std::uint8_t* payload) {
   Ring& ring = rings_[worker];
   const bool sized =
       h.magic == record_magic && h.payload_bytes <= ring.box.geometry.payload_capacity();
-  // Without checksums both words are zero, so that a damaged flag cannot turn the check off.
+  // Require zero words if there are no checksums, so that a damaged flag cannot disable the check.
   const bool checked = (h.flags & flag_checksum) != 0;
   const bool whole = sized && h.header_checksum == (checked ? header_checksum(h) : 0) &&
                      h.payload_checksum == (checked ? checksum(payload, h.payload_bytes) : 0) &&
@@ -220,21 +224,24 @@ bool ServerCore::check(std::size_t worker, std::uint64_t sequence, const RecordH
     if (!whole)
       violation(worker, "record " + std::to_string(sequence) +
                             " is damaged: its checksum or magic number does not match");
-    violation(worker, "a record that says it is number " + std::to_string(h.sequence) +
-                          " of worker " + std::to_string(h.worker) + " where number " +
-                          std::to_string(sequence) + " was expected");
+    violation(worker, "a record with number " + std::to_string(h.sequence) + " of worker " +
+                          std::to_string(h.worker) + " where number " + std::to_string(sequence) +
+                          " was expected");
   }
   ring.bad_since = 0.0;
-  if (h.version != layout_version) violation(worker, "a record of another format version");
+  if (h.version != layout_version)
+    violation(worker, "a record of format version " + std::to_string(h.version) +
+                          ", expected version " + std::to_string(layout_version));
   if (h.generation != generation_ && (h.sequence >= ring.inherited || h.generation > generation_))
     violation(worker, "a record of generation " + std::to_string(h.generation) +
                           ", this job is generation " + std::to_string(generation_));
   return true;
 }
 
-// Only the first look at a record that must wait for its clock reads the piece. What is found out
-// is noted by the record's own number: the record of the round before may still stand in the slot.
-// One that lies outside the area is not read: `parse_area` refuses it.
+// Return true if the segment of a record with flag_area matches its checksum. Only the first look
+// at a record that must wait for its clock reads the segment. The result is stored with the
+// record's own sequence, because the slot's previous record may still be in the slot. A segment
+// outside the rendezvous buffer is not read here: `parse_area` refuses it.
 bool ServerCore::piece_is_whole(std::size_t worker, const RecordHeader& h,
                                 const std::uint8_t* payload) {
   Ring& ring = rings_[worker];
@@ -272,9 +279,10 @@ ServerCore::Verdict ServerCore::handle(std::size_t worker, const RecordHeader& h
   violation(worker, "a record of the unknown kind " + std::to_string(h.kind));
 }
 
-// A worker that goes on after a warm restart repeats a clock that it has ended here where another
-// server lacks the tick. Its pushes and ticks are not written again (RingWriter::resume), its pulls
-// are: they change nothing, so any clock will do.
+// Check that a record is not of a clock that its worker has ended. A worker that goes on after a
+// warm restart repeats a clock that it has ended here if another server lacks the tick. Its pushes
+// and ticks are not written again (RingWriter::resume), but its pulls are. Pulls change nothing, so
+// they may be of any clock.
 void ServerCore::check_clock(std::size_t worker, const RecordHeader& h) const {
   const bool pulls = static_cast<RecordKind>(h.kind) == RecordKind::pull_rows;
   if (pulls && rings_[worker].inherited != 0) return;
@@ -287,16 +295,18 @@ void ServerCore::check_clock(std::size_t worker, const RecordHeader& h) const {
 
 ServerCore::Verdict ServerCore::handle_pull(std::size_t worker, const RecordHeader& h,
                                             const std::uint8_t* payload) {
-  // Nobody waits any more for what an earlier launch asked, nor here for what a partner is asked.
+  // Do not answer pulls of an earlier launch, nor pulls in the replica: no worker waits for the
+  // replies.
   if (h.generation != generation_ || copy_) return {true, Outcome::answered, 0};
   if (h.table >= tables_.size() || tables_[h.table].embedding == nullptr)
     violation(worker,
-              "a pull of rows from table " + std::to_string(h.table) + ", which has none here");
+              "a pull of rows from table " + std::to_string(h.table) + ", which has no rows here");
   Table& t = tables_[h.table];
   const std::size_t capacity = layout_.geometry().slot_bytes - sizeof(ReplyHeader);
   if (h.payload_bytes != h.count * sizeof(std::int64_t) ||
       h.count * t.embedding->dim() * sizeof(float) > capacity || !layout_.geometry().replies)
-    violation(worker, "a pull whose sizes do not agree");
+    violation(worker, "a pull of " + std::to_string(h.count) + " rows with " +
+                          std::to_string(h.payload_bytes) + " bytes: its sizes do not agree");
   const ConsistencyConfig& c = t.consistency;
   if (c.model == Model::bsp && clocks_.current() < h.clock) return {false, Outcome::none, 0};
   if (c.model == Model::ssp && clocks_.min_clock() < h.clock &&
@@ -336,7 +346,7 @@ ServerCore::Verdict ServerCore::handle_tick(std::size_t worker, const RecordHead
   if (!any_bsp_) {
     clocks_.tick(worker, h.clock);
   } else if (h.clock < clocks_.current()) {
-    // The clock closed without this worker; what it had sent of it is dropped.
+    // The clock closed without this worker: drop the pushes that it had sent for the clock.
     verdict = {true, Outcome::late, discard_clock(worker)};
     clocks_.tick(worker, h.clock);
   } else if (h.clock > clocks_.current() || !clocks_.may_contribute(worker)) {
@@ -350,15 +360,15 @@ ServerCore::Verdict ServerCore::handle_tick(std::size_t worker, const RecordHead
   return verdict;
 }
 
-// Pushes of a clock that this worker did not complete; without backup workers a worker ticks in its
-// turn, so there are none unless it finishes in the middle of a clock.
+// Drop the pushes of a clock that this worker did not complete. Without backup workers a worker
+// ticks in its place in the order, so there are none unless it finishes in the middle of a clock.
 std::uint64_t ServerCore::discard_clock(std::size_t worker) {
   std::uint64_t dropped = 0;
   if (clocks_.ticked(worker)) return 0;
   for (Table& t : tables_) {
     if (t.shard == nullptr || t.consistency.model != Model::bsp) continue;
     if (!clocks_.uses_backup()) {
-      if (t.pending[worker] != 0) violation(worker, "finished in the middle of a clock");
+      if (t.pending[worker] != 0) violation(worker, "its finish in the middle of a clock");
       continue;
     }
     t.shard->discard(worker);  // also the first segments of a push that was not complete in time
@@ -394,7 +404,7 @@ void ServerCore::close_clock() {
 void ServerCore::publish_clocks() {
   const std::uint64_t least = clocks_.min_clock();
   for (Table& t : tables_) publish(&t.head->min_clock, least);
-  publish(&reinterpret_cast<TurnLine*>(region_ + layout_.turn())->turn, clocks_.turn());
+  publish(&reinterpret_cast<AwaitedLine*>(region_ + layout_.awaited())->worker, clocks_.awaited());
 }
 
 void ServerCore::publish_clock(std::size_t worker) {
@@ -404,7 +414,8 @@ void ServerCore::publish_clock(std::size_t worker) {
 }
 
 void ServerCore::violation(std::size_t worker, const std::string& what) const {
-  throw ProtocolViolation("worker " + std::to_string(worker) + " sent " + what);
+  throw ProtocolViolation("worker " + std::to_string(worker) + " sent " + what +
+                          "; all ranks must run the same mpips (mpips doctor --mpi checks it)");
 }
 
 }  // namespace mpips

@@ -14,68 +14,73 @@
 #include "server/shard.hpp"
 #include "shm/backoff.hpp"
 
-// A server's end of all rings: reads records, judges updates, applies them, publishes.
+// The server's end of all rings: it reads records, decides on updates, applies them and publishes
+// the results.
 //
-// Exactly once. Sequence numbers of a worker are contiguous; the server looks for number `next` in
-// its slot and nowhere else. A repeat of an older record lands in a slot that is not looked at, or
-// carries an older stamp, and changes nothing; a stamp from the future is a gap and an error.
+// Exactly once. The sequences of a worker are contiguous, and the server reads only the slot of
+// record `next`. A repeat of an older record lands in a slot that the server does not read, or it
+// has an older stamp; it changes nothing. A stamp beyond the expected one is a gap and an error.
 //
-// Order. For a record: results and replies, then `applied` (release). For a table: values, then its
-// head, then `applied`, so that a worker that has seen its push applied reads values that hold it.
+// Order. For a record the server writes results and replies, then `applied` (release). For a table
+// it writes the values, then the table's head, then `applied`. So a worker that has read that its
+// push is applied reads values that include the push.
 //
-// Pushes in several records (segments). They change nothing until the last one is there. Segments
-// of rows that all fit into the ring (flag_fits) stay in their slots till then: the server looks at
-// them and goes on (`deferred`), and applies and consumes all of them when it has seen the last;
-// copying them to a place of their own would cost more than applying them. Nobody writes a slot
-// before it is consumed. If anything but the next segment follows, or the ring is full of them,
-// they are copied and consumed after all (`let_go`), as other segments are at once: so nothing ever
-// waits for a segment that the worker has no slot for.
+// Pushes in several records (segments). They change nothing until the last segment is there.
+// Segments of rows that all fit into the ring (flag_fits) stay in their slots until then. The
+// server reads each of them and goes on (`deferred`). When it has read the last one, it applies and
+// consumes all of them. Copying them elsewhere would cost more than applying them. The worker does
+// not write a slot before it is consumed, so they cannot change meanwhile. If another record than
+// the next segment follows, or if the ring is full of deferred segments, they are copied and
+// consumed after all (`let_go`); all other segments are copied at once. So the server never waits
+// for a segment for which the worker has no slot.
 //
-// A large dense push of a worker on another node lies in the worker's area (flag_area), put there
-// straight from the caller's array. Its record follows when the worker knows, by a flush, that all
-// of it is there (flag_arrived); or, where the worker goes on at once, each piece is followed by a
-// record with its checksum: the server takes such a record when its piece is whole, and so verifies
-// behind the wire. With the last record it applies the update where it lies. Only this worker
-// writes its area, and no part of it again before the record that ends the push there is consumed.
+// A large dense push of a worker on another node lies in the worker's rendezvous buffer
+// (flag_area), put there directly from the caller's array. Either the worker waits (by a flush)
+// until all of the update is there, and then sends one record (flag_arrived). Or the worker goes on
+// at once and sends after each segment a record with the segment's checksum; the server consumes
+// such a record once its segment matches the checksum. With the last record the server applies the
+// update where it lies. Only this worker writes its rendezvous buffer, and it writes no part of it
+// again before the record that ends the push there is consumed.
 //
-// A record that may not be consumed yet (a BSP update out of turn, a pull ahead of its clock) stays
-// at the head of its ring. This cannot deadlock: at one clock a worker waits only for workers of
-// lower index, and the lowest waits for nobody.
+// A record that may not be consumed yet (a BSP update before its worker's place in the order, a
+// pull ahead of its clock) stays at the head of its ring. This cannot deadlock: within a clock a
+// worker waits only for workers of lower index, and the worker of lowest index waits for none.
 namespace mpips {
 
-// What no correct peer sends.
+// A record that no correct worker or server sends.
 class ProtocolViolation : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
+// The staging memory of a worker, mapped into this process.
 struct StagingArea {
   const std::uint8_t* data = nullptr;
   std::size_t bytes = 0;
 };
 
-// Where a worker goes on after recovery.
+// The state in which a worker continues after recovery.
 struct Position {
   std::uint64_t sequence = 0;  // of its first new record
   std::uint64_t clock = 0;
   bool finished = false;
-  std::vector<std::uint64_t> taken;  // by table: complete pushes of this clock that are here
-  std::uint64_t pushes = 0, tag = no_pushes;                   // of this clock, to all tables
+  std::vector<std::uint64_t> taken;  // by table: complete pushes of this clock that the server has
+  std::uint64_t pushes = 0, tag = no_pushes;  // complete pushes of this clock, to all tables
   std::vector<std::pair<std::uint64_t, std::uint64_t>> ended;  // (clock, tag) of clocks before it
-  std::vector<std::string> texts;  // that describe where it stands, the newest last
+  std::vector<std::string> texts;  // texts of the worker's position, the newest last
 };
 
 struct ServerCounters {
-  std::uint64_t records = 0;                  // consumed
-  std::uint64_t retries = 0;                  // looks at a record that was not whole yet
-  std::uint64_t clocks = 0;                   // closed
-  std::uint64_t bytes_in = 0, bytes_out = 0;  // of records, and of the rows in answers
+  std::uint64_t records = 0;                  // records consumed
+  std::uint64_t retries = 0;                  // reads of a record that was not complete yet
+  std::uint64_t clocks = 0;                   // clocks closed
+  std::uint64_t bytes_in = 0, bytes_out = 0;  // bytes of records, and of the rows in replies
 };
 
-// Of a server with a partner. Lag: records of one worker that are consumed here and not known to
-// have arrived there.
+// Counters of a server with a replica. Lag: records of one worker that are consumed here and not
+// known to have arrived at the replica.
 struct PartnerCounters {
-  std::uint64_t records = 0, bytes = 0;  // handed out for the partner
+  std::uint64_t records = 0, bytes = 0;  // handed out for the replica
   std::uint64_t greatest_lag = 0;
 };
 
@@ -86,29 +91,35 @@ class ServerCore {
   ServerCore(std::uint8_t* region, Layout layout, std::uint32_t generation, std::uint32_t backup,
              bool oversubscribed);
 
+  // Add every table once, before `start` or `attach`. `add_absent`: this server has no part of it.
   void add_dense(std::uint16_t table, std::unique_ptr<Shard> shard, ConsistencyConfig consistency);
   void add_embedding(std::uint16_t table, std::unique_ptr<EmbeddingShard> shard,
                      ConsistencyConfig consistency);
   void add_absent(std::uint16_t table, ConsistencyConfig consistency);
   void set_staging(std::size_t worker, StagingArea area) { staging_.at(worker) = area; }
-  // The staging memory of an earlier launch, for its records that are still in the ring.
+  // Set the staging memory of an earlier launch, for that launch's records that are still in the
+  // ring.
   void set_old_staging(std::size_t worker, std::uint32_t generation, StagingArea area) {
     old_staging_[{worker, generation}] = area;
   }
-  // The updates that a table had applied before this launch; optimizers count on from there.
+  // Set the number of updates that a table had before this launch; optimizers continue to count
+  // from there.
   void set_steps_before(std::uint16_t table, std::uint64_t n) {
     tables_.at(table).steps_before = n;
   }
+  // Return the number of updates of a table, including those before this launch.
   std::uint64_t steps(std::uint16_t table) const {
     return tables_.at(table).steps_before + tables_.at(table).stats.updates;
   }
+  // Set how long a record may look damaged before it is an error.
   void set_patience(double seconds) { patience_s_ = seconds; }
+  // Publish the state with which a new job begins.
   void start();
 
-  // A journal (server_recovery.cpp): set before any table is added. `begin_journal` writes down
-  // what there is; from then on a kill is survived. `attach` takes over what an earlier process
-  // left, instead of `start` and `begin_journal`; `finish_operation` follows, once the staging
-  // memory that `old_staging` names has been set.
+  // Use a journal (server_recovery.cpp); call this before any table is added. `begin_journal`
+  // writes the whole state to it; from then on the server survives a kill. `attach` takes over the
+  // state that an earlier process left, in place of `start` and `begin_journal`. `finish_operation`
+  // must follow, once the staging memory that `old_staging` lists has been set.
   void set_journal(std::unique_ptr<Journal> journal);
   Journal* journal() const noexcept { return journal_.get(); }
   void begin_journal();
@@ -117,11 +128,12 @@ class ServerCore {
   void finish_operation();
   const Position& position(std::size_t worker) const { return positions_.at(worker); }
 
-  // Consumes what the rings hold until `max_s` have passed, or, with max_s = 0, until nothing more
-  // can be consumed: that may be never while other threads or processes write. Returns the number
-  // of records consumed.
+  // Consume records until `max_s` seconds have passed. With max_s = 0, until nothing more can be
+  // consumed, which may be never while other threads or processes write. Return the number of
+  // consumed records.
   std::size_t drain(double max_s, std::uint32_t max_sleep_us);
-  // The same without waiting: until nothing more can be consumed, but not longer than `max_s`.
+  // Consume without waiting, until nothing more can be consumed, but no longer than `max_s`
+  // seconds.
   std::size_t consume(double max_s);
 
   // Cuts; see server_snapshot.cpp.
@@ -129,7 +141,7 @@ class ServerCore {
   bool cut_ready() const;
   bool holds_cut() const;
   void release_cut(std::uint64_t id);
-  // Partners; see server_replica.cpp.
+  // Replicas; see server_replica.cpp.
   void begin_partnership(std::uint64_t bound);
   std::size_t outgoing(std::uint8_t* batch, std::size_t max_bytes);
   bool has_outgoing() const noexcept;
@@ -139,16 +151,16 @@ class ServerCore {
   void become_copy();
   void accept(const std::uint8_t* batch, std::size_t bytes);
   std::uint64_t arrived(std::size_t worker) const { return rings_.at(worker).arrived; }
-  // What the worker's last cut record holds; empty before.
+  // Return the payload of the worker's last cut record; empty if there was none.
   const std::string& position_text(std::size_t worker) const {
     return rings_.at(worker).position_text;
   }
 
   const TableStats& stats(std::uint16_t table) const { return tables_.at(table).stats; }
   const ServerCounters& counters() const { return counters_; }
-  // Records that stand in the rings now.
+  // Return the number of records that are in the rings now.
   std::size_t queue() const noexcept;
-  // Records of a worker that are consumed.
+  // Return the number of consumed records of a worker.
   std::uint64_t applied(std::size_t worker) const { return rings_.at(worker).next; }
   std::size_t n_workers() const { return rings_.size(); }
   std::uint64_t version(std::uint16_t table) const { return tables_.at(table).version; }
@@ -156,46 +168,46 @@ class ServerCore {
 
  private:
   struct Table {
-    std::unique_ptr<Shard> shard;  // null: nothing of the table lies here
+    std::unique_ptr<Shard> shard;  // null: this server has no part of the table
     EmbeddingShard* embedding = nullptr;
     ConsistencyConfig consistency;
     std::uint64_t version = 0;       // pushes applied in this launch; BSP: clocks closed
-    std::uint64_t steps_before = 0;  // updates before it, if it started from a checkpoint
+    std::uint64_t steps_before = 0;  // updates before this launch, if it started from a checkpoint
     TableStats stats;
-    // The number of the update to come, for the optimizer. A BSP clock without a push has a version
-    // but makes no update. The journal restores the count with the other words.
+    // The number of the next update, for the optimizer. A BSP clock without a push raises the
+    // version but makes no update. The journal restores the count together with the other words.
     std::uint64_t next_step() const noexcept { return steps_before + stats.updates + 1; }
     TableHead* head = nullptr;
-    std::vector<std::uint64_t> pending;  // backup workers: pushes of the clock in each buffer
+    std::vector<std::uint64_t> pending;  // by buffer: pushes of the open clock
   };
   struct Ring {
     Mailbox box;
     std::uint64_t next = 0;
-    std::vector<Update> deferred = {};  // segments that were looked at and wait in their slots
-    std::size_t fetched = 0;  // bytes of the record at the head that were asked for by its hint
-    double bad_since = 0.0;   // when the record at the head first looked damaged
-    bool open = false;        // the last push is not complete yet; what follows describes it
+    std::vector<Update> deferred = {};  // segments that were read and stay in their slots
+    std::size_t fetched = 0;  // bytes of the record at the head that were prefetched by its hint
+    double bad_since = 0.0;   // when the record at the head first looked damaged; 0: it does not
+    bool open = false;        // the last push is not complete; the fields below describe it
     std::uint16_t open_table = 0, open_flags = 0;
     std::uint64_t open_clock = 0;
     std::uint64_t open_end = 0;                 // where its next segment starts
     std::uint64_t open_digest = 0;              // of its keys so far
     std::uint64_t pushes = 0, tag = no_pushes;  // complete pushes of the worker's clock
-    std::uint64_t held_cut = 0;      // the cut whose record stands at the head, unconsumed
-    std::string position_text = {};  // the payload of the last cut record
-    std::uint64_t inherited = 0;     // records below were written in an earlier launch
-    std::uint64_t open_area = 0;     // flag_area: where it starts, bytes into the area
-    std::uint64_t verified = 0;      // one more than the record whose piece was found whole
-    // With a partner: numbers of records. None from `limit` on may be consumed yet.
+    std::uint64_t held_cut = 0;      // the cut whose record is at the head, not consumed; 0: none
+    std::string position_text = {};  // payload of the last cut record
+    std::uint64_t inherited = 0;     // records below this sequence are of an earlier launch
+    std::uint64_t open_area = 0;     // flag_area: where the push starts, bytes into the buffer
+    std::uint64_t verified = 0;  // one more than the last record whose segment matched its checksum
+    // With a replica; sequences of records. No record from `limit` on may be consumed yet.
     std::uint64_t limit = ~std::uint64_t{0};
-    std::uint64_t sent = 0;      // handed out
-    std::uint64_t received = 0;  // known to have arrived there
-    std::uint64_t room = 0;      // for which it has slots
-    std::uint64_t arrived = 0;   // of a copy: that are in this ring
+    std::uint64_t sent = 0;      // records below it are handed out
+    std::uint64_t received = 0;  // records below it are known to have arrived
+    std::uint64_t room = 0;      // records below it are consumed by the replica
+    std::uint64_t arrived = 0;   // in the replica: records below it are in this ring
 
-    std::uint64_t at() const noexcept { return next + deferred.size(); }  // the record to look at
+    std::uint64_t at() const noexcept { return next + deferred.size(); }  // the next record to read
   };
   struct Verdict {
-    bool consumed;  // with Outcome::none: looked at, it stays in its slot
+    bool consumed;  // with Outcome::none: read, and it stays in its slot
     Outcome outcome;
     std::uint64_t staleness;
   };
@@ -258,7 +270,7 @@ class ServerCore {
   std::uint8_t* region_;
   Layout layout_;
   std::uint32_t generation_;
-  double patience_s_ = 2.0;  // how long a record may look damaged before it is called so
+  double patience_s_ = 2.0;  // seconds that a record may look damaged before it is an error
   Backoff backoff_;
   Clocks clocks_;
   bool any_bsp_ = false;
@@ -275,7 +287,7 @@ class ServerCore {
   std::uint64_t lag_bound_ = 0;
   std::size_t first_out_ = 0;  // the ring at which `outgoing` begins
   PartnerCounters partner_counters_;
-  long unfinished_ = -1;  // the worker whose record the process before was consuming
+  long unfinished_ = -1;  // the worker whose record the earlier process was consuming; -1: none
 };
 
 }  // namespace mpips

@@ -5,24 +5,27 @@
 #include "server/array.hpp"
 #include "server/server_core.hpp"
 
-// How a server's state outlives its process: what is written down when a record is consumed (the
-// protocol is explained in journal.hpp), and how a later process goes on.
+// Recovery of a server's state after its process has ended: what is written when a record is
+// consumed (journal.hpp explains the protocol), and how a later process continues.
 //
-// Recovery, step by step; a kill between any two of them repeats from the first, to the same end.
-// 1. Undo: the journal puts the unit and the words back. (They are old bytes; twice is as once.)
-// 2. Take over: the private state is read from the words; maps of rows are made from the keys; a
-//    block's version that says "being written" says so no longer. (Only private memory is changed,
-//    and versions, which come out even each time.)
-// 3. The ring of each worker ends behind its last complete record that does not belong to an
-//    incomplete push; the stamps behind it are cleared, so that no stale stamp can be taken for a
-//    later record's; segments of an incomplete push that were consumed are dropped. (Clearing
-//    only takes away what lies behind the end, so that the next recovery finds the same end.)
-// 4. Acknowledgements, versions and clocks are published.
-// 5. The operation in progress is finished, before any other.
+// Steps of recovery. A kill between any two of them repeats all from the first, with the same
+// result.
+// 1. Undo. The journal restores the unit and the words. They are old bytes, so restoring them twice
+//    is the same as once.
+// 2. Take over. The private state is read from the words, maps of rows are rebuilt from the keys,
+//    and versions of blocks that mark a change in progress are made even. Only private memory
+//    changes, and versions, which become even each time.
+// 3. Find the end. The ring of each worker ends behind its last complete record that does not
+//    belong to an incomplete push. The stamps behind the end are cleared, so that no stale stamp
+//    can be taken for that of a later record. Segments of an incomplete push that were consumed are
+//    dropped. Clearing only removes what lies behind the end, so the next recovery finds the same
+//    end.
+// 4. Publish acknowledgements, versions and clocks.
+// 5. Finish the operation in progress, before any other.
 //
-// New writers begin at the end that step 3 found. Records below it are of earlier launches, those
-// from it on of this one; the launch before has no living process that could write (the caller
-// holds the only lock on the segments).
+// New writers begin at the end that step 3 found. Records below it are of earlier launches, records
+// from it on are of this launch. No process of the earlier launch can write any more, because the
+// caller has the only lock on the shared-memory files.
 namespace mpips {
 namespace {
 
@@ -36,7 +39,7 @@ bool is_push(std::uint8_t kind) noexcept {
          kind == static_cast<std::uint8_t>(RecordKind::push_rows);
 }
 
-// Of the keys of one record of a push; a record of a dense push has none.
+// Return the digest of the keys of one record; 0 for a record of a dense push.
 std::uint64_t digest_of(const RecordHeader& h, const std::uint8_t* payload) noexcept {
   const bool rows = h.kind == static_cast<std::uint8_t>(RecordKind::push_rows);
   if (!rows || h.count > h.payload_bytes / sizeof(std::int64_t)) return 0;
@@ -59,7 +62,7 @@ void ServerCore::begin_journal() {
   journal_->begin_use();
 }
 
-// The record is consumed: all words that it changed, then the one that says so.
+// Commit the consumption of a record: all words that it changed, then the store that commits.
 void ServerCore::commit(std::size_t worker, const RecordHeader& h, const Verdict& verdict) {
   Ring& ring = rings_[worker];
   settle(&ring, verdict.outcome, verdict.staleness);
@@ -92,7 +95,7 @@ void ServerCore::put_tick(std::size_t worker, const RecordHeader& h) {
     journal_->put(journal_->of_pair(t, worker, Journal::taken), 0);
 }
 
-// Segments that were copied out of their slots.
+// Commit segments that were copied out of their slots.
 void ServerCore::commit_segments(std::size_t worker) {
   journal_->set_worker(worker);
   journal_->begin();
@@ -108,7 +111,8 @@ void ServerCore::publish_commit(Ring* ring) {
   fault::at(fault::Point::acknowledged);
 }
 
-// Segments that are kept in their slots are not consumed: in the image their push is not open.
+// Write the words of a worker. Deferred segments are not consumed: in the image their push is not
+// open.
 void ServerCore::put_worker(std::size_t worker) {
   const Ring& ring = rings_[worker];
   const bool open = ring.open && ring.deferred.empty();
@@ -146,7 +150,7 @@ void ServerCore::put_push(std::size_t worker, const RecordHeader& h, const Verdi
     journal_->put(journal_->of_worker(worker, Journal::position), h.clock);
   }
   put_pair(h.table, worker);
-  if (worker != 0) put_pair(h.table, 0);  // without backup workers the sum is buffer 0
+  if (worker != 0) put_pair(h.table, 0);  // without backup workers the sum is in buffer 0
 }
 
 void ServerCore::put_table(std::size_t table) {
@@ -178,7 +182,7 @@ void ServerCore::put_all() {
 
 void ServerCore::attach() {
   if (!journal_ || !journal_->usable())
-    throw RecoveryError("no server of this job's shape had begun to work in this memory");
+    throw RecoveryError("the memory has no state that a server of this job's shape left");
   unfinished_ = journal_->undo();
   take_words();
   check_unfinished();
@@ -187,7 +191,7 @@ void ServerCore::attach() {
     find_end(w);
     cut_off(w);
   }
-  // An operation that has changed nothing, or a segment of a push that is dropped, leaves nothing.
+  // Drop an operation that has changed nothing, or that belongs to a push that is dropped.
   if (unfinished_ >= 0) {
     const Ring& ring = rings_[static_cast<std::size_t>(unfinished_)];
     if (journal_->untouched() || ring.next >= ring.inherited) {
@@ -202,7 +206,8 @@ void ServerCore::attach() {
   fault::at(fault::Point::recovering);
 }
 
-// The record of an operation that has changed something was whole, and its slot was not given back.
+// Check the record of an operation that has changed something: it was complete, and its slot was
+// not released.
 void ServerCore::check_unfinished() {
   if (unfinished_ < 0 || journal_->untouched()) return;
   const auto worker = static_cast<std::size_t>(unfinished_);
@@ -257,7 +262,8 @@ void ServerCore::take_pair(std::size_t table, std::size_t worker) {
   t.shard->set_buffer_words(worker, words);
 }
 
-// Stamped and whole. What is damaged counts as never written: it was being put when all ended.
+// Return true if a record is stamped and complete. A damaged record counts as never written: it was
+// being put when its worker ended.
 bool ServerCore::complete(std::size_t worker, std::uint64_t sequence, RecordHeader* h) {
   const Mailbox& box = rings_[worker].box;
   if (load_acquire(box.stamp(sequence)) != sequence + 1) return false;
@@ -273,7 +279,7 @@ bool ServerCore::complete(std::size_t worker, std::uint64_t sequence, RecordHead
          ((h->flags & flag_area) == 0 || piece_is_whole(worker, *h, payload));
 }
 
-// Where the worker's complete records end, and where the worker stands then.
+// Find where the worker's complete records end, and the worker's position there.
 void ServerCore::find_end(std::size_t worker) {
   Ring& ring = rings_[worker];
   Position at;
@@ -319,7 +325,7 @@ void ServerCore::find_end(std::size_t worker) {
   ring.inherited = positions_[worker].sequence;
 }
 
-// What was there before the record is what an empty slot of this round holds.
+// Clear the stamps behind the end: each gets the value that an empty slot has at that time.
 void ServerCore::cut_off(std::size_t worker) {
   Ring& ring = rings_[worker];
   const std::uint64_t n_slots = ring.box.geometry.n_slots;
@@ -334,7 +340,7 @@ void ServerCore::cut_off(std::size_t worker) {
   }
 }
 
-// Staging memory of earlier launches that records in the rings point to.
+// Return the staging memory of earlier launches that records in the rings point to.
 std::vector<std::pair<std::size_t, std::uint32_t>> ServerCore::old_staging() {
   std::vector<std::pair<std::size_t, std::uint32_t>> needed;
   RecordHeader h;
@@ -350,7 +356,7 @@ std::vector<std::pair<std::size_t, std::uint32_t>> ServerCore::old_staging() {
 void ServerCore::finish_operation() {
   while (unfinished_ >= 0 && journal_->resuming())
     if (!consume_one(static_cast<std::size_t>(unfinished_)))
-      throw RecoveryError("the record that was being consumed is gone");
+      throw RecoveryError("the record that was being consumed is missing");
   unfinished_ = -1;
 }
 

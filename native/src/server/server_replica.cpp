@@ -3,37 +3,42 @@
 
 #include "server/server_core.hpp"
 
-// Partners: a second server core in a process on another node, the copy, consumes the same records.
+// Replicas. The partner is a second server core, in a process on another node, that consumes the
+// same records: it has the replica.
 //
-// The copy starts from the same bytes (region, journal, growable segments) and has rings of the
-// same geometry, so record n of a worker stands in the same slot there, with the same header. The
-// server hands out the records of each ring in order (`outgoing`), whole and checked; somebody
-// carries them; the copy puts them into its ring (`accept`), as the worker would have: payload,
-// then stamp (release). Nothing orders the rings of different workers among each other. Under BSP
-// that changes nothing: sums go by worker and clock. Under SSP and ASP the copy applies updates in
-// another order, which is another legal order of the same updates. Whether a record may be consumed
-// depends only on records that are there, in the copy as here, so all that this server consumes the
-// copy can consume without waiting for anybody: the reasons why rings cannot deadlock hold there as
-// well.
+// The replica starts from the same bytes (region, journal, growable memory) and has rings of the
+// same geometry, so record n of a worker is in the same slot there, with the same header. The
+// server hands out the records of each ring in order (`outgoing`), complete and checked. The caller
+// transfers them. The replica puts them into its ring (`accept`) as the worker would have done:
+// payload, then stamp (release).
+//
+// Order. The rings of different workers are not ordered among each other. Under BSP that changes
+// nothing, because sums are formed by worker and clock. Under SSP and ASP the replica applies
+// updates in another order, which is another legal order of the same updates. Whether a record may
+// be consumed depends only on records that are in the rings, in the replica as in the server. So
+// the replica can consume everything that the server consumes without waiting for any other
+// process, and the reasons why rings cannot deadlock are valid there as well.
 //
 // Gate. A record is consumed, and so acknowledged, only below `limit` of its ring.
-//   bound = 0 (sync): limit = received: what is acknowledged has arrived at the partner.
-//   bound > 0 (lag):  limit = min(sent, received + bound): at most `bound` records of a worker are
-//   acknowledged and may be lost with this server.
-// In both a record is copied out before it is consumed, so before its slot is written again.
+//   bound = 0 (sync): limit = received. What is acknowledged has arrived at the partner.
+//   bound > 0 (lag): limit = min(sent, received + bound). At most `bound` records of a worker are
+//   acknowledged and may be lost with this server. In both cases a record is copied out before it
+//   is consumed, so before its slot is written again.
 //
-// Ticks are not held at the gate: they acknowledge nothing. A clock that is closed here and not
-// there is closed there when the worker ticks again, on the same sums, for its pushes have arrived
-// before its tick was written (sync, BSP: the worker waits for `received`); and the worker does not
-// tick the next clock before this tick has arrived as well.
+// Ticks are not held at the gate, because they acknowledge nothing. A clock may be closed here and
+// not in the replica. The replica then closes it when the worker ticks again, with the same sums:
+// the clock's pushes have arrived there before its tick was written (sync, BSP: the worker waits
+// for `received`). And the worker does not tick the next clock before this tick has arrived as
+// well.
 //
-// Room. The worker writes record n when n - applied < n_slots, here. The copy may have consumed
-// less: a record is handed out when n < its own count of consumed records (`room`) + n_slots.
-// Numbers of an answer may be old; they only grow, so an old one allows less than is possible.
+// Room. The worker writes record n when n - applied < n_slots, with `applied` of the server. The
+// replica may have consumed fewer records. So a record is handed out only when n < `room` +
+// n_slots, where `room` is the replica's own number of consumed records. The numbers in an answer
+// of the partner may be old. They only grow, so an old number allows less than would be possible.
 //
-// One thread calls all this and `drain`; the words of a ring that concern the partner are its own.
-// The worker reads `received` (one writer, release) to know, before it ticks, that its pushes are
-// safe; see mpips/recovery/replica.py.
+// One thread calls all these functions and `drain`, and it alone uses the words of a ring that
+// concern the replica. The worker reads `received` (one writer, release) to learn, before it ticks,
+// that its pushes are safe; see mpips/recovery/replica.py.
 namespace mpips {
 namespace {
 
@@ -43,7 +48,7 @@ std::size_t packed(std::size_t payload_bytes) noexcept {
 
 }  // namespace
 
-// The copy has what is in the rings now.
+// Begin to hand out records. The replica has those that are in the rings now.
 void ServerCore::begin_partnership(std::uint64_t bound) {
   partnered_ = true;
   lag_bound_ = bound;
@@ -60,7 +65,7 @@ void ServerCore::set_limit(Ring* ring) const noexcept {
       lag_bound_ == 0 ? ring->received : std::min(ring->sent, ring->received + lag_bound_);
 }
 
-// A tick that is handed out, and so known to be whole.
+// Return true if the next record is a tick that is handed out and therefore known to be complete.
 bool ServerCore::is_free_tick(const Ring& ring) noexcept {
   const std::uint64_t at = ring.at();
   if (at >= ring.sent || at < ring.received) return false;
@@ -76,9 +81,9 @@ bool ServerCore::has_outgoing() const noexcept {
   });
 }
 
-// Copies records that are whole and not handed out yet; returns the bytes taken. A batch is a
-// sequence of records, each a header and its payload in whole lines. Rings take turns in being
-// first, so that none is left out while batches are full.
+// Copy records that are complete and not handed out yet; return the number of bytes. A batch is a
+// sequence of records, each with its header and its payload in whole cache lines. Each batch begins
+// with the next ring, so that no ring is left out while batches are full.
 std::size_t ServerCore::outgoing(std::uint8_t* batch, std::size_t max_bytes) {
   std::size_t used = 0;
   const std::size_t n = rings_.size();
@@ -104,13 +109,17 @@ std::size_t ServerCore::outgoing(std::uint8_t* batch, std::size_t max_bytes) {
   return used;
 }
 
-// What the partner says: records of the worker that have arrived there, and that it has consumed.
+// Take the partner's report: records of the worker that have arrived there, and that it has
+// consumed.
 void ServerCore::partner_has(std::size_t worker, std::uint64_t arrived, std::uint64_t applied) {
   Ring& ring = rings_.at(worker);
   if (arrived > ring.sent || applied > arrived || arrived < ring.received || applied < ring.room)
-    throw ProtocolViolation("the partner says of worker " + std::to_string(worker) + " that " +
+    throw ProtocolViolation("the partner reports for worker " + std::to_string(worker) + " that " +
                             std::to_string(arrived) + " records have arrived and " +
-                            std::to_string(applied) + " are consumed, which cannot be");
+                            std::to_string(applied) + " are consumed, but " +
+                            std::to_string(ring.sent) + " were sent, " +
+                            std::to_string(ring.received) + " had arrived and " +
+                            std::to_string(ring.room) + " were consumed before");
   const std::uint64_t lag = ring.next - std::min(ring.next, ring.received);
   partner_counters_.greatest_lag = std::max(partner_counters_.greatest_lag, lag);
   ring.received = arrived;
@@ -126,14 +135,14 @@ std::uint64_t ServerCore::partner_lag() const noexcept {
   return lag;
 }
 
-// Pulls are not answered and cuts hold nothing here.
+// Make this core a replica: it answers no pulls, and cuts hold no ring.
 void ServerCore::become_copy() {
   copy_ = true;
   released_cut_ = ~std::uint64_t{0};
   for (Ring& ring : rings_) ring.arrived = std::max(ring.inherited, ring.next);
 }
 
-// Puts the records of a batch into the rings. Each is checked in full when it is consumed.
+// Put the records of a batch into the rings. Each is checked in full when it is consumed.
 void ServerCore::accept(const std::uint8_t* batch, std::size_t bytes) {
   while (bytes != 0) {
     RecordHeader h;
@@ -141,7 +150,7 @@ void ServerCore::accept(const std::uint8_t* batch, std::size_t bytes) {
     std::memcpy(&h, batch, sizeof h);
     const std::size_t taken = packed(h.payload_bytes);
     if (h.magic != record_magic || h.worker >= rings_.size() || taken > bytes)
-      throw ProtocolViolation("a partner sent what is no record");
+      throw ProtocolViolation("a partner sent bytes that are not a record");
     Ring& ring = rings_[h.worker];
     const RingGeometry& geometry = ring.box.geometry;
     if (h.sequence != ring.arrived || h.sequence >= ring.next + geometry.n_slots ||

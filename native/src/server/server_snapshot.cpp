@@ -5,32 +5,31 @@
 // A consistent cut of all servers while training goes on.
 //
 // Each worker writes a cut record into its ring at every server, at the same place among its
-// records: after the tick of one clock and before any push of the next (or, if it has nothing to
-// say any more, its finish record). A server that comes to a cut record holds that ring: it
-// consumes nothing behind the record. When the rings of all workers at work are held, the shards
-// contain exactly what stands before the records. The caller copies them, calls `release_cut`, and
-// the rings go on. Nothing else is needed for consistency between servers: each of them holds the
-// same prefix of each worker's program, whenever it takes its copy, because the prefix ends at a
-// record and not at a time.
+// records: after the tick of one clock and before any push of the next (or, if the worker has
+// nothing more to send, in front of its finish record). A server that reaches a cut record holds
+// that ring: it consumes nothing from the record on. When the rings of all workers that have not
+// finished are held, the shards have exactly the effects of the records before the cut records. The
+// caller copies the shards and calls `release_cut`, and the rings go on. No further agreement
+// between servers is needed: each of them has the effects of the same prefix of each worker's
+// program, whenever it makes its copy, because the prefix ends at a record and not at a time.
 //
-// At that moment no push is half taken in. A worker writes all segments of a push before its tick;
-// under BSP a clock is closed once all have ticked it (or, with backup workers, all that were
-// waited for, and the tick of a late one drops what it had sent), so that sums of a clock are
-// empty.
+// At that moment no push is half consumed. A worker writes all segments of a push before its tick.
+// Under BSP a clock is closed once all workers have ticked (or, with backup workers, all that were
+// waited for; the tick of a late worker drops what it had sent), so all sums of a clock are empty.
 //
-// Why it cannot deadlock. Under BSP and SSP all workers cut at one clock C. A record before C waits
-// for ticks of clocks below C only, and these all stand before the cut records: no held ring has
-// what it waits for. So all rings drain to their cut records, as if training ended there; workers
-// that are ahead wait for room in their rings, as they would for a slow server. A worker writes its
-// cut record server by server; one that waits for room at server B is not held there yet, so B
-// takes its records. With backup workers nobody can close C while one worker has not come to it, so
-// none skips past it. Under ASP nothing waits for anybody's tick, and workers cut at their next
-// tick. What a worker waits for outside the rings is not known here: the caller gives a cut up, by
-// `release_cut` without a copy, if it is not ready in time. A finished worker has no records left
-// and is ready for any cut. Segments that wait in their slots are let go by any record that is not
-// the next segment, so also by a cut record.
+// Why it cannot deadlock. Under BSP and SSP all workers cut at the same clock C. A record before C
+// waits only for ticks of clocks below C, and these are all before the cut records: no held ring
+// has what it waits for. So all rings drain up to their cut records, as if training ended there.
+// Workers that are ahead wait for free slots, as they would for a slow server. A worker writes its
+// cut record server by server. One that waits for a free slot at server B is not held there yet, so
+// B consumes its records. With backup workers, clock C cannot be closed while one worker has not
+// reached it, so no worker skips past C. Under ASP no record waits for a tick, and workers cut at
+// their next tick. Waits of a worker outside the rings are not known here: the caller gives a cut
+// up if it is not ready in time, by `release_cut` without a copy. A finished worker has no more
+// records and is ready for any cut. Deferred segments are copied and consumed when any other record
+// than the next segment follows, so also when a cut record follows.
 //
-// Cut 0 belongs to no checkpoint: it says where the worker stands and is consumed at once.
+// Cut 0 belongs to no checkpoint: it only gives the worker's position and is consumed at once.
 namespace mpips {
 
 ServerCore::Verdict ServerCore::handle_cut(std::size_t worker, const RecordHeader& h,
@@ -41,13 +40,14 @@ ServerCore::Verdict ServerCore::handle_cut(std::size_t worker, const RecordHeade
     check_nothing_open(worker);
     ring.position_text.assign(reinterpret_cast<const char*>(payload), h.payload_bytes);
   }
-  // What an earlier launch wanted to cut is wanted no more.
+  // A cut record of an earlier launch does not hold its ring: that cut is no longer wanted.
   const bool passes = h.offset <= released_cut_ || h.generation != generation_;
   ring.held_cut = passes ? 0 : h.offset;
   return {passes, passes ? Outcome::answered : Outcome::none, 0};
 }
 
-// Where all have finished there is nothing to cut.
+// Return true if the cut can be copied; false if all workers have finished: there is nothing to
+// cut.
 bool ServerCore::cut_ready() const {
   bool any = false;
   for (std::size_t w = 0; w < rings_.size(); ++w) {
@@ -63,7 +63,7 @@ bool ServerCore::holds_cut() const {
                      [](const Ring& ring) { return ring.held_cut != 0; });
 }
 
-// Cut records up to this one hold nothing from now on, also those that are yet to come.
+// Let cut records up to this one hold no ring any more, including those that are still to come.
 void ServerCore::release_cut(std::uint64_t id) {
   released_cut_ = std::max(released_cut_, id);
   if (expected_cut_ <= released_cut_) expected_cut_ = 0;

@@ -4,7 +4,7 @@
 #include "server/embedding_shard.hpp"
 #include "server/server_core.hpp"
 
-// What a server does with pushes: take them apart, check them, judge their staleness, apply them.
+// Pushes at a server: parse and check them, judge their staleness, apply them.
 namespace mpips {
 
 Update ServerCore::parse_area(std::size_t worker, const RecordHeader& h,
@@ -14,8 +14,8 @@ Update ServerCore::parse_area(std::size_t worker, const RecordHeader& h,
   const auto w = static_cast<std::uint32_t>(worker);
   const std::size_t bytes = h.count * sizeof(float), size = layout_.area_bytes(w);
   if (where.offset % sizeof(float) != 0 || where.offset > size || bytes > size - where.offset)
-    violation(worker, "an update outside its area");
-  // The whole push lies in one piece, so that it can be applied in place.
+    violation(worker, "an update outside its rendezvous buffer");
+  // Require that the whole push is contiguous, so that it can be applied in place.
   const std::uint64_t before = h.offset * sizeof(float);
   const bool first = (h.flags & flag_first) != 0;
   if (where.offset < before || (!first && where.offset - before != rings_[worker].open_area))
@@ -39,14 +39,14 @@ Update ServerCore::parse(std::size_t worker, const RecordHeader& h,
                                                  : old_staging_.end();
     const StagingArea& area = old != old_staging_.end() ? old->second : staging_[worker];
     if (h.generation != generation_ && old == old_staging_.end())
-      violation(worker, "an update in the staging region of an earlier launch, which is gone");
+      violation(worker, "an update in the staging memory of an earlier launch, which is gone");
     const std::size_t bytes = h.count * sizeof(float);
     const auto inside = [&](std::uint64_t offset) {
       return offset % sizeof(float) == 0 && offset <= area.bytes && bytes <= area.bytes - offset;
     };
     const bool has_base = (h.flags & flag_base) != 0;
     if (area.data == nullptr || !inside(where.offset) || (has_base && !inside(where.base_offset)))
-      violation(worker, "a staged update outside its staging region");
+      violation(worker, "a staged update outside its staging memory");
     part.values = reinterpret_cast<const float*>(area.data + where.offset);
     if (has_base) part.base = reinterpret_cast<const float*>(area.data + where.base_offset);
     return part;
@@ -65,11 +65,11 @@ Update ServerCore::parse(std::size_t worker, const RecordHeader& h,
   return part;
 }
 
-// The sizes in the header must agree with each other and with the table.
+// Check that the sizes in the header agree with each other and with the table.
 void ServerCore::check_push(std::size_t worker, const RecordHeader& h) const {
   if (h.table >= tables_.size() || tables_[h.table].shard == nullptr)
     violation(worker,
-              "a push to table " + std::to_string(h.table) + ", of which nothing lies here");
+              "a push to table " + std::to_string(h.table) + ", of which this server has no part");
   const Table& t = tables_[h.table];
   const bool rows = static_cast<RecordKind>(h.kind) == RecordKind::push_rows;
   if (rows != (t.embedding != nullptr)) violation(worker, "a push of the wrong kind for its table");
@@ -78,17 +78,17 @@ void ServerCore::check_push(std::size_t worker, const RecordHeader& h) const {
                                 : parts * sizeof(float);
   const bool in_area = (h.flags & flag_area) != 0;
   if (in_area ? rows || (h.flags & (flag_base | flag_staged)) != 0 : (h.flags & flag_arrived) != 0)
-    violation(worker, "a push that is none of an area's");
+    violation(worker, "a push with flags that exclude each other");
   const std::size_t expected = in_area                        ? sizeof(AreaPayload)
                                : (h.flags & flag_staged) != 0 ? sizeof(StagedPayload)
                                                               : h.count * unit;
   if (h.payload_bytes != expected)
     violation(worker, "a push whose payload has " + std::to_string(h.payload_bytes) +
-                          " bytes, not " + std::to_string(expected));
+                          " bytes, expected " + std::to_string(expected));
   check_segment(worker, h);
 }
 
-// A segment starts a push or continues the one that is open.
+// Check that a segment starts a push or continues the open one.
 void ServerCore::check_segment(std::size_t worker, const RecordHeader& h) const {
   const Ring& ring = rings_[worker];
   const bool first = (h.flags & flag_first) != 0, last = (h.flags & flag_last) != 0;
@@ -101,7 +101,8 @@ void ServerCore::check_segment(std::size_t worker, const RecordHeader& h) const 
   if (first) check_nothing_open(worker);
 }
 
-// Segments under BSP are added to the sum as they come, so that push cannot be given up.
+// Check that no push is open. Under BSP segments are added to the sum as they come, so an open push
+// could not be dropped.
 void ServerCore::check_nothing_open(std::size_t worker) const {
   const Ring& ring = rings_[worker];
   if (ring.open && tables_[ring.open_table].consistency.model == Model::bsp)
@@ -140,8 +141,8 @@ ServerCore::Verdict ServerCore::handle_push(std::size_t worker, const RecordHead
   return verdict;
 }
 
-// Keeps what identifies the worker's pushes of this clock. Called once for each record of a push,
-// when it is consumed or kept.
+// Update the tag of the worker's pushes of this clock. Called once for each record of a push, when
+// it is consumed or deferred.
 void ServerCore::note_push(Ring* ring, const RecordHeader& h, const Update& part) const {
   if ((h.flags & flag_first) != 0) ring->open_digest = 0;
   if (part.keys != nullptr) ring->open_digest += keys_digest(part.keys, h.count);
@@ -150,7 +151,7 @@ void ServerCore::note_push(Ring* ring, const RecordHeader& h, const Update& part
   ++ring->pushes;
 }
 
-// A push larger than a record changes nothing until all of it is here.
+// Handle a segment of a push: nothing changes until the whole push is there.
 ServerCore::Verdict ServerCore::handle_segment(std::size_t worker, const RecordHeader& h,
                                                const Update& part) {
   Ring& ring = rings_[worker];
@@ -178,8 +179,8 @@ ServerCore::Verdict ServerCore::handle_segment(std::size_t worker, const RecordH
                [&](const Weight& weight) { t.shard->apply(whole, weight, t.next_step()); });
 }
 
-// All segments of a push are in their slots. Each slot is given back as soon as it is applied, so
-// that the worker fills it again meanwhile; the last one is the caller's to acknowledge.
+// Apply a push whose segments are all in their slots. Each slot is released as soon as it is
+// applied, so that the worker fills it meanwhile; the caller acknowledges the last one.
 ServerCore::Verdict ServerCore::apply_logged(std::size_t worker, const RecordHeader& h) {
   Ring& ring = rings_[worker];
   Table& t = tables_[h.table];
@@ -190,7 +191,7 @@ ServerCore::Verdict ServerCore::apply_logged(std::size_t worker, const RecordHea
     t.embedding->make_expected(worker, parts);
     for (const Update& part : parts) {
       t.embedding->apply_expected(worker, part, weight, t.next_step());
-      // With a journal all of the push is one operation: its records stay till it is committed.
+      // With a journal the whole push is one operation: its records stay until it is committed.
       if (!journal_ && ring.next != end) acknowledge(&ring, Outcome::segment, 0);
     }
   });
@@ -203,7 +204,7 @@ ServerCore::Verdict ServerCore::apply_logged(std::size_t worker, const RecordHea
   return verdict;
 }
 
-// The kept segments wait no longer in their slots but, copied, in the shard.
+// Copy the deferred segments into the shard and release their slots.
 void ServerCore::let_go(std::size_t worker) {
   Ring& ring = rings_[worker];
   const std::vector<Update> parts = std::move(ring.deferred);
@@ -258,7 +259,8 @@ ServerCore::Verdict ServerCore::handle_bsp(std::size_t worker, const RecordHeade
     return {true, last ? Outcome::late : Outcome::segment, current - h.clock};
   }
   if (h.clock > current || !clocks_.may_contribute(worker)) return {false, Outcome::none, 0};
-  // With a journal a push is summed when it is whole: one that stays incomplete can be dropped.
+  // With a journal, sum a push only when it is complete: a push that stays incomplete can then be
+  // dropped.
   if (journal_ && !(last && (h.flags & flag_first) != 0)) {
     t.shard->assemble(worker, part, (h.flags & flag_first) != 0);
     fault::at(fault::Point::copied);

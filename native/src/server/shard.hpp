@@ -18,8 +18,8 @@ enum class Policy : std::uint8_t { accept = 0, scale = 1, reject = 2, compensate
 struct ConsistencyConfig {
   Model model = Model::bsp;
   std::uint32_t bound = 0;          // SSP: clocks that a worker may run ahead
-  Policy policy = Policy::accept;   // what is done with a stale update
-  std::uint32_t max_staleness = 0;  // reject: the greatest staleness that is still applied
+  Policy policy = Policy::accept;   // what happens to a stale update
+  std::uint32_t max_staleness = 0;  // reject: the highest staleness that is applied
   float lambda = 0.0F;              // compensate: DC-ASGD's variance control
   bool mean = true;                 // BSP: divide the reduced update by the number of its workers
 };
@@ -27,10 +27,11 @@ struct ConsistencyConfig {
 constexpr std::size_t staleness_bins = 65;  // 0 .. 63 and "64 or more"
 
 struct TableStats {
-  std::uint64_t pushed = 0;   // complete pushes that arrived
-  std::uint64_t applied = 0;  // of these: reached the values (scaled and compensated ones included)
+  std::uint64_t pushed = 0;  // complete pushes that arrived
+  // pushes that reached the values, including scaled and compensated ones
+  std::uint64_t applied = 0;
   std::uint64_t scaled = 0, compensated = 0, rejected = 0, late = 0;
-  std::uint64_t updates = 0;  // changes of the values: one a push, or one a clock under BSP
+  std::uint64_t updates = 0;  // changes of the values: one per push, or one per clock under BSP
   std::uint64_t pulled_rows = 0;
   std::array<std::uint64_t, staleness_bins> staleness{};
 };
@@ -41,15 +42,15 @@ using PythonUpdate = std::function<void(float* values, float* const* state, std:
 // Called between blocks of long work, so that a server with remote peers keeps entering MPI.
 using Progress = std::function<void()>;
 
-// The part of a push that one record holds, or a whole push.
+// The part of a push that one record has, or a whole push.
 struct Update {
   std::size_t offset = 0, count = 0;   // elements (dense) or rows
   const std::int64_t* keys = nullptr;  // rows only
   const float* values = nullptr;
-  const float* base = nullptr;  // the values it was computed on, or null
+  const float* base = nullptr;  // the values that the update was computed on, or null
 };
 
-// With what weight an update counts.
+// The weight of an update.
 struct Weight {
   Factors factors;
   float lambda = 0.0F;  // delay compensation
@@ -59,15 +60,15 @@ struct Rule {
   OptimizerConfig optimizer;
   std::size_t n_state = 0;  // state values per parameter
   PythonUpdate python;      // set: replaces the kernel
-};
+};  // a user's rule; replaces the kernel
 
-// Of what a user's rule changed: the values move by this share. That is the learning rate of a rule
-// that moves values in proportion to one.
+// Apply only a share of what a user's rule changed. This has the effect of a factor of the learning
+// rate if the rule moves the values in proportion to it.
 inline void take_share(float* values, const float* before, std::size_t n, float share) noexcept {
   for (std::size_t i = 0; i < n; ++i) values[i] = before[i] + share * (values[i] - before[i]);
 }
 
-// What must be known of the buffers of one number (see Journal) to take them over.
+// The state of a worker's buffers (see Journal) that a later process needs to take them over.
 using BufferWords = std::array<std::uint64_t, 4>;
 
 // One server's part of a table. Not thread-safe: the server's loop is the only writer.
@@ -77,19 +78,21 @@ class Shard {
 
   virtual BufferWords buffer_words(std::size_t number) const noexcept = 0;
   virtual void set_buffer_words(std::size_t number, const BufferWords& words) = 0;
-  // After all words are set: what can be derived is made anew.
+  // Rebuild what can be derived, after all words are set.
   virtual void take_over() = 0;
 
-  // True if the update lies inside the shard.
+  // Return true if the update lies inside the shard.
   virtual bool accepts(const Update& part) const noexcept = 0;
-  // True if a push ends with this part; `last` is what the worker says, where any length will do.
+  // Return true if a push ends with this part. `last` is the record's flag; it decides where pushes
+  // may have any length.
   virtual bool ends_push(const Update& part, bool last) const noexcept = 0;
-  // Keeps a segment of a push that is not complete yet; `whole` is the push once all are in.
+  // Copy a segment of a push that is not complete yet. `whole` returns the push once it is
+  // complete.
   virtual void assemble(std::size_t worker, const Update& part, bool first) = 0;
   virtual Update whole(std::size_t worker) const = 0;
-  // Changes the values by one push.
+  // Change the values by one push.
   virtual void apply(const Update& update, const Weight& weight, std::uint64_t step) = 0;
-  // BSP: adds a part to a buffer; adds the buffers in order, applies the sum, empties them.
+  // BSP: add a part to a buffer; add the buffers in order, apply the sum and empty them.
   virtual void accumulate(std::size_t buffer, const Update& part) = 0;
   virtual bool apply_accumulated(const std::vector<std::size_t>& buffers, const Weight& weight,
                                  std::uint64_t step) = 0;

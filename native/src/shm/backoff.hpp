@@ -21,13 +21,13 @@ inline void cpu_relax() noexcept {
 #endif
 }
 
-// What a process does between two looks at a word that has not changed: spin, then yield, then
-// sleep. With more ranks than cores spinning takes the core from the one that is waited for, so it
-// yields at once there.
+// Backoff between two reads of a word that has not changed: first spin, then yield, then sleep.
+// Where there are more ranks than cores it yields at once, because spinning would occupy the core
+// that the awaited process needs.
 //
-// A sleep is 1 % of the time since the first one, within bounds: whoever has waited long is asked
-// for little more, and waking, which costs 3 us of a core on bare metal and 25 us in some virtual
-// machines, becomes rare.
+// A sleep lasts 1 % of the time since the first sleep, between `min_sleep_us` and `max_sleep_us`.
+// So a long wait becomes at most 1 % longer, and wake-ups become rare. A wake-up costs 3 us of a
+// core on bare metal and 25 us in some virtual machines.
 class Backoff {
  public:
   Backoff(bool oversubscribed, std::uint32_t max_sleep_us)
@@ -39,6 +39,7 @@ class Backoff {
   void set_max_sleep_us(std::uint32_t us) noexcept { max_sleep_us_ = us; }
 
   void pause() noexcept {
+    // Wait once, longer with every call since the last `reset`.
     if (count_ < spins_) {
       cpu_relax();
       ++count_;
@@ -52,6 +53,7 @@ class Backoff {
 
   bool spinning() const noexcept { return count_ < spins_; }
 
+  // True while `pause` neither yields nor sleeps.
  private:
   std::uint32_t sleep_length() const noexcept {
     const double share_us = 1e6 * sleep_share * (now_s() - asleep_since_);

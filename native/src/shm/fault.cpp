@@ -1,28 +1,33 @@
 #include "shm/fault.hpp"
 
-#include <unistd.h>
-
-#include <csignal>
 #include <cstdlib>
-#include <cstring>
 #include <stdexcept>
 #include <string>
 
+#if MPIPS_FAULTS
+
+#include <unistd.h>
+
+#include <csignal>
+#include <cstring>
+
 namespace mpips::fault {
 
-bool armed = false;
+bool detail::armed = false;
 
 namespace {
 
+// By Point.
 constexpr const char* names[] = {
     "any",          "payload",       "stamped",    "unit-saving", "unit-saved",  "unit-changing",
     "unit-changed", "unit-done",     "rows-made",  "copied",      "word-logged", "word-put",
     "committed",    "acknowledged",  "recovering", "taken-over",  "resumed",     "cut-held",
     "cut-copied",   "block-written", "synced",     "named",       "unmarked",    "clock-begun",
     "placed",       "ticking",       "ticked",     "sending",     "clock-ended"};
+static_assert(std::size(names) == static_cast<std::size_t>(Point::clock_ended) + 1);
 
 Point chosen = Point::any;
-std::uint64_t left = 0, count = 0;
+std::uint64_t left = 0, count = 0;  // passage that kills, counted from 1 (0: none); passages so far
 
 Point point_of(const std::string& name) {
   std::string known;
@@ -30,10 +35,11 @@ Point point_of(const std::string& name) {
     if (name == names[i]) return static_cast<Point>(i);
     known += std::string(i == 0 ? "" : ", ") + names[i];
   }
-  throw std::invalid_argument("MPIPS_FAULT has no point '" + name + "'; it has " + known);
+  throw std::invalid_argument("MPIPS_FAULT names no fault point '" + name + "'; use one of " +
+                              known);
 }
 
-// What of the setting is for this launch; "" for nothing.
+// Return the entry of the setting for the launch of this generation; "" if it has none.
 std::string for_launch(const std::string& text, const char* generation) {
   const unsigned long launch = generation == nullptr ? 0 : std::strtoul(generation, nullptr, 10);
   std::size_t from = 0;
@@ -45,43 +51,35 @@ std::string for_launch(const std::string& text, const char* generation) {
   return text.substr(from, text.find(',', from) - from);
 }
 
-// At load a bad setting must not throw out of a constructor: it is reported at the first `arm`.
-const bool from_environment = [] {
-  const char* text = std::getenv("MPIPS_FAULT");
-  if (text == nullptr || *text == '\0') return false;
-  try {
-    arm(for_launch(text, std::getenv("MPIPS_GENERATION")).c_str());
-  } catch (const std::invalid_argument& error) {
-    const std::string line = std::string("mpips: error: ") + error.what() + "\n";
-    const ssize_t written = write(STDERR_FILENO, line.data(), line.size());
-    std::_Exit(written < 0 ? 1 : 2);
-  }
-  return true;
-}();
-
 }  // namespace
+
+void arm_from_environment() {
+  const char* text = std::getenv("MPIPS_FAULT");
+  if (text != nullptr) arm(for_launch(text, std::getenv("MPIPS_GENERATION")).c_str());
+}
 
 void arm(const char* text) {
   count = 0;
-  armed = false;
+  detail::armed = false;
   if (text == nullptr || *text == '\0') return;
   const char* colon = std::strchr(text, ':');
   char* end = nullptr;
   const unsigned long long n = colon != nullptr ? std::strtoull(colon + 1, &end, 10) : 0;
   if (colon == nullptr || end == colon + 1 || *end != '\0')
-    throw std::invalid_argument(
-        "MPIPS_FAULT must be point:n with a number n (0: only count), not '" + std::string(text) +
-        "'");
+    throw std::invalid_argument("MPIPS_FAULT = '" + std::string(text) +
+                                "': must be point:n with a number n (0: only count)");
   chosen = point_of(std::string(text, colon));
   left = n;
-  armed = true;
+  detail::armed = true;
 }
-
-void pass_named(const char* name) { pass(point_of(name)); }
 
 std::uint64_t passed() noexcept { return count; }
 
-void pass(Point point) noexcept {
+void pass_named(const char* name) {
+  if (armed()) detail::pass(point_of(name));
+}
+
+void detail::pass(Point point) noexcept {
   if (chosen != Point::any && chosen != point) return;
   ++count;
   if (count == left) {
@@ -91,3 +89,25 @@ void pass(Point point) noexcept {
 }
 
 }  // namespace mpips::fault
+
+#else
+
+namespace mpips::fault {
+
+void arm_from_environment() { arm(std::getenv("MPIPS_FAULT")); }
+
+void arm(const char* text) {
+  if (text == nullptr || *text == '\0') return;
+  throw std::runtime_error(
+      "MPIPS_FAULT = '" + std::string(text) +
+      "', but this build of mpips has no fault points; unset it, or build with them: "
+      "MPIPS_SETUP_TESTS=1 bash jobs/setup.sh (CMake option MPIPS_FAULTS=ON)");
+}
+
+std::uint64_t passed() noexcept { return 0; }
+
+void pass_named(const char*) {}
+
+}  // namespace mpips::fault
+
+#endif

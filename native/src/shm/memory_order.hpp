@@ -2,8 +2,9 @@
 
 #include <cstdint>
 
-// Loads and stores of words that several processes share. Every shared word has one writer, so
-// plain acquire loads and release stores are enough; no read-modify-write is ever made on them.
+// Loads and stores of words that several processes share. Every shared word has exactly one writer,
+// so acquire loads and release stores are sufficient, and no read-modify-write operation is ever
+// needed.
 namespace mpips {
 
 template <class T>
@@ -29,9 +30,9 @@ inline void store_relaxed(T* word, T value) noexcept {
 inline void fence_acquire() noexcept { __atomic_thread_fence(__ATOMIC_ACQUIRE); }
 inline void fence_release() noexcept { __atomic_thread_fence(__ATOMIC_RELEASE); }
 
-// A word and its complement. A remote reader may see bytes of two different stores; it accepts the
-// value only where both halves agree, which no mixture of two stores does by accident: the writer
-// changes the complement last, and a reader that finds disagreement simply reads again.
+// A word and its complement. A remote reader may see bytes of two different stores. It accepts the
+// value only if both halves agree, which a mixture of two stores does not do by accident. The
+// writer stores the complement last; a reader that finds the halves different reads again.
 struct PairWord {
   std::uint64_t value;
   std::uint64_t complement;
@@ -42,7 +43,7 @@ inline void publish(PairWord* word, std::uint64_t value) noexcept {
   store_release(&word->complement, ~value);
 }
 
-// True and `*value` set if the pair is whole.
+// Set `*value` and return true if both halves of the pair agree; else return false.
 inline bool read_pair(const PairWord* word, std::uint64_t* value) noexcept {
   const std::uint64_t complement = load_acquire(&word->complement);
   const std::uint64_t first = load_acquire(&word->value);
@@ -51,7 +52,8 @@ inline bool read_pair(const PairWord* word, std::uint64_t* value) noexcept {
   return true;
 }
 
-// The value of a pair that is written by a live process: reads until the pair is whole.
+// Return the value of a pair whose writer is running: read until the halves agree, at most 64
+// times, else return `last_good`.
 inline std::uint64_t read_pair_spin(const PairWord* word, std::uint64_t last_good) noexcept {
   std::uint64_t value = last_good;
   for (int i = 0; i < 64; ++i) {

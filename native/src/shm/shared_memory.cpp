@@ -28,9 +28,9 @@ std::string reason(int error) { return std::string(std::strerror(error)); }
 
 std::string mib(std::size_t bytes) { return std::to_string((bytes >> 20) + 1) + " MiB"; }
 
-// Take the pages now, so that a full file system is an error and not a signal at first touch.
+// Reserve pages now, so that a full file system is an error here and not a signal at first touch.
 void take_pages(int fd, const std::string& name, std::size_t offset, std::size_t bytes) {
-  // What cannot fit is refused before it is tried: trying takes the memory of everybody else first.
+  // Refuse what cannot fit before trying it: an attempt takes the memory of all other users first.
   struct statvfs fs{};
   const bool known = fstatvfs(fd, &fs) == 0 && fs.f_blocks != 0;
   int error = ENOSPC;
@@ -49,12 +49,12 @@ void take_pages(int fd, const std::string& name, std::size_t offset, std::size_t
       "; enlarge it (mount -o remount,size=..., docker --shm-size) or use fewer or smaller tables");
 }
 
-// The descriptors of this process's segments. A forked child closes its copies of them: they would
-// hold the parent's locks for as long as the child lives.
+// The descriptors of all shared-memory files of this process. A forked child closes its copies of
+// them, because they would hold the parent's locks until the child ends.
 class Descriptors {
  public:
   static Descriptors& all() {
-    // Never destroyed: objects of Python may outlive static ones.
+    // Never destroy it: Python objects may outlive static ones.
     static auto* const descriptors = new Descriptors;
     return *descriptors;
   }
@@ -83,8 +83,8 @@ class Descriptors {
   std::set<int> open_;
 };
 
-// By opening the file once more: a mapping of the locked one would hold its locks, and a forked
-// child has all mappings of its parent.
+// Map the file through a second descriptor. A mapping of the locked descriptor would hold its
+// locks, and a forked child has all mappings of its parent.
 std::uint8_t* map(int fd, std::size_t bytes, int protection, int flags, void* at,
                   const std::string& name, std::size_t offset = 0) {
   const std::string path = "/proc/self/fd/" + std::to_string(fd);
@@ -97,15 +97,15 @@ std::uint8_t* map(int fd, std::size_t bytes, int protection, int flags, void* at
   return static_cast<std::uint8_t*>(p);
 }
 
-// Fills the page tables now, where the kernel can, so that the first update does not pay for it.
-// Only for pages that are taken already: nothing here may fail.
+// Fill the page tables now, where the kernel can, so that the first update does not pay for it.
+// Call it only for pages that are reserved: it must not fail.
 void populate(std::uint8_t* data, std::size_t bytes) noexcept {
   constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, since Linux 5.14
   madvise(data, bytes, populate_write);
 }
 
-// Address space of `wanted` bytes, or of less where there is less of it, but not of less than
-// `least`; all of whole pages.
+// Reserve address space of `*wanted` bytes. Where that is not available, halve `*wanted`, but not
+// below `least`. Both are multiples of the page size.
 std::uint8_t* reserve_addresses(std::size_t* wanted, std::size_t least, const std::string& name) {
   for (;; *wanted = std::max(round_up(*wanted / 2, page_bytes), least)) {
     void* p = mmap(nullptr, *wanted, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -114,7 +114,7 @@ std::uint8_t* reserve_addresses(std::size_t* wanted, std::size_t least, const st
   }
 }
 
-// The owner's lock, which one process at a time can have.
+// Take the owner's lock, which one process at a time can hold; return false if another one has it.
 bool lock_as_owner(int fd) noexcept {
   struct flock lock{};
   lock.l_type = F_WRLCK;
@@ -123,7 +123,7 @@ bool lock_as_owner(int fd) noexcept {
   return fcntl(fd, F_OFD_SETLK, &lock) == 0;
 }
 
-// True if the name still leads to the file behind `fd`.
+// Return true if `path` still leads to the file behind `fd`.
 bool still_named(int fd, const std::string& path) {
   struct stat mine{}, named{};
   return fstat(fd, &mine) == 0 && lstat(path.c_str(), &named) == 0 && mine.st_ino == named.st_ino &&
@@ -133,7 +133,7 @@ bool still_named(int fd, const std::string& path) {
 std::string path_of(const std::string& name) { return "/dev/shm/" + name; }
 
 int create_file(const std::string& name) {
-  // A cleaner may remove a fresh file before it is locked; then it is made again.
+  // A concurrent `remove_if_unused` may remove the fresh file before it is locked: try again.
   for (int attempt = 0; attempt < 16; ++attempt) {
     const int fd = open(path_of(name).c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
                         S_IRUSR | S_IWUSR);
@@ -144,7 +144,7 @@ int create_file(const std::string& name) {
   fail("lock", name, EAGAIN);
 }
 
-// A file that is there, of this user and nobody else's.
+// Open an existing file; refuse one of another user or with access for others.
 int open_file(const std::string& name, std::size_t* bytes) {
   const int fd = open(path_of(name).c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC);
   if (fd < 0) fail("attach", name, errno);
@@ -158,7 +158,8 @@ int open_file(const std::string& name, std::size_t* bytes) {
   close(fd);
   if (!known) fail("attach", name, error);
   throw SharedMemoryError("shared memory /dev/shm/" + name +
-                          " belongs to another user or is open to others; refusing to use it");
+                          " belongs to another user or is open to others, so it is not used; "
+                          "see ls -l /dev/shm");
 }
 
 }  // namespace
@@ -197,7 +198,8 @@ SharedMemory SharedMemory::anonymous(std::size_t bytes, std::size_t reserve) {
   m.reserve_ = reserved;
   if (mprotect(m.data_, m.bytes_, PROT_READ | PROT_WRITE) != 0) fail("map", "(anonymous)", errno);
 
-  // Rows of a large table miss the TLB on 4 KiB pages; a refusal costs only speed.
+  // Ask for huge pages: rows of a large table miss the TLB on 4 KiB pages. A refusal costs only
+  // speed.
   madvise(m.data_, m.reserve_, MADV_HUGEPAGE);
   return m;
 }
@@ -221,10 +223,14 @@ SharedMemory SharedMemory::reopen(const std::string& name, std::size_t reserve) 
   m.hold(open_file(name, &m.bytes_));
   if (!lock_as_owner(m.fd_) || flock(m.fd_, LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK && errno != EACCES) fail("take over", name, errno);
-    throw SharedMemoryBusy("shared memory /dev/shm/" + name + ": a living process uses it");
+    throw SharedMemoryBusy("shared memory /dev/shm/" + name +
+                           ": a running process uses it; end that process first (fuser -v "
+                           "/dev/shm/" +
+                           name + " names it)");
   }
 
-  // Exchanging locks lets go of the first one for a moment, in which a cleaner may come.
+  // The exchange of the locks releases the first one for a moment, in which another process may
+  // have removed the file.
   if (flock(m.fd_, LOCK_SH) != 0 || !still_named(m.fd_, path_of(name))) fail("keep", name, ENOENT);
   m.owner_ = getpid();
   m.writable_ = m.bytes_;
@@ -252,16 +258,18 @@ void SharedMemory::grow(std::size_t bytes) {
   bytes_ = writable_ = wanted;
 }
 
-// To addresses with room for twice as much.
+// Move the mapping to addresses with room for twice as much.
 void SharedMemory::move(std::size_t wanted) {
   std::size_t reserved = 2 * wanted;
   std::uint8_t* to = reserve_addresses(&reserved, wanted, name_);
   if (fd_ < 0) madvise(to, reserved, MADV_HUGEPAGE);
   if (mremap(data_, bytes_, bytes_, MREMAP_MAYMOVE | MREMAP_FIXED, to) != MAP_FAILED) {
-    // Somebody may use the addresses that the pages have left; the others are still reserved.
+    // Release the rest of the old reservation. The addresses of the moved pages are free already
+    // and may be in use again.
     if (reserve_ != bytes_) munmap(data_ + bytes_, reserve_ - bytes_);
   } else {
-    // The kernel moves one mapping at a time, and what grew in steps may be several.
+    // The kernel moves a single mapping only, and memory that grew in steps may consist of several:
+    // map the file anew, or copy.
     if (fd_ >= 0) {
       map(fd_, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, to, name_);
       populate(to, bytes_);
@@ -276,7 +284,8 @@ void SharedMemory::move(std::size_t wanted) {
 }
 
 void SharedMemory::commit(std::size_t offset, std::size_t bytes) {
-  if (offset > bytes_ || bytes > bytes_ - offset) throw std::out_of_range("beyond the segment");
+  if (offset > bytes_ || bytes > bytes_ - offset)
+    throw std::out_of_range("a range that ends beyond the shared memory");
   check_process();
   if (fd_ < 0 || bytes == 0) return;
   take_pages(fd_, name_, offset, bytes);

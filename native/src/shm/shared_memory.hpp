@@ -5,19 +5,24 @@
 #include <stdexcept>
 #include <string>
 
-// A stretch of memory with a stable address: a POSIX shared-memory segment or, for one process,
-// anonymous memory. All segments of mpips are made, sized, attached and removed here.
+// Memory with a stable address: a POSIX shared-memory file or, for a single process, anonymous
+// memory. All shared-memory files of mpips are created, sized, attached and removed here.
 //
-// Life of a segment. The creator makes it exclusively (no link is followed, mode 0600) and holds a
-// shared flock on it; everyone who attaches holds one too. A segment on which an exclusive flock
-// can be had is therefore used by no living process, however its users ended, and may be removed.
-// The owner, who made it or took it over, holds a write lock (fcntl, of the open file) as well:
+// Lifetime of a shared-memory file. The creator creates it exclusively (links are not followed,
+// mode 0600) and holds a shared flock on it. Every process that attaches it holds a shared flock,
+// too. So if an exclusive flock can be had, no running process uses the file, however its users
+// ended, and it may be removed.
+//
+// Ownership. The owner (the process that created the file or took it over) also holds a write lock
+// (fcntl, of the open file description). The flock alone is not enough to take a file over:
 // exchanging an exclusive flock for a shared one gives both up for a moment, in which a second
-// process could take the segment over too.
-// A forked child shares its parent's locks; it closes them at the fork, or it would hold them after
-// the parent's end. What is mapped stays mapped in the child.
-// Memory is reserved with posix_fallocate before it is touched: a full /dev/shm is an error here,
-// not a SIGBUS later.
+// process could take the file over, too.
+//
+// Fork. A forked child shares the locks of its parent. It closes the descriptors at the fork; else
+// it would hold the locks after the parent's end. Mappings stay in the child.
+//
+// Size. Pages are reserved with posix_fallocate before they are touched, so a full /dev/shm is an
+// error here and not a SIGBUS later.
 namespace mpips {
 
 class SharedMemoryError : public std::runtime_error {
@@ -25,7 +30,7 @@ class SharedMemoryError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A living process uses the memory that is to be taken over.
+// A running process uses the memory that is to be taken over.
 class SharedMemoryBusy : public SharedMemoryError {
  public:
   using SharedMemoryError::SharedMemoryError;
@@ -33,16 +38,18 @@ class SharedMemoryBusy : public SharedMemoryError {
 
 class SharedMemory {
  public:
-  // Up to `reserve` bytes `grow` does not move the memory; it is less where address space is short.
+  // Create a shared-memory file of `bytes` with all pages reserved, or (`anonymous`) memory of this
+  // process alone. Up to `reserve` bytes, or fewer where address space is short, `grow` does not
+  // move it.
   static SharedMemory create(const std::string& name, std::size_t bytes, std::size_t reserve);
   static SharedMemory anonymous(std::size_t bytes, std::size_t reserve);
-  // The first `writable` bytes may be written, the rest is read-only. A sparse segment (see
-  // `create_sparse`) may be attached before its pages exist.
+  // Attach a shared-memory file of this user. Its first `writable` bytes can be written, the rest
+  // can only be read. A sparse file (see `create_sparse`) may be attached before its pages exist.
   static SharedMemory attach(const std::string& name, std::size_t writable);
-  // A segment of an earlier process, which is owned from here on as if it had been created here.
-  // SharedMemoryBusy while any living process uses it.
+  // Take over a shared-memory file of an earlier process; this process then owns it as if it had
+  // created it. Throws SharedMemoryBusy while any running process uses it.
   static SharedMemory reopen(const std::string& name, std::size_t reserve);
-  // Sized but without pages: `commit` takes them piece by piece.
+  // Create a file of `bytes` without pages; `commit` reserves them piece by piece.
   static SharedMemory create_sparse(const std::string& name, std::size_t bytes);
 
   SharedMemory(SharedMemory&& other) noexcept;
@@ -56,15 +63,17 @@ class SharedMemory {
   std::size_t writable_bytes() const noexcept { return writable_; }
   const std::string& name() const noexcept { return name_; }
 
-  // May move the memory, once it is larger than what was reserved: pointers into it must be made
-  // anew.
+  // Grow to `bytes`. Moves the memory if `bytes` exceeds the reserved addresses: the caller must
+  // compute pointers into it again.
   void grow(std::size_t bytes);
+  // Reserve the pages of a part of a sparse file.
   void commit(std::size_t offset, std::size_t bytes);
-  void unlink() noexcept;  // removes the name if this process created it; the memory stays mapped
-  void keep() noexcept { owner_ = 0; }  // the name stays when this process ends
-  void close() noexcept;                // unmaps
+  void unlink() noexcept;  // remove the name if this process owns it; the mapping stays
+  void keep() noexcept { owner_ = 0; }  // keep the name when this process ends
+  void close() noexcept;                // unmap
 
-  // Removes the segment if no process uses it and it belongs to this user; true if removed.
+  // Remove the file if no process uses it and it belongs to this user; return true if it is
+  // removed.
   static bool remove_if_unused(const std::string& name);
 
  private:
@@ -78,8 +87,8 @@ class SharedMemory {
   std::uint8_t* data_ = nullptr;
   std::size_t bytes_ = 0, reserve_ = 0, writable_ = 0;
   int fd_ = -1;
-  int owner_ = 0;   // the process that created the segment, 0 where it was attached
-  int opener_ = 0;  // the process that opened fd_; in its forked children fd_ is closed
+  int owner_ = 0;   // pid of the process that owns the file; 0 if this object does not
+  int opener_ = 0;  // pid of the process that opened fd_; fd_ is closed in its forked children
 };
 
 }  // namespace mpips

@@ -1,4 +1,4 @@
-"""Gradients whose squares leave float32: they count as large ones, and what comes after them is learned."""
+"""Gradients whose squares exceed float32: they act as large ones, and later gradients still count."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LR = 0.01
 
 
 def applied(config: Any, gradients: Any, isa: str | None = None) -> tuple[Any, Any]:
-    """Value and state after these gradients; float32 of shape (3,)."""
+    """Return value and state after these gradients; float32, shape (3,)."""
     values, state = np.zeros(3, np.float32), np.zeros((config.n_state, 3), np.float32)
     for step, gradient in enumerate(gradients, 1):
         update(config, values, state, np.full(3, gradient, np.float32), step, kernels=isa)
@@ -26,7 +26,7 @@ def applied(config: Any, gradients: Any, isa: str | None = None) -> tuple[Any, A
 
 
 def exact(name: str, gradients: Any, lr: float = LR) -> float:
-    """The same in float64, by the papers."""
+    """Return the same in float64, computed as in the papers."""
     w = m = v = 0.0
     root = np.sqrt
     for t, g in enumerate(gradients, 1):
@@ -59,7 +59,7 @@ def test_first_update_is_the_papers_whatever_the_size(name: str, gradient: float
     config = OPTIMIZERS[name](lr=LR).native()
     values, state = applied(config, [gradient], isa)
     wanted = exact(name, [float(np.float32(gradient))])
-    # Denormal numbers have few bits; eps divides what they lack.
+    # Denormal numbers have few bits, and eps in the divisor magnifies the error.
     assert values == pytest.approx(wanted, rel=3e-6, abs=1e-33)
     assert np.isfinite(state).all()
 
@@ -68,7 +68,7 @@ def test_first_update_is_the_papers_whatever_the_size(name: str, gradient: float
 @pytest.mark.parametrize("name", SQUARING)
 def test_states_stay_finite_under_many_large_gradients(name: str, gradient: float) -> None:
     config = OPTIMIZERS[name](lr=LR, weight_decay=0.1).native()
-    # One sign long enough for a mean of squares to come to its limit.
+    # Keep one sign for long enough that a mean of squares reaches its limit.
     values, state = applied(config, [gradient] * 20000)
     assert np.isfinite(values).all()
     assert np.isfinite(state).all()
@@ -80,7 +80,7 @@ def test_a_mean_of_squares_forgets_a_large_gradient(rule: Any, gradient: float) 
     later = [1.0] * 2000
     values, _ = applied(rule.native(), [gradient, *later])
     before, _ = applied(rule.native(), [gradient, *later[:-100]])
-    # Each of the last hundred moves by lr again; with infinity in the state none would move.
+    # Each of the last hundred updates moves by lr again; with infinity in the state none would.
     assert before - values == pytest.approx(100 * LR, rel=1e-3)
 
 
@@ -130,7 +130,7 @@ def test_compensation_without_movement_adds_nothing(table: Any, gradient: float)
             worker.table("e").push(np.array([1]), update, base=np.zeros_like(update)).wait()
 
     push(0.0)
-    push(gradient)  # one update stale, and the values have not moved
+    push(gradient)  # stale by one update, and the values have not changed
     assert rig.core.stats(0)["compensated"] == 1
     found = rig.values() if table is dense else np.array(rig.table_rows()[1])
     assert np.isfinite(found).all()

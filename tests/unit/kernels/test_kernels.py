@@ -1,4 +1,4 @@
-"""Every kernel, on every instruction set present, against its NumPy definition: bit for bit."""
+"""Every kernel on every instruction set of this machine has the bits of its NumPy definition."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mpips.errors import KernelError
 from mpips.kernels import reference
 from mpips.model.optimizer import OPTIMIZERS
 
-# Around whole, half and masked vectors of every width.
+# Lengths around whole, half and masked vectors of every width.
 LENGTHS = [0, 1, 7, 8, 9, 15, 16, 17, 24, 31, 33, 1000]
 NAMES = kernels.available_kernels()
 RULES = list(OPTIMIZERS)
@@ -51,7 +51,7 @@ def config_of(rule, common="plain", **options):
 
 
 def array(n, seed, shift=0):
-    """Floats over many magnitudes, some zero, starting `shift` floats off a 64-byte line."""
+    """Return floats of many magnitudes, some zero, that start `shift` floats off a 64-byte line."""
     rng = np.random.default_rng(seed)
     memory = np.empty(n + 32, dtype=np.float32)
     start = (-memory.ctypes.data // 4) % 16 + shift
@@ -69,14 +69,14 @@ def state_of(config, n, shift=0):
 
 
 def assert_same_bits(got, expected):
-    """Equal bit for bit; one NaN is as good as another."""
+    """Check equality bit for bit; all NaN count as equal."""
     got, expected = np.asarray(got), np.asarray(expected)
     same = (got.view(np.uint32) == expected.view(np.uint32)) | (np.isnan(got) & np.isnan(expected))
     assert same.all(), f"differ at {np.argwhere(~same)[:5].tolist()}"
 
 
 def train(config, n, updates, scale, isa, shift=0, cuts=(), rate=1.0):
-    """Values and state after some updates; `isa` None is the reference."""
+    """Return values and state after some updates; `isa` None: by the reference."""
     values, state = array(n, 1, shift), state_of(config, n, shift)
     for step in range(1, updates + 1):
         gradient = array(n, 1 + step, shift)
@@ -161,7 +161,7 @@ def test_nan_gradient_is_not_hidden_by_clipping(isa, rule):
 @pytest.mark.parametrize(("beta1", "beta2"), [(0.9, 0.999), (0.0, 0.0), (0.99, 1 - 1e-9)])
 def test_bias_correction_is_right_at_every_step(isa, rule, beta1, beta2):
     config = config_of(rule, beta1=beta1, beta2=beta2)
-    # Around the ends of the table (final from 16,000 or so on; 32768 entries) and far beyond.
+    # Steps around the ends of the table (final from about 16,000 on; 32768 entries) and far beyond.
     for step in [*range(1, 400), *range(15900, 17000, 7), 32767, 32768, 32769, 10**6, 2**40]:
         got = [array(3, 5), *(np.abs(array(3, k)) for k in (6, 7))]
         expected = [a.copy() for a in got]
@@ -250,7 +250,9 @@ def test_all_finite_does_not_look_beyond_the_end(isa):
 def test_copy_finite_copies_everything_and_tells_of_each_position(isa, past_caches):
     for n in range(1, 70):
         whole = np.empty(n + 32, np.float32)
-        start = -whole.ctypes.data // 4 % 16  # stores past the caches need a multiple of 64 bytes
+        start = (
+            -whole.ctypes.data // 4 % 16
+        )  # stores that bypass the caches need a multiple of 64 bytes
         copied, expected = whole[start : start + n], np.empty(n, np.float32)
         values = array(n, n)
         assert kernels.copy_finite(copied, values, past_caches, kernels=isa)
@@ -300,17 +302,17 @@ def test_read_only_arrays_are_refused():
 def test_wrong_sizes_states_and_steps_are_refused():
     config = config_of("adam")
     a = np.zeros(8, np.float32)
-    with pytest.raises(ValueError, match="gradient holds 7 values, expected 8"):
+    with pytest.raises(ValueError, match="gradient has 7 values, expected 8"):
         kernels.update(config, a, [a, a], a[:7])
-    with pytest.raises(ValueError, match="state1 holds 7 values, expected 8"):
+    with pytest.raises(ValueError, match="state1 has 7 values, expected 8"):
         kernels.update(config, a, [a, a[:7]], a)
-    with pytest.raises(ValueError, match="adam has 2 states, not 1"):
+    with pytest.raises(ValueError, match="adam needs 2 states, not 1"):
         kernels.update(config, a, [a], a)
     with pytest.raises(ValueError, match="steps count from 1"):
         kernels.update(config, a, [a, a], a, step=0)
-    with pytest.raises(ValueError, match="src holds 7 values"):
+    with pytest.raises(ValueError, match="src has 7 values"):
         kernels.add(a, a[:7])
-    with pytest.raises(ValueError, match="base holds 7 values"):
+    with pytest.raises(ValueError, match="base has 7 values"):
         kernels.compensate(a, a, a, a[:7], 0.1)
 
 
@@ -375,7 +377,7 @@ except KernelError as error:
     imported, message = done.stdout.splitlines()
     assert imported == "imported"
     assert message == (
-        f"MPIPS_KERNELS = 'avx1024': this machine has the instruction sets {', '.join(NAMES)}"
+        f"MPIPS_KERNELS = 'avx1024': must be an instruction set of this machine: {', '.join(NAMES)}"
     )
 
 
@@ -395,7 +397,7 @@ def test_initial_state_is_zero_but_for_the_accumulator():
         assert [config.initial_state(k) for k in range(config.n_state)] == expected
 
 
-# Lengths on both sides of where vectors, stripes and blocks begin.
+# Lengths on both sides of the points where vectors, stripes and blocks begin.
 CHECKSUMS = """
 import numpy as np
 from mpips import _native
@@ -417,7 +419,7 @@ def test_checksums_are_the_same_on_every_instruction_set():
     assert len({done.stdout for done in said}) == 1
 
 
-# Pushes of rows through a server, with a journal and without: kernels of rows, whole and cut.
+# Push rows through a server with and without a journal: this runs the kernels of rows, whole and cut.
 ROWS = """
 import hashlib
 import numpy as np

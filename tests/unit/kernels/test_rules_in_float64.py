@@ -1,4 +1,4 @@
-"""The kernels follow the papers: each rule in float64, as torch writes it, over thousands of updates."""
+"""The kernels follow the papers: each rule against float64, as in torch, over thousands of updates."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ RULES: dict[str, Step] = {
 
 
 def of_a_quadratic(w: Any, noise: Any) -> Any:
-    """A gradient that pulls each weight to a place of its own, with noise."""
+    """Return a noisy gradient that moves each weight towards a value of its own."""
     return (w - np.linspace(-2, 2, N)) * np.linspace(0.1, 3, N) + noise
 
 
@@ -84,7 +84,7 @@ def test_a_rule_is_its_formula_over_thousands_of_updates(name: str, isa: str) ->
         else:
             whole = whole + DECAY * exact
         RULES[name](t, exact, exact_state, whole)
-    # Rounding to float32 twice in each of 3,000 updates; the weights are as large as 2.
+    # Allow for two roundings to float32 in each of 3,000 updates; the weights are up to 2.
     assert np.abs(values - exact).max() < 2e-5
 
 

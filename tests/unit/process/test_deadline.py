@@ -1,4 +1,4 @@
-"""Calls that hold the interpreter's lock, bounded by a thread without one."""
+"""Calls that hold the interpreter's lock are bounded by a thread that does not need it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_the_process_becomes_the_command_when_the_time_is_over() -> None:
         code = "import os, sys; print(os.getpid()); sys.exit(5)"
         print(os.getpid(), flush=True)
         deadline = _native.Deadline(0.1, "test", [sys.executable, "-c", code])
-        # The interpreter's lock is held: no thread of Python runs.
+        # The interpreter's lock is held here, so no Python thread can run.
         ctypes.PyDLL(None).sleep(30)
         """
     )
@@ -37,5 +37,5 @@ def test_nothing_happens_when_it_is_cancelled_in_time() -> None:
 
 @pytest.mark.parametrize(("name", "command"), [("", ["a"]), ("a" * 16, ["a"]), ("a", [])])
 def test_impossible_arguments_are_refused(name: str, command: list[str]) -> None:
-    with pytest.raises(ValueError, match=r"thread has 1 to 15 bytes|one word at least"):
+    with pytest.raises(ValueError, match=r"must have 1 to 15 bytes|at least one word"):
         _native.Deadline(60.0, name, command)

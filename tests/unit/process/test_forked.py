@@ -1,4 +1,4 @@
-"""Forked children: what they give up at the fork, what they are refused, and how they end."""
+"""Forked children give up what is the parent's, may not use the worker, and end by themselves."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @contextmanager
 def child(work: Callable[[], str]) -> Iterator[tuple[int, str]]:
-    """A forked child that has done `work`, and waits; its pid and what `work` returned."""
+    """Fork a child that does `work` and waits; yield its pid and what `work` returned."""
     answer, say = os.pipe()
     hold, release = os.pipe()
     pid = os.fork()
@@ -54,7 +54,7 @@ def child(work: Callable[[], str]) -> Iterator[tuple[int, str]]:
 
 
 def ended(pid: int) -> int:
-    """How a child ended: its exit code, or the negative number of a signal."""
+    """Wait for a child; return its exit code, or the negative number of a signal."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
@@ -77,7 +77,7 @@ def test_sigterm_to_a_child_ends_the_child_and_asks_nothing_of_the_parent(monkey
             assert ended(pid) == -signal.SIGTERM
         assert told.take() is None
         assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
-        # The parent's own are as they were.
+        # The handlers of the parent are unchanged.
         os.kill(os.getpid(), signal.SIGTERM)
         ask = told.take()
         assert ask is not None
@@ -88,7 +88,7 @@ def test_sigusr1_to_a_whole_job_ends_no_helper():
     with signals_unwind(), SignalRequests(True, 60.0), child(lambda: "") as (pid, _):
         os.kill(pid, signal.SIGUSR1)
         os.kill(pid, signal.SIGKILL)
-        # Had SIGUSR1 ended it, that would have come first.
+        # SIGUSR1 came first, so it did not end the child.
         assert ended(pid) == -signal.SIGKILL
 
 
@@ -151,7 +151,7 @@ def test_a_child_is_refused_whatever_it_does_with_the_worker(local):
     assert request.test()
     assert rig.writers[0].next_sequence == before[0]
     assert rig.values().tolist() == (-one).tolist()
-    # The parent goes on.
+    # The parent continues.
     w.push(one)
     rig.drain()
     assert rig.values().tolist() == (-2 * one).tolist()
@@ -207,7 +207,7 @@ def test_a_child_holds_no_lock_of_a_segment_after_its_parent():
     other = attach(token, "s0", 0)
     mine.view(0, 1, True)[0] = 7
     try:
-        # It still reads what its parent has mapped.
+        # The child can still read what its parent has mapped.
         seen = other.view(0, 1, False)
         with child(functools.partial(first_byte, seen)) as (_, found):
             assert found == "7"

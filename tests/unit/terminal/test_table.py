@@ -1,4 +1,4 @@
-"""Aligned tables of text."""
+"""Tables of text with aligned columns."""
 
 from __future__ import annotations
 
