@@ -1,6 +1,6 @@
 """Shared memory and the channels between a worker and a server: shm, rma, p2p and local.
 
-Open `channel.py` first: `Channel` is what every transport offers, `connect.py` chooses one per pair.
-`region.py` makes, sizes and removes shared memory; `remote.py` is the ring over a network; `area.py` and
-`area_push.py` carry large dense updates.
+Open `channel.py` first: `Channel` is the interface of every transport, and `connect.py` chooses a transport
+for each pair of worker and server. `region.py` makes, sizes and removes shared memory. `remote.py` is the
+ring over a network, by `rma.py` or `p2p.py`. `area.py` allocates rendezvous buffers for large dense updates.
 """

@@ -1,7 +1,9 @@
-"""Room in a worker's area of a server's region, where a large dense push lies until it is applied.
+"""Allocation in a worker's rendezvous buffer, where a large dense update lies until it is applied.
 
-The server applies an update where it lies, so its bytes belong to the push from the first put until the
-record that ends it is consumed. Low addresses are taken first: what was used last is still in a cache.
+The rendezvous buffer (the area) is the part of a server's region that belongs to one worker on another node.
+The server applies an update where it lies. So the bytes belong to the push from its first put until the
+record that ends it is consumed. Low addresses are allocated first, because they were used last and are
+likely still in a cache.
 """
 
 from __future__ import annotations
@@ -17,18 +19,18 @@ from mpips import _native
 Bytes = NDArray[np.uint8]
 
 _ALIGNMENT = _native.LINE_BYTES
-_UNDER_WAY = 2**64  # no record has this number
+_UNDER_WAY = 2**64  # above the sequence of every record
 
 
 @dataclass
 class _Piece:
     start: int
     stop: int
-    until: int = _UNDER_WAY  # the record after whose consumption the bytes are free
+    until: int = _UNDER_WAY  # sequence of the record whose consumption frees the bytes
 
 
 class Area:
-    """What a worker may use of one server's region beside its mailbox. Offsets and lengths in bytes."""
+    """The rendezvous buffer of one worker at one server. Offsets and lengths are in bytes."""
 
     def __init__(self, n_bytes: int, writer: _native.RingWriter) -> None:
         """`writer` writes the records of this worker at this server."""
@@ -37,7 +39,10 @@ class Area:
         self._taken: list[_Piece] = []  # by address
 
     def take(self, n_bytes: int) -> int | None:
-        """Offset of free bytes; None until an earlier push is consumed. `keep` must follow."""
+        """Allocate bytes and return their offset; None if an earlier push must be consumed first.
+
+        `keep` must follow once the record of the push is written. Offsets are multiples of a cache line.
+        """
         applied = self._writer.applied
         self._taken = [piece for piece in self._taken if piece.until >= applied]
         start = 0
@@ -49,29 +54,31 @@ class Area:
         return None
 
     def keep(self, offset: int) -> None:
-        """Hold what was taken at `offset` until every record written so far is consumed."""
+        """Free the bytes taken at `offset` when every record written so far is consumed."""
         piece = next(piece for piece in self._taken if piece.start == offset)
         piece.until = self._writer.next_sequence - 1
 
     def hold_all(self, until: int) -> None:
-        """All of it belongs to an earlier launch until a record is consumed."""
+        """Free the whole buffer, which an earlier launch used, when record `until` is consumed."""
         self._taken = [_Piece(0, self.n_bytes, until)]
 
     @property
     def next_free(self) -> int:
-        """Number of the record whose consumption frees bytes first."""
+        """The sequence of the record whose consumption frees bytes first."""
         return min(piece.until for piece in self._taken)
 
 
 class AreaWay(Protocol):
-    """A way to one server with an area. Not thread-safe, not collective; see remote.RemoteChannel.
+    """The part of a remote channel that writes to a rendezvous buffer; see remote.RemoteChannel.
+
+    Not thread-safe, not collective.
 
     Attributes:
-        writer: Of this worker's records.
-        layout: Of the server's region.
-        area: What is free in it.
-        piece_bytes: Of one put.
-        checksums: Also of what is known to have arrived.
+        writer: Writes this worker's records.
+        layout: Layout of the server's region.
+        area: Allocates the rendezvous buffer.
+        piece_bytes: Bytes of one put.
+        checksums: Whether a segment gets a checksum even if it is known to have arrived.
     """
 
     writer: _native.RingWriter
@@ -81,13 +88,13 @@ class AreaWay(Protocol):
     checksums: bool
 
     def put_area(self, offset: int, data: Bytes) -> None:
-        """Start putting bytes into the area; `data` must stay unchanged until `complete`."""
+        """Start putting bytes into the rendezvous buffer; `data` must stay unchanged until `complete`."""
 
     def put_records(self) -> None:
-        """Start carrying the records written since the last call, behind what is on its way."""
+        """Start sending the records written since the last call, after the puts already started."""
 
     def ask(self) -> None:
-        """Ask when all records written so far are consumed, unless a question is under way already."""
+        """Ask the server to answer when all records so far are consumed, unless a question is open."""
 
     def complete(self) -> None:
-        """Return when all puts so far have arrived."""
+        """Block until all puts so far have arrived."""

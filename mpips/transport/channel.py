@@ -1,8 +1,8 @@
-"""A worker's way to one server. The same ring in the same format, whatever carries it.
+"""The connection of one worker to one server: the same ring in the same format over every transport.
 
-`ShmChannel` and `LocalChannel` write the server's own memory. `RemoteChannel` (remote.py) writes a
-private mirror of the mailbox and carries it over. All waits here are bounded by `max_s`; deadlines,
-signals and error messages are the caller's.
+`ShmChannel` and `LocalChannel` write to the server's own memory. `RemoteChannel` (remote.py) writes to a
+private copy of the mailbox and transfers it. All waits here end after `max_s` seconds; the caller handles
+deadlines, signals and error messages.
 """
 
 from __future__ import annotations
@@ -20,32 +20,41 @@ from mpips.transport.area import AreaWay
 Float32 = NDArray[np.float32]
 
 
-_HEAD_TRIES = 100_000
+_HEAD_TRIES = 100_000  # reads of a table's head before its writer counts as stopped
 
 
 def whole_version(read: Callable[[], tuple[int, int] | None], table: int) -> int:
-    """The version in a table's head, read until it is not being written.
+    """Return the version in a table's head; read the head until it is not being written.
 
     Raises:
-        StallError: It stayed half written, so the server died while it wrote.
+        StallError: It stayed half written, so the server stopped or ended while it wrote.
     """
     for _ in range(_HEAD_TRIES):
         head = read()
         if head is not None:
             return head[0]
-    raise StallError(f"the head of table {table} stays half written: its server is stopped or dead")
+    raise StallError(
+        f"the head of table {table} stays half written: its server is stopped or dead; see the server's log"
+    )
 
 
 class Channel(Protocol):
-    """One worker, one server. Not thread-safe, not collective."""
+    """The interface of every transport: one worker, one server. Not thread-safe, not collective.
+
+    Attributes:
+        name: Name of the transport.
+        writer: Writes this worker's records.
+        layout: Layout of the server's region.
+    """
 
     name: str
     writer: _native.RingWriter
     layout: _native.Layout
 
     def send(self) -> None:
-        """Carry the records written since the last call, as far as that goes without waiting for an
-        answer of the server; `publish` completes it.
+        """Send the records written since the last call, as far as possible without waiting for the server.
+
+        `publish` completes it.
         """
 
     def publish(self) -> None:
@@ -55,46 +64,56 @@ class Channel(Protocol):
         """Start asking the server to confirm that all records written so far are in its memory."""
 
     def wait_fence(self, max_s: float) -> bool:
-        """Wait until they are, consumed or not; False after `max_s` seconds. `begin_fence` precedes."""
+        """Wait until the fence is confirmed; return False after `max_s` seconds. `begin_fence` must precede.
+
+        The records are then in the server's memory, consumed or not.
+        """
 
     def area_way(self) -> AreaWay | None:
-        """The way of large dense pushes past the ring, where there is one."""
+        """Return the way of large dense pushes past the ring; None if there is none."""
 
     def wait_applied(self, count: int, max_s: float) -> bool:
-        """Send what is written and wait until `count` records are consumed; False after `max_s` s."""
+        """Send what is written; wait until `count` records are consumed; return False after `max_s` s."""
 
     def wait_received(self, count: int, max_s: float) -> bool:
-        """Send what is written and wait until the server's partner has `count` records; False after
-        `max_s` s.
+        """Send what is written; wait until the server's replica has `count` records.
+
+        Returns False after `max_s` seconds.
         """
 
     def wait_credit(self, max_s: float) -> bool:
-        """Send what is written and wait until more can be; False after `max_s` seconds."""
+        """Send what is written; wait until there is a free slot; return False after `max_s` seconds."""
 
     def wait_collected(self, before: int, max_s: float) -> bool:
-        """Wait until every pull with a sequence number below `before` is answered."""
+        """Wait until every pull with a sequence below `before` is answered; return False after `max_s` s."""
 
     def wait_head(self, table: int, version: int, min_clock: int, max_s: float) -> bool:
-        """Wait until a table has reached a version and the workers a clock (0: any)."""
+        """Wait until a table has this version and all workers this clock (0: any).
+
+        Returns False after `max_s` seconds.
+        """
 
     def read_version(self, table: int) -> int:
-        """The version of a table as it is now."""
+        """Return the present version of a table."""
 
     def read_dense(self, table: int, out: Float32, max_s: float) -> bool:
-        """Copy the server's range of a dense table into `out`; False if it kept changing."""
+        """Copy the server's range of a dense table into `out`, float32, shape (n,).
+
+        Returns False if it kept changing for `max_s` seconds.
+        """
 
     def view(self, table: int) -> Float32 | None:
-        """The server's range as a read-only array without a copy, where that is possible."""
+        """Return the server's range as a read-only array without a copy; None if that is impossible."""
 
     def clocks(self) -> list[int]:
-        """The workers' clocks as this server knows them; FINISHED_CLOCK for those that are done."""
+        """Return the workers' clocks at this server; FINISHED_CLOCK for those that have finished."""
 
-    def turn(self) -> int:
-        """BSP: the worker that this server waits for."""
+    def awaited_worker(self) -> int:
+        """Return the worker that this server waits for (BSP)."""
 
 
 class MemoryChannel:
-    """Same node or same process: loads and stores in the server's region, no MPI call."""
+    """A channel within a node or process: loads and stores in the server's region, no MPI calls."""
 
     name = "shm"
 
@@ -114,53 +133,53 @@ class MemoryChannel:
         self.oversubscribed = oversubscribed
 
     def send(self) -> None:
-        """Nothing to carry: the stamp is already in the server's memory."""
+        """Do nothing: the stamps are in the server's memory already."""
 
     def publish(self) -> None:
-        """Nothing to carry."""
+        """Do nothing: the records are in the server's memory already."""
 
     def begin_fence(self) -> None:
-        """Nothing to ask: records are written where the server reads them."""
+        """Do nothing: records are written where the server reads them."""
 
     def wait_fence(self, max_s: float) -> bool:
-        """See Channel."""
+        """Wait until the fence is confirmed."""
         return True
 
     def area_way(self) -> AreaWay | None:
-        """None: large updates are read where the worker has them."""
+        """Return None: the server reads large updates in the worker's memory."""
         return None
 
     def wait_applied(self, count: int, max_s: float) -> bool:
-        """See Channel."""
+        """Wait until `count` records are consumed."""
         return self.writer.wait_applied(count, max_s, self.oversubscribed)
 
     def wait_received(self, count: int, max_s: float) -> bool:
-        """See Channel."""
+        """Wait until the server's replica has `count` records."""
         return self.writer.wait_received(count, max_s, self.oversubscribed)
 
     def wait_credit(self, max_s: float) -> bool:
-        """See Channel."""
+        """Wait until there is a free slot."""
         return self.writer.wait_credit(max_s, self.oversubscribed)
 
     def wait_collected(self, before: int, max_s: float) -> bool:
-        """See Channel."""
+        """Wait until every pull with a sequence below `before` is answered."""
         return self.writer.wait_collected(before, max_s, self.oversubscribed)
 
     def wait_head(self, table: int, version: int, min_clock: int, max_s: float) -> bool:
-        """See Channel."""
+        """Wait until a table has this version and all workers this clock."""
         offset = self.layout.head_offset(table)
         return _native.wait_head(
             self.memory, offset, version, min_clock, max_s, self.oversubscribed
         )
 
     def read_version(self, table: int) -> int:
-        """See Channel."""
+        """Return the present version of a table."""
         return whole_version(
             lambda: _native.read_head(self.memory, self.layout.head_offset(table)), table
         )
 
     def read_dense(self, table: int, out: Float32, max_s: float) -> bool:
-        """See Channel."""
+        """Copy the server's range of a dense table into `out`."""
         version = self.read_version(table)
         if not _native.copy_dense(self.memory, self.layout, table, out, max_s, self.oversubscribed):
             return False
@@ -169,30 +188,30 @@ class MemoryChannel:
         return True
 
     def view(self, table: int) -> Float32 | None:
-        """See Channel."""
+        """Return the server's range as a read-only array without a copy."""
         self.writer.set_base_version(table, self.read_version(table))
         return _native.dense_view(self.memory, self.layout, table)
 
     def clocks(self) -> list[int]:
-        """See Channel."""
+        """Return the workers' clocks at this server."""
         start = self.layout.clocks_offset
         step = _native.CLOCK_LINE_BYTES
         words = [_native.read_word(self.memory, start + w * step) for w in range(self._n_workers)]
         return [0 if word is None else word for word in words]
 
-    def turn(self) -> int:
-        """See Channel."""
-        return _native.read_word(self.memory, self.layout.turn_offset) or 0
+    def awaited_worker(self) -> int:
+        """Return the worker that this server waits for (BSP)."""
+        return _native.read_word(self.memory, self.layout.awaited_offset) or 0
 
 
 class ShmChannel(MemoryChannel):
-    """Same node: the server's region is mapped here."""
+    """A channel within a node: the server's region is mapped into this process."""
 
     name = "shm"
 
 
 class LocalChannel(MemoryChannel):
-    """Same process: whoever waits drives the server."""
+    """A channel within a process: every wait lets the server consume records."""
 
     name = "local"
 
@@ -204,36 +223,36 @@ class LocalChannel(MemoryChannel):
         n_workers: int,
         drain: Callable[[], int],
     ) -> None:
-        """`drain` lets the server consume what it can."""
+        """`drain` lets the server consume all records that it can."""
         super().__init__(memory, layout, writer, n_workers, oversubscribed=True)
         self._drain = drain
 
     def send(self) -> None:
-        """Apply at once: there is nobody to overlap with."""
+        """Let the server apply the records at once: no other process could do it meanwhile."""
         self._drain()
 
     def publish(self) -> None:
-        """See `send`."""
+        """Let the server apply the records, as `send` does."""
         self._drain()
 
     def wait_applied(self, count: int, max_s: float) -> bool:
-        """See Channel."""
+        """Wait until `count` records are consumed."""
         self._drain()
         return self.writer.applied >= count
 
     def wait_credit(self, max_s: float) -> bool:
-        """See Channel."""
+        """Wait until there is a free slot."""
         self._drain()
         self.writer.collect()
         return self.writer.credits > 0
 
     def wait_collected(self, before: int, max_s: float) -> bool:
-        """See Channel."""
+        """Wait until every pull with a sequence below `before` is answered."""
         self._drain()
         self.writer.collect()
         return self.writer.collected_before() >= before
 
     def wait_head(self, table: int, version: int, min_clock: int, max_s: float) -> bool:
-        """See Channel."""
+        """Wait until a table has this version and all workers this clock."""
         self._drain()
         return super().wait_head(table, version, min_clock, 0.0)

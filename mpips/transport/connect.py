@@ -1,4 +1,4 @@
-"""Choosing a transport for each pair of worker and server, and proving that it works."""
+"""The choice of a transport for each pair of worker and server, with a test that it works."""
 
 from __future__ import annotations
 
@@ -19,16 +19,31 @@ from mpips.transport.rma import Guard, RmaMemory
 _HEADER_BYTES = 64
 NO_WINDOW = (
     "this MPI could not make a window over the servers' regions; set OMPI_MCA_osc=^ucx (Open MPI "
-    "without InfiniBand), use Open MPI 5 or MPICH, or transport = 'p2p'"
+    "without InfiniBand), use Open MPI 5 or MPICH, or use transport = 'p2p'"
 )
 
 
 @dataclass
 class Connector:
-    """Makes a worker's channels. Not collective; the servers must be entering MPI meanwhile.
+    """Makes a worker's channels. Not collective; the servers must enter MPI meanwhile.
 
     Attributes:
-        notes: Why a faster transport was not used, for people.
+        worker: Index of the worker.
+        name: Name of the worker in messages.
+        transport: "auto", "shm", "rma", "p2p" or "local".
+        token: Token of the job.
+        window: Window over the servers' regions; None: there is none.
+        p2p_comm: Communicator of workers and servers whose tags only p2p.py uses.
+        n_workers: Number of workers of the job.
+        n_tables: Number of tables of the job.
+        checksums: Whether records within a node have checksums, and segments that are known to have
+            arrived. Records over a network always have them.
+        oversubscribed: Whether the node has more ranks than cores.
+        timeout_s: Seconds until a server that takes no message counts as stalled.
+        guard: `guard(what)` is a context in which a call that never returns ends the process.
+        idle: Called while a message waits to be taken.
+        generation: Generation of this launch's records.
+        notes: For each pair, why a faster transport is not used, as text for users.
     """
 
     worker: int
@@ -50,7 +65,14 @@ class Connector:
     def connect(
         self, server: int, server_name: str, rank: int, same_node: bool, layout: _native.Layout
     ) -> Channel:
-        """The channel to one server, by the transport asked for or the best that works.
+        """Return the channel to one server, by the transport asked for or the fastest that works.
+
+        Args:
+            server: Index of the server.
+            server_name: Name of the server in messages.
+            rank: Rank of the server in `p2p_comm` and in the window.
+            same_node: Whether the server runs on this node.
+            layout: Layout of the server's region.
 
         Raises:
             TransportError: The transport asked for cannot connect this pair.
@@ -71,6 +93,7 @@ class Connector:
     def _by_memory(
         self, server: int, pair: str, same_node: bool, layout: _native.Layout
     ) -> Channel | None:
+        """Return a channel by shared memory; in mode "auto" None, with a note, if that does not work."""
         forced = self.transport == "shm"
         if not same_node:
             if forced:
@@ -81,10 +104,15 @@ class Connector:
         try:
             memory = attach(self.token, f"s{server}", layout.tables_offset)
             if not self._is_ours(memory.view(0, _HEADER_BYTES, False), server, layout):
-                raise RegionError(f"the region of server {server} is not the one of this job")
+                raise RegionError(
+                    f"the region of server {server} in /dev/shm belongs to another job"
+                )
         except RegionError as error:
             if forced:
-                raise TransportError(f"transport = 'shm' between {pair}: {error}") from None
+                raise TransportError(
+                    f"transport = 'shm' between {pair}: {error}; use transport = 'auto' (containers on one "
+                    "node share memory with --ipc=host)"
+                ) from None
             self.notes.append(f"no shared memory between {pair}: {error}")
             return None
         writer = _native.RingWriter(
@@ -101,12 +129,14 @@ class Connector:
     def _by_window(
         self, server: int, pair: str, rank: int, layout: _native.Layout
     ) -> Channel | None:
+        """Return a channel by the window; in mode "auto" None, with a note, if that does not work."""
         forced = self.transport == "rma"
         if self.window is None:
             if forced:
                 raise TransportError(f"transport = 'rma' between {pair}: {NO_WINDOW}")
             self.notes.append(f"no window between {pair}: {NO_WINDOW}")
             return None
+        # Read the region's header through the window, to see that one-sided access works for this pair.
         memory = RmaMemory(self.window, self._messages(rank), rank, self.guard)
         header = np.zeros(_HEADER_BYTES, np.uint8)
         try:

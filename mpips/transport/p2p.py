@@ -1,16 +1,17 @@
-"""Two-sided fallback: put and get as messages, for MPIs that cannot make a window between nodes.
+"""Access to a server's region by messages, for MPIs that cannot make a window between nodes.
 
-A request is a 32-byte head (operation, offset, length, question) on one tag; the bytes of a small put
-follow it in the same message, those of a large one on a second tag; the bytes of a get come back on a
-third. MPI does not let messages of one pair, tag and communicator overtake each other and the server
-serves them in order. The server checks every range: a worker writes its own mailbox and nothing else.
+Request: a message with a 32-byte head (operation, offset, length, question) on TAG_HEAD. The bytes of a small
+put follow the head in the same message, those of a large put on TAG_DATA. The bytes of a get come back on
+TAG_REPLY. MPI does not let messages of one pair, tag and communicator overtake each other, and the server
+serves requests in order. The server checks every range: a worker can write only its own mailbox and
+rendezvous buffer.
 
-A question, whatever carries the records, is the number of records of this worker that it wants to
-know consumed: the server then sends on a fourth tag what it says in the mailbox. It travels in a head
-of its own or in that of a small put.
+Question: a number of records of this worker. When the server has consumed so many, it sends acknowledgement
+and results of the mailbox on TAG_ANSWER. A question travels in a head of its own or in that of a small put.
+It is used with every remote transport.
 
-A fence is a head without bytes that the server answers on a fifth tag, by an empty message. It is served
-behind everything that was sent before it, so its answer proves that all of that lies in the region.
+Fence: a head without bytes, which the server answers by an empty message on TAG_FENCE. The server serves it
+after everything that was sent before it, so the answer proves that all of that is in the region.
 """
 
 from __future__ import annotations
@@ -30,23 +31,31 @@ from mpips.errors import ProtocolError, StallError
 Bytes = NDArray[np.uint8]
 
 TAG_HEAD, TAG_DATA, TAG_REPLY, TAG_ANSWER, TAG_FENCE = 11, 12, 13, 14, 15
-INLINE_BYTES = 16 << 10  # a put up to this size is one message
+INLINE_BYTES = 16 << 10  # a put of up to so many bytes is one message
+_SAME_VERSION = "all ranks must run the same mpips (mpips doctor --mpi checks it)"
 _HEAD = struct.Struct("<QQQQ")
 _PUT, _GET, _ASK, _FENCE = 1, 2, 3, 4
-_MAX_PENDING = 64
-_MOST_AT_ONCE = 64  # requests served in one look, so that a busy server comes to its other work
+_MAX_PENDING = 64  # sends and receives that may be open
+_MOST_AT_ONCE = 64  # requests served per poll, so that a busy server also does its other work
 
 
 class P2pMemory:
     """One server's region through messages; see mpips.transport.remote.RemoteMemory."""
 
     name = "p2p"
-    piece_bytes = 4 << 20  # each message of that length is agreed on first
+    piece_bytes = 4 << 20  # bytes of one put; long, because each message needs a handshake
 
     def __init__(
         self, comm: MPI.Intracomm, rank: int, timeout_s: float, idle: Callable[[], None]
     ) -> None:
-        """`rank` of the server in `comm`; `idle` is called while this waits."""
+        """Access the region of the server on `rank` of `comm`.
+
+        Args:
+            comm: Communicator whose tags only this module uses.
+            rank: Rank of the server.
+            timeout_s: Seconds until a server that takes no message counts as stalled.
+            idle: Called while this object waits.
+        """
         self._comm = comm
         self._rank = rank
         self._timeout_s = timeout_s
@@ -55,38 +64,44 @@ class P2pMemory:
         self._fence: MPI.Request | None = None
 
     def put(self, offset: int, data: Bytes) -> None:
-        """See RemoteMemory."""
+        """Start a write of any length."""
         if data.nbytes <= INLINE_BYTES:
             return self.put_asking(offset, data, 0)
         self._send_head(_PUT, offset, data.nbytes)
         self._start(self._comm.Isend([data, MPI.BYTE], self._rank, TAG_DATA), data)
 
     def put_asking(self, offset: int, data: Bytes, count: int) -> None:
-        """See RemoteMemory."""
+        """Write a few bytes by a message, which may carry a question."""
         message = _HEAD.pack(_PUT, offset, data.nbytes, count) + data.tobytes()
         self._start(self._comm.Isend([message, MPI.BYTE], self._rank, TAG_HEAD), message)
 
     def get(self, offset: int, out: Bytes) -> None:
-        """See RemoteMemory."""
+        """Start a read of any length."""
         self._start(self._comm.Irecv([out, MPI.BYTE], self._rank, TAG_REPLY), out)
         self._send_head(_GET, offset, out.nbytes)
 
     def leave(self) -> None:
-        """See RemoteMemory. A short message is sent at once, a longer one when the server takes it."""
+        """Block until small puts can arrive without further calls of this process.
+
+        Waits, because a longer message leaves only when the server receives it.
+        """
         self._complete(0)
 
     def flush(self) -> None:
-        """See RemoteMemory. What was sent before is served before what is sent later."""
+        """Complete all puts and gets.
+
+        The server serves everything sent before this call before anything sent later.
+        """
         self._complete(0)
 
     def fence(self) -> None:
-        """See RemoteMemory."""
+        """Ask the server to confirm that all messages so far have arrived."""
         assert self._fence is None
         self._fence = self._comm.Irecv([bytearray(0), MPI.BYTE], self._rank, TAG_FENCE)
         self._send_head(_FENCE, 0, 0)
 
     def fenced(self) -> bool:
-        """See RemoteMemory."""
+        """Return whether the server has confirmed the fence."""
         if self._fence is not None and self._fence.Test():
             self._fence = None
         return self._fence is None
@@ -96,11 +111,13 @@ class P2pMemory:
         self._start(self._comm.Isend([head, MPI.BYTE], self._rank, TAG_HEAD), head)
 
     def _start(self, request: MPI.Request, buffer: object) -> None:
+        """Note a request and keep its buffer alive; wait if too many are open."""
         self._open.append((request, buffer))
         if len(self._open) > _MAX_PENDING:
             self._complete(_MAX_PENDING // 2)
 
     def _complete(self, leave: int) -> None:
+        """Wait until at most `leave` requests are open."""
         deadline = time.monotonic() + self._timeout_s
         while len(self._open) > leave:
             if self._open[0][0].Test():
@@ -110,19 +127,19 @@ class P2pMemory:
             if time.monotonic() > deadline:
                 raise StallError(
                     f"the server on rank {self._rank} has not taken a message for "
-                    f"{self._timeout_s:g} s"
+                    f"{self._timeout_s:g} s: it is stopped, overloaded or gone; look at that rank"
                 )
 
 
 class Question:
-    """A worker's question to one server: say so when `count` of my records are consumed.
+    """A worker's question to one server, answered when `count` of the worker's records are consumed.
 
-    One message there and one back, whatever it takes in between: the server is not asked again and
-    again. At most one question is under way.
+    It takes one message in each direction, however long the server needs: the worker does not poll. At most
+    one question is open at a time.
     """
 
     def __init__(self, comm: MPI.Intracomm, rank: int, answer_bytes: int) -> None:
-        """`rank` of the server in `comm`; an answer has `answer_bytes`."""
+        """Prepare questions to the server on `rank` of `comm`; an answer has `answer_bytes` bytes."""
         self._comm = comm
         self._rank = rank
         self._answer = np.empty(answer_bytes, np.uint8)
@@ -134,13 +151,16 @@ class Question:
         self._open = self._comm.Irecv([self._answer, MPI.BYTE], self._rank, TAG_ANSWER)
 
     def ask(self, count: int) -> None:
-        """Start asking. Not blocking."""
+        """Send the question. Does not block."""
         self.expect()
         head = _HEAD.pack(_ASK, 0, 0, count)
         self._sent = (self._comm.Isend([head, MPI.BYTE], self._rank, TAG_HEAD), head)
 
     def answer(self) -> Bytes | None:
-        """What the server says of this worker's records, once it does. Enters MPI, does not block."""
+        """Return the answer (the start of the mailbox), or None if it is not there yet.
+
+        Enters MPI, does not block. The next question overwrites the returned array.
+        """
         assert self._open is not None
         if not self._open.Test():
             return None
@@ -151,7 +171,7 @@ class Question:
 
 
 class P2pService:
-    """The server's side: serves the workers' puts and gets on its region."""
+    """The server's part: serves the requests of workers to its region."""
 
     def __init__(
         self,
@@ -164,10 +184,10 @@ class P2pService:
         """Serve a region.
 
         Args:
-            comm: Nothing else uses its tags.
-            region: All of it.
-            mailboxes: (start, stop) of the bytes that each rank may write.
-            answer_bytes: Length of an answer, from the start of a mailbox.
+            comm: Communicator whose tags only this module uses.
+            region: The whole region, uint8.
+            mailboxes: By rank: (start, stop) of the bytes that it may write.
+            answer_bytes: Bytes of an answer, from the start of a mailbox.
             guard: `guard(what)` is a context in which a call that never returns ends the process.
         """
         self._comm = comm
@@ -185,10 +205,10 @@ class P2pService:
         }
 
     def poll(self) -> int:
-        """Serve waiting requests; returns how many. Blocks only while a put's bytes arrive.
+        """Serve waiting requests and return their number. Blocks only while the bytes of a put arrive.
 
-        More of them may come as fast as they are served, so the number is limited: while it is above 0 the
-        caller comes back at once.
+        Requests may come as fast as they are served, so the number is limited. While it is above 0, the
+        caller calls again at once.
         """
         served = self._answer() if self._questions else 0
         for _ in range(_MOST_AT_ONCE):
@@ -197,7 +217,9 @@ class P2pService:
             source = self._status.Get_source()
             n_bytes = self._status.Get_count(MPI.BYTE)
             if not _HEAD.size <= n_bytes <= len(self._message):
-                raise ProtocolError(f"rank {source} sent a request of {n_bytes} bytes")
+                raise ProtocolError(
+                    f"rank {source} sent a request of {n_bytes} bytes; {_SAME_VERSION}"
+                )
             with self._guard(f"receiving a message from rank {source}"):
                 self._comm.Recv([self._message, n_bytes, MPI.BYTE], source, TAG_HEAD)
             self._serve(source, n_bytes - _HEAD.size)
@@ -209,7 +231,7 @@ class P2pService:
         return served
 
     def _answer(self) -> int:
-        """Answer the questions whose records are consumed; results lie there before `applied` does."""
+        """Answer the questions whose records are consumed. Results are written before `applied`."""
         ready = [rank for rank, count in self._questions.items() if self._applied[rank][0] >= count]
         for rank in ready:
             del self._questions[rank]
@@ -217,6 +239,11 @@ class P2pService:
         return len(ready)
 
     def _serve(self, source: int, inline: int) -> None:
+        """Serve the request in `_message`, which has `inline` bytes behind its head.
+
+        Raises:
+            ProtocolError: A request that no worker sends.
+        """
         operation, offset, n_bytes, count = _HEAD.unpack(self._message.data[: _HEAD.size])
         start, stop = self._mailboxes.get(source, (0, 0))
         if operation == _GET:
@@ -227,11 +254,13 @@ class P2pService:
         ) or not known:
             raise ProtocolError(
                 f"rank {source} asked for bytes {offset} to {offset + n_bytes} of a region, "
-                f"of which it may use {start} to {stop}"
+                f"of which it may use {start} to {stop}; {_SAME_VERSION}"
             )
         if count:
             if source in self._questions or source not in self._mailboxes:
-                raise ProtocolError(f"rank {source} asked a question that no worker asks")
+                raise ProtocolError(
+                    f"rank {source} asked a question that no worker asks; {_SAME_VERSION}"
+                )
             self._questions[source] = count
         if operation == _FENCE:
             empty = np.empty(0, np.uint8)
@@ -241,11 +270,12 @@ class P2pService:
         elif operation == _PUT and inline:
             self._region[offset : offset + n_bytes] = self._message[_HEAD.size :][:n_bytes]
         elif operation == _PUT:
-            # The head may be all that a worker sent before it was stopped.
+            # Guard the receive: a worker that was stopped may have sent only the head.
             with self._guard(f"receiving a message from rank {source}"):
                 part = self._region[offset : offset + n_bytes]
                 self._comm.Recv([part, MPI.BYTE], source, TAG_DATA)
 
     def _reply(self, rank: int, offset: int, n_bytes: int, tag: int) -> None:
+        # Send a copy: the server goes on changing its region.
         copy = self._region[offset : offset + n_bytes].copy()
         self._replies.append((self._comm.Isend([copy, MPI.BYTE], rank, tag), copy))

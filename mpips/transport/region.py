@@ -1,16 +1,15 @@
-"""Regions: the shared-memory segments of a job, their names, and their removal.
+"""The shared-memory files of a job: their names, their creation and their removal.
 
-A name holds the user's id and 128 random bits, so it can neither be guessed nor made beforehand by
-another user; segments are created exclusively with mode 0600. Every process that maps a segment holds a
-lock on it, so `sweep` can tell the segments that no living process uses
-(native/src/shm/shared_memory.hpp).
+A name has the user's id and 128 random bits, so no other user can guess it or create the file first. Files
+are created exclusively with mode 0600. Every process that maps a file holds a lock on it, so `sweep` can find
+the files that no running process uses (native/src/shm/shared_memory.hpp).
 
-Segments of a supervised run outlive its processes: the next launch takes them over. Their names say so,
-and `sweep` leaves them alone until no process has touched them for a day. The run itself removes them.
-All users can list the names in /dev/shm, and the 128 bits of a run are those of its first launch. So each
-process adds random digits of its own to the names that it makes, `mpips-kept-UID-TOKEN.DIGITS-PART`: no
-other user can take the name of a segment that a later launch will make. A segment of a run is found by
-its part and its owner; files of other users that bear such names are left out everywhere.
+Persistent files. The files of a supervised run outlive its processes: the next launch takes them over. Their
+names are of the form `mpips-kept-UID-TOKEN.DIGITS-PART`. `sweep` removes them only when no process has
+touched them for a day; normally the run itself removes them. All users can list the names in /dev/shm, and
+the 128 bits of a run (TOKEN) are those of its first launch. So each process adds random DIGITS to the names
+that it makes, and no other user can take the name of a file that a later launch will make. A file of a run is
+found by its part and its owner; files of other users with such names are ignored everywhere.
 """
 
 from __future__ import annotations
@@ -32,46 +31,46 @@ from mpips.process import forked
 
 SHM = Path("/dev/shm")
 PREFIX = "mpips"
-MOST_RESERVED = 1 << 40  # bytes of address space of one segment
+MOST_RESERVED = 1 << 40  # bytes of address space of one mapping, at most
 
-# Bytes of address space that the embedding tables of one server share: a process has 128 TiB, and may hold
-# the copy of another server as well. Rows and keys that outgrow their part move, buffers cannot.
+# Bytes of address space that the embedding tables of one server share. A process has 128 TiB, and it may also
+# have the replica of another server. Rows and keys that outgrow their part are moved; buffers cannot be.
 _ROW_ADDRESSES = 16 << 40
 _BUFFER_ADDRESSES = 24 << 40
-_FIRST_BYTES = 64 << 20  # of shared memory that the new embedding tables of one server take
-_SPARE_FILES = 256  # descriptors that a process needs beside those of its segments
+_FIRST_BYTES = 64 << 20  # shared memory that the new embedding tables of one server take together
+_SPARE_FILES = 256  # descriptors that a process needs in addition to those of shared memory
 
-_PERSISTENT_WORD = "kept"
-_PERSISTENT = "k"  # first letter of a kept token; the others are hexadecimal digits
-MARK = "-mark"  # ends the name of the file that says that a set of segments is complete
-KEEP_S = 24 * 3600.0
-TAKE_OVER_S = 2.0  # a process that was killed may hold its memory for a moment
-TOUCH_S = 600.0  # how often a rank renews the modification time of the segments of its run
-_REST = re.compile(r"(?:\.[0-9a-f]+)?-(.+)")  # of a name, behind user and token
+_PERSISTENT_WORD = "kept"  # part of the names of persistent files
+_PERSISTENT = "k"  # first letter of a persistent token; the others are hexadecimal digits
+MARK = "-mark"  # end of the name of the file that marks a set of files as complete
+KEEP_S = 24 * 3600.0  # seconds after which an untouched persistent file may be removed
+TAKE_OVER_S = 2.0  # seconds to wait for a file that a killed process still has mapped
+TOUCH_S = 600.0  # seconds between renewals of the modification times of a run's files
+_REST = re.compile(r"(?:\.[0-9a-f]+)?-(.+)")  # of a name, behind user and token: digits, part
 
 
 def persistent(token: str) -> str:
-    """The token of a job whose segments outlive it."""
+    """Return the token in the form that makes a job's shared memory persistent."""
     return token if token.startswith(_PERSISTENT) else _PERSISTENT + token
 
 
 def is_persistent(token: str) -> bool:
-    """Whether a job's segments outlive it."""
+    """Return whether a job's shared memory is persistent."""
     return token.startswith(_PERSISTENT)
 
 
 def new_token() -> str:
-    """128 random bits as hexadecimal text; names every region of one job."""
+    """Return 128 random bits as hexadecimal text, the token of one job."""
     return secrets.token_hex(16)
 
 
 def region_name(token: str, part: str, digits: str = "") -> str:
-    """The segment name of one part of a job ("s0": server 0, "w3": worker 3's staging, ...).
+    """Return the file name of one part of a job.
 
     Args:
-        token: Of the job.
-        part: What lies in the segment.
-        digits: Hexadecimal, of the process that makes the segment, where segments outlive the job.
+        token: Token of the job.
+        part: Contents of the file ("s0": region of server 0, "w3": staging memory of worker 3, ...).
+        digits: Hexadecimal digits of the process that makes a persistent file.
     """
     dot = f".{digits}" if digits else ""
     return f"{_prefix(token)}{dot}-{part}"
@@ -84,12 +83,12 @@ def _prefix(token: str) -> str:
 
 
 def new_name(token: str, part: str) -> str:
-    """A name for a segment of a supervised run that is to be made; no other user can know it."""
+    """Return a name for a new persistent file; no other user can know it beforehand."""
     return region_name(token, part, secrets.token_hex(8))
 
 
 def is_own(path: Path) -> bool:
-    """Whether a path is a regular file of this user."""
+    """Return whether a path is a regular file of this user."""
     try:
         status = path.lstat()
     except OSError:
@@ -98,7 +97,7 @@ def is_own(path: Path) -> bool:
 
 
 def own_segments(token: str) -> Iterator[tuple[str, Path]]:
-    """The segments of a job on this node that belong to this user: part and path of each, sorted."""
+    """Yield part and path of each file of a job on this node that belongs to this user, sorted by path."""
     prefix = _prefix(token)
     for path in sorted(SHM.glob(f"{prefix}[.-]*")):
         match = _REST.fullmatch(path.name.removeprefix(prefix))
@@ -107,23 +106,23 @@ def own_segments(token: str) -> Iterator[tuple[str, Path]]:
 
 
 def find_segment(token: str, part: str) -> Path | None:
-    """The segment of one part of a job that belongs to this user, or None."""
+    """Return the file of one part of a job that belongs to this user, or None."""
     return next((path for name, path in own_segments(token) if name == part), None)
 
 
 def token_words(token: str) -> tuple[int, int]:
-    """The token as the two words that lie in the head of a region."""
+    """Return the token as the two words in the header of a region."""
     digits = token.removeprefix(_PERSISTENT)
     return int(digits[:16], 16), int(digits[16:], 16)
 
 
 class EmbeddingMemory(NamedTuple):
-    """Sizes of the segments of one embedding table at one server, in bytes.
+    """Sizes of the memory of one embedding table at one server, in bytes.
 
     Attributes:
-        first: Of the rows, and of the keys, of a new table.
-        reserve: Address space of the rows, and of the keys. A table that outgrows it moves.
-        buffers: Of the sparse segment of its unfinished pushes.
+        first: Memory of the rows of a new table, and of its keys.
+        reserve: Address space of the rows, and of the keys. A table that outgrows it is moved.
+        buffers: Size of the sparse file of the table's unfinished pushes.
     """
 
     first: int
@@ -132,7 +131,7 @@ class EmbeddingMemory(NamedTuple):
 
 
 def embedding_memory(n_tables: int) -> EmbeddingMemory:
-    """What each of `n_tables` embedding tables of a server gets; the same in every launch."""
+    """Return the sizes for each of `n_tables` embedding tables of a server; the same in every launch."""
     n = max(n_tables, 1)
     return EmbeddingMemory(
         first=min(1 << 20, max(1 << 16, _FIRST_BYTES // (2 * n))),
@@ -142,10 +141,10 @@ def embedding_memory(n_tables: int) -> EmbeddingMemory:
 
 
 def allow_open_files(n: int) -> None:
-    """Raise this process's limit of open files, if need be, so that `n` more segments can be open.
+    """Raise this process's limit of open files, if needed, so that `n` more files can be open.
 
     Raises:
-        RegionError: The hard limit is too small for it.
+        RegionError: The hard limit is too low.
     """
     needed = n + len(os.listdir("/proc/self/fd")) + _SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -161,10 +160,10 @@ def allow_open_files(n: int) -> None:
 
 
 def sweep(spare: str = "") -> list[str]:
-    """Remove this user's segments that no process uses; returns their names.
+    """Remove this user's shared-memory files that no process uses; return their names.
 
     Args:
-        spare: Token of a run; if its segments outlive a launch they stay, whatever their age.
+        spare: Token of a run; its persistent files stay, whatever their age.
     """
     if not SHM.is_dir():
         return []
@@ -178,8 +177,8 @@ def sweep(spare: str = "") -> list[str]:
 
 
 def is_old(path: Path) -> bool:
-    """Whether no process has touched a segment of a supervised run for a day."""
-    # Whatever the wall clock says, no segment is older than the machine has been up.
+    """Return whether no process has touched a persistent file for a day."""
+    # The wall clock may be wrong, but no file in /dev/shm is older than the machine's uptime.
     if time.clock_gettime(time.CLOCK_BOOTTIME) <= KEEP_S:
         return False
     try:
@@ -189,23 +188,24 @@ def is_old(path: Path) -> bool:
 
 
 def unlink_job(token: str) -> None:
-    """Remove the names of all regions of a job on this node; mapped memory stays usable.
+    """Remove all shared-memory files of a job on this node; mapped memory stays usable.
 
-    For a rank that is about to die: the others may be killed before they can clean up.
+    A rank that is about to be killed calls this, because the others may be killed before they can clean up.
     """
     for _, path in own_segments(token):
         path.unlink(missing_ok=True)
 
 
 def staging_part(worker: int, generation: int) -> str:
-    """The part that is a worker's staging memory, in a job whose segments outlive it."""
+    """Return the part name of a worker's staging memory in a job with persistent shared memory."""
     return f"w{worker}-{generation}"
 
 
 def unlink_staging(token: str, generation: int, keep: Container[str]) -> None:
-    """Remove the names of staging memory of launches before `generation` on this node, but for `keep`.
+    """Remove the staging memory of launches before `generation` on this node, except the parts `keep`.
 
-    Each launch has its own: what it pushes must not change what is still to be read of the one before.
+    Each launch has staging memory of its own, so its pushes do not change what a server still has to read of
+    the launch before.
     """
     for part, path in own_segments(token):
         old = part.rpartition("-")[2]
@@ -215,30 +215,32 @@ def unlink_staging(token: str, generation: int, keep: Container[str]) -> None:
 
 
 class Regions:
-    """The segments that this process made for one job. Not collective; owned by the session."""
+    """The shared memory that this process made for one job. Not collective; the session owns it."""
 
     def __init__(self, token: str, shared: bool, supervised: bool = False) -> None:
-        """Nothing is made yet.
+        """Make no memory yet.
 
         Args:
-            token: Of the job.
+            token: Token of the job.
             shared: False: the memory is private to the process (one-process jobs).
-            supervised: The token is that of earlier launches too, so other users can know it.
+            supervised: Earlier launches had the same token, so other users can know it.
         """
         self.token = token
         self.shared = shared
         self._known = supervised or is_persistent(token)
         self._names: list[str] = []
-        self._there: dict[str, Path] = {}  # by part, as last seen; a job has thousands of segments
-        self._looked = False
+        self._there: dict[
+            str, Path
+        ] = {}  # by part, as last listed; a job may have thousands of files
+        self._looked = False  # whether /dev/shm was listed
         forked.register(self)
 
     def disown(self) -> None:
-        """Leave the names to the parent of a forked child."""
+        """Forget the names in a forked child: the parent removes them."""
         self._names.clear()
 
     def create(self, part: str, n_bytes: int, reserve: int = 0) -> _native.SharedMemory:
-        """Make a segment with all its pages; up to `reserve` bytes it grows without moving.
+        """Make memory with all its pages; up to `reserve` bytes it grows without moving.
 
         Raises:
             RegionError: /dev/shm, or this machine's memory, is too small or cannot be used.
@@ -253,7 +255,7 @@ class Regions:
         return self._note(name, memory)
 
     def create_sparse(self, part: str, n_bytes: int) -> _native.SharedMemory:
-        """Make a segment whose pages are taken later by `commit`."""
+        """Make memory whose pages are taken later, by `commit`."""
         if not self.shared:
             with as_region_error():
                 return _native.SharedMemory.anonymous(n_bytes, 0)
@@ -263,21 +265,23 @@ class Regions:
         return self._note(name, memory)
 
     def _new_name(self, part: str) -> str:
-        """A name for a new segment.
+        """Return a name for a new file.
 
         Raises:
-            RegionError: The run has a segment of this part already.
+            RegionError: The run has a file of this part already.
         """
         if not self._known:
             return region_name(self.token, part)
         if (path := self._find(part)) is not None:
-            raise RegionError(f"cannot create shared memory {path}: File exists")
+            raise RegionError(
+                f"cannot create shared memory {path}: File exists; a process of this run has made it already"
+            )
         name = new_name(self.token, part)
         self._there[part] = SHM / name
         return name
 
     def _find(self, part: str, look: bool = False) -> Path | None:
-        """Return the segment of a part that belongs to this user; `look`: also one that is new."""
+        """Return this user's file of a part; `look`: list /dev/shm again if it is not known."""
         path = self._there.get(part)
         if (path is None and look) or not self._looked:
             self._looked = True
@@ -288,10 +292,12 @@ class Regions:
         return path if path is not None and is_own(path) else None
 
     def reopen(self, part: str, reserve: int = 0) -> _native.SharedMemory:
-        """Take over a segment that an earlier process of this job left, as if it had been made here.
+        """Take over memory that an earlier process of this job left, as if it had been made here.
+
+        Blocks for up to TAKE_OVER_S seconds while another process uses it.
 
         Raises:
-            RegionError: It is not there, a living process uses it, or it belongs to somebody else.
+            RegionError: It is not there, a running process uses it, or it belongs to another user.
         """
         path = self._find(part, look=True) if is_persistent(self.token) else None
         name = path.name if path is not None else _name_of(self.token, part)
@@ -312,17 +318,17 @@ class Regions:
         return memory
 
     def touch(self) -> None:
-        """Renew the modification time of all segments of the job on this node.
+        """Renew the modification time of all files of the job on this node.
 
-        `sweep` tells by it what a run has left behind. Staging memory of earlier launches, which records
-        still point to, belongs to no living process: so every rank renews all of them.
+        `sweep` uses it to find what a run has left behind. No running process owns the staging memory of
+        earlier launches, to which records may still point, so every rank renews all files.
         """
         for _, path in own_segments(self.token):
             with suppress(FileNotFoundError):
                 os.utime(path)
 
     def leave(self) -> None:
-        """Remove the names, unless they are kept for another launch."""
+        """Remove the names, unless the memory is persistent."""
         if not is_persistent(self.token):
             self.unlink()
 
@@ -334,10 +340,10 @@ class Regions:
 
 
 def _check_available(n_bytes: int) -> None:
-    """Refuse memory of this process that the machine does not have: the kernel would kill it at first use.
+    """Check that the machine has this much memory: the kernel would otherwise kill the process at first use.
 
     Raises:
-        RegionError: More than is available, swap included.
+        RegionError: `n_bytes` is more than is available, swap included.
     """
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -348,13 +354,13 @@ def _check_available(n_bytes: int) -> None:
     if n_bytes > available > 0:
         raise RegionError(
             f"memory is too small: {n_bytes >> 20:,} MiB are needed, {available >> 20:,} MiB are available; "
-            "use fewer or smaller tables, or servers on several nodes"
+            "use fewer or smaller tables, or servers on several nodes (mpips plan predicts the need)"
         )
 
 
 @contextmanager
 def as_region_error() -> Iterator[None]:
-    """Give what the native module says of shared memory its type."""
+    """Raise errors of the native module about shared memory as RegionError."""
     try:
         yield
     except _native.SharedMemoryError as error:
@@ -362,17 +368,17 @@ def as_region_error() -> Iterator[None]:
 
 
 def attach(token: str, part: str, writable: int) -> _native.SharedMemory:
-    """Map another process's segment; only its first `writable` bytes may be written.
+    """Map another process's shared memory; only its first `writable` bytes may be written.
 
     Raises:
-        RegionError: It does not exist here, belongs to somebody else, or cannot be mapped.
+        RegionError: It does not exist here, belongs to another user, or cannot be mapped.
     """
     with as_region_error():
         return _native.SharedMemory.attach(_name_of(token, part), writable)
 
 
 def _name_of(token: str, part: str) -> str:
-    """The name of a segment that should be there."""
+    """Return the name of a file that should exist."""
     name = region_name(token, part)
     if not is_persistent(token) and is_own(SHM / name):
         return name

@@ -1,20 +1,22 @@
-"""The ring over a network: a private mirror of the mailbox, carried by put and get.
+"""The ring over a network: a private copy of the mailbox (the mirror), transferred by put and get.
 
-Push: the C++ writer fills slots of the mirror (checksums on); `send` puts stamp, header and payload of
-each new record, neighbours in one put. MPI orders nothing within a put or between puts, so a stamp may
-arrive before its record: the server takes a record only when number and checksums say that all of it is
-there. A flush in between would cost a round trip and add nothing to that proof. The flush comes before
-a slot of the mirror is written again, that is, with every look at the acknowledgement.
-Acknowledgements: the worker asks once and is answered when its records are consumed (`Question`), or
-gets them together with replies. What arrives carries its own proof of wholeness (complement, sequence
-number, checksum), because a get may see bytes of two stores; an old answer that arrives late only says
-less than is known.
+Push. The C++ writer fills slots of the mirror, with checksums. `send` puts stamp, header and payload of each
+new record, adjacent records in one put. MPI orders nothing within a put or between puts, so a stamp may
+arrive before its record. The server therefore consumes a record only when its sequence and its checksums
+prove that it is complete. A flush between record and stamp would cost a round trip and add nothing to that
+proof. The flush comes before a slot of the mirror is written again, that is, whenever the acknowledgement is
+read.
 
-Large dense pushes do not pass through the mirror: they are put from the caller's array into the worker's
-area, and small records that say where they lie follow them (mpips.transport.area_push).
+Acknowledgement. The worker asks once and is answered when its records are consumed (`Question`), or it gets
+the acknowledgement together with replies. Everything that arrives carries its own proof that it is complete
+(complement, sequence, checksum), because a get may see bytes of two stores. An old answer that arrives late
+only acknowledges fewer records than are known to be consumed.
 
-Dense pull: block versions, values, block versions again; blocks whose two readings differ (or that were
-being written) are read again.
+Large dense pushes do not pass through the mirror. They are put from the caller's array into the worker's
+rendezvous buffer, followed by small records that say where they lie (mpips.worker.paths.rendezvous).
+
+Dense pull. Block versions, values and again block versions are read. Blocks whose two versions differ, or
+that were being written, are read again.
 """
 
 from __future__ import annotations
@@ -36,28 +38,27 @@ Bytes = NDArray[np.uint8]
 Float32 = NDArray[np.float32]
 
 _HEADER_BYTES = 64
-_PAYLOAD_BYTES_AT = 52  # of the u32 `payload_bytes` in a record header
+_PAYLOAD_BYTES_AT = 52  # offset of the u32 `payload_bytes` in a record header
 _PAIR_BYTES = 16
-_GET_BYTES = 4 << 20  # one get of a dense pull
-_PUT_BYTES = 1 << 20  # neighbouring records go in one put up to this size
-_SLACK_BYTES = 4 << 10  # of a slot that is not full and travels along with its neighbours
-_SPIN_S = 2e-3  # a wait looks again at once for so long
-_EARLY_BYTES = (
-    64 << 10
-)  # replies up to this size are fetched before it is known that they are there
+_GET_BYTES = 4 << 20  # bytes of one get of a dense pull
+_PUT_BYTES = 1 << 20  # adjacent records go in one put of at most so many bytes
+_SLACK_BYTES = 4 << 10  # unused bytes of a slot that one put may include
+_SPIN_S = 2e-3  # seconds for which a wait checks without a pause
+# Replies of up to so many bytes in all are fetched before they are known to be there.
+_EARLY_BYTES = 64 << 10
 
 
 class RemoteMemory(Protocol):
-    """The region of one server, reached by messages or RMA. Offsets and lengths in bytes.
+    """The region of one server, accessed by messages or RMA. Offsets and lengths are in bytes.
 
-    Two ways of writing. What `put` wrote is in the region before anything that is sent after `flush` has
-    returned. Small writes (`put_asking`) are messages: they arrive in their own order, `flush` does not
-    wait for it, and MPI orders nothing between them and puts. Only an answered `fence` tells that all of
-    both has arrived.
+    There are two ways of writing. What `put` wrote is in the region before anything that is sent after
+    `flush` has returned. Small writes (`put_asking`) are messages: they arrive in their own order, `flush`
+    does not wait for their arrival, and MPI orders nothing between them and puts. Only an answered `fence`
+    proves that all writes of both kinds have arrived.
 
     Attributes:
-        name: Of the transport.
-        piece_bytes: Of one put of a long array that goes fastest.
+        name: Name of the transport.
+        piece_bytes: Bytes of one put with which a long array is transferred fastest.
     """
 
     name: str
@@ -67,41 +68,42 @@ class RemoteMemory(Protocol):
         """Start a write of any length; `data` must stay unchanged until `flush`."""
 
     def get(self, offset: int, out: Bytes) -> None:
-        """Start a read; `out` is filled after `flush`."""
+        """Start a read of any length; `out` is filled when `flush` has returned."""
 
     def put_asking(self, offset: int, data: Bytes, count: int) -> None:
-        """Write at most INLINE_BYTES by a message, which asks for an answer once `count` records are
-        consumed (0: it asks for none). `data` may be changed at once.
+        """Write at most INLINE_BYTES by a message; `data` may be changed at once.
+
+        The message asks for an answer when `count` records are consumed; 0: it asks for none.
         """
 
     def leave(self) -> None:
-        """Return when puts of at most INLINE_BYTES need this process no more to arrive."""
+        """Block until puts of at most INLINE_BYTES can arrive without further calls of this process."""
 
     def flush(self) -> None:
-        """Complete all puts and gets; see above."""
+        """Complete all puts and gets. Blocks."""
 
     def fence(self) -> None:
-        """Start asking the server to confirm that all messages so far have arrived. Not blocking."""
+        """Ask the server to confirm that all messages so far have arrived. Does not block."""
 
     def fenced(self) -> bool:
-        """Return True once the server has confirmed it. Enters MPI, does not block."""
+        """Return whether the server has confirmed the fence. Enters MPI, does not block."""
 
 
 class Asking(Protocol):
-    """See mpips.transport.p2p.Question."""
+    """The interface of mpips.transport.p2p.Question."""
 
     def ask(self, count: int) -> None:
-        """Start asking for what the server says once `count` records are consumed."""
+        """Ask for an answer when `count` records are consumed. Does not block."""
 
     def expect(self) -> None:
         """Prepare for the answer to a question that a put carries."""
 
     def answer(self) -> Bytes | None:
-        """The answer, once it is there."""
+        """Return the answer, or None if it is not there yet."""
 
 
 class RemoteChannel:
-    """See mpips.transport.channel.Channel."""
+    """A channel to a server on another node; see mpips.transport.channel.Channel."""
 
     def __init__(
         self,
@@ -113,15 +115,25 @@ class RemoteChannel:
         make_writer: Callable[[_native.SharedMemory], _native.RingWriter],
         checksums: bool = False,
     ) -> None:
-        """`make_writer` binds a writer to the mirror that is made here; `checksums`: see AreaWay."""
+        """Make the mirror and the writer of its records.
+
+        Args:
+            memory: Access to the server's region.
+            question: Questions to the server.
+            layout: Layout of the server's region.
+            worker: Index of the worker.
+            n_workers: Number of workers of the job.
+            make_writer: Makes a writer for the mirror that it is given.
+            checksums: See AreaWay.
+        """
         self.name = memory.name
         self.checksums = checksums
         self.piece_bytes = memory.piece_bytes
         self.layout = layout
         self._remote = memory
         self._question = question
-        self._asked: int | None = None  # the question under way
-        self._waits = False  # did the worker wait for its last records?
+        self._asked: int | None = None  # number of records of the open question
+        self._waits = False  # whether the worker waited for its last records
         self._n_workers = n_workers
         self._ring = layout.geometry
         self._at = layout.mailbox_offset(worker)
@@ -133,12 +145,15 @@ class RemoteChannel:
         self._scratch = np.zeros(_HEADER_BYTES, np.uint8)
         self._words = self._mirror.view(np.uint32)
         self._under_way = 0  # bytes of puts from the mirror since the last flush
-        self._straight = False  # are puts into the area under way?
-        self._unfenced = False  # was anything put since the last fence?
-        self._fence_open = False  # does a fence wait for its answer?
+        self._straight = False  # whether puts into the rendezvous buffer are not flushed yet
+        self._unfenced = False  # whether anything was put since the last fence
+        self._fence_open = False  # whether a fence is not answered yet
 
     def send(self) -> None:
-        """See Channel. Small puts leave at once, and are complete later."""
+        """Send the records written since the last call.
+
+        Small puts leave at once and are completed later.
+        """
         self._put_new()
         if self._under_way > INLINE_BYTES:
             self.complete()
@@ -146,19 +161,25 @@ class RemoteChannel:
             self._remote.leave()
 
     def publish(self) -> None:
-        """See Channel. Small records arrive later than this returns; see `begin_fence`."""
+        """Make all records written so far visible to the server.
+
+        Small records may arrive after this returns; see `begin_fence`.
+        """
         self._put_new()
         self.complete()
 
     def begin_fence(self) -> None:
-        """See Channel."""
+        """Ask the server to confirm that all records written so far are in its memory."""
         self._put_new()
         if self._unfenced and not self._fence_open:
             self._unfenced, self._fence_open = False, True
             self._remote.fence()
 
     def wait_fence(self, max_s: float) -> bool:
-        """See Channel. The flush waits for puts, the answer for messages."""
+        """Wait until the fence is confirmed.
+
+        The flush waits for puts, the fence's answer for messages.
+        """
         self.complete()
         if self._fence_open and not self._wait(self._remote.fenced, max_s):
             return False
@@ -166,20 +187,23 @@ class RemoteChannel:
         return True
 
     def area_way(self) -> AreaWay | None:
-        """See Channel."""
+        """Return the way of large dense pushes past the ring; None if there is none."""
         return self if self.area.n_bytes else None
 
     def put_area(self, offset: int, data: Bytes) -> None:
-        """See AreaWay."""
+        """Start putting bytes into the rendezvous buffer."""
         self._remote.put(self._area_at + offset, data)
         self._straight = self._unfenced = True
 
     def put_records(self) -> None:
-        """See AreaWay."""
+        """Start sending the records written since the last call."""
         self._put_new()
 
     def ask(self) -> None:
-        """See AreaWay. So a worker that pushes on learns, without waiting, when its area has room."""
+        """Ask the server to answer when all records so far are consumed.
+
+        A worker that goes on pushing learns from the answer when its buffer has room.
+        """
         if self._asked is not None:
             self._take_answer()
         if self._asked is None:
@@ -187,7 +211,7 @@ class RemoteChannel:
             self._question.ask(self._asked)
 
     def _put_new(self) -> None:
-        """Start putting what was written since the last call."""
+        """Start putting the records written since the last call."""
         writer = self.writer
         sequence, last = writer.published, writer.next_sequence
         while sequence < last:
@@ -201,11 +225,14 @@ class RemoteChannel:
         writer.published = last
 
     def _put(self, start: int, end: int, last: int) -> None:
-        """Put a part of the mirror. A worker that has waited for its last push waits for this one."""
+        """Put a part of the mirror.
+
+        A worker that waited for its last push probably waits for this one, so the put carries the question.
+        """
         data = self._mirror[start:end]
         self._unfenced = True
         if self._straight and len(data) <= INLINE_BYTES:
-            # Between puts into the area nothing may wait for a flush.
+            # Send a message: nothing may wait for a flush between puts into the rendezvous buffer.
             return self._remote.put_asking(self._at + start, data, 0)
         if self._asked is not None:
             self._waits = False
@@ -221,12 +248,12 @@ class RemoteChannel:
         self._under_way += end - start
 
     def _joins(self, start: int, end: int, sequence: int) -> bool:
-        """May a record travel in the put of those before it?"""
+        """Return whether a record may go in the put of the records before it."""
         stamp = self._stamp(sequence)
         return 0 <= stamp - end <= _SLACK_BYTES and self._end(sequence) - start <= _PUT_BYTES
 
     def complete(self) -> None:
-        """See AreaWay."""
+        """Block until all puts so far have arrived."""
         if self._under_way or self._straight:
             self._flush()
 
@@ -236,7 +263,7 @@ class RemoteChannel:
         self._straight = False
 
     def refresh(self) -> None:
-        """Fetch what the server has said, and replies: small ones at once, large ones when due."""
+        """Fetch acknowledgement, results and replies: small replies at once, large ones when they are due."""
         self._put_new()
         self._remote.get(self._at, self._mirror[: self._ring.answer_bytes])
         pulls = self.writer.open_pulls()
@@ -258,17 +285,20 @@ class RemoteChannel:
             self._remote.get(self._at + at, self._mirror[at : at + n_bytes])
 
     def wait_applied(self, count: int, max_s: float) -> bool:
-        """See Channel."""
+        """Wait until `count` records are consumed."""
         self._put_new()
         return self._wait(lambda: self._heard(count), max_s)
 
     def wait_received(self, count: int, max_s: float) -> bool:
-        """See Channel."""
+        """Wait until the server's replica has `count` records."""
         self._put_new()
         return self._wait(self._looked(lambda: self.writer.received >= count), max_s)
 
     def _heard(self, count: int) -> bool:
-        """Are so many records consumed, as far as is known? Ask, or take the answer. Not blocking."""
+        """Return whether `count` records are known to be consumed; ask, or take the answer.
+
+        Does not wait for an answer.
+        """
         writer = self.writer
         if writer.applied >= count:
             return True
@@ -276,15 +306,15 @@ class RemoteChannel:
         if self._asked is None:
             self._question.ask(count)
             self._asked = count
-        # Nothing else makes MPI finish a put.
+        # Complete the puts: MPI does not finish them by itself.
         self.complete()
         if not self._take_answer() and self._asked > count:
-            # A question about later records is under way, and no second one may be.
+            # Read the acknowledgement: a question about later records is open, and there can be only one.
             self.refresh()
         return writer.applied >= count
 
     def _take_answer(self) -> bool:
-        """Take the answer to the question under way, if it is there."""
+        """Take the answer to the open question; return False if it is not there."""
         answer = self._question.answer()
         if answer is None:
             return False
@@ -295,11 +325,11 @@ class RemoteChannel:
         return True
 
     def wait_credit(self, max_s: float) -> bool:
-        """See Channel."""
+        """Wait until there is a free slot."""
         self._put_new()
         if self.writer.open_pulls():
             return self._wait(self._looked(lambda: self.writer.credits > 0), max_s)
-        # A few slots at once: records that travel together travel faster.
+        # Wait for several free slots, because records that are sent together are sent faster.
         some = self.writer.applied + max(1, self._ring.n_slots // 4)
         count = min(some, self.writer.next_sequence)
         if not self._wait(lambda: self._heard(count), max_s):
@@ -307,11 +337,11 @@ class RemoteChannel:
         return self.writer.credits > 0
 
     def wait_collected(self, before: int, max_s: float) -> bool:
-        """See Channel."""
+        """Wait until every pull with a sequence below `before` is answered."""
         return self._wait(self._looked(lambda: self.writer.collected_before() >= before), max_s)
 
     def wait_head(self, table: int, version: int, min_clock: int, max_s: float) -> bool:
-        """See Channel."""
+        """Wait until a table has this version and all workers this clock."""
         self.publish()
 
         def reached() -> bool:
@@ -321,11 +351,11 @@ class RemoteChannel:
         return self._wait(reached, max_s)
 
     def read_version(self, table: int) -> int:
-        """See Channel."""
+        """Return the present version of a table."""
         return whole_version(lambda: self._read_head(table), table)
 
     def read_dense(self, table: int, out: Float32, max_s: float) -> bool:
-        """See Channel."""
+        """Copy the server's range of a dense table into `out`."""
         versions_at, values_at, n_blocks = self.layout.dense_offsets(table)
         before = np.empty(n_blocks * _PAIR_BYTES, np.uint8)
         after = np.empty_like(before)
@@ -334,7 +364,7 @@ class RemoteChannel:
         version = self.read_version(table)
         self._read(values_at, raw)
         end = time.monotonic() + max_s
-        # A block is done when two readings around its copy agree; only the others are read again.
+        # A block is done when its versions before and after the copy agree; read only the others again.
         pending = set(range(n_blocks))
         while True:
             self._read(versions_at, after)
@@ -351,23 +381,25 @@ class RemoteChannel:
                 self._read(values_at + b * block, raw[b * block : (b + 1) * block])
 
     def view(self, table: int) -> Float32 | None:
-        """None: another node's memory cannot be looked at."""
+        """Return None: the memory of another node cannot be mapped."""
         return None
 
     def clocks(self) -> list[int]:
-        """See Channel."""
+        """Return the workers' clocks at this server."""
         lines = np.empty(self._n_workers * _native.CLOCK_LINE_BYTES, np.uint8)
         self._read(self.layout.clocks_offset, lines)
         words = lines.view(np.uint64).reshape(self._n_workers, -1)
         return [int(word) for word in words[:, 0]]
 
-    def turn(self) -> int:
-        """See Channel."""
+    def awaited_worker(self) -> int:
+        """Return the worker that this server waits for (BSP)."""
         word = np.empty(8, np.uint8)
-        self._read(self.layout.turn_offset, word)
+        self._read(self.layout.awaited_offset, word)
         return int(word.view(np.uint64)[0])
 
     def _looked(self, done: Callable[[], bool]) -> Callable[[], bool]:
+        """Return a function that refreshes the mirror and then calls `done`."""
+
         def look() -> bool:
             self.refresh()
             return done()
@@ -375,7 +407,7 @@ class RemoteChannel:
         return look
 
     def _wait(self, done: Callable[[], bool], max_s: float) -> bool:
-        """Call `done` until it is True: at once for a while, then with growing pauses."""
+        """Call `done` until it is True: without pauses at first, then with growing ones."""
         start = time.monotonic()
         pause = 10e-6
         while not done():
@@ -390,6 +422,7 @@ class RemoteChannel:
         return True
 
     def _read_head(self, table: int) -> tuple[int, int] | None:
+        """Return (version, lowest clock) of a table's head, or None if it is being written."""
         self._read(self.layout.head_offset(table), self._scratch)
         words = self._scratch.view(np.uint64)
         version, not_version, clock, not_clock = (int(w) for w in words[:4])
@@ -410,6 +443,6 @@ class RemoteChannel:
         return self._ring.stamps_offset + self._index(sequence) * self._ring.record_stride
 
     def _end(self, sequence: int) -> int:
-        """Where the payload of a record ends."""
+        """Return the offset at which the payload of a record ends."""
         slot = self._stamp(sequence) + self._ring.slots_offset - self._ring.stamps_offset
         return slot + _HEADER_BYTES + self._words.item((slot + _PAYLOAD_BYTES_AT) // 4)

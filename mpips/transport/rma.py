@@ -1,12 +1,12 @@
-"""One-sided access by an MPI window over the servers' regions.
+"""One-sided access to the servers' regions through an MPI window.
 
-One `Lock_all(NOCHECK)` for the run; only contiguous bytes, put, get and flush. No MPI atomics, no
-accumulate, no request-based calls, no dynamic windows: each of these hangs or corrupts on some current
-MPI over some network. The target must enter MPI for progress; the server's loop does.
+There is one `Lock_all(NOCHECK)` for the whole run, and only put, get and flush of contiguous bytes are used.
+MPI atomics, accumulate, request-based calls and dynamic windows are not used: each of them hangs or corrupts
+data in some current MPI over some network. The target must enter MPI for progress; the server's loop does.
 
-Small records go as messages: a message leaves at once and needs no answer, where a put over TCP is queued
-until the origin enters MPI again and is answered by the target before anything else happens there. But a
-flush completes a message at this end only, and a message may be overtaken by a put.
+Small records are sent as messages. A message leaves at once and needs no answer. A put over TCP is queued
+until the origin enters MPI again, and the target answers it before it does anything else. But a flush
+completes a message only at this end, and a put may overtake a message.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from mpips.transport.p2p import P2pMemory
 Bytes = NDArray[np.uint8]
 Guard = Callable[[str], Any]
 
-# Windows over TCP move a get as a message; one that fits the eager limit needs no handshake.
+# Windows over TCP transfer a get as a message, which needs no handshake up to the eager limit.
 _GET_BYTES = 32 << 10
 
 
 def make_window(comm: MPI.Intracomm, memory: Bytes | None) -> MPI.Win | None:
-    """Create the window of a job. Collective over `comm`.
+    """Create the window of a job. Collective over `comm`; blocks.
 
     Args:
+        comm: Communicator of all ranks of the job.
         memory: A server's region; None on ranks that expose nothing.
 
     Returns:
@@ -56,11 +57,16 @@ class RmaMemory:
     """One server's region through the window; see mpips.transport.remote.RemoteMemory."""
 
     name = "rma"
-    piece_bytes = 512 << 10  # stays in a cache between a look at it and its put
+    piece_bytes = 512 << 10  # bytes of one put; stays in a cache between its checksum and its put
 
     def __init__(self, window: MPI.Win, messages: P2pMemory, rank: int, guard: Guard) -> None:
-        """`messages` reaches the same region; `guard(what)` is a context in which a call that never
-        returns ends the process.
+        """Access the region of the server on `rank`.
+
+        Args:
+            window: Window over the servers' regions.
+            messages: Access to the same region by messages.
+            rank: Rank of the server.
+            guard: `guard(what)` is a context in which a call that never returns ends the process.
         """
         self._window = window
         self._messages = messages
@@ -68,36 +74,43 @@ class RmaMemory:
         self._guard = guard
 
     def put(self, offset: int, data: Bytes) -> None:
-        """See RemoteMemory. Never by a message, however short: a flush does not wait for its arrival, and
-        what lies in an area has no other proof of it.
+        """Start a write of any length.
+
+        Never uses a message, however short the data is.
+
+        A flush does not wait for the arrival of messages, and for bytes in a rendezvous buffer the flush may
+        be the only proof of their arrival.
         """
         self._window.Put([data, MPI.BYTE], self._rank, target=[offset, data.nbytes, MPI.BYTE])
 
     def get(self, offset: int, out: Bytes) -> None:
-        """See RemoteMemory."""
+        """Start a read of any length."""
         for at in range(0, out.nbytes, _GET_BYTES):
             part = out[at : at + _GET_BYTES]
             target = [offset + at, part.nbytes, MPI.BYTE]
             self._window.Get([part, MPI.BYTE], self._rank, target=target)
 
     def put_asking(self, offset: int, data: Bytes, count: int) -> None:
-        """See RemoteMemory."""
+        """Write a few bytes by a message, which may carry a question."""
         self._messages.put_asking(offset, data, count)
 
     def leave(self) -> None:
-        """See RemoteMemory."""
+        """Block until small puts can arrive without further calls of this process."""
         self._messages.leave()
 
     def flush(self) -> None:
-        """See RemoteMemory. Does not return if the target is gone; the guard then does."""
+        """Complete all puts and gets.
+
+        Never returns if the target is gone; the guard then ends the process.
+        """
         with self._guard(f"a flush to rank {self._rank}"):
             self._window.Flush(self._rank)
         self._messages.flush()
 
     def fence(self) -> None:
-        """See RemoteMemory."""
+        """Ask the server to confirm that all messages so far have arrived."""
         self._messages.fence()
 
     def fenced(self) -> bool:
-        """See RemoteMemory."""
+        """Return whether the server has confirmed the fence."""
         return self._messages.fenced()

@@ -1,4 +1,4 @@
-"""What the handles of dense and embedding tables share."""
+"""The common part of handles: checks before a push, the request after it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def norm_of(update: Float32) -> float:
 
 
 class Handle:
-    """What dense and embedding handles share: checks before a push, requests for it."""
+    """A worker's access to one table. Not thread-safe."""
 
     def __init__(
         self, connection: Connection, index: int, table: DenseTable | EmbeddingTable
@@ -38,18 +38,18 @@ class Handle:
         connection.add(self)
         self._index = index
         self._table = table
-        # Only where something depends on it: noting takes 2 us of a pull.
+        # Note pulls only where a policy depends on their versions: it takes 2 us of a pull.
         self._noted = NotedPulls() if judges_staleness(table.consistency) else None
 
     def disown(self) -> None:
-        """Leave to the parent what is under way; in a forked child what follows it raises."""
+        """Give up operations under way, in a forked child: they belong to the parent; see process.forked."""
         raise NotImplementedError
 
     def _name_base(self, base: object) -> bool:
-        """Let the push to come count as computed on the pull that filled `base`, if one did.
+        """Let the next push count as computed on the pull that filled `base`, if a pull did.
 
         Returns:
-            True if `_unname_base` must follow, whatever becomes of the push.
+            True if the caller must call `_unname_base` after the push, also if it raises.
         """
         versions = self._noted.find(base) if self._noted is not None else None
         for server, version in (versions or {}).items():
@@ -61,12 +61,12 @@ class Handle:
             channel.writer.name_base(self._index, None)
 
     def _checked(self, update: Float32, base: Float32 | None) -> Float32:
-        """The update to send: finite, not longer than clip_norm, with base values where needed."""
+        """Check an update and return the update to send, scaled down to clip_norm."""
         self._check_update(update, base)
         return self._clipped(update, norm_of(update)) if self._table.clip_norm > 0 else update
 
     def _check_update(self, update: Float32, base: Float32 | None, looked_at: bool = False) -> None:
-        """Refuse what is not finite, and a push without the base values that its policy needs.
+        """Raise ValueError for values that are not finite and for base values that the policy misses.
 
         `looked_at`: the update is known to be finite.
         """
@@ -77,11 +77,12 @@ class Handle:
                 self._check_finite("the base", base)
         if base is None and needs_base(self._table.consistency):
             raise ValueError(
-                f"table {self.name!r} compensates delays: push needs base, the pulled values"
+                f"table {self.name!r} compensates delays, so a push to it needs the values that the update "
+                "was computed on: push(..., base=values)"
             )
 
     def _clipped(self, update: Float32, norm: float) -> Float32:
-        """The update, scaled down if its L2 norm is greater than clip_norm."""
+        """Return the update, scaled down if its L2 norm is greater than clip_norm."""
         if norm > self._table.clip_norm:
             return update * np.float32(self._table.clip_norm / norm)
         return update
@@ -91,15 +92,15 @@ class Handle:
         if not _native.all_finite(flat, None):
             bad = int(np.flatnonzero(~np.isfinite(flat))[0])
             raise ValueError(
-                f"{what} of table {self.name!r} holds {flat[bad]} at position "
+                f"{what} of table {self.name!r} contains {flat[bad]} at position "
                 f"{bad} of {flat.size}; nothing was sent (check_finite)"
             )
 
     def _request(self, ends: dict[int, int]) -> Request[PushResult]:
-        """A request for pushes whose last records are `ends` (server -> sequence)."""
+        """Return the request of a push whose last records are `ends` (server -> sequence number)."""
         self._connection.note_push()
         connection = self._connection
-        # Under BSP nothing happens to a push before the clock ends: it may travel with the tick.
+        # Under BSP a server applies nothing before the clock ends: the records travel with the tick.
         if not isinstance(self._table.consistency, BSP):
             connection.send(ends)
         missing = dict(ends)

@@ -2,8 +2,8 @@
 
 Handles and the worker use it; programs see the worker. One thread uses it, the worker's.
 
-Every wait is `wait_until`: it looks at the scheduler's messages between short waits, and in the end raises
-StallError with the name of the server that is late, and of whom that server waits for.
+Every wait is `wait_until`. It alternates short waits with looks at the scheduler's messages. At its deadline
+it raises StallError with the name of the late server and of the rank for which that server waits.
 """
 
 from __future__ import annotations
@@ -13,97 +13,69 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mpips import _native
 from mpips.checkpoint.position import Position
 from mpips.errors import StallError
 from mpips.model.consistency import BSP, SSP
 from mpips.model.table import Table
-from mpips.mpi.messages import Figures, Message
-from mpips.mpi.pending import PendingCut
+from mpips.mpi.messages import Figures
 from mpips.process import forked
 from mpips.recovery.replica import Partners
 from mpips.snapshot.worker_part import WorkerPart
 from mpips.transport.channel import Channel
-from mpips.transport.region import as_region_error
+from mpips.worker.arrivals import Arrivals
+from mpips.worker.control_plane import ControlPlane
+from mpips.worker.staging import Staging
 
-Float32 = NDArray[np.float32]
 NO_PARTNERS = Partners()
-FAULTS = _native.FAULTS  # whether a test ends this process at a fault point
+FAULTS = _native.FAULTS  # True where a test ends this process at a fault point
 
 
 def needs_common_clock(tables: Sequence[Table]) -> bool:
-    """Return whether workers wait for each other's clocks, so that all must be cut at the same one."""
+    """Return whether workers wait for each other's clocks; then a cut is at the same clock for all."""
     return any(isinstance(t.consistency, BSP | SSP) for t in tables)
-
-
-class ControlPlane(Protocol):
-    """The scheduler as a worker sees it; one process needs no scheduler for it."""
-
-    state: str
-    clock: int
-    cut: PendingCut
-
-    def poll(self) -> None:
-        """Take messages; raises if the job has failed."""
-
-    def hurry(self) -> None:
-        """Let the next `poll` look at once."""
-
-    def tell(self, message: Message) -> None:
-        """Send the scheduler a message."""
-
-    def contribute(self, name: str, payload: bytes, everyone: bool) -> None:
-        """Give this worker's part of a gather."""
-
-    def take_gathered(self, name: str) -> list[bytes] | None:
-        """All parts, if they are in."""
-
-    def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
-        """Tell of progress."""
 
 
 @dataclass(frozen=True)
 class ConnectionOptions:
-    """Where a worker starts and what it does beside its program.
+    """Start of a worker and its duties beside its program.
 
     Attributes:
-        position: What it starts from, with random stream and cursor; None: nothing.
-        ask_every: It asks for a checkpoint at each multiple of so many steps of the run; 0: never.
-        first_clock: It continues at this clock.
-        says_place: It tells servers where it is, so that a later launch can continue there; see
-            `mpips.recovery.memory`.
-        partners: Of the servers; see `mpips.recovery.replica`.
+        position: State to start from, with random stream and cursor; None: a new one.
+        ask_every: The worker requests a checkpoint at each multiple of this many steps of the run; 0: never.
+        first_clock: Clock at which the worker continues.
+        writes_position: The worker writes its position to the servers before each clock ends, so that a later
+            launch can continue there; see `mpips.recovery.memory`.
+        partners: Replicas of the servers; see `mpips.recovery.replica`.
     """
 
     position: Position | None = None
     ask_every: int = 0
     first_clock: int = 0
-    says_place: bool = False
+    writes_position: bool = False
     partners: Partners = NO_PARTNERS
 
 
 class Disowning(Protocol):
-    """A handle, which may hold what belongs to the parent of a forked child."""
+    """A handle, whose operations under way belong to the parent of a forked child."""
 
     def disown(self) -> None:
-        """Give it up. Called in the child."""
+        """Give up operations under way. Called in the child."""
 
 
 class Connection:
     """One worker's connection. Not thread-safe.
 
     Attributes:
-        index: Of the worker.
-        n_workers: Number of workers.
-        channels: One a server.
-        control: To the scheduler.
-        timeout_s: Bounds every wait.
+        index: Index of the worker.
+        n_workers: Number of workers of the job.
+        channels: One channel for each server.
+        control: Messages to and from the scheduler.
+        timeout_s: Bound of every wait, in seconds.
         clock_state: The worker's clock, which native code reads.
-        position: What the worker started from, its random stream and its cursor.
+        position: The worker's start, its random stream and its cursor.
         snapshot: The worker's part in checkpoints.
+        staging: The worker's staging memory.
     """
 
     def __init__(
@@ -117,21 +89,31 @@ class Connection:
         timeout_s: float,
         start: ConnectionOptions | None = None,
     ) -> None:
-        """`names`: how errors call each worker; `channels`: one a server."""
+        """Make a connection.
+
+        Args:
+            index: Index of the worker.
+            names: Names of all workers, for errors.
+            tables: All tables of the job.
+            channels: One channel for each server.
+            control: Messages to and from the scheduler.
+            staging: Staging memory of this worker, or None.
+            timeout_s: Bound of every wait, in seconds.
+            start: Start of the worker; None: at clock 0, without duties.
+        """
         start = start or ConnectionOptions()
         self.index = index
         self.n_workers = len(names)
         self.clock_state = _native.WorkerClock()
         self.clock_state.now = start.first_clock
         control.clock = start.first_clock
-        self._says_place = start.says_place
-        self._partners = start.partners
+        self._writes_position = start.writes_position
+        self._arrivals = Arrivals(self, start.partners)
         self.channels = list(channels)
         self.control = control
         self.timeout_s = timeout_s
         self._names = list(names)
-        self._staging = staging
-        self._staged = 0
+        self.staging = Staging(staging)
         self._finished = False
         self._samples = 0
         self.position = start.position or Position(0, index, len(names))
@@ -145,6 +127,7 @@ class Connection:
             start.ask_every,
         )
         self._cut_ends = [0] * len(self.channels)  # records up to the last cut record, by server
+        # (server, sequence number after the pull, its destination) of pulls under way.
         self._destinations: list[tuple[int, int, object]] = []
         self._handles: list[Disowning] = []
         backup = [t.consistency.backup for t in tables if isinstance(t.consistency, BSP)]
@@ -155,19 +138,19 @@ class Connection:
         forked.register(self)
 
     def disown(self) -> None:
-        """Let every use in a forked child raise ForkError. See mpips.process.forked."""
+        """Let every use in a forked child raise ForkError; see mpips.process.forked."""
         refusing: Any = forked.Refusing(f"worker {self.index}")
-        self.channels = self.control = self._staging = self.snapshot = refusing
+        self.channels = self.control = self.staging = self.snapshot = refusing
         for handle in self._handles:
             handle.disown()
 
     def add(self, handle: Disowning) -> None:
-        """Let a handle give up what is under way in every forked child."""
+        """Register a handle, whose `disown` every forked child calls."""
         self._handles.append(handle)
 
     @property
     def now(self) -> int:
-        """The worker's clock."""
+        """The worker's clock, the number of clocks it has ended."""
         return self.clock_state.now
 
     def clock(self) -> None:
@@ -175,13 +158,12 @@ class Connection:
         self.control.state = "between clocks"
         if FAULTS:
             _native.fault_point("clock-begun")
-        if self._says_place:
-            self.snapshot.say_place(self.now)
-            self._wait_until_arrived()
+        if self._writes_position:
+            self.snapshot.write_position(self.now)
+            self._arrivals.wait()
             if FAULTS:
                 _native.fault_point("placed")
-        if self._partners.waits:
-            self._wait_for_partners()
+        self._arrivals.wait_for_partners()
         for server, channel in enumerate(self.channels):
             if FAULTS:
                 _native.fault_point("ticking")
@@ -204,12 +186,12 @@ class Connection:
 
     @property
     def _repeats(self) -> bool:
-        """True if a server has more of this worker than it stands for, so that no cut may be here."""
+        """True if a server has records of this worker from beyond its clock; then no cut may be here."""
         return any(channel.writer.is_ahead_of(self.now) for channel in self.channels)
 
     @property
     def _has_pushed(self) -> bool:
-        """True if servers may have pushes of this worker's clock, so that it does not stand at its tick."""
+        """True if servers may have pushes of the current clock, so that the worker is not between clocks."""
         return self.clock_state.pushed_at == self.now or self._repeats
 
     def _write_cut(self, number: int, clock: int, payload: bytes) -> None:
@@ -222,20 +204,20 @@ class Connection:
         self.publish(range(len(self.channels)))
 
     def _is_behind_cut(self) -> bool:
-        """Return whether some server has not consumed the last cut record, as far as this worker knows."""
+        """Return whether some server has not consumed the last cut record, by this worker's last look."""
         ends = zip(self.channels, self._cut_ends, strict=True)
         return any(channel.writer.applied < end for channel, end in ends)
 
     def _cut_while_waiting(self) -> bool:
-        """See WorkerPart.while_waiting."""
+        """Take part in a pending cut during a wait; see WorkerPart.while_waiting."""
         if self.control.cut.pending is None:
             return False
         return self.snapshot.while_waiting(self._has_pushed)
 
     def finish(self) -> None:
-        """Leave: the worker pushes no more, and nobody waits for its clock any longer.
+        """End the worker's pushes; from then on no server waits for its clock. The session calls this.
 
-        Blocks until every server has consumed what was sent. Called by the session.
+        Blocks until every server has consumed all records. A second call does nothing.
         """
         if self._finished:
             return
@@ -251,7 +233,7 @@ class Connection:
             self.wait_applied(server, channel.writer.next_sequence)
 
     def flush(self) -> None:
-        """Wait until every server has consumed everything that the worker has sent."""
+        """Wait until every server has consumed all records of this worker."""
         for server, channel in enumerate(self.channels):
             self.wait_applied(server, channel.writer.next_sequence)
 
@@ -269,7 +251,7 @@ class Connection:
             if parts is not None:
                 found.append(parts)
             else:
-                self.snapshot.look_in_gather(self._has_pushed)
+                self.snapshot.check_in_gather(self._has_pushed)
                 time.sleep(0.001)
             return bool(found)
 
@@ -279,12 +261,12 @@ class Connection:
         return found[0]
 
     def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
-        """Count samples and tell the scheduler; see Worker.report."""
+        """Count samples and report them to the scheduler; see Worker.report."""
         self._samples += samples
         self.control.report(epoch, step, samples, loss_sum)
 
     def counters(self) -> dict[str, int]:
-        """Pushes of this worker by what became of them, summed over servers."""
+        """Return the numbers of this worker's pushes by outcome, summed over servers."""
         total: dict[str, int] = {}
         for channel in self.channels:
             for key, value in channel.writer.counters().items():
@@ -293,7 +275,7 @@ class Connection:
         return total
 
     def figures(self) -> Figures:
-        """Return this worker's counts, as of its last looks at the servers. Cheap; allowed at any time."""
+        """Return this worker's counts, by its last looks at the servers. Cheap; allowed during a wait."""
         f = Figures(at=time.monotonic(), samples=self._samples)
         for channel in self.channels:
             writer = channel.writer
@@ -313,48 +295,22 @@ class Connection:
         if target <= 0:
             return
         self.control.state = "waiting for slower workers"
-        # The clocks of workers that are held at a cut do not move before this worker has come to it.
+        # Workers that wait at a cut do not advance until this worker has come to the cut, too.
         self.wait_until(
             lambda: self._cut_while_waiting() or self.channels[0].wait_head(0, 0, target, 0.02),
             lambda: f"workers are more than {bound} clocks behind{self.blame(0)}",
         )
         self.control.state = "computing"
 
-    def reserve_staging(self, n_bytes: int, share: float) -> int | None:
-        """Offset of `n_bytes` of staging memory, for good; None if more than `share` would be in use.
-
-        Raises:
-            RegionError: /dev/shm is too small for it.
-        """
-        if self._staging is None:
-            return None
-        whole_lines = -(-n_bytes // _native.LINE_BYTES) * _native.LINE_BYTES
-        if self._staged + whole_lines > share * self._staging.n_bytes:
-            return None
-        with as_region_error():
-            self._staging.commit(self._staged, whole_lines)
-        offset = self._staged
-        self._staged += whole_lines
-        return offset
-
-    @property
-    def staging(self) -> _native.SharedMemory | None:
-        """The memory that `allocate` gives out."""
-        return self._staging
-
-    def staged_offset(self, array: Float32) -> int | None:
-        """Offset in the staging region of an array that lies wholly in it, else None."""
-        if self._staging is None:
-            return None
-        offset = array.ctypes.data - self._staging.address
-        if 0 <= offset <= self._staging.n_bytes - array.nbytes:
-            return int(offset)
-        return None
-
     def keep(self, server: int, before: int, rows: object) -> None:
-        """Keep plan and destination of a pull alive until its replies are copied into it.
+        """Hold references to the plan and destination of a pull until its replies are copied into it.
 
-        The C++ writer holds their addresses; the request that the caller has may be dropped earlier.
+        The C++ writer stores their addresses, and the caller may drop its request earlier.
+
+        Args:
+            server: Index of the server.
+            before: Sequence number after the pull's last record.
+            rows: The objects to hold.
         """
         self._destinations = [
             (s, b, r)
@@ -364,11 +320,11 @@ class Connection:
         self._destinations.append((server, before, rows))
 
     def note_push(self) -> None:
-        """Remember that the current clock holds a push."""
+        """Note that the current clock contains a push."""
         self.clock_state.pushed_at = self.now
 
     def minimum_clock(self, table: Table) -> tuple[int, int]:
-        """(version, minimum clock) that a pull of this table must see at the worker's clock."""
+        """Return (version, minimum clock) that a pull of this table must see at this clock; 0: any."""
         if isinstance(table.consistency, BSP):
             return self.now, 0
         if isinstance(table.consistency, SSP):
@@ -376,17 +332,17 @@ class Connection:
         return 0, 0
 
     def write(self, server: int, attempt: Callable[[], bool]) -> None:
-        """Write a record, waiting for room in the ring. `publish` sends it."""
+        """Call `attempt`, which writes a record, until there was room in the ring. `publish` sends it."""
         while not attempt():
             self.wait_credit(server)
 
     def send(self, servers: Iterable[int]) -> None:
-        """Start sending what has been written."""
+        """Start to send all written records to these servers; see Channel.send."""
         for server in servers:
             self.channels[server].send()
 
     def publish(self, servers: Iterable[int]) -> None:
-        """Send what has been written, to all these servers at once."""
+        """Send all written records to these servers; see Channel.publish."""
         chosen = [self.channels[server] for server in servers]
         for channel in chosen:
             if FAULTS:
@@ -396,7 +352,7 @@ class Connection:
             channel.publish()
 
     def wait_credit(self, server: int) -> None:
-        """Wait for room in a ring."""
+        """Wait until this worker's ring at a server has room for a record."""
         channel = self.channels[server]
         channel.writer.count_credit_stall()
         self.wait_until(
@@ -415,56 +371,12 @@ class Connection:
             ),
         )
 
-    def _wait_until_arrived(self) -> None:
-        """Wait until all that was written is in the servers' memory, where memory outlives this launch.
-
-        The first tick of a clock leaves only then: whoever goes on in memory that has a tick relies on
-        all servers having what stands before it (mpips.recovery.memory). Records may wait there for others;
-        to wait until they are consumed would let only one worker at a time compute. With one server the
-        ring's own order is enough. Of a server with a partner more is asked (`_wait_for_partners`).
-        """
-        if len(self.channels) < 2:
-            return
-        covered = self._partners.of if self._partners.waits else {}
-        late = [s for s in range(len(self.channels)) if s not in covered]
-        for server in late:
-            self.channels[server].begin_fence()
-        for server in late:
-            self.wait_until(
-                lambda s=server: self.channels[s].wait_fence(0.02),  # type: ignore[misc]
-                lambda s=server: (  # type: ignore[misc]
-                    f"server {s} has not confirmed that records of worker {self.index} have arrived"
-                    f"{self.blame(s)}"
-                ),
-            )
-
-    def _wait_for_partners(self) -> None:
-        """Wait until all that was written has arrived at the partners. It waits for no worker."""
-        self.publish(self._partners.of)
-        for server in self._partners.of:
-            channel = self.channels[server]
-            count = channel.writer.next_sequence
-            self.wait_until(
-                lambda c=channel, n=count: c.wait_received(n, 0.02),  # type: ignore[misc]
-                lambda s=server, n=count: (  # type: ignore[misc]
-                    f"server {s} has taken {self.channels[s].writer.applied} of {n} records"
-                    f"{self._blame_partner(s)}"
-                ),
-            )
-
-    def _blame_partner(self, server: int) -> str:
-        """That a server waits for its partner, if it does."""
-        partner = self._partners.of.get(server)
-        writer = self.channels[server].writer
-        if partner is None or writer.received >= writer.next_sequence:
-            return ""
-        return (
-            f"; it waits for its partner, server {partner}, which has {writer.received} of "
-            f"{writer.next_sequence}"
-        )
-
     def wait_until(self, done: Callable[[], bool], late: Callable[[], str]) -> None:
-        """Call `done` (which may block briefly) until it is True; raise StallError in the end."""
+        """Call `done`, which may block briefly, until it returns True.
+
+        Raises:
+            StallError: It was not True within `timeout_s`; the message is that of `late()`.
+        """
         deadline = time.monotonic() + self.timeout_s
         while not done():
             self.poll()
@@ -472,20 +384,20 @@ class Connection:
                 raise StallError(f"{late()} (waited {self.timeout_s:g} s)")
 
     def poll(self) -> None:
-        """Take control messages while this worker waits. Cheap; call it a few times a second at least."""
+        """Take control messages during a wait. Cheap; call it a few times per second at least."""
         self.control.poll()
-        self.snapshot.look_while_waiting()
+        self.snapshot.report_wait()
 
     def blame(self, server: int) -> str:
-        """Who this server itself waits for, as far as its region tells."""
+        """Return the clause of an error that names the rank for which this server waits; "" if unknown."""
         channel = self.channels[server]
         clocks = channel.clocks()
         behind = [w for w, c in enumerate(clocks) if c <= self.now and w != self.index]
-        turn = channel.turn()
-        if turn < len(clocks) and turn != self.index and clocks[turn] <= self.now:
-            behind = [turn]
+        expected = channel.awaited_worker()
+        if expected < len(clocks) and expected != self.index and clocks[expected] <= self.now:
+            behind = [expected]
         if not behind:
-            return self._blame_partner(server)
+            return self._arrivals.blame(server)
         least = min(clocks[w] for w in behind)
         late = [self._names[w] for w in behind if clocks[w] == least]
         return f"; it waits for {', '.join(late)} at clock {least}, this worker is at {self.now}"

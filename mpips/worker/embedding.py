@@ -25,7 +25,12 @@ _FLT_MAX = float(np.finfo(np.float32).max)
 
 
 class EmbeddingHandle(Handle):
-    """An embedding table as a worker sees it."""
+    """A worker's access to one embedding table. Not thread-safe.
+
+    Attributes:
+        name: Name of the table.
+        dim: Length of a row.
+    """
 
     def __init__(
         self,
@@ -34,17 +39,16 @@ class EmbeddingHandle(Handle):
         table: EmbeddingTable,
         partitioner: _native.Partitioner,
     ) -> None:
-        """`partitioner` says which server owns a key."""
+        """`partitioner` maps keys to servers."""
         super().__init__(connection, index, table)
         self.dim = table.dim
         self._partitioner = partitioner
-        self._plans: list[
-            _native.KeyPlan
-        ] = []  # not in use: making one anew costs more than a batch
+        # Plans that no request uses; making a new one costs more than a batch.
+        self._plans: list[_native.KeyPlan] = []
         self._prefetched: tuple[Int64, int, Request[Float32]] | None = None
 
     def disown(self) -> None:
-        """Leave the newest prefetch to the parent; in a forked child what follows it raises."""
+        """Give up the newest prefetch, in a forked child: it belongs to the parent."""
         self._prefetched = None
 
     def pull(self, keys: Int64, out: Float32 | None = None) -> Float32:
@@ -52,14 +56,15 @@ class EmbeddingHandle(Handle):
 
         Args:
             keys: int64, shape (n,); any order, duplicates allowed.
-            out: float32, shape (n, dim); made if None. Row i receives the row of keys[i].
+            out: float32, shape (n, dim); allocated if None. Row i receives the row of keys[i]. The caller
+                owns it.
 
         Returns:
             `out`.
 
         Raises:
             KeyError: A key lies outside the partition.
-            StallError: Who is late did not come within the job's timeout.
+            StallError: A worker or server was late for the job's timeout; the message names it.
         """
         keys = self._as_keys(keys)
         direct = self._direct(out, len(keys))
@@ -67,7 +72,7 @@ class EmbeddingHandle(Handle):
         return self._filled(out, request.wait())
 
     def _filled(self, out: Float32 | None, rows: Float32) -> Float32:
-        """`out` with these rows in it, or the rows themselves."""
+        """Copy rows into `out` and return it; return the rows themselves where there is no `out`."""
         if out is None or out is rows:
             return rows
         out[...] = rows
@@ -77,13 +82,13 @@ class EmbeddingHandle(Handle):
         return out
 
     def initial(self, keys: Int64) -> Float32:
-        """Return the rows of `keys` as they are before their first update. Not collective; asks no server.
+        """Return the rows of `keys` before their first update. Not collective; contacts no server.
 
         Args:
             keys: int64, shape (n,).
 
         Returns:
-            float32, shape (n, dim). A row that a pull returns with these bits has taken no update.
+            float32, shape (n, dim). A pulled row with these bits has received no update.
         """
         table = self._table
         assert isinstance(table, EmbeddingTable)
@@ -96,8 +101,8 @@ class EmbeddingHandle(Handle):
     def prefetch(self, keys: Int64) -> Request[Float32]:
         """Start a pull; `wait` returns the rows, float32 (n, dim). Blocks only while a ring is full.
 
-        A `pull` of the same keys at the same clock, with no push to this table in between, takes the
-        newest prefetch instead of asking again; so a task may call this early and pull later.
+        A later `pull` of the same keys, at the same clock and with no push to this table in between, uses
+        the newest prefetch instead of a new request. So a task can call `prefetch` early and `pull` later.
         """
         keys = self._as_keys(keys)
         request = self._start_pull(self._planned(keys), None)
@@ -111,7 +116,7 @@ class EmbeddingHandle(Handle):
         return held[2]
 
     def _start_pull(self, plan: _native.KeyPlan, out: Float32 | None) -> Request[Float32]:
-        """Ask for the rows of a plan. It belongs to the request, and goes back when that is done."""
+        """Request the rows of a plan. The request owns the plan and returns it to `_plans` at its end."""
         connection = self._connection
         connection.control.state = f"pulling {self.name!r}"
         rows = np.empty((len(plan), self.dim), np.float32) if out is None else out
@@ -157,7 +162,7 @@ class EmbeddingHandle(Handle):
         return PolledRequest(advance, finish, late, connection.timeout_s, connection.poll)
 
     def _versions(self, starts: dict[int, int]) -> dict[int, int]:
-        """The versions that a pull has brought, by server; `starts`: its first records."""
+        """Return the versions that a pull has fetched, by server; `starts`: its first records."""
         found = {
             s: self._connection.channels[s].writer.pulled_version(q) for s, q in starts.items()
         }
@@ -169,18 +174,18 @@ class EmbeddingHandle(Handle):
         Args:
             keys: int64, shape (n,); any order; updates of equal keys are summed.
             rows: float32, shape (n, dim). Free again at return.
-            base: The values they were computed on, shape (n, dim), as they were pulled: the array itself, a
-                part or a view of it. Their staleness counts from that pull, also where a prefetch has
-                brought newer rows since. Without it, or if it is a copy, it counts from the newest rows
-                that have arrived from the server in question; likewise under Accept(), where nothing
-                depends on it. Delay compensation needs it.
+            base: The values that the updates were computed on, shape (n, dim): the array that a pull filled,
+                or a part or view of it. Staleness counts from that pull, also if a prefetch has fetched
+                newer rows since. Without `base`, and if it is a copy, it counts from the newest rows that
+                have arrived from the same server; also under Accept(), where nothing depends on it. Delay
+                compensation needs it.
 
         Raises:
-            TypeError: No real numbers (complex, text, objects), or a masked array.
-            ValueError: Wrong shape, NaN or infinity, a number that float32 cannot hold, or keys that are no
-                whole numbers within int64.
+            TypeError: The rows contain no real numbers (complex, text, objects), or are a masked array.
+            ValueError: Wrong shape, NaN or infinity, a number beyond float32, or keys that are no whole
+                numbers within int64.
             KeyError: A key lies outside the partition.
-            StallError: A server has not taken records for the job's timeout.
+            StallError: A server has taken no records for the job's timeout.
         """
         named = base is not None and self._name_base(base)
         try:
@@ -192,7 +197,10 @@ class EmbeddingHandle(Handle):
         return request
 
     def push_pull(self, keys: Int64, rows: Float32, out: Float32 | None = None) -> Float32:
-        """Push, end the clock under BSP, and pull the new rows of the same keys; `out` as in `pull`."""
+        """Push updates, end the clock under BSP, and pull the new rows of the same keys.
+
+        Arguments and errors are those of `push` and `pull`.
+        """
         keys = self._as_keys(keys)
         direct = self._direct(out, len(keys))
         plan, _ = self._send(keys, rows, None)
@@ -203,7 +211,7 @@ class EmbeddingHandle(Handle):
     def _send(
         self, keys: Int64, rows: Float32, base: Float32 | None
     ) -> tuple[_native.KeyPlan, Request[PushResult]]:
-        """Check and write a push; the plan of its keys is free again."""
+        """Check a push and write its records; returns the plan of its keys, which is free again."""
         shape = (len(keys), self.dim)
         rows = as_float32("rows", rows, shape)
         base = as_float32("base", base, shape) if base is not None else None
@@ -222,9 +230,9 @@ class EmbeddingHandle(Handle):
         return plan, self._request(ends)
 
     def _checked_sums(self, plan: _native.KeyPlan, rows: Float32, base: Float32 | None) -> Float32:
-        """`_checked` of a push with equal keys: what is sent are the sums of their rows.
+        """Check a push with equal keys, of which the writer sends the sums of their rows; as `_checked`.
 
-        Sums are made here only where they are needed: for clip_norm, and where they might overflow.
+        This computes sums only where it needs them: for clip_norm, and where they might overflow.
         """
         table = self._table
         limit = _FLT_MAX / (2 * len(plan))
@@ -235,14 +243,14 @@ class EmbeddingHandle(Handle):
         sums = plan.sum_rows(rows)
         finite = small or _native.all_finite(sums.reshape(-1), None)
         if not finite and table.clip_norm > 0:
-            # A power of two keeps all bits, and so many rows cannot overflow.
+            # Scaling by a power of two is exact, and the scaled sums cannot overflow.
             shrunk = plan.sum_rows(rows * np.float32(2.0**-32))
             return self._clipped(rows, norm_of(shrunk) * 2.0**32)
         if not finite and table.check_finite:
             u = int(np.flatnonzero(~np.isfinite(sums).all(axis=1))[0])
             raise ValueError(
-                f"the updates of key {plan.unique_keys[u]} of table {self.name!r} sum to more than "
-                "float32 holds; nothing was sent (check_finite)"
+                f"the sum of the updates of key {plan.unique_keys[u]} of table {self.name!r} is beyond "
+                "float32; nothing was sent (check_finite)"
             )
         return self._clipped(rows, norm_of(sums)) if table.clip_norm > 0 else rows
 
@@ -264,13 +272,13 @@ class EmbeddingHandle(Handle):
             self._connection.wait_credit(server)
 
     def _planned(self, keys: Int64) -> _native.KeyPlan:
-        """A plan of these keys, out of those that no request holds."""
+        """Return a plan of these keys; it reuses one that no request owns."""
         plan = self._plans.pop() if self._plans else _native.KeyPlan()
         plan.build(keys, self._partitioner)
         return plan
 
     def _direct(self, out: Float32 | None, n: int) -> Float32 | None:
-        """`out`, checked, if replies can be copied straight into it."""
+        """Check `out`; return it if replies can be copied straight into it, else None."""
         if out is None:
             return None
         check_out(out, (n, self.dim), False)
@@ -278,18 +286,18 @@ class EmbeddingHandle(Handle):
 
     @staticmethod
     def _groups(plan: _native.KeyPlan) -> list[tuple[int, int]]:
-        """(server, number of keys) of the servers that own any."""
+        """Return (server, number of keys) for each server that owns any of the plan's keys."""
         return [(s, n) for s, n in enumerate(np.diff(plan.group_starts).tolist()) if n]
 
     @staticmethod
     def _as_keys(keys: Any) -> Int64:
-        # The usual case, at no cost.
+        # Return the usual case without a conversion.
         if type(keys) is np.ndarray and keys.dtype == _INT64 and keys.ndim == 1:
             usual: Int64 = keys if keys.flags.c_contiguous else np.ascontiguousarray(keys)
             return usual
         array = as_array("keys", keys, ValueError)
         if isinstance(array, np.ma.MaskedArray):
-            raise TypeError("keys are a masked array; choose those to use: keys.compressed()")
+            raise TypeError("keys are a masked array: pass the keys to use, keys.compressed()")
         if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
             what = keys if array.dtype == object and array.ndim == 0 else array
             raise ValueError(f"keys must be whole numbers in one dimension, not {described(what)}")

@@ -1,9 +1,9 @@
-"""The versions of pulled arrays: what `base` of a push stands for.
+"""The versions of pulled arrays, which give `base` of a push its meaning.
 
-A handle notes each array that a pull has filled, by a weak reference to the memory's owner, so that nothing
-is kept alive. A push that names such an array as `base`, or a part or view of it, counts as computed on the
-version that the array holds, however many pulls came after it. Memory identifies the array, so a copy of it
-is not known: then the newest pull counts, as without `base`.
+A handle notes each array that a pull has filled, by a weak reference to the owner of the memory, so that a
+note keeps no memory alive. A push that names such an array as `base`, or a part or view of it, counts as
+computed on the version that the array contains, however many pulls came after it. The address identifies the
+array, so a copy is unknown: then the newest pull counts, as without `base`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 Float32 = NDArray[np.float32]
 Versions = Mapping[int, int]  # server -> version of its shard
 
-_REMEMBERED = 64  # pulls of a table
+_REMEMBERED = 64  # pulls of one table; older ones are forgotten
 
 
 class _Note(NamedTuple):
     owner: weakref.ref[Any]
-    start: int | None  # address of the array; None: the owner's
+    start: int | None  # address of the array; None: that of its owner
     n_bytes: int
     versions: Versions
 
@@ -34,7 +34,7 @@ def _address(array: Any) -> int:
 
 
 def _owner(array: Any) -> Any:
-    """The array at the end of the chain of views: while it lives, nobody else gets the memory."""
+    """Return the array at the end of the chain of views; while it exists its memory is not reused."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
@@ -47,14 +47,14 @@ class NotedPulls:
         self._notes: deque[_Note] = deque(maxlen=_REMEMBERED)
 
     def note(self, array: Float32, versions: Versions) -> None:
-        """Remember that the array holds these versions now."""
+        """Remember that the array contains these versions now."""
         whole = array.base is None
         owner = array if whole else _owner(array)
         start = None if whole else _address(array)
         self._notes.append(_Note(weakref.ref(owner), start, array.nbytes, versions))
 
     def find(self, base: object) -> Versions | None:
-        """Return the versions in the memory of `base`; None if no pull has filled it lately."""
+        """Return the versions in the memory of `base`; None if none of the last 64 pulls filled it."""
         if not isinstance(base, np.ndarray):
             return None
         address = _address(base)

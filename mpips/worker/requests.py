@@ -1,4 +1,4 @@
-"""Non-blocking operations: what a push, a pull or a prefetch returns."""
+"""Requests: the non-blocking operations that a push or a prefetch returns."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Value_co = TypeVar("Value_co", covariant=True)
 
 
 class PushResult(msgspec.Struct, frozen=True):
-    """What the servers did with a push.
+    """Outcome of a push, as numbers of servers.
 
     Attributes:
-        applied: Servers that took it in (under BSP: into the sum of its clock).
-        scaled: Of these, with a factor for its staleness.
-        compensated: Of these, with delay compensation.
+        applied: Servers that applied it (under BSP: added it to the sum of its clock).
+        scaled: Those of `applied` that scaled it by its staleness.
+        compensated: Those of `applied` that compensated its delay.
         rejected: Servers that dropped it as too stale.
-        late: Servers whose clock had closed without it (backup workers).
-        unknown: Servers whose answer was asked for too late: it is kept for the next 4096 records.
+        late: Servers that had closed its clock without it (backup workers).
+        unknown: Servers whose outcome was read too late; a ring stores that of the last 4096 records.
         staleness: Greatest staleness that a server measured, in updates of the table.
     """
 
@@ -46,7 +46,7 @@ _TAKEN = {
 
 
 def push_result(outcomes: list[tuple[_native.Outcome, int]]) -> PushResult:
-    """Sum up what each server said of its part."""
+    """Sum up the outcome and the staleness that each server reported."""
     kinds = [outcome for outcome, _ in outcomes]
     return PushResult(
         applied=sum(kind in _TAKEN for kind in kinds),
@@ -62,27 +62,28 @@ def push_result(outcomes: list[tuple[_native.Outcome, int]]) -> PushResult:
 class Request(Protocol[Value_co]):
     """An operation under way.
 
-    The arrays given to a push are free again when the call returns (exception: arrays from
-    `Worker.allocate`, which the server reads in place, are free after `wait`). Rows of a pull belong to
-    the request until `wait` has returned them.
+    The arrays of a push are free again when `push` returns. Arrays from `Worker.allocate` are free after
+    `wait`, since servers read them in place. Rows of a pull belong to the request until `wait` has returned
+    them.
     """
 
     def test(self) -> bool:
-        """True if the operation is complete. Does not block."""
+        """Return True if the operation is complete. Does not block."""
 
     def wait(self, timeout: float | None = None) -> Value_co:
         """Block until the operation is complete and return its value.
 
         Args:
-            timeout: Seconds, or None for the job's timeout.
+            timeout: Seconds; None: the job's timeout.
 
         Raises:
-            StallError: The time has run out; names who is late. The request stays valid.
+            StallError: The operation did not complete in time; the message names the late server. The
+                request stays valid.
         """
 
 
 class PolledRequest(Generic[Value]):
-    """A request that asks again and again whether it is complete; see Request."""
+    """A request that polls whether it is complete; see Request."""
 
     def __init__(
         self,
@@ -92,7 +93,15 @@ class PolledRequest(Generic[Value]):
         timeout_s: float,
         poll: Callable[[], None],
     ) -> None:
-        """`advance(max_s)` is True when done; `late()` says for an error what is missing."""
+        """Make a request.
+
+        Args:
+            advance: `advance(max_s)` waits for `max_s` seconds at most; True when the operation is complete.
+            finish: Returns the value; called once, after `advance` has returned True.
+            late: Returns what is missing, for an error.
+            timeout_s: Seconds that `wait` waits without a timeout of its own.
+            poll: Called between two calls of `advance`.
+        """
         self._advance = advance
         self._finish = finish
         self._late = late
@@ -124,10 +133,10 @@ def stalled_after(
     late: Callable[[], str],
     poll: Callable[[], None],
 ) -> None:
-    """Call `advance(max_s)`, which may block so long, until it is True.
+    """Call `advance(max_s)`, which may block for `max_s` seconds, and `poll` by turns until it returns True.
 
     Raises:
-        StallError: That took longer than `limit_s` seconds.
+        StallError: It was not True within `limit_s` seconds; the message is that of `late()`.
     """
     deadline = time.monotonic() + limit_s
     while not advance(min(0.02, limit_s)):

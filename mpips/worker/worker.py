@@ -1,4 +1,4 @@
-"""The worker as programs see it: tables to push to and pull from, a clock, and what a task needs besides."""
+"""The worker as programs see it: tables to push to and pull from, a clock, a random stream, a cursor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Float32 = NDArray[np.float32]
 
 
 def connection_of(worker: Worker) -> Connection:
-    """Return a worker's connection: for the parts of mpips that look behind it, and for benchmarks."""
+    """Return a worker's connection. For other parts of mpips and for benchmarks; it is not public."""
     return worker._connection
 
 
@@ -30,15 +30,15 @@ class Worker:
     """One worker of a job. Not thread-safe.
 
     Attributes:
-        index: 0 .. n_workers-1.
-        n_workers: Number of workers.
-        now: The worker's clock: the number of times it has called `clock`.
+        index: Index of this worker, 0 .. n_workers-1.
+        n_workers: Number of workers of the job.
+        now: The worker's clock, the number of clocks it has ended.
     """
 
     def __init__(
         self, connection: Connection, tables: Sequence[Table], placement: Placement
     ) -> None:
-        """`connection`: belongs to the worker from here on."""
+        """Make the handles of all tables. The worker owns `connection` from here on."""
         self.index = connection.index
         self.n_workers = connection.n_workers
         self._connection = connection
@@ -54,25 +54,27 @@ class Worker:
 
     @property
     def now(self) -> int:
-        """The worker's clock."""
+        """Number of clocks that this worker has ended."""
         return self._connection.now
 
     def table(self, name: str) -> Any:
-        """The handle of a table: DenseHandle or EmbeddingHandle.
+        """Return the handle of a table, a DenseHandle or an EmbeddingHandle.
 
         Raises:
-            ConfigError: No table has this name; lists those there are.
+            ConfigError: No table has this name; the message lists the names that exist.
         """
         if name not in self._handles:
-            raise ConfigError(f"no table {name!r}; there are {', '.join(self._handles)}")
+            raise ConfigError(
+                f"no table has the name {name!r}; the job has {', '.join(self._handles)}"
+            )
         return self._handles[name]
 
     def clock(self) -> None:
-        """Say to every server that this worker's part of the current clock is complete.
+        """End this worker's current clock at all servers. Not collective.
 
-        Returns at once unless a ring is full. Under BSP the next pull waits for everybody's clock.
-        With backup workers the clock may advance by more than one: it skips clocks that were closed
-        without this worker.
+        Returns at once unless a ring is full. Under BSP the next pull waits until all workers have ended this
+        clock. With backup workers the clock may advance by more than one: it skips clocks that servers have
+        closed without this worker.
 
         Raises:
             StallError: A server has not taken records for the job's timeout.
@@ -81,35 +83,38 @@ class Worker:
 
     @property
     def seed(self) -> int:
-        """The job's seed."""
+        """Seed of the job."""
         return self._connection.position.seed
 
     @property
     def start(self) -> WorkerStart | None:
-        """What the checkpoint says that the job started from; None: it started from nothing."""
+        """This worker's state in the checkpoint that the job started from; None without a checkpoint."""
         return self._connection.position.start
 
     @property
     def random(self) -> np.random.Generator:
-        """This worker's random stream: of the job's seed and the worker, or as it was at the cut.
+        """Random stream of this worker, seeded by the job's seed and the worker's index.
 
-        Its state goes into every checkpoint; with as many workers as before it comes back.
+        Every checkpoint contains its state. A restart with the same number of workers restores it.
         """
         return self._connection.position.random
 
     @property
     def cursor(self) -> Mapping[str, Any]:
-        """What was last given to `set_cursor`, in this launch or in the one that it started from."""
+        """The newest argument of `set_cursor`, of this launch or of the launch that it continues."""
         return self._connection.position.cursor
 
     def set_cursor(self, cursor: Mapping[str, Any]) -> None:
-        """Say where this worker goes on after the `clock()` to come; goes into checkpoints.
+        """Set the position in the worker's program from which a restart continues after the next `clock()`.
 
-        Call it before each `clock()`: a checkpoint holds the last one before the clock at which it was
-        made. After a restart it is in `start.cursor`.
+        Call it before each `clock()`: a checkpoint contains the newest cursor before the clock at which it
+        was taken. After a restart it is in `start.cursor`.
 
         Args:
             cursor: Numbers, text, lists and dicts; a few hundred bytes (it must fit into a record).
+
+        Raises:
+            TypeError: `cursor` is no mapping.
         """
         if not isinstance(cursor, Mapping):
             raise TypeError(
@@ -118,91 +123,98 @@ class Worker:
         self._connection.position.set_cursor(cursor)
 
     def checkpoint(self) -> None:
-        """Ask for a checkpoint at the next clock that all workers agree on; returns at once.
+        """Request a checkpoint at the next clock that all workers agree on. Not collective; returns at once.
 
-        One worker is enough. Without a folder for checkpoints, and while one is being written, nothing
-        happens but that it is counted.
+        A request of one worker is enough. The scheduler only counts requests while a checkpoint is being
+        written, and in a job without a folder for checkpoints.
         """
         self._connection.snapshot.ask(self.now)
 
     def keep_pace(self, bound: int) -> None:
-        """Wait until no worker at work is more than `bound` clocks behind this one. Blocks.
+        """Wait until no active worker is more than `bound` clocks behind this one. Blocks.
 
-        For ASP, where pulls do not wait: a worker that is far ahead has trained on its own share of the
-        data more often than the others on theirs. Under SSP and BSP pulls see to it.
+        Use it under ASP, where pulls do not wait: a worker that is far ahead trains on its own share of the
+        data more often than the others on theirs. Under SSP and BSP pulls bound the difference themselves.
 
         Raises:
-            StallError: Names who is behind, if that lasts for the job's timeout.
+            StallError: A worker stayed behind for the job's timeout; the message names it.
         """
         self._connection.keep_pace(bound)
 
     def allocate(self, shape: int | Sequence[int]) -> Float32:
-        """A float32 array that servers read in place when it is pushed, or that goes to them uncopied.
+        """Return a float32 array in staging memory, which pushes send without a copy.
 
-        Lives as long as the job. After a push the array must not be changed until the request's `wait`
-        has returned: servers of this node read it where it is, and to those of other nodes it travels
-        while `push` has returned already.
+        The memory is valid until the job ends. After a push do not change the array until the request's
+        `wait` has returned: servers of this node read it in place, and updates to other nodes may still
+        be under way when `push` returns.
+
+        Args:
+            shape: Length, or lengths of all dimensions; whole numbers of 0 or more.
 
         Raises:
-            ConfigError: The shape is none, or the staging region is full; names the option that enlarges it.
-            RegionError: /dev/shm is too small for it.
+            ConfigError: The shape is invalid, or staging memory is full; the message names the option.
+            RegionError: /dev/shm has too little room.
         """
         lengths: list[Any] = list(shape) if isinstance(shape, tuple | list) else [shape]
         if not all(isinstance(n, int | np.integer) and n is not True and n >= 0 for n in lengths):
-            raise ConfigError(f"allocate: shape {shape!r} must hold whole numbers of 0 or more")
+            raise ConfigError(
+                f"allocate: shape = {shape!r} must contain whole numbers of 0 or more"
+            )
         count = math.prod(map(int, lengths))
-        staging = self._connection.staging
+        staging = self._connection.staging.memory
         if staging is None:
             return np.zeros(shape, np.float32)
-        offset = self._connection.reserve_staging(count * 4, 1.0)
+        offset = self._connection.staging.reserve(count * 4, 1.0)
         if offset is None:
             raise ConfigError(
-                f"the staging region holds {staging.n_bytes >> 20} MiB and is full; raise staging_mib"
+                f"{4 * count} bytes do not fit into this worker's staging memory of "
+                f"{staging.n_bytes >> 20} MiB: raise staging_mib"
             )
         raw = staging.view(offset, count * 4, True)
         return raw.view(np.float32).reshape(shape)
 
     def gather(self, name: str, payload: bytes, everyone: bool = True) -> list[bytes]:
-        """All workers' payloads by worker index. Collective over workers; blocks.
+        """Return the payloads of all workers, by worker index. Collective over workers; blocks.
 
         Args:
-            name: Unique in the run, the same on all workers.
-            everyone: False: only worker 0 gets the payloads and waits; others get [] at once.
+            name: Name of the gather, unique in the run, the same on all workers.
+            payload: This worker's bytes.
+            everyone: False: only worker 0 waits and receives the payloads; others receive [] at once.
 
         Raises:
-            StallError: Somebody did not come within the job's timeout.
+            StallError: A worker did not call `gather` within the job's timeout.
         """
         return self._connection.gather(name, payload, everyone)
 
     def flush(self) -> None:
-        """Wait until every server has consumed everything that this worker has sent."""
+        """Wait until every server has consumed all that this worker has sent. Not collective; blocks."""
         self._connection.flush()
 
     def barrier(self, name: str) -> None:
-        """Wait until all workers have come here. Collective over workers; blocks."""
+        """Wait until all workers have called `barrier` with this name. Collective over workers; blocks."""
         self.gather(name, b"")
 
     def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
-        """Tell the scheduler of progress, for `mpips top` and metrics.jsonl; it does not wait.
+        """Report progress to the scheduler, for `mpips top` and metrics.jsonl. Returns at once.
 
         Args:
-            epoch: Under way, from 0.
-            step: Of this worker.
+            epoch: Index of the current epoch, from 0.
+            step: Number of this worker's steps.
             samples: Number of samples since the last report.
             loss_sum: Sum of their losses.
         """
         self._connection.report(epoch, step, samples, loss_sum)
 
     def report_metrics(self, epochs: int, steps: int, metrics: Mapping[str, float]) -> None:
-        """Tell the scheduler of an evaluation, for metrics.jsonl and the terminal; it does not wait.
+        """Report an evaluation to the scheduler, for metrics.jsonl and the terminal. Returns at once.
 
         Args:
-            epochs: Number of epochs that are done.
-            steps: Of the run.
-            metrics: By name.
+            epochs: Number of complete epochs.
+            steps: Number of steps of the run.
+            metrics: Values by name.
         """
         self._connection.control.tell(Evaluated(epochs, steps, dict(metrics)))
 
     def counters(self) -> dict[str, int]:
-        """Pushes of this worker by what became of them, summed over servers."""
+        """Return the numbers of this worker's pushes by outcome, summed over servers."""
         return self._connection.counters()

@@ -1,4 +1,4 @@
-"""The end of a segment: removed when no living process uses it, and never before."""
+"""Removal of shared memory: when no running process uses it, and never before."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ HOLDER = """
 
 
 def holder(token: str) -> subprocess.Popen:
-    """A process that holds two segments until its input ends."""
+    """Start a process that has two shared-memory files mapped until its input ends."""
     command = [sys.executable, "-c", textwrap.dedent(HOLDER), token]
     child = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -173,12 +173,12 @@ DAYS_AGO = time.time() - 3 * region.KEEP_S
 
 @pytest.fixture
 def old_machine(monkeypatch):
-    """A machine that has been up for a week."""
+    """Imitate a machine that has been up for a week."""
     monkeypatch.setattr(region.time, "clock_gettime", lambda clock: 7 * region.KEEP_S)
 
 
 def age(token):
-    """Let all segments of a job be three days old."""
+    """Make all files of a job three days old."""
     for _, path in own_segments(token):
         os.utime(path, (DAYS_AGO, DAYS_AGO))
 
@@ -201,7 +201,7 @@ def test_a_launch_does_not_sweep_the_memory_of_its_own_run(token):
 
 @pytest.mark.parametrize("supervised", [False, True])
 def test_memory_that_no_launch_can_go_on_in_is_swept_by_the_next_one(token, supervised):
-    # A supervised run without warm restart keeps its token, too.
+    # A supervised run without warm restart has the same token in every launch, too.
     dead = Regions(token, shared=True, supervised=supervised)
     names = [dead._new_name("s0"), dead._new_name("w0")]
     for name in names:
@@ -219,7 +219,7 @@ def test_no_segment_is_older_than_the_machine_has_been_up(token, monkeypatch):
     segment = Regions(token, shared=True).create("s0", PAGE)
     del segment
     age(token)
-    # The wall clock was set forward by days.
+    # Imitate a wall clock that was set forward by days.
     monkeypatch.setattr(region.time, "clock_gettime", lambda clock: 60.0)
     sweep()
     assert find_segment(token, "s0") is not None
@@ -247,7 +247,7 @@ def test_names_of_segments_to_come_cannot_be_known(token):
     first = regions.create("w0-0", PAGE)
     digits = find_segment(token, "w0-0").name.partition(".")[2].partition("-")[0]
     assert len(digits) == 16
-    # Another user has seen the name and makes all that can be derived from it.
+    # Let another user make all files whose names can be derived from the first name.
     foreign = []
     for name in (region_name(token, "w0-1"), region_name(token, "w0-1", digits)):
         path = SHM / name

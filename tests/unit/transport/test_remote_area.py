@@ -1,4 +1,4 @@
-"""Large pushes straight into a worker's area at a remote server: exact, whole, once."""
+"""Large pushes into a worker's rendezvous buffer at a remote server count exactly once, as a whole."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from ring_attack import FIRST, LAST, PUSH_DENSE, STAGED, Attack, dense_bytes
 
 from mpips import _native
 from mpips.errors import StallError
-from mpips.model.consistency import ASP, BSP, SSP, Scale
-from mpips.transport import area_push
+from mpips.model.consistency import ASP, BSP, SSP, Compensate, Scale
 from mpips.transport.area import Area
-from mpips.transport.area_push import LAST_FLOATS
+from mpips.worker.paths import rendezvous
+from mpips.worker.paths.rendezvous import LAST_FLOATS
 from mpips.worker.worker import connection_of
 
-LARGE = 3 * LAST_FLOATS + 5  # floats; goes in several segments, one of which takes several puts
+LARGE = 3 * LAST_FLOATS + 5  # floats; makes several segments, one of which takes several puts
 PUT_FLOATS = Network.piece_bytes // 4
 AREA, ARRIVED = 64, 128  # flags of a record
 MODELS = {"asp": ASP(), "ssp": SSP(bound=1), "bsp": BSP("sum")}
 
 
 def area_rig(*tables, n_workers=1, pushes=2, **options) -> Rig:
-    """A rig with an area for so many pushes of a table of LARGE floats for each worker."""
+    """Return a rig whose rendezvous buffers have room for so many pushes of LARGE floats."""
     n_bytes = n_workers * (4 * LARGE * pushes + (pushes << 12))
     options = {"n_slots": 3, "remote": range(n_workers), "remote_staging_bytes": n_bytes, **options}
     return Rig(*tables, n_workers=n_workers, **options)
 
 
 def in_area(network, rig, w=0) -> int:
-    """Bytes that were put into the area of a worker."""
+    """Return the number of bytes that were put into the rendezvous buffer of a worker."""
     start = rig.layout.mailbox_offset(w) + rig.layout.geometry.mailbox_bytes
     stop = start + rig.layout.area_bytes(w)
     return sum(n for offset, n in network.puts if start <= offset and offset + n <= stop)
@@ -72,8 +72,8 @@ TAILS = (1, 5, INLINE_BYTES // 4, INLINE_BYTES // 4 + 1, PUT_FLOATS)  # floats o
 def test_a_large_push_behind_a_record_of_any_length_is_applied_when_all_of_it_is_there(
     model, before, tail
 ):
-    # A record that nearly fills its slot travels in one put with the one behind it; under BSP both wait
-    # for the tick.
+    # A record that nearly fills its slot goes in one put with the next record; under BSP both wait for
+    # the tick.
     n = 4 * PUT_FLOATS + tail
     tables = dense(n, consistency=model), dense(before, "v", consistency=model)
     for seed in range(4):
@@ -89,6 +89,14 @@ def test_a_large_push_behind_a_record_of_any_length_is_applied_when_all_of_it_is
         assert in_area(network, rig) == 3 * 4 * n
 
 
+def test_large_parts_take_the_rendezvous_path_and_others_the_ring():
+    compensating = ASP(Compensate())
+    rig = area_rig(dense(LARGE), dense(8, "small"), dense(LARGE, "old", consistency=compensating))
+    worker = rig.worker(channel=remote(rig)[1])
+    paths = {name: worker.table(name).paths for name in ("w", "small", "old")}
+    assert paths == {"w": ["rendezvous"], "small": ["ring"], "old": ["ring"]}
+
+
 def test_a_push_that_is_waited_for_is_one_record_behind_its_bytes():
     rig = area_rig(dense(LARGE))
     network, channel = remote(rig)
@@ -97,7 +105,7 @@ def test_a_push_that_is_waited_for_is_one_record_behind_its_bytes():
     network.on_piece = lambda: seen.append(bool(rig.values().any()))
     request = worker.table("w").push(np.ones(LARGE, np.float32))
     assert channel.writer.next_sequence == 1
-    # All bytes are there before the record is on its way.
+    # All bytes arrive before the record is sent.
     assert network.flushes == 1
     assert len(seen) >= 2 * 4 * LARGE // network.piece_bytes
     assert not any(seen)
@@ -106,7 +114,7 @@ def test_a_push_that_is_waited_for_is_one_record_behind_its_bytes():
 
 
 def test_a_push_too_long_for_one_record_takes_several(monkeypatch):
-    monkeypatch.setattr(area_push, "_RECORD_FLOATS", LARGE // 3)
+    monkeypatch.setattr(rendezvous, "_RECORD_FLOATS", LARGE // 3)
     rig = area_rig(dense(LARGE), n_slots=8)
     _, channel = remote(rig)
     worker = rig.worker(channel=channel)
@@ -124,7 +132,7 @@ def test_with_checksums_the_pieces_of_every_push_have_one(seed, kind):
     worker = rig.worker(channel=channel)
     table, update = worker.table("w"), np.full(LARGE, 1.0, np.float32)
     table.push(update)
-    # Free at return, though the server may look at it later.
+    # The array is free when push returns, although the server may read its copy later.
     assert not network.pending
     update[:] = np.nan
     with pytest.raises(ValueError, match=f"position 0 of {LARGE}"):
@@ -151,7 +159,7 @@ def test_staged_pushes_over_a_bad_network_are_exact(seed, kind):
         requests.append(worker.table("w").push(array))
     connection_of(worker).finish()
     assert (rig.values() == total).all()
-    # Each push took more than one record.
+    # Each push needed more than one record.
     assert channel.writer.next_sequence > 12
 
 
@@ -316,7 +324,7 @@ def test_places_in_an_area_never_overlap_and_come_back():
 
 
 class AreaAttack(Attack):
-    """Worker 0 has an area; `piece` writes into it and `forge_piece` a record that points there."""
+    """Worker 0 has a rendezvous buffer: `piece` writes into it, `forge_piece` writes a record for it."""
 
     def __init__(self, n=70_000, **options) -> None:
         super().__init__(dense(n), remote=[0], remote_staging_bytes=8 * n, **options)
@@ -385,20 +393,20 @@ def test_piece_outside_the_area_is_refused(offset):
     attack.piece(0, attack.n)
     checksum = _native.Xxh3()
     end = offset % 2**63 + 4 * attack.n
-    if end <= len(attack.bytes):  # misaligned: the checksum must not be what refuses it
+    if end <= len(attack.bytes):  # misaligned: must be refused although the checksum is right
         checksum.update(attack.bytes[offset:end])
         payload = struct.pack("<QQ", offset, checksum.digest())
     attack.forge(0, payload, kind=PUSH_DENSE, count=attack.n, flags=FIRST | LAST | AREA)
-    attack.refused("outside its area|out of order")
+    attack.refused("outside its rendezvous buffer|out of order")
 
 
 WRONG = {
     "other place": ({"at": 200_064}, {}, "out of order"),
-    "from the ring": ({}, {"flags": LAST}, "bytes, not"),
+    "from the ring": ({}, {"flags": LAST}, "bytes, expected"),
     "gap": ({"at": 200_004, "done": 50_001, "n": 19_999}, {}, "out of order"),
-    "staged": ({}, {"flags": LAST | AREA | STAGED}, "none of an area's"),
-    "with base": ({}, {"flags": LAST | AREA | 8}, "none of an area's"),
-    "arrived elsewhere": ({}, {"flags": LAST | ARRIVED}, "none of an area's"),
+    "staged": ({}, {"flags": LAST | AREA | STAGED}, "flags that exclude each other"),
+    "with base": ({}, {"flags": LAST | AREA | 8}, "flags that exclude each other"),
+    "arrived elsewhere": ({}, {"flags": LAST | ARRIVED}, "flags that exclude each other"),
 }
 
 
@@ -423,4 +431,4 @@ def test_worker_without_an_area_may_not_point_into_one():
         count=8,
         flags=FIRST | LAST | AREA,
     )
-    attack.refused("outside its area")
+    attack.refused("outside its rendezvous buffer")

@@ -1,4 +1,4 @@
-"""A ring over a network that delays, reorders and tears: the same sums, exactly once."""
+"""A ring over a network that delays, reorders and tears data: updates count exactly once."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_neighbouring_records_and_stamps_travel_in_one_put_and_flush():
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("kind", KINDS)
 def test_reply_of_the_round_before_is_never_taken_for_the_new_one(seed, kind):
-    # One slot for replies of equal size, whose header and rows arrive in pieces of both rounds.
+    # All replies use one slot and have one size; header and rows arrive in pieces of two replies.
     rig = Rig(rows(2, consistency=ASP()), n_slots=2)
     worker = rig.worker(channel=remote(rig, seed=seed, kind=kind)[1])
     keys = np.arange(7)
@@ -188,7 +188,7 @@ def test_acknowledgement_without_its_result_is_not_believed():
     channel.publish()
     rig.drain()
     mailbox = rig.layout.mailbox_offset(0)
-    # Beside the acknowledgement, which holds two words, and in the list of results.
+    # Find the result beside the acknowledgement, which has two words, and in the list of results.
     places = [
         rig.region.view(mailbox + at, 8, True) for at in (16, rig.layout.geometry.results_offset)
     ]
@@ -196,7 +196,7 @@ def test_acknowledgement_without_its_result_is_not_believed():
     for place in places:
         place[:] = 0
     assert not channel.wait_applied(1, 0.0)
-    # Either will do.
+    # One of the two is enough.
     places[0][:] = held[0]
     assert channel.wait_applied(1, 0.0)
 
@@ -221,7 +221,7 @@ def test_damaged_reply_is_an_error():
     rig.drain()
     at = rig.layout.mailbox_offset(0) + rig.layout.geometry.replies_offset
     rig.region.view(at + 64, 1, True)[0] ^= 1
-    # For a while it may only be late.
+    # At first the reply counts as late.
     assert not channel.wait_collected(1, 0.0)
     with pytest.raises(RuntimeError, match="reply to pull 0 is damaged"):
         channel.wait_collected(1, 10.0)
@@ -234,7 +234,7 @@ def test_remote_memory_cannot_be_viewed_and_blame_is_read_through_it():
     rig.drain()
     worker = rig.worker(2, channel=channel, timeout_s=0.02)
     assert channel.view(0) is None
-    assert (channel.clocks(), channel.turn()) == ([1, 0, 0], 1)
+    assert (channel.clocks(), channel.awaited_worker()) == ([1, 0, 0], 1)
     worker.clock()
     with pytest.raises(StallError, match="waits for worker 1 at clock 0"):
         worker.table("w").pull()
@@ -254,7 +254,7 @@ def test_workers_over_memory_and_over_a_network_share_a_table():
 
 
 def asked(channel):
-    """What the channel asks from now on: ("alone" or "with a put", count)."""
+    """Return the list of questions from now on: ("alone" or "with a put", count)."""
     seen = []
     ask, put_asking = channel._question.ask, channel._remote.put_asking
 
@@ -289,7 +289,7 @@ def test_a_worker_that_does_not_wait_asks_nothing():
     table.push(np.ones(3, np.float32)).wait()
     for _ in range(4):
         last = table.push(np.ones(3, np.float32))
-    # The first of them asked in vain, and the channel has learned from it.
+    # After a question that no wait needed, the channel sends no more of them.
     assert seen == [("alone", 1), ("with a put", 2)]
     assert last.wait().applied == 1
     assert rig.values().tolist() == [-5.0] * 3
@@ -302,7 +302,7 @@ def test_a_wait_for_an_older_push_ends_while_a_newer_question_is_open():
     first = worker.table("w").push(np.ones(3, np.float32))
     second = worker.table("w").push(np.ones(3, np.float32))
     network.drains = False
-    assert not second.test()  # asks for both
+    assert not second.test()  # the question is about both records
     stamp = rig.region.view(
         rig.layout.mailbox_offset(0)
         + rig.layout.geometry.stamps_offset
@@ -311,7 +311,7 @@ def test_a_wait_for_an_older_push_ends_while_a_newer_question_is_open():
         True,
     )
     held, stamp[:] = stamp.copy(), 0
-    assert rig.drain() == 1  # the second has not arrived
+    assert rig.drain() == 1  # the second record has not arrived
     assert first.test()
     assert not second.test()
     stamp[:] = held

@@ -1,4 +1,4 @@
-"""The ring: every record once, in order, of any size; nothing lost or doubled by timing or by a kill."""
+"""The ring delivers every record once, in order, of any size, whatever the timing and after a kill."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPAWN.set_forkserver_preload(["pytest", "mpips.session.local", "ring_processes"]
 
 @pytest.fixture(scope="module", autouse=True)
 def _end_of_forkserver():
-    """The fork server ends with this process, but a little later: end it here."""
+    """End the fork server here; by itself it would end a little later than this process."""
     yield
     multiprocessing.forkserver._forkserver._stop()
 
@@ -190,7 +190,7 @@ def test_killed_worker_leaves_exactly_its_complete_pushes():
         child = SPAWN.Process(target=worker_process, args=arguments)
         child.start()
         ours.recv()
-        # The moment is that of a random record, and random within it.
+        # Kill at a random record, at a random moment within it.
         wanted, consumed = rng.randrange(400), 0
         while consumed < wanted:
             consumed += rig.core.drain(1e-5, 1)

@@ -1,4 +1,4 @@
-"""Raw bytes written into a mailbox: whatever lies there, values change only by whole, fresh records."""
+"""Raw bytes in a mailbox: whatever they are, only complete and fresh records change values."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_repeated_record_is_applied_once():
         writer.push_dense(0, 0, np.ones(8, np.float32), None, 0)
         record = attack.slot(sequence).copy()
         drain()
-        # The same bytes and stamp again in their slot, and the record in the slot looked at next.
+        # Write the same record and stamp again, and the record also into the slot that is read next.
         attack.slot(sequence)[:] = record
         attack.stamp(sequence)
         attack.slot(sequence + 1)[:] = record
@@ -102,7 +102,7 @@ def test_stamp_from_the_future_is_a_gap(stamp):
     attack = Attack(dense(8))
     attack.forge(0, dense_bytes(8), kind=PUSH_DENSE, count=8)
     attack.stamp(0, stamp)
-    attack.refused("gap.*record 0 should be")
+    attack.refused("gap.*where record 0 was expected")
 
 
 def test_stamp_of_two_rounds_ago_is_a_gap():
@@ -117,21 +117,21 @@ def test_stamp_of_two_rounds_ago_is_a_gap():
 
 FORGED = {
     "generation": ({"generation": 7}, "generation 7, this job is generation 0"),
-    "format": ({"version": 9}, "another format version"),
+    "format": ({"version": 9}, "a record of format version 9"),
     "worker": ({"worker": 1}, "of worker 1 where"),
-    "sequence": ({"sequence": 4}, "says it is number 4"),
+    "sequence": ({"sequence": 4}, "a record with number 4"),
     "kind 0": ({"kind": 0}, "unknown kind 0"),
     "kind 200": ({"kind": 200}, "unknown kind 200"),
-    "table": ({"table": 9}, "table 9, of which nothing"),
+    "table": ({"table": 9}, "table 9, of which this server"),
     "rows to dense": ({"kind": PUSH_ROWS}, "wrong kind"),
     "dense to rows": ({"table": 1}, "wrong kind"),
     "pull of dense": ({"kind": PULL_ROWS}, "a pull of rows from table 0"),
     "pull of nothing": ({"kind": PULL_ROWS, "table": 9}, "a pull of rows from table 9"),
     "pull sizes": ({"kind": PULL_ROWS, "table": 1}, "sizes do not agree"),
     "longer than a slot": ({"payload_bytes": 961}, "record 0 is damaged"),
-    "count too great": ({"count": 9}, "payload has 32 bytes, not 36"),
+    "count too great": ({"count": 9}, "payload has 32 bytes, expected 36"),
     "count wraps": ({"count": 2**30 + 8}, "payload has 32 bytes"),
-    "base missing": ({"flags": FIRST | LAST | BASE}, "payload has 32 bytes, not 64"),
+    "base missing": ({"flags": FIRST | LAST | BASE}, "payload has 32 bytes, expected 64"),
     "part as whole": ({"count": 4, "payload_bytes": 16}, "not the length"),
     "end missing": ({"flags": FIRST}, "not the length"),
     "end only": ({"flags": LAST}, "out of order"),
@@ -198,7 +198,7 @@ def test_row_segments_of_two_tables_are_refused():
 
 @pytest.mark.parametrize("kind", [PUSH_DENSE, TICK, FINISH])
 def test_bsp_push_cut_short_by_another_record_is_refused(kind):
-    # Its first segments are in the sum already; under ASP they are in no value and are forgotten.
+    # Under BSP its first segments are in the sum already; under ASP they are dropped.
     attack = Attack(dense(8, consistency=BSP("sum")))
     attack.forge(0, dense_bytes(4), kind=PUSH_DENSE, count=4, flags=FIRST)
     whole = {"count": 8} if kind == PUSH_DENSE else {}

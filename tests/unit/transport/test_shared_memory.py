@@ -1,4 +1,4 @@
-"""Segments: made for this user only, never a signal instead of an error, removed when nobody is left."""
+"""Shared memory: private to this user, errors and no signals, removed when no process uses it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_private_memory_asks_for_huge_pages_and_takes_what_it_holds(token):
 
 
 def mapping_of(address: int) -> tuple[list[str], int]:
-    """Flags and bytes in memory of the mapping that begins at this address."""
+    """Return flags and resident bytes of the mapping that begins at this address."""
     lines = Path("/proc/self/smaps").read_text().splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith(f"{address:x}-"))
     last = next(i for i, line in enumerate(lines) if i > first and line.startswith("VmFlags"))
@@ -103,7 +103,7 @@ def test_symbolic_link_is_refused_by_create_and_attach(token, tmp_path):
             attach(token, "s0", 0)
         assert target.read_bytes() == bytes(PAGE)
     finally:
-        link.unlink()  # which no job takes for its own
+        link.unlink()  # a job ignores it
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o601])
@@ -143,7 +143,7 @@ def test_read_only_part_gives_read_only_arrays(token):
 
 @pytest.mark.parametrize(("offset", "survives"), [(0, True), (PAGE - 1, True), (PAGE, False)])
 def test_store_into_the_read_only_part_is_a_fault(token, offset, survives, monkeypatch):
-    # A sanitizer, where there is one, would turn the signal into a report of its own.
+    # A sanitizer would turn the signal into a report.
     monkeypatch.setenv("ASAN_OPTIONS", os.environ.get("ASAN_OPTIONS", "") + ":handle_segv=0")
     made = Regions(token, shared=True).create("s0", 2 * PAGE)
     code = """
@@ -168,7 +168,7 @@ def test_embedding_rows_stay_as_their_segment_grows(token, shared):
         assert writer.push_rows(0, 0, keys, update, None, 0) == 200
         rig.drain()
         expected.update(zip(keys.tolist(), (-update).tolist(), strict=True))
-    assert rig.core.n_rows(0) == 12_000  # 3 MB of rows; the segment began with 1 MiB
+    assert rig.core.n_rows(0) == 12_000  # 3 MB of rows; the memory began with 1 MiB
     assert rig.table_rows() == expected
 
 
@@ -205,7 +205,7 @@ SMALL_SHM = """
         raise SystemExit("no error")
     assert not list(SHM.iterdir())
 
-    # A table that outgrows /dev/shm: an error, and the rows there are stay as they were.
+    # A table that outgrows /dev/shm raises an error, and its rows stay unchanged.
     from harness import Rig, rows
     def outgrow(slot_bytes, n_slots):
         table = rows(64)
@@ -225,7 +225,7 @@ SMALL_SHM = """
         assert all(row == [-1.0] * 64 for row in rig.table_rows().values())
         return rig
 
-    # In one record, in records that stay in the ring until the last, and in copied ones.
+    # Push in one record, in records that stay in the ring until the last, and in copied ones.
     rig = None
     for slot_bytes, n_slots in (65536, 2), (16384, 8), (16384, 2):
         if rig is not None:
@@ -233,7 +233,7 @@ SMALL_SHM = """
         rig = None
         rig = outgrow(slot_bytes, n_slots)
 
-    # Staging is sized but not taken: what is allocated is.
+    # Staging memory has a size but no pages; only what is allocated gets pages.
     staging = regions.create_sparse("w0", 64 << 20)
     rig.staging[0] = staging
     worker = rig.worker()
@@ -271,7 +271,7 @@ def test_region_errors_carry_the_exit_code_of_a_missing_capability():
 
 
 def lock_as_owner(path: Path) -> int:
-    """Take the owner's lock by hand; the open file that has it."""
+    """Take the owner's lock by hand; return the descriptor that has it."""
     fd = os.open(path, os.O_RDWR)
     lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
     fcntl.fcntl(fd, fcntl.F_OFD_SETLK, lock)
@@ -285,7 +285,7 @@ def test_a_segment_is_taken_over_once_though_locks_are_exchanged(token):
     with pytest.raises(BlockingIOError):
         lock_as_owner(path)
     del made
-    # As another that takes it over has it: the first lock given up, the second one not there yet.
+    # Imitate a process that takes it over: it has given up the first lock and has no second one yet.
     fd = lock_as_owner(path)
     with pytest.raises(_native.SharedMemoryBusy):
         _native.SharedMemory.reopen(name, 0)

@@ -17,7 +17,7 @@ from mpips.worker.worker import connection_of
 
 
 def port_of(worker):
-    return worker.table("w")._port
+    return worker.table("w")._direct.port
 
 
 def test_pushes_of_the_node_go_the_short_way():
@@ -87,15 +87,17 @@ def test_what_needs_a_conversion_goes_the_general_way():
         handle.pull(frozen)
 
 
-def test_tables_that_scale_or_compensate_have_no_port():
+def test_each_table_has_one_path_and_names_it():
     for options in ({"clip_norm": 1.0}, {"consistency": ASP(Compensate())}):
-        assert port_of(Rig(dense(4, **options)).worker(local=False)) is None
+        assert Rig(dense(4, **options)).worker(local=False).table("w").paths == ["shared"]
+    assert Rig(dense(4)).worker(local=False).table("w").paths == ["direct"]
+    assert Rig(dense(4)).worker().table("w").paths == ["shared"]
 
 
 def test_updates_larger_than_a_record_are_copied_and_read_in_place(monkeypatch):
     n = 100_000
     rig = Rig(dense(n), staging_bytes=4 << 20)
-    monkeypatch.setattr("mpips.worker.dense.BOUNCE_BYTES", 1024)
+    monkeypatch.setattr("mpips.worker.paths.direct.BOUNCE_BYTES", 1024)
     worker = rig.worker(local=False)
     handle = worker.table("w")
     expected, update = np.zeros(n, np.float32), np.empty(n, np.float32)
@@ -115,7 +117,7 @@ def test_updates_larger_than_a_record_are_copied_and_read_in_place(monkeypatch):
 def test_a_bounce_buffer_is_not_written_while_the_server_may_read_it(monkeypatch):
     n = 2000
     rig = Rig(dense(n), n_slots=8, staging_bytes=1 << 20)
-    monkeypatch.setattr("mpips.worker.dense.BOUNCE_BYTES", 1024)
+    monkeypatch.setattr("mpips.worker.paths.direct.BOUNCE_BYTES", 1024)
     worker = rig.worker(local=False, timeout_s=0.05)
     handle = worker.table("w")
     for value in (1.0, 2.0):
@@ -133,7 +135,7 @@ def test_a_bounce_buffer_is_not_written_while_the_server_may_read_it(monkeypatch
 def test_without_room_for_a_bounce_buffer_the_ring_is_used(monkeypatch):
     n = 5000
     rig = Rig(dense(n), staging_bytes=20_000)
-    monkeypatch.setattr("mpips.worker.dense.BOUNCE_BYTES", 1024)
+    monkeypatch.setattr("mpips.worker.paths.direct.BOUNCE_BYTES", 1024)
     worker = rig.worker(local=False)
     with rig.serving():
         assert worker.table("w").push(floats(n)).wait().applied == 1
@@ -144,13 +146,13 @@ def test_without_room_for_a_bounce_buffer_the_ring_is_used(monkeypatch):
 def test_without_memory_for_a_bounce_buffer_the_ring_is_used(monkeypatch):
     n = 5000
     rig = Rig(dense(n))
-    monkeypatch.setattr("mpips.worker.dense.BOUNCE_BYTES", 1024)
+    monkeypatch.setattr("mpips.worker.paths.direct.BOUNCE_BYTES", 1024)
     worker = rig.worker(local=False)
 
     def full(n_bytes, share):
         raise RegionError("/dev/shm is too small")
 
-    monkeypatch.setattr(connection_of(worker), "reserve_staging", full)
+    monkeypatch.setattr(connection_of(worker).staging, "reserve", full)
     with rig.serving():
         for _ in range(2):
             assert worker.table("w").push(floats(n)).wait().applied == 1
@@ -224,7 +226,7 @@ def test_many_servers_each_get_their_part():
     # Two rigs of one table each stand for two servers: parts are checked against their shards.
     rig = Rig(dense(8))
     worker = rig.worker(local=False)
-    with pytest.raises(ValueError, match="length of its shard"):
+    with pytest.raises(ValueError, match="has 4 elements, its shard has 8"):
         _native.DensePort(
             connection_of(worker).clock_state,
             0,

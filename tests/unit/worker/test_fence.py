@@ -12,7 +12,7 @@ from harness import TIMEOUT_S, dense, rows
 from mpips.errors import StallError
 from mpips.model.placement import place
 from mpips.server.server import Server
-from mpips.session.local import LocalControl
+from mpips.session.local_scheduler import LocalScheduler
 from mpips.transport.region import Regions, new_token
 from mpips.worker.connection import Connection, ConnectionOptions
 from mpips.worker.worker import Worker
@@ -26,7 +26,7 @@ class TwoServers:
     """Worker 0 and two servers that consume nothing, so that their memory tells what has arrived."""
 
     def __init__(
-        self, kind: str, seed: int, says_place: bool, timeout_s: float = TIMEOUT_S
+        self, kind: str, seed: int, writes_position: bool, timeout_s: float = TIMEOUT_S
     ) -> None:
         self.tables = [dense(2000), rows(4)]
         placement = place(self.tables, 2, 1, N_SLOTS, 8192)
@@ -43,10 +43,10 @@ class TwoServers:
             ["worker 0"],
             self.tables,
             [channel for _, channel in pairs],
-            LocalControl(),
+            LocalScheduler(),
             None,
             timeout_s,
-            ConnectionOptions(says_place=says_place),
+            ConnectionOptions(writes_position=writes_position),
         )
         self.worker = Worker(self.connection, self.tables, placement)
         self.pushes: list[int] = []  # records of pushes of each clock, at either server
@@ -100,7 +100,7 @@ class TwoServers:
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_tick_overtakes_what_stands_before_it_at_another_server(kind, seed):
-    job = TwoServers(kind, seed, says_place=True)
+    job = TwoServers(kind, seed, writes_position=True)
     job.run(8)
     assert job.early == 0
 
@@ -109,7 +109,7 @@ def test_no_tick_overtakes_what_stands_before_it_at_another_server(kind, seed):
 def test_without_memory_that_outlives_the_launch_no_worker_waits(kind):
     overtaken = 0
     for seed in range(6):
-        job = TwoServers(kind, seed, says_place=False)
+        job = TwoServers(kind, seed, writes_position=False)
         job.run(8)
         overtaken += job.early
     # The check above can fail: here ticks do overtake.
@@ -117,7 +117,7 @@ def test_without_memory_that_outlives_the_launch_no_worker_waits(kind):
 
 
 def test_a_server_that_confirms_nothing_is_named():
-    job = TwoServers("rma", 0, says_place=True, timeout_s=0.05)
+    job = TwoServers("rma", 0, writes_position=True, timeout_s=0.05)
     job.networks[1].fenced = lambda: False
     with pytest.raises(StallError, match=r"server 1 has not confirmed that records of worker 0"):
         job.run(1)

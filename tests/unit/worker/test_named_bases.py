@@ -145,7 +145,7 @@ def test_a_refused_push_leaves_no_name_behind() -> None:
     old = handle.pull()
     moved(rig, 2)
     handle.pull()
-    with pytest.raises(ValueError, match="holds nan"):
+    with pytest.raises(ValueError, match="contains nan"):
         handle.push(ONE * np.nan, base=old)
     assert handle.push(ONE).wait().staleness == 0
 

@@ -1,0 +1,92 @@
+"""The paths of dense updates from a worker to its servers. The file to open first is this one.
+
+A handle chooses its paths once, when it is made:
+
+    path          file            taken where
+    -------------------------------------------------------------------------------------------------
+    direct        direct.py       all servers of the table share this node, and an update travels as it is:
+                                  no base values, no clip_norm. One native call for all servers.
+    shared        shared.py       this server shares the node, but the direct path does not serve the table
+    rendezvous    rendezvous.py   this server is on another node, and its part is large and fits into the
+                                  worker's rendezvous buffer there
+    ring          ring.py         any other server on another node: records in its ring carry the values
+
+The direct path is per table; the others are per table and server. What remains to be decided at each push
+is where the caller's array lies: memory from `Worker.allocate` is read in place (direct, shared) or put
+without a wait (rendezvous).
+
+`DenseHandle.push` takes the direct path where there is one. All other updates are checked, clipped and cut
+into the servers' parts in `DenseHandle._push_by_parts`: an encoding of updates belongs there, in front of the
+paths, and its decoding into the server's shard. A table whose updates are encoded has no direct path, like
+one with clip_norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mpips.model.consistency import needs_base
+from mpips.model.placement import AREA_FROM_BYTES
+from mpips.worker.paths.path import ONE_RECORD, DensePath
+from mpips.worker.paths.rendezvous import RendezvousPath
+from mpips.worker.paths.ring import RingPath
+from mpips.worker.paths.shared import SharedPath
+
+if TYPE_CHECKING:
+    from mpips.model.placement import ShardRange
+    from mpips.model.table import DenseTable
+    from mpips.worker.connection import Connection
+
+
+def has_direct_path(
+    table: DenseTable, parts: Sequence[ShardRange], is_remote: Sequence[bool]
+) -> bool:
+    """Return whether the direct path serves a table.
+
+    Args:
+        table: The table.
+        parts: The servers' parts of the flattened tensor.
+        is_remote: For each part, True if the worker does not use the shared memory of its server.
+    """
+    travels_as_it_is = not needs_base(table.consistency) and table.clip_norm == 0
+    fits = all(part.stop - part.start <= ONE_RECORD for part in parts)
+    return travels_as_it_is and fits and not any(is_remote)
+
+
+def path_to_server(table: DenseTable, part: ShardRange, is_remote: bool, area_bytes: int) -> str:
+    """Return the name of the path to one server, of a table without a direct path.
+
+    Args:
+        table: The table.
+        part: The server's part of the flattened tensor.
+        is_remote: True if the worker does not use the shared memory of the server.
+        area_bytes: Length of the worker's rendezvous buffer at the server.
+    """
+    if not is_remote:
+        return SharedPath.name
+    n_bytes = 4 * (part.stop - part.start)
+    fits = AREA_FROM_BYTES <= n_bytes <= area_bytes
+    return (RendezvousPath if fits and not needs_base(table.consistency) else RingPath).name
+
+
+def choose_path(
+    connection: Connection, index: int, part: ShardRange, table: DenseTable
+) -> DensePath:
+    """Return the path of a table's updates to one server.
+
+    Args:
+        connection: Connection of the worker.
+        index: Index of the table.
+        part: The server and its part of the flattened tensor.
+        table: The table.
+    """
+    channel = connection.channels[part.server]
+    area = channel.area_way()
+    is_remote = channel.name not in ("shm", "local")
+    name = path_to_server(table, part, is_remote, area.area.n_bytes if area is not None else 0)
+    if name == SharedPath.name:
+        return SharedPath(connection, index, part.server)
+    if name == RendezvousPath.name and area is not None:
+        return RendezvousPath(connection, index, part.server, area)
+    return RingPath(connection, index, part.server)
