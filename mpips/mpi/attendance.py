@@ -1,20 +1,24 @@
-"""Waits of the start-up and of the end, each bounded; an error names the ranks that have not come.
+"""Bounded waits for the collectives of start-up and shutdown; an error names the ranks that are late.
 
-Ranks meet in non-blocking collectives and test them with a deadline. As long as all come in time nothing else
-is sent. A rank whose deadline is past asks all others (ASK); whoever waits for the same collective, or for
-any later one, tests for such questions beside its own request and answers (HERE). Reading a large file may
-take longer than the time limit: a rank that does so within `lengthy` answers BUSY, from a thread, while its
-main thread uses the processor now and then. If all that are missing are busy, the wait begins anew. Who does
-not answer is late: stopped, dead, cut off, or in one call for longer than the time limit.
+Ranks meet in non-blocking collectives and test them until a deadline. As long as all ranks come in time, no
+other message is sent.
 
-Who writes what: the rank that asks sends one ASK to every other rank, a rank that is asked one HERE or BUSY
-for each ASK; both go over the communicator of the collective, on a tag of their own, with the number of the
-question, and are read in these waits and within `lengthy` only. Nothing depends on their order: every ASK is
-answered on its own, and answers to an earlier question are ignored. What stays unread when a wait ends is
-read at the beginning of the next one.
+A rank whose deadline has passed sends a question (ASK) to all other ranks. A rank that waits for the same
+collective, or for any later one, reads questions between two tests of its own request and answers HERE.
+Reading a large file may take longer than the time limit: a rank that reads it within `lengthy` answers BUSY.
+A thread sends this answer, as long as the main thread uses the processor now and then. If all missing ranks
+are busy, the wait starts again with a new deadline. If all ranks are here, the last one came just now, and
+the wait starts again once. A rank that does not answer is late: its process is stopped, dead or cut off, or
+has been in one call for longer than the time limit.
 
-Calls without a non-blocking form (windows, splitting) come right after such a wait, within the watchdog's
-guard.
+Messages: the asking rank sends one ASK to every other rank. A rank that is asked sends one HERE or BUSY for
+each ASK. All of them carry the number of the question and use the communicator of the collective, on a tag of
+their own. They are read only in these waits and within `lengthy`. Correctness does not depend on their order:
+every ASK is answered separately, and answers to an earlier question are ignored. Messages that are unread
+when a wait ends are read at the start of the next wait.
+
+MPI calls without a non-blocking form (creating windows, splitting communicators) come directly after such a
+wait, within a guard of the watchdog.
 """
 
 from __future__ import annotations
@@ -30,16 +34,16 @@ from mpi4py import MPI
 
 _TAG = 31
 _ASK, _HERE, _BUSY = 0, 1, 2
-_ANSWER_S = 1.0  # for answers; those who answer look every few milliseconds
-_BUSY_ANSWER_S = 5.0  # where ranks may be at lengthy work: one call may hold the interpreter's lock
-_LOOK_S = 0.02  # between two looks of a rank at lengthy work
-_SPEAKER_S = 2.0  # for a lower rank that asked as well, and says the same
-_SPINS = 2000
-_PAUSE_S = 1e-3
+_ANSWER_S = 1.0  # s to wait for answers; waiting ranks read questions every few milliseconds
+_BUSY_ANSWER_S = 5.0  # s, where ranks may be in `lengthy`: one call may hold the interpreter's lock
+_LOOK_S = 0.02  # s between two looks for questions within `lengthy`
+_SPEAKER_S = 2.0  # s that a lower rank has to report the same error first
+_SPINS = 2000  # tests of a request before the rank sleeps between two of them
+_PAUSE_S = 1e-3  # s between two tests of a request
 
 
 class Attendance:
-    """Bounded waits on one communicator. Main thread only."""
+    """Bounded waits on one communicator. Main thread only; the module describes the protocol."""
 
     def __init__(
         self,
@@ -48,7 +52,14 @@ class Attendance:
         name_of: Callable[[int], str],
         give_up: Callable[[str, int], NoReturn],
     ) -> None:
-        """`name_of(rank)`: for errors; `give_up(message, rank)`: ends this process, `rank` is late."""
+        """Make the waits of one communicator. Not collective.
+
+        Args:
+            comm: Communicator of the collectives; questions and answers use it too.
+            timeout_s: Time limit of one wait, seconds.
+            name_of: Returns the name of a rank for errors.
+            give_up: Ends this process with a message; its second argument is the first late rank.
+        """
         self._comm = comm
         self._timeout_s = timeout_s
         self._name_of = name_of
@@ -59,14 +70,17 @@ class Attendance:
         self._busy: set[int] = set()
         self._asked_by: set[int] = set()
         self._question = 0
+        self._all_were_here = False  # answers to the last question of this wait
 
     @contextmanager
     def lengthy(self, show_heartbeat: Callable[[], None]) -> Iterator[None]:
-        """Work in this block may take any time, as long as the main thread uses the processor now and then.
+        """Allow the block to take any time, as long as the main thread uses the processor now and then.
 
-        The work makes no MPI call: a thread answers questions meanwhile. `show_heartbeat` is called about
-        once a second, from that thread. Where MPI was started without THREAD_SERIALIZED, work has
-        `timeout_s`.
+        The block must not call MPI, because a thread answers questions meanwhile. Where MPI was started
+        without THREAD_SERIALIZED there is no such thread, and the block must end within `timeout_s`.
+
+        Args:
+            show_heartbeat: Called about once a second, from that thread.
         """
         if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
             yield
@@ -77,6 +91,7 @@ class Attendance:
             next_sign = 0.0
             while not done.wait(_LOOK_S):
                 now = time.monotonic()
+                # Do not answer for a main thread that has been idle for too long: it counts as late.
                 if effort.idle_s() > self._timeout_s:
                     continue
                 self._answer(_BUSY)
@@ -100,16 +115,19 @@ class Attendance:
         phase: str = "start-up",
         meanwhile: Callable[[], object] = lambda: None,
     ) -> None:
-        """Wait for a collective that all ranks start. Does not return if one of them does not come.
+        """Wait for a collective that all ranks start. Blocking.
+
+        Does not return if a rank is late: this process then ends by `give_up`.
 
         Args:
-            request: Of the collective.
-            what: For the error.
-            lengthy: Others may still be at the lengthy work before it.
-            phase: For the error.
+            request: The collective's request.
+            what: Names the collective in the error.
+            lengthy: True if other ranks may still be in the `lengthy` block before this collective.
+            phase: Names the phase of the job in the error.
             meanwhile: Called between two tests of the request; must not block.
         """
         self._asked_by.clear()
+        self._all_were_here = False
         self._answer()
         start = time.monotonic()
         looks = 0
@@ -125,9 +143,10 @@ class Attendance:
                 start = time.monotonic()
 
     def _ask(self, request: MPI.Request, what: str, patience_s: float) -> None:
-        """Find out who is late and end the process.
+        """Ask all other ranks where they are, and end the process if some are late.
 
-        Returns if the collective has ended meanwhile, or all who have not come to it are busy.
+        Returns if the collective ends meanwhile, if all missing ranks are busy, or the first time that all
+        ranks are here.
         """
         others = set(range(self._comm.size)) - {self._comm.rank}
         self._here.clear()
@@ -138,8 +157,10 @@ class Attendance:
         if self._ends_within(request, patience_s, others):
             return
         late = sorted(others - self._here - self._busy)
-        if self._busy and not late:
+        if not late and (self._busy or not self._all_were_here):
+            self._all_were_here = not self._busy
             return
+        # Leave the report to a lower rank that has asked, too: when it exits, the launcher ends this rank.
         if any(rank < self._comm.rank for rank in self._asked_by) and self._ends_within(
             request, _SPEAKER_S
         ):
@@ -147,14 +168,21 @@ class Attendance:
         names = ", ".join(self._name_of(rank) for rank in late) or "no rank that can be named"
         have = "has" if len(late) < 2 else "have"
         self._give_up(
-            f"{what}: {names} {have} not come within {self._timeout_s:g} s",
+            f"{what}: {names} {have} not come within {self._timeout_s:g} s; look there for the reason, "
+            "or raise cluster.timeout_s if this step takes long",
             late[0] if late else self._comm.rank,
         )
 
     def _ends_within(
         self, request: MPI.Request, seconds: float, asked: set[int] | None = None
     ) -> bool:
-        """Whether the collective ends within a time, or until all who were asked have answered."""
+        """Return True if the collective ends in time.
+
+        Args:
+            request: The collective's request.
+            seconds: Longest time to wait.
+            asked: Return False as soon as all these ranks have answered; None: wait for the whole time.
+        """
         end = time.monotonic() + seconds
         while time.monotonic() < end and (asked is None or asked - self._here - self._busy):
             if request.Test():
@@ -164,7 +192,7 @@ class Attendance:
         return False
 
     def _answer(self, state: int = _HERE) -> None:
-        """Take what has come of questions and answers; `state` is what this rank answers."""
+        """Read all questions and answers that have arrived, and answer each question with `state`."""
         word = np.empty(2, np.int64)
         while self._comm.Iprobe(MPI.ANY_SOURCE, _TAG, self._status):
             source = self._status.Get_source()
@@ -182,16 +210,16 @@ class Attendance:
 
 
 class Effort:
-    """The processor time of the thread that makes this, and when it last grew. Another thread may look."""
+    """The processor time of the thread that constructs this object; one other thread may read it."""
 
     def __init__(self) -> None:
-        """Begin now."""
+        """Start to observe the calling thread."""
         self._clock = time.pthread_getcpuclockid(threading.get_ident())
         self._seen_ns = time.clock_gettime_ns(self._clock)
         self._at = time.monotonic()
 
     def idle_s(self) -> float:
-        """Seconds since a look found that the thread had used the processor."""
+        """Return the seconds since a call found that the thread had used the processor."""
         used_ns, now = time.clock_gettime_ns(self._clock), time.monotonic()
         if used_ns != self._seen_ns:
             self._seen_ns, self._at = used_ns, now

@@ -1,4 +1,4 @@
-"""The ranks of a job: who is where, who is what, and how they agree at start-up."""
+"""The ranks of a job: their nodes, their roles, and how they agree on errors at start-up."""
 
 from __future__ import annotations
 
@@ -27,11 +27,14 @@ Value = TypeVar("Value")
 
 
 class Cluster:
-    """A communicator of its own with a role for every rank. Making one is collective.
+    """A communicator of its own with a role for every rank. Its construction is collective and blocking.
 
     Attributes:
-        comm: Duplicate of the communicator given; owned.
-        token: Names this job's regions; the same on every rank.
+        comm: Duplicate of the given communicator; owned by the cluster.
+        token: Part of the names of this job's regions in /dev/shm; equal on all ranks.
+        watchdog: Bounds blocking calls of this rank.
+        topology: Nodes of the ranks.
+        assignment: Roles of the ranks.
     """
 
     def __init__(
@@ -41,7 +44,13 @@ class Cluster:
         timeout_s: float,
         run: Supervised | None = None,
     ) -> None:
-        """Find out who shares a node and assign roles. `run`: the supervised run that this launch is of.
+        """Find the ranks that share a node, and assign roles. Collective over `comm`, blocking.
+
+        Args:
+            comm: Communicator of the job's ranks.
+            n_servers: Number of servers; None: the default for this number of ranks.
+            timeout_s: Time limit of every wait for other ranks, seconds.
+            run: The supervised run to which this launch belongs; None: there is no supervisor.
 
         Raises:
             ConfigError: The number of servers does not fit the number of ranks (on every rank).
@@ -50,7 +59,7 @@ class Cluster:
         self.size = comm.Get_size()
         self._run = run
         self.token = new_token() if run is None else run.token
-        self.watchdog = Watchdog(f"rank {self.rank}", timeout_s, self.last_rites)
+        self.watchdog = Watchdog(f"rank {self.rank}", timeout_s, self.clean_shared_memory)
         self.watchdog.start()
         self._given, self._timeout_s = comm, timeout_s
         meeting = "the beginning, where all ranks meet"
@@ -69,7 +78,7 @@ class Cluster:
             raise
 
     def __enter__(self) -> Cluster:
-        """A block in which the cluster is used; collective at both ends."""
+        """Enter a block that uses the cluster; its end is collective unless an error ends it on one rank."""
         return self
 
     def __exit__(
@@ -78,7 +87,7 @@ class Cluster:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        """Close it."""
+        """Close the cluster."""
         self._leave(error)
 
     @property
@@ -99,22 +108,27 @@ class Cluster:
         return workers.index(self.rank) if self.rank in workers else None
 
     def name_of(self, rank: int) -> str:
-        """A rank as errors call it."""
+        """Return the name of a rank for errors: role, rank and host."""
         a = self.assignment
         return f"{a.roles_of(rank)} (rank {rank} on {a.node_names[a.node_of[rank]]})"
 
     def agree(self, what: str, work: Callable[[], Value], lengthy: bool = False) -> list[Value]:
-        """Do `work` on every rank and learn everyone's result. Collective, blocking; start-up only.
+        """Run `work` on every rank and return the results of all ranks. Collective, blocking; start-up only.
 
-        An error on any rank is raised on every rank, so that nobody waits for those who failed.
+        An error on any rank is raised on every rank, so that no rank waits for one that has failed.
 
         Args:
-            what: For the error of a start-up that hangs.
-            work: Returns something that msgpack holds.
-            lengthy: The work makes no MPI call, and may take longer than the job's timeout: it reads files.
+            what: Names this step in the error of a start-up that hangs.
+            work: Returns a value that msgpack can encode.
+            lengthy: True if `work` may take longer than the job's timeout, for example to read files.
+                It must not call MPI then.
+
+        Returns:
+            The result of each rank, by rank.
 
         Raises:
-            MpipsError: The first rank's error, naming the rank if not all have it.
+            MpipsError: The error of the lowest rank that failed; it names the rank unless all ranks failed
+                alike.
         """
         cause: Exception | None = None
         watched = self._attendance.lengthy(self._show_heartbeat) if lengthy else nullcontext()
@@ -129,6 +143,7 @@ class Cluster:
             text = "".join(traceback.format_exception(error)).rstrip()
             mine = {"error": f"{type(error).__name__}: {error}\n{text}", "kind": "MpipsError"}
             cause = error
+        # Raise the same error on all ranks: that of the lowest rank that failed.
         rows = exchange(self.comm, mine, self._waiting(what, lengthy))
         failed = [(r, row) for r, row in enumerate(rows) if "error" in row]
         if not failed:
@@ -140,7 +155,11 @@ class Cluster:
         raise kind(prefix + row["error"]) from cause
 
     def duplicate(self, what: str) -> MPI.Intracomm:
-        """A duplicate of the communicator. Collective, blocking; start-up only; `what` is for errors."""
+        """Return a duplicate of the communicator, owned by the caller. Collective, blocking; start-up only.
+
+        Args:
+            what: Names this step in the error of a start-up that hangs.
+        """
         comm, request = self.comm.Idup()
         self._attendance.wait(request, what)
         return comm
@@ -151,14 +170,14 @@ class Cluster:
         phase: str = "start-up",
         meanwhile: Callable[[], object] = lambda: None,
     ) -> None:
-        """Wait until all ranks have come here. Collective, blocking; at start-up and at the end only.
+        """Wait until all ranks have called this. Collective, blocking; start-up and shutdown only.
 
-        Does not return if a rank does not come within the job's timeout: this process then prints which,
-        and ends with code 124.
+        Does not return if a rank does not call it within the job's timeout: this process then prints the
+        name of that rank and exits with code 124.
 
         Args:
-            what: For the error.
-            phase: For the error.
+            what: Names this step in the error.
+            phase: Names the phase of the job in the error.
             meanwhile: Called while this rank waits; must not block.
         """
         self._attendance.wait(self.comm.Ibarrier(), what, phase=phase, meanwhile=meanwhile)
@@ -167,7 +186,7 @@ class Cluster:
         return lambda request: self._attendance.wait(request, what, lengthy)
 
     def _late_name(self, rank: int) -> str:
-        """A rank as errors call it, also before there are roles."""
+        """Return the name of a late rank for errors; before roles are assigned, its number only."""
         if not hasattr(self, "assignment"):
             return f"rank {rank}"
         t, name = self.topology, self.name_of(rank)
@@ -176,42 +195,43 @@ class Cluster:
         return f"{name}, pid {t.pids[rank]}{state and ', ' + state}"
 
     def _give_up(self, message: str, late: int) -> NoReturn:
-        """End this process alone: the others cannot come to agree on an error."""
+        """End this process without the other ranks: with a late rank they cannot agree on an error."""
         who = self.name_of(self.rank) if hasattr(self, "assignment") else f"rank {self.rank}"
-        # The run directory counts ranks of the launch.
+        # Files of the run directory number ranks as in COMM_WORLD.
         group, world = self._given.Get_group(), MPI.COMM_WORLD.Get_group()
         about = MPI.Group.Translate_ranks(group, [late], world)[0]
         self.watchdog.leave(f"{who}: {message}", about if about >= 0 else late)
 
-    def last_rites(self) -> None:
-        """Remove this job's names from /dev/shm of this node, unless the next launch of a run may want
-        them. Makes no MPI call.
+    def clean_shared_memory(self) -> None:
+        """Remove this job's files from /dev/shm of this node. Makes no MPI call.
+
+        Persistent shared memory stays, because the next launch of the run may recover from it.
         """
         if not is_persistent(self.token):
             unlink_job(self.token)
 
     def ignore_signals(self) -> None:
-        """Let SIGTERM and SIGINT do nothing any more: this rank is about to leave by itself."""
+        """Ignore SIGTERM and SIGINT from here on, because this rank is about to exit by itself."""
         self.watchdog.stop()
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)
 
     def abort(self, code: int) -> None:
-        """End all ranks. Does not return."""
-        self.last_rites()
+        """End all ranks by MPI_Abort with this exit code. Does not return."""
+        self.clean_shared_memory()
         self.comm.Abort(code)
 
     def close(self) -> None:
-        """Free the communicator. Collective; call it only when every rank does."""
+        """Free the communicator and stop the watchdog. Collective; call it only when every rank does."""
         with self.watchdog.guard("freeing the communicator"):
             self.comm.Free()
         self.watchdog.stop()
 
     def _leave(self, error: BaseException | None) -> None:
-        """Close where every rank does: at the end, or with an error that all have agreed on."""
+        """Close the cluster if every rank does: at the end, or with an error on which all ranks agreed."""
         if isinstance(error, StallError):
-            # A wait that ran out is no error that all have agreed on: leave alone, and not by MPI.
+            # Exit without a collective call: other ranks do not know of this rank's StallError.
             self.watchdog.leave(str(error), self.rank)
         if error is None or isinstance(error, MpipsError):
             self.close()
@@ -219,6 +239,6 @@ class Cluster:
             self.watchdog.stop()
 
     def _show_heartbeat(self) -> None:
-        """Show the supervisor, if there is one, that the job starts up and makes progress."""
+        """Show the supervisor, if there is one, that the start-up makes progress."""
         if self._run is not None:
             self._run.show_heartbeat()

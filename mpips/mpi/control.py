@@ -1,8 +1,8 @@
-"""The control plane: non-blocking messages between every rank and the scheduler.
+"""Control messages: non-blocking messages between every rank and the scheduler.
 
-All of it runs in the main thread of each rank, called from its own loop; nothing here blocks but the
-receipt of a message that has begun to arrive, and a guard bounds that. A rank that hears nothing from
-the scheduler for `timeout_s`, although it asked, ends with a StallError.
+All of this runs in the main thread of each rank, called from that rank's own loop. The only call that blocks
+is the receipt of a message that has begun to arrive, and a guard of the watchdog bounds it. A rank that has
+sent a heartbeat and receives nothing from the scheduler for `timeout_s` ends with a StallError.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 from mpi4py import MPI
 
@@ -40,7 +41,7 @@ from mpips.mpi.messages import (
 from mpips.mpi.pending import PendingCut
 
 TAG = 21
-POLL_INTERVAL_S = 0.005
+POLL_INTERVAL_S = 0.005  # s, least time between two looks for messages
 
 
 class Endpoint:
@@ -49,20 +50,26 @@ class Endpoint:
     def __init__(
         self, comm: MPI.Intracomm, guard: Callable[[str], AbstractContextManager[None]]
     ) -> None:
-        """`comm` carries nothing else on this tag; `guard(what)` bounds a call that may not return."""
+        """Use `comm` for control messages; nothing else may use TAG on it.
+
+        Args:
+            comm: Communicator of the job's ranks.
+            guard: `guard(what)` bounds a call that may never return; see mpips.mpi.watchdog.
+        """
         self.comm = comm
         self._guard = guard
         self._status = MPI.Status()
         self._sends: deque[tuple[MPI.Request, bytes]] = deque()
 
     def send(self, rank: int, message: Message) -> None:
-        """Start sending; returns at once."""
+        """Start to send a message to a rank; return at once."""
         data = encode(message)
         self._sends.append((self.comm.Isend([data, MPI.BYTE], rank, TAG), data))
 
     def receive(self) -> list[tuple[int, Message]]:
-        """All messages that have arrived, with their ranks. Enters MPI; blocks only on the rest of a
-        message whose beginning is here.
+        """Return all messages that have arrived, each with the rank of its sender.
+
+        Calls MPI; blocks only until the rest of a message has arrived whose beginning is here.
         """
         arrived: list[tuple[int, Message]] = []
         while self.comm.Iprobe(MPI.ANY_SOURCE, TAG, self._status):
@@ -76,26 +83,57 @@ class Endpoint:
         return arrived
 
     def receive_none(self) -> None:
-        """Complete sends without looking at arrivals."""
+        """Complete sends without receiving anything."""
         while self._sends and self._sends[0][0].Test():
             self._sends.popleft()
 
 
-class Client:
-    """A worker's or server's side of the control plane.
+@dataclass(frozen=True)
+class RoleWork:
+    """The parts of a rank's role that its client calls.
 
     Attributes:
-        cut: A worker's cut that is still to come.
-        on_cut: Where a server's messages about cuts go; None on workers.
-        signalled: Tells what signals have asked for since the last call; see mpips.mpi.signals.
-        figures: What this rank has counted, for its heartbeats. It is asked while the rank waits for
-            anything, so it looks at nothing that may be under way.
-        aside: What it does beside what `state` says, or "".
-        beside: Called with each heartbeat; does short work that is due now and then.
+        figures: Returns counts of this rank for its heartbeats. The client calls it while the rank waits for
+            anything, so it must not read state that may be in the middle of a change.
+        activity: Returns an activity that heartbeats show instead of `Client.state`, or "".
+        each_heartbeat: Does short periodic work; called with each heartbeat.
+        take_cut: Receives a server's messages about cuts; None on workers.
     """
 
-    def __init__(self, endpoint: Endpoint, scheduler: int, where: str, timeout_s: float) -> None:
-        """`where` names the scheduler's node; `timeout_s` bounds its silence."""
+    figures: Callable[[], Figures | None] = lambda: None
+    activity: Callable[[], str] = lambda: ""
+    each_heartbeat: Callable[[], None] = lambda: None
+    take_cut: Callable[[ToServer], None] | None = None
+
+
+class Client:
+    """The control messages of one worker or server. Main thread only.
+
+    Attributes:
+        stopped: True once the scheduler has sent Stop.
+        final_statistics: Statistics of the job as JSON, from the scheduler's Bye; None before it.
+        state: Current activity of this rank, as heartbeats show it.
+        clock: Clock of this rank, as heartbeats show it.
+        cut: The next cut of a worker.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        scheduler: int,
+        where: str,
+        timeout_s: float,
+        signalled: Callable[[], Ask | None] = lambda: None,
+    ) -> None:
+        """Make the client of one rank; not collective.
+
+        Args:
+            endpoint: Sends and receives the messages.
+            scheduler: Rank of the scheduler.
+            where: Host name of the scheduler's node, for errors.
+            timeout_s: Time that the scheduler has to answer a heartbeat, seconds.
+            signalled: Returns what signals have requested since the last call; see mpips.mpi.signals.
+        """
         self._endpoint = endpoint
         self._scheduler = scheduler
         self._where = where
@@ -109,23 +147,24 @@ class Client:
         self.state = "starting"
         self.clock = 0
         self.cut = PendingCut()
-        self.on_cut: Callable[[ToServer], None] | None = None
-        self.signalled: Callable[[], Ask | None] = lambda: None
-        self.figures: Callable[[], Figures | None] = lambda: None
-        self.aside: Callable[[], str] = lambda: ""
-        self.beside: Callable[[], None] = lambda: None
+        self._signalled = signalled
+        self._work = RoleWork()
+
+    def begin(self, work: RoleWork) -> None:
+        """Serve the work of this rank's role from here on. Called once, when the role's parts exist."""
+        self._work = work
 
     def hurry(self) -> None:
-        """Let the next `poll` look at once."""
+        """Make the next `poll` look for messages, however short the time since the last one."""
         self._next_poll = 0.0
 
     def poll(self) -> None:
-        """Take messages, give a heartbeat when it is time. Cheap; call it often.
+        """Receive messages, and send a heartbeat when one is due. Does not block; cheap, so call it often.
 
         Raises:
-            StallError: The scheduler has been silent for too long.
-            ProtocolError: A message that the scheduler does not send.
-            LeavingError: The job ends here, by request.
+            StallError: The scheduler has not answered a heartbeat for `timeout_s`.
+            ProtocolError: The scheduler sent a message of a wrong type.
+            LeavingError: The scheduler ended the job after a requested checkpoint.
         """
         now = time.monotonic()
         if now < self._next_poll:
@@ -133,24 +172,27 @@ class Client:
         self._next_poll = now + POLL_INTERVAL_S
         for _, message in self._endpoint.receive():
             self._take(message)
-        ask = self.signalled()
+        # Pass on what signals have requested.
+        ask = self._signalled()
         if ask is not None:
             self.tell(ask)
+        # Send a heartbeat. The scheduler answers each; its silence counts from the first unanswered one.
         if now >= self._next_beat and self.final_statistics is None:
             self._endpoint.send(self._scheduler, self.heartbeat())
             self._next_beat = now + self._beat_s
-            self.beside()
+            self._work.each_heartbeat()
             if self._waiting_since is None:
                 self._waiting_since = now
         if self._waiting_since is not None and now - self._waiting_since > self._timeout_s:
             raise StallError(
                 f"the scheduler (rank {self._scheduler} on {self._where}) has not answered for "
-                f"{now - self._waiting_since:.1f} s"
+                f"{now - self._waiting_since:.1f} s; look at that rank's log and host"
             )
 
     def heartbeat(self) -> Heartbeat:
-        """What this rank does now."""
-        return Heartbeat(self.aside() or self.state, self.clock, self.figures())
+        """Return the heartbeat of this moment."""
+        work = self._work
+        return Heartbeat(work.activity() or self.state, self.clock, work.figures())
 
     def _take(self, message: Message) -> None:
         self._waiting_since = None
@@ -165,42 +207,54 @@ class Client:
         elif isinstance(message, Propose | Commit | Abandon | Write):
             self._take_cut(message)
         elif not isinstance(message, Pong):
-            raise ProtocolError(f"the scheduler sent an unexpected {type(message).__name__}")
+            raise ProtocolError(
+                f"the scheduler sent an unexpected {type(message).__name__}; run the same mpips on all "
+                "ranks (check by `mpips doctor --mpi`)"
+            )
 
     def _take_cut(self, message: Propose | Commit | Abandon | Write) -> None:
-        if self.on_cut is not None and not isinstance(message, Propose):
-            self.on_cut(message)
+        if self._work.take_cut is not None and not isinstance(message, Propose):
+            self._work.take_cut(message)
         elif not isinstance(message, Write):
             answer = self.cut.take(message, self.clock)
             if answer is not None:
                 self.tell(answer)
 
     def tell(self, message: Message) -> None:
-        """Send the scheduler a message; returns at once."""
+        """Send a message to the scheduler; return at once."""
         if isinstance(message, Ask):
             message = message.across(time.monotonic())
         self._endpoint.send(self._scheduler, message)
 
     def contribute(self, name: str, payload: bytes, everyone: bool) -> None:
-        """Give this worker's part of a gather; returns at once."""
+        """Send this worker's part of a gather; return at once.
+
+        Args:
+            name: Name of the gather, unique in the run.
+            payload: This worker's part.
+            everyone: True: all workers receive the parts; False: only worker 0.
+        """
         self._endpoint.send(self._scheduler, Contribution(name, payload, everyone))
 
     def take_gathered(self, name: str) -> list[bytes] | None:
-        """All workers' parts if they are in."""
+        """Return and forget the parts of a gather by worker index, or None if they have not arrived."""
         return self._gathered.pop(name, None)
 
     def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
-        """Tell the scheduler of progress; returns at once."""
+        """Send the scheduler this worker's progress since its last report; return at once."""
         self._endpoint.send(self._scheduler, Report(epoch, step, samples, loss_sum, self.clock))
 
     def done(self, statistics: bytes) -> None:
-        """Say that this rank has finished its part."""
+        """Send the scheduler that this rank has finished, with its statistics as JSON."""
         self._endpoint.send(self._scheduler, Done(statistics))
 
     def fail(self, message: str, exit_code: int, patience_s: float) -> None:
-        """Tell the scheduler that this rank cannot go on, and let it end the job.
+        """Report an error of this rank to the scheduler, which then ends the job. Blocking.
 
-        Returns after `patience_s` if the scheduler did not.
+        Args:
+            message: The error.
+            exit_code: Exit code of the job.
+            patience_s: Seconds that the scheduler has; the call returns after them if the job still runs.
         """
         self._endpoint.send(self._scheduler, Failure(message, exit_code))
         end = time.monotonic() + patience_s

@@ -1,12 +1,13 @@
-"""SIGUSR1 before anybody can act on it: remembered from the first line of a command on.
+"""Handlers of SIGUSR1 and SIGUSR2 from the first line of a command on.
 
-Untouched, SIGUSR1 and SIGUSR2 end a process, and loading numpy and MPI takes seconds in which a launcher may
-pass one on. As soon as `python -m mpips` or the command `mpips` begins, SIGUSR1 is noted here, until the
-job is at work and asks for what has come (see mpips.mpi.signals), and SIGUSR2 shows the stacks of all
-threads. Whoever merely imports mpips keeps the signals as they are.
+By default SIGUSR1 and SIGUSR2 end a process. Loading numpy and MPI takes seconds, in which a launcher may
+pass one of them on. So as soon as `python -m mpips` or the command `mpips` starts, the handler stores the
+time of a SIGUSR1 until the job is at work and takes it (see mpips.mpi.signals), and SIGUSR2 writes the stacks
+of all threads. A program that only imports mpips has its signals unchanged.
 
-One note for the whole process, as the signal is: written by the handler, taken by the main thread, which is
-the one that runs handlers, between two of its instructions.
+There is one stored time for the whole process, because a signal goes to the whole process. The handler writes
+it, and the main thread takes it. Python runs handlers in the main thread, between two of its instructions, so
+the two never run at the same time.
 """
 
 from __future__ import annotations
@@ -24,18 +25,23 @@ _noted = [0.0]
 
 
 def note(number: int, frame: FrameType | None) -> None:
-    """The handler: remember when SIGUSR1 came."""
+    """Store the time of a SIGUSR1; this is its handler."""
     _noted[0] = time.monotonic()
 
 
 def take() -> float:
-    """When SIGUSR1 came, by the monotonic clock, if it came since the last call; else 0."""
+    """Return and clear the monotonic time of the last SIGUSR1; 0 if none came since the last call."""
     at, _noted[0] = _noted[0], 0.0
     return at
 
 
 def is_command(argv: Sequence[str], original: Sequence[str]) -> bool:
-    """Whether this process is a command of mpips; `original` is what the interpreter was given."""
+    """Return True if this process is a command of mpips.
+
+    Args:
+        argv: `sys.argv`.
+        original: `sys.orig_argv`, the interpreter's own arguments.
+    """
     first = argv[0] if argv else ""
     if first == "-m":
         at = original.index("-m") if "-m" in original else len(original)
@@ -44,7 +50,7 @@ def is_command(argv: Sequence[str], original: Sequence[str]) -> bool:
 
 
 def begin() -> None:
-    """Take note of SIGUSR1 and show stacks on SIGUSR2 from here on, where this process is a command."""
+    """Install the handlers of SIGUSR1 and SIGUSR2 if this process is a command of mpips."""
     if not is_command(sys.argv, sys.orig_argv):
         return
     if threading.current_thread() is threading.main_thread():
@@ -53,7 +59,7 @@ def begin() -> None:
 
 
 def again() -> None:
-    """Set the handler of SIGUSR1 once more: MPICH puts its own in its place when it starts."""
+    """Install the handler of SIGUSR1 once more, because MPICH replaces it when it starts."""
     handler = signal.getsignal(signal.SIGUSR1)
     if callable(handler) and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGUSR1, handler)

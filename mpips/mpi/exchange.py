@@ -1,4 +1,4 @@
-"""Collective exchange of small values at start-up, as msgpack and never pickled."""
+"""Collective exchange of small values at start-up, encoded with msgpack, never pickled."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from mpi4py import MPI
 def exchange(
     comm: MPI.Intracomm, value: Any, wait: Callable[[MPI.Request], object] = MPI.Request.Wait
 ) -> list[Any]:
-    """Everyone's value by rank. Collective over `comm`, blocking; start-up and shutdown only.
+    """Return the values of all ranks, by rank. Collective over `comm`, blocking; start-up and shutdown only.
 
     Args:
-        value: Anything that msgpack holds: numbers, text, bytes, lists, dicts, None.
-        wait: Waits for a request; see `mpips.mpi.attendance`.
+        comm: Communicator of the ranks that take part.
+        value: Anything that msgpack can encode: numbers, text, bytes, lists, dicts, None.
+        wait: Waits for a request, for example with a time limit; see `mpips.mpi.attendance`.
     """
+    # Exchange the lengths first, then all values in one buffer.
     mine = np.frombuffer(msgspec.msgpack.encode(value), np.uint8)
     counts = np.empty(comm.Get_size(), np.int64)
     wait(comm.Iallgather(np.array([mine.size], np.int64), counts))

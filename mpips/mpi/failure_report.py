@@ -1,10 +1,13 @@
-"""What a rank of a supervised run leaves behind: its log, and its last words when it fails.
+"""The log of a rank of a supervised run, and the failure report that it writes when it fails.
 
-`begin` sends stderr of the process, native code's too, into the rank's log under the run directory, where
-it stays whatever becomes of the launcher; rank 0 goes on speaking to the terminal as well. A fatal signal and
-SIGUSR2 write the stacks of all threads there. A rank that fails on its own account says so in a small
-file, once: the first words count, since what fails later may only be a consequence. A rank that is killed
-says nothing; the launcher or its silence tells of it. Without a supervisor nothing here does anything.
+`begin` redirects stderr of the process, native code included, into the rank's log in the run directory. The
+log exists independently of the launcher. Rank 0 writes to the terminal as well. A fatal signal and SIGUSR2
+write the stacks of all threads into the log.
+
+A rank that fails by itself writes one small file, its failure report. Only the first report of a process is
+written, since a later failure may be a consequence of the first. A rank that is killed writes none: the
+supervisor learns of it from the launcher, or because the rank's heartbeats end. Without a supervisor nothing
+here has an effect.
 """
 
 from __future__ import annotations
@@ -30,22 +33,30 @@ from mpips.errors import ConfigError, MpipsError
 from mpips.mpi.launch import launched_rank
 from mpips.rundir import directory
 
-LEAVING = "Leaving"  # kind of the words of a rank that ends after a durable checkpoint, by request
+LEAVING = (
+    "Leaving"  # `kind` of the report of a rank that ends on request after a durable checkpoint
+)
 
 
 class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a rank failed, as it or the scheduler saw it.
+    """The reason for which a rank failed, written by that rank or by the scheduler.
 
     Attributes:
-        rank, host, pid: Of the process that wrote this.
-        about: Rank that failed; another than `rank` where the scheduler speaks of a silent one.
+        rank: Rank of the process that wrote this report.
+        about: Rank that failed; differs from `rank` where the scheduler reports a silent rank.
+        host: Host name of the process that wrote this report.
+        pid: Its process id.
         kind: Name of the exception's type.
-        exit_code: That the job ends with.
-        time_s: Unix time.
-        up_s: Seconds since the host was started, which no setting of its wall clock changes; 0: unknown.
-        secondary: A consequence of something else: another rank's failure, a signal from outside.
-        role, clock: Of the failed rank; "" and -1 before it had any.
-        state: What it was doing.
+        message: Message of the exception.
+        exit_code: Exit code of the job.
+        time_s: Unix time of the report, seconds.
+        traceback: Traceback of an unplanned exception; "" for an error of mpips.
+        role: Role of the failed rank; "" before it had one.
+        state: Activity of the failed rank.
+        clock: Clock of the failed rank; -1 before it had one.
+        secondary: True if the failure is a consequence of something else: another rank's failure, or a
+            signal from outside.
+        up_s: Seconds since the host's start, which no setting of its wall clock changes; 0: unknown.
     """
 
     rank: int
@@ -64,10 +75,10 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
     up_s: float = 0.0
 
 
-class _Speech(io.TextIOBase):
-    """Text for the log, and of rank 0 for the terminal as well.
+class _Tee(io.TextIOBase):
+    """A text stream that writes to the log, and on rank 0 to the terminal as well.
 
-    The log's disk may be full, and whoever read the terminal be gone: no reason to end a training.
+    Errors of writing are ignored: a full disk or a closed terminal must not end a training.
     """
 
     def __init__(self, *ways: TextIO) -> None:
@@ -92,10 +103,13 @@ class _Speech(io.TextIOBase):
 
 
 class _ReportWriter:
-    """This process as a rank of a supervised run."""
+    """Writes the log and the failure report of this process, a rank of a supervised run."""
 
     def __init__(self, logs: Path) -> None:
-        """Make the log and turn stderr to it.
+        """Create the log and redirect stderr to it.
+
+        Args:
+            logs: Folder of the attempt's logs.
 
         Raises:
             ConfigError: The run directory cannot be written from here.
@@ -104,7 +118,7 @@ class _ReportWriter:
         self._rank = launched_rank()
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._spoken = False
+        self._written = False
         try:
             fd = os.open(
                 logs / f"rank-{self._rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
@@ -114,16 +128,17 @@ class _ReportWriter:
                 f"{logs}: cannot be written on {socket.gethostname()}: {error.strerror}; the run "
                 "directory must lie on a file system that all nodes share"
             ) from None
+        # Replace descriptor 2, so that native code and child processes write to the log, too.
         terminal = os.dup(2)
         sys.stderr.flush()
         os.dup2(fd, 2)
         os.close(fd)
         log = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
         if self._rank == 0:
-            speaker = os.fdopen(terminal, "w", buffering=1, encoding="utf-8", errors="replace")
-            sys.stderr = _Speech(log, speaker)
+            shown = os.fdopen(terminal, "w", buffering=1, encoding="utf-8", errors="replace")
+            sys.stderr = _Tee(log, shown)
         else:
-            sys.stderr = _Speech(log)
+            sys.stderr = _Tee(log)
             os.close(terminal)
         faulthandler.enable(log)
         faulthandler.register(signal.SIGUSR2, log, all_threads=True)
@@ -133,22 +148,22 @@ class _ReportWriter:
         self, kind: type[BaseException], error: BaseException, tb: TracebackType | None
     ) -> None:
         if not isinstance(error, KeyboardInterrupt):
-            self.say(fields_of(error))
+            self.write(fields_of(error))
         sys.__excepthook__(kind, error, tb)
 
-    def say(self, fields: dict[str, Any]) -> None:
-        """Write last words, if this process has not yet. Called by the main thread or the watchdog.
+    def write(self, fields: dict[str, Any]) -> None:
+        """Write the failure report, unless this process has written one. Main thread or watchdog.
 
-        A forked child has none: the end of a child is not the end of the rank.
+        A forked child writes none, because its end is not the end of the rank.
         """
         if os.getpid() != self._pid:
             return
         with self._lock:
-            if self._spoken:
+            if self._written:
                 return
-            self._spoken = True
+            self._written = True
         filled: dict[str, Any] = {"about": self._rank, "exit_code": 1, **fields}
-        words = FailureReport(
+        report = FailureReport(
             rank=self._rank,
             host=socket.gethostname(),
             pid=os.getpid(),
@@ -157,9 +172,11 @@ class _ReportWriter:
             **filled,
         )
         try:
-            directory.replace_json(self._logs / f"words-{self._rank}.json", words)
+            directory.replace_json(self._logs / f"words-{self._rank}.json", report)
         except OSError as error:
-            print(f"mpips: last words not written: {error}", file=sys.stderr, flush=True)
+            print(
+                f"mpips: the failure report was not written: {error}", file=sys.stderr, flush=True
+            )
 
 
 @functools.cache
@@ -169,16 +186,16 @@ def _report_writer() -> _ReportWriter | None:
 
 
 def begin() -> None:
-    """Turn this process's stderr into its log, if it is a rank of a supervised run; once.
+    """Redirect this process's stderr into its log if it is a rank of a supervised run; works once.
 
     Raises:
-        ConfigError: The run directory is none, or cannot be written from here.
+        ConfigError: The environment names no valid run directory, or it cannot be written from here.
     """
     _report_writer()
 
 
 def fields_of(error: BaseException) -> dict[str, Any]:
-    """Kind, message, traceback and exit code of an exception, as fields of `FailureReport`."""
+    """Return kind, message, traceback and exit code of an exception as fields of `FailureReport`."""
     planned = isinstance(error, MpipsError)
     text = "" if planned else "".join(traceback.format_exception(error)).rstrip()
     return {
@@ -190,11 +207,11 @@ def fields_of(error: BaseException) -> dict[str, Any]:
 
 
 def write(**fields: Any) -> None:
-    """Leave last words, if this process is a rank of a supervised run and has left none.
+    """Write the failure report of this process, once, if it is a rank of a supervised run.
 
     Args:
-        **fields: Of `FailureReport`; what concerns this process is filled in.
+        **fields: Fields of `FailureReport`; those that describe this process are filled in.
     """
     with contextlib.suppress(ConfigError):
         if (writer := _report_writer()) is not None:
-            writer.say(fields)
+            writer.write(fields)

@@ -1,4 +1,4 @@
-"""How this process was started, and getting MPI ready for it. No MPI is touched at import."""
+"""The launcher's description of this process, and the start of MPI. Importing this module loads no MPI."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from mpips.rundir.directory import RUN_DIR
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-_FIRST_VOICE_S = 2.0
-_IMPORTS_S = 60.0  # by which ranks may differ that load programs from a busy disk
-# (size, rank) as launchers put them into the environment, most specific first.
+_RANK_0_FIRST_S = 2.0  # s that rank 0 has to print an error before other ranks print theirs
+_IMPORTS_S = 60.0  # s by which the imports of ranks may differ where programs load from a busy disk
+# Environment variables in which launchers give (size, rank), most specific first.
 _SIZE_RANK = (
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     ("PMI_SIZE", "PMI_RANK"),
@@ -28,7 +28,7 @@ _SIZE_RANK = (
 
 
 def launched_size(env: Mapping[str, str] = os.environ) -> int:
-    """Number of ranks that a launcher says it started; 1 without a launcher."""
+    """Return the number of ranks that the launcher started; 1 without a launcher. Needs no MPI."""
     for size, _ in _SIZE_RANK:
         if env.get(size, "").isdigit():
             return int(env[size])
@@ -38,7 +38,7 @@ def launched_size(env: Mapping[str, str] = os.environ) -> int:
 
 
 def launched_rank(env: Mapping[str, str] = os.environ) -> int:
-    """Rank that a launcher says this process has; 0 without a launcher. Needs no MPI."""
+    """Return the rank that the launcher gave this process; 0 without a launcher. Needs no MPI."""
     for _, rank in _SIZE_RANK:
         if env.get(rank, "").isdigit():
             return int(env[rank])
@@ -48,9 +48,9 @@ def launched_rank(env: Mapping[str, str] = os.environ) -> int:
 
 
 def lonely_tasks(env: Mapping[str, str] = os.environ) -> int:
-    """Tasks that srun started without any MPI between them; 1 wherever a launcher speaks for MPI.
+    """Return the number of tasks that srun started without MPI between them; 1 with any other launcher.
 
-    Each of them would be rank 0 of 1, and all of them would do, and write, the same.
+    Each of these tasks would be rank 0 of 1, and all of them would train alike and write the same files.
     """
     known = any(env.get(name, "").isdigit() for pair in _SIZE_RANK for name in pair)
     if known or "SLURM_STEP_ID" not in env:
@@ -60,22 +60,22 @@ def lonely_tasks(env: Mapping[str, str] = os.environ) -> int:
 
 
 def refuse_lonely_tasks(env: Mapping[str, str] = os.environ) -> None:
-    """Do not let N copies of a job run where one on N ranks is meant.
+    """Raise CapabilityError where srun would run N copies of a job instead of one job on N ranks.
 
     Raises:
-        CapabilityError: srun started several tasks without MPI; says how to start them instead.
+        CapabilityError: srun started several tasks without MPI.
     """
     n = lonely_tasks(env)
     if n > 1:
         raise CapabilityError(
             f"srun started {n} tasks without MPI between them: each would be rank 0 of 1 and train alone; "
-            f"use srun --mpi=pmix (srun --mpi=list says what there is) or mpirun -n {n}, or -n 1 for "
+            f"use srun --mpi=pmix (srun --mpi=list shows the choices) or mpirun -n {n}, or -n 1 for "
             "one process"
         )
 
 
 def local_size(env: Mapping[str, str] = os.environ) -> int:
-    """Ranks on this node as the launcher says; 1 if it does not say."""
+    """Return the launcher's number of ranks on this node; 1 if it gives none."""
     for name in ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"):
         if env.get(name, "").isdigit():
             return int(env[name])
@@ -83,61 +83,61 @@ def local_size(env: Mapping[str, str] = os.environ) -> int:
 
 
 def mpi_is_up() -> bool:
-    """Whether this process has initialised MPI."""
+    """Return True if this process has initialised MPI."""
     module = sys.modules.get("mpi4py.MPI")
     return module is not None and bool(module.Is_initialized())
 
 
 def print_error(message: str) -> None:
-    """Print an error that ends this launch, with a line about what the launcher adds to it."""
+    """Print an error that ends this launch, and a line about the launcher's own messages after it."""
     print(f"mpips: error: {message}", file=sys.stderr, flush=True)
     explain_launcher()
 
 
 def explain_launcher(env: Mapping[str, str] = os.environ) -> None:
-    """Say once, below an error, that a launcher's report of the end holds nothing new.
+    """Print, below an error, that the launcher's message about the end contains nothing new.
 
-    Open MPI prints it whenever a rank ends with a code, and no setting turns it off. `mpips run` keeps it in
-    launcher.log.
+    Open MPI prints that message whenever a rank exits with a code other than 0, and no setting turns it off.
+    `mpips run` writes it to launcher.log instead.
     """
     if launched_size(env) > 1 and RUN_DIR not in env:
         print(
-            "mpips: what the launcher prints after this only says that it ended the ranks",
+            "mpips: what the launcher prints after this only reports that it ended the ranks",
             file=sys.stderr,
             flush=True,
         )
 
 
 def say_and_exit(message: str, code: int) -> NoReturn:
-    """End this rank with an error that the others probably have, too: rank 0 says it.
+    """End this rank with an error that the other ranks probably have, too; rank 0 prints it.
 
-    Once MPI is up, ranks have agreed on such an error and leave MPI together. Before that, the others give
-    rank 0 the time to speak: a launcher ends all ranks as soon as one has failed. Whoever is still there
-    then is alone with its error, and says it.
+    Once MPI is up, the ranks have agreed on such an error and leave MPI together. Before that, the other
+    ranks first wait a moment: if rank 0 has the error as well, it prints it and exits, and the launcher then
+    ends all ranks. A rank that still runs after the wait is the only one with this error, and prints it.
     """
     rank = launched_rank()
     if rank != 0 and mpi_is_up():
         sys.exit(code)
     if rank != 0:
-        time.sleep(_FIRST_VOICE_S)
+        time.sleep(_RANK_0_FIRST_S)
         message = f"rank {rank}: {message}"
     print_error(message)
     sys.exit(code)
 
 
 def n_cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def asked_threads(env: Mapping[str, str] = os.environ) -> int:
-    """Threads of linear algebra that the user wants in each process; 0: has not said."""
+    """Return the number of threads that the user set by OMP_NUM_THREADS; 0: not set."""
     first = env.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(first) if first.isdigit() else 0
 
 
 def node_cores() -> int:
-    """Cores of this node that are online, whatever this process is bound to."""
+    """Return the number of cores of this node that are online, independent of this process's binding."""
     return os.cpu_count() or 1
 
 
@@ -147,29 +147,37 @@ def _has_infiniband() -> bool:
 
 
 def start_limit(timeout_s: float) -> float:
-    """Seconds that the start of MPI may take in a job of this `timeout_s`: ranks come to it from imports."""
+    """Return the seconds that the start of MPI may take in a job with this `timeout_s`.
+
+    It is at least a minute, because ranks come to the start of MPI from imports.
+    """
     return max(timeout_s, _IMPORTS_S)
 
 
 def load_mpi(limit_s: float = float("inf")) -> MPI.Intracomm:
-    """Initialise MPI (once) and return COMM_WORLD.
+    """Initialise MPI, once, and return COMM_WORLD.
 
-    Collective over all ranks of the launch. If one of them does not come within `limit_s`, this process
-    ends with code 124 and says which; see `mpips.mpi.siblings`.
+    Collective over all ranks of the launch, blocking. If a rank does not come within `limit_s`, this process
+    prints which and exits with code 124; see `mpips.mpi.siblings`.
+
+    Args:
+        limit_s: Seconds that the start of MPI may take; infinite: no limit.
 
     Raises:
         CapabilityError: The MPI library cannot be loaded, or it sees fewer ranks than were started.
     """
-    # Windows over TCP need the one-sided component without UCX where there is no such network, and
-    # a thread level below MULTIPLE on Open MPI 4.
+    # Leave UCX out where there is no InfiniBand: windows over TCP need another one-sided component of Open
+    # MPI. On Open MPI 4 they need a thread level below MULTIPLE, too.
     if not _has_infiniband():
         os.environ.setdefault("OMPI_MCA_osc", "^ucx")
+    # Let waiting ranks yield where a node has more ranks than cores.
     if local_size() > node_cores():
         os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     import mpi4py
 
     from mpips.mpi.siblings import bounded_start
 
+    # Finalise MPI here and not by mpi4py, whose hook at exit would also run in forked children.
     mpi4py.rc.thread_level = "serialized"
     if "mpi4py.MPI" not in sys.modules:
         mpi4py.rc.finalize = False
@@ -196,7 +204,7 @@ def load_mpi(limit_s: float = float("inf")) -> MPI.Intracomm:
 
 
 def mpi_version() -> str:
-    """Name and version of the MPI library, if this process has loaded one; "" otherwise."""
+    """Return name and version of the MPI library if this process has loaded one; "" otherwise."""
     module = sys.modules.get("mpi4py.MPI")
     if module is None:
         return ""

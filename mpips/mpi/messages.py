@@ -1,6 +1,6 @@
-"""What ranks and the scheduler tell each other: small msgpack values, never pickled.
+"""Control messages between ranks and the scheduler: small values, encoded with msgpack, never pickled.
 
-Control messages carry no gradients and no parameters; their number per step is zero.
+Control messages carry no gradients and no parameters, and a training step as such sends none.
 """
 
 from __future__ import annotations
@@ -9,18 +9,19 @@ import msgspec
 
 
 class Figures(msgspec.Struct, array_like=True):
-    """What a rank has counted since its start; for people.
+    """Counts of a rank since its start, which the terminal and the run's files show.
 
     Attributes:
-        at: Its monotonic clock, seconds.
-        samples: Trained on (workers).
-        records: Written to rings (workers), consumed (servers).
-        pushed_bytes: Of updates sent (workers), of records taken (servers).
-        pulled_bytes: Of values fetched (workers), of rows answered (servers).
-        judged, staleness_sum: Updates whose fate is known, and their staleness, summed.
-        max_staleness: Of one update.
-        queue: Records in rings that are not consumed yet.
-        memory_bytes: Of shards and rings (servers).
+        at: Monotonic clock of the rank, seconds.
+        samples: Number of samples trained on (workers).
+        records: Number of records written to rings (workers) or consumed (servers).
+        pushed_bytes: Bytes of updates sent (workers), or of records consumed (servers).
+        pulled_bytes: Bytes of values fetched (workers), or of rows sent as replies (servers).
+        judged: Number of updates that have been applied, rejected or discarded as late.
+        staleness_sum: Sum of the staleness of these updates, clocks.
+        max_staleness: Largest staleness of one update, clocks.
+        queue: Number of records in rings that are not consumed yet.
+        memory_bytes: Bytes of shards and rings (servers).
     """
 
     at: float = 0.0
@@ -36,7 +37,7 @@ class Figures(msgspec.Struct, array_like=True):
 
 
 class Heartbeat(msgspec.Struct, tag="beat"):
-    """A heartbeat, about once a second from every rank."""
+    """A heartbeat to the scheduler, about once a second from every rank."""
 
     state: str
     clock: int
@@ -48,7 +49,15 @@ class Pong(msgspec.Struct, tag="pong"):
 
 
 class Report(msgspec.Struct, tag="report"):
-    """Progress of a worker since its last report."""
+    """Progress of a worker since its last report.
+
+    Attributes:
+        epoch: Current epoch.
+        step: Current step.
+        samples: Number of samples since the last report.
+        loss_sum: Sum of the loss of these samples.
+        clock: Current clock of the worker.
+    """
 
     epoch: int
     step: int
@@ -58,7 +67,13 @@ class Report(msgspec.Struct, tag="report"):
 
 
 class Evaluated(msgspec.Struct, tag="evaluated"):
-    """Metrics of the test data when so many epochs of the run were done; from worker 0."""
+    """Metrics of the test data, from worker 0.
+
+    Attributes:
+        epochs: Number of epochs of the run that were done.
+        step: Step of the run.
+        metrics: Values by name.
+    """
 
     epochs: int
     step: int
@@ -66,9 +81,12 @@ class Evaluated(msgspec.Struct, tag="evaluated"):
 
 
 class Contribution(msgspec.Struct, tag="part"):
-    """A worker's part of a gather; `name` is unique in the run.
+    """A worker's part of a gather.
 
-    The whole goes to every worker, or to worker 0 alone.
+    Attributes:
+        name: Name of the gather, unique in the run.
+        payload: This worker's part.
+        everyone: True: all parts go to every worker; False: to worker 0 only.
     """
 
     name: str
@@ -77,47 +95,54 @@ class Contribution(msgspec.Struct, tag="part"):
 
 
 class Gathered(msgspec.Struct, tag="whole"):
-    """All workers' parts, by worker index."""
+    """The parts of all workers in a gather, by worker index."""
 
     name: str
     payloads: list[bytes]
 
 
 class Done(msgspec.Struct, tag="done"):
-    """A worker has finished, or a server has stopped; its statistics as JSON."""
+    """Sent when a worker has finished or a server has stopped, with its statistics as JSON."""
 
     statistics: bytes
 
 
 class Stop(msgspec.Struct, tag="stop"):
-    """To servers: all workers have finished."""
+    """Sent to servers when all workers have finished."""
 
 
 class Bye(msgspec.Struct, tag="bye"):
-    """To all: everything is in; leave. The collected statistics as JSON."""
+    """Sent to all ranks when all are done, so that they leave; with the statistics of all as JSON."""
 
     statistics: bytes
 
 
 class Leave(msgspec.Struct, tag="leave"):
-    """To all: the checkpoint after which the job was to end is durable; leave."""
+    """Sent to all ranks when the checkpoint is durable after which the job ends.
+
+    Attributes:
+        why: Reason for the end, for the error of each rank.
+    """
 
     why: str
 
 
 class Failure(msgspec.Struct, tag="fail"):
-    """A rank cannot go on. The scheduler prints it and ends the job with its exit code."""
+    """An error of a rank. The scheduler prints it and ends the job with this exit code."""
 
     message: str
     exit_code: int
 
 
 class Ask(msgspec.Struct, tag="ask"):
-    """To the scheduler: somebody wants a checkpoint now.
+    """A request to the scheduler for a checkpoint now.
 
-    `reason` is "call", "signal", "end" or "steps"; `at` is a time by the monotonic clock of this process, and
-    an age in seconds on the way to another; `clock` is the worker's; `why` names the signal. "end": the job
-    is to end when the checkpoint is written.
+    Attributes:
+        reason: "call", "signal", "steps", or "end": the job ends when the checkpoint is written.
+        at: Time of the request: monotonic seconds of this process; its age in seconds while it is sent to
+            another process, because processes on two nodes have no common clock.
+        clock: Clock of the worker that sends the request.
+        why: Name of the signal, if any.
     """
 
     reason: str
@@ -126,7 +151,7 @@ class Ask(msgspec.Struct, tag="ask"):
     why: str = ""
 
     def across(self, now: float) -> Ask:
-        """Return the message as it is sent to another process, or as it was before it was sent.
+        """Return the message with `at` turned from a time into an age before it is sent, and back after it.
 
         Args:
             now: Monotonic time of the process that sends or receives it.
@@ -135,14 +160,20 @@ class Ask(msgspec.Struct, tag="ask"):
 
 
 class Propose(msgspec.Struct, tag="propose"):
-    """To workers: can you cut at this clock? A worker that can waits there for the decision."""
+    """A question to workers whether they can cut at this clock; a worker that can waits there for Commit."""
 
     id: int
     clock: int
 
 
 class Agreed(msgspec.Struct, tag="agreed"):
-    """A worker's answer: whether `clock`, where it is now, is still before the one proposed."""
+    """A worker's answer to Propose.
+
+    Attributes:
+        id: Number of the cut.
+        ok: True if the worker can cut at the proposed clock, because it has not reached it.
+        clock: Current clock of the worker.
+    """
 
     id: int
     ok: bool
@@ -150,25 +181,25 @@ class Agreed(msgspec.Struct, tag="agreed"):
 
 
 class Commit(msgspec.Struct, tag="commit"):
-    """To servers and workers: cut at the first tick at or after this clock."""
+    """An order to servers and workers to cut at the first tick at or after this clock."""
 
     id: int
     clock: int
 
 
 class Abandon(msgspec.Struct, tag="abandon"):
-    """To servers and workers: forget this cut; its records hold nothing."""
+    """An order to servers and workers to forget this cut; its records have no effect."""
 
     id: int
 
 
 class Waits(msgspec.Struct, tag="waits"):
-    """To the scheduler: a worker waits, and a committed cut has to do with it.
+    """Sent to the scheduler by a worker whose wait can delay a committed cut.
 
     Attributes:
         id: Number of the cut.
-        how: "before": in a gather, where it cannot write its cut record; "over": that gather has ended;
-            "behind": for a server, with its cut record written and not consumed.
+        how: "before": the worker waits in a gather, where it cannot write its cut record; "over": that
+            gather has ended; "behind": the worker waits for a server that has not consumed its cut record.
     """
 
     id: int
@@ -176,29 +207,36 @@ class Waits(msgspec.Struct, tag="waits"):
 
 
 class Taken(msgspec.Struct, tag="taken"):
-    """A server has its copy, or (not `ok`) has held rings for too long without coming to it."""
+    """Sent by a server when it has its copy, or, with `ok` False, when it cannot have one.
+
+    Attributes:
+        id: Number of the cut.
+        ok: True if the server has its copy.
+        why: The reason if not; "": it has held rings for too long.
+    """
 
     id: int
     ok: bool
+    why: str = ""
 
 
 class Write(msgspec.Struct, tag="write"):
-    """To servers: all have their copies; write them."""
+    """An order to servers to write their copies, because all of them have one."""
 
     id: int
 
 
-LAST = 0  # stands for the checkpoint at the end of a job, which is no cut
+LAST = 0  # `Saved.id` of the checkpoint at the end of a job, which needs no cut
 
 
 class Saved(msgspec.Struct, tag="saved"):
-    """The end of a cut on one server, or, with id LAST, why the checkpoint at the end must wait.
+    """The end of a cut on one server; with id LAST, the reason for which the last checkpoint must wait.
 
     Attributes:
         id: Number of the cut, or LAST.
-        path: Of the checkpoint, which is durable; "" if there is none.
-        error: Why there is none; "" if there is one.
-        note: What failed after the checkpoint was durable; "" if nothing did.
+        path: Path of the checkpoint, which is durable; "" if there is none.
+        error: Reason for which there is none; "" if there is one.
+        note: Failure after the checkpoint was durable; "" if there was none.
     """
 
     id: int

@@ -1,4 +1,4 @@
-"""The command and the environment with which mpirun starts ranks on this machine."""
+"""The command and the environment that start ranks on this machine by mpirun."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def find_mpirun() -> str:
 
 
 def mpi_environment() -> dict[str, str]:
-    """Return this process's environment with what Open MPI requires of root, and one OpenMP thread a rank."""
+    """Return this process's environment for ranks: Open MPI may run as root, one OpenMP thread each."""
     env = dict(os.environ)
     if os.geteuid() == 0:
         for name in ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT"):

@@ -1,4 +1,4 @@
-"""What a worker remembers between the scheduler's word about a cut and the cut."""
+"""The state of a worker between the scheduler's message about a cut and the cut itself."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from mpips.mpi.messages import Abandon, Agreed, Commit, Propose
 
 
 class PendingCut:
-    """What a worker has been told of a cut and has not done yet.
+    """The cut that a worker has still to do.
 
     Attributes:
-        pending: The proposal it has agreed to, or what it was told to do; None: nothing.
-        finished: True from when the worker leaves: then it is ready for any cut.
+        pending: The proposal to which the worker has agreed, or the order to cut; None: no cut is pending.
+        finished: True once the worker leaves. It then agrees to any cut.
     """
 
     def __init__(self) -> None:
-        """Nothing yet."""
+        """Start without a cut."""
         self.pending: Propose | Commit | None = None
         self.finished = False
 
     def take(self, message: Propose | Commit | Abandon, clock: int) -> Agreed | None:
-        """Take a message to a worker at this clock; returns the answer, if it is a question."""
+        """Process a message to a worker at this clock; return the answer to a proposal, else None."""
         if isinstance(message, Abandon):
             if self.pending is not None and self.pending.id <= message.id:
                 self.pending = None
@@ -27,7 +27,7 @@ class PendingCut:
         if isinstance(message, Commit):
             self.pending = None if self.finished else message
             return None
-        # A clock that has been reached cannot be cut at any more.
+        # Agree only to a clock that the worker has not reached.
         ok = self.finished or clock < message.clock
         self.pending = message if ok and not self.finished else None
         return Agreed(message.id, ok, clock)

@@ -1,4 +1,4 @@
-"""Which rank is what: one scheduler, some servers, the rest workers. Pure arithmetic, no MPI."""
+"""The roles of ranks: one scheduler, some servers, the rest workers. Pure arithmetic, no MPI."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpips.errors import ConfigError
+from mpips.terminal.table import text_table
 
 SCHEDULER = "scheduler"
 SERVER = "server"
@@ -31,7 +32,7 @@ class Assignment:
     workers: tuple[int, ...]
 
     def remote_workers(self, transport: str) -> list[list[int]]:
-        """For each server the workers that are not to reach it by shared memory."""
+        """Return, for each server, the indices of the workers that do not use its shared memory."""
         forced = transport in ("rma", "p2p")
         return [
             [w for w, r in enumerate(self.workers) if forced or self.node_of[r] != self.node_of[s]]
@@ -39,7 +40,7 @@ class Assignment:
         ]
 
     def roles_of(self, rank: int) -> str:
-        """The role of a rank as text; "scheduler+server" where it has both."""
+        """Return the roles of a rank as text, such as "worker 2" or "scheduler + server 0"."""
         names = [SCHEDULER] if rank == self.scheduler else []
         if rank in self.servers:
             names.append(f"{SERVER} {self.servers.index(rank)}")
@@ -48,17 +49,18 @@ class Assignment:
         return " + ".join(names)
 
     def describe(self) -> str:
-        """A table role/rank/node for people."""
+        """Return a table of roles, ranks and nodes as text."""
         rows = [("role", "rank", "node")]
         rows += [(self.roles_of(r), str(r), self.node_names[n]) for r, n in enumerate(self.node_of)]
-        widths = [max(len(row[i]) for row in rows) for i in range(3)]
-        return "\n".join(
-            f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:<{widths[2]}}".rstrip() for a, b, c in rows
-        )
+        return "\n".join(text_table(rows, right=[1]))
 
 
 def default_servers(size: int, n_nodes: int) -> int:
-    """A quarter of the ranks, at least one, and one a node where there are ranks enough."""
+    """Return the default number of servers.
+
+    It is a quarter of the ranks, at least one, and at least one for each node where a node has three ranks or
+    more on average.
+    """
     if size < 4:
         return 1
     quarter = max(1, (size - 1) // 4)
@@ -66,10 +68,10 @@ def default_servers(size: int, n_nodes: int) -> int:
 
 
 def check_servers(n_servers: int, size: int) -> None:
-    """Refuse a number of servers that leaves no worker.
+    """Raise ConfigError if a number of servers leaves no worker.
 
     Raises:
-        ConfigError: Names the number of ranks and what it allows.
+        ConfigError: `n_servers` does not fit `size` ranks.
     """
     most = 1 if size <= 2 else size - 2
     if not 1 <= n_servers <= most:
@@ -82,7 +84,14 @@ def check_servers(n_servers: int, size: int) -> None:
 
 
 def shares(counts: Sequence[int], n_servers: int) -> list[int]:
-    """Servers per node in proportion to its ranks (largest remainder), never more than ranks."""
+    """Return the number of servers of each node, in proportion to its ranks and never more than its ranks.
+
+    Remainders are distributed by the largest-remainder method; ties go to the lower node.
+
+    Args:
+        counts: Number of ranks of each node that may be servers.
+        n_servers: Number of servers, at most the sum of `counts`.
+    """
     total = sum(counts)
     exact = [n_servers * c / total for c in counts]
     got = [min(int(e), c) for e, c in zip(exact, counts, strict=True)]
@@ -94,18 +103,22 @@ def shares(counts: Sequence[int], n_servers: int) -> list[int]:
 
 
 def assign(node_of: Sequence[int], node_names: Sequence[str], n_servers: int | None) -> Assignment:
-    """Give every rank its role, every node its share of servers.
+    """Return the roles of all ranks, with servers on all nodes in proportion to their ranks.
 
     Args:
         node_of: Node index of each rank, at least two ranks.
         node_names: Host name of each node.
         n_servers: Number of servers, or None for the default.
+
+    Raises:
+        ConfigError: `n_servers` does not fit the number of ranks.
     """
     size = len(node_of)
     n = default_servers(size, len(node_names)) if n_servers is None else n_servers
     check_servers(n, size)
     if size == 2:
         return Assignment(tuple(node_of), tuple(node_names), 0, (0,), (1,))
+    # Make the lowest ranks of each node servers. Rank 0 is the scheduler.
     free = [[r for r in range(1, size) if node_of[r] == k] for k in range(len(node_names))]
     servers: list[int] = []
     for ranks, count in zip(free, shares([len(f) for f in free], n), strict=True):

@@ -1,9 +1,10 @@
-"""The ranks of this launch on this node, as /proc shows them. No MPI, no communication.
+"""The ranks of this launch on this node, found in /proc without MPI and without messages.
 
-Before MPI is up nobody can be asked, and the start of MPI holds the interpreter's lock. So the wait for it
-is bounded by a thread without an interpreter (native/src/process/deadline.hpp), which in the end executes
-this module in place of the process. The name of that thread is what tells a rank that waits in the start
-of MPI from one that has not come: each rank writes it before it enters MPI, and everybody reads it.
+Before MPI is up, ranks cannot send messages, and the start of MPI holds the interpreter's lock. So a native
+thread without an interpreter bounds the start of MPI (native/src/process/deadline.hpp). When the time is
+over, it replaces the process by this module, by exec. The name of that thread in /proc distinguishes a rank
+that waits in the start of MPI from a rank that has not come to it: each rank sets the name before it enters
+MPI, and all ranks of the node read it.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from mpips.errors import StallError
 from mpips.mpi import failure_report, launch
 
 PROC = Path("/proc")
-_THREAD = "mpips-mpi-start"  # 15 bytes at most
-_LOOKS_S = 2.0  # between the first rank that leaves and the others of its node
-# What the ranks of a launch have in common in their environments.
+_THREAD = "mpips-mpi-start"  # at most 15 bytes, the kernel's limit for names of threads
+_LOOKS_S = 2.0  # s that the lowest waiting rank of a node has to report before the others do
+# Environment variables that are equal for all ranks of a launch.
 _LAUNCH = ("PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID", "PMI_SIZE")
 _STATES = {
     "T": "stopped by a signal",
@@ -34,7 +35,7 @@ _STATES = {
 
 
 def process_state(pid: int) -> str:
-    """What the kernel says of a process on this node, or "" if nothing worth telling."""
+    """Return the state of a process on this node if it explains a delay, such as "dead"; else ""."""
     try:
         stat = (PROC / f"{pid}/stat").read_text()
     except OSError:
@@ -44,10 +45,12 @@ def process_state(pid: int) -> str:
 
 @contextmanager
 def bounded_start(limit_s: float) -> Iterator[None]:
-    """Bound the start of MPI, which waits for all ranks: in the end this process says who is late, exit 124.
+    """Bound the time of the block, in which MPI starts and waits for all ranks.
+
+    If the block does not end in time, this process prints the late ranks and exits with code 124.
 
     Args:
-        limit_s: Seconds; infinite: not bounded.
+        limit_s: Seconds; infinite: no limit.
     """
     if limit_s == float("inf"):
         yield
@@ -61,7 +64,7 @@ def bounded_start(limit_s: float) -> Iterator[None]:
 
 
 def late_here() -> tuple[list[int], list[str]]:
-    """The ranks of this node: those that wait in the start of MPI, and a text for each that does not."""
+    """Return the ranks of this node that wait in the start of MPI, and a text for each rank that does not."""
     mine = _launch_of(os.environ)
     pids: dict[int, list[int]] = {}
     for folder in PROC.iterdir():
@@ -69,9 +72,10 @@ def late_here() -> tuple[list[int], list[str]]:
         if env and _launch_of(env) == mine and launch.launched_size(env) > 1:
             pids.setdefault(launch.launched_rank(env), []).append(int(folder.name))
     here = [r for r, own in pids.items() if any(p == os.getpid() or _waits(p) for p in own)]
+    # Describe each rank that is on this node and does not wait.
     late = []
     for rank in sorted(pids.keys() - set(here)):
-        # A rank's own process is the last of a chain of shells.
+        # Take the newest process: a rank may run below shells that have the same environment.
         pid = max(pids[rank])
         state = process_state(pid)
         late.append(f"rank {rank} (pid {pid} on {socket.gethostname()}{state and ', ' + state})")
@@ -83,7 +87,7 @@ def _launch_of(env: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """Of a process of this user; {} of another's."""
+    """Return the environment of a process of this user; {} for other processes."""
     with suppress(OSError):
         text = (folder / "environ").read_bytes().decode(errors="replace")
         return dict(pair.partition("=")[::2] for pair in text.split("\0") if "=" in pair)
@@ -91,8 +95,9 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def _waits(pid: int) -> bool:
+    """Return True if a process waits in the start of MPI, or has waited there until its time was over."""
     with suppress(OSError):
-        # A rank whose time is up executes this module.
+        # A rank whose time is over executes this module.
         if __spec__.name.encode() in (PROC / f"{pid}/cmdline").read_bytes().split(b"\0"):
             return True
         for thread in (PROC / f"{pid}/task").iterdir():
@@ -103,19 +108,21 @@ def _waits(pid: int) -> bool:
 
 
 def main(limit: str) -> int:
-    """Say which ranks have not come to the start of MPI; the exit code."""
+    """Print and report which ranks have not come to the start of MPI; return the exit code."""
     rank = launch.launched_rank()
     here, late = late_here()
+    # Let one rank of the node report; the launcher ends the others meanwhile.
     if here and rank != min(here):
-        time.sleep(_LOOKS_S)  # one voice a node; the launcher ends the others meanwhile
+        time.sleep(_LOOKS_S)
+    # Let a rank on another node report a late rank there; this node knows less of it.
     if not late:
-        # Where a late rank is on another node, one there says so at the same time.
         time.sleep(_LOOKS_S)
         ranks = ", ".join(map(str, here))
         late = [f"a rank on another node (all of {socket.gethostname()} have: {ranks})"]
     message = (
         f"rank {rank}: the start of MPI, where all ranks meet, has not returned for {limit} s; "
-        f"{', '.join(late)} {'has' if len(late) == 1 else 'have'} not come to it"
+        f"{', '.join(late)} {'has' if len(late) == 1 else 'have'} not come to it; look there for the "
+        "reason, or raise cluster.timeout_s if programs load slowly"
     )
     code = StallError.exit_code
     failure_report.write(kind="StallError", message=message, exit_code=code)

@@ -1,26 +1,30 @@
-"""What signals ask of a rank, from the start of a job to its end.
+"""Signals to a rank, and the requests that follow from them, from the start of a job to its end.
 
-    SIGUSR1           a checkpoint; what follows is the configuration's choice (`on_usr1`)
-    SIGTERM, SIGINT   the first: a checkpoint, then the end with 75, as far as there is somewhere to save to
-                      and time to do it; the second, or the end of that time: the end at once, 128 + number
-    SIGUSR2           the stacks of all threads
+    SIGUSR1           a checkpoint; the option `on_usr1` sets what follows
+    SIGTERM, SIGINT   the first: a checkpoint, then exit with code 75, if checkpoints are saved and there is
+                      time; the second, or the end of that time: exit at once with code 128 + number
+    SIGUSR2           the stacks of all threads are written
 
-Before a job is at work there is nothing to save: SIGTERM and SIGINT end it at once, SIGUSR1 is remembered.
+Before a job is at work there is nothing to save. SIGTERM and SIGINT then end it at once, and the time of a
+SIGUSR1 is stored until the job is at work.
 
-How much time there is depends on who sends the signal. srun, MPICH's mpirun and a shell leave `grace_s` to
-a rank. Open MPI's mpirun ends a job, for whatever reason, by SIGCONT, SIGTERM and SIGKILL, each 0.25 s
-(5.0) or a second (4.1) after the one before (measured): no time to save, hardly enough to clean up. So a rank
-of it to which SIGCONT has come shortly before ends at once. `mpips run` asks for the checkpoint itself, by
-SIGUSR1 and a file in the run directory, and waits; a rank of it that gets SIGTERM is being cleaned away
-and ends at once.
+The time that a rank has depends on the sender of the signal:
 
-Handlers run in the main thread, between two of its instructions; they take notes, or raise what unwinds the
-stack. Where the main thread is inside MPI they do not run: the watchdog's thread hears of SIGTERM and
-SIGINT by itself, keeps the time, sends the signal once more at its end, and ends the process if
-that did not help. It alone writes `expired`, before that second signal; both may note a SIGCONT, with
-about the same time.
+* srun, MPICH's mpirun and a shell leave `grace_s` to a rank.
+* Open MPI's mpirun ends a job, for any reason, by SIGCONT, SIGTERM and SIGKILL, each 0.25 s (Open MPI 5.0) or
+  1 s (4.1) after the one before (measured). This is too short to save, and hardly enough to clean up. So a
+  rank under Open MPI that gets SIGTERM shortly after SIGCONT ends at once.
+* `mpips run` requests the checkpoint itself, by SIGUSR1 and a file in the run directory, and waits for it. A
+  rank that gets SIGTERM under `mpips run` is being removed, and ends at once.
 
-A forked child gets the handlers back that were there before, but for that of SIGUSR1
+Python runs handlers in the main thread, between two of its instructions. They store what came, or raise an
+exception that unwinds the stack. While the main thread is inside MPI they do not run. For that case the
+watchdog's thread receives SIGTERM and SIGINT separately and measures the time. When the time is over it sends
+the signal once more, and ends the process if that has no effect. Only the watchdog's thread writes `expired`,
+before it sends that second signal. Both threads may store the time of a SIGCONT; the two values are about
+equal, so their order does not matter.
+
+A forked child gets the handlers back that were there before, except the one of SIGUSR1
 (see mpips.process.forked).
 """
 
@@ -42,40 +46,45 @@ from mpips.mpi.messages import Ask
 from mpips.process import forked
 from mpips.rundir.directory import Supervised
 
-ONE_SIGNAL_S = (
-    0.3  # what comes within it is one: mpirun passes on what the batch system sends to all
-)
-_SEQUENCE_S = 1.5  # at most, from mpirun's SIGCONT to its SIGTERM
-_OPENMPI = "OMPI_COMM_WORLD_SIZE"  # tells of its mpirun; srun does not set it
+# s within which signals count as one: a batch system signals all processes, and mpirun passes the signal on.
+ONE_SIGNAL_S = 0.3
+_SEQUENCE_S = 1.5  # s, more than lies between mpirun's SIGCONT and its SIGTERM
+_OPENMPI = "OMPI_COMM_WORLD_SIZE"  # set by Open MPI's mpirun, not by srun
 
 
 class TerminatedError(SystemExit):
-    """SIGTERM: unwinds the stack so that everything is cleaned up; exit code 143."""
+    """Raised for SIGTERM, so that the stack unwinds and everything is cleaned up; exit code 143."""
 
 
 def unwinding_s(env: Mapping[str, str] = os.environ) -> float:
-    """How long the main thread has to end by itself, before the watchdog does it."""
+    """Return the seconds that the main thread has to end by itself before the watchdog ends the process."""
     return 0.15 if _OPENMPI in env else 0.5
 
 
 def name_of(number: int) -> str:
-    """SIGTERM for 15."""
+    """Return the name of a signal, "SIGTERM" for 15."""
     return signal.Signals(number).name
 
 
 class SignalRequests:
-    """What signals ask of this process while the block lasts; see above.
+    """The requests of signals to this process, as a block; the module describes which signal requests what.
 
-    Where this is not the main thread, or nothing is saved, signals stay as they are.
+    Outside the main thread, or where nothing is saved, the block leaves the handlers of signals unchanged.
 
     Attributes:
-        grace_s: From the first SIGTERM or SIGINT to the end; 0: there is no time to save.
-        expired: That time has passed.
-        is_over: The block was left without an error.
+        grace_s: Seconds from the first SIGTERM or SIGINT to the end; 0: there is no time to save.
+        expired: True once that time has passed. Written by the watchdog's thread.
+        is_over: True once the block has ended without an error.
     """
 
     def __init__(self, wanted: bool, grace_s: float = 0.0, run: Supervised | None = None) -> None:
-        """`wanted` False: the block changes nothing; `run`: the supervised run of this rank."""
+        """Prepare the block.
+
+        Args:
+            wanted: False: the block changes nothing.
+            grace_s: Seconds that a last checkpoint may take. A supervised rank has none, see the module.
+            run: The supervised run of this rank, if any.
+        """
         here = threading.current_thread() is threading.main_thread()
         self._wanted = wanted and here
         self._run = run
@@ -89,7 +98,7 @@ class SignalRequests:
         self._old: dict[int, Any] = {}
 
     def __enter__(self) -> SignalRequests:
-        """Take the signals over, and what came before."""
+        """Install the handlers, and take over a SIGUSR1 that came before."""
         if not self._wanted:
             return self
         forked.register(self)
@@ -99,7 +108,7 @@ class SignalRequests:
             if _OPENMPI in os.environ:
                 self._take_over(signal.SIGCONT, self.continued)
             self._take_over(signal.SIGTERM, self._end)
-            # Whoever sits at a prompt wants it back.
+            # At an interactive prompt Ctrl-C must return to the prompt.
             if not hasattr(sys, "ps1"):
                 self._take_over(signal.SIGINT, self._end)
         return self
@@ -110,13 +119,13 @@ class SignalRequests:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        """Give them back."""
+        """Restore the handlers."""
         forked.forget(self)
         self.disown()
         self.is_over = error is None
 
     def disown(self) -> None:
-        """Set the handlers that were there before the block."""
+        """Restore the handlers that were there before the block."""
         for number, handler in self._old.items():
             signal.signal(number, handler)
         self._old.clear()
@@ -128,11 +137,11 @@ class SignalRequests:
         self._usr1_at = time.monotonic()
 
     def continued(self, number: int = signal.SIGCONT, frame: FrameType | None = None) -> None:
-        """Take note of SIGCONT."""
+        """Store the time of a SIGCONT. Called as a handler, and by the watchdog's thread."""
         self._continued_at = time.monotonic()
 
     def grace_now(self) -> float:
-        """What there is of `grace_s` if the first signal comes now."""
+        """Return the seconds of grace if the first signal comes now: 0 shortly after a SIGCONT."""
         killing = time.monotonic() - self._continued_at < _SEQUENCE_S
         return 0.0 if killing else self.grace_s
 
@@ -140,6 +149,7 @@ class SignalRequests:
         now, name = time.monotonic(), name_of(number)
         if self._why:
             return
+        # Let the first signal request a checkpoint and the end, if there is time to save.
         if self._first is None:
             self._first = number, now
             if self.grace_now():
@@ -157,32 +167,40 @@ class SignalRequests:
         raise TerminatedError(128 + number)
 
     def take(self) -> Ask | None:
-        """What has been asked for since the last call."""
+        """Return and clear the request of the signals since the last call; None if there is none.
+
+        A request for the end is returned before a request for a checkpoint.
+        """
         if self._ending is not None:
             ask, self._ending = self._ending, None
             return ask
         if not self._usr1_at:
             return None
         at, self._usr1_at = self._usr1_at, 0.0
-        # `mpips run` says by a file that it wants the job to end.
+        # `mpips run` requests the end of the job by SIGUSR1 and a file.
         why = self._run.asked_to_leave() if self._run is not None else ""
         return Ask("end", at, why=why) if why else Ask("signal", at, why="SIGUSR1")
 
     def say_end(self, code: object, newest: str) -> None:
-        """Say why this process ends at once, if that is for a signal that came within the block."""
+        """Print why this process ends at once, if a signal within the block is the reason.
+
+        Args:
+            code: Exit code.
+            newest: Name of the newest checkpoint.
+        """
         if self._why:
             line = f"mpips: {self._why}, exit {code}; newest checkpoint: {newest}"
             print(line, file=sys.stderr, flush=True)
 
 
 class _Handlers:
-    """The handlers that were there before a block, by signal number."""
+    """The handlers that were installed before a block, by signal number."""
 
     def __init__(self, before: dict[int, Any]) -> None:
         self.before = before
 
     def disown(self) -> None:
-        """Set them again in a forked child, but for SIGUSR1: it may be sent to a whole job."""
+        """Restore them in a forked child, except for SIGUSR1, which may be sent to all processes of a job."""
         for number, handler in self.before.items():
             if number != signal.SIGUSR1:
                 signal.signal(number, handler)
@@ -190,10 +208,13 @@ class _Handlers:
 
 @contextmanager
 def signals_unwind(run: Supervised | None = None) -> Iterator[None]:
-    """Turn SIGTERM into an exception while a job runs, where this is the main thread.
+    """Turn SIGTERM into an exception within the block; no effect outside the main thread.
 
-    SIGUSR1 is remembered until the job is at work. SIGUSR2 writes the stacks of all threads to stderr, or
-    to the rank's log in a supervised `run`.
+    The time of a SIGUSR1 is stored until the job is at work. SIGUSR2 writes the stacks of all threads to
+    stderr, or to the rank's log in a supervised run.
+
+    Args:
+        run: The supervised run of this rank, if any.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -202,7 +223,7 @@ def signals_unwind(run: Supervised | None = None) -> Iterator[None]:
     def terminate(number: int, frame: FrameType | None) -> None:
         raise TerminatedError(128 + number)
 
-    # Under a supervisor the rank's log is registered, see failure_report.
+    # Under a supervisor SIGUSR2 already writes to the rank's log, see failure_report.
     dumps_here = run is None
     old = _Handlers({n: signal.signal(n, h) for n, h in _handlers(terminate)})
     forked.register(old)
@@ -220,7 +241,7 @@ def signals_unwind(run: Supervised | None = None) -> Iterator[None]:
 
 def _handlers(terminate: Callable[[int, FrameType | None], None]) -> list[tuple[int, Any]]:
     found: list[tuple[int, Any]] = [(signal.SIGTERM, terminate)]
-    # A program's own handler of SIGUSR1 stays.
+    # Leave a program's own handler of SIGUSR1 in place.
     if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
         found.append((signal.SIGUSR1, early_signals.note))
     return found

@@ -1,4 +1,4 @@
-"""Who shares a node: MPI's answer, not a guess from host names."""
+"""The nodes of the ranks, as MPI reports them, not guessed from host names."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from mpips.mpi.exchange import exchange
 
 @dataclass(frozen=True)
 class Topology:
-    """Nodes of a communicator, the same on every rank.
+    """Nodes of a communicator, equal on all ranks.
 
     Attributes:
-        node_of: Node index of each rank; nodes are numbered by their lowest rank.
+        node_of: Node index of each rank; nodes are numbered in the order of their lowest rank.
         node_names: Host name of each node.
         pids: Process id of each rank.
-        cores: Cores of each node.
-        pid_spaces: PID namespace of each rank; a pid means something only within its own. Containers may
-            give every rank another.
+        cores: Number of cores of each node.
+        pid_spaces: PID namespace of each rank. A process id is valid only within its namespace; containers
+            may give each rank a namespace of its own.
     """
 
     node_of: tuple[int, ...]
@@ -33,19 +33,19 @@ class Topology:
     pid_spaces: tuple[int, ...]
 
     def sees(self, rank: int, other: int) -> bool:
-        """True if a rank can look at the process of another by its pid."""
+        """Return True if `rank` can find the process of `other` by its process id."""
         return (
             self.node_of[rank] == self.node_of[other]
             and self.pid_spaces[rank] == self.pid_spaces[other]
         )
 
     def oversubscribed(self, node: int) -> bool:
-        """True if a node has more ranks than cores."""
+        """Return True if a node has more ranks than cores."""
         return self.node_of.count(node) > self.cores[node]
 
 
 def pid_space() -> int:
-    """The number of this process's PID namespace; 0 where the kernel does not tell."""
+    """Return the number of this process's PID namespace; 0 where the kernel does not show it."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -53,7 +53,15 @@ def pid_space() -> int:
 
 
 def find_topology(comm: MPI.Intracomm, wait: Callable[[MPI.Request], object]) -> Topology:
-    """Ask MPI which ranks share memory. Collective over `comm`; start-up only. `wait`: see `exchange`."""
+    """Ask MPI which ranks share memory, and return the nodes.
+
+    Collective over `comm`, blocking; start-up only.
+
+    Args:
+        comm: Communicator of the job's ranks.
+        wait: Waits for a request; see `exchange`.
+    """
+    # A node is named by its lowest rank.
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     first = np.array([comm.Get_rank()], np.int64)
     node.Bcast(first, root=0)

@@ -1,9 +1,12 @@
-"""A thread that ends the process where the main thread cannot: stuck in MPI, or told to die.
+"""A thread that ends the process where the main thread cannot: in an MPI call that never returns.
 
-It makes no MPI calls. A flush to a rank that is gone never returns, whatever the MPI; a signal handler
-does not run while the main thread is inside MPI. In both cases this thread says what happened, removes
-the job's names from /dev/shm and leaves. It also keeps the time that a rank has for a last checkpoint; see
-mpips.mpi.signals.
+A flush to a rank that is gone never returns, with any MPI. A signal handler does not run while the main
+thread is inside MPI. In both cases this thread prints what happened, removes the job's files from /dev/shm
+and ends the process. It makes no MPI call itself. It also measures the time that a rank has for a last
+checkpoint; see mpips.mpi.signals.
+
+Signals reach this thread through the wakeup descriptor: Python's C-level handler writes the number of every
+signal to a socket, in whichever thread the signal arrives, and this thread reads the other end.
 """
 
 from __future__ import annotations
@@ -31,24 +34,25 @@ _FATAL = (signal.SIGTERM, signal.SIGINT)
 
 
 class Guard:
-    """`with guard("a flush to rank 3"):` bounds a call that may never return.
+    """Bounds calls that may never return, as in `with guard("a flush to rank 3"):`.
 
-    Guards may nest: the outer call goes on while an inner one begins and returns. The main thread alone
-    changes the list of open calls; the watchdog reads a copy, which the interpreter's lock makes whole.
+    Guards may nest: the outer call goes on while an inner one begins and returns. Only the main thread
+    changes the list of open calls. The watchdog copies the list before it reads it; the interpreter's lock
+    makes the copy consistent.
     """
 
     def __init__(self) -> None:
-        """Nothing is watched yet."""
+        """Start without open calls."""
         self._what = ""
         self._open: list[tuple[str, float]] = []
 
     def __call__(self, what: str) -> Guard:
-        """Name the call that follows."""
+        """Name the call that the next block contains, for the error."""
         self._what = what
         return self
 
     def __enter__(self) -> None:
-        """Watch from here."""
+        """Start to measure the time of the named call."""
         self._open.append((self._what, time.monotonic()))
 
     def __exit__(
@@ -57,57 +61,76 @@ class Guard:
         value: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        """The call has returned."""
+        """Forget the innermost call: it has returned."""
         self._open.pop()
 
     def overdue(self, now: float, limit_s: float) -> tuple[str, float] | None:
-        """The innermost call that has been open for longer than `limit_s`, and for how long."""
+        """Return the innermost call that has been open for longer than `limit_s`, and its time in seconds."""
         late = [(what, now - since) for what, since in list(self._open) if now - since > limit_s]
         return late[-1] if late else None
 
 
 @dataclass
-class _Dying:
-    """From the first signal to the end: when it came, when to send it again, when to leave."""
+class _Termination:
+    """The schedule from the first SIGTERM or SIGINT to the end of the process, in monotonic seconds."""
 
-    number: int
-    since: float
-    again_at: float
-    leave_at: float
+    number: int  # of the signal
+    since: float  # when it came
+    again_at: float  # when to send it again; infinite: it is not sent again
+    leave_at: float  # when to end the process
 
 
 class Watchdog:
-    """Watches the guarded calls and the signals of the process. One per session, main thread only.
+    """Watches the guarded calls and the signals of the process. One per session; main thread only.
 
     Attributes:
-        signal_requests: Gives the time that a last checkpoint may take, while the job is at work.
-        is_hopeless: Whether there cannot be a last checkpoint any more. Must not call MPI.
+        guard: Bounds calls of the main thread that may never return.
     """
 
-    def __init__(self, who: str, timeout_s: float, last_rites: Callable[[], None]) -> None:
-        """`last_rites` removes what must not stay; it must not call MPI."""
+    def __init__(self, who: str, timeout_s: float, clean_shared_memory: Callable[[], None]) -> None:
+        """Prepare the watchdog; `start` starts its thread.
+
+        Args:
+            who: Names this process in errors.
+            timeout_s: Longest time of a guarded call, seconds.
+            clean_shared_memory: Removes this job's files from /dev/shm before the process ends. It must not
+                call MPI.
+        """
         self.guard = Guard()
-        self.signal_requests: SignalRequests | None = None
-        self.is_hopeless: Callable[[], bool] = lambda: False
+        self._signal_requests: SignalRequests | None = None
+        self._is_hopeless: Callable[[], bool] = lambda: False
         self._who = who
         self._timeout_s = timeout_s
         self._unwinding_s = unwinding_s()
-        self._last_rites = last_rites
+        self._clean_shared_memory = clean_shared_memory
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
         self._stop = False
         self._thread = threading.Thread(target=self._run, name="mpips-watchdog", daemon=True)
         self._old_fd: int | None = None
 
+    def allow_checkpoint(
+        self, signal_requests: SignalRequests, is_hopeless: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Let a last checkpoint delay the end after a signal, from here on.
+
+        Args:
+            signal_requests: Gives the time that the checkpoint may take.
+            is_hopeless: Returns True if a checkpoint is no longer possible. The watchdog's thread calls it;
+                it must not call MPI.
+        """
+        self._is_hopeless = is_hopeless
+        self._signal_requests = signal_requests
+
     def start(self) -> None:
-        """Begin watching. Signals are watched only where this is the main thread."""
+        """Start the thread. Signals reach it only if the caller is the main thread."""
         if threading.current_thread() is threading.main_thread():
             self._old_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         self._thread.start()
         forked.register(self)
 
     def disown(self) -> None:
-        """Give the signals back in a forked child, which has neither the thread nor its own descriptors."""
+        """Restore the wakeup descriptor in a forked child, which has no such thread and shares sockets."""
         self._stop = True
         if self._old_fd is not None:
             signal.set_wakeup_fd(self._old_fd)
@@ -115,7 +138,7 @@ class Watchdog:
         self._writer.close()
 
     def stop(self) -> None:
-        """End the thread and give the signals back."""
+        """End the thread and restore the wakeup descriptor."""
         forked.forget(self)
         self._stop = True
         if self._old_fd is not None:
@@ -126,23 +149,26 @@ class Watchdog:
         self._writer.close()
 
     def _run(self) -> None:
-        dying: _Dying | None = None
+        dying: _Termination | None = None
         while not self._stop:
+            # Wait for numbers of signals.
             try:
                 self._reader.settimeout(_TICK_S if dying is None else _TICK_S / 4)
                 received = self._reader.recv(64)
             except TimeoutError:
                 received = b""
             now = time.monotonic()
-            if self.signal_requests is not None and signal.SIGCONT in received:
-                self.signal_requests.continued()
+            if self._signal_requests is not None and signal.SIGCONT in received:
+                self._signal_requests.continued()
             fatal = [number for number in received if number in _FATAL]
             if fatal:
-                dying = self._hear(fatal[0], now, dying)
-            if self.signal_requests is not None and self.signal_requests.is_over:
-                dying = None  # the job is done: nobody need die of what came in its last moment
+                dying = self._on_signal(fatal[0], now, dying)
+            # Ignore a signal that came when the job was already done.
+            if self._signal_requests is not None and self._signal_requests.is_over:
+                dying = None
             if dying is not None:
-                self._keep_time(dying, now)
+                self._enforce(dying, now)
+            # End the process where an MPI call of the main thread does not return.
             if late := self.guard.overdue(now, self._timeout_s):
                 self._leave(
                     StallError.exit_code,
@@ -150,33 +176,40 @@ class Watchdog:
                     "process is stopped, gone or cut off",
                 )
 
-    def _hear(self, number: int, now: float, dying: _Dying | None) -> _Dying:
-        """A signal came: the first, the same once more, or another that leaves no more time."""
+    def _on_signal(self, number: int, now: float, dying: _Termination | None) -> _Termination:
+        """Return the schedule after a signal: a new one for the first, a shorter one after a second."""
         if dying is None:
-            grace_s = self.signal_requests.grace_now() if self.signal_requests is not None else 0.0
+            grace_s = (
+                self._signal_requests.grace_now() if self._signal_requests is not None else 0.0
+            )
             again_at = now + grace_s if grace_s else float("inf")
-            return _Dying(number, now, again_at, now + grace_s + self._unwinding_s)
+            return _Termination(number, now, again_at, now + grace_s + self._unwinding_s)
         if now - dying.since > ONE_SIGNAL_S:
             dying.leave_at = min(dying.leave_at, now + self._unwinding_s)
         return dying
 
-    def _keep_time(self, dying: _Dying, now: float) -> None:
-        """End the time for a last checkpoint, and then the process."""
-        if dying.again_at < float("inf") and (now >= dying.again_at or self.is_hopeless()):
+    def _enforce(self, dying: _Termination, now: float) -> None:
+        """Send the signal again when the time for a last checkpoint is over, and then end the process."""
+        if dying.again_at < float("inf") and (now >= dying.again_at or self._is_hopeless()):
             dying.again_at = float("inf")
             dying.leave_at = now + self._unwinding_s
-            if self.signal_requests is not None:
-                self.signal_requests.expired = True
+            if self._signal_requests is not None:
+                self._signal_requests.expired = True
             os.kill(os.getpid(), dying.number)
         if now >= dying.leave_at:
             self._leave(128 + dying.number, None)
 
     def leave(self, message: str, about: int) -> NoReturn:
-        """End the process with a StallError of which rank `about` is the reason. Main thread."""
+        """End the process with exit code 124, without an MPI call. Main thread.
+
+        Args:
+            message: The error, which is printed and reported.
+            about: Rank in COMM_WORLD that is the reason.
+        """
         code = StallError.exit_code
         failure_report.write(kind="silent", message=message, exit_code=code, about=about)
         launch.print_error(message)
-        self._last_rites()
+        self._clean_shared_memory()
         os._exit(code)
 
     def _leave(self, code: int, message: str | None) -> None:
@@ -185,18 +218,22 @@ class Watchdog:
             print(f"mpips: error: {message}", file=sys.stderr, flush=True)
             faulthandler.dump_traceback(all_threads=True)
             launch.explain_launcher()
-        self._last_rites()
+        self._clean_shared_memory()
         os._exit(code)
 
 
 @contextmanager
 def watching(signal_requests: SignalRequests) -> Iterator[None]:
-    """Keep the time that `told` leaves for a last checkpoint, in a process without a cluster."""
+    """Run a watchdog for the signals within the block, in a process without a cluster.
+
+    Args:
+        signal_requests: Gives the time that a last checkpoint may take.
+    """
     if not signal_requests.grace_s:
         yield
         return
     watchdog = Watchdog("this process", float("inf"), lambda: None)
-    watchdog.signal_requests = signal_requests
+    watchdog.allow_checkpoint(signal_requests)
     watchdog.start()
     try:
         yield

@@ -1,8 +1,9 @@
-"""What the scheduler writes of a supervised run: status, ranks, metrics, the mark that it is finished.
+"""The files that the scheduler of a supervised run writes: status, ranks, metrics, and the finished mark.
 
-At most about one write of each a second, none of them waited for: they are for people and for the
-supervisor, and a full disk costs no training. Only the finished mark is made durable, and must be written. A
-scheduler whose attempt has been replaced stops here.
+The recorder writes each file about once a second at most, and does not wait until it is on the disk. These
+files are for people and for the supervisor, and training continues if they cannot be written, as on a full
+disk. Only the finished mark is made durable, and the run is not finished without it. A scheduler whose
+attempt has been replaced by a later one learns it here, from the lease, and stops.
 """
 
 from __future__ import annotations
@@ -31,25 +32,25 @@ from mpips.scheduler.rank_table import RankTable
 from mpips.scheduler.run_progress import RunProgress
 from mpips.snapshot.coordinator import Coordinator
 
-INTERVAL_S = 1.0
+INTERVAL_S = 1.0  # s, least time between two writes of the status
 OnReport = Callable[[int, Report], None]
 
 
 class ReplacedError(MpipsError):
-    """A later attempt of the run has taken over."""
+    """A later attempt of the run has replaced this one."""
 
 
 def is_saved(statistics: Mapping[str, Any]) -> bool:
-    """Whether the checkpoint at the end of a job was written, or none was wanted.
+    """Return False if the checkpoint at the end of a job failed, else True; a job may have none.
 
     Args:
-        statistics: Of the job, as `Outcome.statistics`.
+        statistics: Statistics of the job, as in `Outcome.statistics`.
     """
     return "error" not in (statistics["servers"][0].get("checkpoint") or {})
 
 
 class RunRecorder:
-    """Keeps the record of one attempt. Not collective; one per job, on the scheduler's rank."""
+    """Writes the files of one attempt. One per job, on the scheduler's rank. Not collective."""
 
     def __init__(
         self,
@@ -60,15 +61,15 @@ class RunRecorder:
         run_progress: RunProgress | None = None,
         in_memory: bool = False,
     ) -> None:
-        """Write that the attempt runs now.
+        """Write the first status and the event "began". Blocks for these writes.
 
         Args:
-            run: The run.
-            rank_table: What every rank does.
-            start: What the attempt starts from.
-            first_clock: Of the workers at `start`.
-            run_progress: How far the run is; the program counts the progress reports in it.
-            in_memory: The next launch can go on in what this one leaves.
+            run: The run and this attempt of it.
+            rank_table: Activity of every rank; the recorder listens to its evaluations.
+            start: State from which the attempt starts.
+            first_clock: Least clock of a worker at `start`.
+            run_progress: Progress of the run, to which the program adds the workers' reports; None: unknown.
+            in_memory: True: the next launch can continue in the shared memory that this one leaves.
         """
         self._run = run
         self._rank_table = rank_table
@@ -80,16 +81,18 @@ class RunRecorder:
         self._in_memory = in_memory
         recoverable = start.step if in_memory else 0
         self._progress = Progress(step=start.step, epoch=start.epoch, recoverable=recoverable)
+        # Samples of this attempt; samples, losses and begin of the present line of the metrics.
         self._samples = self._window_samples = 0
         self._window_loss = 0.0
         self._window_since = self._next = time.monotonic()
         self._checkpoint = ""
         self._warned = False
-        rank_table.on_evaluated.append(self.evaluated)
+        rank_table.listen(self.evaluated)
         self.look({})
         self._note_start()
 
     def _note_start(self) -> None:
+        """Add the event that this attempt has begun to events.jsonl."""
         s = self._start
         event = Event(
             time_s=time.time(),
@@ -104,7 +107,13 @@ class RunRecorder:
             self._warn(error)
 
     def report(self, epoch: int, samples: int, loss_sum: float) -> None:
-        """Count what a worker has done since its last report."""
+        """Add a worker's progress since its last report.
+
+        Args:
+            epoch: Epoch of the worker, from 0.
+            samples: Number of samples since its last report.
+            loss_sum: Sum of their losses.
+        """
         self._samples += samples
         self._window_samples += samples
         self._window_loss += loss_sum
@@ -112,7 +121,8 @@ class RunRecorder:
             self._progress = msgspec.structs.replace(self._progress, epoch=epoch)
 
     def evaluated(self, found: Evaluated) -> None:
-        """Write the metrics of an evaluation; `epoch` as in the other lines, from 0."""
+        """Write the metrics of an evaluation as a line of metrics.jsonl, unless the attempt is replaced."""
+        # Other lines count epochs from 0, `found` counts those that are done.
         line = {
             "time_s": round(time.time(), 3),
             "generation": self._run.generation,
@@ -127,20 +137,20 @@ class RunRecorder:
             self._warn(error)
 
     def saved(self, path: str) -> None:
-        """Note a checkpoint that was published."""
+        """Store the path of the newest checkpoint, for the status; "": none yet."""
         self._checkpoint = path
 
     def look_at(self, coordinator: Coordinator | None, clocks: Mapping[int, int]) -> None:
-        """`look`, with the newest checkpoint that the coordinator knows of."""
+        """Store the coordinator's newest checkpoint, then do the same as `look`."""
         if coordinator is not None:
             self.saved(coordinator.statistics.get("path", ""))
         self.look(clocks)
 
     def look(self, clocks: Mapping[int, int]) -> None:
-        """Write status and metrics if it is time. Call it often.
+        """Write status and metrics if INTERVAL_S has passed since the last time. Call it often.
 
         Args:
-            clocks: Clock of each worker, by any key.
+            clocks: Clock of each worker, by any key; empty: not known yet.
 
         Raises:
             ReplacedError: A later attempt has the lease.
@@ -149,7 +159,7 @@ class RunRecorder:
         if now < self._next:
             return
         self._next = now + INTERVAL_S
-        # The supervisor must see this also where status.json cannot be written.
+        # Show the supervisor that this attempt runs, even if status.json cannot be written.
         self._run.show_heartbeat()
         try:
             held = self._run.holds_lease()
@@ -162,22 +172,26 @@ class RunRecorder:
             raise self._replaced()
 
     def _replaced(self) -> ReplacedError:
+        """Return the error of an attempt that a later one has replaced."""
         run = self._run
         return ReplacedError(
-            f"attempt {run.generation} of {run.folder.path} has been replaced by a later one"
+            f"attempt {run.generation} of {run.folder.path} has been replaced by a later one; this one "
+            "stops, the later one continues"
         )
 
     def _warn(self, error: Exception) -> None:
-        """Say once that the record has gaps."""
+        """Warn, once, that a file cannot be written."""
         if not self._warned:
             self._warned = True
             print(
-                f"mpips: warning: the record of the run cannot be kept: {error}; training goes on",
+                f"mpips: warning: status and metrics of the run cannot be written: {error}; training "
+                "continues, `mpips top` shows old values until there is room",
                 file=sys.stderr,
                 flush=True,
             )
 
     def _write(self, now: float, clocks: Mapping[int, int]) -> None:
+        """Update the progress and write the status; add a line of metrics if samples have been reported."""
         seconds = max(now - self._window_since, 1e-9)
         n = self._window_samples
         changes: dict[str, Any] = {"samples": self._samples}
@@ -198,7 +212,7 @@ class RunRecorder:
         self._write_status("running")
 
     def _pace(self) -> dict[str, Any]:
-        """Return the figures of the rank table and of the progress of the run."""
+        """Return the fields of the progress that come from the rank table and the progress of the run."""
         totals, run_progress = self._rank_table.totals(), self._run_progress
         found: dict[str, Any] = {
             "staleness": _rounded(totals.staleness, 3),
@@ -212,6 +226,7 @@ class RunRecorder:
         return found
 
     def _write_metrics(self) -> None:
+        """Add a line with the present progress to metrics.jsonl."""
         p = self._progress
         line = {
             "time_s": round(time.time(), 3),
@@ -228,11 +243,12 @@ class RunRecorder:
         self._append(line)
 
     def _append(self, line: dict[str, Any]) -> None:
-        """Add a line to metrics.jsonl in one write: a rank that is killed leaves no half of it."""
+        """Add a line to metrics.jsonl in one write, so that a killed rank leaves no part of a line."""
         with self._run.folder.metrics_file.open("ab", buffering=0) as file:
             file.write(msgspec.json.encode(line) + b"\n")
 
     def _write_status(self, state: str) -> None:
+        """Write status.json and ranks.json."""
         status = Status(
             state=state,
             generation=self._run.generation,
@@ -250,10 +266,10 @@ class RunRecorder:
         replace_json(self._run.folder.ranks_file, ranks)
 
     def finish(self, statistics: Mapping[str, Any]) -> None:
-        """Say durably that the run is done, if it is: its last checkpoint was written, if it has any.
+        """Write the last status and, if the last checkpoint did not fail, the durable finished mark. Blocks.
 
         Args:
-            statistics: Of the job, as `Outcome.statistics`.
+            statistics: Statistics of the job, as in `Outcome.statistics`.
 
         Raises:
             ReplacedError: A later attempt has the lease.
@@ -277,11 +293,12 @@ class RunRecorder:
 
 
 def _finite(value: float) -> float | None:
-    """Return None for what JSON has no number for."""
+    """Return the value, or None if JSON cannot represent it (NaN, infinity)."""
     return value if math.isfinite(value) else None
 
 
 def _rounded(value: float | None, digits: int) -> float | None:
+    """Round a value that may be None."""
     return None if value is None else round(value, digits)
 
 
@@ -292,14 +309,14 @@ def open_recorder(
     run_progress: RunProgress | None = None,
     in_memory: bool = False,
 ) -> RunRecorder | None:
-    """The record of this attempt; None if nobody supervises.
+    """Return the recorder of this attempt, or None without a supervisor.
 
     Args:
-        run: The supervised run of which this launch is an attempt, or None.
-        rank_table: What every rank does.
-        saving: What the job starts from.
-        run_progress: How far the run is.
-        in_memory: The next launch can go on in what this one leaves.
+        run: The supervised run of which this launch is an attempt; None: there is no supervisor.
+        rank_table: Activity of every rank.
+        saving: State from which the job starts; None: it starts from nothing.
+        run_progress: Progress of the run; None: unknown.
+        in_memory: True: the next launch can continue in the shared memory that this one leaves.
     """
     if run is None:
         return None
@@ -308,7 +325,7 @@ def open_recorder(
 
 
 def _start_of(saving: Saving | None) -> tuple[StartPoint, int]:
-    """What the attempt starts from, and the workers' first clock."""
+    """Return the state from which the attempt starts, and the least clock at which a worker begins."""
     if saving is None or saving.origin is None:
         return StartPoint(), 0
     m = saving.origin
@@ -323,7 +340,7 @@ def _start_of(saving: Saving | None) -> tuple[StartPoint, int]:
 
 
 def recorded(on_report: OnReport | None, recorder: RunRecorder | None) -> OnReport | None:
-    """What hears the workers' reports: whoever shows progress, and the record of a supervised run."""
+    """Return a function that passes workers' reports to `on_report` and to the recorder, if there is one."""
     if recorder is None:
         return on_report
 

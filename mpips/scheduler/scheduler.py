@@ -1,6 +1,15 @@
-"""The scheduler: hears every rank's heartbeat, collects what workers gather, ends the job.
+"""The scheduler: it receives every rank's heartbeat, collects gathers of the workers, and ends the job.
 
-It never spins: between polls it sleeps. Where a job has two ranks only, the server's loop polls it.
+All state is in one process and one thread: messages arrive on `Endpoint`, `poll` processes them, and nothing
+blocks. The scheduler never spins: it sleeps between two polls. In a job of two ranks it has no loop of its
+own; the loop of the server on the same rank polls it.
+
+Ranks send heartbeats, and the scheduler answers each. If a rank sends no message for the job's timeout, the
+scheduler ends the job. Time during which the scheduler itself was stopped does not count.
+
+Order of the end: when all workers have sent their statistics and no cut is under way, the scheduler sends
+Stop to the servers. When all servers have sent theirs, after the last checkpoint, it sends Bye with the
+statistics of all ranks to every rank.
 """
 
 from __future__ import annotations
@@ -38,17 +47,27 @@ from mpips.mpi.siblings import process_state
 from mpips.scheduler.rank_table import RankTable
 from mpips.snapshot.coordinator import Coordinator
 
-_SUSPECT_SHARE = 0.7  # of the timeout: silent this long, when another is called stalled
+# Share of the timeout. Once a rank has exceeded the timeout, all that are silent for so long are suspects.
+_SUSPECT_SHARE = 0.7
 
 OnReport = Callable[[int, Report], None]
-OnLook = Callable[[dict[int, int]], None]
+OnPoll = Callable[[Coordinator | None, dict[int, int]], None]
+ToOneWorker = Callable[[int, Message], None]
+ToAllServers = Callable[[ToServer], None]
+MakeCoordinator = Callable[[ToOneWorker, ToAllServers], Coordinator]
 
 
 class JobFailure(Exception):
-    """What ends the job: a sentence and an exit code."""
+    """A failure that ends the job, with its message and exit code.
+
+    Attributes:
+        exit_code: Exit code of the job.
+        rank: The rank that failed.
+        silent: True if the rank sent no Failure itself: it is stopped, dead or cut off.
+    """
 
     def __init__(self, message: str, exit_code: int, rank: int, silent: bool = False) -> None:
-        """The sentence names the rank that failed; `silent`: it did not say so itself."""
+        """Set the attributes; `message` names the rank."""
         super().__init__(message)
         self.exit_code = exit_code
         self.rank = rank
@@ -56,7 +75,12 @@ class JobFailure(Exception):
 
 
 class Scheduler:
-    """State of the job as the scheduler knows it. Not blocking; `poll` drives it."""
+    """The state of the job on the scheduler's rank. Not thread-safe; `poll` drives it and does not block.
+
+    Attributes:
+        finished: True once all ranks have sent their statistics.
+        summary: Statistics of all ranks as JSON, once `finished`.
+    """
 
     def __init__(
         self,
@@ -67,13 +91,26 @@ class Scheduler:
         on_report: OnReport | None,
         rank_table: RankTable | None = None,
         visible: Collection[int] = (),
+        signalled: Callable[[], Ask | None] = lambda: None,
+        make_coordinator: MakeCoordinator | None = None,
+        on_poll: OnPoll | None = None,
     ) -> None:
-        """`pids` by rank; `on_report` shows progress; `rank_table` hears all heartbeats; `visible`: the ranks
-        whose processes can be looked at from here.
+        """Begin to measure the silence of all ranks.
 
-        Attributes that may be set: `coordinator`, where there are checkpoints; `on_cut`, where messages
-        about cuts go to the server on this rank; `signalled`, see mpips.mpi.control.Client;
-        `on_look`, which gets the workers' clocks at every poll.
+        Args:
+            endpoint: Sends and receives the control messages.
+            assignment: Roles of all ranks.
+            pids: Process id of every rank, by rank.
+            timeout_s: Seconds without a message after which a rank counts as failed.
+            on_report: Called with worker index and message for every progress report; None: nothing is.
+            rank_table: Receives all heartbeats and evaluations; None: nothing does.
+            visible: Ranks whose processes this process can see in /proc.
+            signalled: Returns what signals to this process have requested since the last call; see
+                mpips.mpi.signals.
+            make_coordinator: Makes the coordinator, which decides on cuts, from the two functions that send
+                to a worker and to all servers; None: there are no checkpoints.
+            on_poll: Called at every poll with the coordinator and the workers' clocks, by rank; None:
+                nothing is called.
         """
         self._endpoint = endpoint
         self._assignment = assignment
@@ -82,28 +119,39 @@ class Scheduler:
         self._on_report = on_report
         self._rank_table = rank_table
         self._visible = frozenset(visible)
-        self.on_look: OnLook | None = None
+        # Ranks from which messages must come, and the monotonic s of the last one of each.
         self._watched = {*assignment.servers, *assignment.workers} - {assignment.scheduler}
         now = time.monotonic()
         self._last_seen = dict.fromkeys(self._watched, now)
-        self._states = dict.fromkeys(self._watched, ("starting", 0))
-        self._parts: dict[str, dict[int, bytes]] = {}
-        self._statistics: dict[int, msgspec.Raw] = {}
+        self._states = dict.fromkeys(self._watched, ("starting", 0))  # activity and clock, by rank
+        self._parts: dict[str, dict[int, bytes]] = {}  # gathers under way: by name, then rank
+        self._statistics: dict[int, msgspec.Raw] = {}  # of ranks that have finished
         self._stop_sent = False
-        self._last_look = now
+        self._last_poll = now
         self._work = {"messages": 0, "polls": 0}
-        self.coordinator: Coordinator | None = None
-        self.on_cut: Callable[[ToServer], None] | None = None
-        self.signalled: Callable[[], Ask | None] = lambda: None
+        self._signalled = signalled
+        self._on_poll = on_poll
+        self._own_server: Callable[[ToServer], None] | None = None
+        self._coordinator = (
+            make_coordinator(self.send_to_worker, self.send_to_servers) if make_coordinator else None
+        )
         self.finished = False
         self.summary: bytes = b"{}"
 
+    def join_server(self, take: Callable[[ToServer], None]) -> None:
+        """Send messages about cuts to the server on this rank, too, by a call of `take`. Called once."""
+        self._own_server = take
+
     def poll(self) -> bool:
-        """Take messages and look for silent ranks; True if anything arrived.
+        """Process all messages that have arrived, then check for silent ranks. Does not block.
+
+        Returns:
+            True if a message had arrived.
 
         Raises:
-            JobFailure: A rank failed or has gone silent.
+            JobFailure: A rank has failed, or has sent nothing for `timeout_s`.
             LeavingError: The checkpoint after which the job was to end is durable.
+            ProtocolError: A rank sent a message of a wrong type.
         """
         messages = self._endpoint.receive()
         self._work["messages"] += len(messages)
@@ -112,56 +160,67 @@ class Scheduler:
         for source, message in messages:
             self._last_seen[source] = now
             self._take(source, message)
-        # Time in which this process itself was stopped says nothing about the others.
-        if now - self._last_look > self._timeout_s / 2:
+        # Measure silence anew if this process itself was stopped meanwhile.
+        if now - self._last_poll > self._timeout_s / 2:
             self._last_seen = dict.fromkeys(self._last_seen, now)
-        self._last_look = now
-        self._look_for_silence(now)
-        self._conduct()
+        self._last_poll = now
+        self._check_silence(now)
+        self._advance()
         if self._rank_table is not None:
             self._rank_table.look()
-        if self.on_look is not None:
-            self.on_look(self.clocks)
+        if self._on_poll is not None:
+            self._on_poll(self._coordinator, self.clocks)
         return bool(messages)
 
-    def _conduct(self) -> None:
-        """Begin checkpoints; end the job when workers and the last of them are done."""
-        ask = self.signalled()
-        if self.coordinator is not None:
+    def _advance(self) -> None:
+        """Let the coordinator begin checkpoints; stop the servers when all workers have finished.
+
+        Servers are not stopped while a cut is under way, because they need their loops to write it.
+        """
+        ask = self._signalled()
+        if self._coordinator is not None:
             if ask is not None:
-                self.coordinator.ask(ask)
-            self.coordinator.poll()
+                self._coordinator.ask(ask)
+            self._coordinator.poll()
         all_done = all(w in self._statistics for w in self._assignment.workers)
-        if all_done and not self._stop_sent and not (self.coordinator and self.coordinator.busy):
+        if all_done and not self._stop_sent and not (self._coordinator and self._coordinator.busy):
             self._stop_sent = True
             for server in self._others(self._assignment.servers):
                 self._endpoint.send(server, Stop())
 
-    def tell_worker(self, worker: int, message: Message) -> None:
-        """Send a worker a message; returns at once."""
+    def send_to_worker(self, worker: int, message: Message) -> None:
+        """Send a message to the worker of this index; return at once."""
         self._endpoint.send(self._assignment.workers[worker], message)
 
-    def tell_servers(self, message: ToServer) -> None:
-        """Send all servers a message; returns at once."""
+    def send_to_servers(self, message: ToServer) -> None:
+        """Send a message to all servers, also to the one on this rank; return at once."""
         for server in self._others(self._assignment.servers):
             self._endpoint.send(server, message)
-        if self.on_cut is not None:
-            self.on_cut(message)
+        if self._own_server is not None:
+            self._own_server(message)
 
     def take_cut(self, server: int, message: Message) -> None:
-        """What a server says of a cut.
+        """Pass a server's message about a cut to the coordinator.
+
+        Args:
+            server: Index of the server.
+            message: Taken or Saved.
 
         Raises:
             LeavingError: The checkpoint after which the job was to end is durable.
         """
-        assert self.coordinator is not None
+        assert self._coordinator is not None
         if isinstance(message, Taken):
-            self.coordinator.taken(server, message)
+            self._coordinator.taken(server, message)
         elif isinstance(message, Saved):
-            self.coordinator.saved(server, message)
+            self._coordinator.saved(server, message)
 
     def run(self) -> None:
-        """Poll until the job is over; sleeps between polls, longer when nothing happens."""
+        """Poll until the job is over; sleep between polls, longer while no messages arrive.
+
+        Raises:
+            JobFailure, LeavingError, ProtocolError: See `poll`.
+        """
         pause = 0.001
         while not self.finished:
             pause = 0.001 if self.poll() else min(pause * 1.5, 0.02)
@@ -169,25 +228,31 @@ class Scheduler:
 
     @property
     def clocks(self) -> dict[int, int]:
-        """The last clock heard of every worker, by its rank."""
+        """The clock of every worker at its last message, by rank."""
         return {rank: self._states[rank][1] for rank in self._assignment.workers}
 
     @property
     def workers_done(self) -> bool:
-        """True when every worker has finished."""
+        """True once every worker has finished and the servers are to stop."""
         return self._stop_sent
 
     def take_own(self, rank: int, statistics: bytes) -> None:
-        """The statistics of the server on the scheduler's own rank (jobs of two ranks)."""
+        """Store the statistics of the server on the scheduler's own rank, in a job of two ranks.
+
+        Args:
+            rank: That rank.
+            statistics: Its statistics as JSON.
+        """
         self._take_done(rank, Done(statistics))
 
     def _take(self, source: int, message: object) -> None:
+        """Process one message from a rank."""
         if isinstance(message, Heartbeat):
             self._states[source] = (message.state, message.clock)
             if self._rank_table is not None:
-                self._rank_table.hear(source, message)
-            if self.coordinator is not None and source in self._assignment.workers:
-                self.coordinator.hear(self._assignment.workers.index(source), message.clock)
+                self._rank_table.note_heartbeat(source, message)
+            if self._coordinator is not None and source in self._assignment.workers:
+                self._coordinator.note_clock(self._assignment.workers.index(source), message.clock)
             self._endpoint.send(source, Pong())
         elif isinstance(message, Report):
             self._states[source] = (self._states[source][0], message.clock)
@@ -203,18 +268,22 @@ class Scheduler:
         elif isinstance(message, Failure):
             raise JobFailure(message.message, message.exit_code, source)
         elif isinstance(message, Ask):
-            if self.coordinator is not None:
-                self.coordinator.ask(message.across(time.monotonic()))
-        elif isinstance(message, Agreed) and self.coordinator is not None:
-            self.coordinator.agreed(self._assignment.workers.index(source), message)
-        elif isinstance(message, Waits) and self.coordinator is not None:
-            self.coordinator.waits(self._assignment.workers.index(source), message)
+            if self._coordinator is not None:
+                self._coordinator.ask(message.across(time.monotonic()))
+        elif isinstance(message, Agreed) and self._coordinator is not None:
+            self._coordinator.agreed(self._assignment.workers.index(source), message)
+        elif isinstance(message, Waits) and self._coordinator is not None:
+            self._coordinator.waits(self._assignment.workers.index(source), message)
         elif isinstance(message, Taken | Saved):
             self.take_cut(self._assignment.servers.index(source), message)
         else:
-            raise ProtocolError(f"rank {source} sent an unexpected {type(message).__name__}")
+            raise ProtocolError(
+                f"rank {source} sent an unexpected {type(message).__name__}; run the same mpips on all ranks "
+                "(check by `mpips doctor --mpi`)"
+            )
 
     def _gather(self, source: int, part: Contribution) -> None:
+        """Store a worker's part of a gather; send all parts when the last one has arrived."""
         parts = self._parts.setdefault(part.name, {})
         parts[source] = part.payload
         workers = self._assignment.workers
@@ -226,15 +295,17 @@ class Scheduler:
         del self._parts[part.name]
 
     def _take_done(self, source: int, done: Done) -> None:
+        """Store the statistics of a rank that has finished; end the job when all have."""
         self._statistics[source] = msgspec.Raw(done.statistics)
         self._watched.discard(source)
-        if self.coordinator is not None and source in self._assignment.workers:
-            self.coordinator.worker_done(self._assignment.workers.index(source))
+        if self._coordinator is not None and source in self._assignment.workers:
+            self._coordinator.worker_done(self._assignment.workers.index(source))
         everyone = {*self._assignment.servers, *self._assignment.workers}
         if everyone <= self._statistics.keys():
-            self._say_bye()
+            self._send_bye()
 
-    def _say_bye(self) -> None:
+    def _send_bye(self) -> None:
+        """Send the statistics of all ranks to every rank."""
         a = self._assignment
         self.summary = msgspec.json.encode(
             {
@@ -247,44 +318,57 @@ class Scheduler:
             self._endpoint.send(rank, Bye(self.summary))
         self.finished = True
 
-    def say_leave(self, why: str) -> None:
-        """Tell everybody that the job ends here; returns at once."""
+    def send_leave(self, why: str) -> None:
+        """Send all ranks that the job ends after its last checkpoint; return at once.
+
+        Args:
+            why: Reason, for the error of each rank.
+        """
         a = self._assignment
         for rank in self._others((*a.servers, *a.workers)):
             self._endpoint.send(rank, Leave(why))
 
     def _scheduler_statistics(self) -> dict[str, Any]:
-        cuts = {} if self.coordinator is None else {"checkpoints": self.coordinator.statistics}
+        """Return the statistics of the scheduler, by name."""
+        cuts = {} if self._coordinator is None else {"checkpoints": self._coordinator.statistics}
         return {**self._work, **cuts}
 
     def _others(self, ranks: tuple[int, ...]) -> list[int]:
+        """Return these ranks without the scheduler's."""
         return [rank for rank in ranks if rank != self._assignment.scheduler]
 
-    def _look_for_silence(self, now: float) -> None:
+    def _check_silence(self, now: float) -> None:
+        """Raise JobFailure if a rank has sent nothing for the timeout."""
         silent = {rank: now - self._last_seen[rank] for rank in self._watched}
         if max(silent.values(), default=0.0) <= self._timeout_s:
             return
-        # A worker that is stuck in MPI because of a stopped server is silent, too. Processes that the
-        # kernel calls stopped come first, then servers, which wait for nobody.
+        # A worker that is blocked in MPI by a stopped server is silent, too. Name processes whose state
+        # explains the silence first, then servers, because a server waits for no other rank.
         suspects = [rank for rank, s in silent.items() if s > _SUSPECT_SHARE * self._timeout_s]
-        suspects.sort(key=lambda r: (not self._seen_as(r), r not in self._assignment.servers, r))
+        suspects.sort(
+            key=lambda r: (not self._process_state(r), r not in self._assignment.servers, r)
+        )
         message = self._describe(suspects[0], silent[suspects[0]])
         if len(suspects) > 1:
             others = ", ".join(self._assignment.roles_of(rank) for rank in suspects[1:])
-            message += f"; silent as well: {others}"
+            message += f"; also silent: {others}"
+        message += (
+            "; look at its process and host, or raise cluster.timeout_s if a step takes longer"
+        )
         raise JobFailure(message, StallError.exit_code, suspects[0], silent=True)
 
-    def _seen_as(self, rank: int) -> str:
-        """What the kernel says of a rank's process, where it can be looked at; "" otherwise."""
+    def _process_state(self, rank: int) -> str:
+        """Return the state of a rank's process if it is visible and explains silence ("stopped"), else ""."""
         return process_state(self._pids[rank]) if rank in self._visible else ""
 
     def _describe(self, rank: int, silent_s: float) -> str:
+        """Return the message about a silent rank."""
         a = self._assignment
         state, clock = self._states[rank]
         node = a.node_of[rank]
-        seen = self._seen_as(rank)
+        reason = self._process_state(rank)
         return (
             f"{a.roles_of(rank)} (rank {rank} on {a.node_names[node]}, pid {self._pids[rank]}"
-            f"{', ' + seen if seen else ''}) has sent no heartbeat for {silent_s:.1f} s; "
+            f"{', ' + reason if reason else ''}) has sent no heartbeat for {silent_s:.1f} s; "
             f"it was {state} at clock {clock}"
         )

@@ -1,4 +1,13 @@
-"""A server: makes its region and its shards, and serves until the scheduler says stop."""
+"""A server: it makes its region and its shards, and consumes records until the scheduler stops it.
+
+The region is memory that workers see: mailboxes (the rings of all workers) and dense shards. Rows and keys of
+embedding tables, the journal, and buffers of unfinished pushes lie in further memory of the server. With a
+journal all of it is in shared-memory files that outlive the process, and the next launch takes them over.
+
+One thread runs the loop: it consumes records from the rings, and calls `poll` for control messages and other
+short work in between. A server with remote workers also enters MPI regularly, because puts and gets of remote
+workers advance only then.
+"""
 
 from __future__ import annotations
 
@@ -25,25 +34,26 @@ from mpips.transport.region import (
     token_words,
 )
 
-PROGRESS_INTERVAL_S = 100e-6  # a server with remote peers enters MPI at least this often
-_IDLE_SHARE = 0.01  # of the time that nobody has come: how much later one that comes may be served
-_MAX_IDLE_SLICE_S = 2e-3
-_IDLE_SLICE_S = 2e-3
-_SHARED_SLICE_S = 2e-4  # for records, between two looks at other work
-_SPIN_S = 1e-3  # a server with remote peers looks again at once for so long after the last work
-_SERVED_S = 12e-6  # an entry into MPI that takes longer has served somebody
-_LONG_SLICE_S = 10e-3  # between looks at the scheduler, of a server that is idle for a while
-_MAX_SLEEP_US = 1000  # reached when nothing has come for a hundred times as long
+PROGRESS_INTERVAL_S = 100e-6  # s, a server with remote peers enters MPI at least this often
+_IDLE_SHARE = 0.01  # such a server stays outside MPI for this share of its idle time,
+_MAX_IDLE_SLICE_S = 2e-3  # s, and for no longer than this
+_IDLE_SLICE_S = 2e-3  # s between two calls of `poll`
+_SHARED_SLICE_S = 2e-4  # s for records between two steps of other work
+_SPIN_S = 1e-3  # s after the last work for which a server with remote peers does not pause
+_SERVED_S = 12e-6  # s, an entry into MPI that takes longer has served a put or get
+_LONG_SLICE_S = 10e-3  # s between two calls of `poll` on a server that has been idle for a while
+_MAX_SLEEP_US = 1000  # us, longest sleep; reached after a hundred times as long without a record
 
 
 class Durability(msgspec.Struct, frozen=True):
-    """How a server's state outlives its process, if it does.
+    """The durability of a server's state: what outlives its process, and what it takes over.
 
     Attributes:
-        generation: Launches of this run before this one.
-        journal: Survive a kill at any instruction.
-        warm: Take over what the launch before left in shared memory.
-        name: Of its segments; "": the server's own.
+        generation: Generation number of this launch: the number of launches of this run before it.
+        journal: True: a journal makes the application of updates atomic, so that a kill at any instruction
+            loses none.
+        warm: True: take over the shared memory that the launch before left.
+        name: Begin of the names of the server's shared-memory files; "": "s" and the server's index.
     """
 
     generation: int = 0
@@ -52,33 +62,40 @@ class Durability(msgspec.Struct, frozen=True):
     name: str = ""
 
 
-_JOURNAL_ELEMENTS = 1 << 35  # of a shard, in what the journal says of how far an update has come
-_JOURNAL_TABLES = 32_766  # whose segments it can name
-NEW = Durability()  # nothing before, nothing after
+# Elements of a shard: the journal's count of the elements that an update has reached must be smaller.
+_JOURNAL_ELEMENTS = 1 << 35
+_JOURNAL_TABLES = 32_766  # largest number of tables whose memory a journal can name
+NEW = Durability()  # a server that takes nothing over and leaves nothing
 
 
 def backup_workers(tables: Sequence[Table]) -> int:
-    """The job's number of backup workers; all BSP tables have the same."""
+    """Return the job's number of backup workers. All BSP tables have the same; without BSP tables it is 0."""
     return max((t.consistency.backup for t in tables if isinstance(t.consistency, BSP)), default=0)
 
 
 def check_journal(index: int, tables: Sequence[Table], placement: Placement) -> None:
-    """Refuse shards of a server that a journal cannot describe.
+    """Raise ConfigError for tables or shards that a server's journal cannot describe.
+
+    Args:
+        index: Index of the server.
+        tables: All tables of the job.
+        placement: The parts of tables on each server.
 
     Raises:
-        ConfigError: Names the table, or the number of tables.
+        ConfigError: There are too many tables, or a shard is too large.
     """
-    wayout = "use more servers, or no warm restart (redundancy.warm = false)"
     if len(tables) > _JOURNAL_TABLES:
         raise ConfigError(
-            f"{len(tables)} tables: warm restart takes {_JOURNAL_TABLES} at most; {wayout}"
+            f"{len(tables)} tables: warm restart takes {_JOURNAL_TABLES} at most; use fewer tables, or set "
+            "redundancy.warm = false"
         )
     for name, parts in placement.dense.items():
         for part in parts:
             if part.server == index and part.stop - part.start >= _JOURNAL_ELEMENTS:
                 raise ConfigError(
                     f"table {name!r}: server {index} holds {part.stop - part.start:,} elements; with warm "
-                    f"restart it can hold fewer than {_JOURNAL_ELEMENTS:,}: {wayout}"
+                    f"restart it must hold fewer than {_JOURNAL_ELEMENTS:,}: use more servers, or set "
+                    "redundancy.warm = false"
                 )
 
 
@@ -86,8 +103,12 @@ class Server:
     """The shards of one server and the loop that serves them. Not thread-safe.
 
     Attributes:
-        index: 0 .. n_servers-1.
-        region: Its shared memory; mailboxes and dense shards, laid out by `layout`.
+        index: Index of the server, 0 .. n_servers-1.
+        layout: Positions of mailboxes and dense shards in the region.
+        region: The memory that workers see: mailboxes and dense shards.
+        core: The native server, which consumes records and owns the shards.
+        durability: What outlives the process, and what the server takes over.
+        token: Token of the job, which names its memory.
     """
 
     def __init__(
@@ -101,16 +122,26 @@ class Server:
         progress: Callable[[], int] | None,
         durability: Durability = NEW,
     ) -> None:
-        """Make region and shards with their initial values, or take them over. `progress` enters MPI;
-        returns the number of messages it has served.
+        """Make region and shards with their initial values, or take them over. Not collective.
 
-        With a journal `begin_journal` (of a new server, once its values are loaded) or
-        `finish_recovery` (of a warm one) must follow before `serve`.
+        With a journal, one call must follow before `serve`: `begin_journal` on a new server, once its values
+        are loaded, or `finish_recovery` on a warm one.
+
+        Args:
+            index: Index of the server.
+            tables: All tables of the job.
+            placement: The parts of tables on each server.
+            regions: Makes memory of this job, or reopens it.
+            seed: Seed of the job, for initial values.
+            oversubscribed: True if the node has more ranks than cores; the server then does not spin.
+            progress: Enters MPI and returns the number of messages that it has served; None: no MPI.
+            durability: What outlives the process, and what is taken over.
 
         Raises:
-            ConfigError: The shards are too many or too large for a journal.
-            RegionError: /dev/shm is too small; warm: a segment is missing or in use.
-            RecoveryError: Warm: what is there is no server of these tables that had begun to work.
+            ConfigError: There are too many tables, or a shard is too large, for a journal.
+            RegionError: /dev/shm is too small; of a warm server: a shared-memory file is missing or in use.
+            RecoveryError: Of a warm server: the memory is not that of a server of these tables that had begun
+                to work.
         """
         if durability.journal:
             check_journal(index, tables, placement)
@@ -126,9 +157,9 @@ class Server:
         n_embedding = sum(isinstance(table, EmbeddingTable) for table in tables)
         self._sizes = embedding_memory(n_embedding)
         if regions.shared:
-            # Rows, keys and, with a journal, buffers of each table; region and journal.
+            # Count rows, keys and, with a journal, buffers of each table; also region and journal.
             allow_open_files(2 + 2 * n_embedding + durability.journal * len(tables))
-        self.region = self._segment("", self.layout.total_bytes)
+        self.region = self._memory("", self.layout.total_bytes)
         low, high = token_words(regions.token)
         _native.write_region_header(self.region, self.layout, 0, index, low, high)
         self.core = _native.ServerCore(
@@ -142,7 +173,7 @@ class Server:
         )
         if durability.journal:
             n_bytes = _native.journal_bytes(self.layout)
-            journal = self._segment("-journal", n_bytes, MOST_RESERVED)
+            journal = self._memory("-journal", n_bytes, MOST_RESERVED)
             self.core.use_journal(journal, not durability.warm)
         for i, table in enumerate(tables):
             self._add(i, table, placement)
@@ -154,16 +185,28 @@ class Server:
         except _native.RecoveryError as error:
             raise RecoveryError(f"server {index}: {error}") from None
 
-    def _segment(
+    def _memory(
         self, part: str, n_bytes: int, reserve: int = 0, sparse: bool = False
     ) -> _native.SharedMemory:
-        """A segment of this server: new, or the one that the launch before left."""
+        """Make memory of this server, or reopen that of the launch before if the server is warm.
+
+        Args:
+            part: End of the name, unique in the server.
+            n_bytes: Size, bytes.
+            reserve: Address space, bytes, up to which the memory grows without moving.
+            sparse: True: pages are allocated only when they are committed.
+
+        Raises:
+            RegionError: It cannot be made or reopened.
+            RecoveryError: The memory of the launch before is smaller than `n_bytes`.
+        """
         name = f"{self.durability.name or f's{self.index}'}{part}"
         if self.durability.warm:
             memory = self._regions.reopen(name, reserve)
             if memory.n_bytes < n_bytes:
                 raise RecoveryError(
-                    f"server {self.index}: segment {name} is smaller than this job's"
+                    f"server {self.index}: the shared memory {name} has {memory.n_bytes:,} bytes, this job "
+                    f"needs {n_bytes:,}: the launch before had other tables or options"
                 )
             return memory
         if sparse:
@@ -171,17 +214,20 @@ class Server:
         return self._regions.create(name, n_bytes, reserve)
 
     def begin_journal(self) -> None:
-        """From here on a kill is survived: values and rows are as they shall be at the start."""
+        """Begin the journal of a new server, once its values and rows are those with which the job starts.
+
+        From here on the server's state survives a kill.
+        """
         self.core.begin_journal()
 
     def finish_recovery(self, staging: Callable[[int, int], _native.SharedMemory]) -> None:
-        """Finish what the process before had begun.
+        """Finish the operation that the process before had begun. Only for a warm server.
 
         Args:
-            staging: Attaches the staging memory of a worker and generation.
+            staging: Attaches the staging memory of a worker and generation; records in the rings point to it.
 
         Raises:
-            RegionError: Updates in the rings lie in staging memory that is gone; /dev/shm is full.
+            RegionError: Staging memory to which records point is gone, or /dev/shm is full.
             RecoveryError: The operation cannot be finished.
         """
         for worker, generation in self.core.old_staging():
@@ -194,6 +240,7 @@ class Server:
             raise RegionError(f"server {self.index}: {error}") from None
 
     def _add(self, i: int, table: Table, placement: Placement) -> None:
+        """Add table `i` to the core, with its memory; on a new server also the values of a dense part."""
         rule = table.optimizer
         python = rule if isinstance(rule, PythonRule) else None
         optimizer = SGD().native() if isinstance(rule, PythonRule) else rule.native()
@@ -202,8 +249,8 @@ class Server:
         seed = table_seed(self._seed, table.name)
         if isinstance(table, EmbeddingTable):
             assert isinstance(init, Initializer)
-            rows = self._segment(f"-t{i}-rows", self._sizes.first, self._sizes.reserve)
-            keys = self._segment(f"-t{i}-keys", self._sizes.first, self._sizes.reserve)
+            rows = self._memory(f"-t{i}-rows", self._sizes.first, self._sizes.reserve)
+            keys = self._memory(f"-t{i}-keys", self._sizes.first, self._sizes.reserve)
             self._buffers(i, self._sizes.buffers)
             self.core.add_embedding(
                 i,
@@ -232,36 +279,45 @@ class Server:
             self.core.set_dense(i, init.reshape(-1)[part.start : part.stop])
 
     def _buffers(self, i: int, n_bytes: int) -> None:
-        """Where a table's unfinished pushes and sums lie, if they are to outlive this process."""
+        """Make the buffers of a table's unfinished pushes and sums outlive this process, with a journal."""
         if self.durability.journal:
-            self.core.set_buffers(i, self._segment(f"-t{i}-buffers", n_bytes, sparse=True))
+            self.core.set_buffers(i, self._memory(f"-t{i}-buffers", n_bytes, sparse=True))
 
     def drain(self) -> int:
-        """Consume everything that can be consumed; returns the number of records.
+        """Consume all records that can be consumed; return their number.
 
-        Does not return while others write faster than this server consumes: it is for a server whose
-        rings are written by this thread, or by nobody any more.
+        Does not return while workers write faster than the server consumes. So it is only for a server whose
+        rings are written by this thread, or not at all any more.
 
         Raises:
-            ProtocolError: A worker sent what no correct worker sends.
+            ProtocolError: A worker sent a record that no correct worker sends.
             RegionError: A table cannot grow.
         """
         return self._drain(0.0, 0)
 
     def _drain(self, max_s: float, max_sleep_us: int) -> int:
+        """Consume records, and wait for more, for `max_s` seconds; 0.0: see `drain`. Return their number."""
         try:
             return self.core.drain(max_s, max_sleep_us)
         except (_native.ProtocolViolation, _native.SharedMemoryError) as error:
             raise self._named(error) from None
 
     def _named(self, error: Exception) -> MpipsError:
+        """Return an error of the native module as one of mpips that names this server."""
         kind = ProtocolError if isinstance(error, _native.ProtocolViolation) else RegionError
         return kind(f"server {self.index}: {error}")
 
     def serve(self, remote: bool, poll: Callable[[], bool], stopped: Callable[[], bool]) -> None:
-        """Consume records until `stopped`.
+        """Consume records until `stopped` returns True, then what is left in the rings. Blocks.
 
-        `poll` takes control messages when it is time, and does other short work; True: there is more.
+        Args:
+            remote: True if there are remote workers, whose puts and gets need this server to enter MPI.
+            poll: Processes control messages and does other short work; returns True if there is more of it.
+            stopped: Returns True once all workers have finished.
+
+        Raises:
+            ProtocolError: A worker sent a record that no correct worker sends.
+            RegionError: A table cannot grow.
         """
         self.core.set_remote_peers(remote)
         if remote:
@@ -271,33 +327,34 @@ class Server:
         more = False
         while not stopped():
             if more:
-                # By turns with other work, whether there are records or not.
+                # Alternate with other work, whether there are records or not.
                 self._drain(_SHARED_SLICE_S, 0)
             elif self._drain(slice_s, _MAX_SLEEP_US):
                 idle_since = time.monotonic()
             else:
-                # A server that has been idle for a while looks less often at the scheduler.
+                # Poll less often after an idle time.
                 quiet_s = time.monotonic() - idle_since
                 slice_s = _IDLE_SLICE_S if quiet_s < 0.1 else _LONG_SLICE_S
             more = poll()
         self.drain()
 
     def _consume(self) -> int:
-        """Consume what is there, for as long as this server may stay out of MPI."""
+        """Consume records for as long as this server may stay outside MPI, without waiting for more."""
         try:
             return self.core.consume(PROGRESS_INTERVAL_S)
         except (_native.ProtocolViolation, _native.SharedMemoryError) as error:
             raise self._named(error) from None
 
     def _serve_remote(self, poll: Callable[[], bool], stopped: Callable[[], bool]) -> None:
-        """Look at the rings and enter MPI by turns, without a pause while there is work on either side.
+        """Consume records and enter MPI alternately, without a pause while there is work of either kind.
 
-        Nothing tells that MPI has served a put or get of a remote worker, but over TCP it sends an answer
-        then, and that takes longer than to find nothing, even after a sleep.
+        MPI does not report that it has served a put or get of a remote worker. But over TCP it sends an
+        answer then, which takes longer than an entry that finds nothing, even one after a sleep. So a long
+        entry counts as work.
         """
         spin_s = 0.0 if self._oversubscribed else _SPIN_S
         spin_until = idle_since = time.perf_counter()
-        slow = 0  # entries in a row that took long; one alone may be a lost time slice
+        slow = 0  # number of long entries in a row; a single one may be a lost time slice
         while not stopped():
             consumed = self._consume()
             served, long, left = self._enter_mpi()
@@ -308,7 +365,7 @@ class Server:
             if consumed or served or slow or more:
                 spin_until = left + spin_s
             elif left > spin_until:
-                # The longer nothing has come, the more rarely it looks.
+                # Wait for records, the longer the longer the server has been idle.
                 longest = min(_IDLE_SHARE * (left - idle_since), _MAX_IDLE_SLICE_S)
                 slice_s = max(PROGRESS_INTERVAL_S, longest)
                 self._drain(slice_s, int(slice_s * 1e6))
@@ -317,10 +374,13 @@ class Server:
         self.drain()
 
     def _enter_mpi(self) -> tuple[int, int, float]:
-        """Enter MPI, and again while bytes keep coming but no message that tells of them.
+        """Enter MPI once, and again while entries take long, which means that bytes still arrive.
+
+        It ends when a message is served or PROGRESS_INTERVAL_S is over.
 
         Returns:
-            Messages served, entries that took long, and the time after the last.
+            The number of messages served, the number of long entries, and the time after the last entry
+            (time.perf_counter).
         """
         start = entered = time.perf_counter()
         long = 0
@@ -335,7 +395,7 @@ class Server:
             entered = left
 
     def figures(self) -> Figures:
-        """What this server has counted so far. Cheap, between drains."""
+        """Return this server's counts since its start, for a heartbeat. Cheap; call it between drains."""
         c = self.core.counters()
         f = Figures(at=time.monotonic(), records=c["records"], queue=self.core.queue())
         f.pushed_bytes, f.pulled_bytes = c["bytes_in"], c["bytes_out"]
@@ -352,7 +412,7 @@ class Server:
         return f
 
     def statistics(self) -> dict[str, Any]:
-        """What this server did, by table; plain numbers."""
+        """Return this server's statistics since its start, as plain numbers."""
         return {
             "server": self.index,
             "counters": self.core.counters(),
@@ -362,6 +422,7 @@ class Server:
         }
 
     def _table_statistics(self, i: int, table: Table) -> dict[str, Any]:
+        """Return the statistics of one table."""
         result: dict[str, Any] = dict(self.core.stats(i))
         result["version"] = self.core.version(i)
         if isinstance(table, EmbeddingTable):

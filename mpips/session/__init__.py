@@ -1,5 +1,4 @@
-"""One job from start-up to its end: over MPI (`job.py`) or with all roles in one process (`local.py`).
+"""One job: start-up, wiring, roles at work, shutdown; and all roles in one process.
 
-Open `session.py` first: `run` is `mpips.run`. `links.py` makes the channels of all ranks, `ending.py` ends
-a job that fails or is interrupted, `calling.py` calls a worker's function.
+Open `session.py` (`mpips.run`) or `driver.py` (its path for one rank and for several), then `job.py`.
 """

@@ -1,4 +1,4 @@
-"""Calling a worker's function, and what it must not do."""
+"""The call of a worker's function, and the checks of the function and of its value."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class ExitedError(MpipsError):
 
 
 def refuse_generator(main: Callable[..., Any]) -> None:
-    """Refuse a function whose call would run nothing of it.
+    """Raise ConfigError for a function whose call would run no line of it.
 
     Raises:
-        ConfigError: It contains yield, or is declared with async.
+        ConfigError: The function contains yield, or is declared with async.
     """
     if inspect.isgeneratorfunction(main):
         raise ConfigError(f"{_name(main)} contains yield, so calling it trains nothing: use return")
@@ -29,15 +29,15 @@ def refuse_generator(main: Callable[..., Any]) -> None:
 
 
 def call(main: Callable[[Worker], Any], worker: Worker, alone: bool) -> Any:
-    """Return what a worker's function returns; sys.exit() without a code counts as return.
+    """Call a worker's function and return its value; sys.exit() without a code counts as return.
 
     Args:
         main: The function.
         worker: Its argument.
-        alone: All roles are in this process: sys.exit with a code ends it as it ends any program.
+        alone: All roles are in this process, so sys.exit with a code ends it as it ends any program.
 
     Raises:
-        ConfigError: The value is a generator or a coroutine, so nothing has run.
+        ConfigError: The value is a generator or a coroutine, so no line has run.
         ExitedError: The function called sys.exit with a code or a message.
     """
     caller = os.getpid()
@@ -47,7 +47,7 @@ def call(main: Callable[[Worker], Any], worker: Worker, alone: bool) -> Any:
         raise
     except SystemExit as error:
         if os.getpid() != caller:
-            raise  # a forked child ends as it wants to
+            raise  # in a forked child, sys.exit ends the child
         if error.code in (None, 0):
             return None
         if alone:

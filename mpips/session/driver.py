@@ -1,13 +1,11 @@
 """From a program to its outcome: the one path of `mpips.run` and of `mpips train`.
 
-one rank        prepare, choose what to start from, run all roles in this process
+one rank        prepare, make a `LocalJob` with all roles in this process, run it
 several ranks   load MPI, give every rank a role, prepare, make a `Job`, run it
 """
 
 from __future__ import annotations
 
-import os
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,9 +20,9 @@ from mpips.mpi.signals import signals_unwind
 from mpips.recovery.saving import Saving, SavingPlan
 from mpips.rundir.directory import RankPlace, Supervised, run_id
 from mpips.scheduler.rank_table import RankTable
-from mpips.scheduler.recorder import open_recorder
+from mpips.scheduler.recorder import OnReport
 from mpips.scheduler.run_progress import RunProgress
-from mpips.session.local import run_local
+from mpips.session.local import LocalJob
 from mpips.transport.region import new_token
 from mpips.worker.worker import Worker
 
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 Value = TypeVar("Value")
-ALL_ROLES = "scheduler + server 0 + worker 0"
 
 
 @dataclass
@@ -40,11 +37,11 @@ class Outcome:
     """The result of a run on each rank.
 
     Attributes:
-        value: What the worker function returned, on workers; None elsewhere.
-        role: "scheduler", "server 0", "worker 2", ...
+        value: Return value of the worker function, on workers; None elsewhere.
+        role: Roles of this rank: "scheduler", "server 0", "worker 2", ...
         statistics: {"servers": [...], "workers": [...], "scheduler": {...}} of the whole job.
         transports: Name of the transport of each (worker, server) pair, by worker then server.
-        ranks: Where every rank is.
+        ranks: Place of every rank.
     """
 
     value: Any = None
@@ -55,21 +52,34 @@ class Outcome:
 
     @property
     def is_first_worker(self) -> bool:
-        """True on exactly one rank of the job: the one to print results on."""
+        """True on exactly one rank of the job, which prints results."""
         return self.role.endswith("worker 0")
 
 
 class JobRanks(Protocol):
-    """The ranks of a job before its start-up: one process, or a cluster."""
+    """The ranks of a job before its start-up: one process, or a cluster.
+
+    Attributes:
+        token: Part of the names of the job's shared-memory files.
+    """
+
+    token: str
+
+    @property
+    def is_scheduler(self) -> bool:
+        """True on the rank that has the role of the scheduler."""
 
     @property
     def worker(self) -> int | None:
         """This rank's worker index, or None."""
 
     def agree(self, what: str, work: Callable[[], Value], lengthy: bool = False) -> list[Value]:
-        """Do work on every rank; everyone's result, or the first error on all.
+        """Call `work` on every rank; return all results, or raise the first error on all ranks.
 
-        `lengthy`: it may take longer than the job's timeout.
+        Args:
+            what: Name of the work, for errors.
+            work: Returns this rank's result.
+            lengthy: The work may take longer than the job's timeout.
         """
 
 
@@ -77,6 +87,11 @@ class OneRank:
     """The only rank, which is worker 0."""
 
     worker = 0
+    is_scheduler = True
+
+    def __init__(self) -> None:
+        """Make a token."""
+        self.token = new_token()
 
     def agree(self, what: str, work: Callable[[], Value], lengthy: bool = False) -> list[Value]:
         """See JobRanks."""
@@ -85,11 +100,11 @@ class OneRank:
 
 @dataclass(frozen=True)
 class JobView:
-    """The facts that a program shows a person when a job begins; on the scheduler's rank.
+    """The facts that a program shows when a job begins. On the scheduler's rank.
 
     Attributes:
-        saving: Where the job starts.
-        rank_table: Calls what is set as `on_look`, `on_end` and in `on_evaluated`.
+        saving: Folder for checkpoints, and the start of the job.
+        rank_table: Place and activity of every rank.
         description: Roles and transports; "" for one rank.
     """
 
@@ -99,12 +114,12 @@ class JobView:
 
 
 class Program(Protocol):
-    """The work of a job: its tables, the worker's function, and what is shown of it.
+    """The work of a job: its tables, the worker's function, its display.
 
     Attributes:
-        options: Of the session.
-        warm: In a supervised run memory outlives a launch.
-        partner_bound: How many records a copy on another node may lack; None: no copies.
+        options: Options of the session.
+        warm: In a supervised run the servers' memory outlives a launch.
+        partner_bound: Number of records that a replica on another node may lack; None: no replicas.
     """
 
     options: SessionOptions
@@ -114,32 +129,62 @@ class Program(Protocol):
     def prepare(
         self, ranks: JobRanks, n_workers: int, run_id: str, comm: MPI.Intracomm | None
     ) -> SavingPlan:
-        """Read what is needed to make the tables. Collective over the ranks; blocks.
+        """Read the inputs of the tables. Collective over the ranks; blocks.
 
         Args:
-            ranks: Of the job.
-            n_workers: Of the job.
-            run_id: Names the run in its checkpoints.
-            comm: All ranks; None: this process alone.
+            ranks: All ranks of the job.
+            n_workers: Number of workers of the job.
+            run_id: Name of the run in its checkpoints.
+            comm: Communicator of all ranks; None: this process alone.
         """
 
     def tables(self) -> list[Table]:
-        """Return the job's tables; after `prepare`."""
+        """Return the job's tables. Called after `prepare`."""
 
     def begin(self, saving: Saving, n_workers: int) -> None:
-        """Take note of where the job starts. On every rank, after start-up."""
+        """Take the start of the job. Called on every rank after start-up."""
 
     def show(self, view: JobView) -> RunProgress | None:
-        """Show a person that the job begins; how far it is, if the program knows its end."""
+        """Show that the job begins; return its progress if the program knows its end. On the scheduler."""
 
     def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
-        """Take a worker's progress report. On the scheduler's rank; `step` of the run."""
+        """Take a worker's progress report. On the scheduler; `step` counts from the beginning of the run."""
 
     def main(self, worker: Worker) -> Any:
-        """Work of one worker."""
+        """Do the work of one worker; returns its result."""
 
     def close(self) -> None:
-        """End what `show` has begun; also after an error."""
+        """End the display that `show` has begun. Called also after an error."""
+
+
+class AnyJob(Protocol):
+    """A started job: LocalJob, or Job over several ranks.
+
+    Attributes:
+        rank_table: Place and activity of every rank.
+    """
+
+    rank_table: RankTable
+
+    @property
+    def saving(self) -> Saving:
+        """Folder for checkpoints, and the start of the job."""
+
+    @property
+    def transports(self) -> list[list[str]]:
+        """Names of transports, by worker then server."""
+
+    @property
+    def role(self) -> str:
+        """Roles of this rank."""
+
+    def describe(self) -> str:
+        """Return roles and transports, for people."""
+
+    def run(
+        self, main: Callable[[Worker], Any], on_report: OnReport, run_progress: RunProgress | None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Play this rank's roles; returns the value of `main` and the statistics."""
 
 
 def drive(
@@ -148,23 +193,79 @@ def drive(
     """Run a program on all ranks of a launch or of `comm`, or in this process. Collective over them.
 
     Args:
-        program: What to run.
+        program: The program.
         run: The supervised run of which this launch is an attempt.
         comm: All ranks; None: those of the launch.
         size: Number of ranks.
     """
+    options = program.options
     with signals_unwind(run):
         if size == 1:
             with leaves_after_checkpoint():
-                return _drive_alone(program, run)
+                return _drive(
+                    program,
+                    run,
+                    OneRank(),
+                    1,
+                    None,
+                    lambda plan: LocalJob(program.tables(), options, plan, run),
+                )
         if comm is None:
-            comm = launch.load_mpi(launch.start_limit(program.options.timeout_s))
-        return _drive_cluster(program, run, comm)
+            comm = launch.load_mpi(launch.start_limit(options.timeout_s))
+        from mpips.mpi.cluster import Cluster
+        from mpips.session.job import Job
+
+        with Cluster(comm, options.servers or None, options.timeout_s, run) as cluster:
+            return _drive(
+                program,
+                run,
+                cluster,
+                len(cluster.assignment.workers),
+                cluster.comm,
+                lambda plan: Job(
+                    cluster,
+                    program.tables(),
+                    options,
+                    plan,
+                    run,
+                    program.warm,
+                    program.partner_bound,
+                ),
+            )
+
+
+def _drive(
+    program: Program,
+    run: Supervised | None,
+    ranks: JobRanks,
+    n_workers: int,
+    comm: MPI.Intracomm | None,
+    make_job: Callable[[SavingPlan], AnyJob],
+) -> Outcome:
+    """Prepare the program, start the job, run it. Collective over the ranks."""
+    plan = program.prepare(ranks, n_workers, run_id(run, ranks.token), comm)
+    job = make_job(plan)
+    saving = job.saving
+    program.begin(saving, n_workers)
+    run_progress = None
+    try:
+        if ranks.is_scheduler:
+            run_progress = program.show(JobView(saving, job.rank_table, job.describe()))
+        value, statistics = job.run(
+            program.main,
+            lambda _, r: program.report(
+                r.epoch, saving.steps_before + r.clock, r.samples, r.loss_sum
+            ),
+            run_progress,
+        )
+    finally:
+        program.close()
+    return Outcome(value, job.role, statistics, job.transports, job.rank_table.places)
 
 
 @contextmanager
 def leaves_after_checkpoint() -> Iterator[None]:
-    """End this process, all roles in it, when the checkpoint after which it was to end is written."""
+    """End this process, which has all roles, when the checkpoint after which it was to end is written."""
     try:
         yield
     except LeavingError as error:
@@ -172,69 +273,10 @@ def leaves_after_checkpoint() -> Iterator[None]:
         raise SystemExit(error.exit_code) from None
 
 
-def _drive_alone(program: Program, run: Supervised | None) -> Outcome:
-    saving = program.prepare(OneRank(), 1, run_id(run, new_token()), None).choose()
-    program.begin(saving, 1)
-    rank_table = RankTable([here()])
-    try:
-        run_progress = program.show(JobView(saving, rank_table, ""))
-        recorder = open_recorder(run, rank_table, saving, run_progress)
-        value, statistics = run_local(
-            program.main,
-            program.tables(),
-            program.options,
-            lambda epoch, clock, samples, loss_sum: program.report(
-                epoch, saving.steps_before + clock, samples, loss_sum
-            ),
-            saving,
-            recorder,
-            rank_table,
-            run,
-        )
-    finally:
-        program.close()
-    return Outcome(value, ALL_ROLES, statistics, [["local"]], rank_table.places)
-
-
-def _drive_cluster(program: Program, run: Supervised | None, comm: MPI.Intracomm) -> Outcome:
-    from mpips.mpi.cluster import Cluster
-    from mpips.session.job import Job
-
-    options = program.options
-    with Cluster(comm, options.servers or None, options.timeout_s, run) as cluster:
-        n_workers = len(cluster.assignment.workers)
-        name = run_id(run, cluster.token)
-        plan = program.prepare(cluster, n_workers, name, cluster.comm)
-        job = Job(
-            cluster, program.tables(), options, plan, run, program.warm, program.partner_bound
-        )
-        saving = job.saving
-        program.begin(saving, n_workers)
-        run_progress = None
-        try:
-            if cluster.is_scheduler:
-                run_progress = program.show(JobView(saving, job.rank_table, job.describe()))
-            value, statistics = job.run(
-                program.main,
-                lambda _, r: program.report(
-                    r.epoch, saving.steps_before + r.clock, r.samples, r.loss_sum
-                ),
-                run_progress,
-            )
-        finally:
-            program.close()
-        role = cluster.assignment.roles_of(cluster.rank)
-        return Outcome(value, role, statistics, job.transports, job.rank_table.places)
-
-
 def run_alone(
     main: Callable[[Worker], Any], tables: list[Table], options: SessionOptions
 ) -> Outcome:
-    """Run `main` with all roles in this process, without MPI; nothing is saved or shown."""
-    value, statistics = run_local(main, tables, options)
-    return Outcome(value, ALL_ROLES, statistics, [["local"]], (here(),))
-
-
-def here() -> RankPlace:
-    """This process, where it has all roles."""
-    return RankPlace(rank=0, role=ALL_ROLES, host=socket.gethostname(), pid=os.getpid())
+    """Run `main` with all roles in this process, without MPI, checkpoints and display."""
+    job = LocalJob(tables, options)
+    value, statistics = job.run(main)
+    return Outcome(value, job.role, statistics, job.transports, job.rank_table.places)

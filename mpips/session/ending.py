@@ -1,7 +1,7 @@
-"""How a rank leaves a job that does not end by itself: what it says, what it removes, with which code.
+"""The end of a rank in a job that fails or is told to end: messages, clean-up, exit code.
 
-Only the scheduler prints; others tell it, and print themselves if it does not answer. Segments whose names
-outlive a launch stay for the next one.
+Only the scheduler prints. Other ranks send it their error, and print the error themselves if it does not end
+the job. Shared-memory files that outlive a launch remain for the next launch.
 """
 
 from __future__ import annotations
@@ -25,46 +25,44 @@ from mpips.rundir.directory import Supervised
 from mpips.scheduler.scheduler import JobFailure, Scheduler
 from mpips.transport.region import Regions
 
-_PARTING_S = 5.0  # for all ranks to hear that the job ends by request
-_LINGER_S = 0.5  # for the others to see that all have heard: MPI fails them when a rank is gone
+_PARTING_S = 5.0  # until all ranks have received the request to end
+_LINGER_S = 0.5  # until the others have left the barrier: MPI fails in ranks that lose a peer
 
 
 class Ending:
-    """This rank's last words and acts. Its methods do not return.
-
-    Attributes:
-        signal_requests: What signals have asked for.
-    """
+    """The end of this rank. `die` and `fail` do not return."""
 
     def __init__(
         self,
         cluster: Cluster,
         regions: Regions,
         folder: Path | None,
+        signal_requests: SignalRequests,
         run: Supervised | None = None,
     ) -> None:
-        """Nothing happens yet.
+        """Do nothing yet.
 
         Args:
             cluster: All ranks.
-            regions: The segments of this rank.
-            folder: Of the run's checkpoints, if there are any.
+            regions: Shared-memory files of this rank.
+            folder: Folder of the run's checkpoints; None: there are none.
+            signal_requests: Requests by signals to this process.
             run: The run whose memory outlives this launch; None: no memory does.
         """
         self._run = run
         self._cluster = cluster
         self._regions = regions
         self.folder = folder
-        self.signal_requests = SignalRequests(False)
+        self._signal_requests = signal_requests
 
     def die(self, error: BaseException) -> None:
-        """Interrupted or told to end: clean up and leave at once, without MPI."""
+        """Clean up and exit at once, without MPI, after an interrupt or a request to end."""
         self._regions.leave()
-        self._cluster.last_rites()
+        self._cluster.clean_shared_memory()
         given = error.code if isinstance(error, SystemExit) else 130
         code = given if isinstance(given, int) else 1
         if self._cluster.is_scheduler:
-            self.signal_requests.say_end(code, newest_name(self.folder))
+            self._signal_requests.say_end(code, newest_name(self.folder))
         sys.stdout.flush()
         sys.stderr.flush()
         failure_report.write(
@@ -77,49 +75,49 @@ class Ending:
         os._exit(code)
 
     def fail(self, error: BaseException, client: Client, scheduler: Scheduler | None) -> None:
-        """Get the error printed once and the job ended. Does not return."""
+        """Let the error be printed once and the job be ended. Does not return."""
         if isinstance(error, LeavingError):
-            self._part(error, scheduler)
+            self._leave_together(error, scheduler)
         self._regions.leave()
-        self._cluster.last_rites()
+        self._cluster.clean_shared_memory()
         message, code = self._verdict(error)
         self._refuse_memory(error, message)
-        self._speak(error, code, client)
+        self._report(error, code, client)
         if scheduler is None:
             client.fail(message, code, patience_s=3.0)
         launch.print_error(message)
         self._cluster.abort(code)
 
     def _refuse_memory(self, error: BaseException, message: str) -> None:
-        """Let the next launch start from the checkpoint if this one found its memory wrong."""
+        """Let the next launch start from the checkpoint if this one has found an error in its memory."""
         if self._run is None or not isinstance(error, ProtocolError | RecoveryError | ReplayError):
             return
         try:
             refuse_memory(self._run, message.partition(";")[0])
         except OSError as failure:
             print(
-                f"mpips: warning: {self._run.folder.path}: cannot be written to ({failure.strerror}), so "
-                "the next attempt goes on in the same memory",
+                f"mpips: warning: {self._run.folder.path} cannot be written ({failure.strerror}), so the "
+                "next attempt continues in the same memory",
                 file=sys.stderr,
                 flush=True,
             )
 
-    def _part(self, error: LeavingError, scheduler: Scheduler | None) -> None:
-        """Leave when everybody is about to, since a launcher ends all ranks when one has left.
+    def _leave_together(self, error: LeavingError, scheduler: Scheduler | None) -> None:
+        """Exit together with all ranks, since a launcher ends all ranks when one has left. Does not return.
 
-        What had to be written is durable, and what comes last here is the cleaning. Whoever computes for
-        long hears of it late, and is not waited for. Does not return.
+        The checkpoint is durable already, so only the clean-up is left. A rank that computes for long
+        receives the request late; the others do not wait for it.
         """
         self._cluster.ignore_signals()
         self._regions.leave()
-        self._cluster.last_rites()
+        self._cluster.clean_shared_memory()
         failure_report.write(
             kind=failure_report.LEAVING, message=str(error), exit_code=error.exit_code
         )
         if scheduler is not None:
             print(f"mpips: leaving: {error}", file=sys.stderr, flush=True)
             launch.explain_launcher()
-            scheduler.say_leave(str(error))
+            scheduler.send_leave(str(error))
         together = self._come_together()
         sys.stdout.flush()
         if not together:
@@ -128,7 +126,7 @@ class Ending:
         os._exit(error.exit_code)
 
     def _come_together(self) -> bool:
-        """Whether all ranks have come here in time, or one has gone already, for it had seen them all."""
+        """Wait for all ranks; False if one is late. A rank that is gone had seen all of them here."""
         deadline = time.monotonic() + _PARTING_S
         try:
             request = self._cluster.comm.Ibarrier()
@@ -140,17 +138,17 @@ class Ending:
             return True
         return True
 
-    def _speak(self, error: BaseException, code: int, client: Client) -> None:
-        words = {**failure_report.fields_of(error), "exit_code": code}
+    def _report(self, error: BaseException, code: int, client: Client) -> None:
+        fields = {**failure_report.fields_of(error), "exit_code": code}
         about = self._cluster.rank
         if isinstance(error, JobFailure):
-            # Whoever failed has spoken for itself, unless it is silent.
+            # A rank that failed has written its own report, unless it went silent.
             about = error.rank
-            words |= {"secondary": not error.silent, "traceback": ""}
-            words["kind"] = "silent" if error.silent else "Failure"
+            fields |= {"secondary": not error.silent, "traceback": ""}
+            fields["kind"] = "silent" if error.silent else "Failure"
         else:
-            words |= {"state": client.state, "clock": client.clock}
-        failure_report.write(about=about, role=self._cluster.assignment.roles_of(about), **words)
+            fields |= {"state": client.state, "clock": client.clock}
+        failure_report.write(about=about, role=self._cluster.assignment.roles_of(about), **fields)
 
     def _verdict(self, error: BaseException) -> tuple[str, int]:
         if isinstance(error, JobFailure):
@@ -159,8 +157,12 @@ class Ending:
         if isinstance(error, MpipsError):
             return f"{who}: {error}", error.exit_code
         if isinstance(error, MemoryError) and self._cluster.worker is None:
-            # Elsewhere the traceback tells which line of the user's asked for it.
-            return f"{who}: out of memory: {error}", 1
+            # On a worker the traceback shows which line of the program allocated.
+            return (
+                f"{who}: out of memory: {error}; use smaller tables or fewer ranks per node (see "
+                "`mpips plan`)",
+                1,
+            )
         text = "".join(traceback.format_exception(error)).rstrip()
         if isinstance(error, MPI.Exception):
             return f"{who}: MPI failed: {error.Get_error_string()}\n{text}", 1

@@ -1,17 +1,16 @@
 """One job over several ranks: start-up, roles at work, shutdown.
 
-    start_up  (startup.py)    collective; every rank raises what went wrong on any
+    start_up  (startup.py)    collective; an error of one rank is raised on all ranks
     Roles     (roles.py)      no collective: rings, and messages to and from the scheduler
-    meet      (shutdown.py)   a non-blocking barrier with a deadline, then everything is given back
+    meet      (shutdown.py)   a non-blocking barrier with a deadline, then all parts are released
     Ending    (ending.py)     instead, where a rank fails or is told to end: it does not return
 
-From start-up to shutdown every rank sends heartbeats to the scheduler. A failure anywhere reaches it; it
-prints one message and ends all ranks.
+From start-up to shutdown every rank sends heartbeats to the scheduler. A rank that fails sends it the error;
+the scheduler prints one message and ends all ranks.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,7 +30,7 @@ from mpips.rundir.directory import RankPlace, Supervised
 from mpips.scheduler.rank_table import RankTable
 from mpips.scheduler.recorder import OnReport, RunRecorder, is_saved, open_recorder, recorded
 from mpips.scheduler.run_progress import RunProgress
-from mpips.scheduler.scheduler import Scheduler
+from mpips.scheduler.scheduler import Scheduler, ToAllServers, ToOneWorker
 from mpips.session.ending import Ending
 from mpips.session.roles import Main, Roles
 from mpips.session.shutdown import meet
@@ -41,10 +40,10 @@ from mpips.worker.connection import needs_common_clock
 
 
 class Job:
-    """A session on a cluster. Making and running it is collective over the cluster's ranks.
+    """A job on a cluster. Its construction and `run` are collective over the cluster's ranks.
 
     Attributes:
-        rank_table: Where every rank is and what it does; kept up to date on the scheduler's rank.
+        rank_table: Place and activity of every rank, up to date on the scheduler's rank.
     """
 
     def __init__(
@@ -57,21 +56,21 @@ class Job:
         warm: bool = True,
         partner_bound: int | None = None,
     ) -> None:
-        """Make regions, window and channels; continue in memory or start from a checkpoint.
+        """Make regions, window and channels; continue in memory or start from a checkpoint. Blocks.
 
         Args:
             cluster: All ranks.
-            tables: Of the job; the same on every rank.
-            options: Of the session; the same on every rank.
-            plan: What is saved, and the checkpoint to start from; None: nothing is saved.
+            tables: All tables of the job; the same on every rank.
+            options: Options of the session; the same on every rank.
+            plan: Folder for checkpoints and the checkpoint to start from; None: no checkpoints.
             run: The supervised run of which this launch is an attempt.
-            warm: In a supervised run servers leave their state to the next launch, and take over what the
-                one before has left: `saving.places` then says where the workers continue.
-            partner_bound: Each server has a copy on another node, which may lack so many records; see
-                `mpips.recovery.replica_start.Partnership`.
+            warm: In a supervised run servers leave their memory to the next launch, and take over the
+                memory of the previous one: then `saving.places` contains the workers' positions.
+            partner_bound: Each server has a replica on another node, which may lack this number of
+                records; None: no replicas. See `mpips.recovery.replica_start.Partnership`.
 
         Raises:
-            MpipsError: On every rank, what went wrong on any of them.
+            MpipsError: The first error of any rank; all ranks raise it.
         """
         self.rank_table = RankTable(_places(cluster))
         self._client: Client | None = None
@@ -80,12 +79,12 @@ class Job:
 
     @property
     def saving(self) -> Saving:
-        """The folder that is saved to, and where the job starts."""
+        """Folder for checkpoints, and the start of the job."""
         return self._parts.saving
 
     @property
     def placement(self) -> Placement:
-        """Which server holds what."""
+        """Shards of each server."""
         return self._parts.placement
 
     @property
@@ -93,54 +92,56 @@ class Job:
         """Names of transports, by worker then server."""
         return self._parts.links.transports
 
+    @property
+    def role(self) -> str:
+        """Roles of this rank."""
+        c = self._parts.cluster
+        return c.assignment.roles_of(c.rank)
+
     def describe(self) -> str:
-        """Roles and transports, for people."""
+        """Return roles and transports, for people."""
         p = self._parts
         lines = [p.cluster.assignment.describe(), p.links.describe()]
         lines += [f"note: {note}" for note in dict.fromkeys(p.notes)]
         if p.cold:
-            lines.append(f"note: not going on in memory: {p.cold}")
+            lines.append(f"note: not continuing in memory: {p.cold}")
         return "\n".join(lines)
 
     def run(
         self, main: Main, on_report: OnReport | None = None, run_progress: RunProgress | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Play this rank's roles until the job is over; returns main's value and the statistics.
+        """Play this rank's roles until the job is over; returns main's value and the statistics. Blocks.
 
-        Does not return where any rank fails: the job is ended with that rank's exit code.
+        The call does not return if any rank fails: the job ends with the exit code of that rank.
 
         Args:
             main: The worker's function.
             on_report: Called with every progress report, on the scheduler's rank.
-            run_progress: How far the job is; `on_report` counts in it.
+            run_progress: Progress of the run; `on_report` counts in it.
         """
         p, c = self._parts, self._parts.cluster
         assert p.control_comm is not None
         endpoint = Endpoint(p.control_comm, c.watchdog.guard)
         node = c.assignment.node_of[c.assignment.scheduler]
         where = c.assignment.node_names[node]
-        client = Client(endpoint, c.assignment.scheduler, where, p.options.timeout_s)
+        requests = SignalRequests(p.saving.folder is not None, p.saving.triggers.grace_s, p.run)
+        client = Client(endpoint, c.assignment.scheduler, where, p.options.timeout_s, requests.take)
         self._client = client
-        # A job whose memory no launch can use has no run to refuse memory of.
-        ending = Ending(c, p.regions, p.saving.folder, p.run if p.warm else None)
+        # Only memory that outlives this launch can be refused to the next one.
+        ending = Ending(c, p.regions, p.saving.folder, requests, p.run if p.warm else None)
         scheduler = recorder = None
         try:
             if c.is_scheduler:
                 recorder = open_recorder(p.run, self.rank_table, p.saving, run_progress, p.warm)
-                scheduler = self._make_scheduler(endpoint, on_report, recorder)
-            with SignalRequests(
-                p.saving.folder is not None, p.saving.triggers.grace_s, p.run
-            ) as requests:
-                client.signalled = requests.take
-                if scheduler is not None:
-                    scheduler.signalled = requests.take
-                ending.signal_requests = c.watchdog.signal_requests = requests
-                c.watchdog.is_hopeless = self._has_lost_ranks
+                scheduler = self._make_scheduler(endpoint, on_report, recorder, requests)
+            with requests:
+                c.watchdog.allow_checkpoint(requests, self._has_lost_ranks)
                 with forked.children_end_here("the job"):
                     value, summary = Roles(p, client, scheduler, self.rank_table).play(main)
                 self.rank_table.end()
                 meet(p, endpoint, is_saved(msgspec.json.decode(summary)))
-                self._client = self.rank_table.own = None
+                self._client = None
+                self.rank_table.show_own(None)
             if recorder is not None:
                 _native.fault_point("unmarked")
                 recorder.finish(msgspec.json.decode(summary))
@@ -152,10 +153,14 @@ class Job:
         return value, msgspec.json.decode(summary)
 
     def _make_scheduler(
-        self, endpoint: Endpoint, on_report: OnReport | None, recorder: RunRecorder | None
+        self,
+        endpoint: Endpoint,
+        on_report: OnReport | None,
+        recorder: RunRecorder | None,
+        requests: SignalRequests,
     ) -> Scheduler:
         p, c = self._parts, self._parts.cluster
-        scheduler = Scheduler(
+        return Scheduler(
             endpoint,
             c.assignment,
             list(c.topology.pids),
@@ -163,24 +168,23 @@ class Job:
             recorded(on_report, recorder),
             self.rank_table,
             [r for r in range(c.size) if c.topology.sees(c.rank, r)],
+            requests.take,
+            self._make_coordinator if p.saving.folder is not None else None,
+            recorder.look_at if recorder is not None else None,
         )
-        coordinator = scheduler.coordinator = self._make_coordinator(scheduler)
-        if recorder is not None:
-            scheduler.on_look = functools.partial(recorder.look_at, coordinator)
-        return scheduler
 
-    def _make_coordinator(self, scheduler: Scheduler) -> Coordinator | None:
+    def _make_coordinator(
+        self, send_to_worker: ToOneWorker, send_to_servers: ToAllServers
+    ) -> Coordinator:
         p, a = self._parts, self._parts.cluster.assignment
-        if p.saving.folder is None:
-            return None
         coordinator = Coordinator(
             p.saving.triggers,
             needs_common_clock(p.tables),
             p.saving.steps_before,
             len(a.workers),
             len(a.servers),
-            scheduler.tell_worker,
-            scheduler.tell_servers,
+            send_to_worker,
+            send_to_servers,
             p.options.timeout_s,
         )
         if p.saving.places:
@@ -188,12 +192,12 @@ class Job:
         return coordinator
 
     def _idle(self) -> None:
-        """Let the control plane work while a worker waits for a message to be received."""
+        """Poll the control plane while a worker waits until a server receives a message."""
         if self._client is not None:
             self._client.poll()
 
     def _has_lost_ranks(self) -> bool:
-        """Return whether a rank of this node is dead: then there is no cut. Called by the watchdog."""
+        """Return whether a process of this node is dead, so that no cut can be taken. For the watchdog."""
         t, mine = self._parts.cluster.topology, self._parts.cluster.rank
         others = (r for r in range(len(t.pids)) if r != mine and t.sees(mine, r))
         return any(process_state(t.pids[rank]) == "dead" for rank in others)

@@ -1,6 +1,7 @@
-"""The ways between workers and servers of one job: window, messages, channels, staging memory.
+"""The connections between workers and servers of one job: window, messages, channels, staging memory.
 
-Made once at start-up, by all ranks together, and given back together. In between each rank uses its own end.
+All ranks make them together at start-up and free them together at shutdown. In between each rank uses its
+own end.
 """
 
 from __future__ import annotations
@@ -23,34 +24,34 @@ from mpips.transport.rma import make_window
 
 
 class MpiProgress:
-    """Enters MPI on a server, whose core calls it: windows over a network advance only then.
+    """The progress of MPI on a server: its core calls this object, since windows over a network need it.
 
-    It knows nothing of the job. What a core holds cannot be seen by the collector of cycles, so nothing
-    here may lead back to the server.
+    The object has no reference to the job. Python's collector of cycles does not see the references of a
+    core, so a reference from here back to the server would keep the server's memory.
 
     Attributes:
         service: Serves messages of remote workers; None until there are channels.
-        remote: Whether there are remote workers.
+        remote: True if there are remote workers.
     """
 
     def __init__(self) -> None:
-        """Nobody is connected yet."""
+        """Make it without any connection."""
         self.service: P2pService | None = None
         self.remote = False
 
     def __call__(self) -> int:
-        """Messages served."""
+        """Serve messages; return their number."""
         return self.service.poll() if self.remote and self.service is not None else 0
 
 
 class Links:
-    """This rank's ends. Opening and closing is collective over the cluster's ranks.
+    """This rank's ends of the connections. Opening and closing is collective over the cluster's ranks.
 
     Attributes:
-        channels: Of a worker, one a server.
-        transports: Of each worker, the transport to each server.
-        notes: What a user should know of the choice.
-        progress: For this rank's server.
+        channels: On a worker, one channel for each server.
+        transports: Names of transports, by worker then server.
+        notes: Sentences for the user about the choice of transports.
+        progress: Progress of MPI for this rank's server.
     """
 
     def __init__(
@@ -63,16 +64,16 @@ class Links:
         generation: int,
         idle: Callable[[], None],
     ) -> None:
-        """Nothing is open yet.
+        """Open nothing yet.
 
         Args:
             cluster: All ranks.
-            options: Of the job.
-            placement: What lies where.
+            options: Options of the job.
+            placement: Shards of each server.
             n_tables: Number of tables.
-            skips_clocks: There are backup workers, so a worker may pass over clocks.
-            generation: Number of this launch.
-            idle: Called by a worker while it waits for a message to be taken.
+            skips_clocks: There are backup workers, so a worker may skip clocks.
+            generation: Generation number of this launch.
+            idle: Called by a worker while it waits until a server receives a message.
         """
         self._cluster = cluster
         self._options = options
@@ -95,16 +96,16 @@ class Links:
         staging: Callable[[int], str] | None,
         oversubscribed: bool,
     ) -> None:
-        """Connect all workers with all servers; blocks.
+        """Connect all workers with all servers. Collective; blocks.
 
         Args:
-            server: This rank's.
-            at: Of each server, each worker's position, if they go on in memory.
-            staging: Names the part that is a worker's staging memory; None: there is none.
+            server: This rank's server, or None.
+            at: Each worker's position, by server, if the job continues in memory; else empty.
+            staging: Returns the name of a worker's staging memory; None: workers have none.
             oversubscribed: There are more ranks than cores on this node.
 
         Raises:
-            MpipsError: On every rank, what went wrong on any of them.
+            MpipsError: The first error of any rank; all ranks raise it.
         """
         c = self._cluster
         region = server.region if server is not None else None
@@ -176,14 +177,14 @@ class Links:
         )
 
     def describe(self) -> str:
-        """Which transports there are between how many pairs, for people."""
+        """Return the transports and the number of pairs that use each, for people."""
         names = sorted({name for row in self.transports for name in row})
         counts = {n: sum(row.count(n) for row in self.transports) for n in names}
         pairs = ", ".join(f"{n} for {k} pair{'s' if k != 1 else ''}" for n, k in counts.items())
         return f"transport: {pairs}"
 
     def close(self) -> None:
-        """Give back window and communicator. Collective, also where opening has failed."""
+        """Free window and communicator. Collective, also after `open` has failed."""
         if self._window is not None:
             self._window.Unlock_all()
             self._window.Free()

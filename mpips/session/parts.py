@@ -1,4 +1,4 @@
-"""The parts of a job on one rank, which start-up makes and shutdown gives back."""
+"""The parts of a job on one rank: start-up makes them, shutdown releases them."""
 
 from __future__ import annotations
 
@@ -29,25 +29,26 @@ class Parts:
 
     Attributes:
         cluster: All ranks and their roles.
-        options: Of the session.
-        tables: Of the job.
+        options: Options of the session.
+        tables: All tables of the job.
         run: The supervised run of which this launch is an attempt, or None.
-        warm: Memory outlives this launch; only in a supervised run.
-        partner_bound: How many records a copy on another node may lack; None: there are no copies.
-        placement: Which server holds what.
-        regions: The shared memory of this rank.
+        warm: The servers' memory outlives this launch; only in a supervised run.
+        partner_bound: Number of records that a replica on another node may lack; None: no replicas.
+        placement: Shards of each server.
+        regions: Shared-memory files of this rank.
         links: Window and channels.
-        saving: What is saved and where the job starts.
-        cold: Why the memory of the launch before is not used; "" where it is, or where there is none.
-        at: Of each server, each worker's position, where the job continues in memory.
+        saving: Folder for checkpoints, and the start of the job.
+        cold: Reason why the job does not continue in the previous launch's memory; "" if it does, or if
+            there is no such memory.
+        at: Each worker's position, by server, where the job continues in memory; else empty.
         server: This rank's server, or None.
         staging: This rank's staging memory, where it is a worker without partners.
-        partnership: Copies of servers on other nodes, where memory outlives a launch.
-        mirror: Carries records to and from copies; None where this rank has none.
-        control_comm: For messages to and from the scheduler.
-        server_comm: All servers, on servers.
+        partnership: Replicas of servers on other nodes, where memory outlives a launch.
+        mirror: Carries records to and from replicas; None where this rank has none.
+        control_comm: Communicator of messages to and from the scheduler.
+        server_comm: Communicator of all servers; on servers.
         comms: Communicators to free, in the order in which they were made.
-        notes: What a user should know of start-up.
+        notes: Sentences for the user about start-up.
     """
 
     cluster: Cluster
@@ -78,7 +79,7 @@ class Parts:
 
     @property
     def skips_clocks(self) -> bool:
-        """True if a worker may pass over clocks: there are backup workers."""
+        """True if a worker may skip clocks, since there are backup workers."""
         return backup_workers(self.tables) > 0
 
     @property
@@ -88,7 +89,7 @@ class Parts:
         return t.oversubscribed(t.node_of[self.cluster.rank])
 
     def partners(self) -> Partners:
-        """Return what a worker knows of copies of servers."""
+        """Return the servers' partners as a worker needs them."""
         if self.partner_bound is None or self.partnership is None:
             return Partners()
         bsp = any(isinstance(table.consistency, BSP) for table in self.tables)

@@ -1,8 +1,8 @@
 """The roles of one rank at work: worker, server, scheduler, or server and scheduler in one.
 
-worker      calls main, tells the scheduler that it is done, waits for the final statistics
-server      applies updates until the scheduler stops it, saves, tells, waits for the final statistics
-scheduler   polls until all have told that they are done
+worker      calls main, reports to the scheduler that it is done, waits for the final statistics
+server      applies updates until the scheduler stops it, saves, reports, waits for the final statistics
+scheduler   polls until all ranks have reported that they are done
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_limits
 
 from mpips import _native
 from mpips.errors import ReplayError
-from mpips.mpi.control import Client
+from mpips.mpi.control import Client, RoleWork
 from mpips.mpi.launch import asked_threads
 from mpips.process import forked
 from mpips.scheduler.rank_table import RankTable
@@ -41,7 +41,7 @@ class Roles:
     def __init__(
         self, parts: Parts, client: Client, scheduler: Scheduler | None, rank_table: RankTable
     ) -> None:
-        """`scheduler`: this rank's, or None."""
+        """`scheduler`: the scheduler on this rank, or None."""
         self._parts = parts
         self._client = client
         self._scheduler = scheduler
@@ -49,7 +49,7 @@ class Roles:
         self._touched = time.monotonic()
 
     def play(self, main: Main) -> tuple[Any, bytes]:
-        """Do this rank's part until the job is over; main's value and the statistics as JSON."""
+        """Play this rank's roles until the job is over; returns main's value and the statistics as JSON."""
         if self._parts.cluster.worker is not None:
             return self._work(main)
         if self._parts.server is not None:
@@ -62,8 +62,7 @@ class Roles:
         client, connection = self._client, self._connect()
         worker = Worker(connection, self._parts.tables, self._parts.placement)
         client.state = "computing"
-        client.figures = connection.figures
-        client.beside = self._touch
+        client.begin(RoleWork(figures=connection.figures, each_heartbeat=self._touch))
         with threadpool_limits(self._threads):
             try:
                 with forked.children_end_here("main"):
@@ -71,9 +70,9 @@ class Roles:
                 connection.finish()
             except _native.ReplayMismatch as error:
                 raise ReplayError(
-                    f"{error}; a step that is repeated after a restart must make the same pushes (its random "
-                    "numbers from worker.random, its keys not by values that other workers change); the "
-                    "next attempt starts from the checkpoint"
+                    f"{error}; a step that is repeated after a restart must make the same pushes (random "
+                    "numbers from worker.random, keys independent of values that other workers change); "
+                    "the next attempt starts from the checkpoint"
                 ) from None
         index = self._parts.cluster.worker
         statistics = {"worker": index, "clock": worker.now, "pushes": worker.counters()}
@@ -108,9 +107,14 @@ class Roles:
         client.state = "serving"
         last = 0.0
         server_part = self._make_server_part()
-        client.figures = p.server.figures
-        client.aside = lambda: server_part.state
-        self._rank_table.own = client.heartbeat
+        client.begin(
+            RoleWork(
+                figures=p.server.figures,
+                activity=lambda: server_part.state,
+                take_cut=server_part.take,
+            )
+        )
+        self._rank_table.show_own(client.heartbeat)
 
         def poll() -> bool:
             nonlocal last
@@ -131,7 +135,7 @@ class Roles:
             client.state = "writing a checkpoint"
             client.done(msgspec.json.encode(self._save(server_part, poll)))
             return self._await_final_statistics()
-        # Two ranks: this one schedules too, and hands its own statistics to itself.
+        # In a job of two ranks the scheduler on this rank takes the server's statistics by a call.
         p.server.serve(remote, poll, lambda: scheduler.workers_done)
         scheduler.take_own(p.cluster.rank, msgspec.json.encode(self._save(server_part, poll)))
         return scheduler.summary
@@ -153,13 +157,12 @@ class Roles:
             tell,
             p.run,
         )
-        client.on_cut = server_part.take
         if scheduler is not None:
-            scheduler.on_cut = server_part.take
+            scheduler.join_server(server_part.take)
         return server_part
 
     def _save(self, server_part: ServerPart, poll: Callable[[], object]) -> dict[str, Any]:
-        """Save what the servers hold, if it is wanted; this server's statistics. All servers do it."""
+        """Write the last checkpoint, if the job has any; returns this server's statistics. On all servers."""
         p = self._parts
         assert p.server is not None
         mirrored = p.mirror.statistics() if p.mirror is not None else {}
@@ -173,7 +176,7 @@ class Roles:
         return self._client.final_statistics
 
     def _touch(self) -> None:
-        """Renew, when it is time, what shows that the memory of the run is in use. Cheap."""
+        """Renew, when it is time, the mark that the memory of the run is in use. Cheap."""
         now = time.monotonic()
         if self._parts.warm and now - self._touched > TOUCH_S:
             self._touched = now
@@ -181,10 +184,10 @@ class Roles:
 
     @property
     def _threads(self) -> int:
-        """Threads for NumPy's linear algebra here: as asked for, or the node's ranks share its cores.
+        """Number of threads for NumPy's linear algebra: as configured, else an equal share of the cores.
 
-        The number decides on the last bits of a product, so a number that was asked for gives the same bits
-        on any layout of ranks.
+        The last bits of a product depend on this number. A configured number therefore gives the same bits on
+        any layout of ranks.
         """
         if asked := asked_threads():
             return asked

@@ -1,4 +1,4 @@
-"""`mpips.run`: a worker function on tables. With one rank everything is in this process, without MPI."""
+"""`mpips.run`: a worker function on tables. With one rank all roles are in this process, without MPI."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpips.checkpoint.start import find_start
+from mpips.checkpoint.structure import load_writer
 from mpips.config.options import SessionOptions
-from mpips.config.triggers import Triggers
+from mpips.config.triggers import OnUsr1, Triggers
 from mpips.errors import ConfigError, MpipsError
 from mpips.model.table import Table, check_tables
 from mpips.mpi import failure_report, launch
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 Main = Callable[[Worker], Any]
-after_run: list[Callable[[Outcome], None]] = []  # called with what `run` returns
+after_run: list[Callable[[Outcome], None]] = []  # each is called with the outcome of every `run`
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class _FunctionPlan:
 
 
 class FunctionProgram:
-    """A worker function with its tables, and what was asked for to be saved."""
+    """The program of `run`: a worker function with its tables and its arguments for checkpoints."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class FunctionProgram:
         triggers: Triggers,
         verbose: bool,
     ) -> None:
-        """Arguments as of `run`, checked."""
+        """Take checked arguments of `run`."""
         self.options = options
         self.warm = True
         self.partner_bound: int | None = None
@@ -80,16 +81,16 @@ class FunctionProgram:
     def prepare(
         self, ranks: JobRanks, n_workers: int, run_id: str, comm: MPI.Intracomm | None
     ) -> SavingPlan:
-        """Nothing is read before the checkpoint is chosen."""
+        """Return the plan; no data is read."""
         draft = Saving(self._folder, run_id, triggers=self._triggers)
         return _FunctionPlan(draft, self._resume, comm)
 
     def tables(self) -> list[Table]:
-        """Return the tables that were given."""
+        """Return the tables given to `run`."""
         return self._tables
 
     def begin(self, saving: Saving, n_workers: int) -> None:
-        """`main` reads worker.start."""
+        """Do nothing: `main` reads worker.start."""
 
     def show(self, view: JobView) -> None:
         """Print roles and transports of several ranks."""
@@ -99,15 +100,15 @@ class FunctionProgram:
                 print(f"note: {note}", file=sys.stderr, flush=True)
 
     def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
-        """Nothing is shown while it runs."""
+        """Show nothing."""
 
     def close(self) -> None:
-        """Nothing was begun."""
+        """Do nothing: `show` has begun nothing."""
 
 
 @contextmanager
 def one_report() -> Iterator[None]:
-    """End all ranks of a launch alike on an error that all of them have: rank 0 says it."""
+    """End all ranks of a launch with the same code on an error that all of them raise; rank 0 prints it."""
     try:
         yield
     except MpipsError as error:
@@ -125,7 +126,7 @@ def run(
     resume: str = "auto",
     every_steps: int = 0,
     every_s: float = 0.0,
-    on_usr1: str = "continue",
+    on_usr1: OnUsr1 = "continue",
     grace_s: float = 25.0,
     **options: Any,
 ) -> Outcome:
@@ -136,43 +137,49 @@ def run(
     all roles in this process.
 
     Args:
-        main: Called once on each worker. sys.exit() in it is a return; with a code or a message it ends the
-            job as an error does.
+        main: Called once on each worker. sys.exit() in it counts as return; with a code or a message it ends
+            the job like an error.
         tables: Dense and embedding tables of the job.
-        comm: Communicator to use; COMM_WORLD of the launch if None.
+        comm: Communicator of all ranks; None: COMM_WORLD of the launch.
         verbose: Print the table of roles and the transports at start.
-        save: Folder for a checkpoint of all tables when all workers have returned; None: that of the run
-            directory, if this is supervised, else nowhere. If that fails,
-            `statistics["servers"][0]["checkpoint"]["error"]` says why.
-        resume: "auto": start from the newest good checkpoint in `save`, if there is one; "never"; or
-            the path of a checkpoint. It may be of another number of servers. See `Worker.start`.
-        every_steps, every_s, on_usr1, grace_s: With `save` (under `mpips run` every ten minutes if neither
-            of the first two is given): checkpoints while the workers are at work; see
-            `mpips.config.triggers.Triggers`. Until `run` returns, SIGUSR1, SIGTERM and (without a prompt)
-            SIGINT belong to mpips; before it, SIGUSR1 ends a program that has no handler.
-            `Worker.checkpoint` asks for one by hand. One that cannot be written is said and counted
-            (`statistics["scheduler"]["checkpoints"]`); the job goes on.
+        save: Folder for checkpoints. The last one, of all tables, is written when all workers have returned.
+            None: the folder of the run directory under `mpips run`, else no checkpoints. If the last one
+            fails, `statistics["servers"][0]["checkpoint"]["error"]` contains the reason.
+        resume: "auto": start from the newest good checkpoint in `save`, if there is one; "never"; or the path
+            of a checkpoint. Its job may have had another number of servers. See `Worker.start`.
+        every_steps: Write a checkpoint at each multiple of this many steps; 0: do not. Needs `save`.
+        every_s: Write a checkpoint every so many seconds; 0: do not. Needs `save`. Under `mpips run` it is
+            600 if neither `every_steps` nor `every_s` is given.
+        on_usr1: After the checkpoint that SIGUSR1 requests, "continue" or "exit" (with code 75).
+        grace_s: Seconds that the last checkpoint may take after SIGTERM or Ctrl-C; 0: there is none. See
+            `mpips.config.triggers.Triggers`.
         **options: See `mpips.config.options.SessionOptions`.
 
     Returns:
-        What `main` returned (on workers) and the statistics of the job (everywhere).
+        The value of `main` (on workers) and the statistics of the job (on all ranks).
+
+    Until `run` returns, mpips handles SIGUSR1, SIGTERM and (without a prompt) SIGINT. Before it, SIGUSR1 ends
+    a program that has no handler. `Worker.checkpoint` requests a checkpoint from the program. A checkpoint
+    that cannot be written is reported and counted (`statistics["scheduler"]["checkpoints"]`); the job
+    continues.
 
     Raises:
-        ConfigError: Tables or options cannot work; under a launcher without `comm` see SystemExit.
-        ForkError: This is a helper process of a rank.
-        RegionError, TransportError: On one rank, or on every rank of `comm`.
+        ConfigError: Tables or options are invalid; under a launcher without `comm` see SystemExit.
+        CapabilityError: h5py is missing and checkpoints would be written.
+        ForkError: This process is a forked child of a rank.
+        RegionError, TransportError: The start failed on one rank; all ranks of `comm` raise it.
         CheckpointError: The checkpoint to start from is damaged.
-        SystemExit: Under a launcher without `comm`: the job could not start. The error has been
-            printed once; the code is that of its kind. Or the job was told to end: 75 after a
-            checkpoint, else 143 (KeyboardInterrupt after SIGINT).
+        SystemExit: Under a launcher without `comm`, if the job could not start: the error has been printed
+            once, and the code is that of its kind. Also if the job was told to end: 75 after a checkpoint,
+            else 143 (KeyboardInterrupt after SIGINT).
 
-    An error later, on any rank, does not come back from here: the scheduler prints it once and ends
-    all ranks with its exit code.
+    After the start, an error on any rank ends the job instead: the scheduler prints it once and ends all
+    ranks with its exit code, so `run` does not return.
     """
     if comm is not None or launch.launched_size() > 1 or directory.current() is not None:
         forked.refuse_children()
     size = comm.Get_size() if comm is not None else launch.launched_size()
-    # Where all ranks of a launch make the same mistake, one of them prints it.
+    # Let one rank print an error that all ranks of a launch have.
     with one_report() if comm is None and size > 1 else nullcontext():
         failure_report.begin()
         tables = list(tables)
@@ -185,65 +192,70 @@ def run(
         if supervised is not None:
             refuse_second(supervised)
             triggers = triggers.supervised()
-    folder = Path(save) if save is not None else None
-    if folder is None and supervised is not None:
-        folder = supervised.folder.checkpoints
+        folder = Path(save) if save is not None else None
+        if folder is None and supervised is not None:
+            folder = supervised.folder.checkpoints
+        if folder is not None:
+            # Without h5py the job would end without its checkpoint: raise CapabilityError now.
+            load_writer()
     program = FunctionProgram(main, tables, settings, folder, resume, triggers, verbose)
     if comm is None:
         with one_report():
             launch.refuse_lonely_tasks()
     with one_report() if comm is None and size > 1 else nullcontext():
         outcome = drive(program, supervised, comm, size)
-    for hear in after_run:
-        hear(outcome)
+    for listener in after_run:
+        listener(outcome)
     return outcome
 
 
 def refuse_second(run: directory.Supervised) -> None:
-    """Refuse a second job of one program: a run directory has one job, and it is done.
+    """Raise ConfigError for a second job of one program: a run directory records one job.
 
     Raises:
         ConfigError: The run is finished.
     """
     if run.folder.finished() is not None:
         raise ConfigError(
-            "mpips.run was called a second time: `mpips run` supervises one job of a program; do both in one "
-            "main, or start the program by mpirun"
+            "mpips.run was called a second time, but `mpips run` supervises one job of a program: do both in "
+            "one main, or start the program by mpirun"
         )
 
 
 def _unknown_position(saving: Saving) -> str:
-    """Return a note on a checkpoint that holds no position of `main`; "" where it holds one."""
+    """Return a note on a checkpoint without a position of `main`; "" for one with a position."""
     workers = saving.origin.workers if saving.origin is not None else ()
     if not saving.steps_before or any(state.cursor for state in workers):
         return ""
     return (
-        f"the tables are those of step {saving.steps_before}, but main has not said where it stands "
-        "(worker.set_cursor): unless it looks at worker.start it begins with its first step"
+        f"the tables are those of step {saving.steps_before}, but main has set no position "
+        "(worker.set_cursor): unless it reads worker.start it begins with its first step"
     )
 
 
 def check_launch(options: SessionOptions, size: int) -> None:
-    """Refuse options that do not suit the number of ranks."""
+    """Raise ConfigError for options that do not fit the number of ranks."""
     if size == 1:
         if options.transport not in ("auto", "local"):
             raise ConfigError(
-                f"transport = {options.transport!r} needs several ranks; with one rank it is 'local'"
+                f"transport = {options.transport!r} needs several ranks, this job has 1: use 'auto'"
             )
         if options.servers > 1:
             raise ConfigError(f"servers = {options.servers} is too many for 1 rank: use 1")
         return
     if options.transport == "local":
-        raise ConfigError(f"transport = 'local' is for one rank, here are {size}; use 'auto'")
+        raise ConfigError(
+            f"transport = 'local' needs a job of 1 rank, this one has {size}: use 'auto'"
+        )
     if options.servers:
         check_servers(options.servers, size)
 
 
 def make_options(options: dict[str, Any]) -> SessionOptions:
-    """Options from keyword arguments, checked.
+    """Return checked options from keyword arguments.
 
     Raises:
-        ConfigError: An unknown name or an impossible value.
+        ConfigError: A name is unknown or a value is invalid.
     """
     known = SessionOptions.__struct_fields__
     for name in options:

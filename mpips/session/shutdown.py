@@ -1,4 +1,4 @@
-"""The end of a job that succeeds: all ranks meet once more, then give back what start-up has made."""
+"""The end of a job that succeeds: all ranks meet once more, then release the parts that start-up made."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from mpips.transport.region import unlink_job
 
 
 def meet(parts: Parts, endpoint: Endpoint, saved: bool) -> None:
-    """Wait for all ranks, then release the parts. Collective; after it no rank touches another's memory.
+    """Wait for all ranks, then release the parts. Collective; blocks.
 
-    Persistent memory is removed only if the last checkpoint was `saved`: else the next launch saves it. Does
-    not return if a rank does not come; see `Cluster.arrive`.
+    After it no rank accesses another rank's memory.
+
+    Persistent memory is removed only if the last checkpoint was `saved`: else the next launch saves it. The
+    call does not return if a rank does not arrive; see `Cluster.arrive`.
     """
-    # A last heartbeat that nobody receives would keep MPICH from freeing the communicator.
+    # Receive last heartbeats: MPICH does not free a communicator with messages that nobody has received.
     parts.cluster.arrive("leaving", phase="the end", meanwhile=endpoint.receive)
     endpoint.receive()
     release(parts, for_good=saved or not parts.warm)
 
 
 def release(parts: Parts, for_good: bool) -> None:
-    """Give back window, communicators and memory. Collective: every rank calls it or none."""
+    """Free window, communicators and memory. Collective: all ranks call it or none."""
     if for_good:
         parts.regions.unlink()
         unlink_job(parts.cluster.token)
@@ -30,5 +32,5 @@ def release(parts: Parts, for_good: bool) -> None:
         parts.links.close()
         for comm in parts.comms:
             comm.Free()
-    # Mapped memory goes with the last reference to it.
+    # Dropping the last reference unmaps the memory.
     parts.server = parts.staging = parts.mirror = None

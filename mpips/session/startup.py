@@ -1,13 +1,13 @@
 """Start-up of a job: checks, memory to continue in, regions, window and channels. Collective throughout.
 
-    ranks agree on tables and options
-    servers take over the memory of the launch before, or
-        a checkpoint is chosen and regions are made
+    ranks compare tables and options
+    servers take over the memory of the previous launch, or
+        ranks choose a checkpoint, and servers make regions
     communicators: control plane, servers
     window, channels, staging memory
-    copies on other nodes
+    replicas on other nodes
 
-Every step ends on all ranks alike: an error on one rank is raised on all of them.
+Every step ends on all ranks alike: an error of one rank is raised on all ranks.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ def start_up(
 
     Args:
         cluster: All ranks.
-        tables: Of the job; the same on every rank.
-        options: Of the session; the same on every rank.
-        plan: What is saved, and the checkpoint to start from where memory does not serve.
+        tables: All tables of the job; the same on every rank.
+        options: Options of the session; the same on every rank.
+        plan: Folder for checkpoints, and the checkpoint to start from if the job cannot continue in memory.
         run: The supervised run of which this launch is an attempt.
-        warm: Its servers leave their state to the next launch and take over what the one before has left.
-        partner_bound: How many records a copy on another node may lack; None: no copies.
-        idle: Called by a worker while it waits for a message to be taken.
+        warm: Its servers leave their memory to the next launch and take over that of the previous one.
+        partner_bound: Number of records that a replica on another node may lack; None: no replicas.
+        idle: Called by a worker while it waits until a server receives a message.
 
     Raises:
-        MpipsError: On every rank, what went wrong on any of them.
+        MpipsError: The first error of any rank; all ranks raise it.
     """
     warm = warm and run is not None
     if warm:
@@ -111,13 +111,13 @@ def start_up(
 
 
 def _check_equal(cluster: Cluster, tables: Sequence[Table], options: SessionOptions) -> str:
-    """Compare tables and options of all ranks; returns their fingerprint."""
+    """Compare tables and options of all ranks; returns their fingerprint. Collective."""
     mine = fingerprint(list(tables), msgspec.json.encode(options).decode())
     prints = cluster.agree("comparing the ranks' tables", lambda: mine)
     other = next((r for r, p in enumerate(prints) if p != prints[0]), None)
     if other is not None:
         raise ConfigError(
-            f"rank {other} has other tables or options than rank 0; every rank must be given the same"
+            f"rank {other} has other tables or options than rank 0: pass the same to every rank"
         )
     return mine
 
@@ -125,8 +125,8 @@ def _check_equal(cluster: Cluster, tables: Sequence[Table], options: SessionOpti
 def _check_partners(tables: Sequence[Table], warm: bool) -> None:
     if not warm:
         raise ConfigError(
-            "redundancy.partner = true without memory that outlives a launch: start the job with `mpips "
-            "run` and leave redundancy.warm = true"
+            "redundancy.partner = true needs memory that outlives a launch: start the job with `mpips run` "
+            "and leave redundancy.warm = true"
         )
     check_tables(tables)
 
@@ -158,7 +158,7 @@ class _StartUp:
             p.notes += p.partnership.notes
 
     def _take_over(self) -> Takeover:
-        """Decide with all ranks whether the job continues in memory; else choose a checkpoint."""
+        """Decide with all ranks whether the job continues in memory; else choose a checkpoint. Collective."""
         p, c = self._parts, self._parts.cluster
         assert p.run is not None
         comm = c.duplicate("connecting the partners")
@@ -184,7 +184,7 @@ class _StartUp:
         return self._plan.choose()
 
     def _connect_servers(self) -> None:
-        """Give the servers a communicator of their own."""
+        """Make a communicator of all servers. Collective over all ranks."""
         p, c = self._parts, self._parts.cluster
         color = MPI.UNDEFINED if c.server is None else 0
         c.arrive("connecting the servers")
@@ -218,7 +218,7 @@ class _StartUp:
         return self._server(index, Durability(p.generation, p.warm, warm))
 
     def _make_copy(self, index: int, name: str) -> Server:
-        """The copy of another server, from memory of this name."""
+        """Return the replica of another server, made from memory of this name."""
         p = self._parts
         copy = self._server(index, Durability(p.generation, journal=True, warm=True, name=name))
         copy.finish_recovery(lambda w, g: attach(p.cluster.token, staging_part(w, g), 0))

@@ -1,44 +1,134 @@
-"""Checkpoints while training goes on: when, where in each worker's program, and who writes.
+"""The consistent cut of all servers while training continues, and the checkpoint that is written from it.
 
-A cut is the state of all servers after the same part of every worker's program. The `Coordinator`, on the
-scheduler, decides that there is one and where; workers put a cut record into all their rings there;
-each server's `ServerPart` copies its shards once it has come to the records of all workers, lets the rings
-go on, and writes the copy behind the training. native/src/server/server_snapshot.cpp says why this is
-consistent and cannot deadlock.
+Open `coordinator.py` first: it runs on the scheduler and decides when there is a cut and at which clock.
+`worker_part.py` writes the cut records of one worker, `server_part.py` does the work of one server, and
+`copy.py` copies a server's shards.
 
-    trigger      Coordinator            workers            servers
+Protocol. A cut is the state of all servers after the same part of every worker's program. The `Coordinator`
+decides that there is a cut and at which clock. At that place of its program each worker puts a cut record
+into its rings at all servers. A server consumes nothing behind a cut record: it holds that ring. When the
+rings of all workers that have not finished are held, the server's `ServerPart` copies its shards and
+releases the rings. It writes the copy later, in short steps between its drains, while training continues.
+native/src/server/server_snapshot.cpp shows why the cut is consistent and cannot deadlock.
+
+    consistency  Coordinator            workers            servers
     ----------------------------------------------------------------------------------------------
     BSP, SSP     Propose(id, C)  -->
-                                 <--  Agreed(ok, now)    ok: now < C; who reaches C waits
+                                 <--  Agreed(ok, now)    ok: now < C; a worker that reaches C waits
                  Commit(id, C)   -->                -->  expect the records of cut id
     ASP          Commit(id, 0)   -->                -->  the same, at each worker's next tick
-                                      cut record    -->  hold the ring; all held: copy, let go
+                                      cut record    -->  hold the ring; all held: copy, release
                  <----------------------------- Taken    or, held for too long: Taken(not ok)
                  Write(id) ---------------------------->  all write together, between drains
                  <----------------------------- Saved    path or error
 
-Before `Write` the coordinator may send `Abandon` instead, which every server answers with `Saved`, too:
-so servers only begin to write together when all of them have their copies. A cut that was given up
-leaves records behind that hold nothing.
+Before `Write` the coordinator may give the cut up. It then sends `Abandon` instead: to the workers, and to
+the servers if they have a `Commit`. Every server answers an `Abandon` with `Saved`, too. No cut gets both
+`Write` and `Abandon`, so servers begin to write together only when all of them have their copies. The
+records of a cut that was given up hold no ring: servers consume them without effect, also those that arrive
+later.
 
-A worker that waits for other workers in a gather can write its cut record there only under ASP and with
-nothing pushed since its tick. Elsewhere (pushes since then; a clock before the common one) the others have
-to come to the gather first, and cannot if they wait for an answer behind their own cut records, whose rings
-are held until the first worker comes to the cut. Such a cut would stand until servers give it up. Three
-messages prevent that. Each worker writes them about itself, in its program's order, to the scheduler over
-one communicator and tag, so MPI delivers them in that order; the coordinator alone reads them:
+Only one cut is under way at a time. The next one begins after the last `Saved` of the one before, so
+checkpoints never overlap. Triggers in between are skipped and counted.
 
-    Waits(id, "before")   a gather began in which the worker cannot come to cut id
+Gathers. A worker that waits for other workers in a gather can write its cut record there only if the cut has
+no common clock, the worker has pushed nothing since its tick, and its position is known. Otherwise (it has
+pushed since then, or it is at a clock before the common one) it must leave the gather first, so the other
+workers must come to the gather. They cannot come if they wait for an answer to a record behind their own cut
+records: servers hold those rings until the first worker comes to the cut. Such a cut would last until the
+servers give it up. Three messages prevent this. Each worker sends them about itself, in its program's order,
+to the scheduler over one communicator and tag, so MPI delivers them in that order. Only the coordinator
+reads them:
+
+    Waits(id, "before")   a gather has begun in which the worker cannot write its record of cut id
     Waits(id, "over")     that gather has ended
-    Waits(id, "behind")   the worker has waited for a server with its cut record of id not consumed
+    Waits(id, "behind")   the worker has waited for a server that has not consumed its record of cut id
 
-"before" is withdrawn by the same worker, so the coordinator knows it exactly, but for messages under way.
-"behind" holds until the cut ends, because only its end lets the ring go on. When both are there the cut is
-given up, without a warning, and begun again when no worker is in such a gather. Without a common clock it is
-then tried at one clock, and after that as before, by turns: workers that meet in a gather at every clock
-can only be cut at the same one, workers whose clocks are far apart only at different ones. A message
-under way while its gather ends costs one more try and no more: a cut that is given up has no effect.
+The worker itself withdraws "before" by "over", so the coordinator's set of workers in such a gather is
+exact, except for messages under way. "behind" holds until the cut ends, because only the end of the cut
+releases the ring. When both are present, the coordinator gives the cut up without a warning and begins it
+again when no worker is in such a gather. Without a common clock it alternates: the next attempt is at one
+clock, and the one after a further such failure is at each worker's next tick again. It needs both: workers
+that meet in a gather at every clock can only be cut at the same clock, workers whose clocks are far apart
+only at different ones. A message that is under way while its gather ends costs one more attempt and nothing
+else, because a cut that is given up has no effect.
 
-The next cut begins after the last `Saved`: checkpoints never
-overlap, and triggers in between are skipped and counted.
+Sequence of one checkpoint, from its trigger to the renamed folder. Each line names a file and a function;
+files without a folder are in this one.
+
+Triggers:
+
+    coordinator.py          Coordinator.poll: the interval `every_s` is over
+    coordinator.py          Coordinator._begin: the next multiple of `every_steps` (BSP, SSP)
+    worker_part.py          WorkerPart.note_tick: the same under ASP, at the worker's tick; sends Ask("steps")
+    worker/worker.py        Worker.checkpoint: a call of the program; WorkerPart.ask sends Ask("call")
+    mpi/early_signals.py    note: SIGUSR1 before the job is at work; its time is stored
+    mpi/signals.py          SignalRequests._note: SIGUSR1, of which `take` makes Ask("signal")
+    mpi/signals.py          SignalRequests._end: SIGTERM or SIGINT, of which `take` makes Ask("end")
+    supervisor/attempt.py   Attempt.ask_to_leave: writes leave.json and sends SIGUSR1, of which
+                            SignalRequests.take makes Ask("end"); for signals to `mpips run`
+    supervisor/submit.py    directives: Slurm warns by SIGUSR1, `warn_s` before the allocation's time limit
+    jobs/batch.sh           launch: passes the warning on to mpirun or `mpips run`; with on_usr1 = "exit"
+                            the job ends after the checkpoint
+
+SIGUSR2 is no trigger: it writes the stacks of all threads. The checkpoint at the end of training needs no
+cut: every ring is empty then, and stays empty (`ServerPart.save`).
+
+From the trigger to the decision:
+
+    mpi/control.py          Client.poll: reads requests of signals; Client.tell sends any Ask to the scheduler
+    scheduler/scheduler.py  Scheduler._advance: reads requests of signals to the scheduler's own process
+    scheduler/scheduler.py  Scheduler._take: passes a received Ask to the coordinator
+    coordinator.py          Coordinator.ask: drops repeated requests; _request stores the others
+    coordinator.py          Coordinator.poll: _begin and _propose choose the cut's number and clock
+    scheduler/scheduler.py  Scheduler.send_to_worker: sends Propose
+    mpi/control.py          Client._take_cut: receives it
+    mpi/pending.py          PendingCut.take: stores the proposal and returns Agreed
+    coordinator.py          Coordinator.agreed: _decide, then _commit when all workers have agreed
+    scheduler/scheduler.py  Scheduler.send_to_servers, Scheduler.send_to_worker: send Commit
+
+From the decision to the copies:
+
+    mpi/control.py          Client._take_cut: calls PendingCut.take on a worker, ServerPart.take on a server
+    server_part.py          ServerPart.take: makes the server's core expect the cut
+    worker/connection.py    Connection.clock: calls WorkerPart.at_tick after the tick
+    worker/connection.py    Connection.gather: calls WorkerPart.check_in_gather while it waits
+    worker/connection.py    Connection.keep_pace: calls WorkerPart.while_waiting while it waits
+    worker_part.py          WorkerPart.at_tick, WorkerPart.while_waiting: _put_tick at the place of the cut
+    checkpoint/position.py  Position.part: makes the payload of clock, cursor and random state at the tick
+    worker/connection.py    Connection._write_cut: writes one record into the ring of every server
+    ring_writer.cpp         RingWriter::write_cut: writes it (native/src/ring)
+    server_snapshot.cpp     ServerCore::handle_cut: holds the ring at the record (native/src/server)
+    session/roles.py        Roles._serve: calls ServerPart.poll between two drains of Server.serve
+    server_part.py          ServerPart.poll: _come_to_cut calls _copy when all rings are held
+    copy.py                 ServerCopy.copy: copies the shards
+    server_part.py          ServerPart._copy: releases the rings and sends Taken
+    scheduler/scheduler.py  Scheduler.take_cut: passes it to the coordinator
+    coordinator.py          Coordinator.taken: sends Write when all servers have their copies
+
+From the copies to the name:
+
+    server_part.py          ServerPart.take: begins _write, of which `poll` does one step at a time
+    checkpoint/writer.py    CheckpointWriter.steps: all steps; server 0 alone does those marked "0:"
+    checkpoint/plan.py      plan_tables: all servers make the same plan
+    checkpoint/folder.py    0: FolderLock, sweep, make_temporary: make a temporary folder
+    checkpoint/structure.py 0: create_file: makes the HDF5 file with its structure
+    checkpoint/sinks.py     ParallelSink.open or SerialSink.open
+    checkpoint/sorting.py   RowExchange.move: brings rows of embedding tables into the order of the file
+    checkpoint/sinks.py     `write`, once for each block; `finish` brings the data to the disk; `close`
+    checkpoint/record.py    0: make_manifest, check_file, write_manifest
+    rundir/directory.py     0: Supervised.check_lease: refuses if a later attempt has the run
+    checkpoint/folder.py    0: publish: renames the folder, which makes it a checkpoint
+    checkpoint/folder.py    0: point_latest: replaces the link `latest`
+
+After it:
+
+    checkpoint/retention.py 0: retain: removes old checkpoints
+    server_part.py          ServerPart._write: sends Saved
+    coordinator.py          Coordinator.saved: _end counts, warns, or raises LeavingError if the job ends here
+    session/ending.py       Ending.fail: on LeavingError every rank leaves with exit code 75
+
+In a job of one process the same parts call each other (session/local_scheduler.py). In a job of two ranks
+one rank is scheduler and server: `Scheduler.on_cut` and `Scheduler.take_cut` connect its two parts without
+messages.
 """

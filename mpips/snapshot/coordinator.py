@@ -1,11 +1,13 @@
-"""The scheduler's part of a cut: when it is, at which clock, and what became of it.
+"""The scheduler's part of snapshots: it decides when there is a cut and at which clock, and counts results.
 
-Not blocking; driven by `poll` and by messages. See `mpips.snapshot` for the protocol.
+`mpips.snapshot` describes the protocol. Nothing here blocks: `poll` and the messages of workers and servers
+drive the coordinator, one step each.
 
-A request to end the job after a checkpoint stays until a checkpoint is durable. The coordinator alone writes
-and reads it, on the scheduler's thread, so nothing has to be ordered: every cut ends in `_end`, which either
-raises LeavingError, because the cut is durable, or notes when the next cut begins. Any durable cut that ends
-after the request serves, whatever began it: nothing is lost by a restart from it but the steps since.
+A request to end the job after a checkpoint stays in force until a checkpoint is durable. Only the coordinator
+writes and reads the request, and it runs on one thread, the scheduler's, so nothing has to be ordered. Every
+cut ends in `_end`. If the cut is durable, `_end` raises LeavingError; otherwise it sets the time of the next
+cut. Every durable cut that ends after the request fulfils it, whatever began the cut: a restart from it
+repeats only the steps since then.
 """
 
 from __future__ import annotations
@@ -33,56 +35,62 @@ from mpips.mpi.messages import (
     Write,
 )
 
-_ONE_SIGNAL_S = 1.0  # what comes within it, from whatever rank, is one signal
-_MARGIN_S = 0.05  # how far ahead of the workers' clocks a cut is proposed, in time,
-_MARGIN = 2  # and in clocks
-_GROWTH = 4  # of the margin, after a worker was past it
-_FIRST_PAUSE_S = 1.0  # before the next try of a job that is to end; doubles with each failure
-_LONGEST_PAUSE_S = 30.0
-_RATE_S = 0.2  # clocks per second are measured over at least so long
+_ONE_SIGNAL_S = 1.0  # s within which requests of signals, from all ranks, count as one signal
+_MARGIN_S = 0.05  # s, least distance of a proposed clock from the clocks of the workers
+_MARGIN = 2  # clocks, the same
+_GROWTH = 4  # factor on the margin after a worker had already passed a proposed clock
+_FIRST_PAUSE_S = 1.0  # s before the next attempt of a job that is to end; doubles with each failure
+_LONGEST_PAUSE_S = 30.0  # s, limit of that pause
+_RATE_S = 0.2  # s, least time over which a clock rate is measured
 
 
 @dataclass
 class _Pace:
-    """A worker's clock, as last heard, and how fast it goes."""
+    """The clock of a worker at its last message, and its rate."""
 
     clock: int = 0
-    heard: float = 0.0
-    rate: float = 0.0
-    since: tuple[int, float] = (0, 0.0)
+    updated_at: float = 0.0  # monotonic s
+    rate: float = 0.0  # clocks per second
+    since: tuple[int, float] = (0, 0.0)  # clock and monotonic s where the measurement began
 
-    def hear(self, clock: int, now: float) -> None:
-        self.clock, self.heard = max(clock, self.clock), now
+    def update(self, clock: int, now: float) -> None:
+        """Store a clock that has arrived, and measure the rate if enough time has passed."""
+        self.clock, self.updated_at = max(clock, self.clock), now
         before, at = self.since
         if now - at >= _RATE_S:
             self.rate = (self.clock - before) / (now - at)
             self.since = self.clock, now
 
     def expected(self, now: float) -> int:
-        return self.clock + int(self.rate * (now - self.heard))
+        """Return the clock extrapolated to `now`."""
+        return self.clock + int(self.rate * (now - self.updated_at))
 
 
 @dataclass
 class _Cut:
     """The cut under way."""
 
-    id: int
-    reason: str
-    clock: int
-    since: float
+    id: int  # from 1, one more for each cut of this launch
+    reason: str  # as in Ask, or "time", or "planned": the next multiple of `every_steps`
+    clock: int  # the clock at which all workers cut; 0: each at its next tick
+    since: float  # monotonic s of its begin
     phase: str  # "proposed", "committed", "writing", "abandoned"
-    answers: dict[int, bool] = field(default_factory=dict)
-    taken: set[int] = field(default_factory=set)
+    answers: dict[int, bool] = field(default_factory=dict)  # Agreed.ok by worker
+    taken: set[int] = field(default_factory=set)  # servers that have their copies
     behind: set[int] = field(default_factory=set)  # workers that wait behind their cut records
-    saved: dict[int, Saved] = field(default_factory=dict)
-    quiet: bool = False  # nobody need know why it was given up
+    saved: dict[int, Saved] = field(default_factory=dict)  # by server
+    why: str = ""  # reason of a server that cannot copy; "": workers were late
+    quiet: bool = False  # True: giving it up is part of the protocol, so no warning and no count
 
 
 class Coordinator:
-    """Decides on cuts. One at a time.
+    """Decides on cuts, one at a time.
+
+    There is one per job, on the scheduler's rank. It is not thread-safe, and no method blocks.
 
     Attributes:
-        statistics: What became of all of them, as plain values.
+        statistics: Numbers of cuts by result: "written", "failed" (not written), "given_up" (with a warning);
+            "skipped": number of triggers that began no cut; "path": the last checkpoint, if there is one.
     """
 
     def __init__(
@@ -92,119 +100,141 @@ class Coordinator:
         before: int,
         n_workers: int,
         n_servers: int,
-        tell_worker: Callable[[int, ToWorker], None],
-        tell_servers: Callable[[ToServer], None],
+        send_to_worker: Callable[[int, ToWorker], None],
+        send_to_servers: Callable[[ToServer], None],
         timeout_s: float,
-        say: Callable[[str], None] | None = None,
+        warn: Callable[[str], None] | None = None,
     ) -> None:
-        """`common_clock`: all workers cut at one clock; `before`: steps of the run before this launch."""
+        """Begin without a cut.
+
+        Args:
+            triggers: Reasons for checkpoints while the job trains.
+            common_clock: True: all workers cut at the same clock (BSP, SSP); False: each at its next tick.
+            before: Number of steps of the run before this launch.
+            n_workers: Number of workers.
+            n_servers: Number of servers.
+            send_to_worker: Sends a message to the worker of this index; returns at once.
+            send_to_servers: Sends a message to all servers; returns at once.
+            timeout_s: Timeout of the job, seconds. A cut that is not agreed to after half of it is given up.
+            warn: Prints a warning; None: to stderr.
+        """
         self._triggers = triggers
         self._common = common_clock
         self._before = before
         self._working = set(range(n_workers))
         self._n_servers = n_servers
-        self._tell_worker = tell_worker
-        self._tell_servers = tell_servers
+        self._send_to_worker = send_to_worker
+        self._send_to_servers = send_to_servers
         self._patience_s = timeout_s / 2
-        self._say = say or _warn
+        self._warn = warn or _warn
         self._pace = [_Pace() for _ in range(n_workers)]
         self._cut: _Cut | None = None
         self._last_id = 0
-        self._wanted: str | None = None
-        self._leaving = ""  # what the job is to end for
-        self._not_before = 0.0  # monotonic time of the next try; 0: at once
+        self._requested: str | None = None  # reason of the next cut
+        self._end_reason = ""  # signal for which the job is to end after a checkpoint; "": none
+        self._not_before = 0.0  # monotonic s before which no cut begins
         self._pause_s = _FIRST_PAUSE_S
-        self._signal_at = float("-inf")  # monotonic time
+        self._signal_at = float("-inf")  # monotonic s of the last signal
         self._gathering: set[int] = set()  # workers in a gather where they cannot come to a cut
-        self._aligned = False  # without a common clock: the next cut is at one clock all the same
-        self._margin = _MARGIN
+        self._aligned = False  # True: without a common clock, the next cut is at one clock
+        self._margin = _MARGIN  # clocks
         self._next_time = time.monotonic() + triggers.every_s if triggers.every_s else None
         self._next_steps = self._multiple_after(0)
         self.statistics: dict[str, Any] = {"written": 0, "failed": 0, "given_up": 0, "skipped": 0}
 
     def begin_at(self, clock: int) -> None:
-        """The workers begin at about this clock: what was due before it is past."""
+        """Set the clock at which the workers begin, about; cuts that were due before it are not taken."""
         self._next_steps = self._multiple_after(clock)
         for pace in self._pace:
             pace.clock, pace.since = clock, (clock, 0.0)
 
     @property
     def busy(self) -> bool:
-        """Whether a cut is under way: servers and workers may still hear of it."""
+        """True while a cut is under way: messages about it may still be sent to servers and workers."""
         return self._cut is not None
 
-    def hear(self, worker: int, clock: int) -> None:
-        """A worker's clock, from its heartbeat."""
-        self._pace[worker].hear(clock, time.monotonic())
+    def note_clock(self, worker: int, clock: int) -> None:
+        """Store a worker's clock, from its heartbeat."""
+        self._pace[worker].update(clock, time.monotonic())
 
     def worker_done(self, worker: int) -> None:
-        """It has finished, and is ready for any cut."""
+        """Note that a worker has finished, which makes it ready for any cut.
+
+        When all workers have finished, a cut that is not copied yet is given up.
+        """
         self._working.discard(worker)
         self._gathering.discard(worker)
         if self._cut is not None and self._cut.phase == "proposed":
             self._decide()
         if self._working:
             return
-        # What is left to save is saved at the end.
-        self._wanted = None
+        # All workers have finished: the checkpoint at the end replaces what is not copied yet.
+        self._requested = None
         if self._cut is not None and self._cut.phase in ("proposed", "committed"):
             self._give_up(quiet=True)
 
     def ask(self, ask: Ask) -> None:
-        """Somebody wants a checkpoint."""
+        """Process a request for a checkpoint, from a worker, a signal or this process.
+
+        Requests after the last worker has finished are dropped, and so are repetitions: the same step from
+        another worker, the same signal from another rank.
+
+        Args:
+            ask: The request; `ask.at` is monotonic time of this process, seconds.
+        """
         if not self._working:
             return
         if ask.reason == "steps":
             if self._before + ask.clock < self._next_steps:
-                return  # another worker has said it before
+                return  # another worker has asked at this step already
             self._next_steps = self._multiple_after(ask.clock)
-        if ask.reason in ("signal", "end") and not self._hear_signal(ask):
+        if ask.reason in ("signal", "end") and not self._note_signal(ask):
             return
         if ask.reason == "end" and self._adopt():
             return
-        self._want(ask.reason)
+        self._request(ask.reason)
 
-    def _hear_signal(self, ask: Ask) -> bool:
-        """Whether it is news, and not what another rank has told."""
+    def _note_signal(self, ask: Ask) -> bool:
+        """Store the request of a signal; return False if it repeats a request that is stored already."""
         leave = ask.reason == "end" or self._triggers.on_usr1 == "exit"
-        if ask.at < self._signal_at + _ONE_SIGNAL_S and (self._leaving or not leave):
+        if ask.at < self._signal_at + _ONE_SIGNAL_S and (self._end_reason or not leave):
             return False
         self._signal_at = ask.at
         if leave:
-            self._leaving = ask.why or "a signal"
+            self._end_reason = ask.why or "a signal"
         return True
 
     def _adopt(self) -> bool:
-        """End after the cut under way, if that is not far away: there may be no time for another."""
+        """End the job after the cut under way, and return True, if that cut does not wait for a later step.
+
+        There may be no time for another cut.
+        """
         cut = self._cut
         if cut is None or cut.phase == "abandoned" or (cut.reason == "planned" and not cut.taken):
             return False
         cut.reason = "end"
         return True
 
-    def _want(self, reason: str) -> None:
+    def _request(self, reason: str) -> None:
+        """Make this the reason of the next cut, or count it as skipped if a cut is under way or requested."""
         cut = self._cut
-        # A cut that waits for its step to come gives way.
+        # Replace a cut that still waits for its step.
         planned = cut is not None and cut.reason == "planned" and not cut.taken
-        if (self._wanted is None and (cut is None or planned)) or (
-            reason in ("signal", "end") and self._leaving
+        if (self._requested is None and (cut is None or planned)) or (
+            reason in ("signal", "end") and self._end_reason
         ):
-            self._wanted = reason
+            self._requested = reason
         else:
             self.statistics["skipped"] += 1
         if planned and cut is not None and cut.phase in ("proposed", "committed"):
             self._give_up(quiet=True)
 
     def poll(self) -> None:
-        """Look at the time and begin what is due.
-
-        Raises:
-            LeavingError: The checkpoint after which the job was to end is durable.
-        """
+        """Begin a cut that is due, or give up one whose proposal is not answered in time. Call it often."""
         now = time.monotonic()
         if self._next_time is not None and now >= self._next_time and self._working:
             self._next_time = now + self._triggers.every_s
-            self._want("time")
+            self._request("time")
         cut = self._cut
         if cut is not None and cut.phase == "proposed" and now - cut.since > self._patience_s:
             self._give_up()
@@ -212,52 +242,56 @@ class Coordinator:
             self._begin(now)
 
     def _begin(self, now: float) -> None:
-        if self._wanted is not None:
-            reason, self._wanted = self._wanted, None
+        """Begin the requested cut, or plan the one at the next multiple of `every_steps`."""
+        if self._requested is not None:
+            reason, self._requested = self._requested, None
             at_one_clock = self._common or self._aligned
             self._propose(reason, self._ahead(now) if at_one_clock else 0, now)
         elif self._common and self._triggers.every_steps:
-            # Long before anybody comes there, so that nobody waits for the decision.
+            # Propose it long before a worker reaches it, so that no worker waits for the decision.
             passed = self._next_steps
             self._next_steps = max(passed, self._multiple_after(self._ahead(now) - 1))
             self.statistics["skipped"] += (self._next_steps - passed) // self._triggers.every_steps
             self._propose("planned", self._next_steps - self._before, now)
 
     def _ahead(self, now: float) -> int:
-        """A clock that no worker has reached yet, probably."""
+        """Return a clock that probably no worker has reached yet."""
         at_work = [self._pace[w] for w in self._working]
         rate = max(p.rate for p in at_work)
         return max(p.expected(now) for p in at_work) + max(self._margin, int(rate * _MARGIN_S))
 
     def _multiple_after(self, clock: int) -> int:
-        """The first step of the run behind this clock at which there is to be a checkpoint."""
+        """Return the first multiple of `every_steps` after this clock, in steps of the run; 0: none."""
         n = self._triggers.every_steps
         return ((self._before + clock) // n + 1) * n if n else 0
 
     def _propose(self, reason: str, clock: int, now: float) -> None:
+        """Begin a cut: propose a clock to the workers, or commit at once where each cuts at its next tick."""
         self._last_id += 1
         self._cut = cut = _Cut(self._last_id, reason, clock, now, "proposed")
         if not clock:
             self._commit(cut)
             return
         for worker in self._working:
-            self._tell_worker(worker, Propose(cut.id, clock))
+            self._send_to_worker(worker, Propose(cut.id, clock))
 
     def _commit(self, cut: _Cut) -> None:
+        """Order servers to expect the cut and workers to make it."""
         cut.phase = "committed"
-        self._tell_servers(Commit(cut.id, cut.clock))
+        self._send_to_servers(Commit(cut.id, cut.clock))
         for worker in self._working:
-            self._tell_worker(worker, Commit(cut.id, cut.clock))
+            self._send_to_worker(worker, Commit(cut.id, cut.clock))
 
     def agreed(self, worker: int, answer: Agreed) -> None:
-        """A worker's answer to a proposal."""
-        self._pace[worker].hear(answer.clock, time.monotonic())
+        """Process a worker's answer to a proposal."""
+        self._pace[worker].update(answer.clock, time.monotonic())
         cut = self._cut
         if cut is not None and cut.id == answer.id and cut.phase == "proposed":
             cut.answers[worker] = answer.ok
             self._decide()
 
     def _decide(self) -> None:
+        """Commit the proposed cut when all workers at work have agreed; give it up if one has not."""
         cut = self._cut
         assert cut is not None
         if not self._working <= cut.answers.keys():
@@ -266,30 +300,34 @@ class Coordinator:
             self._margin = max(_MARGIN, self._margin // 2)
             self._commit(cut)
             return
-        # Somebody is past it: once more, further ahead.
+        # A worker has passed the proposed clock: propose a later one, with a larger margin.
         self._margin = min(self._margin * _GROWTH, 1 << 20)
-        self._wanted = self._wanted or (cut.reason if cut.reason != "planned" else None)
+        self._requested = self._requested or (cut.reason if cut.reason != "planned" else None)
         self._give_up(quiet=True)
 
     def _give_up(self, quiet: bool = False) -> None:
-        """Call the cut off; servers that know of it say so before there is another."""
+        """Give the cut up. Servers that have the Commit answer with Saved before the next cut begins.
+
+        Args:
+            quiet: True: neither warn nor count, because the cut is no longer needed or begins again.
+        """
         cut = self._cut
         assert cut is not None
         cut.quiet = quiet
         known, cut.phase = cut.phase, "abandoned"
         for worker in self._working:
-            self._tell_worker(worker, Abandon(cut.id))
+            self._send_to_worker(worker, Abandon(cut.id))
         if known == "proposed":
             self._end(cut)
         else:
-            self._tell_servers(Abandon(cut.id))
+            self._send_to_servers(Abandon(cut.id))
 
     def waits(self, worker: int, message: Waits) -> None:
-        """A worker waits for other workers before its cut record, or for a server behind it.
+        """Process a worker's report that it waits, before its cut record or behind it.
 
-        Where both happen in one cut, nobody in it moves any more; see mpips.snapshot. It is given up without
-        a word and begun again when the gather has ended, without a common clock in the other way: at one
-        clock, if workers cut wherever they were, and the other way round.
+        If both happen in one cut, no worker in it can continue; see mpips.snapshot. Then the cut is given up
+        without a warning and begins again when the gather has ended. Without a common clock the next attempt
+        is of the other kind: at one clock if this one was at each worker's next tick, and the reverse.
         """
         if message.how == "over":
             self._gathering.discard(worker)
@@ -303,30 +341,33 @@ class Coordinator:
             cut.behind.add(worker)
         if self._gathering and cut.behind:
             self._aligned = not self._aligned
-            self._wanted = self._wanted or (cut.reason if cut.reason != "planned" else None)
+            self._requested = self._requested or (cut.reason if cut.reason != "planned" else None)
             self._give_up(quiet=True)
 
     def taken(self, server: int, taken: Taken) -> None:
-        """A server has its copy, or cannot get it."""
+        """Process a server's report that it has its copy, or that it cannot get one."""
         cut = self._cut
         if cut is None or cut.id != taken.id or cut.phase != "committed":
             return
         if not taken.ok:
+            cut.why = taken.why
             self._give_up()
             return
         cut.taken.add(server)
         if len(cut.taken) == self._n_servers:
             cut.phase = "writing"
-            self._tell_servers(Write(cut.id))
+            self._send_to_servers(Write(cut.id))
 
     def saved(self, server: int, saved: Saved) -> None:
-        """A server has done with the cut.
+        """Process a server's report that it has ended its part of the cut.
 
         Raises:
-            LeavingError: All have, and the job was to end after it.
+            LeavingError: All servers have, the checkpoint is durable, and the job was to end after it.
         """
         if saved.id == LAST:
-            self._say(f"{saved.error}; the job waits and tries again")
+            self._warn(
+                f"{saved.error}; the job waits and tries again: free space or remove the cause"
+            )
             return
         cut = self._cut
         if cut is None or cut.id != saved.id:
@@ -336,42 +377,49 @@ class Coordinator:
             self._end(cut)
 
     def _end(self, cut: _Cut) -> None:
+        """End the cut under way: count its result, and warn if it gave no checkpoint.
+
+        Raises:
+            LeavingError: The checkpoint is durable and the job was to end after it.
+        """
         self._cut = None
         if cut.reason == "planned" and cut.phase == "writing":
             self._next_steps = self._multiple_after(cut.clock)
         if cut.phase == "abandoned":
             if not cut.quiet:
                 self.statistics["given_up"] += 1
-                self._came_to_nothing(
-                    "a checkpoint was given up: not all workers had come to it within "
-                    f"{self._patience_s:g} s"
+                late = (
+                    f"not all workers reached it within {self._patience_s:g} s (raise "
+                    "cluster.timeout_s if steps take longer; use worker.barrier for barriers)"
                 )
-            elif self._leaving and self._wanted is None:
-                self._wanted = "end"
+                self._report_failure(f"a checkpoint was given up: {cut.why or late}")
+            elif self._end_reason and self._requested is None:
+                self._requested = "end"
             return
         error = next((s.error for _, s in sorted(cut.saved.items()) if s.error), "")
         if error:
             self.statistics["failed"] += 1
-            self._came_to_nothing(error)
+            self._report_failure(error)
             return
         self.statistics["written"] += 1
         self.statistics["path"] = cut.saved[0].path
+        # A checkpoint is durable although old ones could not be removed.
         for _, saved in sorted(cut.saved.items()):
             if saved.note:
-                self._say(saved.note)
-        if self._leaving:
+                self._warn(saved.note)
+        if self._end_reason:
             raise LeavingError(
-                f"{self._leaving}: wrote checkpoint {cut.saved[0].path}, exit "
-                f"{LeavingError.exit_code}; start again to go on"
+                f"{self._end_reason}: wrote checkpoint {cut.saved[0].path}, exit "
+                f"{LeavingError.exit_code}; run again to continue"
             )
 
-    def _came_to_nothing(self, why: str) -> None:
-        """Warn; try again later if the job is to end, since it ends after a durable checkpoint only."""
-        if not self._leaving:
-            self._say(f"{why}; training goes on")
+    def _report_failure(self, why: str) -> None:
+        """Warn that a cut gave no checkpoint; if the job is to end, request another one after a pause."""
+        if not self._end_reason:
+            self._warn(f"{why}; training continues")
             return
-        self._say(f"{why}; the job still has to end, so it tries again in {self._pause_s:g} s")
-        self._wanted = self._wanted or "end"
+        self._warn(f"{why}; the job is still to end and tries again in {self._pause_s:g} s")
+        self._requested = self._requested or "end"
         self._not_before = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 

@@ -1,7 +1,8 @@
-"""What a server holds, as arrays: in place, and copied into memory that is kept from cut to cut.
+"""The shards of a server as arrays: in place, or copied into memory that is used again for every cut.
 
-New memory costs several times a copy, because the kernel clears each page at its first touch; so the
-memory for the copy is taken and touched before the rings are held.
+To allocate new memory takes several times as long as to copy into it, because the kernel clears each page at
+its first access. So the server allocates the memory of the copy and accesses all its pages before the rings
+are held.
 """
 
 from __future__ import annotations
@@ -20,28 +21,37 @@ from mpips.server.server import Server
 
 Array = NDArray[Any]
 
-_TOUCH_BYTES = 4 << 20  # between looks at the rings
-ROOM = 1.25  # rows that a table may grow by until the next look, as a factor
-_FULL = 0.9  # of the room: time for more
-_FEW_ROWS = 4096
+_TOUCH_BYTES = 4 << 20  # bytes that one step of `make_room` accesses between two drains
+ROOM = 1.25  # rows that there is memory for, as a multiple of the rows at the last allocation
+_FULL = 0.9  # share of these rows above which memory for more is allocated
+_FEW_ROWS = 4096  # rows that there is memory for in addition, so that small tables seldom need more
 _PAGE_BYTES = 4096
 
 
 def shards_in_place(
     server: Server, placement: Placement, tables: Sequence[Table]
 ) -> list[ShardData]:
-    """All shards of a server without a copy: read-only, and good until the next drain."""
+    """Return all shards of a server without a copy.
+
+    The arrays are read-only views of the server's memory. They are valid until its next drain.
+    """
     return _shards(server, placement, tables, _arrays(server, placement, tables))
 
 
 def _part(placement: Placement, table: Table, server: int) -> ShardRange | None:
+    """Return the elements of a dense table that lie on a server; None if there are none."""
     return next((p for p in placement.dense[table.name] if p.server == server), None)
 
 
 def _arrays(
     server: Server, placement: Placement, tables: Sequence[Table]
 ) -> list[tuple[Array, ...]]:
-    """By table: values and states of a dense one, keys and rows of an embedding, () if absent."""
+    """Return views of the server's memory, a tuple for each table.
+
+    A dense table has its values and then each optimizer state, float32, shape (n,). An embedding table has
+    its keys, int64, shape (n,), and its rows, float32, shape (n, floats per row). A table of which the server
+    has no part has ().
+    """
     core = server.core
     found: list[tuple[Array, ...]] = []
     for i, table in enumerate(tables):
@@ -58,11 +68,13 @@ def _arrays(
 def _shards(
     server: Server, placement: Placement, tables: Sequence[Table], arrays: list[tuple[Array, ...]]
 ) -> list[ShardData]:
+    """Return the shards that these arrays hold; they share memory with the arrays."""
     shards: list[ShardData] = []
     for i, (table, found) in enumerate(zip(tables, arrays, strict=True)):
         names = table.optimizer.state_names
         steps_done = server.core.steps(i)
         if isinstance(table, EmbeddingTable):
+            # A row holds the values, each state, and, for rules that count, the number of its updates.
             keys, rows = found
             dim = table.dim
             state = {name: rows[:, (1 + k) * dim : (2 + k) * dim] for k, name in enumerate(names)}
@@ -81,37 +93,54 @@ def _shards(
 
 
 class ServerCopy:
-    """Memory for one copy of a server's shards. Not thread-safe: the server's loop uses it.
+    """The memory of one copy of a server's shards. Not thread-safe: only the server's loop uses it.
 
-    The writer of a checkpoint owns the copy until the next `copy`.
+    The writer of a checkpoint may read the copy until the next `copy`.
     """
 
     def __init__(self, server: Server, placement: Placement, tables: Sequence[Table]) -> None:
-        """Nothing is taken yet."""
+        """Allocate nothing yet.
+
+        Args:
+            server: The server whose shards are copied.
+            placement: The parts of tables on each server.
+            tables: All tables of the job.
+        """
         self._server = server
         self._placement = placement
         self._tables = list(tables)
         self._memory: list[tuple[Array, ...]] = [() for _ in tables]
 
     def _room(self, table: int) -> int:
+        """Return the number of rows, or elements, that there is memory for."""
         memory = self._memory[table]
         return len(memory[0]) if memory else 0
 
     def lacks_room(self) -> bool:
-        """Whether a table has outgrown what was touched for it, or nearly so."""
+        """Return True if the memory of a table is too small for its rows, or soon will be."""
         there = _arrays(self._server, self._placement, self._tables)
-        return any(
-            arrays
-            and len(arrays[0]) > self._room(i) * (_FULL if isinstance(table, EmbeddingTable) else 1)
-            for i, (table, arrays) in enumerate(zip(self._tables, there, strict=True))
-        )
+        return any(self._is_short(i, arrays, _FULL) for i, arrays in enumerate(there))
 
-    def make_room(self) -> Iterator[None]:
-        """Take and touch what is missing, in short steps."""
+    def _is_short(self, table: int, arrays: tuple[Array, ...], full: float) -> bool:
+        """Return True if a table fills more than this share of its memory, or has none.
+
+        A dense table does not grow, so it may fill its memory.
+        """
+        grows = isinstance(self._tables[table], EmbeddingTable)
+        n = len(arrays[0]) if arrays else 0
+        return n > self._room(table) * (full if grows else 1)
+
+    def make_room(self, full: float = _FULL) -> Iterator[None]:
+        """Allocate the memory that is missing and access its pages, in short steps: one for each `yield`.
+
+        Args:
+            full: Share of its memory above which a growing table gets more.
+        """
         there = _arrays(self._server, self._placement, self._tables)
         for i, (table, arrays) in enumerate(zip(self._tables, there, strict=True)):
-            if not arrays or (self._memory[i] and len(arrays[0]) <= self._room(i)):
+            if not arrays or (self._memory[i] and not self._is_short(i, arrays, full)):
                 continue
+            # Release the old memory before the new one is allocated.
             grows = isinstance(table, EmbeddingTable)
             n = int(len(arrays[0]) * ROOM) + _FEW_ROWS if grows else len(arrays[0])
             self._memory[i] = ()
@@ -124,12 +153,19 @@ class ServerCopy:
             self._memory[i] = memory
 
     def copy(self) -> list[ShardData]:
-        """The shards as they are now. Blocks for the time of a memcpy, if there was room."""
-        for _ in self.make_room():
+        """Return a copy of the shards as they are now.
+
+        Blocks for the time of the copy, and of `make_room` if a table does not fit into its memory.
+
+        Raises:
+            MemoryError: There is not enough memory for the copy.
+        """
+        for _ in self.make_room(full=1):
             pass
         there = _arrays(self._server, self._placement, self._tables)
         copies = []
         for arrays, memory in zip(there, self._memory, strict=True):
+            # Copy into the beginning of the memory, which may have room for more rows.
             part = tuple(m[: len(a)] for a, m in zip(arrays, memory, strict=True))
             for to, array in zip(part, arrays, strict=True):
                 np.copyto(to, array)

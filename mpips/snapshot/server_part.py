@@ -1,4 +1,10 @@
-"""A server's part in checkpoints: the copy at a cut, writing it behind the training, and the end."""
+"""A server's part in snapshots: the copy at a cut, the writing of the copy, and the checkpoint at the end.
+
+`mpips.snapshot` describes the protocol. The server's loop calls `poll` between two drains of its rings, so
+everything here happens in one thread. Two kinds of work run step by step: the allocation of memory for the
+copy, and the writing of a checkpoint. A copy ends the first kind. It cannot come during the second, because
+the coordinator begins no cut before all servers have sent `Saved`.
+"""
 
 from __future__ import annotations
 
@@ -34,24 +40,27 @@ from mpips.snapshot.copy import ServerCopy, shards_in_place
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-SMALL_BLOCK_BYTES = 1 << 20  # of a step between drains: so long a record may wait
-# Records have so many times as long as each piece of writing took, while there are any.
-_SERVED_SHARE = 3.0
-_LONGEST_PAUSE_S = 0.05
-# Pauses before the last checkpoint is tried again: after a failure, and on a full disk.
+SMALL_BLOCK_BYTES = 1 << 20  # bytes that one step between drains writes; a record waits that long
+_SERVED_SHARE = 3.0  # pause after a step while records arrive, as a multiple of the step's time
+_LONGEST_PAUSE_S = 0.05  # s, limit of that pause
+# s, pauses before the last checkpoint is tried again: after a failure, and on a full disk
 _TRIES_S = (0.5, 1.0, 2.0, 4.0)
 _FULL_S = 2.0
-_POLL_S = 0.005  # between two calls of other work meanwhile
-_LOOK_S = 0.1  # between looks whether a table has outgrown the memory for its copy
+_POLL_S = 0.005  # s between two calls of other work during these pauses
+_CHECK_S = 0.1  # s between two checks that the memory for the copy is large enough
 
 
 class ServerPart:
-    """Collective with those of the other servers, each in its own loop; never raises MpipsError.
+    """The snapshots of one server. Not thread-safe.
+
+    Collective: the parts of all servers write together, each from its own server's loop. No method raises
+    MpipsError: errors go to the coordinator or into `result`.
 
     Attributes:
-        result: {"path", "bytes", "seconds", "notes"} of what was saved at the end, or {"error"}; None
-            before.
-        cuts: What cuts cost here: number, longest copy and longest hold in seconds.
+        result: The checkpoint at the end of the job: {"path", "bytes", "seconds", "notes"} if it was written,
+            {"error"} if not; None before.
+        cuts: The cost of cuts on this server: "copies", their number; "longest_copy_s" and "longest_hold_s",
+            the longest copy and the longest time for which rings were held, seconds.
     """
 
     def __init__(
@@ -63,21 +72,22 @@ class ServerPart:
         n_workers: int,
         comm: MPI.Intracomm | None,
         timeout_s: float,
-        tell: Callable[[Message], None],
+        send: Callable[[Message], None],
         run: Supervised | None = None,
     ) -> None:
-        """Nothing is copied yet.
+        """Prepare the part. Blocks to allocate memory for the copy if there are periodic checkpoints.
 
         Args:
-            saving: What is saved.
-            server: Whose shards.
-            placement: Which server holds what.
-            tables: Of the job.
-            n_workers: Of the job.
-            comm: All servers, in order; None: this process alone.
-            timeout_s: Bounds every wait for other servers.
-            tell: Sends a message to the coordinator.
-            run: The supervised run of which this launch is an attempt.
+            saving: Folder, start and triggers of the job's checkpoints.
+            server: The server whose shards are saved.
+            placement: The parts of tables on each server.
+            tables: All tables of the job.
+            n_workers: Number of workers.
+            comm: Communicator of all servers, in order; carries nothing else while a checkpoint is written.
+                None: this is the only server.
+            timeout_s: Longest wait for other servers, seconds. A cut is given up after half of it.
+            send: Sends a message to the coordinator; returns at once.
+            run: The supervised run of which this launch is an attempt; None: there is no supervisor.
         """
         self._saving = saving
         self._server = server
@@ -86,30 +96,33 @@ class ServerPart:
         self._n_workers = n_workers
         self._comm = comm
         self._timeout_s = timeout_s
-        self._tell = tell
+        self._send = send
         self._run = run
         self._server_copy = ServerCopy(server, placement, tables)
-        self._id = 0  # the cut under way
-        self._held_since = 0.0  # its first record; 0: not seen yet
-        self._writer: CheckpointWriter | None = None
-        self._parts: list[PositionPart] = []
-        self._work: Iterator[object] | None = None
-        self._next_look = 0.0
-        self._pause_until = 0.0
-        self._records = 0  # consumed before the last piece of work
+        self._id = 0  # number of the cut under way; 0: there is none
+        self._held_since = 0.0  # monotonic s of its first record; 0: no record has come
+        self._cannot_copy = 0  # number of the last cut for whose copy there was no memory
+        self._writer: CheckpointWriter | None = None  # from the copy to the end of writing
+        self._parts: list[PositionPart] = []  # positions of the workers at the cut, by worker
+        self._work: Iterator[object] | None = None  # work that is done step by step
+        self._next_check = 0.0  # monotonic s
+        self._pause_until = 0.0  # monotonic s before which no step is done
+        self._records = 0  # records that were consumed before the last step
+        # True: memory for the copy is allocated before a cut. Set by the first cut at the latest.
         self._ahead = bool(saving.triggers.every_steps or saving.triggers.every_s)
+        # The last checkpoint that was written, and the positions of the workers in it.
         self._last: tuple[list[PositionPart], CheckpointInfo] | None = None
-        self._waits = ""  # why the last checkpoint is not written yet
+        self._waits = ""  # error for which the last checkpoint is tried again; "": none
         self.result: dict[str, Any] | None = None
         self.cuts: dict[str, Any] = {"copies": 0, "longest_copy_s": 0.0, "longest_hold_s": 0.0}
         if saving.folder is not None:
-            # What takes long the first time is done before anybody waits for it.
+            # Load HDF5 and allocate memory now, while no ring is held.
             hdf5_kind()
             for _ in self._server_copy.make_room() if self._ahead else ():
                 pass
 
     def take(self, message: ToServer) -> None:
-        """What the coordinator says."""
+        """Process a message of the coordinator."""
         if isinstance(message, Commit):
             self._id, self._held_since = message.id, 0.0
             self._ahead = True
@@ -117,25 +130,26 @@ class ServerPart:
         elif isinstance(message, Abandon):
             self._server.core.release_cut(message.id)
             self._id, self._writer = 0, None
-            self._tell(Saved(message.id, "", "given up"))
+            self._send(Saved(message.id, "", "given up"))
         elif isinstance(message, Write) and self._writer is not None:
             self._work = self._write(self._writer, message.id)
 
     def poll(self) -> bool:
-        """Do a bounded piece of what there is to do; True: come back soon.
+        """Do one bounded step of the work; return True if there is more to do.
 
-        Blocks for one copy of the shards when the rings stand at a cut.
+        Blocks for one copy of the shards when all rings are held at a cut.
         """
+        # After a copy consume records first: the rings have been held.
         if self._id and self._writer is None and self._come_to_cut():
-            return True  # after the copy the rings come first
+            return True
         if self._work is not None:
             self._step(self._work)
         elif self._ahead and self._writer is None:
-            self._look_for_room()
+            self._check_room()
         return self._work is not None
 
     def _step(self, work: Iterator[object]) -> None:
-        """One piece of work, then a pause if there were records since the last one."""
+        """Do one step of work, then pause if records were consumed since the last one."""
         start = time.monotonic()
         if start < self._pause_until:
             return
@@ -147,40 +161,55 @@ class ServerPart:
         self._pause_until = end + (pause_s if records != self._records else 0.0)
         self._records = records
 
-    def _look_for_room(self) -> None:
+    def _check_room(self) -> None:
+        """Begin to allocate memory for the copy if it is missing. Checks rarely."""
         now = time.monotonic()
-        if now >= self._next_look:
-            self._next_look = now + _LOOK_S
+        if now >= self._next_check:
+            self._next_check = now + _CHECK_S
             if self._server_copy.lacks_room():
                 self._work = (True for _ in self._server_copy.make_room())
 
     def _come_to_cut(self) -> bool:
-        """Copy if the rings stand at the cut; whether it did."""
+        """Copy the shards if all rings are held at the cut; return True if they were copied.
+
+        If they are not all held in time, report that to the coordinator.
+        """
         core = self._server.core
         now = time.monotonic()
         if not self._held_since and core.holds_cut():
             self._held_since = now
-        if core.cut_ready():
+        if core.cut_ready() and self._cannot_copy != self._id:
             _native.fault_point("cut-held")
             self._copy()
             return True
         if self._held_since and now - self._held_since > self._timeout_s / 2:
-            # Workers that wait for a held ring give up after the whole of it.
+            # A worker that waits for a held ring fails after `timeout_s`, so report it well before.
             self._held_since = 0.0
-            self._tell(Taken(self._id, False))
+            self._send(Taken(self._id, False))
         return False
 
     def _copy(self) -> None:
+        """Copy the shards, release the rings, and report the copy. All rings are held."""
         core = self._server.core
         start = time.monotonic()
-        self._work = None  # room that was still being made is made now
+        # Stop a step-by-step allocation: the copy allocates what is missing.
+        self._work = None
         try:
             shards = self._server_copy.copy()
         except MemoryError:
+            # Rings stay held until the coordinator's Abandon; do not try again until then.
             self._held_since = 0.0
-            self._tell(Taken(self._id, False))
+            self._cannot_copy = self._id
+            self._send(
+                Taken(
+                    self._id,
+                    False,
+                    f"server {self._server.index} has no memory for the copy of its shards",
+                )
+            )
             return
         _native.fault_point("cut-copied")
+        # Read the workers' positions before the rings are released: later they belong to other records.
         self._writer = self._make_writer(shards, SMALL_BLOCK_BYTES)
         self._parts = self._positions()
         core.release_cut(self._id)
@@ -189,9 +218,10 @@ class ServerPart:
         cuts["copies"] += 1
         cuts["longest_copy_s"] = max(cuts["longest_copy_s"], round(end - start, 6))
         cuts["longest_hold_s"] = max(cuts["longest_hold_s"], round(end - self._held_since, 6))
-        self._tell(Taken(self._id, True))
+        self._send(Taken(self._id, True))
 
     def _write(self, writer: CheckpointWriter, number: int) -> Iterator[object]:
+        """Write the copy step by step, remove old checkpoints, and report the end of the cut."""
         path, error, note = "", "", ""
         try:
             for _ in writer.steps():
@@ -201,18 +231,19 @@ class ServerPart:
         else:
             path = str(writer.info.path)
             self._last = self._parts, writer.info
-            # In the background: removing large files takes as long as a step or two.
+            # Remove in the background, because the removal of large files takes as long as a training step.
             note = yield from in_background(lambda: self._retain(writer.info.path))
         self._id, self._writer = 0, None
-        self._tell(Saved(number, path, error, note))
+        self._send(Saved(number, path, error, note))
 
     def _positions(self) -> list[PositionPart]:
+        """Return the positions of all workers at their last cut records, by worker."""
         return [decode_part(self._server.core.position_text(w)) for w in range(self._n_workers)]
 
     def _retain(self, written: Path) -> str:
-        """Remove old checkpoints after this one was written; return what failed, "" if nothing did.
+        """Remove old checkpoints after this one was written, on server 0; return the failure, or "".
 
-        A failure does not make the new checkpoint less durable, so it is a note and not an error.
+        After a failure the new checkpoint is durable all the same, so the failure is a note and not an error.
         """
         if self._server.index != 0:
             return ""
@@ -220,24 +251,30 @@ class ServerPart:
         try:
             retain(self._saving.folder, self._saving.retention)
         except (MpipsError, OSError) as failure:
-            return f"{written} was written, but older checkpoints could not be removed: {failure}"
+            return (
+                f"{written} was written, but older checkpoints could not be removed: {failure} "
+                "(try `mpips ckpt prune` later)"
+            )
         return ""
 
     @property
     def state(self) -> str:
-        """What there is to say of a checkpoint under way; "": nothing."""
+        """The activity of this part, for the server's heartbeats; "": none."""
         if self._waits:
             return "waiting to write the last checkpoint"
         if self._writer is not None:
             return "writing a checkpoint"
-        return "coming to a checkpoint" if self._id else ""
+        return "waiting for the cut of a checkpoint" if self._id else ""
 
     def save(self, between: Callable[[], object]) -> None:
-        """The end: all workers have finished. `between` is called between bounded pieces of work.
+        """Write the checkpoint at the end of the job, and set `result`. Collective over all servers; blocks.
 
-        In a supervised run a full disk is waited for, without end, and other failures to write are
-        tried again a few times: what the servers hold is nowhere else. All servers see the same
-        errors, so they try again together.
+        All workers must have finished. Without a folder for checkpoints nothing happens. In a supervised run
+        the servers wait for a full disk without limit, and try again a few times after other failures,
+        because nothing else holds their shards. All servers get the same errors, so they try again together.
+
+        Args:
+            between: Called between bounded steps; does other work of this rank.
         """
         if self._saving.folder is None:
             return
@@ -268,9 +305,9 @@ class ServerPart:
         }
 
     def _wait(self, why: str, pause_s: float, between: Callable[[], object]) -> None:
-        """Let some time pass before the last checkpoint is tried again; server 0 says why, once."""
+        """Pause before the last checkpoint is tried again; server 0 reports the first reason."""
         if not self._waits and self._server.index == 0:
-            self._tell(Saved(LAST, "", why))
+            self._send(Saved(LAST, "", why))
         self._waits = why
         until = time.monotonic() + pause_s
         while time.monotonic() < until:
@@ -278,7 +315,7 @@ class ServerPart:
             time.sleep(_POLL_S)
 
     def statistics(self) -> dict[str, Any]:
-        """What is to be told of it, by name."""
+        """Return the entries of this part in the server's statistics, by name."""
         found: dict[str, Any] = {}
         if self.cuts["copies"]:
             found["cuts"] = self.cuts
@@ -287,10 +324,12 @@ class ServerPart:
         return found
 
     def _save(self, between: Callable[[], object]) -> tuple[CheckpointInfo, str]:
+        """Try once to write the last checkpoint; return it and the note of `_retain`."""
         parts = self._positions()
+        # No worker has ended a clock since the last checkpoint: it is the one to write.
         if self._last is not None and self._last[0] == parts:
-            return self._last[1], ""  # nobody has ended a clock since
-        # Every ring is empty and stays so: what the servers hold is a cut, and needs no copy.
+            return self._last[1], ""
+        # All rings are empty and stay empty, so the shards in place are a cut and need no copy.
         shards = shards_in_place(self._server, self._placement, self._tables)
         writer = self._make_writer(shards)
         for _ in writer.steps():
@@ -301,6 +340,7 @@ class ServerPart:
     def _make_writer(
         self, shards: list[ShardData], block_bytes: int = plan.BLOCK_BYTES
     ) -> CheckpointWriter:
+        """Return a writer of these shards, with the positions of the workers as they are now."""
         assert self._saving.folder is not None
         core = self._server.core
         return CheckpointWriter(
@@ -315,6 +355,7 @@ class ServerPart:
         )
 
     def _head(self) -> ManifestHead:
+        """Return what the manifest holds of the job at this cut."""
         core = self._server.core
         saving = self._saving
         parts = self._positions()
@@ -334,6 +375,7 @@ class ServerPart:
         )
 
     def _worker(self, worker: int, part: PositionPart, clock: int) -> WorkerState:
+        """Return a worker's state for the manifest, with its clock counted from the beginning of the run."""
         origin = self._saving.origin
         before = 0
         if origin is not None:

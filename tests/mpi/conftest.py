@@ -1,7 +1,7 @@
 """Tests that run on all ranks at once: `mpirun -n N python -m mpi4py -m pytest --with-mpi tests/mpi`.
 
-The ranks enter every test together and leave it together. Where one has failed while others still
-wait for it in a collective of the test, the job is ended soon, after the failure was shown.
+The ranks enter and leave every test together. If one has failed while others still wait for it in a
+collective of the test, the failure is printed and the job is ended soon after.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 HERE = Path(__file__).parent
-# Seconds that a rank gives the others to leave a test: after it failed here, and after the session.
+# Seconds that a rank waits for others to leave a test: after a failure here, and after the session.
 _GRACE_S = 5.0
 _report = pytest.StashKey[pytest.TestReport]()
 _comms = pytest.StashKey["list[MPI.Intracomm]"]()
@@ -35,9 +35,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark everything in this folder; what has a mark of its own keeps it.
+    """Mark everything in this folder that has no mark of its own.
 
-    Refuse to run without the option: pytest-mpi would skip what is marked without a word.
+    Refuse to run without the option: pytest-mpi would skip what is marked without a message.
     """
     if not config.getoption("--with-mpi"):
         raise pytest.UsageError(
@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`transport` and `servers` run over what this number of ranks allows."""
+    """Parametrize `transport` and `servers` with the values that this number of ranks allows."""
     if "transport" in metafunc.fixturenames:
         names = ["local"] if SIZE == 1 else ["shm", "rma", "p2p"]
         metafunc.parametrize("transport", names)
@@ -60,7 +60,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _meet(comm: MPI.Intracomm, timeout_s: float | None) -> bool:
-    """Wait for all ranks; without end if there is no time limit."""
+    """Wait for all ranks; without a time limit if there is none."""
     request = comm.Ibarrier()
     started = time.monotonic()
     while not request.Test():
@@ -82,17 +82,17 @@ def pytest_runtest_makereport(
 
 @pytest.fixture(autouse=True)
 def _together(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Begin and end each test at the same time on all ranks. Collective."""
+    """Start and end each test at the same time on all ranks. Collective."""
     meeting = request.config.stash[_meeting]
     _meet(meeting, None)
     yield
     report = request.node.stash.get(_report, None)
     if _meet(meeting, None if report is None else _GRACE_S):
-        # Free is collective, so not before all ranks are out of the test.
+        # Free only when all ranks have left the test, because Free is collective.
         for comm in request.node.stash.get(_comms, []):
             comm.Free()
         return
-    # pytest shows failures at the end of its session, which this rank will not see.
+    # Print the failure now: pytest prints failures at the end of its session, which this rank does not reach.
     assert report is not None
     with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         print(
@@ -106,7 +106,7 @@ def _together(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def comm(request: pytest.FixtureRequest, _together: None) -> MPI.Intracomm:
-    """A communicator of all ranks, the test's own. Collective."""
+    """Return a communicator of all ranks for this test. Collective."""
     comm = load_mpi().Dup()
     request.node.stash[_comms] = [comm]
     return comm
@@ -114,7 +114,7 @@ def comm(request: pytest.FixtureRequest, _together: None) -> MPI.Intracomm:
 
 @pytest.fixture
 def session(comm: MPI.Intracomm) -> Session:
-    """`mpips.run` on all ranks, and everybody's results on every rank. Collective.
+    """Run `mpips.run` on all ranks, and return all results on every rank. Collective.
 
     So an assertion on the results fails on every rank alike.
     """
@@ -139,7 +139,7 @@ def _parallel_assert(comm: MPI.Intracomm, condition: bool, message: str = "") ->
 
 @pytest.fixture
 def parallel_assert() -> Callable[..., None]:
-    """`parallel_assert(comm, condition, message="")`: fail on all ranks if it is false on any.
+    """Return `parallel_assert(comm, condition, message="")`: it fails on all ranks if false on any.
 
     Collective over `comm`, so it may stand between two collectives of the code under test, where a
     plain assert would leave the other ranks waiting.

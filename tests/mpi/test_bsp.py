@@ -1,4 +1,4 @@
-"""BSP: what a pull sees, the same bits whatever the transport and the timing, backup workers."""
+"""BSP: the values of a pull, the same bits with every transport and timing, backup workers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mpips import BSP, DenseTable, EmbeddingTable, Worker
 from mpips.kernels import reference
 
 N_CLOCKS = 6
-N_DENSE = 700  # more than one record of 1 KiB, so that pushes travel in segments
+N_DENSE = 700  # more than one record of 1 KiB, so that pushes have several segments
 N_KEYS = 40
 DIM = 3
 SMALL_RINGS = {"slot_kib": 1, "ring_slots": 4}
@@ -28,7 +28,7 @@ def bsp_tables(optimizer: Any, reduce: str) -> list[Any]:
 
 
 def keys_of(worker: int, clock: int) -> np.ndarray:
-    """Every worker touches other keys, in no order, with some in common."""
+    """Return the keys of a worker: unsorted, some shared with other workers."""
     return np.random.default_rng([worker, clock, 5]).choice(N_KEYS, size=17, replace=False)
 
 
@@ -49,7 +49,7 @@ def push_noise(delays: int | None = None) -> Any:
 
 
 def expected_bits(optimizer: Any, reduce: str, n_workers: int) -> tuple[bytes, bytes]:
-    """One process, NumPy, workers in order."""
+    """Compute the result in one process with NumPy, workers in order."""
     config = optimizer.native()
     scale = 1.0 / n_workers if reduce == "mean" else 1.0
 
@@ -148,7 +148,7 @@ def test_a_pull_sees_all_updates_of_earlier_clocks_and_none_of_the_current_one(
 def test_workers_with_fewer_steps_leave_and_the_others_go_on(
     session: Session, transport: str
 ) -> None:
-    """Worker w makes 2 + 3 w steps; a clock's mean is over those that took part in it."""
+    """Worker w makes 2 + 3 w steps; a clock's mean is over the workers that made a step in it."""
 
     def main(worker: Worker) -> list[float]:
         handle, seen = worker.table("w"), []
@@ -183,7 +183,7 @@ def test_a_push_without_a_clock_is_counted_when_the_worker_ends(
 def test_a_clock_closes_without_the_slowest_worker_where_there_is_a_backup(
     session: Session, transport: str
 ) -> None:
-    """Worker 0 holds back until the others are done; their clocks close without it."""
+    """Worker 0 waits until the others are done; their clocks close without it."""
     n_steps = 6
     unit = np.full(1, -1.0, np.float32)
 
@@ -195,7 +195,7 @@ def test_a_clock_closes_without_the_slowest_worker_where_there_is_a_backup(
             worker.barrier("the others are done")
             late.append(handle.push(unit).wait().late)  # for a clock that is closed
             worker.clock()
-            late.append(handle.push(unit).wait().late)  # for the clock that is open now
+            late.append(handle.push(unit).wait().late)  # for the clock that is open
             worker.clock()
         else:
             worker.barrier("pushed")
@@ -206,7 +206,7 @@ def test_a_clock_closes_without_the_slowest_worker_where_there_is_a_backup(
             worker.barrier("the others are done")
         worker.flush()
         worker.barrier("all in")
-        # What worker 0 sent for the open clock counts when the others leave.
+        # The push of worker 0 for the open clock counts when the others leave.
         final = float(handle.pull()[0]) if worker.index != 0 else 0.0
         worker.barrier("all looked")
         return final, late

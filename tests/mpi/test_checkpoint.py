@@ -1,4 +1,4 @@
-"""Checkpoints by several servers: the same file as by one, one error for all, and any number reads it."""
+"""Checkpoints by several servers: the same file as by one, the same error on all, readable by any number."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ modes = pytest.mark.parametrize(
 
 @pytest.fixture
 def folder(comm: MPI.Intracomm) -> Iterator[Path]:
-    """A folder that all ranks see. Collective."""
+    """Return a folder that all ranks see. Collective."""
     path = tempfile.mkdtemp(prefix="test-checkpoint-") if comm.rank == 0 else ""
     path = comm.bcast(path)
     yield Path(path)
@@ -79,7 +79,7 @@ def test_any_number_of_servers_writes_the_same_file(
 
 
 def spread(seed: int) -> dict[str, Any]:
-    """Keys of three kinds: dense from 0, a few far apart, all of 64 bits."""
+    """Return keys of three kinds: dense from 0, a few far apart, all of 64 bits."""
     random = np.random.default_rng(seed)
     return {
         "users": range(random.integers(0, 300)),
@@ -114,7 +114,7 @@ def test_a_restore_onto_any_number_loses_no_row(
     found = find_newest(folder, comm)
     assert found.checkpoint is not None
     partitioner = mpips.HashPartition().partitioner(readers)
-    # Each rank plays every SIZE-th of so many new servers.
+    # Let each rank act as every SIZE-th of the new servers.
     mine = []
     for server in range(comm.rank, readers, SIZE):
         for block in found.checkpoint.iter_rows("users", partitioner, server, 10):
@@ -153,11 +153,11 @@ def test_readers_agree_on_what_is_damaged(comm: MPI.Intracomm, folder: Path) -> 
     found.checkpoint.close()
 
 
-# --- failures ------------------------------------------------------------------------------------
+# Failures.
 
 
 def everyone_is_told(comm: MPI.Intracomm, work: Callable[[], object]) -> str:
-    """The error that all ranks get; they must all get the same. Collective."""
+    """Return the error that all ranks get; it must be the same on all. Collective."""
     try:
         work()
         text = ""
@@ -236,7 +236,7 @@ def test_a_failure_of_one_server_is_one_error_on_all(
                 folder, 200, comm=comm, parallel=parallel, block_bytes=500
             ),
         )
-    # Some things only server 0 does.
+    # Some calls are made on server 0 only.
     only_first = harm in (break_folder, break_manifest, break_publishing)
     only_first = only_first or not (parallel and SIZE > 1)
     if server == 0 or not only_first:
@@ -256,7 +256,7 @@ def test_a_failure_of_one_server_is_one_error_on_all(
 def test_a_write_that_the_system_refuses_below_mpi_io(
     comm: MPI.Intracomm, folder: Path, server: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A real error, met inside HDF5: the file may not grow beyond a limit on one server."""
+    """A real error inside HDF5: the file may not grow beyond a limit on one server."""
     Contents(seed=1).write(folder, 100, comm=comm)
     large = Contents([mpips.DenseTable("w", (1 << 18,)), mpips.DenseTable("v", (1 << 18,))])
     write = sinks_module.write_units
@@ -299,7 +299,7 @@ def test_a_full_disk_is_named_on_all_servers(
         large = Contents([mpips.DenseTable("w", (1 << 19,))])
         told = everyone_is_told(comm, lambda: large.write(folder, 200, comm=comm))
         assert "the disk is too full" in told
-        # As if somebody else had filled it in the meantime.
+        # Skip the early check, as if another program had filled the disk since.
         monkeypatch.setattr(CheckpointWriter, "_check_space", lambda self, n_bytes: None)
         for block_bytes in (4096, 100_000, 8 << 20):
             told = everyone_is_told(
@@ -328,7 +328,7 @@ def test_a_key_that_two_servers_hold(comm: MPI.Intracomm, folder: Path, parallel
     )
     told = everyone_is_told(comm, lambda: [*writer.steps()])
     assert "table 'e': key " in told
-    assert "is there twice" in told
+    assert "occurs twice" in told
     assert names(folder) == []
 
 
@@ -351,14 +351,14 @@ def test_a_gap_between_servers(comm: MPI.Intracomm, folder: Path) -> None:
 
 
 def test_a_server_goes_on_with_other_work_between_steps(comm: MPI.Intracomm, folder: Path) -> None:
-    """Servers at different paces: nobody waits inside a step for what another does between steps."""
+    """Servers at different paces: none waits inside a step for work of another between steps."""
     contents = Contents()
     writer = CheckpointWriter(
         comm, folder, contents.head(), contents.shards(comm.rank, SIZE), block_bytes=300
     )
     served = 0
     for _ in writer.steps():
-        # The last server does a lot between its steps.
+        # Let the last server do much work between its steps.
         for _ in range(100 if comm.rank == SIZE - 1 else 1):
             served += 1
     assert served > 20

@@ -1,4 +1,4 @@
-"""Every push of every worker counts exactly once, whatever its size, the transport and the timing."""
+"""Every push of every worker counts exactly once, with every size, transport and timing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tables(model: Consistency) -> list[Any]:
 
 
 def pushes_of(worker: int, clock: int) -> list[tuple[str, np.ndarray | None, np.ndarray]]:
-    """What a worker pushes in a clock, in order: (table, keys, update)."""
+    """Return the pushes of a worker in a clock, in order: (table, keys, update)."""
     random = np.random.default_rng([worker, clock, 9])
     pushes: list[tuple[str, np.ndarray | None, np.ndarray]] = []
     for turn in range(random.integers(0, 4)):
@@ -53,7 +53,7 @@ def main(worker: Worker) -> dict[str, np.ndarray]:
                 time.sleep(random.uniform(0.0, 0.002))
             arguments = (update,) if keys is None else (keys, update)
             worker.table(name).push(*arguments)
-            update[...] = np.nan  # free again when push has returned
+            update[...] = np.nan  # reused: push has copied it when it returns
         worker.clock()
     worker.flush()
     worker.barrier("all pushed")
@@ -111,7 +111,7 @@ def test_every_push_counts_exactly_once(
 def test_rejected_and_applied_pushes_add_up_to_the_values(
     session: Session, transport: str, model: Any
 ) -> None:
-    """Each accepted push adds 1, each rejected one nothing; the workers know which is which."""
+    """Each accepted push adds 1, each rejected one nothing; the workers know which were accepted."""
     model = type(model)(policy=mpips.Reject(max_staleness=0))
 
     def worker_main(worker: Worker) -> tuple[int, float]:
@@ -131,6 +131,6 @@ def test_rejected_and_applied_pushes_add_up_to_the_values(
     assert all(final == taken for _, final in played.values)
     assert played.server_total("w", "applied") == played.worker_total("applied") == taken
     assert played.server_total("w", "rejected") == played.worker_total("rejected") == 60 * n - taken
-    # The second push of a step has missed the first at least.
+    # The second push of a step has at least not seen the first.
     assert played.server_total("w", "rejected") >= 30 * n
     assert taken >= 1

@@ -1,4 +1,4 @@
-"""Checkpoints while workers push: what is in one follows exactly from its cursors."""
+"""Checkpoints while workers push: their content follows exactly from their cursors."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from playing import SIZE, Session, counts, workers_with
 from mpips import ASP, BSP, SGD, SSP, DenseTable, EmbeddingTable, Worker
 from mpips.checkpoint import Manifest, list_checkpoints, open_checkpoint
 
-N = 40_000  # several segments of a record each
+N = 40_000  # floats; several segments
 KEYS = 300
 DIM = 3
-MOST = 5000  # clocks, if no checkpoint comes
+MOST = 5000  # clocks after which a worker stops if there is no checkpoint
 
 MODELS = {
     "bsp": BSP("sum"),
@@ -31,7 +31,7 @@ MODELS = {
 
 @pytest.fixture
 def folder(comm: Any) -> Iterator[Path]:
-    """The same empty folder on all ranks, in memory: workers push until checkpoints are there."""
+    """Return the same empty folder on all ranks, in memory: workers push until checkpoints exist."""
     place = "/dev/shm" if os.path.isdir("/dev/shm") else None
     name = tempfile.mkdtemp(prefix="test-cuts-", dir=place) if comm.Get_rank() == 0 else ""
     path = Path(comm.bcast(name))
@@ -49,7 +49,7 @@ def tables(model: Any) -> list[Any]:
 
 
 def update(worker: int, clock: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Whole numbers: of the dense table, keys, rows."""
+    """Return an update of whole numbers for the dense table, keys, and rows."""
     random = np.random.default_rng([worker, clock])
     keys = np.unique(random.integers(0, KEYS, 50))
     return counts(worker, clock, N), keys, counts(worker, clock, (len(keys), DIM))
@@ -60,7 +60,7 @@ def published(folder: Path) -> int:
 
 
 def push_until(worker: Worker, folder: Path, enough: int, patience: int) -> tuple[int, list[float]]:
-    """Push until so many checkpoints are there, then `patience` clocks more; clocks and draws."""
+    """Push until a number of checkpoints exist, then `patience` more clocks; return clocks and draws."""
     drawn = []
     left = patience
     done = 0
@@ -74,7 +74,7 @@ def push_until(worker: Worker, folder: Path, enough: int, patience: int) -> tupl
         worker.set_cursor({"clock": clock + 1, "drawn": drawn[-1]})
         worker.clock()
         done = clock + 1
-        time.sleep(1e-3)  # what is pushed is computed once more to check it
+        time.sleep(1e-3)  # the pushes are computed again to check them
         if published(folder) >= enough:
             left -= 1
             if left < 0:
@@ -83,7 +83,7 @@ def push_until(worker: Worker, folder: Path, enough: int, patience: int) -> tupl
 
 
 def check_sums(path: Path) -> Manifest:
-    """The tables are the sums over all workers of exactly what lies before their cursors."""
+    """Check that the tables are the sums over all workers of exactly the pushes before their cursors."""
     dense, rows = np.zeros(N), np.zeros((KEYS, DIM))
     with open_checkpoint(path) as checkpoint:
         checkpoint.verify()
@@ -119,7 +119,7 @@ def test_a_cut_holds_exactly_what_stands_before_its_cursors(
     model: str,
 ) -> None:
     def main(worker: Worker) -> int:
-        # They begin and finish at different times.
+        # Let workers begin and finish at different times.
         time.sleep(0.02 * worker.index)
         return push_until(worker, folder, 3, 2 + 3 * worker.index)[0]
 
@@ -143,7 +143,7 @@ def test_a_cut_holds_exactly_what_stands_before_its_cursors(
             clocks = [w.clock for w in manifest.workers]
             assert [w.cursor["clock"] for w in manifest.workers] == clocks
             if model != "asp":
-                # A worker that had finished stands where it finished.
+                # The cursor of a worker that has finished is that of its end.
                 assert manifest.step % 5 == 0
                 assert max(cursors) == manifest.step
         last = found[-1]
@@ -160,7 +160,7 @@ def test_a_cut_holds_exactly_what_stands_before_its_cursors(
 def test_with_backup_workers_a_cut_is_made_and_training_goes_on(
     session: Session, comm: Any, parallel_assert: Any, folder: Path, servers: int, backup: int
 ) -> None:
-    """Which pushes count is a matter of time there; each table counts its clocks."""
+    """Which pushes count depends on timing; each table counts its clocks."""
 
     def main(worker: Worker) -> int:
         if worker.index == 0:
@@ -191,7 +191,7 @@ def test_with_backup_workers_a_cut_is_made_and_training_goes_on(
 def test_a_checkpoint_asked_for_by_hand_while_others_wait(
     session: Session, comm: Any, parallel_assert: Any, folder: Path, servers: int, model: str
 ) -> None:
-    """Workers that wait for each other, outside the rings too, do not hold up a cut."""
+    """Workers that wait for each other, also outside the rings, do not block a cut."""
 
     def main(worker: Worker) -> int:
         done = 0
@@ -208,7 +208,7 @@ def test_a_checkpoint_asked_for_by_hand_while_others_wait(
                 worker.clock()
                 if model == "asp":
                     worker.keep_pace(2)
-            # What comes before it needs the server, what comes after it everybody.
+            # The pull needs the servers, the barrier needs all workers.
             worker.table("e").pull(np.arange(KEYS))
             worker.barrier(f"turn {turn}")
         return done
@@ -232,7 +232,7 @@ def test_a_gather_between_push_and_clock_holds_no_cut(
     transport: str,
     model: Any,
 ) -> None:
-    """Worker 0 waits there for the others, and they for servers behind their cut records."""
+    """Worker 0 waits for the others in a barrier, and they wait for servers behind their cut records."""
 
     def step(worker: Worker, done: int) -> None:
         worker.table("e").pull(np.arange(KEYS))
@@ -257,7 +257,7 @@ def test_a_gather_between_push_and_clock_holds_no_cut(
                     longest = max(longest, time.monotonic() - began)
             if worker.index:
                 worker.barrier(f"turn {turn}")
-        # What was asked for is still to come.
+        # The requested checkpoint has not been taken yet.
         while done < MOST and not published(folder):
             step(worker, done)
             done += 1
@@ -279,7 +279,7 @@ def test_a_gather_between_push_and_clock_holds_no_cut(
             check_sums(path)
     parallel_assert(comm, said["written"] >= 1, str(said))
     parallel_assert(comm, said["given_up"] == said["failed"] == 0, str(said))
-    # Half of timeout_s, without what is tested here.
+    # Without the change under test, this takes half of timeout_s.
     parallel_assert(comm, max(played.values) < 5.0, str(played.values))
 
 
@@ -313,7 +313,7 @@ def test_random_stream_and_cursor_go_on_where_they_were(
 def test_a_job_that_begins_anew_in_a_folder_keeps_what_it_writes(
     session: Session, comm: Any, parallel_assert: Any, folder: Path
 ) -> None:
-    """Though what earlier jobs have left there has counted further."""
+    """New checkpoints remain, although those of earlier jobs in the folder have greater steps."""
     for clocks in (9, 8, 7, 6, 5):
 
         def main(worker: Worker, n: int = clocks) -> None:

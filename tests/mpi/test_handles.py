@@ -1,4 +1,4 @@
-"""What a worker's code works with: push_pull, prefetch, staged pushes, views, rules in Python."""
+"""The handles that a worker's program uses: push_pull, prefetch, staged pushes, views, rules in Python."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_prefetched_rows_are_those_that_a_pull_would_give(session: Session, tran
 def test_repeated_keys_reach_every_server_once_and_come_back_to_every_place(
     session: Session, transport: str, servers: int, model: Any
 ) -> None:
-    """Rows are summed on their way into the slots and spread out of the reply slots."""
+    """Rows are summed while they are written into slots, and distributed from the reply slots."""
     n, dim = 150, 5
 
     def main(worker: Worker) -> bool:
@@ -82,7 +82,7 @@ def test_repeated_keys_reach_every_server_once_and_come_back_to_every_place(
         same = True
         for step in range(4):
             same &= e.push_pull(keys, mine, out) is out
-            # Each worker's pushes count in bits of their own; its own are all there.
+            # Each worker's pushes count in separate bits; its own pushes are all there.
             own = out[:, 0].astype(int) // repeats
             same &= bool((out == out[:, :1]).all() and (out[:, 0] == own * repeats).all())
             if worker.n_workers == 1:
@@ -207,11 +207,11 @@ def test_another_nodes_values_cannot_be_viewed(session: Session, remote: str) ->
         return str(caught.value)
 
     played = session(main, [DenseTable("w", (3,))], transport=remote, servers=1)
-    assert all("pull it instead" in text for text in played.values)
+    assert all("use pull()" in text for text in played.values)
 
 
 def count_and_sum(values: Any, state: Any, gradient: Any, step: int) -> None:
-    """A rule whose effect tells the step, the state and the gradient apart."""
+    """Apply a rule whose effect shows the step, the state and the gradient separately."""
     state[0][:] += gradient
     values[:] = 1000.0 * step + state[0]
 
@@ -269,7 +269,7 @@ def test_a_refused_push_sends_nothing_and_says_why(session: Session, transport: 
     ]
     played = session(main, tables, transport=transport)
     assert played.server_total("w", "pushed") == played.server_total("e", "pushed") == 0
-    parts = ("holds nan at position 1 of 3", "(4,), expected (3,)", "(3, 2), expected (2, 2)")
+    parts = ("contains nan at position 1 of 3", "(4,), expected (3,)", "(3, 2), expected (2, 2)")
     parts += ("whole numbers", "float32", "100", "-1", "w, e")
     for texts in played.values:
         assert len(texts) == len(parts)
@@ -291,7 +291,7 @@ def test_long_pushes_are_cut_to_the_greatest_norm(session: Session, transport: s
 
 
 def test_a_result_asked_for_too_late_is_called_unknown(session: Session, transport: str) -> None:
-    """Thousands of pushes later the request of the first one claims nothing."""
+    """After thousands of pushes the request of the first one gives no result."""
 
     def main(worker: Worker) -> list[tuple[int, int]]:
         handle = worker.table("w")

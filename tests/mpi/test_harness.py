@@ -1,4 +1,4 @@
-"""What tests/mpi/conftest.py promises to the tests beside it."""
+"""Tests of tests/mpi/conftest.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dense updates that are large enough to go straight into a remote server's area: right by every way."""
+"""Dense updates that are large enough for a remote server's rendezvous buffer: correct by every path."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from playing import Session, counts, noise, workers_with
 import mpips
 from mpips import ASP, BSP, SSP, DenseTable, Worker
 
-N = 1_000_003  # floats; with three servers still several segments each
+N = 1_000_003  # floats; with three servers, still several segments for each
 UNIT = mpips.SGD(lr=1.0)
 MODELS = [BSP(reduce="sum"), SSP(bound=1), ASP()]
 names = ["bsp", "ssp", "asp"]
@@ -22,7 +22,7 @@ names = ["bsp", "ssp", "asp"]
 def test_sums_are_exact_with_and_without_areas_from_any_memory(
     session: Session, transport: str, servers: int, model: Any, staging_mib: int
 ) -> None:
-    """Ordinary memory is free when push returns, that of `allocate` after `wait`."""
+    """Ordinary memory may be reused when push returns, memory of `allocate` after `wait`."""
 
     def main(worker: Worker) -> np.ndarray:
         w = worker.table("w")

@@ -1,4 +1,4 @@
-"""The server's side of messages: puts inside one message, questions, and what no worker sends."""
+"""Messages at a server: puts inside one message, questions, and messages that no worker sends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mpi4py import MPI
 from playing import SIZE
 
 from mpips.errors import ProtocolError
-from mpips.mpi.control import Client
+from mpips.mpi.control import Client, RoleWork
 from mpips.transport.p2p import INLINE_BYTES, TAG_HEAD, P2pMemory, P2pService, Question
 
 PUT, GET, ASK = 1, 2, 3
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(SIZE < 2, reason="a server and a worker")
 
 
 def served(comm: MPI.Intracomm, work: Callable[[], object]) -> tuple[np.ndarray, str]:
-    """Rank 1 works while rank 0 serves; the region and the server's error, on every rank. Collective."""
+    """Run work on rank 1 while rank 0 serves; return region and server's error on every rank. Collective."""
     region = np.zeros(STOP + 4096, np.uint8)
     error = ""
     if comm.rank == 0:
@@ -37,7 +37,7 @@ def served(comm: MPI.Intracomm, work: Callable[[], object]) -> tuple[np.ndarray,
                 service.poll()
             except ProtocolError as problem:
                 error = str(problem)
-            # The records of the worker: consumed as soon as the first byte of a put is there.
+            # Count the worker's records as consumed once the first byte of a put has arrived.
             region[START : START + 8].view(np.uint64)[0] = region[START + 512]
             assert time.monotonic() < deadline
         while not finished:
@@ -123,7 +123,7 @@ def test_what_no_worker_sends_is_an_error(
 
 
 class Silence:
-    """An endpoint at which nothing arrives."""
+    """An endpoint that receives nothing."""
 
     def receive(self) -> list[object]:
         return []
@@ -135,7 +135,7 @@ class Silence:
 def test_a_rank_has_time_for_other_work_at_each_sign_of_life() -> None:
     client = Client(Silence(), 0, "here", 60.0)  # type: ignore[arg-type]
     done = []
-    client.beside = lambda: done.append(1)
+    client.begin(RoleWork(each_heartbeat=lambda: done.append(1)))
     client.poll()
     client.poll()
     assert done == [1]
@@ -144,7 +144,7 @@ def test_a_rank_has_time_for_other_work_at_each_sign_of_life() -> None:
 def test_a_look_serves_a_limited_number_of_requests(
     comm: MPI.Intracomm, parallel_assert: Callable[..., None]
 ) -> None:
-    """They may come as fast as they are served, and the server has other work."""
+    """Questions may arrive as fast as they are answered, and the server has other work."""
     n, counts = 200, []
     region = np.zeros(STOP + 4096, np.uint8)
     if comm.rank == 0:

@@ -1,4 +1,4 @@
-"""Sessions: roles, transports, errors that every rank gets, gather, and what is left behind."""
+"""Sessions: roles, transports, errors on every rank, gather, and resources that remain."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ several_workers = pytest.mark.mpi(min_size=5)
 
 @pytest.fixture
 def shared_memory(comm: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
-    """Names in /dev/shm of this test's sessions; other jobs of this user may be running."""
+    """Return the names in /dev/shm of this test's sessions; other jobs of this user may be running."""
     mark = comm.bcast(secrets.token_hex(8))
     monkeypatch.setattr("mpips.mpi.cluster.new_token", lambda: mark + secrets.token_hex(8))
 
@@ -44,7 +44,7 @@ def shared_memory(comm: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[], li
 
 
 def held() -> tuple[int, int, int]:
-    """Threads, open files and mapped regions of this process."""
+    """Return the threads, open files and mapped regions of this process."""
     gc.collect()
     regions = Path("/proc/self/maps").read_text().count("/dev/shm/mpips-")
     return threading.active_count(), len(os.listdir("/proc/self/fd")), regions
@@ -100,17 +100,22 @@ def broken_options(comm: Any) -> list[tuple[type[MpipsError], str, list[Any], di
         (ConfigError, "servers = 64 is too many for", one, {"servers": 64}),
         (ConfigError, "unknown option 'server'", one, {"server": 1}),
         (ConfigError, "at least one table", [], {}),
-        (ConfigError, "needs ring slots of at least", [EmbeddingTable("e", 999)], {"slot_kib": 1}),
+        (
+            ConfigError,
+            "does not fit into a ring slot, slot_kib = 1",
+            [EmbeddingTable("e", 999)],
+            {"slot_kib": 1},
+        ),
     ]
     if SIZE == 1:
         return [*cases, (ConfigError, "'shm' needs several ranks", one, {"transport": "shm"})]
     return [
         *cases,
-        (ConfigError, "'local' is for one rank", one, {"transport": "local"}),
+        (ConfigError, "'local' needs a job of 1 rank", one, {"transport": "local"}),
         (ConfigError, "other tables or options than rank 0", different, {}),
         (ConfigError, "other tables or options than rank 0", renamed, {}),
         (ConfigError, "other tables or options than rank 0", one, {"seed": rank}),
-        # Only some ranks could not lay out their tables: all must hear the reason nevertheless.
+        # Only some ranks fail to place their tables; all ranks must get the reason.
         (ConfigError, "other tables or options than rank 0", wide, {"slot_kib": 1}),
     ]
 
@@ -169,7 +174,7 @@ def test_fifty_sessions_leave_no_thread_file_or_memory(
 def test_a_connection_that_fails_late_leaves_no_thread_file_or_memory(
     comm: Any, monkeypatch: pytest.MonkeyPatch, shared_memory: Callable[[], list[str]]
 ) -> None:
-    """Regions, window and communicators exist when a worker finds that it cannot connect."""
+    """Regions, window and communicators exist when a worker cannot connect."""
 
     def unreachable(*arguments: Any) -> None:
         raise TransportError("no way to the server")

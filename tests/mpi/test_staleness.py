@@ -1,4 +1,4 @@
-"""SSP and ASP: how far workers may drift apart, own writes, and what becomes of stale updates."""
+"""SSP and ASP: the distance between workers, their own writes, and the fate of stale updates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ N_STEPS = 12
 
 
 def one_hot(worker: Worker) -> np.ndarray:
-    """An update that adds 1 to the worker's own counter: its clock, readable by all."""
+    """Return an update that adds 1 to the worker's own counter, which shows its clock to all."""
     update = np.zeros(worker.n_workers, np.float32)
     update[worker.index] = -1.0
     return update
@@ -36,7 +36,7 @@ def counters(n_workers: int, consistency: Any) -> list[Any]:
 def test_a_pull_holds_all_updates_up_to_the_bound(
     session: Session, transport: str, bound: int, slow: str, kind: str
 ) -> None:
-    """The trace of each worker: its clock and the clocks that the values it pulled hold."""
+    """Return the trace of each worker: its clock, and the clocks in the values that it pulled."""
     n_workers = workers_with(1)
     keys = np.arange(n_workers)
 
@@ -61,7 +61,7 @@ def test_a_pull_holds_all_updates_up_to_the_bound(
         for clock, held in trace:
             assert min(held) >= clock - bound
             assert held[worker] == clock  # own writes
-            # Nobody is ahead of this worker by more than the bound and the step under way.
+            # No worker is ahead of this one by more than the bound and the current step.
             assert max(held) <= min(clock + bound, N_STEPS - 1) + 1
 
 
@@ -70,7 +70,7 @@ def test_a_pull_holds_all_updates_up_to_the_bound(
 def test_workers_run_ahead_by_the_bound_and_no_further(
     session: Session, transport: str, bound: int
 ) -> None:
-    """Worker 0 makes no step until the others have come as far as they may."""
+    """Worker 0 makes no step until the others have reached their bound."""
 
     def main(worker: Worker) -> tuple[list[bool], float]:
         handle, ahead = worker.table("w"), worker.table("signal")
@@ -146,7 +146,7 @@ def test_a_finished_worker_holds_nobody_back(session: Session, transport: str) -
 
 
 def outcomes(policy: Any) -> Any:
-    """Two pushes on the same values: the second has missed the first, nobody else pushes."""
+    """Two pushes on the same values: the second has not seen the first; no other worker pushes."""
 
     def main(worker: Worker) -> Any:
         handle = worker.table("w")

@@ -1,4 +1,4 @@
-"""Who shares a node, and who can look at whose process."""
+"""The nodes of ranks, and which rank can see which process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_pids_mean_something_within_their_own_namespace_only(
 
     from mpips.mpi import topology
 
-    # As if every second rank were in a container of its own.
+    # Let every second rank have a PID namespace of its own, as in a container.
     monkeypatch.setattr(topology, "pid_space", lambda: 7 + comm.rank % 2)
     found = topology.find_topology(comm, MPI.Request.Wait)
     expected = [(comm.rank - other) % 2 == 0 for other in range(comm.size)]

@@ -1,4 +1,4 @@
-"""How many ranks a launcher says it started, from its environment alone."""
+"""Size and rank of a launch from the environment alone, and the start of MPI."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ SLURM_PMIX = {"SLURM_STEP_ID": "0", "PMIX_RANK": "2", "SLURM_STEP_NUM_TASKS": "1
         (OPEN_MPI, 6, 4),
         (MPICH, 8, 3),
         (SLURM_PMIX, 12, 2),
-        # Inside sbatch, before srun: one process, whatever the allocation.
+        # Inside sbatch, before srun: one process, with any allocation.
         ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "64", "SLURM_PROCID": "0"}, 1, 0),
-        # srun without an MPI plugin starts processes that know nothing of each other.
+        # srun without an MPI plugin starts independent processes.
         ({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "12", "SLURM_PROCID": "5"}, 1, 5),
-        # mpirun inside a Slurm step: mpirun's numbers count.
+        # mpirun inside a Slurm step: mpirun's variables have priority.
         ({**SLURM_PMIX, **OPEN_MPI}, 6, 4),
         ({"OMPI_COMM_WORLD_SIZE": "", "PMI_SIZE": "x"}, 1, 0),
     ],
@@ -67,9 +67,9 @@ STEP = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "1"}
     ("env", "n"),
     [
         (STEP, 3),
-        # An allocation is no launch: the batch script itself is one process.
+        # An allocation alone is not a launch: the batch script is one process.
         ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "64", "SLURM_PROCID": "0"}, 1),
-        # Who speaks for MPI is asked again when MPI is up.
+        # The launcher knows of MPI; load_mpi checks the size later.
         ({**STEP, "PMIX_RANK": "1"}, 1),
         ({**STEP, "PMI_RANK": "1", "PMI_SIZE": "3"}, 1),
         ({**STEP, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}, 1),

@@ -1,4 +1,4 @@
-"""Roles: every rank has one, every node its share of servers."""
+"""Roles: every rank has one, and servers are distributed over nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What signals ask of a process: the first, the second, and what comes before anybody can act on it."""
+"""Requests by signals: the first signal, the second, and signals before the job is at work."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def me_and_wait(number: int) -> None:
         time.sleep(0.01)
 
 
-def test_usr1_is_told_once_and_given_back() -> None:
+def test_usr1_is_taken_once_and_its_handler_restored() -> None:
     before = signal.getsignal(signal.SIGUSR1)
-    with SignalRequests(True, 1.0) as told:
-        assert told.take() is None
+    with SignalRequests(True, 1.0) as requests:
+        assert requests.take() is None
         me(signal.SIGUSR1)
-        ask = told.take()
+        ask = requests.take()
         assert ask is not None
         assert (ask.reason, ask.why) == ("signal", "SIGUSR1")
         assert time.monotonic() - 5 < ask.at <= time.monotonic()
-        assert told.take() is None
+        assert requests.take() is None
     assert signal.getsignal(signal.SIGUSR1) is before
 
 
@@ -46,31 +46,31 @@ def test_usr1_is_told_once_and_given_back() -> None:
 def test_a_wall_clock_that_is_set_hides_no_signal(
     monkeypatch: pytest.MonkeyPatch, ahead_s: float
 ) -> None:
-    """The scheduler tells signals apart by their times."""
+    """The scheduler distinguishes signals by their times."""
     real = time.time
-    with SignalRequests(True, 1.0) as told:
+    with SignalRequests(True, 1.0) as requests:
         me(signal.SIGUSR1)
-        first = told.take()
+        first = requests.take()
         monkeypatch.setattr(time, "time", lambda: real() + ahead_s)
         me(signal.SIGUSR1)
-        second = told.take()
+        second = requests.take()
     assert first is not None
     assert second is not None
     assert 0 <= second.at - first.at < 60
 
 
 def test_the_time_of_a_signal_is_an_age_on_its_way_to_another_process() -> None:
-    # The clock of the receiver has begun to count at another time.
+    # The monotonic clock of the receiver started at another time.
     ask = Ask("signal", 1000.0, why="SIGUSR1")
     arrived = ask.across(1002.5).across(77.5)
     assert (arrived.at, arrived.reason, arrived.why) == (75.0, "signal", "SIGUSR1")
 
 
-def test_usr1_before_the_job_is_at_work_is_told_when_it_is() -> None:
+def test_usr1_before_the_job_is_at_work_is_taken_when_it_is() -> None:
     with signals_unwind():
         me(signal.SIGUSR1)
-        with SignalRequests(True, 1.0) as told:
-            ask = told.take()
+        with SignalRequests(True, 1.0) as requests:
+            ask = requests.take()
     assert ask is not None
     assert ask.reason == "signal"
 
@@ -96,44 +96,44 @@ def test_the_first_asks_for_a_checkpoint_and_the_second_ends(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(signals, "ONE_SIGNAL_S", 0.05)
-    with SignalRequests(True, 5.0) as told:
+    with SignalRequests(True, 5.0) as requests:
         me(number)
-        ask = told.take()
+        ask = requests.take()
         assert ask is not None
         assert (ask.reason, ask.why) == ("end", signals.name_of(number))
-        me(number)  # the same, by way of the launcher
+        me(number)  # the same signal, passed on by the launcher
         time.sleep(0.06)
         with pytest.raises(error):
             me(number)
-        me(number)  # while it is ending
-        told.say_end(128 + number, "step-3")
-    said = f"stopped at once by a second {signals.name_of(number)}, exit {128 + number}"
-    assert f"mpips: {said}; newest checkpoint: step-3\n" == capsys.readouterr().err
+        me(number)  # while the process ends
+        requests.say_end(128 + number, "step-3")
+    message = f"stopped at once by a second {signals.name_of(number)}, exit {128 + number}"
+    assert f"mpips: {message}; newest checkpoint: step-3\n" == capsys.readouterr().err
 
 
 def test_without_time_or_anything_to_save_the_first_ends() -> None:
-    for told in (SignalRequests(True, 0.0), SignalRequests(False, 5.0)):
-        with signals_unwind(), told, pytest.raises(TerminatedError) as caught:
+    for requests in (SignalRequests(True, 0.0), SignalRequests(False, 5.0)):
+        with signals_unwind(), requests, pytest.raises(TerminatedError) as caught:
             me(signal.SIGTERM)
         assert caught.value.code == 143
 
 
 def test_the_watchdog_ends_the_time_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    with signals_unwind(), SignalRequests(True, 0.3) as told, watching(told):
+    with signals_unwind(), SignalRequests(True, 0.3) as requests, watching(requests):
         start = time.monotonic()
         with pytest.raises(TerminatedError):
             me_and_wait(signal.SIGTERM)
         assert 0.25 < time.monotonic() - start < 2.0
-        told.say_end(143, "none")
+        requests.say_end(143, "none")
     expected = "mpips: SIGTERM: no checkpoint within 0.3 s, exit 143; newest checkpoint: none\n"
     assert capsys.readouterr().err == expected
 
 
-def test_where_there_cannot_be_a_checkpoint_any_more_nobody_waits_for_it() -> None:
+def test_the_watchdog_does_not_wait_for_a_checkpoint_that_is_impossible() -> None:
     watchdog = Watchdog("rank 0", 60.0, lambda: None)
-    watchdog.is_hopeless = lambda: True
     watchdog.start()
-    with signals_unwind(), SignalRequests(True, 60.0) as watchdog.signal_requests:
+    with signals_unwind(), SignalRequests(True, 60.0) as requests:
+        watchdog.allow_checkpoint(requests, lambda: True)
         start = time.monotonic()
         with pytest.raises(TerminatedError):
             me_and_wait(signal.SIGTERM)
@@ -141,53 +141,53 @@ def test_where_there_cannot_be_a_checkpoint_any_more_nobody_waits_for_it() -> No
     watchdog.stop()
 
 
-def test_a_job_that_is_done_in_time_does_not_die_of_the_signal() -> None:
+def test_a_job_that_is_done_in_time_is_not_ended_by_the_signal() -> None:
     watchdog = Watchdog("rank 0", 60.0, lambda: None)
     watchdog.start()
-    with SignalRequests(True, 0.2) as told:
-        watchdog.signal_requests = told
+    with SignalRequests(True, 0.2) as requests:
+        watchdog.allow_checkpoint(requests)
         me(signal.SIGTERM)
-    time.sleep(0.5)  # as long as it would take
+    time.sleep(0.5)  # longer than the watchdog waits
     watchdog.stop()
 
 
-def test_in_mpirun_s_sequence_of_signals_nobody_begins_a_checkpoint(
+def test_in_mpirun_s_sequence_of_signals_no_checkpoint_is_requested(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
-    with SignalRequests(True, 25.0) as told:
+    with SignalRequests(True, 25.0) as requests:
         me(signal.SIGCONT)
         with pytest.raises(TerminatedError):
             me(signal.SIGTERM)
         me(signal.SIGTERM)
-        told.say_end(143, "step-3")
+        requests.say_end(143, "step-3")
     assert "SIGTERM from mpirun, which leaves no time to save, exit 143" in capsys.readouterr().err
-    # By hand, to one rank.
-    with SignalRequests(True, 25.0) as told:
+    # A SIGTERM without SIGCONT, sent by hand to one rank.
+    with SignalRequests(True, 25.0) as requests:
         me(signal.SIGTERM)
-        assert told.take() is not None
+        assert requests.take() is not None
 
 
 def test_slurm_s_sigcont_before_sigterm_takes_no_time_away() -> None:
-    with SignalRequests(True, 25.0) as told:
+    with SignalRequests(True, 25.0) as requests:
         me(signal.SIGCONT)
         me(signal.SIGTERM)
-        assert told.take() is not None
+        assert requests.take() is not None
 
 
 def test_in_a_supervised_run_the_supervisor_decides_and_says_so(tmp_path: Path) -> None:
     run = directory.RunFolder.create(tmp_path, "job")
     run.attempt(3).mkdir()
     supervised = directory.Supervised(run, "job", run.info().token, 3)
-    with SignalRequests(True, 25.0, supervised) as told:
-        assert told.grace_s == 0
+    with SignalRequests(True, 25.0, supervised) as requests:
+        assert requests.grace_s == 0
         me(signal.SIGUSR1)
-        ask = told.take()
+        ask = requests.take()
         assert ask is not None
         assert ask.reason == "signal"
         directory.replace_json(run.leave_file(3), "SIGINT")
         me(signal.SIGUSR1)
-        ask = told.take()
+        ask = requests.take()
     assert ask is not None
     assert (ask.reason, ask.why) == ("end", "SIGINT")
 
@@ -210,7 +210,7 @@ def test_only_commands_of_mpips_change_signals_at_import(
 
 
 def test_a_command_survives_usr1_while_it_loads(tmp_path: Path) -> None:
-    # Packages come after the handlers: this one stands for all that take their time.
+    # Replace a package that is imported after the handlers are set, to make the imports slow.
     ready, go = tmp_path / "ready", tmp_path / "go"
     (tmp_path / "click.py").write_text(
         "import pathlib, time\n"
@@ -228,8 +228,8 @@ def test_a_command_survives_usr1_while_it_loads(tmp_path: Path) -> None:
         child.send_signal(signal.SIGUSR1)
         child.send_signal(signal.SIGUSR2)
         go.touch()
-        _, said = child.communicate(timeout=20)
-    assert child.returncode == 7, said
-    # Any thread of the process may run the handler, also one that Python does not know.
-    assert "hread 0x" in said
-    assert "click.py" in said
+        _, stderr = child.communicate(timeout=20)
+    assert child.returncode == 7, stderr
+    # Any thread of the process may run the handler, also a native one.
+    assert "hread 0x" in stderr
+    assert "click.py" in stderr

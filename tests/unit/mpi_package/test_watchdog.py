@@ -1,4 +1,4 @@
-"""Guarded calls: which one is overdue, also where one is made inside another."""
+"""Guarded calls: which one is overdue, also among nested calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rates and totals that the scheduler makes of heartbeats."""
+"""Rates and totals that the rank table computes from heartbeats."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def beat(at: float, clock: int, state: str = "computing", **counted: int) -> Hea
     return Heartbeat(state, clock, Figures(at=at, **counted))
 
 
-def test_a_sign_of_life_survives_the_way() -> None:
+def test_a_heartbeat_is_unchanged_by_encoding() -> None:
     sent = beat(2.5, 7, samples=3, queue=2, memory_bytes=1 << 40)
     assert decode(encode(sent)) == sent
     assert decode(encode(Heartbeat("starting", 0))) == Heartbeat("starting", 0, None)
@@ -26,8 +26,8 @@ def test_a_sign_of_life_survives_the_way() -> None:
 
 def test_rates_are_those_of_the_ranks_own_clock() -> None:
     rank_table = RankTable(PLACES)
-    rank_table.hear(2, beat(100.0, 10, samples=1000, pushed_bytes=500, judged=4, staleness_sum=4))
-    rank_table.hear(
+    rank_table.note_heartbeat(2, beat(100.0, 10, samples=1000, pushed_bytes=500, judged=4, staleness_sum=4))
+    rank_table.note_heartbeat(
         2, beat(102.0, 30, samples=3000, pushed_bytes=2500, judged=14, staleness_sum=29)
     )
     row = rank_table.rows()[2]
@@ -40,42 +40,42 @@ def test_rates_are_those_of_the_ranks_own_clock() -> None:
 def test_rates_forget_what_is_long_ago() -> None:
     rank_table = RankTable(PLACES)
     for second in range(20):
-        # Ten samples a second, and from second 10 on none.
-        rank_table.hear(2, beat(float(second), second, samples=10 * min(second, 10)))
+        # Count ten samples a second, and none from second 10 on.
+        rank_table.note_heartbeat(2, beat(float(second), second, samples=10 * min(second, 10)))
     assert rank_table.rows()[2].samples_per_s == 0.0
 
 
-def test_totals_are_of_the_workers_and_unknown_before_two_signs() -> None:
+def test_totals_are_of_the_workers_and_unknown_before_two_heartbeats() -> None:
     rank_table = RankTable(PLACES)
-    rank_table.hear(1, beat(0.0, 0, pushed_bytes=9999))
-    rank_table.hear(2, beat(50.0, 0, pushed_bytes=0))
-    rank_table.hear(3, beat(7.0, 0, pushed_bytes=0))
+    rank_table.note_heartbeat(1, beat(0.0, 0, pushed_bytes=9999))
+    rank_table.note_heartbeat(2, beat(50.0, 0, pushed_bytes=0))
+    rank_table.note_heartbeat(3, beat(7.0, 0, pushed_bytes=0))
     assert rank_table.totals().push_bytes_per_s is None
     assert rank_table.totals().staleness is None
-    rank_table.hear(2, beat(51.0, 1, pushed_bytes=100, pulled_bytes=10, judged=1, staleness_sum=0))
-    rank_table.hear(3, beat(8.0, 1, pushed_bytes=200, pulled_bytes=20, judged=1, staleness_sum=3))
+    rank_table.note_heartbeat(2, beat(51.0, 1, pushed_bytes=100, pulled_bytes=10, judged=1, staleness_sum=0))
+    rank_table.note_heartbeat(3, beat(8.0, 1, pushed_bytes=200, pulled_bytes=20, judged=1, staleness_sum=3))
     totals = rank_table.totals()
     assert (totals.push_bytes_per_s, totals.pull_bytes_per_s) == (300.0, 30.0)
     assert (totals.pushed_bytes, totals.pulled_bytes) == (300, 30)
     assert totals.staleness == 1.5
 
 
-def test_the_schedulers_own_row_is_kept_fresh_and_says_what_else_it_does() -> None:
+def test_the_schedulers_own_row_is_updated_and_shows_its_other_role() -> None:
     rank_table = RankTable(
         [RankPlace(rank=0, role="scheduler + server 0", host="a", pid=1), PLACES[2]]
     )
     seen = []
-    rank_table.on_look = lambda: seen.append(1)
+    rank_table.attach(lambda: seen.append(1), lambda: None)
     rank_table.look()
     assert rank_table.rows()[0].state == "scheduling"
-    rank_table.own = lambda: beat(1.0, 0, "serving", queue=5)
+    rank_table.show_own(lambda: beat(1.0, 0, "serving", queue=5))
     rank_table._next_own = 0.0
     rank_table.look()
     assert (rank_table.rows()[0].state, rank_table.rows()[0].queue) == ("serving", 5)
     assert len(seen) == 2
 
 
-def test_a_rank_that_has_said_nothing_has_a_row_of_its_own() -> None:
+def test_a_rank_without_a_heartbeat_has_a_row() -> None:
     row = RankTable(PLACES).rows()[3]
     assert (row.state, row.heard_s, row.samples_per_s, row.staleness) == (
         "starting",

@@ -1,4 +1,4 @@
-"""What a scheduler records of a supervised run, and what it does where it cannot."""
+"""The files that the recorder of a supervised run writes, and failures to write them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def begin(run: Supervised, step: int = 38) -> RunRecorder:
     )
 
 
-def test_status_tells_where_the_run_stands(run: Supervised) -> None:
+def test_status_shows_the_progress_of_the_run(run: Supervised) -> None:
     record = begin(run)
     record.report(2, 64, 32.0)
     record.saved("step-40")
@@ -135,7 +135,7 @@ def test_a_replaced_scheduler_stops_and_writes_no_more(run: Supervised) -> None:
     assert run.folder.finished() is None
 
 
-def test_the_mark_tells_the_last_step_and_checkpoint(run: Supervised) -> None:
+def test_the_mark_holds_the_last_step_and_checkpoint(run: Supervised) -> None:
     begin(run).finish(STATISTICS)
     mark = run.folder.finished()
     assert mark is not None
@@ -147,7 +147,7 @@ def test_a_run_whose_last_checkpoint_failed_is_not_finished(run: Supervised) -> 
     assert run.folder.finished() is None
 
 
-def test_a_record_that_cannot_be_kept_costs_no_training(
+def test_files_that_cannot_be_written_do_not_stop_training(
     run: Supervised, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record = begin(run)
@@ -159,8 +159,8 @@ def test_a_record_that_cannot_be_kept_costs_no_training(
     for clock in range(5):
         record.report(0, 1, 1.0)
         record.look({3: clock})
-    assert capsys.readouterr().err.count("training goes on") == 1
-    # But a run is not finished without its mark.
+    assert capsys.readouterr().err.count("training continues") == 1
+    # A run is not finished without its mark.
     with pytest.raises(OSError, match="No space left"):
         record.finish(STATISTICS)
 

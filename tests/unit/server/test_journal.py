@@ -1,4 +1,4 @@
-"""Servers that survive SIGKILL: whatever is killed wherever, the final bits are an undisturbed run's."""
+"""Servers that survive SIGKILL: after kills at any point the final bits are those of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from mpips.transport.region import new_token, persistent, unlink_job
 LOADS = {name: load for name, load in crash_rig.loads().items() if load.partner is None}
 HEAVY = [name for name in LOADS if name.startswith("heavy")]
 SMALL = [name for name in LOADS if name.startswith("small")]
-# The sanitizers look at the same code at fewer points. `python crash_rig.py small-asp everywhere 1`
-# takes every one.
+# Sanitizers check the same code at fewer points. `python crash_rig.py small-asp everywhere 1` kills at every
+# point.
 COARSE = 7 if "MPIPS_NATIVE_DIR" in os.environ else 1
 STRIDE = 3
 OTHERS = [name for name in LOADS if name not in (*HEAVY, *SMALL)]
@@ -36,7 +36,7 @@ OTHERS = [name for name in LOADS if name not in (*HEAVY, *SMALL)]
 def test_killed_all_over_a_small_run_the_bits_are_those_of_an_undisturbed_run(load):
     points, kills = crash(load, "everywhere", STRIDE * COARSE)
     assert points > 100
-    assert kills > 1.5 * (points // (STRIDE * COARSE))  # most second lives were killed too
+    assert kills > 1.5 * (points // (STRIDE * COARSE))  # most second processes were killed too
 
 
 def test_killed_again_at_any_point_of_the_recovery_nothing_is_applied_twice():
@@ -51,9 +51,9 @@ def test_killed_at_many_points_the_bits_are_those_of_an_undisturbed_run(load):
 
 
 @pytest.mark.parametrize("load", ["queued", "queued-bsp", "policies"])
-def test_many_short_lives_come_to_the_same_end(load):
-    (lives,) = crash(load, "shortly", 150)
-    assert lives > 5
+def test_many_short_processes_give_the_bits_of_an_undisturbed_run(load):
+    (processes,) = crash(load, "shortly", 150)
+    assert processes > 5
 
 
 @pytest.mark.parametrize("load", HEAVY)
@@ -142,7 +142,7 @@ def test_stamps_behind_the_end_are_never_taken_for_later_records(make_rig):
     rig = make_rig(sgd())
     update = floats(600)
     geometry = rig.layout.geometry
-    # Two of three segments are there, the stamp of the second is missing, the third has its own.
+    # Two of three segments are in the ring. The stamp of the second is missing, the third has its stamp.
     rig.writer.push_dense(0, 0, update, None, 0)
     box = rig.server.region.view(rig.layout.mailbox_offset(0), geometry.mailbox_bytes, True)
     at = geometry.stamps_offset + geometry.record_stride
@@ -180,9 +180,9 @@ def test_record_of_an_earlier_launch_behind_the_end_is_refused(make_rig):
 
 def test_memory_in_use_is_not_taken_over(make_rig):
     rig = make_rig(sgd(8))
-    life = Durability(1, journal=True, warm=True)
-    with pytest.raises(RegionError, match="a living process uses it"):
-        Server(0, rig.tables, rig.placement, rig.regions, 0, True, None, life)
+    durability = Durability(1, journal=True, warm=True)
+    with pytest.raises(RegionError, match="a running process uses it"):
+        Server(0, rig.tables, rig.placement, rig.regions, 0, True, None, durability)
 
 
 def test_server_that_had_not_begun_is_not_taken_over(make_rig):
@@ -191,7 +191,7 @@ def test_server_that_had_not_begun_is_not_taken_over(make_rig):
     rig.token = persistent(new_token())
     rig.open(0)
     rig.leave()
-    with pytest.raises(RecoveryError, match="had begun"):
+    with pytest.raises(RecoveryError, match="no state that a server"):
         rig.open(1)
 
 

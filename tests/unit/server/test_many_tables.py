@@ -1,4 +1,4 @@
-"""A thousand embedding tables at one server: addresses, descriptors, memory; and growth that moves."""
+"""A thousand embedding tables on one server: addresses, descriptors, memory, and growth that moves memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def limits():
 
 
 def push_and_pull(worker, drain) -> None:
-    """Every table gets a row of its own number; some are read back."""
+    """Push a row of its own number to every table."""
     for i in range(N_TABLES):
         worker.table(f"e{i}").push(np.array([i]), np.full((1, 4), i, np.float32))
         if i % 16 == 15:
@@ -66,7 +66,7 @@ def test_a_thousand_tables_in_private_memory():
 
 @pytest.mark.parametrize("journal", [False, True])
 def test_a_thousand_tables_in_shared_memory(journal):
-    # As login shells and daemons have it.
+    # Set the limits that login shells and daemons have.
     resource.setrlimit(
         resource.RLIMIT_NOFILE, (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     )
@@ -131,7 +131,7 @@ def test_addresses_of_all_tables_fit_beside_those_of_a_copy(n):
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("shared", [False, True])
 def test_memory_that_outgrows_its_addresses_moves_and_keeps_what_it_holds(shared, split):
-    """`split`: the kernel has it as two mappings, and moves one at a time."""
+    """`split`: the kernel holds the memory as two mappings, and moves one at a time."""
     regions = Regions(new_token(), shared=shared)
     try:
         memory = regions.create("s0", 8 * PAGE, 16 * PAGE)
@@ -172,7 +172,7 @@ def test_where_address_space_is_short_less_is_reserved():
 
 @pytest.mark.parametrize("journal", [False, True])
 def test_a_table_that_moves_holds_the_same_rows_and_is_taken_over(journal, monkeypatch):
-    """Against a table with room, push by push; with a journal each push is undone and done again."""
+    """Compare with a table that has room, push by push, with and without a journal."""
     monkeypatch.setattr(region, "_ROW_ADDRESSES", 2 << 18)
     tables = [EmbeddingTable("e", 16, Adam(), consistency=rows().consistency)]
     placement = place(tables, 1, 1, 16, 16 << 10)
@@ -226,7 +226,7 @@ def test_a_journal_that_moves_is_found_again(monkeypatch):
         writer = _native.RingWriter(
             server.region, layout.mailbox_offset(0), layout.geometry, 0, 0, True, 1
         )
-        # The rows of a push are saved all at once: 256 KiB are there for them.
+        # The journal saves all rows of a push at once. At first it has 256 KiB for them.
         for n in (10, 2000, 3000):
             update = np.ones((n, 64), np.float32)
             assert writer.push_rows(0, 0, np.arange(n), update, None, 0) == n
@@ -251,7 +251,7 @@ def test_a_shard_that_a_journal_cannot_describe_is_refused_before_memory_is_made
     regions = Regions(persistent(new_token()), shared=True)
     with pytest.raises(ConfigError, match="server 0 holds 34,359,738,368 elements; with warm"):
         Server(0, [large], placement, regions, 0, True, None, Durability(journal=True))
-    # Two servers hold half each.
+    # With two servers each holds one half.
     check_journal(0, [large], place([large], 2, 1, 4, 1024))
     with pytest.raises(ConfigError, match="32767 tables: warm restart takes 32766 at most"):
         check_journal(0, [large] * 32767, placement)
@@ -260,13 +260,13 @@ def test_a_shard_that_a_journal_cannot_describe_is_refused_before_memory_is_made
 def test_values_of_a_long_table_need_no_fans():
     initializer = Initializer.parse("uniform(0.5)")
     assert initializer.native(3, 1 << 40, 1 << 40).seed == 3
-    with pytest.raises(ConfigError, match="fans go from 0"):
+    with pytest.raises(ConfigError, match="must be from 0 to 2..32 - 1"):
         Initializer.parse("xavier").native(3, 1 << 40, 1)
 
 
 def test_an_update_too_long_for_one_record_takes_the_general_way(monkeypatch):
-    """As one of 2^32 elements does, whose number does not fit into a record."""
-    monkeypatch.setattr("mpips.worker.dense._ONE_RECORD", 999)
+    """An update of 2^32 elements does so, because that number does not fit into a record."""
+    monkeypatch.setattr("mpips.worker.paths.shared.ONE_RECORD", 999)
     rig = Rig(dense(1000, "long"), dense(999, "short"), n_slots=16)
     worker = rig.worker()
     for name, n, in_place in (("long", 1000, False), ("short", 999, True)):

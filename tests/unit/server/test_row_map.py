@@ -1,4 +1,4 @@
-"""The key-to-row map against a dict."""
+"""The key-to-row map, compared with a dict."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mpips._native import KeyPlan, Partitioner, RowMap
 INT64 = np.iinfo(np.int64)
 NPOS = 0xFFFFFFFF
 
-# Few small keys, so that batches repeat them, and the extremes.
+# Use few small keys, so that batches repeat them, and the extremes.
 any_key = st.one_of(
     st.integers(-20, 20), st.sampled_from([INT64.min, INT64.max]), st.integers(INT64.min, INT64.max)
 )
@@ -28,7 +28,7 @@ def int64(keys: object) -> np.ndarray:
 
 
 def crafted(n: int) -> np.ndarray:
-    """Keys whose hash by the finaliser of MurmurHash3, without a secret, begins with zeros."""
+    """Return keys whose hash by the finaliser of MurmurHash3, without a secret, begins with zeros."""
     x = np.arange(n, dtype=np.uint64)
     for factor in (0xC4CEB9FE1A85EC53, 0xFF51AFD7ED558CCD):
         x = (x ^ (x >> np.uint64(33))) * np.uint64(pow(factor, -1, 2**64))
@@ -36,7 +36,7 @@ def crafted(n: int) -> np.ndarray:
 
 
 def strides(n: int) -> list[np.ndarray]:
-    """Regular keys, which a map must spread as well as any."""
+    """Return regular keys, which a map must spread as well as random ones."""
     return [np.arange(n, dtype=np.int64) << shift for shift in (0, 1, 20, 31, 33, 44)]
 
 
@@ -62,7 +62,7 @@ def test_no_choice_of_keys_slows_a_plan_down() -> None:
 
     fastest(crafted(100))
     ordinary = fastest(np.random.default_rng(1).permutation(40_000))
-    # 600 times as much where keys can be chosen.
+    # Without a secret in the hash the factor is 600.
     assert fastest(crafted(40_000)) < 20 * ordinary
 
 
@@ -84,7 +84,7 @@ def test_map_agrees_with_a_dict(batches: list[list[int]], absent: list[int]) -> 
 
 @pytest.mark.parametrize("n", [0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 300])
 def test_batches_of_any_length_give_each_key_its_own_row(n: int) -> None:
-    # Nearly full, so that many searches go on beyond the home bucket.
+    # Fill the map nearly, so that many searches continue beyond the home bucket.
     rows = RowMap(1000)
     rng = np.random.default_rng(n)
     known = rng.permutation(10**6)[: rows.capacity - n]
@@ -231,7 +231,7 @@ def test_failed_growth_leaves_the_map_unchanged() -> None:
 
 def test_too_many_keys_are_refused() -> None:
     rows = RowMap(0)
-    with pytest.raises(ValueError, match="at most 4294967295 keys, not 4294967296"):
+    with pytest.raises(ValueError, match="4294967296 keys: a row map can have at most 4294967295"):
         rows.reserve(2**32)
     assert len(rows) == 0
 

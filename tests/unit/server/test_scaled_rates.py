@@ -1,4 +1,4 @@
-"""Scale(): a stale update is made with a smaller learning rate, under every rule."""
+"""Scale(): a stale update is applied with a smaller learning rate, under every rule."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ N_PUSHES = 20
 
 
 def pushed(rule: Any, staleness: int, gradients: Any, table: Any = dense) -> np.ndarray:
-    """Values after these pushes on values that are so many updates old."""
+    """Return the values after these pushes, computed on values that are so many updates old."""
     rig = Rig(table(optimizer=rule, consistency=ASP(policy=Scale())))
     worker = rig.worker()
     for gradient in gradients:
@@ -31,7 +31,7 @@ def pushed(rule: Any, staleness: int, gradients: Any, table: Any = dense) -> np.
 
 
 def warm(rule: Optimizer, staleness: int, table: Any) -> float:
-    """How far N_PUSHES stale pushes move a value, after ten pushes of zeros that make them stale."""
+    """Return the change of a value by N_PUSHES stale pushes, after ten pushes of zeros."""
     found = pushed(rule, staleness, [0.0] * 10 + [3.0] * N_PUSHES, table)
     return float(np.abs(found).max())
 
@@ -46,7 +46,7 @@ def test_stale_pushes_move_a_tenth_as_far(name: str, table: Any) -> None:
 
 def test_a_stale_gradient_counts_less_for_good_with_momentum() -> None:
     rule = Momentum(lr=0.1)
-    # Eleven fresh pushes of zeros, then one gradient, then its velocity alone.
+    # Apply eleven fresh pushes of zeros, then one gradient, then its velocity alone.
     quiet: list[float] = [0.0] * 11
     fresh = pushed(rule, 0, [*quiet, 1.0, *[0.0] * 200])
     stale = pushed(rule, STALENESS, [*quiet, 1.0, *[0.0] * 200])
@@ -61,7 +61,7 @@ def test_decay_of_a_stale_update_is_as_small_as_its_rate() -> None:
             init = np.full(8, 2.0, np.float32)
             rig = Rig(dense(optimizer=rule, consistency=ASP(policy=Scale()), init=init))
             writer = rig.writers[0]
-            # Pushes of zeros would decay: stale from the start, by updates of another launch.
+            # Pushes of zeros would decay values, so make the pushes stale by updates of another launch.
             for _ in range(STALENESS):
                 writer.set_base_version(0, rig.core.version(0))
                 rig.worker().table("w").push(np.zeros(8, np.float32)).wait()

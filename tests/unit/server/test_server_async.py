@@ -1,4 +1,4 @@
-"""ASP and its policies: staleness measured exactly, told to the worker, counted on both sides."""
+"""ASP and its policies: staleness is exact, is reported to the worker, and is counted on both sides."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Outcome = _native.Outcome
 
 
 def stale_push(rig, worker, staleness, update, **keywords):
-    """Push on values that have missed `staleness` updates of the table."""
+    """Push an update computed on values that lack the last `staleness` updates of the table."""
     handle = worker.table(rig.tables[0].name)
     rig.drain()
     base = rig.core.version(0) - staleness

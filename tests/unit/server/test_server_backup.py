@@ -18,7 +18,7 @@ Outcome = _native.Outcome
 
 def test_late_push_is_dropped_and_counted_on_both_sides():
     rig = Rig(dense(3, consistency=BSP("sum", backup=1)), n_workers=3, n_slots=8)
-    early = clock_of(rig, 2, 0, [100.0], tick=False)  # taken in, but its clock is never complete
+    early = clock_of(rig, 2, 0, [100.0], tick=False)  # consumed, but its clock is never complete
     rig.drain()
     clock_of(rig, 0, 0, [1.0])
     clock_of(rig, 1, 0, [2.0])
@@ -33,7 +33,7 @@ def test_late_push_is_dropped_and_counted_on_both_sides():
     assert (writer.counters()["late"], writer.counters()["applied"]) == (2, 0)
     stats = rig.core.stats(0)
     assert (stats["pushed"], stats["applied"], stats["late"]) == (4, 2, 2)
-    # In the next clock it counts again, and nothing of the dropped pushes is left.
+    # In the next clock the worker counts again, and nothing of its dropped pushes is left.
     clock_of(rig, 2, 1, [10.0])
     clock_of(rig, 0, 1, [20.0])
     rig.drain()
@@ -41,7 +41,7 @@ def test_late_push_is_dropped_and_counted_on_both_sides():
 
 
 def push_segments(rig, worker, clock, value, done=0, whole=True):
-    """Push 1000 values, dense or as rows, from `done` on; not `whole`: as many as the ring holds."""
+    """Push 1000 values, dense or as rows, from `done` on; if not `whole`, as many as the ring holds."""
     writer, size = rig.writers[worker], 1000
     update = np.full(size, value, np.float32)
     while done < size:

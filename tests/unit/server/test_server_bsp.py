@@ -1,4 +1,4 @@
-"""BSP: one update per clock, formed in worker order whatever the timing."""
+"""BSP: one update per clock, summed in the order of workers, independent of timing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every rule through the server is the reference, bit for bit; a user's own rule; failing rules."""
+"""Rules on the server give the bits of the reference; rules of a user; rules that fail."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def optimizer(name):
 
 
 class Plain:
-    """A table in NumPy: values, state and steps."""
+    """A table in NumPy, with values, state and steps."""
 
     def __init__(self, config, n):
         self.config, self.steps = config, 0
@@ -83,7 +83,7 @@ def test_scaled_updates_are_the_reference_with_that_scale(name, consistency):
         if isinstance(consistency, BSP):
             plain.apply(updates[0] + updates[1], 0.5)
         else:
-            for k in range(2):  # nobody pulls: each push has missed all before it
+            for k in range(2):  # no worker pulls, so each push lacks all updates before it
                 plain.apply(updates[k], rate=1 / (1 + 2 * clock + k))
         assert rig.values().tobytes() == plain.values.tobytes()
 

@@ -1,4 +1,4 @@
-"""How a server with remote peers enters MPI: again at once while bytes come, and not for ever."""
+"""A server with remote peers enters MPI again at once while bytes arrive, for a bounded time."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_message_ends_it():
 
 
 class Endless:
-    """A server whose rule writes the next record while it applies one, so that records always come.
+    """Make a server whose rule writes the next record while it applies one, so that records never end.
 
     After `most_s` it gives up, or a server that never looks up would run for ever.
     """
@@ -105,7 +105,7 @@ def test_a_server_to_which_records_always_come_looks_at_the_scheduler_and_at_mpi
     assert not endless.gave_up
     assert len(polls) == 5
     if remote:
-        # Between two looks at the scheduler it has entered MPI.
+        # The server has entered MPI between two polls of the scheduler.
         assert polls == sorted(set(polls))
         assert polls[0] > 0
 

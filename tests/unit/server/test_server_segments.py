@@ -1,4 +1,4 @@
-"""Pushes of rows in several records: left in their slots or copied, they change nothing until whole."""
+"""Pushes of rows in several records change nothing until all records are there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PER_RECORD = 9  # rows of 24 floats in a record of 1024 bytes
 
 
 def pushed(writer, n, value=1.0, dim=24, first_key=0, clock=0):
-    """Write one push of n rows as far as it fits; returns the rows written."""
+    """Write one push of n rows as far as it fits; return the number of rows written."""
     update = np.full((n, dim), value, np.float32)
     keys = np.arange(first_key, first_key + n, dtype=np.int64)
     return writer.push_rows(0, clock, keys, update, None, 0)
@@ -26,7 +26,7 @@ def outcomes(writer, end):
 
 
 def column(rig):
-    """The first value of every row, by key; rows must hold one value only."""
+    """Return the first value of every row, by key; all values of a row must be equal."""
     table = rig.table_rows()
     assert all(len(set(row)) == 1 for row in table.values())
     return {key: row[0] for key, row in table.items()}
@@ -34,7 +34,7 @@ def column(rig):
 
 @pytest.mark.parametrize("checksums", [True, False])
 def test_segments_that_fit_stay_in_their_slots_until_the_last(checksums):
-    # The ring has room for the push only after the pushes before it are gone.
+    # The ring has room for the push only after the pushes before it are consumed.
     rig = Rig(rows(24), n_slots=4, checksums=checksums)
     writer, n = rig.writers[0], 4 * PER_RECORD
     keys, update = np.arange(n, dtype=np.int64), floats(n * 24).reshape(n, 24)
@@ -75,7 +75,7 @@ def test_what_follows_an_unfinished_push_is_not_held_up_by_it(what):
     writer, n = rig.writers[0], 8 * PER_RECORD
     assert pushed(writer, 2 * PER_RECORD, 0.0) == 2 * PER_RECORD
     rig.drain()
-    # Six records are wanted, but a pull that nobody has collected holds one slot.
+    # Six records are needed, but a pull that is not collected occupies one slot.
     out = np.empty((1, 24), np.float32)
     assert writer.pull_rows(0, 0, np.array([0]), out, 0) == 1
     n = 6 * PER_RECORD
@@ -130,7 +130,7 @@ def test_a_push_goes_on_after_a_pull_in_its_middle():
 
 
 def test_a_ring_full_of_segments_without_an_end_is_emptied():
-    """A worker that says a push fits when it does not: the server must not wait for a free slot."""
+    """A worker marks a push as one that fits although it does not: the server must not wait for a slot."""
     rig = Rig(rows(24), n_slots=4, checksums=False)
     writer, n = rig.writers[0], 7 * PER_RECORD
     keys, update = np.arange(n, dtype=np.int64), floats(n * 24).reshape(n, 24)
@@ -180,7 +180,7 @@ def test_interleaved_pushes_of_several_workers_are_each_applied_once(n_slots):
 @pytest.mark.parametrize("n_slots", [3, 32])
 @pytest.mark.parametrize("optimizer", [SGD(0.5), Adagrad(0.1), Adam(0.1)], ids=lambda o: o.name)
 def test_repeated_keys_are_summed_in_order_whatever_the_ring(model, n_slots, optimizer):
-    """The same bits as one record of sums: order matters for these values."""
+    """The bits are those of one record of sums; the order of summation matters for these values."""
     n, dim = 400, 24
     random = np.random.default_rng(5)
     keys = random.integers(0, 90, n) * 77_777
@@ -220,7 +220,7 @@ def test_push_pull_and_prefetch_of_repeated_keys_fill_every_place():
     ahead = handle.prefetch(keys)
     assert (handle.pull(keys, out) == -3.0).all()
     assert (ahead.wait() == -3.0).all()
-    # A place that is not contiguous is filled as well.
+    # An array that is not contiguous is filled as well.
     wide = np.zeros((180, 48), np.float32)
     assert (handle.pull(keys, wide[:, ::2]) == -3.0).all()
     assert (wide[:, 1::2] == 0.0).all()
@@ -229,7 +229,7 @@ def test_push_pull_and_prefetch_of_repeated_keys_fill_every_place():
 
 
 def test_dropped_prefetches_do_not_disturb_later_pulls():
-    """The plan of a pull that nobody waits for is not used again before its replies are in."""
+    """The plan of a dropped pull is not used again before its replies have arrived."""
     rig = Rig(rows(24), n_slots=4)
     worker = rig.worker(local=False)
     handle = worker.table("e")
@@ -284,7 +284,7 @@ def test_a_rule_in_python_sees_all_rows_of_a_push_at_once():
 
 
 def test_rows_that_another_worker_makes_meanwhile_are_found():
-    """Looked up while the push is incomplete, made by somebody else, then applied."""
+    """The server looks rows up for an incomplete push, another worker makes them, the push is applied."""
     rig = Rig(rows(24, init="constant(1)"), n_workers=2, n_slots=6)
     slow, n = rig.writers[0], 6 * PER_RECORD
     keys, update = np.arange(n, dtype=np.int64), np.ones((n, 24), np.float32)

@@ -1,4 +1,4 @@
-"""SSP: nobody reads values older than the bound; a wait that ends in an error says who is late."""
+"""SSP: no worker reads values older than the bound; an error after a wait names the late worker."""
 
 from __future__ import annotations
 

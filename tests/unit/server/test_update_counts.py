@@ -1,4 +1,4 @@
-"""Steps of a rule are the updates that it has applied: clocks without a push are none."""
+"""The steps of a rule are the updates that it has applied; a clock without a push is no step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ONE = np.ones(8, np.float32)
 
 
 def plain(rule: Optimizer, n_updates: int) -> np.ndarray:
-    """Values after so many updates with a gradient of ones."""
+    """Return the values after `n_updates` updates with a gradient of ones."""
     config = rule.native()
     values, state = np.zeros(8, np.float32), np.zeros((config.n_state, 8), np.float32)
     for step in range(1, n_updates + 1):
@@ -33,7 +33,7 @@ def plain(rule: Optimizer, n_updates: int) -> np.ndarray:
 
 
 def push_now_and_then(worker: Worker, first: int, last: int) -> None:
-    """Clocks `first` to `last - 1`, with a push in every tenth."""
+    """Run clocks `first` to `last - 1`, with a push in every tenth."""
     for clock in range(first, last):
         if clock % EVERY == EVERY - 1:
             worker.table("w").push(ONE)

@@ -206,7 +206,7 @@ def test_strings_say_in_python_what_they_say_in_a_job(kind: Any) -> None:
         ),
         (
             {"consistency": "spp"},
-            "table 'w': unknown consistency 'spp'; valid are asp, bsp, ssp; did you mean 'ssp'?",
+            "table 'w': unknown consistency 'spp'; valid are bsp, ssp, asp; did you mean 'ssp'?",
         ),
         (
             {"optimizer": 0.1},

@@ -123,11 +123,11 @@ def test_wrong_arguments_are_refused_and_nothing_is_sent():
     cases = [
         (lambda: w.push(one[:3]), r"shape \(3,\), expected \(4,\)"),
         (lambda: w.push(one.reshape(2, 2)), "expected"),
-        (lambda: w.push(np.array([1, np.nan, 1, 1])), "holds nan at position 1 of 4"),
-        (lambda: w.push(np.array([1, 1, -np.inf, 1])), "holds -inf at position 2"),
+        (lambda: w.push(np.array([1, np.nan, 1, 1])), "contains nan at position 1 of 4"),
+        (lambda: w.push(np.array([1, 1, -np.inf, 1])), "contains -inf at position 2"),
         (lambda: w.pull(np.ones(4)), "C-contiguous float32"),
         (lambda: w.pull(np.ones(8, np.float32)[::2]), "C-contiguous"),
-        (lambda: c.push(one), "push needs base"),
+        (lambda: c.push(one), "a push to it needs the values"),
         (lambda: c.push(one, one[:2]), "base has shape"),
         (lambda: e.push(key, row[:, :1]), "rows has shape"),
         (lambda: e.push(np.array([1.5]), row), "whole numbers"),
@@ -140,7 +140,7 @@ def test_wrong_arguments_are_refused_and_nothing_is_sent():
     for call, match in cases:
         with pytest.raises(ValueError, match=match):
             call()
-    with pytest.raises(ConfigError, match="no table 'x'; there are w, e, c"):
+    with pytest.raises(ConfigError, match="no table has the name 'x'; the job has w, e, c"):
         worker.table("x")
     assert not any(rig.core.stats(t)["pushed"] for t in range(3))
 
@@ -354,12 +354,12 @@ def test_equal_keys_whose_sum_is_no_float32_are_refused():
     rig = Rig(rows(2))
     handle = rig.worker().table("e")
     update = np.full((3, 2), 3e38, np.float32)
-    with pytest.raises(ValueError, match=r"updates of key 9 of table 'e' sum to more than float32"):
+    with pytest.raises(ValueError, match=r"updates of key 9 of table 'e' is beyond float32"):
         handle.push(np.array([5, 9, 9]), update)
     update[2] = -3e38
     handle.push(np.array([5, 9, 9]), update).wait()
     assert rig.table_rows()[9] == [0.0, 0.0]
-    with pytest.raises(ValueError, match="holds nan at position 2"):
+    with pytest.raises(ValueError, match="contains nan at position 2"):
         handle.push(np.array([9, 9]), np.array([[1, 1], [np.nan, 1]], np.float32))
     assert rig.core.stats(0)["pushed"] == 1
 

@@ -1,4 +1,4 @@
-"""The scheduler's part of a cut, message by message."""
+"""The coordinator of cuts, message by message."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mpips.snapshot.coordinator import Coordinator
 
 
 class Stage:
-    """A coordinator, what it has said, and the answers that workers and servers give."""
+    """A coordinator, the messages that it has sent, and the answers of workers and servers."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Stage:
         before: int = 0,
         timeout_s: float = 60.0,
     ) -> None:
-        self.said: list[object] = []
+        self.sent: list[object] = []
         self.warnings: list[str] = []
         self.n_workers, self.n_servers = n_workers, n_servers
         self.coordinator = Coordinator(
@@ -46,36 +46,36 @@ class Stage:
             before,
             n_workers,
             n_servers,
-            lambda worker, message: self.said.append((worker, message)),
-            lambda message: self.said.append(("servers", message)),
+            lambda worker, message: self.sent.append((worker, message)),
+            lambda message: self.sent.append(("servers", message)),
             timeout_s,
             self.warnings.append,
         )
 
     def take(self) -> list[object]:
-        said, self.said = self.said, []
-        return said
+        sent, self.sent = self.sent, []
+        return sent
 
     def proposed(self) -> Propose:
-        """Poll; the same proposal must have gone to all workers."""
+        """Poll, and return the proposal that all workers must have received."""
         self.coordinator.poll()
-        said = self.take()
-        assert [worker for worker, _ in said] == list(range(self.n_workers))
-        assert all(message == said[0][1] for _, message in said)
-        assert isinstance(said[0][1], Propose)
-        return said[0][1]
+        sent = self.take()
+        assert [worker for worker, _ in sent] == list(range(self.n_workers))
+        assert all(message == sent[0][1] for _, message in sent)
+        assert isinstance(sent[0][1], Propose)
+        return sent[0][1]
 
     def agree(self, number: int, *clocks: int, clock: int) -> None:
         for worker, now in enumerate(clocks):
             self.coordinator.agreed(worker, Agreed(number, now < clock, now))
 
     def committed(self) -> Commit:
-        said = self.take()
-        assert said[0] == ("servers", said[0][1])
-        assert {who for who, _ in said[1:]} == set(range(self.n_workers))
-        assert all(message == said[0][1] for _, message in said)
-        assert isinstance(said[0][1], Commit)
-        return said[0][1]
+        sent = self.take()
+        assert sent[0] == ("servers", sent[0][1])
+        assert {who for who, _ in sent[1:]} == set(range(self.n_workers))
+        assert all(message == sent[0][1] for _, message in sent)
+        assert isinstance(sent[0][1], Commit)
+        return sent[0][1]
 
     def write(self, number: int, error: str = "") -> None:
         for server in range(self.n_servers):
@@ -86,7 +86,7 @@ class Stage:
             self.coordinator.saved(server, Saved(number, "" if error else "path", error))
 
     def whole(self, error: str = "") -> int:
-        """One cut from proposal to end; its clock."""
+        """Run one cut from proposal to end; return its clock."""
         proposal = self.proposed()
         self.agree(proposal.id, *[0] * self.n_workers, clock=proposal.clock)
         assert self.committed() == Commit(proposal.id, proposal.clock)
@@ -121,7 +121,7 @@ def test_steps_are_multiples_in_the_run_and_proposed_before_anybody_is_there():
 def test_steps_that_pass_while_one_is_written_are_skipped_and_counted():
     stage = Stage(Triggers(every_steps=10))
     assert stage.whole() == 10
-    stage.coordinator.hear(1, 33)
+    stage.coordinator.note_clock(1, 33)
     assert stage.proposed().clock == 40
     assert stage.coordinator.statistics["skipped"] == 2
 
@@ -172,7 +172,7 @@ def test_triggers_while_one_is_written_are_skipped_and_counted():
     assert stage.coordinator.statistics["skipped"] == 2
 
 
-def test_a_planned_cut_gives_way_to_one_that_is_wanted_now():
+def test_a_planned_cut_is_replaced_by_one_that_is_requested_now():
     stage = Stage(Triggers(every_steps=1000))
     planned = stage.proposed()
     stage.agree(planned.id, 0, 0, clock=1000)
@@ -184,7 +184,7 @@ def test_a_planned_cut_gives_way_to_one_that_is_wanted_now():
         ("servers", Abandon(planned.id)),
     ]
     stage.coordinator.poll()
-    assert stage.take() == []  # not before the servers have let go
+    assert stage.take() == []  # the servers have not released their rings yet
     for server in (0, 1):
         stage.coordinator.saved(server, Saved(planned.id, "", "given up"))
     assert stage.whole() < 1000
@@ -193,10 +193,10 @@ def test_a_planned_cut_gives_way_to_one_that_is_wanted_now():
     assert stage.coordinator.statistics["given_up"] == 0
 
 
-def test_a_failed_write_is_said_and_counted_and_tried_at_the_next_trigger():
+def test_a_failed_write_is_reported_counted_and_tried_at_the_next_trigger():
     stage = Stage(Triggers(every_steps=10))
     assert stage.whole("the disk is full") == 10
-    assert stage.warnings == ["the disk is full; training goes on"]
+    assert stage.warnings == ["the disk is full; training continues"]
     assert stage.coordinator.statistics["failed"] == 1
     assert stage.whole() == 20
     assert stage.coordinator.statistics["written"] == 1
@@ -210,29 +210,29 @@ def test_rings_that_are_held_for_too_long_are_let_go():
     stage.coordinator.taken(0, Taken(number, True))
     stage.coordinator.taken(1, Taken(number, False))
     assert stage.take()[-1] == ("servers", Abandon(number))
-    stage.coordinator.taken(1, Taken(number, True))  # crossed with it
+    stage.coordinator.taken(1, Taken(number, True))  # was under way when Abandon was sent
     assert stage.take() == []
     for server in (0, 1):
         assert stage.coordinator.busy
         stage.coordinator.saved(server, Saved(number, "", "given up"))
     assert not stage.coordinator.busy
     assert stage.coordinator.statistics["given_up"] == 1
-    assert "not all workers had come to it within 30 s" in stage.warnings[0]
+    assert "not all workers reached it within 30 s" in stage.warnings[0]
 
 
-def test_a_cut_in_which_nobody_moves_any_more_is_begun_again_at_once_and_at_one_clock():
+def test_a_cut_in_which_no_worker_can_continue_begins_again_at_one_clock():
     stage = Stage(common=False)
     stage.coordinator.ask(Ask("call"))
     stage.coordinator.poll()
     number = stage.committed().id
-    # A wait before the cut, or behind it, is no reason alone.
+    # A wait behind the record alone is no reason to give the cut up.
     stage.coordinator.waits(0, Waits(number, "behind"))
     assert stage.take() == []
     stage.coordinator.waits(1, Waits(number, "before"))
     assert stage.take()[-1] == ("servers", Abandon(number))
     for server in (0, 1):
         stage.coordinator.saved(server, Saved(number, "", "given up"))
-    # Not before the gather has ended.
+    # The next attempt does not begin before the gather has ended.
     stage.coordinator.poll()
     assert stage.take() == []
     stage.coordinator.waits(1, Waits(number, "over"))
@@ -240,7 +240,7 @@ def test_a_cut_in_which_nobody_moves_any_more_is_begun_again_at_once_and_at_one_
     assert again.clock > 0
     stage.agree(again.id, 0, 0, clock=again.clock)
     assert stage.committed() == Commit(again.id, again.clock)
-    # If that does not do either, each worker is cut where it is.
+    # After another failure each worker is cut at its next tick.
     stage.coordinator.waits(0, Waits(again.id, "before"))
     stage.coordinator.waits(1, Waits(again.id, "behind"))
     assert stage.take()[-1] == ("servers", Abandon(again.id))
@@ -252,8 +252,8 @@ def test_a_cut_in_which_nobody_moves_any_more_is_begun_again_at_once_and_at_one_
     assert last.clock == 0
     stage.write(last.id)
     assert stage.warnings == []
-    said = stage.coordinator.statistics
-    assert (said["written"], said["failed"], said["given_up"]) == (1, 0, 0)
+    counts = stage.coordinator.statistics
+    assert (counts["written"], counts["failed"], counts["given_up"]) == (1, 0, 0)
 
 
 @pytest.mark.parametrize("ends", ["over", "finished"])
@@ -273,7 +273,7 @@ def test_a_gather_that_has_ended_is_no_reason_to_give_a_cut_up(ends):
     assert stage.coordinator.statistics["written"] == 1
 
 
-def test_what_is_said_of_an_earlier_cut_does_not_end_this_one():
+def test_a_wait_in_an_earlier_cut_does_not_end_this_one():
     stage = Stage(common=False, n_servers=1)
     stage.coordinator.ask(Ask("call"))
     stage.coordinator.poll()
@@ -302,8 +302,8 @@ def test_workers_that_finish_are_ready_and_the_end_gives_up_what_is_not_taken():
     first = stage.proposed()
     stage.coordinator.agreed(0, Agreed(first.id, True, 3))
     stage.coordinator.worker_done(1)
-    said = stage.take()
-    assert said == [("servers", Commit(first.id, 10)), (0, Commit(first.id, 10))]
+    sent = stage.take()
+    assert sent == [("servers", Commit(first.id, 10)), (0, Commit(first.id, 10))]
     stage.coordinator.worker_done(0)
     assert stage.take() == [("servers", Abandon(first.id))]
     assert stage.coordinator.busy
@@ -359,7 +359,7 @@ def test_after_the_signal_the_job_ends_once_the_checkpoint_is_durable():
 
 
 def begun_again(stage: Stage, now: pytest.MonkeyPatch) -> int:
-    """The id of the cut that follows one that came to nothing, and not at once."""
+    """Return the number of the cut that follows a failed one, after a pause."""
     stage.take()
     stage.coordinator.poll()
     assert stage.take() == []
@@ -379,7 +379,7 @@ def test_a_requested_exit_is_asked_for_again_after_a_cut_that_failed_or_was_give
     number = stage.committed().id
     stage.coordinator.taken(0, Taken(number, True))
     stage.coordinator.saved(0, Saved(number, "", "the disk is full"))
-    assert "the disk is full; the job still has to end, so it tries again in" in stage.warnings[0]
+    assert "the disk is full; the job is still to end and tries again in" in stage.warnings[0]
     number = begun_again(stage, monkeypatch)
     stage.coordinator.taken(0, Taken(number, False))
     stage.coordinator.saved(0, Saved(number, "", "given up"))
@@ -420,7 +420,7 @@ def test_a_job_that_is_to_end_leaves_after_a_durable_cut_that_had_another_reason
 
 
 def test_while_a_job_that_is_to_end_waits_none_of_its_tries_follows_at_once(monkeypatch):
-    """A full disk would be written to all the time, and training never come to its turn."""
+    """Without pauses the servers would write to a full disk all the time, and training would stop."""
     stage = Stage(common=False, n_servers=1)
     stage.coordinator.ask(Ask("end", 100.0, why="SIGTERM"))
     now, tries = time.monotonic(), []
@@ -470,7 +470,7 @@ def test_a_checkpoint_is_durable_also_if_older_ones_could_not_be_removed():
 
 
 @pytest.mark.parametrize("phase", ["proposed", "committed", "writing"])
-def test_who_is_told_to_end_leaves_after_the_cut_under_way(phase):
+def test_a_job_that_is_to_end_leaves_after_the_cut_under_way(phase):
     stage = Stage(n_servers=1)
     stage.coordinator.ask(Ask("call"))
     number = stage.proposed().id
@@ -487,7 +487,7 @@ def test_who_is_told_to_end_leaves_after_the_cut_under_way(phase):
         stage.coordinator.saved(0, Saved(number, "step-7", ""))
 
 
-def test_who_is_told_to_end_does_not_wait_for_a_planned_cut():
+def test_a_job_that_is_to_end_does_not_wait_for_a_planned_cut():
     stage = Stage(Triggers(every_steps=1000), n_servers=1)
     planned = stage.proposed()
     stage.agree(planned.id, 0, 0, clock=1000)
@@ -499,11 +499,11 @@ def test_who_is_told_to_end_does_not_wait_for_a_planned_cut():
         stage.whole()
 
 
-def test_told_to_end_right_after_a_signal_to_go_on_counts():
+def test_a_request_to_end_counts_right_after_a_signal_to_continue():
     stage = Stage(common=False, n_servers=1)
     stage.coordinator.ask(Ask("signal", 100.0))
     stage.coordinator.ask(Ask("end", 100.1, why="SIGTERM"))
-    stage.coordinator.ask(Ask("signal", 102.0))  # and does not take it back
+    stage.coordinator.ask(Ask("signal", 102.0))  # does not withdraw the request
     stage.coordinator.poll()
     number = stage.committed().id
     stage.coordinator.taken(0, Taken(number, True))
@@ -515,7 +515,7 @@ def test_told_to_end_right_after_a_signal_to_go_on_counts():
     ("triggers", "sentence"),
     [
         (Triggers(every_steps=-1), "every_steps = -1: must be 0 or more"),
-        (Triggers(every_s=-0.5), "every_s = -0.5: must be 0 or more"),
+        (Triggers(every_s=-0.5), "every_s = -0.5: must be at least 0 and less than 1000000000"),
         (Triggers(grace_s=-1), "grace_s = -1: must be from 0 to 3600"),
         (Triggers(on_usr1="stop"), "on_usr1 = 'stop': must be one of continue, exit"),
     ],
@@ -543,7 +543,7 @@ def test_a_worker_agrees_only_to_clocks_that_are_to_come():
     assert cut.pending is None
 
 
-def test_before_a_sign_of_life_a_cut_is_proposed_beyond_where_workers_go_on():
+def test_before_the_first_heartbeat_a_cut_is_proposed_after_the_clock_of_the_start():
     stage = Stage()
     stage.coordinator.begin_at(1000)
     stage.coordinator.ask(Ask("call", 0.0, 0))

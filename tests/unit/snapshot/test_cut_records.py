@@ -1,4 +1,4 @@
-"""Cut records: a server holds each ring at its own, and goes on when it is told."""
+"""Cut records: a server holds each ring at its record until the cut is released."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_record_of_another_cut_is_not_taken_for_the_one_expected():
     assert rig.core.cut_ready()
 
 
-def test_cut_0_says_where_a_worker_is_and_holds_nothing():
+def test_cut_0_carries_the_position_of_a_worker_and_holds_no_ring():
     rig = Rig(dense(3), n_slots=8)
     assert rig.writers[0].cut(0, 0, 0, b"here")
     push(rig, 0, 0, 1.0)
@@ -117,8 +117,8 @@ def test_a_full_ring_behind_the_record_goes_on_after_the_cut():
     assert rig.values().tolist() == [-3.0] * 3
 
 
-def test_segments_that_wait_in_their_slots_are_let_go_by_the_record():
-    """A push under ASP that was given up in the middle: its segments are in no cut."""
+def test_segments_that_wait_in_their_slots_are_released_by_the_record():
+    """The segments of an incomplete push under ASP are in no cut."""
     rig = Rig(rows(1), n_slots=8, slot_bytes=256)
     n = 30  # three records
     keys, update = np.arange(n), np.ones((n, 1), np.float32)
@@ -146,7 +146,7 @@ def test_under_bsp_a_push_is_whole_before_the_record():
 
 def test_what_is_too_large_for_a_record_is_refused_with_both_sizes():
     rig = Rig(dense(3), slot_bytes=1024)
-    with pytest.raises(ValueError, match="has 961 bytes, a record 960"):
+    with pytest.raises(ValueError, match="has 961 bytes, but a record has room for 960"):
         rig.writers[0].cut(0, 1, 0, bytes(961))
     assert rig.writers[0].cut(0, 1, 0, bytes(960))
 

@@ -1,4 +1,4 @@
-"""Checkpoints during training of tables of which a server holds no row."""
+"""Checkpoints during training if a server has no row of some tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mpips.transport.region import Regions, new_token
 
 
 def arrays(shards):
-    """All that shards hold, for comparing."""
+    """Return the content of shards as plain values, for comparisons."""
     found = {}
     for shard in shards:
         parts = {name: value for name, value in vars(shard).items() if name != "state"}
@@ -48,7 +48,7 @@ def test_a_copy_of_tables_without_a_row_is_what_the_server_holds(optimizer):
     check()
     worker = rig.worker()
     for step in range(3):
-        # One table gets its rows late, and more than there was room for.
+        # One table gets its rows late, and more than the copy has memory for.
         keys = np.arange(step * 6000, dtype=np.int64)
         if step:
             worker.table("f").push(keys, np.ones((keys.size, 4), np.float32)).wait()
@@ -56,7 +56,31 @@ def test_a_copy_of_tables_without_a_row_is_what_the_server_holds(optimizer):
     assert not copied_server.lacks_room()
 
 
-def test_room_for_a_table_without_a_row_is_not_looked_for_again_and_again():
+def test_memory_for_a_table_that_has_nearly_filled_it_is_allocated_before_the_next_cut():
+    rig = Rig(rows(name="e"))
+    copied_server = ServerCopy(rig.server, rig.placement, rig.tables)
+    worker = rig.worker()
+
+    def grow(n):
+        worker.table("e").push(np.arange(n, dtype=np.int64), np.ones((n, 4), np.float32)).wait()
+
+    grow(1)
+    for _ in copied_server.make_room():
+        pass
+    room = copied_server._room(0)
+    grow(int(0.95 * room))
+    assert copied_server.lacks_room()
+    # The copy itself, for which rings are held, allocates only what it cannot do without.
+    copied_server.copy()
+    assert copied_server._room(0) == room
+    assert copied_server.lacks_room()
+    for _ in copied_server.make_room():
+        pass
+    assert copied_server._room(0) > room
+    assert not copied_server.lacks_room()
+
+
+def test_a_table_without_a_row_never_lacks_memory():
     rig = Rig(dense(), rows())
     copied_server = ServerCopy(rig.server, rig.placement, rig.tables)
     for _ in copied_server.make_room():
@@ -66,7 +90,7 @@ def test_room_for_a_table_without_a_row_is_not_looked_for_again_and_again():
 
 @pytest.mark.parametrize("server", [0, 1, 2])
 def test_a_server_that_holds_nothing_of_some_tables_copies_the_others(server):
-    # The dense table lies in one piece on one server, all rows on server 1.
+    # The first dense table is on one server in one piece, and all rows are on server 1.
     keys = RangePartition(0, 30)
     tables = [dense(8, partition=LayerPartition()), rows(partition=keys), dense(60, "v")]
     placement = place(tables, 3, 1, 4, 1024)

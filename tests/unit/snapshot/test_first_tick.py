@@ -1,4 +1,4 @@
-"""Cuts before a worker's first tick: they hold the place where the worker began.
+"""Cuts before a worker's first tick hold the position where the worker began.
 
 Each job starts from a checkpoint of one worker; its own workers are two, or read other batches.
 """
@@ -24,10 +24,10 @@ from mpips.model.consistency import ASP
 from mpips.mpi.messages import Commit
 from mpips.recovery.memory import At, Memory, place_of
 from mpips.recovery.saving import Saving
-from mpips.session.local import LocalControl
+from mpips.session.local_scheduler import LocalScheduler
 from mpips.tasks import StepResult, Task
 from mpips.training.epochs import Inputs
-from mpips.training.resume import TrainingPlan, go_on_in_memory
+from mpips.training.resume import TrainingPlan, continue_in_memory
 from mpips.training.train import prepare, ready, train
 from mpips.worker.connection import Connection, ConnectionOptions
 from mpips.worker.worker import Worker
@@ -37,7 +37,7 @@ EPOCHS = 9
 
 
 class Counting(Task):
-    """Counts how often each sample is read."""
+    """A task that counts how often each sample is read."""
 
     name = "counting"
     metrics = ()
@@ -56,8 +56,8 @@ class Counting(Task):
         return np.zeros(batch.n, np.float32)
 
 
-class LateOthers(LocalControl):
-    """Others come to a gather only after the scheduler has decided on a cut."""
+class LateOthers(LocalScheduler):
+    """A control plane whose other workers come to a gather only after a cut is ordered."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class LateOthers(LocalControl):
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint in the middle of epoch 3, after 24 steps of 8 batches of 8 each."""
+    """Return a checkpoint in the middle of epoch 3, at step 28; an epoch has 8 steps."""
     folder = tmp_path_factory.mktemp("interrupted")
     train(
         config(folder, ["checkpoint.every_steps", 28], ["checkpoint.keep_last", 99]), "none", False
@@ -100,7 +100,7 @@ def config(folder: Path, *more: list[Any]) -> JobConfig:
 
 
 class InTurn:
-    """All workers of a job in one process; what is left behind is that of one of them."""
+    """Runs the work of all workers of a job in one process, that of worker `last` at the end."""
 
     def __init__(self, n_workers: int, last: int) -> None:
         self._order = [*(w for w in range(n_workers) if w != last), last]
@@ -119,17 +119,17 @@ class InTurn:
 def planned(
     folder: Path, path: Path, n_workers: int, batch: int, worker: int
 ) -> tuple[JobConfig, Inputs, Saving]:
-    """What one worker of a job that goes on from a checkpoint knows before its session."""
+    """Return what one worker of a job that continues from a checkpoint has before its session."""
     wanted = config(folder, ["checkpoint.resume", str(path)], ["train.batch_size", batch])
 
     inputs = prepare(InTurn(n_workers, worker), n_workers, wanted)
     return wanted, inputs, TrainingPlan(wanted, inputs, n_workers, None, "run").choose()
 
 
-def said_in_first_gather(
+def part_in_first_gather(
     inputs: Inputs, saving: Saving, n_workers: int, index: int
 ) -> PositionPart:
-    """What the cut record holds that a worker writes while it waits for the others' moments."""
+    """Return the content of the cut record that a worker writes while it waits for the moments of others."""
     rig = Rig(*inputs.tables, n_workers=n_workers, n_slots=8)
     connection = Connection(
         index,
@@ -156,10 +156,10 @@ def test_a_cut_before_the_first_tick_holds_the_place_where_training_goes_on(
     tmp_path: Path, interrupted: Path, n_workers: int, batch: int, index: int
 ) -> None:
     _, inputs, saving = planned(tmp_path, interrupted, n_workers, batch, index)
-    part = said_in_first_gather(inputs, saving, n_workers, index)
-    # Epochs 0 to 2 are done; what is left of epoch 3 is read from its first step on, in the new way.
+    part = part_in_first_gather(inputs, saving, n_workers, index)
+    # Epochs 0 to 2 are done. The rest of epoch 3 is read from its first step on, in the new division.
     assert (part.clock, part.cursor["epoch"], part.cursor["step"]) == (0, 3, 0)
-    # Each sample of epoch 3 is read once: 32 by the job before, the others from these cursors.
+    # Each sample of epoch 3 is read once: 32 by the job before, the others from these cursors on.
     left = Sampling.from_config(dict(saving.sampling))
     assert sum(left.counts(3)) == N - 32
 
@@ -168,7 +168,7 @@ def test_with_the_same_workers_and_batches_it_is_the_place_in_the_checkpoint(
     tmp_path: Path, interrupted: Path
 ) -> None:
     _, inputs, saving = planned(tmp_path, interrupted, 1, 8, 0)
-    part = said_in_first_gather(inputs, saving, 1, 0)
+    part = part_in_first_gather(inputs, saving, 1, 0)
     assert (part.clock, part.cursor["epoch"], part.cursor["step"]) == (0, 3, 4)
     assert part.cursor["samples"] == 32
 
@@ -206,12 +206,12 @@ def test_a_warm_start_before_the_first_tick_begins_where_the_launch_before_began
     memory = msgspec.json.decode(msgspec.json.encode(memory_of(saving, n_workers)), type=Memory)
     places = tuple(place_of(w, [at(0), at(0)], memory) for w in range(n_workers))
     warm = saving.in_memory(memory, places, ())
-    go_on_in_memory(wanted, inputs, warm, n_workers)
+    continue_in_memory(wanted, inputs, warm, n_workers)
     assert [inputs.cursor(w) for w in range(n_workers)] == [Cursor(3, 0)] * n_workers
-    # A checkpoint that the warm launch writes says how its cursors are to be read.
+    # A checkpoint that the warm launch writes describes how its cursors are to be read.
     assert Sampling.from_config(dict(warm.sampling)) == inputs.sampling
     assert inputs.sampling == Sampling.from_config(dict(saving.sampling))
-    part = said_in_first_gather(inputs, warm, n_workers, 0)
+    part = part_in_first_gather(inputs, warm, n_workers, 0)
     assert (part.clock, part.cursor["epoch"], part.cursor["step"]) == (0, 3, 0)
 
 
@@ -221,10 +221,10 @@ def script_saving(path: Path) -> Saving:
 
 
 @pytest.mark.parametrize("ticks", [0, 1])
-def test_a_script_that_has_not_said_its_place_is_in_no_cut_before_its_first_tick(
+def test_a_script_whose_position_is_unknown_is_in_no_cut_before_its_first_tick(
     interrupted: Path, ticks: int
 ) -> None:
-    """An empty cursor would mean the beginning of the run to the next start."""
+    """The next start would read an empty cursor as the beginning of the run."""
     rig = Rig(dense(4), rows(1), n_workers=2, n_slots=8)
     position = script_saving(interrupted).position(0, 0, 2)
     assert position.start is not None

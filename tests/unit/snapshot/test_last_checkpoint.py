@@ -1,4 +1,4 @@
-"""The checkpoint at the end of a job: what a supervised run does where it cannot be written at once."""
+"""The checkpoint at the end of a job, if it cannot be written at once."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the scheduler warns of; pauses take no time."""
+def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Collect the warnings of the coordinator, and make pauses take no time."""
     found: list[str] = []
     monkeypatch.setattr(coordinator_module, "_warn", found.append)
     monkeypatch.setattr(server_part_module, "_TRIES_S", (0.0, 0.0, 0.0, 0.0), raising=False)
@@ -48,7 +48,7 @@ def run(tmp_path: Path) -> Supervised:
 
 
 def failing(times: int, error: Exception, real: Callable[..., Any], calls: list[int]) -> Any:
-    """`real`, but for the first calls, which raise."""
+    """Return a function that raises in its first calls and calls `real` afterwards."""
 
     def function(*arguments: Any) -> Any:
         calls.append(1)
@@ -60,7 +60,7 @@ def failing(times: int, error: Exception, real: Callable[..., Any], calls: list[
 
 
 def train(folder: Path, run: Supervised | None = None) -> dict[str, Any]:
-    """A job of one push that saves at its end; its statistics."""
+    """Run a job of one push that saves at its end; return its statistics."""
 
     def main(worker: Worker) -> None:
         worker.table("w").push(np.ones(4, np.float32))
@@ -71,7 +71,7 @@ def train(folder: Path, run: Supervised | None = None) -> dict[str, Any]:
 
 
 def test_a_full_disk_is_waited_for_however_long(
-    run: Supervised, said: list[str], monkeypatch: pytest.MonkeyPatch
+    run: Supervised, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
     real = folders.make_temporary
@@ -79,7 +79,7 @@ def test_a_full_disk_is_waited_for_however_long(
     statistics = train(run.folder.checkpoints, run)
     assert is_saved(statistics)
     assert len(calls) == 41
-    (line,) = said
+    (line,) = warnings
     assert "No space left on device; the job waits and tries again" in line
     found = find_newest(run.folder.checkpoints).checkpoint
     assert found is not None
@@ -87,18 +87,18 @@ def test_a_full_disk_is_waited_for_however_long(
 
 
 def test_another_failure_is_tried_again_a_few_times(
-    run: Supervised, said: list[str], monkeypatch: pytest.MonkeyPatch
+    run: Supervised, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
     monkeypatch.setattr(
         folders, "make_temporary", failing(4, BROKEN, folders.make_temporary, calls)
     )
     assert is_saved(train(run.folder.checkpoints, run))
-    assert (len(calls), len(said)) == (5, 1)
+    assert (len(calls), len(warnings)) == (5, 1)
 
 
 def test_a_failure_that_stays_is_the_end(
-    run: Supervised, said: list[str], monkeypatch: pytest.MonkeyPatch
+    run: Supervised, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
     monkeypatch.setattr(folders, "make_temporary", failing(99, BROKEN, str, calls))
@@ -109,7 +109,7 @@ def test_a_failure_that_stays_is_the_end(
 
 
 def test_a_checkpoint_is_not_written_twice_because_older_ones_stay(
-    run: Supervised, said: list[str], monkeypatch: pytest.MonkeyPatch
+    run: Supervised, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
     error = CheckpointError("step-1: cannot be removed: Input/output error")
@@ -118,11 +118,11 @@ def test_a_checkpoint_is_not_written_twice_because_older_ones_stay(
     assert [path.name for path in run.folder.checkpoints.glob("step-*")] == ["step-000000000001"]
 
 
-def test_a_job_that_nobody_supervises_says_so_at_once(
-    tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+def test_a_job_without_a_supervisor_fails_at_once(
+    tmp_path: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
     monkeypatch.setattr(folders, "make_temporary", failing(1, FULL, str, calls))
     statistics = train(tmp_path / "checkpoints")
     assert not is_saved(statistics)
-    assert (len(calls), said) == (1, [])
+    assert (len(calls), warnings) == (1, [])

@@ -13,6 +13,7 @@ from harness import dense
 import mpips
 from mpips.checkpoint import list_checkpoints
 from mpips.snapshot import server_part
+from mpips.snapshot.copy import ServerCopy
 
 
 def cannot_remove(*_: object) -> None:
@@ -56,3 +57,31 @@ def test_the_last_checkpoint_is_written_though_older_ones_could_not_be_removed(
     assert found["path"] == str(list_checkpoints(tmp_path)[-1].path)
     assert "error" not in found
     assert "older checkpoints could not be removed" in found["notes"][-1]
+
+
+def test_a_copy_without_memory_is_reported_with_its_reason_and_tried_once_per_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    copy, attempts = ServerCopy.copy, []
+
+    def without_memory_at_first(self: ServerCopy) -> object:
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise MemoryError
+        return copy(self)
+
+    def main(worker: mpips.Worker) -> int:
+        for _ in range(200):
+            worker.table("w").push(np.ones(8, np.float32))
+            worker.clock()
+        return worker.now
+
+    monkeypatch.setattr(ServerCopy, "copy", without_memory_at_first)
+    outcome = mpips.run(main, [dense()], save=tmp_path, every_steps=50)
+    statistics = outcome.statistics["scheduler"]["checkpoints"]
+    assert (statistics["given_up"], statistics["written"]) == (1, len(attempts) - 1)
+    assert len(attempts) > 1
+    expected = (
+        "a checkpoint was given up: server 0 has no memory for the copy of its shards; training"
+    )
+    assert expected in capfd.readouterr().err

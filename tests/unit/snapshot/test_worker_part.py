@@ -1,4 +1,4 @@
-"""What a worker tells the scheduler while it waits and a cut waits for it, or it for a cut."""
+"""Messages and cut records of a worker that waits while a cut is ordered."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from mpips.checkpoint.position import Position, decode_part
 from mpips.errors import StallError
 from mpips.model.consistency import ASP, SSP
 from mpips.mpi.messages import Abandon, Commit, Message, Propose, Waits
-from mpips.session.local import LocalControl
+from mpips.session.local_scheduler import LocalScheduler
 from mpips.worker.connection import Connection, ConnectionOptions
 from mpips.worker.worker import Worker, connection_of
 
 
-class Listening(LocalControl):
-    """Keeps what a worker tells; the others come to a gather after `looks` looks at it."""
+class Recording(LocalScheduler):
+    """Stores the messages of a worker; the others come to a gather after `looks` polls."""
 
     def __init__(self, looks: int = 0) -> None:
         super().__init__()
-        self.told: list[Message] = []
+        self.sent: list[Message] = []
         self.looks = looks
         self.committed: Commit | None = None
 
     def tell(self, message: Message) -> None:
-        self.told.append(message)
+        self.sent.append(message)
 
     def take_gathered(self, name: str) -> list[bytes] | None:
         if self.looks == 0:
@@ -37,7 +37,7 @@ class Listening(LocalControl):
         return None
 
 
-def worker_of(rig: Rig, control: Listening, *, drained: bool = True) -> Worker:
+def worker_of(rig: Rig, control: Recording, *, drained: bool = True) -> Worker:
     connection = Connection(
         0,
         [f"worker {i}" for i in range(rig.n_workers)],
@@ -59,11 +59,11 @@ def push(worker: Worker) -> None:
     [(ASP(), True, 0), (ASP(), False, 2), (SSP(2), False, 2), (SSP(2), True, 2)],
     ids=["pushed", "at-one-clock", "ssp", "ssp-pushed"],
 )
-def test_a_gather_in_which_a_cut_cannot_be_made_is_told_once_and_taken_back(
+def test_a_gather_in_which_a_cut_cannot_be_made_is_reported_once_and_withdrawn(
     consistency, pushes, clock
 ):
     rig = Rig(dense(consistency=consistency), n_slots=8)
-    control = Listening(looks=3)
+    control = Recording(looks=3)
     control.committed = Commit(7, clock)
     worker = worker_of(rig, control)
     worker.clock()
@@ -71,31 +71,31 @@ def test_a_gather_in_which_a_cut_cannot_be_made_is_told_once_and_taken_back(
         push(worker)
     rig.core.expect_cut(7)
     worker.barrier("here")
-    assert control.told == [Waits(7, "before"), Waits(7, "over")]
-    # The cut is made where it can be: at the next tick.
+    assert control.sent == [Waits(7, "before"), Waits(7, "over")]
+    # The worker writes its cut record at the next tick.
     assert not rig.core.holds_cut()
     worker.clock()
     rig.drain()
     assert rig.core.holds_cut()
 
 
-def test_a_gather_in_which_the_cut_can_be_made_is_no_news():
+def test_a_gather_in_which_the_cut_can_be_made_is_not_reported():
     rig = Rig(dense(), n_slots=8)
-    control = Listening(looks=3)
+    control = Recording(looks=3)
     control.committed = Commit(7, 0)
     worker = worker_of(rig, control)
     push(worker)
     worker.clock()
     rig.core.expect_cut(7)
     worker.barrier("here")
-    assert control.told == []
+    assert control.sent == []
     assert rig.core.holds_cut()
 
 
 @pytest.mark.parametrize("what", ["pull", "flush"])
-def test_a_wait_behind_a_cut_record_is_told_once(what):
+def test_a_wait_behind_a_cut_record_is_reported_once(what):
     rig = Rig(dense(), rows(), n_workers=2, n_slots=8)
-    control = Listening()
+    control = Recording()
     worker = worker_of(rig, control)
     rig.core.expect_cut(7)
     control.cut.take(Commit(7, 0), 0)
@@ -111,26 +111,26 @@ def test_a_wait_behind_a_cut_record_is_told_once(what):
         connection_of(worker).timeout_s = 0.3
         with pytest.raises(StallError):
             worker.flush()
-    assert control.told == [Waits(7, "behind")]
+    assert control.sent == [Waits(7, "behind")]
     control.cut.take(Abandon(7), 1)
     rig.core.release_cut(7)
     assert request.wait().shape == (3, 4)
     worker.flush()
-    assert control.told == [Waits(7, "behind")]
+    assert control.sent == [Waits(7, "behind")]
 
 
-def test_a_wait_for_a_slow_server_is_no_news_where_there_is_no_cut():
+def test_a_wait_for_a_slow_server_is_not_reported_without_a_cut():
     rig = Rig(dense(), rows(), n_workers=2, n_slots=8)
-    control = Listening()
+    control = Recording()
     worker = worker_of(rig, control, drained=False)
     with pytest.raises(StallError):
         worker.table("e").prefetch(np.arange(3)).wait(0.3)
-    assert control.told == []
+    assert control.sent == []
 
 
-def test_a_worker_that_goes_on_knows_its_clock_before_it_says_so():
+def test_a_worker_that_continues_in_memory_answers_with_its_first_clock():
     rig = Rig(dense())
-    control = Listening()
+    control = Recording()
     Connection(
         0,
         ["worker 0"],
@@ -149,7 +149,7 @@ def test_a_worker_that_goes_on_knows_its_clock_before_it_says_so():
 
 def test_no_cut_is_made_behind_its_clock():
     rig = Rig(dense(consistency=SSP(2)))
-    control = Listening()
+    control = Recording()
     worker = worker_of(rig, control)
     for _ in range(3):
         worker.clock()

@@ -1,0 +1,150 @@
+"""The scheduler of a job that has all roles in one process: its messages are calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpips.model.table import Table
+from mpips.mpi.messages import (
+    Agreed,
+    Ask,
+    Evaluated,
+    Message,
+    Report,
+    Saved,
+    Taken,
+    ToWorker,
+)
+from mpips.mpi.pending import PendingCut
+from mpips.recovery.saving import Saving
+from mpips.scheduler.rank_table import RankTable
+from mpips.scheduler.recorder import OnReport, RunRecorder, recorded
+from mpips.snapshot.coordinator import Coordinator
+from mpips.snapshot.server_part import ServerPart
+from mpips.worker.connection import needs_common_clock
+
+
+class LocalScheduler:
+    """The scheduler of one worker and one server. The worker uses it as its control plane.
+
+    A gather consists of the only worker's payload. Nothing arrives by itself: `poll` begins checkpoints that
+    are due and writes the record of the run.
+
+    Attributes:
+        state: Current activity of the worker.
+        clock: The worker's clock.
+        cut: The worker's next cut, if there is one.
+    """
+
+    def __init__(
+        self,
+        on_report: OnReport | None = None,
+        recorder: RunRecorder | None = None,
+        rank_table: RankTable | None = None,
+    ) -> None:
+        """Make a scheduler.
+
+        Args:
+            on_report: Called with 0 and each progress report.
+            recorder: Writes the record of a supervised run.
+            rank_table: Shows the activity of this process.
+        """
+        self.state = "computing"
+        self.clock = 0
+        self.cut = PendingCut()
+        self._on_report = recorded(on_report, recorder)
+        self._recorder = recorder
+        self._rank_table = rank_table
+        self._coordinator: Coordinator | None = None
+        self._parts: dict[str, bytes] = {}
+
+    def coordinate(
+        self, saving: Saving, tables: Sequence[Table], server_part: ServerPart, timeout_s: float
+    ) -> None:
+        """Take checkpoints from here on, where the job has a folder for them. Called once.
+
+        Args:
+            saving: Folder and triggers.
+            tables: All tables of the job.
+            server_part: The server's part in checkpoints; it sends its answers to `take_from_server`.
+            timeout_s: Bound of each step of a checkpoint, in seconds.
+        """
+        if saving.folder is None:
+            return
+        self._coordinator = Coordinator(
+            saving.triggers,
+            needs_common_clock(tables),
+            saving.steps_before,
+            1,
+            1,
+            self._to_worker,
+            server_part.take,
+            timeout_s,
+        )
+
+    def poll(self) -> None:
+        """See mpips.worker.control_plane.ControlPlane."""
+        if self._coordinator is not None:
+            self._coordinator.note_clock(0, self.clock)
+            self._coordinator.poll()
+        if self._rank_table is not None:
+            self._rank_table.look()
+        if self._recorder is not None:
+            self._recorder.look_at(self._coordinator, {0: self.clock})
+
+    def hurry(self) -> None:
+        """See mpips.worker.control_plane.ControlPlane."""
+
+    def tell(self, message: Message) -> None:
+        """See mpips.worker.control_plane.ControlPlane."""
+        if isinstance(message, Evaluated) and self._rank_table is not None:
+            self._rank_table.evaluated(message)
+        if isinstance(message, Ask):
+            self.ask(message)
+        elif isinstance(message, Agreed) and self._coordinator is not None:
+            self._coordinator.agreed(0, message)
+
+    def ask(self, message: Ask) -> None:
+        """Take a request for a checkpoint, of the worker or of a signal."""
+        if self._coordinator is not None:
+            self._coordinator.ask(message)
+
+    def take_from_server(self, message: Message) -> None:
+        """Take a message of the server's part in a checkpoint."""
+        assert self._coordinator is not None
+        if isinstance(message, Taken):
+            self._coordinator.taken(0, message)
+        elif isinstance(message, Saved):
+            self._coordinator.saved(0, message)
+
+    def _to_worker(self, worker: int, message: ToWorker) -> None:
+        answer = self.cut.take(message, self.clock)
+        if answer is not None:
+            self.tell(answer)
+
+    def contribute(self, name: str, payload: bytes, everyone: bool) -> None:
+        """See mpips.worker.control_plane.ControlPlane."""
+        self._parts[name] = payload
+
+    def take_gathered(self, name: str) -> list[bytes] | None:
+        """See mpips.worker.control_plane.ControlPlane."""
+        return [self._parts.pop(name)]
+
+    def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
+        """See mpips.worker.control_plane.ControlPlane."""
+        if self._on_report is not None:
+            self._on_report(0, Report(epoch, step, samples, loss_sum, self.clock))
+
+    def end_cuts(self, server_part: ServerPart) -> None:
+        """Note that the worker has finished, and complete the checkpoint that is under way."""
+        if self._coordinator is None:
+            return
+        self._coordinator.worker_done(0)
+        while self._coordinator.busy:
+            server_part.poll()
+
+    def statistics(self) -> dict[str, Any]:
+        """Return the scheduler's part of the job's statistics."""
+        cuts = {} if self._coordinator is None else {"checkpoints": self._coordinator.statistics}
+        return {"messages": 0, "polls": 0, **cuts}

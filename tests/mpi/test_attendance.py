@@ -1,0 +1,68 @@
+"""Bounded waits: a question to ranks that all have come does not end the job, and no wait is endless."""
+
+from __future__ import annotations
+
+import pytest
+from mpi4py import MPI
+
+from mpips.mpi.attendance import Attendance
+
+pytestmark = pytest.mark.mpi(min_size=2)
+
+
+class GivenUpError(Exception):
+    pass
+
+
+class Asking(Attendance):
+    """Counts the questions of this rank that are over."""
+
+    asked = 0
+
+    def _ask(self, *arguments) -> None:
+        super()._ask(*arguments)
+        self.asked += 1
+
+
+class Pending:
+    """The request of a collective that all ranks have started, and that ends after some questions."""
+
+    def __init__(self, attendance: Asking, questions: float) -> None:
+        self._attendance = attendance
+        self._questions = questions
+
+    def Test(self) -> bool:
+        return self._attendance.asked >= self._questions
+
+
+def waits(comm: MPI.Intracomm) -> Asking:
+    def give_up(message: str, rank: int) -> None:
+        raise GivenUpError(message)
+
+    return Asking(comm, 0.2, lambda rank: f"rank {rank}", give_up)
+
+
+def meet(comm: MPI.Intracomm, attendance: Asking) -> None:
+    """Answer the others' questions until all ranks are through."""
+    attendance._timeout_s = 60.0
+    attendance.wait(comm.Ibarrier(), "the end")
+
+
+def test_a_collective_whose_last_rank_comes_at_the_deadline_is_waited_for(
+    comm: MPI.Intracomm,
+) -> None:
+    attendance = waits(comm)
+    attendance.wait(Pending(attendance, 1), "a collective")  # type: ignore[arg-type]
+    meet(comm, attendance)
+    assert attendance.asked == 1
+
+
+def test_a_collective_that_does_not_end_though_all_are_here_is_given_up(
+    comm: MPI.Intracomm,
+) -> None:
+    attendance = waits(comm)
+    expected = "no rank that can be named has not come within 0.2 s"
+    with pytest.raises(GivenUpError, match=expected):
+        attendance.wait(Pending(attendance, float("inf")), "a collective")  # type: ignore[arg-type]
+    meet(comm, attendance)
+    assert attendance.asked == 1
