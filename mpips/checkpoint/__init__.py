@@ -1,8 +1,9 @@
-"""Checkpoints as files: written by all servers in parallel, verified, restored onto any number.
+"""Checkpoints as files: written by all servers in parallel, verified, restored onto any number of servers.
 
-A checkpoint is a folder `checkpoints/step-000000001234` of a run, with one HDF5 file that explains
-itself and a manifest that says what must be in it. Importing this loads neither MPI nor h5py; only
-writing needs h5py.
+A checkpoint is a folder `checkpoints/step-000000001234` of a run. It contains a self-describing HDF5 file
+with the data, and a manifest with the offsets and checksums of the data. Importing this package loads neither
+MPI nor h5py; only writing needs h5py. Open `writer.py` first to see how a checkpoint is written, `reader.py`
+to see how it is read, and `manifest.py` for the format.
 """
 
 from mpips.checkpoint.find import Found, Refusal, find_newest

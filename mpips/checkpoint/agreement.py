@@ -1,7 +1,8 @@
-"""How servers that write together stay together when one of them fails.
+"""Agreement on failures among servers that write a checkpoint together.
 
-A failure is kept; its server goes on taking part without doing anything, until the next agreement,
-where all servers hear of it and raise the same error.
+A server that fails stores its failure. It still takes part in all collective steps, without doing any work,
+until the next agreement (`Agreement.meet`). There all servers receive the failures of all servers, and raise
+the same error. So no server waits in a collective step that another server has left.
 """
 
 from __future__ import annotations
@@ -20,27 +21,32 @@ T = TypeVar("T")
 
 
 class Agreement:
-    """The failure of this server, if any, and the meetings at which it is told.
+    """The failure of this server, if any, and the collective steps that share it.
 
     Attributes:
-        failure: The first one of this server.
+        failure: First failure of this server; None: there is none.
     """
 
     def __init__(self, peers: Peers, sentence: str) -> None:
-        """`sentence` begins every error: what was not done."""
+        """Start without a failure.
+
+        Args:
+            peers: All servers that write.
+            sentence: Beginning of every error: what was not done.
+        """
         self.failure: Exception | None = None
         self._peers = peers
         self._sentence = sentence
 
     def keep(self, error: Exception) -> None:
-        """Remember a failure; the first one counts."""
+        """Store a failure, unless there is an earlier one."""
         self.failure = self.failure or error
 
     def attempt(self, work: Callable[[], T]) -> T | None:
-        """The result of local work, or None if it failed or something did before."""
+        """Do local work and return its result; return None if it fails, or if this server failed before."""
         if self.failure is not None:
             return None
-        # Whatever happens, the others must hear of it.
+        # Store every kind of exception, because the other servers must receive it.
         try:
             return work()
         except Exception as error:
@@ -48,11 +54,14 @@ class Agreement:
             return None
 
     def meet(self, value: Any = None) -> Steps[list[Any]]:
-        """Everyone's value, if nobody has failed; collective.
+        """Return the values of all servers if none of them has failed. Collective.
+
+        Args:
+            value: This server's value, which msgpack can encode.
 
         Raises:
-            CheckpointError: A server has; the same text on all servers.
-            DiskFullError: The same, where the disk of any server is full.
+            CheckpointError: A server has failed; the text is the same on all servers.
+            DiskFullError: A server has failed, and the disk of some server is full.
         """
         failure = self.failure
         mine = [None, False] if failure is None else [_text(failure), is_disk_full(failure)]
@@ -73,14 +82,17 @@ class Agreement:
 
 
 def is_disk_full(error: Exception) -> bool:
-    """Whether a failure is that of a full disk or quota; libraries hide the number in their text."""
+    """Return True if a failure comes from a full disk or quota.
+
+    The text is searched as well, because libraries put the system's error there and lose its number.
+    """
     if isinstance(error, DiskFullError) or (isinstance(error, OSError) and error.errno in _FULL):
         return True
     return any(os.strerror(number) in str(error) for number in _FULL)
 
 
 def _text(error: Exception) -> str:
-    """One line for people."""
+    """Return a failure as one line of text."""
     if isinstance(error, CheckpointError):
         return str(error)
     if isinstance(error, OSError) and error.strerror:

@@ -1,4 +1,4 @@
-"""What differs between two checkpoints, table by table, in blocks of bounded size."""
+"""Comparison of two checkpoints, table by table, in blocks of bounded size."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ _BLOCK = 1 << 20  # elements
 
 @dataclass
 class TableDifference:
-    """How a table differs. Values are compared bit by bit.
+    """The difference of a table between two checkpoints. Values are compared bit by bit.
 
     Attributes:
-        table: Its name.
-        note: What keeps it from being compared: only in one of them, other kind, shape or state.
-        compared: Elements (dense) or rows with the same key (embedding) in both.
-        changed: Of those, how many have another value, by column: "values", "state/NAME", "steps".
-        greatest: The greatest absolute difference of a value, where both are finite.
-        only_first, only_second: Embedding: rows whose key the other one lacks.
+        table: Name of the table.
+        note: Reason for which the table cannot be compared; "": it was compared.
+        compared: Number of elements (dense), or of rows with the same key (embedding), in both checkpoints.
+        changed: How many of these differ, by column: "values", "state/NAME", "steps".
+        greatest: Greatest absolute difference of two finite values.
+        only_first: Embedding: number of rows whose key only the first checkpoint has.
+        only_second: Embedding: number of rows whose key only the second checkpoint has.
     """
 
     table: str
@@ -38,12 +39,17 @@ class TableDifference:
 
     @property
     def same(self) -> bool:
-        """Whether nothing differs."""
+        """True if nothing differs."""
         rows = self.only_first + self.only_second
         return not self.note and not rows and not any(self.changed.values())
 
     def add(self, first: dict[str, NDArray[Any]], second: dict[str, NDArray[Any]]) -> None:
-        """Compare arrays of the same shapes, by column."""
+        """Compare arrays of two checkpoints, and add what differs to the counts.
+
+        Args:
+            first: Arrays by column, with elements of 32 bits, shape (n,) or (n, dim).
+            second: Arrays of the other checkpoint, of the same shapes.
+        """
         for role, a in first.items():
             b = second[role]
             bits = a.view(np.uint32) != b.view(np.uint32)
@@ -56,7 +62,7 @@ class TableDifference:
 
 
 def compare(first: Checkpoint, second: Checkpoint) -> list[TableDifference]:
-    """Compare all tables of two open checkpoints.
+    """Compare all tables of two open checkpoints. Local, blocking.
 
     Raises:
         CheckpointError: A file cannot be read.
@@ -85,7 +91,7 @@ def _compare_table(
         ("steps of rows", a.counts_steps, b.counts_steps),
     ):
         if one != other:
-            found.note = f"other {what}: {one} and {other}"
+            found.note = f"different {what}: {one} and {other}"
             return found
     if a.kind == "embedding":
         _compare_rows(first, second, found)
@@ -109,7 +115,7 @@ def _compare_elements(
 
 
 class _Rows:
-    """Rows of a table, taken up to a key at a time."""
+    """The rows of an embedding table, read in blocks and taken up to a given key."""
 
     def __init__(self, blocks: Iterator[RowBlock]) -> None:
         self._blocks = blocks
@@ -122,12 +128,12 @@ class _Rows:
 
     @property
     def last(self) -> int:
-        """The last key that has been read."""
+        """Last key that has been read."""
         assert self.arrays is not None
         return int(self.arrays["keys"][-1])
 
     def take(self, last: int) -> dict[str, NDArray[Any]]:
-        """The rows up to this key, among those that have been read."""
+        """Return and remove the rows up to this key, among those that have been read."""
         assert self.arrays is not None
         n = int(np.searchsorted(self.arrays["keys"], last, side="right"))
         taken = {role: array[:n] for role, array in self.arrays.items()}
@@ -138,6 +144,7 @@ class _Rows:
 
 
 def _compare_rows(first: Checkpoint, second: Checkpoint, found: TableDifference) -> None:
+    # Merge the rows: both are ascending by key. Take rows up to the lower of the two last keys.
     a, b = (_Rows(checkpoint.iter_rows(found.table)) for checkpoint in (first, second))
     while a.arrays is not None and b.arrays is not None:
         last = min(a.last, b.last)

@@ -1,8 +1,10 @@
-"""A checkpoint as npz or CSV, in blocks of bounded size.
+"""Export of a checkpoint as npz or CSV, in blocks of bounded size.
 
-npz: one file, arrays "TABLE/values", "TABLE/state/NAME", and of embedding tables "TABLE/keys" and
-"TABLE/steps"; not compressed, so that NumPy can map it. CSV: one file a table, one line an element (with its
-index along each axis) or a row (with its key); %.9g, which gives every float32 back exactly.
+npz: one file with arrays "TABLE/values" and "TABLE/state/NAME", and for embedding tables also "TABLE/keys"
+and "TABLE/steps". It is not compressed, so that NumPy can map it.
+
+CSV: one file for each table, with one line for each element (with its index along each axis) or each row
+(with its key). Numbers are written with %.9g, from which every float32 can be read back exactly.
 """
 
 from __future__ import annotations
@@ -24,36 +26,37 @@ from mpips.checkpoint.reader import Checkpoint
 from mpips.errors import CheckpointError, ConfigError
 
 FORMATS = ("npz", "csv")
-_BLOCK_BYTES = 8 << 20
-_CSV_ROWS = 1 << 14
+_BLOCK_BYTES = 8 << 20  # bytes that are read at once for npz
+_CSV_ROWS = 1 << 14  # elements or rows that are read at once for CSV
 
 
 def export(
     checkpoint: Checkpoint, kind: str, out: Path, tables: Sequence[str] = (), force: bool = False
 ) -> list[Path]:
-    """Write tables into a new file (npz) or into files TABLE.csv of a new folder (csv).
+    """Write tables into a new file (npz), or into files TABLE.csv of a new folder (csv). Local, blocking.
 
     Args:
-        checkpoint: Open.
+        checkpoint: An open checkpoint.
         kind: One of FORMATS.
-        out: The file or folder; appears when it is complete.
-        tables: Their names; none means all.
-        force: Replace what is there.
+        out: The file or folder to write; it gets this name when it is complete.
+        tables: Names of the tables; empty: all tables.
+        force: Replace an existing file or folder.
 
     Returns:
-        The files written.
+        Paths of the files that were written.
 
     Raises:
-        ConfigError: `out` is there already, or cannot be there.
+        ConfigError: `out` exists already, or its folder does not exist.
         CheckpointError: A table does not exist, or a file cannot be read or written.
     """
     entries = [checkpoint.manifest.table(name) for name in tables] or checkpoint.manifest.tables
     if out.exists() and not force:
-        raise ConfigError(f"{out}: is there already; --force replaces it")
+        raise ConfigError(f"{out}: already exists; use --force to replace it")
     if not out.absolute().parent.is_dir():
-        raise ConfigError(f"{out.absolute().parent}: there is no such folder")
+        raise ConfigError(f"{out.absolute().parent}: there is no such folder; create it first")
     writer: Callable[[Checkpoint, Sequence[TableEntry], Path], list[str]]
     writer = _write_npz if kind == "npz" else _write_csv
+    # Write under a temporary name, and rename what is complete.
     new = out.with_name(f".{out.name}-{uuid.uuid4().hex[:8]}")
     try:
         names = writer(checkpoint, entries, new)

@@ -1,7 +1,8 @@
-"""Finding the newest checkpoint that can be trusted.
+"""Search for the newest checkpoint that is undamaged.
 
-Newest means: of the latest launch (generation) that wrote any, the greatest step. So a run that was
-sent back to an earlier step goes on from what it wrote since.
+The newest checkpoint is the one with the greatest step among those with the greatest generation number, that
+is, among those of the last launch that wrote any. So a run that was restarted from an earlier step continues
+from what it has written since then.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A checkpoint that was not taken, and why."""
+    """A checkpoint that is not used, and the reason."""
 
     path: Path
     reason: str
@@ -29,7 +30,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Found:
-    """The newest good checkpoint, open, or None; and the newer ones that were refused."""
+    """The newest undamaged checkpoint, open and owned by the caller, or None; and refused newer ones."""
 
     checkpoint: Checkpoint | None
     refused: tuple[Refusal, ...]
@@ -37,9 +38,12 @@ class Found:
 
 @dataclass(frozen=True)
 class Ordered:
-    """Checkpoints of a folder: those whose manifest and size are right, newest first; the rest.
+    """The checkpoints of a folder, judged without reading their data.
 
-    Newer formats are among the rest, with `newer` set to what there is to say.
+    Attributes:
+        readable: Checkpoints whose manifest is valid and whose file has the right size, newest first.
+        refused: All other checkpoints, among them those of a newer format.
+        newer: Error about a checkpoint of a newer format; "": there is none.
     """
 
     readable: tuple[CheckpointName, ...]
@@ -48,7 +52,7 @@ class Ordered:
 
 
 def order(folder: Path) -> Ordered:
-    """Look at all checkpoints of a folder without reading their data.
+    """Sort the checkpoints of a folder, newest first, without reading their data. Local, blocking.
 
     Raises:
         ConfigError: The folder cannot be read.
@@ -70,26 +74,27 @@ def order(folder: Path) -> Ordered:
 
 
 def find_newest(folder: Path, comm: MPI.Intracomm | None = None, timeout_s: float = 300.0) -> Found:
-    """Open the newest checkpoint that verifies. Collective over `comm` if given; blocking.
+    """Open the newest checkpoint that is undamaged. Collective over `comm` if given; blocking.
 
-    Every byte of a candidate is read, by all ranks together, and compared with its checksum. A damaged one
-    is refused and the one before it is looked at.
+    The ranks together read every byte of a candidate and compare it with its checksums. If the candidate is
+    damaged, they continue with the one before it.
 
     Args:
-        folder: The run's `checkpoints` folder; a missing one holds none.
+        folder: The run's `checkpoints` folder; it need not exist.
         comm: Ranks that share the reading; each gets its own open checkpoint.
-        timeout_s: A longer wait for other ranks is an error.
+        timeout_s: Time limit of a wait for other ranks, seconds.
 
     Raises:
-        NewerFormatError: There is a checkpoint of a newer format: whatever is older is not what the
-            user wants.
+        NewerFormatError: There is a checkpoint of a newer format. An older one is not used in its place.
         ConfigError: The folder cannot be read.
+        StallError: Another rank did not come in time.
     """
     peers = Peers(comm, timeout_s, f"looking for checkpoints in {folder}")
     return finish(_find(peers, folder))
 
 
 def _find(peers: Peers, folder: Path) -> Steps[Found]:
+    # Let rank 0 list the folder, so that all ranks have the same candidates.
     mine: list[Any] = []
     if peers.rank == 0:
         mine = _look(folder)
@@ -99,6 +104,7 @@ def _find(peers: Peers, folder: Path) -> Steps[Found]:
     if newer:
         raise NewerFormatError(newer)
     refusals = [Refusal(Path(path), reason) for path, reason in refused]
+    # Verify candidates together until one is undamaged.
     for path in map(Path, candidates):
         checkpoint, problems = None, []
         try:
@@ -118,7 +124,7 @@ def _find(peers: Peers, folder: Path) -> Steps[Found]:
 
 
 def _look(folder: Path) -> list[Any]:
-    """What rank 0 tells: paths, newest first; those refused; what is of a newer format; a failure."""
+    """Return what rank 0 sends: paths, newest first; refused paths; error about a newer format; failure."""
     if not folder.is_dir():
         return [[], [], "", ""]
     try:

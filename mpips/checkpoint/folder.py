@@ -1,15 +1,16 @@
-"""Folders of checkpoints: names, what is there, how one is made and published.
+"""The folder of checkpoints: names, listing, lock, and publication of a new checkpoint.
 
 checkpoints/
-    step-000000001234     complete; made under a temporary name and renamed once
-    step-000000001234.2   a second one of the same step (a restart got there again)
-    latest                a symbolic link to the one published last, for people
-    .writing-...          being written, or left by a writer that died
-    .removing-...         being removed
-    .lock                 held by the one process that writes or removes
+    step-000000001234     complete; written under a temporary name and renamed once
+    step-000000001234.2   a second checkpoint of the same step, written after a restart from an earlier one
+    latest                a symbolic link to the checkpoint that was published last, for users
+    .writing-...          being written, or left by a writer that failed
+    .removing-...         being removed, or left by a process that failed
+    .lock                 locked by the one process that writes or removes
 
-A name that does not begin with "step-" is never read. The lock is the kernel's (flock), so that a
-dead writer holds none; whoever has it may remove what begins with .writing- and .removing-.
+Only names that begin with "step-" are read. The lock is the kernel's (flock), so the kernel releases it when
+its owner exits for any reason. The owner of the lock may therefore remove everything that begins with
+.writing- or .removing-.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ _WRITING = ".writing-"
 _REMOVING = ".removing-"
 _POINTING = ".latest-"
 _NAME = re.compile(r"step-(\d{12,19})(?:\.([1-9]\d{0,8}))?")
-# File systems without flock: one writer at a time is then up to the run's own lease.
+# Errors of file systems without flock. There, only the lease of the run prevents two writers at a time.
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 @dataclass(frozen=True)
 class CheckpointName:
-    """A published folder: the step in its name, and which one of that step (1, 2, ...)."""
+    """A published checkpoint: its path, its step, and its number (1, ...) among those of the same step."""
 
     path: Path
     step: int
@@ -49,7 +50,7 @@ class CheckpointName:
 
 
 def parse_name(path: Path) -> CheckpointName | None:
-    """The name of a published checkpoint, or None."""
+    """Return the parts of a published checkpoint's name, or None for any other path."""
     match = _NAME.fullmatch(path.name)
     if match is None:
         return None
@@ -57,7 +58,7 @@ def parse_name(path: Path) -> CheckpointName | None:
 
 
 def list_checkpoints(folder: Path) -> list[CheckpointName]:
-    """All published checkpoints, by step and attempt, whether good or not.
+    """Return all published checkpoints, damaged ones too, sorted by step and attempt.
 
     Raises:
         ConfigError: The folder cannot be read.
@@ -71,10 +72,10 @@ def list_checkpoints(folder: Path) -> list[CheckpointName]:
 
 
 def find_folder(path: Path) -> Path:
-    """The folder of checkpoints that a user means: itself, or a run's.
+    """Return the folder of checkpoints for a user's path: the path itself, or the folder of a run there.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: There is no such folder.
     """
     if (path / FOLDER).is_dir():
         return path / FOLDER
@@ -88,7 +89,7 @@ def find_folder(path: Path) -> Path:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
+    """Make the names in a folder durable. Blocking."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -97,13 +98,13 @@ def sync_folder(folder: Path) -> None:
 
 
 class FolderLock:
-    """The right to write into a folder and to remove from it; held until `release`."""
+    """The lock of a folder, for a process that writes or removes checkpoints; held until `release`."""
 
     def __init__(self, folder: Path) -> None:
-        """Take it at once.
+        """Acquire the lock. Not blocking.
 
         Raises:
-            CheckpointError: Another process has it.
+            CheckpointError: Another process has the lock.
             OSError: The folder cannot be written to.
         """
         self._fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -117,15 +118,16 @@ class FolderLock:
             if error.errno != errno.EWOULDBLOCK:
                 raise
             raise CheckpointError(
-                f"{folder}: another process is writing or removing checkpoints there"
+                f"{folder}: another process is writing or removing checkpoints there; end it, or use "
+                "another folder"
             ) from None
 
     def disown(self) -> None:
-        """Leave the lock to the parent: in a forked child it would last as long as the child."""
+        """Close the inherited descriptor in a forked child, which would hold the lock as long as it runs."""
         self.release()
 
     def release(self) -> None:
-        """Give it back; harmless when repeated."""
+        """Release the lock; no effect when repeated."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -133,7 +135,7 @@ class FolderLock:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder."""
+    """Hold the lock of a folder within the block; errors are those of `FolderLock`."""
     lock = FolderLock(folder)
     try:
         yield
@@ -142,13 +144,13 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """What a dead writer has left, if nobody holds the lock."""
+    """Return temporary files in a folder; if no process holds the lock, failed processes have left them."""
     prefixes = (_WRITING, _REMOVING, _POINTING)
     return sorted(p for p in folder.iterdir() if p.name.startswith(prefixes))
 
 
 def sweep(folder: Path) -> list[str]:
-    """Remove what dead writers have left; the names. The caller holds the lock."""
+    """Remove what failed processes have left, and return the names. The caller holds the lock."""
     left = leftovers(folder)
     for path in left:
         path.unlink() if path.is_symlink() else shutil.rmtree(path)
@@ -156,16 +158,21 @@ def sweep(folder: Path) -> list[str]:
 
 
 def make_temporary(folder: Path, step: int) -> Path:
-    """A new folder to write a checkpoint in. The caller holds the lock."""
+    """Create and return a folder in which a checkpoint is written. The caller holds the lock."""
     path = folder / f"{_WRITING}{step:012d}-{uuid.uuid4().hex[:8]}"
     path.mkdir()
     return path
 
 
 def publish(temporary: Path, step: int) -> Path:
-    """Give a complete checkpoint its name, durably; the new path. What was there stays.
+    """Rename a complete checkpoint durably, and return its new path. The caller holds the lock. Blocking.
 
-    The rename is what makes it a checkpoint. All in it must be durable already.
+    The rename turns the folder into a checkpoint, so everything in it must be durable before. An existing
+    checkpoint of the same step remains, and the new one gets the next number.
+
+    Raises:
+        CheckpointError: No number is free.
+        OSError: The folder cannot be renamed or synced.
     """
     folder = temporary.parent
     for attempt in range(1, 1_000_000):
@@ -175,11 +182,13 @@ def publish(temporary: Path, step: int) -> Path:
         os.rename(temporary, target)
         sync_folder(folder)
         return target
-    raise CheckpointError(f"{folder}: holds too many checkpoints of step {step}")
+    raise CheckpointError(
+        f"{folder}: contains too many checkpoints of step {step}; remove some by `mpips ckpt prune`"
+    )
 
 
 def point_latest(target: Path) -> None:
-    """Let `latest` be a link to this checkpoint, atomically."""
+    """Make `latest` a link to this checkpoint, atomically and durably."""
     new = target.parent / f"{_POINTING}{uuid.uuid4().hex[:8]}"
     os.symlink(target.name, new)
     try:
@@ -191,7 +200,7 @@ def point_latest(target: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a checkpoint: first its name, so that nobody takes half of it for a whole."""
+    """Remove a checkpoint. It is renamed first, so that a partly removed one is never read."""
     away = path.parent / f"{_REMOVING}{path.name}-{uuid.uuid4().hex[:8]}"
     os.rename(path, away)
     shutil.rmtree(away)

@@ -1,15 +1,16 @@
-"""The manifest: what a checkpoint holds, where its bytes lie and what their checksums are.
+"""The manifest: the content of a checkpoint, with the offsets and checksums of its bytes.
 
 `manifest.json` is {"format": FORMAT, "mpips": VERSION, "xxh3": SUM, "content": {...}}. The sum is XXH3-64, as
-16 hexadecimal digits, over format and version as text and the bytes of `content` as they stand in
-the file, so that a manifest with a flipped bit is refused like any other damage. `format` and `mpips`
-are read alone first: a newer format is refused before anything else of it is looked at.
+16 hexadecimal digits, over format and version as text and over the bytes of `content` as they are in the
+file. So a flipped bit in the manifest is detected like any other damage. `format` and `mpips` are decoded
+alone first: a newer format is refused before anything else in the file is interpreted.
 
-Formats: 2 has `data`, the description of the training data, and in `sampling` the rule that divides samples
-among workers (`mpips.data.shares`), without which cursors cannot be read. 1 has neither; it is still read.
+Formats: format 2 has `data`, the description of the training data, and in `sampling` the rule that divides
+samples among workers (`mpips.data.shares`), without which cursors have no meaning. Format 1 has neither; it
+can still be read.
 
-Datasets are contiguous, so (offset, shape, dtype) is all that a reader needs: checkpoints are
-verified, shown, compared, exported and restored without any HDF5 library.
+Datasets are contiguous in the HDF5 file, so a reader needs only offset, shape and dtype. Checkpoints are
+verified, shown, compared, exported and restored without an HDF5 library.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ DTYPES = {"float32": "<f4", "int64": "<i8", "uint32": "<u4"}
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
-    """Elements (dense) or rows (embedding) [start, stop) of a dataset, and their XXH3-64."""
+    """Elements (dense) or rows (embedding) [start, stop) of a dataset, with their XXH3-64 in hexadecimal."""
 
     start: int
     stop: int
@@ -44,13 +45,13 @@ class DatasetEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One HDF5 dataset.
 
     Attributes:
-        path: In the HDF5 file.
+        path: Path in the HDF5 file.
         role: "keys", "values", "steps" or "state/NAME".
         dtype: A key of DTYPES; little-endian in the file.
-        shape: Of the dataset.
-        unit: Elements that pieces count as one: 1 in dense tables, a row in embedding tables.
-        offset: Of its first byte in the file.
-        pieces: Checksums; they cover the dataset in order, without gaps.
+        shape: Shape of the dataset.
+        unit: Number of elements that pieces count as one: 1 in dense tables, a row in embedding tables.
+        offset: Offset of the first byte in the file.
+        pieces: Checksums of consecutive parts; they cover the dataset in order, without gaps.
     """
 
     path: str
@@ -63,7 +64,7 @@ class DatasetEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def n_units(self) -> int:
-        """Elements of a dense table, or rows of an embedding table."""
+        """Number of elements (dense) or of rows (embedding)."""
         return math.prod(self.shape) // self.unit
 
     @property
@@ -78,14 +79,16 @@ class DatasetEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShardEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """What one server held of a table.
+    """The shard of a table on one server, when the checkpoint was taken.
 
     Attributes:
-        server: Its index.
-        version: Updates that it had applied to the table.
-        start, stop: Dense: its elements of the flattened tensor.
-        rows: Embedding: number of its rows.
-        low, high: Embedding: its smallest and its greatest key; None without rows.
+        server: Index of the server.
+        version: Number of updates that the shard had applied.
+        start: Dense: first element of the flattened tensor.
+        stop: Dense: one past the last element.
+        rows: Embedding: number of rows.
+        low: Embedding: smallest key; None without rows.
+        high: Embedding: greatest key; None without rows.
     """
 
     server: int
@@ -101,15 +104,19 @@ class TableEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One table.
 
     Attributes:
-        name: Of the table; `group` is where it is in the HDF5 file.
+        name: Name of the table.
+        group: Path of the table's group in the HDF5 file.
         kind: "dense" or "embedding".
-        shape: Dense: of the tensor. Embedding: (rows, dim).
-        optimizer, consistency, partition: As configuration mappings, with "name".
-        init: How values were initialised; "array" if they were given.
+        shape: Dense: shape of the tensor. Embedding: (rows, dim).
+        dtype: "float32".
+        optimizer: Optimizer as a configuration mapping with "name".
+        consistency: Consistency model as a configuration mapping with "name".
+        partition: Partition as a configuration mapping with "name".
+        init: Initializer as text; "array" if the initial values were given.
         state: Names of the optimizer's states, in its order.
-        counts_steps: Embedding: whether rows count their own updates.
-        shards: What each server held.
-        datasets: Of the table, in the file's order.
+        counts_steps: Embedding: True if each row counts its own updates.
+        shards: Shards of all servers.
+        datasets: Datasets of the table, in the file's order.
     """
 
     name: str
@@ -128,14 +135,14 @@ class TableEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def version(self) -> int:
-        """Updates that the table had taken: the most of any shard."""
+        """Number of updates that the table had applied: the greatest number of any shard."""
         return max((shard.version for shard in self.shards), default=0)
 
     def dataset(self, role: str) -> DatasetEntry:
-        """The dataset with this role.
+        """Return the dataset with this role.
 
         Raises:
-            KeyError: The table has none.
+            KeyError: The table has no such dataset.
         """
         for entry in self.datasets:
             if entry.role == role:
@@ -144,14 +151,15 @@ class TableEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker at the cut.
+    """The state of a worker at the cut.
 
     Attributes:
-        worker: Its index.
-        clock: Its clock.
-        epoch, step: Its data cursor: where it goes on reading.
+        worker: Index of the worker.
+        clock: Clock of the worker.
+        epoch: Data cursor: epoch in which the worker continues to read.
+        step: Data cursor: step at which it continues.
         random: States of its random generators by name; see `pack_random`.
-        cursor: What the worker itself noted of its place, `epoch` and `step` included if it has them.
+        cursor: Argument of the worker's last `set_cursor`, with `epoch` and `step` if it has them.
     """
 
     worker: int
@@ -163,14 +171,14 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A server at the cut: `applied[w]` is the last sequence number it applied of worker w."""
+    """A server at the cut: `applied[w]` is the sequence number of the last applied record of worker w."""
 
     server: int
     applied: tuple[int, ...] = ()
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """The HDF5 file: its size, and XXH3-64 of all bytes outside datasets, in order."""
+    """The HDF5 file: name, size in bytes, and XXH3-64 of all bytes outside datasets, in order."""
 
     name: str
     n_bytes: int
@@ -178,21 +186,23 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything about a checkpoint.
+    """The description of a checkpoint.
 
     Attributes:
-        run_id: Of the run.
-        generation: Launches of this run so far.
+        run_id: Id of the run.
+        generation: Generation number of the checkpoint; it grows with each launch of the run.
         step: Global step.
-        wall_time_s: Seconds since 1970 at the cut.
+        wall_time_s: Unix time of the cut, seconds.
         note: How it was written, if not in parallel.
-        servers, workers, tables: By index, by index, in the job's order.
+        servers: Servers, by index.
+        workers: States of the workers, by index.
+        tables: Tables, in the job's order.
         file: The HDF5 file.
-        versions: Of libraries.
-        config: The resolved configuration.
-        sampling: What the cursors count: who reads which samples in which order (`mpips train`).
-        data: The description of the training data, `DataInfo.to_config`: columns, label column, classes
-            and how often each occurs (`mpips train`); {} in format 1.
+        versions: Versions of mpips and of libraries, by name.
+        config: Resolved configuration.
+        sampling: Meaning of the cursors: which worker reads which samples in which order (`mpips train`).
+        data: Description of the training data, `DataInfo.to_config`: columns, label column, classes and
+            their frequencies (`mpips train`); {} in format 1.
     """
 
     run_id: str
@@ -210,10 +220,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     data: dict[str, Any] = {}
 
     def table(self, name: str) -> TableEntry:
-        """A table by name.
+        """Return a table by name.
 
         Raises:
-            CheckpointError: There is none; lists those that there are.
+            CheckpointError: There is no such table; the error lists the existing ones.
         """
         for entry in self.tables:
             if entry.name == name:
@@ -235,7 +245,7 @@ class _Envelope(msgspec.Struct):
 
 
 def hexsum(*parts: Any) -> str:
-    """XXH3-64 of contiguous buffers, one after the other, as 16 hexadecimal digits."""
+    """Return the XXH3-64 of contiguous buffers, one after the other, as 16 hexadecimal digits."""
     total = _native.Xxh3()
     for part in parts:
         total.update(part)
@@ -247,23 +257,24 @@ def _own_sum(number: int, version: str, content: bytes) -> str:
 
 
 def encode(manifest: Manifest, version: str) -> bytes:
-    """The bytes of manifest.json; `version` is that of mpips."""
+    """Return the bytes of manifest.json; `version` is the version of mpips."""
     content = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
     envelope = _Envelope(FORMAT, version, _own_sum(FORMAT, version, content), msgspec.Raw(content))
     return msgspec.json.encode(envelope) + b"\n"
 
 
 def decode(data: bytes, where: Path) -> Manifest:
-    """Read manifest.json.
+    """Decode manifest.json and check that it is consistent.
 
     Args:
-        data: Its bytes.
-        where: For errors.
+        data: Bytes of the file.
+        where: Path of the file, for errors.
 
     Raises:
-        NewerFormatError: It is of a newer format.
-        CheckpointError: It is no manifest, or damaged.
+        NewerFormatError: The format is newer than FORMAT.
+        CheckpointError: The data is not a manifest, or it is damaged or inconsistent.
     """
+    # Decode the version of the format alone.
     try:
         head = msgspec.json.decode(data, type=_Head)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -273,12 +284,13 @@ def decode(data: bytes, where: Path) -> Manifest:
             f"{where}: format {head.format}, written by mpips {head.mpips}, is newer than this "
             f"mpips, which reads up to format {FORMAT}: install a newer mpips to use it"
         )
+    # Compare the checksum before the content is decoded.
     try:
         envelope = msgspec.json.decode(data, type=_Envelope)
         content = bytes(envelope.content)
         if _own_sum(envelope.format, envelope.mpips, content) != envelope.xxh3:
             raise CheckpointError(
-                f"{where}: the manifest's own checksum does not fit: it is damaged"
+                f"{where}: the manifest's own checksum does not match: the file is damaged"
             )
         manifest = msgspec.json.decode(envelope.content, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -288,7 +300,7 @@ def decode(data: bytes, where: Path) -> Manifest:
 
 
 def _check(manifest: Manifest, where: Path) -> None:
-    """Refuse what no writer writes, so that readers need not look."""
+    """Raise CheckpointError for values that no writer writes, so that readers need not check them."""
     for table in manifest.tables:
         _check_names(table, where)
         for entry in table.datasets:
@@ -301,31 +313,35 @@ def _check(manifest: Manifest, where: Path) -> None:
             if not known or at != entry.n_units:
                 raise CheckpointError(f"{where}: the pieces of {entry.path} do not cover it")
             if not 0 <= entry.offset <= manifest.file.n_bytes - entry.n_bytes:
-                raise CheckpointError(f"{where}: {entry.path} does not fit into its file")
+                raise CheckpointError(f"{where}: {entry.path} lies outside the file")
 
 
 def _check_names(table: TableEntry, where: Path) -> None:
-    """Refuse names that lead elsewhere, as in files that tables are exported to."""
+    """Raise CheckpointError for names that could lead to other files, for example in an export."""
     for name in (table.name, *table.state):
         if not is_table_name(name):
-            raise CheckpointError(f"{where}: {name!r} is no name of a table or of a state")
+            raise CheckpointError(
+                f"{where}: {name!r} is no name of a table or of a state; do not use this checkpoint"
+            )
     roles = {"keys", "values", "steps", *(f"state/{name}" for name in table.state)}
     for entry in table.datasets:
         if entry.role not in roles:
-            raise CheckpointError(f"{where}: {entry.role!r} is no dataset of a table")
+            raise CheckpointError(
+                f"{where}: {entry.role!r} is no dataset of a table; do not use this checkpoint"
+            )
 
 
 def pack_random(state: dict[str, Any]) -> dict[str, Any]:
-    """A bit generator's state (`generator.bit_generator.state`) as plain JSON values.
+    """Return a bit generator's state (`generator.bit_generator.state`) as plain JSON values.
 
-    Whole numbers become text, because JSON readers do not agree on large ones; arrays become lists
-    of such text.
+    Whole numbers become text, because JSON readers treat large ones differently. Arrays become lists of such
+    text.
     """
     return {key: _pack(value) for key, value in state.items()}
 
 
 def unpack_random(packed: dict[str, Any]) -> dict[str, Any]:
-    """What `pack_random` was given; arrays come back as uint64, which NumPy casts."""
+    """Return the state from which `pack_random` made `packed`; arrays are uint64, which NumPy casts."""
     return {key: _unpack(value) for key, value in packed.items()}
 
 

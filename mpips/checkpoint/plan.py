@@ -1,9 +1,10 @@
-"""What goes where in a checkpoint: computed alike on all servers from what each of them has.
+"""The plan of a checkpoint: which server writes what. All servers compute the same plan from all shards.
 
-Dense tables keep their ranges. The rows of an embedding table go by position in the order of all
-keys: server r of k writes rows [n r / k, n (r+1) / k). Everything is written in blocks of bounded
-size, and in rounds: in each round every server has at most one block of a dataset, so that the
-servers stay together without waiting for each other more than needed.
+A server writes the elements of its own shards of a dense table. The rows of an embedding table are divided by
+their position in the order of all keys: server r of k writes rows [n r / k, n (r+1) / k).
+
+Everything is written in blocks of bounded size, and in rounds. In each round every server has at most one
+block of a dataset. So the servers progress together, and wait for each other no more than this needs.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from mpips.errors import CheckpointError
 from mpips.model.initializer import Initializer
 from mpips.model.table import DenseTable, EmbeddingTable, Table
 
-BLOCK_BYTES = 8 << 20
+BLOCK_BYTES = 8 << 20  # bytes of a block, over all datasets of a table
 
 
 class Hello(msgspec.Struct):
-    """What a server tells the others first.
+    """The first message of a server to the others.
 
     Attributes:
-        run: Run id, generation and step, which must agree.
-        hdf5: "parallel", "serial" or "none": its h5py.
-        shards: Of each table by name.
-        applied: Last sequence number applied, by worker.
+        run: Run id, generation and step, which must be equal on all servers.
+        hdf5: Kind of the server's h5py: "parallel", "serial" or "none".
+        shards: Shards of the server by name of the table.
+        applied: Sequence number of the last applied record, by worker.
     """
 
     run: tuple[str, int, int]
@@ -48,11 +49,11 @@ class Hello(msgspec.Struct):
 
 @dataclass(frozen=True)
 class TablePlan:
-    """How one table is written.
+    """The plan of one table.
 
     Attributes:
-        entry: Its manifest entry; offsets and checksums are still missing.
-        blocks: Of each server, the [start, stop) that it writes, in units of the datasets.
+        entry: Its manifest entry; offsets and checksums are added later.
+        blocks: For each server, the ranges [start, stop) that it writes, in units of the datasets.
     """
 
     entry: TableEntry
@@ -60,27 +61,27 @@ class TablePlan:
 
     @property
     def name(self) -> str:
-        """Of the table."""
+        """Name of the table."""
         return self.entry.name
 
     @property
     def n_rounds(self) -> int:
-        """Blocks of the server that has most."""
+        """Number of rounds: the greatest number of blocks of any server."""
         return max(map(len, self.blocks))
 
     @property
     def is_embedding(self) -> bool:
-        """Whether rows have keys."""
+        """True for an embedding table."""
         return self.entry.kind == "embedding"
 
     def block(self, server: int, number: int) -> tuple[int, int] | None:
-        """What a server writes in a round, or None."""
+        """Return the range that a server writes in round `number`, or None."""
         mine = self.blocks[server]
         return mine[number] if number < len(mine) else None
 
 
 def describe_shards(server: int, shards: Sequence[ShardData]) -> dict[str, list[ShardEntry]]:
-    """The shards of this server as the manifest holds them."""
+    """Return the manifest entries of this server's shards, by name of the table."""
     found: dict[str, list[ShardEntry]] = {}
     for shard in shards:
         if isinstance(shard, EmbeddingShardData):
@@ -98,11 +99,16 @@ def describe_shards(server: int, shards: Sequence[ShardData]) -> dict[str, list[
 def plan_tables(
     head: ManifestHead, hellos: Sequence[Hello], block_bytes: int = BLOCK_BYTES
 ) -> list[TablePlan]:
-    """The plan of every table. The same on all servers, or the same error.
+    """Return the plan of every table. Pure: all servers get the same plan, or the same error.
+
+    Args:
+        head: Description of the job.
+        hellos: First messages of all servers, by server.
+        block_bytes: Bytes of a block.
 
     Raises:
-        CheckpointError: Servers disagree about the run, or elements of a tensor are missing or
-            there twice.
+        CheckpointError: Servers have different runs or steps, or elements of a tensor are missing or held
+            twice.
     """
     for server, hello in enumerate(hellos):
         if hello.run != hellos[0].run:
@@ -114,6 +120,7 @@ def plan_tables(
 
 
 def _plan_table(table: Table, hellos: Sequence[Hello], block_bytes: int) -> TablePlan:
+    # Divide the rows of an embedding table evenly; a dense table stays divided as it is.
     by_server = [hello.shards.get(table.name, []) for hello in hellos]
     shards = tuple(shard for mine in by_server for shard in mine)
     if isinstance(table, EmbeddingTable):
@@ -154,7 +161,7 @@ def _check_cover(table: DenseTable, shards: Sequence[ShardEntry]) -> None:
 
 
 def group_of(name: str) -> str:
-    """The table's group in the HDF5 file, where "." would mean the group around it."""
+    """Return the path of a table's group in the HDF5 file, where "." would mean the enclosing group."""
     return "/tables/" + ("%2E" if name == "." else name)
 
 
@@ -191,6 +198,6 @@ def _entry(table: Table, shape: tuple[int, ...], shards: tuple[ShardEntry, ...])
 
 
 def _plain(options: dict[str, Any]) -> dict[str, Any]:
-    """Options as JSON holds them."""
+    """Return options as plain JSON values."""
     plain: dict[str, Any] = msgspec.to_builtins(options, enc_hook=lambda value: value.tolist())
     return plain

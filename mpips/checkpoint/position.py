@@ -1,9 +1,9 @@
-"""Where a worker is in its program: what a restart from the next cut needs of it.
+"""The position of a worker in its program: the part of the worker in a checkpoint, which a restart needs.
 
-A worker's part of a checkpoint is its clock, its data cursor and its random state, all as they were at one
-tick; before the first tick, as the worker began. Under BSP and SSP the cut record is written at that tick.
-Under ASP it may be written later, while the worker waits for others with nothing pushed since: then they are
-still those of the tick, which is why `note_tick` keeps them.
+A worker's part of a checkpoint is its clock, its data cursor and its random state. All three are those of one
+tick; before the first tick, those of the worker's start. Under BSP and SSP the cut record is written at that
+tick. Under ASP it may be written later, while the worker waits for others and has pushed nothing since the
+tick. The record must then still contain the state at the tick, so `note_tick` stores it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,14 @@ _STREAM = "worker"
 
 
 class PositionPart(msgspec.Struct, frozen=True):
-    """What a cut record carries. `clock` counts from the start of this launch."""
+    """The payload of a cut record.
+
+    Attributes:
+        clock: Clock of the worker, counted from the start of this launch, or from the launch that created
+            the memory in which this one continues.
+        cursor: Argument of the last `set_cursor`.
+        random: State of the worker's random generator; see `pack_random`.
+    """
 
     clock: int = 0
     cursor: dict[str, Any] = {}
@@ -33,20 +40,20 @@ _decode = msgspec.msgpack.Decoder(PositionPart).decode
 
 
 def decode_part(data: bytes) -> PositionPart:
-    """Of the payload of a cut record; without any, the beginning."""
+    """Decode the payload of a cut record; an empty payload means the start of the worker."""
     return _decode(data) if data else PositionPart()
 
 
 @dataclass(frozen=True)
 class WorkerStart:
-    """What the checkpoint that a job started from says.
+    """The state of a worker in the checkpoint from which the job started.
 
     Attributes:
-        step: Clocks behind it: the most of any worker.
-        clock: Of this worker; `step` where the number of workers is another.
-        cursor: What this worker had last given to `set_cursor`; None where the number of workers is
-            another, so that nobody has this worker's place.
-        workers: All workers as they were.
+        step: Step of the checkpoint: the greatest number of clocks that any worker had ended.
+        clock: Clock of this worker; `step` if the number of workers has changed.
+        cursor: Argument of this worker's last `set_cursor`; None if the number of workers has changed, so
+            that no worker of the checkpoint corresponds to this one.
+        workers: States of all workers in the checkpoint.
     """
 
     step: int
@@ -56,13 +63,13 @@ class WorkerStart:
 
 
 class Position:
-    """One worker's cursor, random stream and place at its last tick. Not thread-safe.
+    """One worker's cursor, random stream and state at its last tick. Not thread-safe.
 
     Attributes:
-        start: Where it started from; None: from nothing.
-        seed: Of the job.
-        known: Whether a cut record can say where the worker is. False until its first tick where it started
-            from a checkpoint of another number of workers and nothing says what of the work is its own:
+        start: State in the checkpoint from which the job started; None without a checkpoint.
+        seed: Seed of the job.
+        known: True if a cut record can describe the worker's position. It is False until the first tick of a
+            worker that started from a checkpoint of another number of workers, without a cursor of its own:
             an empty cursor in the next checkpoint would mean the beginning of the run.
     """
 
@@ -76,9 +83,16 @@ class Position:
         clock: int = 0,
         begin: WorkerState | None = None,
     ) -> None:
-        """`step` and `workers` as the checkpoint has them that the job starts from, if any; `clock`: of
-        the worker in what the launch before has left in memory; `begin`: the worker's state at its start,
-        where that is not the one in `workers`.
+        """Make the position at the worker's start.
+
+        Args:
+            seed: Seed of the job.
+            worker: Index of the worker.
+            n_workers: Number of workers.
+            step: Step of the checkpoint from which the job starts; 0 without one.
+            workers: States of the workers in that checkpoint; empty without one.
+            clock: Clock of the worker in the memory of the launch before; 0 without it.
+            begin: State of the worker at its start, if it differs from the one in `workers`.
         """
         self.start: WorkerStart | None = None
         self.seed = seed
@@ -96,7 +110,7 @@ class Position:
             self._restored = begin.random.get(_STREAM, {})
             self._cursor, self.known = dict(begin.cursor), True
         self._random: np.random.Generator | None = None
-        # What is drawn before the first tick belongs to the step that follows it.
+        # Store the random state of the start: numbers drawn before the first tick belong to the first step.
         random = self._raw_random()
         self._tick: tuple[int, dict[str, Any], dict[str, Any] | None] = (
             clock,
@@ -106,7 +120,7 @@ class Position:
 
     @property
     def random(self) -> np.random.Generator:
-        """This worker's random stream: of seed and worker, or as it was at the cut."""
+        """Random stream of this worker: from seed, worker and step, or as it was at the cut."""
         if self._random is None:
             philox = np.random.Philox(np.random.SeedSequence(self._seeds))
             if self._restored:
@@ -117,39 +131,45 @@ class Position:
 
     @property
     def cursor(self) -> Mapping[str, Any]:
-        """What was last given to `set_cursor`."""
+        """Argument of the last `set_cursor`."""
         return self._cursor
 
     def set_cursor(self, cursor: Mapping[str, Any]) -> None:
-        """See Worker.set_cursor."""
+        """Store a cursor; Worker.set_cursor describes it."""
         self._cursor = dict(cursor)
 
     def note_tick(self, clock: int, keep: bool) -> None:
-        """The worker has ended a clock. `keep`: it may be asked for its part later than now."""
+        """Store the position at the end of a clock.
+
+        Args:
+            clock: Clock of the worker after the tick.
+            keep: True if `part` may be called later, when random numbers have been drawn again; the random
+                state is then stored now.
+        """
         random = self._raw_random() if keep else None
         self._tick = clock, self._cursor, random
         self.known = True
 
     @property
     def tick(self) -> int:
-        """The clock at which the worker stood after its last tick; `part` describes it."""
+        """Clock of the worker after its last tick, which `part` describes."""
         return self._tick[0]
 
     def part(self) -> bytes:
-        """The payload of a cut record for the last tick."""
+        """Return the payload of a cut record for the last tick."""
         clock, cursor, random = self._tick
         random = self._raw_random() if random is None else random
         packed = {_STREAM: pack_random(random)} if random else {}
         return _encode(PositionPart(clock, cursor, packed))
 
     def coming_part(self, clock: int) -> bytes:
-        """The same for the tick to come, after which the worker is at `clock`."""
+        """Return the payload of a cut record for the coming tick, after which the worker is at `clock`."""
         random = self._raw_random()
         packed = {_STREAM: pack_random(random)} if random else {}
         return _encode(PositionPart(clock, self._cursor, packed))
 
     def _raw_random(self) -> dict[str, Any]:
-        """The generator's own state; as it was restored if nobody has drawn, {} without either."""
+        """Return the generator's state; the restored state if the stream is unused, {} without either."""
         if self._random is not None:
             return dict(self._random.bit_generator.state)
         return unpack_random(self._restored)

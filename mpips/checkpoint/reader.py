@@ -1,7 +1,7 @@
-"""Reading a checkpoint: any range of a tensor, all rows or one server's, and verification.
+"""Read a checkpoint: any range of a tensor, all rows of a table or one server's rows, and verification.
 
-Nothing of MPI or HDF5 is used: the manifest says where in the file every dataset lies. The file is
-opened once; a checkpoint that is removed meanwhile is still read to the end.
+Neither MPI nor HDF5 is used, because the manifest contains the offset of every dataset in the file. The file
+is opened once, so a checkpoint that is removed meanwhile can still be read to the end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mpips.checkpoint.shards import Float32, Keys
 from mpips.checkpoint.structure import structure_sum
 from mpips.errors import CheckpointError
 
-BLOCK_BYTES = 8 << 20
+BLOCK_BYTES = 8 << 20  # bytes that are read at once
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class RowBlock:
         keys: int64, (n,).
         values: float32, (n, dim).
         state: float32, (n, dim), by state name.
-        steps: uint32, (n,), or None where the rule counts none.
+        steps: uint32, (n,): number of updates of each row; None if the optimizer does not count them.
     """
 
     keys: Keys
@@ -43,7 +43,7 @@ class RowBlock:
 
     @property
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """All of them by role, as in the file."""
+        """All arrays by their role in the file."""
         arrays: dict[str, NDArray[Any]] = {"keys": self.keys, "values": self.values}
         arrays |= {f"state/{name}": array for name, array in self.state.items()}
         return arrays if self.steps is None else {**arrays, "steps": self.steps}
@@ -53,12 +53,12 @@ class Checkpoint:
     """An open checkpoint; close it, or use it in a `with` block. Not thread-safe.
 
     Attributes:
-        path: Its folder.
-        manifest: What is in it.
+        path: Folder of the checkpoint.
+        manifest: Description of its content.
     """
 
     def __init__(self, path: Path, manifest: Manifest, fd: int) -> None:
-        """See `open_checkpoint`; owns the file descriptor."""
+        """Take over the file descriptor of the HDF5 file; `open_checkpoint` calls this."""
         self.path = path
         self.manifest = manifest
         self._fd = fd
@@ -73,7 +73,7 @@ class Checkpoint:
         self.close()
 
     def close(self) -> None:
-        """Close the file; harmless when repeated."""
+        """Close the file; no effect when repeated."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -81,10 +81,15 @@ class Checkpoint:
     def read_dense(
         self, table: str, start: int = 0, stop: int | None = None
     ) -> tuple[Float32, dict[str, Float32]]:
-        """Elements [start, stop) of a flattened tensor.
+        """Read elements [start, stop) of a flattened tensor, and of the optimizer's states. Blocking.
+
+        Args:
+            table: Name of a dense table.
+            start: First element.
+            stop: One past the last element; None: to the end.
 
         Returns:
-            Values, float32, (stop - start,), and the same of each state by its name.
+            The values, float32, (stop - start,), and each state by its name, of the same shape.
 
         Raises:
             CheckpointError: There is no such table or range, or the file cannot be read.
@@ -105,13 +110,13 @@ class Checkpoint:
         server: int = 0,
         block_rows: int = 0,
     ) -> Iterator[RowBlock]:
-        """The rows of an embedding table, ascending by key, in blocks of bounded size.
+        """Iterate over the rows of an embedding table, ascending by key, in blocks of bounded size.
 
         Args:
-            table: Its name.
-            partitioner: If given, only rows that it maps to `server`.
-            server: See there.
-            block_rows: Rows that are read at once; 0: about 8 MiB.
+            table: Name of an embedding table.
+            partitioner: If given, only rows are returned that it maps to `server`.
+            server: Index of the server, with `partitioner`.
+            block_rows: Number of rows that are read at once; 0: about 8 MiB.
 
         Raises:
             CheckpointError: There is no such table, or the file cannot be read.
@@ -126,7 +131,7 @@ class Checkpoint:
             mine: Any = slice(None)
             if partitioner is not None:
                 mine = np.flatnonzero(partitioner.owners(keys) == server)
-                # Under a range partition most blocks have no row of this server.
+                # Skip blocks without rows of this server, which are most blocks under a range partition.
                 if len(mine) == 0:
                     continue
             yield self._rows(entry, keys, mine, start, stop)
@@ -144,10 +149,19 @@ class Checkpoint:
         )
 
     def read(self, entry: DatasetEntry, start: int, stop: int) -> NDArray[Any]:
-        """Units [start, stop) of a dataset: (n, ...) if they are its rows, or else (n,).
+        """Read units [start, stop) of a dataset. Blocking.
+
+        Args:
+            entry: Manifest entry of the dataset.
+            start: First unit: element (dense) or row (embedding).
+            stop: One past the last unit.
+
+        Returns:
+            Array of the dataset's dtype, in native byte order: (n, ...) if a unit is a row of the dataset,
+            else (n,).
 
         Raises:
-            CheckpointError: Beyond the dataset, or the file cannot be read.
+            CheckpointError: The range is outside the dataset, or the file cannot be read.
         """
         if not 0 <= start <= stop <= entry.n_units:
             raise CheckpointError(
@@ -157,7 +171,7 @@ class Checkpoint:
         rest = entry.shape[1:] if by_rows else ()
         array: NDArray[Any] = np.empty((stop - start, *rest), DTYPES[entry.dtype])
         self._fill(array, entry.offset + start * entry.unit_bytes)
-        # A view, except on machines of the other byte order.
+        # Convert to native byte order; on little-endian machines no copy is made.
         return array.astype(array.dtype.newbyteorder("="), copy=False)
 
     def _fill(self, array: NDArray[Any], offset: int) -> None:
@@ -179,14 +193,20 @@ class Checkpoint:
         return entry
 
     def damage(self, part: int = 0, parts: int = 1) -> list[str]:
-        """What does not fit the checksums; every byte is read once by some part.
+        """Compare data with the checksums, and return what is damaged. Blocking.
+
+        Several readers can verify a checkpoint together: each reads one of `parts` shares, and all shares
+        together contain every byte once.
 
         Args:
-            part: Which share to look at: several readers verify one checkpoint together.
+            part: Index of the share to read.
             parts: Number of shares.
 
         Returns:
-            One sentence for each damaged place; none if all is well.
+            One sentence for each damaged place; empty if there is none.
+
+        Raises:
+            CheckpointError: A dataset cannot be read.
         """
         found = []
         pieces = [
@@ -200,7 +220,7 @@ class Checkpoint:
                 what = "rows" if table.kind == "embedding" else "elements"
                 found.append(
                     f"{entry.role} of table {table.name!r}, {what} {piece.start:,} to "
-                    f"{piece.stop:,}: the checksum does not fit"
+                    f"{piece.stop:,}: the checksum does not match"
                 )
         if part == 0:
             found += self._structure_damage()
@@ -214,7 +234,7 @@ class Checkpoint:
                 return []
         except OSError as error:
             return [f"{file.name} cannot be read: {error}"]
-        return [f"the HDF5 structure of {file.name}: the checksum does not fit"]
+        return [f"the HDF5 structure of {file.name}: the checksum does not match"]
 
     def _sum(self, entry: DatasetEntry, start: int, stop: int) -> str:
         total = _native.Xxh3()
@@ -229,10 +249,10 @@ class Checkpoint:
         return f"{total.digest():016x}"
 
     def verify(self) -> None:
-        """Read everything and compare checksums.
+        """Read the whole checkpoint and compare it with its checksums. Blocking.
 
         Raises:
-            CheckpointError: Names the first damaged place.
+            CheckpointError: The checkpoint is damaged; the error names the first damaged place.
         """
         damage = self.damage()
         if damage:
@@ -241,14 +261,17 @@ class Checkpoint:
 
 
 def open_checkpoint(path: Path | str) -> Checkpoint:
-    """Open a checkpoint and see whether its manifest and its size are right; reads no data.
+    """Open a checkpoint and check its manifest and its size, without reading data. Blocking.
 
     Args:
-        path: Its folder.
+        path: Folder of the checkpoint.
+
+    Returns:
+        The open checkpoint, owned by the caller.
 
     Raises:
-        NewerFormatError: This mpips is too old for it.
-        CheckpointError: It is no checkpoint, or damaged.
+        NewerFormatError: This mpips is too old for the format.
+        CheckpointError: The folder is not a checkpoint, or it is damaged.
     """
     path = Path(path)
     try:
@@ -260,12 +283,14 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     except OSError as error:
         raise CheckpointError(f"{path / MANIFEST}: cannot be read: {error.strerror}") from None
     manifest = decode(data, path / MANIFEST)
+    # Refuse a folder that has been renamed, or that has the manifest of another checkpoint.
     named = parse_name(path)
     if named is not None and named.step != manifest.step:
         raise CheckpointError(
-            f"{path}: its name says step {named.step}, its {MANIFEST} step {manifest.step}: it was renamed, "
-            "or the manifest is another one's"
+            f"{path}: its name has step {named.step}, its {MANIFEST} has step {manifest.step}; if it was "
+            "renamed, rename it to its step"
         )
+    # Open the HDF5 file, and compare its size.
     name = path / manifest.file.name
     if name.parent != path:
         raise CheckpointError(f"{path / MANIFEST}: names a file in another folder: {name}")

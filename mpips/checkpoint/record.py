@@ -1,4 +1,4 @@
-"""From what was written to the manifest: checksums piece by piece, offsets, versions of libraries."""
+"""The parts of the manifest that are known only after writing: checksums, offsets, versions of libraries."""
 
 from __future__ import annotations
 
@@ -31,12 +31,16 @@ from mpips.checkpoint.shards import ManifestHead
 from mpips.checkpoint.structure import load_writer, structure_sum
 from mpips.errors import CheckpointError
 
-PIECE_BYTES = 64 << 20
+PIECE_BYTES = 64 << 20  # bytes of data with one checksum, at most (unless one block is larger)
 
 
 @dataclass
 class PieceSums:
-    """Checksums of what one server writes of one dataset, in pieces of bounded size."""
+    """Checksums of the parts of one dataset that one server writes, in pieces of bounded size.
+
+    Attributes:
+        pieces: Pieces that are complete.
+    """
 
     pieces: list[Piece] = field(default_factory=list)
     _start: int = 0
@@ -45,7 +49,12 @@ class PieceSums:
     _sum: _native.Xxh3 | None = None
 
     def add(self, start: int, data: NDArray[Any]) -> None:
-        """Take note of units from `start` on; contiguous, first axis units."""
+        """Add data to the checksums; it starts a new piece if it does not continue the current one.
+
+        Args:
+            start: First unit of the data in the dataset.
+            data: Contiguous array in the file's byte order; its first axis counts units.
+        """
         full = self._n_bytes + data.nbytes > PIECE_BYTES
         if self._sum is None or start != self._stop or full:
             self.close()
@@ -55,7 +64,7 @@ class PieceSums:
         self._n_bytes += data.nbytes
 
     def close(self) -> list[Piece]:
-        """End the last piece; all pieces."""
+        """End the current piece, and return all pieces."""
         if self._sum is not None:
             xxh3 = f"{self._sum.digest():016x}"
             self.pieces.append(Piece(start=self._start, stop=self._stop, xxh3=xxh3))
@@ -65,13 +74,13 @@ class PieceSums:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What server 0 has made before the data come.
+    """The file that server 0 has made before data are written.
 
     Attributes:
-        folder: The temporary folder.
-        n_bytes: Size of the HDF5 file.
-        structure_xxh3: Checksum of what is outside the datasets.
-        tables: The manifest entries, with offsets.
+        folder: Temporary folder of the checkpoint.
+        n_bytes: Size of the HDF5 file, bytes.
+        structure_xxh3: Checksum of the bytes outside datasets.
+        tables: Manifest entries with offsets.
     """
 
     folder: Path
@@ -81,7 +90,7 @@ class Prepared:
 
 
 def with_offsets(plans: Sequence[TablePlan], offsets: Sequence[Sequence[int]]) -> list[TableEntry]:
-    """The tables' entries, now that it is known where datasets lie."""
+    """Return the manifest entries of the planned tables, with the offsets of their datasets."""
     return [
         msgspec.structs.replace(
             plan.entry,
@@ -97,7 +106,7 @@ def with_offsets(plans: Sequence[TablePlan], offsets: Sequence[Sequence[int]]) -
 def with_pieces(
     tables: Sequence[TableEntry], by_server: Sequence[dict[str, list[Piece]]]
 ) -> list[TableEntry]:
-    """The tables' entries with the checksums of all servers, by dataset path."""
+    """Return the manifest entries of tables with all servers' checksums, given by path of the dataset."""
 
     def gathered(path: str) -> tuple[Piece, ...]:
         pieces = [piece for mine in by_server for piece in mine.get(path, [])]
@@ -116,14 +125,14 @@ def with_pieces(
 
 
 def mpips_version() -> str:
-    """Of this mpips."""
+    """Return the version of this mpips."""
     from mpips import __version__
 
     return __version__
 
 
 def library_versions() -> dict[str, str]:
-    """Versions of what wrote the checkpoint."""
+    """Return the versions of mpips, Python and the libraries that write the checkpoint, by name."""
     h5py = load_writer()
     found = {
         "mpips": mpips_version(),
@@ -147,7 +156,15 @@ def make_manifest(
     tables: Sequence[TableEntry],
     note: str,
 ) -> Manifest:
-    """Everything together."""
+    """Return the manifest of a checkpoint whose data have been written.
+
+    Args:
+        head: Description of the job.
+        hellos: First messages of all servers, by server.
+        prepared: The file.
+        tables: Manifest entries with offsets and checksums.
+        note: How the checkpoint was written, if not in parallel.
+    """
     return Manifest(
         run_id=head.run_id,
         generation=head.generation,
@@ -171,10 +188,10 @@ def make_manifest(
 
 
 def check_file(path: Path, prepared: Prepared) -> None:
-    """See that closing has left the file as it was planned.
+    """Check that the closed file has the size and the structure with which it was made. Blocking.
 
     Raises:
-        CheckpointError: It has another size or structure.
+        CheckpointError: The file has another size or structure.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -183,13 +200,16 @@ def check_file(path: Path, prepared: Prepared) -> None:
         if n_bytes != prepared.n_bytes:
             raise CheckpointError(f"{path}: has {n_bytes} bytes instead of {prepared.n_bytes}")
         if structure_sum(fd, n_bytes, datasets) != prepared.structure_xxh3:
-            raise CheckpointError(f"{path}: HDF5 has changed the file's structure while closing it")
+            raise CheckpointError(
+                f"{path}: HDF5 has changed the file's structure while closing it; use another version of "
+                "HDF5 (1.10 to 1.14 work)"
+            )
     finally:
         os.close(fd)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write manifest.json into a temporary folder, to the disk. Blocking."""
+    """Write manifest.json durably into a temporary folder. Blocking."""
     data = encode(manifest, mpips_version())
     fd = os.open(folder / MANIFEST, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     with open(fd, "wb") as file:
@@ -199,7 +219,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def prepared_to_plain(prepared: Prepared) -> dict[str, Any]:
-    """For the other servers."""
+    """Return `prepared` as plain values, which are sent to the other servers."""
     return {
         **{f.name: getattr(prepared, f.name) for f in dataclasses.fields(prepared)},
         "folder": str(prepared.folder),
@@ -208,6 +228,6 @@ def prepared_to_plain(prepared: Prepared) -> dict[str, Any]:
 
 
 def prepared_from_plain(plain: dict[str, Any]) -> Prepared:
-    """What server 0 sent."""
+    """Return what server 0 has prepared, from the plain values that it sent."""
     tables = msgspec.convert(plain["tables"], list[TableEntry])
     return Prepared(Path(plain["folder"]), plain["n_bytes"], plain["structure_xxh3"], tables)

@@ -1,9 +1,11 @@
-"""Removing old checkpoints: which ones stay.
+"""Removal of old checkpoints.
 
-The newest `keep_last` stay, and with `keep_every` = M the first one at or after each multiple of M
-steps. The newest good one always stays, whatever the numbers say. Damaged ones that are newer than
-it stay too, for whoever wants to look at them, and are not counted; older ones go. Checkpoints of a
-newer format are left alone.
+The newest `keep_last` checkpoints remain. With `keep_every` = M the first checkpoint at or after each
+multiple of M steps remains as well. The newest undamaged checkpoint always remains.
+
+Damaged checkpoints do not count. Those newer than the newest undamaged one remain, so that a user can examine
+them; older ones are removed. If the folder has checkpoints of a newer format, they remain, and so do all
+damaged ones.
 """
 
 from __future__ import annotations
@@ -19,25 +21,25 @@ from mpips.errors import CheckpointError, ConfigError
 
 @dataclass(frozen=True)
 class Retention:
-    """Which checkpoints stay.
+    """The rule that selects the checkpoints that remain.
 
     Attributes:
-        keep_last: So many of the newest; at least 1.
-        keep_every: The first one at or after each multiple of so many steps; 0: none for this reason.
+        keep_last: Number of newest checkpoints that remain; at least 1.
+        keep_every: Steps; the first checkpoint at or after each multiple of it remains; 0: no such rule.
     """
 
     keep_last: int = 3
     keep_every: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse numbers that keep nothing."""
+        """Raise ConfigError for numbers out of range."""
         if self.keep_last < 1:
             raise ConfigError(f"keep_last = {self.keep_last}: must be 1 or more")
         if self.keep_every < 0:
             raise ConfigError(f"keep_every = {self.keep_every}: must be 0 or more")
 
     def remaining(self, names: list[CheckpointName]) -> set[Path]:
-        """Those that stay, of good ones given newest first."""
+        """Return the paths of the checkpoints that remain; `names` are undamaged ones, newest first."""
         chosen = {name.path for name in names[: self.keep_last]}
         seen: set[int] = set()
         for name in sorted(names, key=lambda name: (name.step, name.attempt)):
@@ -49,7 +51,13 @@ class Retention:
 
 @dataclass(frozen=True)
 class Pruned:
-    """What was (or would be) removed and what stayed, by name; damaged ones with their reason."""
+    """The result of a removal, or of a dry run.
+
+    Attributes:
+        removed: Names that were, or would be, removed.
+        remaining: Names that remain.
+        damaged: Damaged checkpoints with the reason, whether removed or not.
+    """
 
     removed: tuple[str, ...]
     remaining: tuple[str, ...]
@@ -57,17 +65,17 @@ class Pruned:
 
 
 def retain(folder: Path, rule: Retention, *, full: bool = False, dry_run: bool = False) -> Pruned:
-    """Remove what the rule does not keep, and what dead writers have left. Local, blocking.
+    """Remove old checkpoints, and files that failed writers have left. Local, blocking.
 
     Args:
         folder: The run's `checkpoints` folder.
-        rule: What stays.
-        full: Read the newest checkpoints until one verifies, and take that as the newest good one.
-            Otherwise manifest and size decide, which suits whoever has just written it.
-        dry_run: Only say what would go.
+        rule: Selects the checkpoints that remain.
+        full: Read the newest checkpoints completely until one is undamaged. Otherwise a valid manifest and
+            the right size are enough, for example when the caller has just written the newest one.
+        dry_run: Remove nothing; return what would be removed.
 
     Raises:
-        CheckpointError: Another process is writing there, or a checkpoint cannot be removed.
+        CheckpointError: Another process has the folder's lock, or a checkpoint cannot be removed.
         ConfigError: The folder cannot be read.
     """
     if dry_run:
@@ -96,6 +104,7 @@ def _choose(folder: Path, rule: Retention, full: bool) -> Pruned:
             break
         damaged.append(Refusal(names[0].path, f"{names[0].path}: {damage[0]}"))
         del names[0]
+    # Remove undamaged ones by the rule, and damaged ones only if they are older than the newest good one.
     stay = rule.remaining(names)
     going = [name.path.name for name in names if name.path not in stay]
     if names and not ordered.newer:

@@ -1,4 +1,4 @@
-"""What a server hands over to be written: private copies of its shards, and what goes with them."""
+"""The input of a checkpoint writer: private copies of a server's shards, and the description of the job."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class DenseShardData:
     """Elements [start, start + n) of a flattened dense tensor.
 
     Attributes:
-        table: Its name.
-        start: The first element.
+        table: Name of the table.
+        start: First element.
         values: float32, (n,), contiguous.
         state: float32, (n,), contiguous, by state name.
-        version: Updates that this shard has applied.
+        version: Number of updates that this shard has applied.
     """
 
     table: str
@@ -41,15 +41,15 @@ class DenseShardData:
 
 @dataclass(frozen=True)
 class EmbeddingShardData:
-    """A server's rows of an embedding table, in any order; rows may be strided views.
+    """A server's rows of an embedding table, in any order; arrays may be strided views.
 
     Attributes:
-        table: Its name.
-        keys: int64, (n,), unique, also over all servers.
+        table: Name of the table.
+        keys: int64, (n,), unique over all servers.
         values: float32, (n, dim).
         state: float32, (n, dim), by state name.
-        steps: uint32, (n,): updates of each row, where the rule counts them.
-        version: Updates that this shard has applied.
+        steps: uint32, (n,): number of updates of each row; None if the optimizer does not count them.
+        version: Number of updates that this shard has applied.
     """
 
     table: str
@@ -65,24 +65,25 @@ ShardData = DenseShardData | EmbeddingShardData
 
 @dataclass(frozen=True)
 class ServerState:
-    """What only this server knows: `applied[w]`, the last sequence number applied of worker w."""
+    """The state of one server: `applied[w]` is the sequence number of the last applied record of worker w."""
 
     applied: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
 class ManifestHead:
-    """What the job knows. The same on all servers but for `workers`, of which server 0's count.
+    """The description of the job. Equal on all servers except `workers`, of which server 0's value is used.
 
     Attributes:
-        run_id: Of the run.
-        generation: Launches of this run so far.
-        step: Global step; names the checkpoint.
-        wall_time_s: Seconds since 1970 at the cut.
-        tables: All of the job.
-        workers: Clocks, data cursors and random states.
-        config: The resolved configuration, as JSON holds it.
-        sampling, data: See Manifest.
+        run_id: Id of the run.
+        generation: Generation number of the checkpoint.
+        step: Global step; part of the checkpoint's name.
+        wall_time_s: Unix time of the cut, seconds.
+        tables: All tables of the job.
+        workers: Clocks, data cursors and random states of the workers.
+        config: Resolved configuration, as values of JSON.
+        sampling: Meaning of the cursors; see Manifest.
+        data: Description of the training data; see Manifest.
     """
 
     run_id: str
@@ -97,12 +98,12 @@ class ManifestHead:
 
 
 def counts_steps(table: Table) -> bool:
-    """Whether each row of the table counts its own updates."""
+    """Return True if each row of the table counts its own updates."""
     return isinstance(table, EmbeddingTable) and isinstance(table.optimizer, Adam)
 
 
 def settings_of(value: Any) -> dict[str, Any]:
-    """A consistency model, with its policy, as a configuration mapping."""
+    """Return a consistency model, with its policy, as a configuration mapping."""
     options = {
         f.name: settings_of(getattr(value, f.name))
         if f.name == "policy"
@@ -113,16 +114,16 @@ def settings_of(value: Any) -> dict[str, Any]:
 
 
 def partition_of(table: Table) -> dict[str, Any]:
-    """The table's partition as a configuration mapping."""
+    """Return the table's partition as a configuration mapping."""
     assert isinstance(table.partition, Partition)
     return table.partition.to_config()
 
 
 def check_shards(head: ManifestHead, shards: Sequence[ShardData]) -> None:
-    """Refuse shards that do not fit their tables. Local.
+    """Check that shards fit their tables. Local.
 
     Raises:
-        CheckpointError: Says which array of which table, and what is expected.
+        CheckpointError: An array or a shard is wrong; the error names it and what is expected.
     """
     if head.step < 0 or head.generation < 0:
         raise CheckpointError(
@@ -133,9 +134,13 @@ def check_shards(head: ManifestHead, shards: Sequence[ShardData]) -> None:
     for shard in shards:
         table = tables.get(shard.table)
         if table is None:
-            raise CheckpointError(f"a shard belongs to table {shard.table!r}, which is none")
+            raise CheckpointError(
+                f"a shard belongs to table {shard.table!r}, which is not in the job's list of tables"
+            )
         if isinstance(shard, EmbeddingShardData) and shard.table in seen:
-            raise CheckpointError(f"table {shard.table!r}: one server gave two sets of rows")
+            raise CheckpointError(
+                f"table {shard.table!r}: one server gave two sets of rows; join them into one shard"
+            )
         seen.add(shard.table)
         _check_states(table, shard)
         if isinstance(shard, DenseShardData) and isinstance(table, DenseTable):
@@ -143,7 +148,10 @@ def check_shards(head: ManifestHead, shards: Sequence[ShardData]) -> None:
         elif isinstance(shard, EmbeddingShardData) and isinstance(table, EmbeddingTable):
             _check_rows(table, shard)
         else:
-            raise CheckpointError(f"table {table.name!r}: the shard is of the other kind")
+            expected = DenseShardData if isinstance(table, DenseTable) else EmbeddingShardData
+            raise CheckpointError(
+                f"table {table.name!r}: the shard is a {type(shard).__name__}, expected {expected.__name__}"
+            )
 
 
 def _check_states(table: Table, shard: ShardData) -> None:
@@ -162,8 +170,8 @@ def _check_dense(table: DenseTable, shard: DenseShardData) -> None:
             raise CheckpointError(f"table {table.name!r}: {name} must be contiguous, shape (n,)")
     if not 0 <= shard.start <= shard.start + len(shard.values) <= table.n_elements:
         raise CheckpointError(
-            f"table {table.name!r}: elements {shard.start} to {shard.start + len(shard.values)} of "
-            f"{table.n_elements}"
+            f"table {table.name!r}: elements {shard.start} to {shard.start + len(shard.values)} lie outside "
+            f"its {table.n_elements} elements"
         )
 
 
@@ -175,7 +183,7 @@ def _check_rows(table: EmbeddingTable, shard: EmbeddingShardData) -> None:
     if (shard.steps is not None) != counts_steps(table):
         raise CheckpointError(
             f"table {table.name!r}: steps of rows are "
-            + ("missing" if shard.steps is None else "given, but its rule counts none")
+            + ("missing" if shard.steps is None else "given, but its optimizer counts none")
         )
     if shard.steps is not None:
         _check_array(table.name, "steps", shard.steps, np.uint32, (n,))

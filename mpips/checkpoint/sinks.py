@@ -1,9 +1,10 @@
-"""Two ways into the HDF5 file: all servers through MPI-IO, or server 0 for all of them.
+"""Two ways to write the HDF5 file: all servers through MPI-IO, or server 0 for all servers.
 
-Both are used alike: `open`, then `write` on all servers the same number of times in the same order,
-with or without a block, then `close`. Only `open` and `close` of the parallel way are collective
-calls of HDF5, each right after the servers have agreed that nobody failed before; the writes between
-are independent. A failed write is raised on its server only, after its part in the meeting is done.
+Both are used in the same way: `open`; then `write` on all servers the same number of times and in the same
+order, with or without a block; then `finish` and `close`. Only `open` and `close` of the parallel way are
+collective calls of HDF5. The servers make each of them directly after they have agreed that none has failed
+(`open`) or exchanged messages (`close`); the writes between are independent. A failed write is raised only on
+its server (server 0 for the serial way), after that server has done its part in the exchange of messages.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from mpips.checkpoint.manifest import DTYPES, DatasetEntry
 from mpips.checkpoint.steps import Background, Peers, Steps, in_background, until_done
 from mpips.checkpoint.structure import load_writer, write_all
 
-_FLUSH_BYTES = 64 << 20
+_FLUSH_BYTES = 64 << 20  # bytes after which written data are sent to the disk in the background
 
-# A file that not all servers could open: closing it would wait for the others for ever.
+# Files that not all servers could open. To close one is collective and would never return, so they stay open.
 _abandoned: list[Any] = []
 
 
 def boxes(
     shape: tuple[int, ...], start: int, stop: int
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Elements [start, stop) of a flattened array as boxes (offset, count), in that order.
+    """Return elements [start, stop) of a flattened array as boxes (offset, count), in order.
 
-    At most 2 d - 1 boxes for d axes.
+    There are at most 2 d - 1 boxes for d axes.
     """
     if start >= stop:
         return []
@@ -42,7 +43,7 @@ def boxes(
     if first == last:
         parts = boxes(shape[1:], start - first * inner, stop - first * inner)
         return [((first, *offset), (1, *count)) for offset, count in parts]
-    # An incomplete slice at each end, complete ones between.
+    # Split into an incomplete slice at each end, and complete slices between.
     found = []
     if start % inner:
         found += boxes(shape, start, (first + 1) * inner)
@@ -59,7 +60,7 @@ def boxes(
 def write_units(
     h5py: Any, dataset: Any, entry: DatasetEntry, start: int, data: NDArray[Any]
 ) -> None:
-    """Write units from `start` on into an open dataset (low-level id); independent."""
+    """Write units from `start` on into an open dataset (a low-level id of h5py). Not collective; blocking."""
     flat = data.reshape(-1)
     at = 0
     first = start * entry.unit
@@ -74,9 +75,10 @@ def write_units(
 
 
 class Flusher:
-    """A file that is brought to the disk in the background while more is written to it.
+    """A file that is sent to the disk in the background while more is written to it.
 
-    The kernel reports a failed write-back once to each open file, so this one is kept to the end.
+    The kernel reports a failed write-back once to each open file description. So the file stays open until
+    the end, and the last fsync reports every failure that has not been reported before.
     """
 
     def __init__(self, path: Path) -> None:
@@ -94,7 +96,10 @@ class Flusher:
         write_all(self._fd, data.reshape(-1).view(np.uint8).data, offset)
 
     def note(self, n_bytes: int) -> None:
-        """So many bytes were written; every now and then they are sent on their way.
+        """Count bytes that were written; start to send them to the disk when there are enough.
+
+        Args:
+            n_bytes: Number of bytes written since the last call.
 
         Raises:
             OSError: An earlier write did not reach the disk.
@@ -108,14 +113,18 @@ class Flusher:
         self._since = 0
 
     def finish(self) -> Steps[None]:
-        """Until all of the file is on the disk. Raises OSError if it did not get there."""
+        """Wait until the whole file is on the disk.
+
+        Raises:
+            OSError: It could not be written to the disk.
+        """
         if self._running is not None:
             yield from until_done(self._running)
         self._running = Background(lambda: os.fsync(self._fd))
         yield from until_done(self._running)
 
     def close(self) -> None:
-        """Close the file; after a failure too. Waits for a flush that is under way."""
+        """Close the file, also after a failure. Waits for a flush that is under way."""
         if self._running is not None:
             self._running.join()
         if self._fd >= 0:
@@ -124,13 +133,18 @@ class Flusher:
 
 
 class ParallelSink:
-    """All servers write their own blocks through the mpio driver."""
+    """Writes the blocks of all servers through HDF5's mpio driver; each server writes its own."""
 
     def __init__(self, peers: Peers, path: Path, datasets: Sequence[DatasetEntry]) -> None:
-        """Local and quick: only sees whether the file can be opened here.
+        """Check that the file can be opened here. Local and fast.
+
+        Args:
+            peers: All servers.
+            path: The HDF5 file, with its structure and its final size.
+            datasets: All datasets that are written.
 
         Raises:
-            OSError: It cannot, say because this node does not see the folder.
+            OSError: The file cannot be opened, for example because this node does not see the folder.
         """
         self._peers = peers
         self._path = path
@@ -141,12 +155,17 @@ class ParallelSink:
         self._open: dict[str, Any] = {}
 
     def open(self) -> None:
-        """Open the file with all servers. Collective and blocking."""
+        """Open the file on all servers. Collective, blocking."""
         self._file = self._h5py.File(self._path, "r+", driver="mpio", comm=self._peers.comm)
         self._open = {entry.path: self._file[entry.path].id for entry in self._entries}
 
     def write(self, entry: DatasetEntry, start: int, data: NDArray[Any] | None) -> Steps[None]:
-        """Write units from `start` on; None writes nothing. Local: one step of work.
+        """Write units of a dataset, in one step of work. Not collective.
+
+        Args:
+            entry: Manifest entry of the dataset, with its offset.
+            start: First unit of the block.
+            data: The block, contiguous; None: nothing is written.
 
         Raises:
             OSError: The block was not written.
@@ -155,25 +174,25 @@ class ParallelSink:
             try:
                 write_units(self._h5py, self._open[entry.path], entry, start, data)
             except OSError:
-                # MPI keeps the reason to itself; the system tells whoever asks in the same way.
+                # Write the block again by a system call, whose error has the reason; MPI hides it.
                 self._flusher.write(data, entry.offset + start * entry.unit_bytes)
                 raise
             self._flusher.note(data.nbytes)
         yield data is not None
 
     def finish(self) -> Steps[None]:
-        """Until everything is on the disk; local.
+        """Wait until everything that this server wrote is on the disk. Local.
 
         Raises:
-            OSError: It is not.
+            OSError: It could not be written to the disk.
         """
         yield from self._flusher.finish()
 
     def close(self) -> None:
-        """Close the file with all servers. Collective and blocking, but little is left to do."""
+        """Close the file on all servers. Collective, blocking, but short after `finish`."""
         if self._file is not None:
             self._open.clear()
-            # Whatever the first of these says, the others are in the second one.
+            # Close even if flush fails, because the other servers are in the collective close.
             try:
                 self._file.flush()
             finally:
@@ -181,7 +200,7 @@ class ParallelSink:
                 self._flusher.close()
 
     def abandon(self) -> None:
-        """Give up a file that was not opened by all servers; local."""
+        """Leave a file that was not opened by all servers. Local."""
         if self._file is not None:
             _abandoned.append(self._file)
         self._open.clear()
@@ -189,16 +208,16 @@ class ParallelSink:
 
 
 class SerialSink:
-    """Server 0 writes; the others send it their blocks, one each in every call.
+    """Writes all blocks on server 0; in each call every other server sends it one block at most.
 
-    Datasets are contiguous, so the bytes go to their offsets without HDF5.
+    Datasets are contiguous, so server 0 writes the bytes to their offsets without HDF5.
     """
 
     def __init__(self, peers: Peers, path: Path, datasets: Sequence[DatasetEntry]) -> None:
-        """Server 0 sees whether the file can be opened.
+        """Open the file on server 0. Local; the arguments are those of `ParallelSink`.
 
         Raises:
-            OSError: It cannot.
+            OSError: The file cannot be opened.
         """
         self._peers = peers
         self._flusher: Flusher | None = None
@@ -207,13 +226,13 @@ class SerialSink:
             self._flusher = Flusher(path)
 
     def open(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing: server 0 has opened the file already."""
 
     def write(self, entry: DatasetEntry, start: int, data: NDArray[Any] | None) -> Steps[None]:
-        """Write units from `start` on; None writes nothing. All servers meet server 0.
+        """Write units of a dataset for all servers. Collective; arguments as in `ParallelSink.write`.
 
         Raises:
-            OSError: A block was not written (on server 0, whosever it was).
+            OSError: A block of any server was not written; raised on server 0.
         """
         if self._peers.rank:
             yield from self._send(start, data)
@@ -228,13 +247,13 @@ class SerialSink:
         yield True
 
     def _put(self, entry: DatasetEntry, start: int, data: NDArray[Any] | None) -> Steps[None]:
-        # After a failure the others are still heard out.
+        # After a failure, blocks of the other servers are still received, but not written.
         if data is None or self._failure is not None:
             return
         flusher = self._flusher
         assert flusher is not None
         offset = entry.offset + start * entry.unit_bytes
-        # In the background: the kernel lets a writer wait while it has too much to bring to the disk.
+        # Write in the background, because the kernel blocks a writer while too much data waits for the disk.
         try:
             yield from in_background(lambda: flusher.write(data, offset))
             flusher.note(data.nbytes)
@@ -261,21 +280,21 @@ class SerialSink:
         return start, data
 
     def finish(self) -> Steps[None]:
-        """Until everything is on the disk; on server 0.
+        """Wait until everything is on the disk, on server 0; the others have nothing to do.
 
         Raises:
-            OSError: It is not.
+            OSError: It could not be written to the disk.
         """
         if self._flusher is not None:
             yield from self._flusher.finish()
 
     def close(self) -> None:
-        """Server 0 closes the file."""
+        """Close the file, on server 0."""
         if self._flusher is not None:
             self._flusher.close()
 
     def abandon(self) -> None:
-        """Give up; nobody else has the file."""
+        """Close the file, which only server 0 has open."""
         self.close()
 
 

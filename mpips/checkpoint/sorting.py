@@ -1,10 +1,15 @@
-"""Rows of all servers into the order of their keys, block by block.
+"""Distributed sort of the rows of all servers by key, block by block.
 
-A sample sort without samples: every server sorts its own keys; then all find, for each block of the
-plan, the key with which it begins, by bisecting the range of int64 for all blocks at once (at most 64
-sums over the servers, exact, so that blocks have exactly their size); then, round by round, every server
-sends each other server the rows that fall into that one's next block. A server holds its own rows,
-an index of them, and one block. Keys that two servers hold are found here and refused.
+This is a sample sort with exact splitters instead of samples:
+
+1. Every server sorts its own keys.
+2. All servers together find, for each block of the plan, the key with which the block begins. They bisect the
+   range of int64 for all blocks at once. This takes at most 64 sums over the servers and is exact, so blocks
+   have exactly their planned size.
+3. Round by round, every server sends each other server the rows that belong to that server's next block.
+
+A server holds in memory its own rows, an index of them, and one block. A key that two servers hold is
+detected here and raises an error.
 """
 
 from __future__ import annotations
@@ -23,24 +28,24 @@ _SIGN = np.uint64(1 << 63)
 
 
 class RowExchange:
-    """The rows of one table on their way into blocks.
-
-    Args:
-        peers: All servers.
-        plan: Of the table.
-        shard: The rows of this server, or None.
-    """
+    """The exchange of the rows of one table; call `prepare` first, then `move` for each round."""
 
     def __init__(self, peers: Peers, plan: TablePlan, shard: EmbeddingShardData | None) -> None:
-        """Local; `prepare` is next."""
+        """Make the exchange. Local.
+
+        Args:
+            peers: All servers.
+            plan: Plan of the table.
+            shard: Rows of this server, or None.
+        """
         self._peers = peers
         self._plan = plan
         self._shard = shard
         self._order = np.empty(0, np.int64)
-        # Block j of the table takes the sorted local rows [cuts[j], cuts[j + 1]).
+        # Block j of the table contains the sorted local rows [cuts[j], cuts[j + 1]).
         self._cuts = np.zeros(1, np.int64)
         self._first = np.zeros(peers.size, np.int64)
-        # incoming[r, t]: rows from server r in round t.
+        # incoming[r, t]: number of rows that server r sends to this server in round t.
         self._incoming = np.zeros((peers.size, 0), np.int64)
 
     def prepare(self) -> Steps[None]:
@@ -57,13 +62,13 @@ class RowExchange:
         )
         counts = np.array([len(mine) for mine in self._plan.blocks], np.int64)
         self._first = np.cumsum(counts) - counts
-        # Everyone hears how many rows come from whom in each round.
+        # Send each server the number of rows that it receives from this server in each round.
         mine = np.full(self._peers.size, counts[self._peers.rank], np.int64)
         incoming = yield from self._peers.redistribute(np.diff(self._cuts), counts, mine)
         self._incoming = incoming.reshape(self._peers.size, -1)
 
     def outgoing(self, number: int) -> tuple[NDArray[np.int64], Counts]:
-        """Local rows that leave in a round, by receiving server, and how many go to each."""
+        """Return the indices of local rows to send in a round, sorted by receiver, and their numbers."""
         parts, counts = [], np.zeros(self._peers.size, np.int64)
         for server in range(self._peers.size):
             if self._plan.block(server, number) is None:
@@ -74,10 +79,13 @@ class RowExchange:
         return (np.concatenate(parts) if parts else np.empty(0, np.int64)), counts
 
     def move(self, number: int) -> Steps[dict[str, NDArray[Any]]]:
-        """The next block of this server: all its columns by role, rows ascending by key. Collective.
+        """Return this server's block of round `number`. Collective; call it for rounds 0, 1, ... in order.
+
+        Returns:
+            All columns by role, rows ascending by key; empty if this server has no block in the round.
 
         Raises:
-            CheckpointError: A key is there twice; raised after the exchange, on this server only.
+            CheckpointError: A key occurs twice; raised after the exchange, on this server only.
         """
         rows, sent = self.outgoing(number)
         received = np.zeros(self._peers.size, np.int64)
@@ -115,32 +123,32 @@ class RowExchange:
         twice = keys[1:][keys[1:] == keys[:-1]]
         if len(twice) or len(keys) != expected[1] - expected[0]:
             which = f"key {int(twice[0])}" if len(twice) else "a key"
-            raise CheckpointError(f"table {self._plan.entry.name!r}: {which} is there twice")
+            raise CheckpointError(f"table {self._plan.entry.name!r}: {which} occurs twice")
 
 
 def take_rows(column: NDArray[Any], rows: NDArray[np.intp]) -> NDArray[Any]:
-    """`column[rows]`, contiguous; (n,) or (n, dim) whose rows are contiguous, some times faster."""
+    """Return `column[rows]` as a contiguous array; fast also for strided arrays with contiguous rows."""
     if column.flags.c_contiguous:
         return np.take(column, rows, axis=0)
     if column.ndim == 2 and column.strides[1] == column.itemsize:
-        # Rows as single items; np.take would copy all of a strided array first.
+        # View rows as single items: np.take would first copy the whole strided array.
         items = column.view(f"V{column.itemsize * column.shape[1]}")[:, 0]
         return items[rows].view(column.dtype).reshape(len(rows), column.shape[1])
     return np.ascontiguousarray(column[rows])
 
 
 def find_keys(peers: Peers, ordered: Keys, positions: Counts) -> Steps[Keys]:
-    """The keys at these positions of all servers' keys together. Collective.
+    """Find the keys at given positions in the sorted sequence of all servers' keys. Collective.
 
     Args:
         peers: All servers.
-        ordered: Of this server, int64, ascending.
-        positions: Ascending, the same on all servers, below the number of all keys.
+        ordered: Keys of this server, int64, ascending.
+        positions: Ascending, equal on all servers, below the total number of keys.
 
     Returns:
-        int64, (len(positions),). Where keys are there twice, the one that stands at the position.
+        int64, (len(positions),). If keys occur several times, the one at the position.
     """
-    # Bisect in uint64, where differences do not overflow; flipping the sign keeps the order.
+    # Bisect in uint64, where differences do not overflow; flipping the sign bit preserves the order.
     low = np.zeros(len(positions), np.uint64)
     high = np.full(len(positions), np.iinfo(np.uint64).max, np.uint64)
     unsigned = ordered.view(np.uint64) ^ _SIGN

@@ -1,4 +1,4 @@
-"""The checkpoint that a job starts from: which one, and whether it holds the job's tables."""
+"""The checkpoint from which a job starts: the search for it, and the check that it fits the job's tables."""
 
 from __future__ import annotations
 
@@ -20,12 +20,19 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 RESUME_WORDS = ("auto", "never")
-_TIMEOUT_S = 300.0  # as for looking through the checkpoints themselves
+_TIMEOUT_S = 300.0  # as in `find_newest`
 
 
 @dataclass(frozen=True)
 class Start:
-    """The start of a job: a verified checkpoint or None, and notes for the user on the choice."""
+    """The start of a job.
+
+    Attributes:
+        path: Folder of a verified checkpoint, or None.
+        notes: Messages for the user about the choice.
+        manifest: Manifest of the checkpoint, if any.
+        generation: Least generation number of the job's own checkpoints.
+    """
 
     path: Path | None = None
     notes: tuple[str, ...] = ()
@@ -34,15 +41,16 @@ class Start:
 
 
 def find_start(folder: Path | None, resume: str, comm: MPI.Intracomm | None) -> Start:
-    """The checkpoint that a job starts from. Collective over `comm` if given; blocking.
+    """Find and verify the checkpoint from which a job starts. Collective over `comm` if given; blocking.
 
     Args:
-        folder: Where "auto" looks for the newest good one.
+        folder: Folder in which "auto" finds the newest undamaged checkpoint; None: nothing is saved.
         resume: "auto", "never", or the path of a checkpoint.
         comm: Ranks that share the reading.
 
     Raises:
-        CheckpointError: The checkpoint that was asked for is damaged or none.
+        CheckpointError: The requested checkpoint is damaged or does not exist; or there are checkpoints, but
+            all are damaged.
         ConfigError: The folder cannot be read.
     """
     generation = next_generation(folder, comm)
@@ -54,8 +62,8 @@ def find_start(folder: Path | None, resume: str, comm: MPI.Intracomm | None) -> 
         if found.checkpoint is None:
             if found.refused:
                 raise CheckpointError(
-                    f"no checkpoint in {folder} can be used: {found.refused[0].reason}; "
-                    "start anew with resume = 'never'"
+                    f"no checkpoint in {folder} can be used: {found.refused[0].reason}; check them by "
+                    "`mpips ckpt verify`, or start without one by resume = 'never'"
                 )
             return Start(generation=generation)
         found.checkpoint.close()
@@ -68,17 +76,18 @@ def find_start(folder: Path | None, resume: str, comm: MPI.Intracomm | None) -> 
 
 
 def next_generation(folder: Path | None, comm: MPI.Intracomm | None) -> int:
-    """One more than that of the newest checkpoint in a folder; 0: there is none.
+    """Return a generation number greater than that of the newest checkpoint in a folder; 0 without one.
 
-    Without it a job that begins anew in a folder of an earlier one would write what counts as older, and
-    is removed at once. Collective over `comm` if given.
+    Collective over `comm` if given; blocking. Without this number, a job that starts without a checkpoint in
+    the folder of an earlier job would write checkpoints that count as older ones, and retention would remove
+    them at once.
 
     Raises:
-        StallError: Another rank did not come.
+        StallError: Another rank did not come in time.
     """
     found = 0
     if folder is not None and (comm is None or comm.rank == 0):
-        # A folder that is needed is read again, and its error raised, by `find_newest`.
+        # Ignore errors here: `find_newest` raises them if the folder is needed.
         with suppress(ConfigError, CheckpointError):
             for name in order(folder).readable[:1]:
                 with open_checkpoint(name.path) as checkpoint:
@@ -88,7 +97,7 @@ def next_generation(folder: Path | None, comm: MPI.Intracomm | None) -> int:
 
 
 def newest_name(folder: Path | None) -> str:
-    """The newest checkpoint of a folder, in a word for people; local, cheap, no file is opened."""
+    """Return the name of the checkpoint that was published last, for messages; "none" without one. Local."""
     try:
         return os.readlink(folder / "latest") if folder is not None else "none"
     except OSError:
@@ -96,10 +105,11 @@ def newest_name(folder: Path | None) -> str:
 
 
 def check_start(checkpoint: Checkpoint, tables: Sequence[Table]) -> None:
-    """Refuse a checkpoint that does not hold these tables. Local.
+    """Check that a checkpoint contains these tables. Local.
 
     Raises:
-        ConfigError: Names the table, what the checkpoint has and what the job has.
+        CheckpointError: A table is missing in the checkpoint.
+        ConfigError: A table has another kind, shape or optimizer in the checkpoint.
     """
     for table in tables:
         entry = checkpoint.manifest.table(table.name)
@@ -108,12 +118,13 @@ def check_start(checkpoint: Checkpoint, tables: Sequence[Table]) -> None:
         theirs = entry.shape if entry.kind == "dense" else entry.shape[1:]
         if entry.kind != kind or tuple(theirs) != tuple(shape):
             raise ConfigError(
-                f"{checkpoint.path}: table {table.name!r} is {entry.kind} of shape {tuple(theirs)} "
-                f"there, here it is {kind} of shape {tuple(shape)}"
+                f"{checkpoint.path}: table {table.name!r} is {entry.kind} of shape {tuple(theirs)} in the "
+                f"checkpoint, but {kind} of shape {tuple(shape)} in this job; use the options with which the "
+                "run began (`mpips ckpt show`), or resume = 'never'"
             )
         names = tuple(table.optimizer.state_names)
         if tuple(entry.state) != names:
             raise ConfigError(
-                f"{checkpoint.path}: table {table.name!r} has the state of {entry.optimizer['name']} "
-                f"there; this job's optimizer is {table.optimizer.name}"
+                f"{checkpoint.path}: table {table.name!r} has the state of {entry.optimizer['name']}, but "
+                f"this job's optimizer is {table.optimizer.name}; use the former, or resume = 'never'"
             )

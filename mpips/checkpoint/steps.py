@@ -1,9 +1,9 @@
-"""Long work in short steps, so that one thread can serve and write.
+"""Long work in short steps, so that one thread of a server can consume records and write a checkpoint.
 
-A `Steps[T]` is a generator that returns T and yields between bounded pieces of work: True after
-work, False while it waits for somebody else. Nothing in here blocks: ranks meet in non-blocking
-collectives that are tested once per step, and what the kernel or NumPy does in one long call (fsync,
-argsort) runs in a thread that makes no MPI call, so MPI's thread level does not matter.
+A `Steps[T]` is a generator that returns a T and yields between bounded pieces of work: True after work, False
+while it waits. Nothing here blocks. Ranks meet in non-blocking collectives, which are tested once in a step.
+What the kernel or NumPy does in one long call (fsync, argsort) runs in another thread. That thread makes no
+MPI call, so the thread level of MPI does not matter.
 """
 
 from __future__ import annotations
@@ -27,24 +27,35 @@ T = TypeVar("T")
 Steps = Generator[bool, None, T]
 Counts = NDArray[np.int64]
 
-_YIELDS = 2000
-_HANDOVER_S = 200e-6
+_YIELDS = 2000  # steps without work in which `finish` yields the core before it sleeps
+_HANDOVER_S = 200e-6  # s that `Background.done` leaves the interpreter's lock to the thread
 
 
 def displacements(counts: Counts) -> Counts:
-    """Where each part begins if parts of these lengths follow each other."""
+    """Return the start of each part if parts of these lengths follow each other; int64, same shape."""
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts[:-1], dtype=np.int64)))
 
 
 class Peers:
-    """The servers that write together: one communicator, or this process alone.
+    """The ranks that work together: those of a communicator, or this process alone.
 
-    All methods but the attributes are collective and non-blocking; every rank calls them in the same
-    order. The communicator must carry nothing else meanwhile.
+    All methods are non-blocking, and all except `wait` are collective. Every rank calls them in the same
+    order. Nothing else may use the communicator meanwhile.
+
+    Attributes:
+        comm: The communicator; None: this process alone.
+        rank: Rank of this process.
+        size: Number of ranks.
     """
 
     def __init__(self, comm: MPI.Intracomm | None, timeout_s: float, what: str) -> None:
-        """`what` names the work in errors."""
+        """Describe the ranks. Local.
+
+        Args:
+            comm: The communicator; None: this process alone.
+            timeout_s: Time limit of one wait, seconds.
+            what: Names the work in errors.
+        """
         self.comm = comm
         self.rank = comm.Get_rank() if comm is not None else 0
         self.size = comm.Get_size() if comm is not None else 1
@@ -52,10 +63,10 @@ class Peers:
         self._what = what
 
     def wait(self, *requests: Any) -> Steps[None]:
-        """Until MPI has finished all requests.
+        """Wait until MPI has finished all requests. Local.
 
         Raises:
-            StallError: Not within the time limit.
+            StallError: They were not finished within the time limit.
         """
         deadline = time.monotonic() + self._timeout_s
         for request in requests:
@@ -63,12 +74,13 @@ class Peers:
                 if time.monotonic() > deadline:
                     raise StallError(
                         f"{self._what}: server {self.rank} has waited {self._timeout_s:g} s for the "
-                        f"other {self.size - 1} servers"
+                        f"other {self.size - 1} servers; look at those ranks and at the file system, or "
+                        "raise cluster.timeout_s"
                     )
                 yield False
 
     def exchange(self, value: Any) -> Steps[list[Any]]:
-        """Everyone's value (what msgpack holds) by rank."""
+        """Return the values of all ranks, by rank; msgpack must be able to encode them."""
         mine = np.frombuffer(msgspec.msgpack.encode(value), np.uint8)
         if self.comm is None or self.size == 1:
             return [msgspec.msgpack.decode(mine.tobytes())]
@@ -83,7 +95,7 @@ class Peers:
         ]
 
     def total(self, numbers: Counts) -> Steps[Counts]:
-        """Element by element the sum over all ranks."""
+        """Return the sum over all ranks, element by element; int64, same shape."""
         if self.comm is None or self.size == 1:
             return numbers
         result = np.empty_like(numbers)
@@ -93,15 +105,16 @@ class Peers:
     def redistribute(
         self, data: NDArray[Any], send_counts: Counts, recv_counts: Counts
     ) -> Steps[NDArray[Any]]:
-        """Send each rank its rows and receive everyone's, in rank order.
+        """Send rows to each rank, and return the rows received from each rank, in the order of ranks.
 
         Args:
-            data: Contiguous, (n, ...): rows for rank 0, then for rank 1, and so on.
-            send_counts: Rows for each rank.
-            recv_counts: Rows from each rank.
+            data: Contiguous, (n, ...): rows for rank 0, then for rank 1, and so on. It must not change until
+                the call has returned.
+            send_counts: Number of rows for each rank, (size,).
+            recv_counts: Number of rows from each rank, (size,).
 
         Returns:
-            (sum of recv_counts, ...), of the same dtype.
+            (sum of recv_counts, ...), of the same dtype; `data` itself with one rank.
         """
         if self.comm is None or self.size == 1:
             return data
@@ -118,14 +131,14 @@ class Peers:
 
 
 class Background(Generic[T]):
-    """One call in a thread that touches neither MPI nor anything that the main thread changes."""
+    """One call in a thread of its own. It must not use MPI, nor anything that the main thread changes."""
 
     def __init__(self, work: Callable[[], T]) -> None:
-        """Start it at once."""
+        """Start the call at once."""
         self._work = work
         self._result: list[T] = []
         self._error: BaseException | None = None
-        # A daemon: a process that gives up does not wait for its disk.
+        # Make it a daemon, so that a process that exits on an error does not wait for its disk.
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -136,21 +149,22 @@ class Background(Generic[T]):
             self._error = error
 
     def done(self) -> bool:
-        """Whether it has returned or failed. Sleeps for a moment if not.
+        """Return True if the call has returned or failed; otherwise sleep for a moment and return False.
 
-        Who only looks keeps the thread from its work: it needs the interpreter's lock, and a loop that
-        gives it back for a microsecond at a time has taken it again before the thread is awake.
+        The sleep is necessary. The thread needs the interpreter's lock. A loop that releases the lock for
+        only a microsecond at a time takes it again before the thread has woken up, so that the thread makes
+        no progress.
         """
         if self._thread.is_alive():
             self._thread.join(_HANDOVER_S)
         return not self._thread.is_alive()
 
     def join(self) -> None:
-        """Wait until it has returned or failed."""
+        """Wait until the call has returned or failed. Blocking."""
         self._thread.join()
 
     def result(self) -> T:
-        """What it returned; blocks until then. Raises what it raised."""
+        """Return the call's result, or raise its exception. Blocks until then."""
         self.join()
         if self._error is not None:
             raise self._error
@@ -158,19 +172,19 @@ class Background(Generic[T]):
 
 
 def in_background(work: Callable[[], T]) -> Steps[T]:
-    """The result of a long call; other steps go on meanwhile. Raises what it raises."""
+    """Run a long call in a thread, and return its result or raise its exception."""
     return (yield from until_done(Background(work)))
 
 
 def until_done(running: Background[T]) -> Steps[T]:
-    """What a call in the background returns. Raises what it raises."""
+    """Wait for a call in the background, and return its result or raise its exception."""
     while not running.done():
         yield False
     return running.result()
 
 
 def finish(steps: Steps[T]) -> T:
-    """Drive to the end, blocking; while there is only waiting, yields the core, then sleeps."""
+    """Run all steps and return their result. Blocking; while they only wait, yields the core, then sleeps."""
     idle = 0
     while True:
         try:
@@ -179,7 +193,7 @@ def finish(steps: Steps[T]) -> T:
             result: T = end.value
             return result
         idle = 0 if worked else idle + 1
-        # Messages move on only while MPI is entered, so do not sleep at once, and never for long.
+        # Do not sleep at once, and never for long: messages make progress only while this thread is in MPI.
         if idle > _YIELDS:
             time.sleep(min((idle - _YIELDS) * 20e-6, 1e-3))
         elif idle:

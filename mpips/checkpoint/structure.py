@@ -1,11 +1,15 @@
-"""The HDF5 file: made whole by one process, so that it is the same whoever writes the data later.
+"""The structure of the HDF5 file: one process makes all of it before any server writes data.
 
-Groups, attributes and contiguous datasets, allocated at once and not filled, are made by server 0 with
-serial HDF5 in memory, in a file with holes where the data will be; what HDF5 wrote is then copied to
-the disk, before anybody opens the file in parallel. So no metadata is ever written collectively, HDF5
-(which may crash when it cannot write metadata) never meets a full disk with any in hand, and a
-checkpoint of the same tables has the same bytes for any number of servers. What lies outside the
-datasets has a checksum of its own in the manifest.
+Server 0 makes the groups, the attributes and the contiguous datasets with serial HDF5 in memory. The datasets
+are allocated at once and not filled, so that the file in memory has holes where the data will be. Server 0
+then copies what HDF5 has written to the disk, before any server opens the file in parallel. This has three
+consequences:
+
+* No metadata is ever written collectively.
+* HDF5 never has unwritten metadata when the disk is full; it may crash when it cannot write metadata.
+* A checkpoint of the same tables has the same bytes for any number of servers.
+
+The bytes outside the datasets have a checksum of their own in the manifest.
 """
 
 from __future__ import annotations
@@ -26,10 +30,11 @@ from mpips.checkpoint.shards import ManifestHead
 from mpips.data.hdf5 import load_hdf5
 from mpips.errors import CapabilityError
 
-# Datasets of at least a page begin at one: they can be mapped, and no page is written by two tables.
+# Bytes. Datasets of at least a page start at a page: they can be mapped, and two tables never share a page.
 ALIGNMENT = 4096
 
-_CHUNK = 8 << 20
+_CHUNK = 8 << 20  # bytes that are read at once
+# Meaning and units of a dataset by its role, for the attributes in the file.
 _MEANINGS = {
     "keys": ("keys of the rows, ascending", "1"),
     "values": ("parameters", "1"),
@@ -45,16 +50,16 @@ _MEANINGS = {
 
 
 def load_writer() -> Any:
-    """The module h5py.
+    """Import and return h5py.
 
     Raises:
-        CapabilityError: It cannot be imported.
+        CapabilityError: h5py cannot be imported.
     """
     return load_hdf5("writing checkpoints")
 
 
 def hdf5_kind() -> str:
-    """Which h5py is at hand: "parallel", "serial" or "none"."""
+    """Return the kind of the installed h5py: "parallel" (with MPI), "serial" or "none"."""
     try:
         return "parallel" if load_writer().get_config().mpi else "serial"
     except CapabilityError:
@@ -63,12 +68,12 @@ def hdf5_kind() -> str:
 
 @dataclass(frozen=True)
 class Made:
-    """A file without its data.
+    """A file with its structure and without its data.
 
     Attributes:
-        n_bytes: Its final size.
-        structure_xxh3: See `structure_sum`.
-        offsets: For each table the offset of every dataset in the file, 0 for an empty one.
+        n_bytes: Final size, bytes.
+        structure_xxh3: Checksum of the bytes outside datasets; see `structure_sum`.
+        offsets: For each table, the offset of each dataset in the file; 0 for an empty dataset.
     """
 
     n_bytes: int
@@ -77,13 +82,13 @@ class Made:
 
 
 def create_file(path: Path, head: ManifestHead, tables: Sequence[TableEntry], version: str) -> Made:
-    """Make the file with its structure and its final size, but no data yet. Blocking, local.
+    """Make the file with its structure and its final size, without data. Local, blocking.
 
     Args:
-        path: Of the new file.
-        head: For the attributes of the file.
-        tables: Without offsets.
-        version: Of mpips.
+        path: Path of the new file.
+        head: Description of the job, for the attributes of the file.
+        tables: Manifest entries, without offsets.
+        version: Version of mpips.
 
     Raises:
         OSError: The file cannot be written.
@@ -97,6 +102,7 @@ def create_file(path: Path, head: ManifestHead, tables: Sequence[TableEntry], ve
             for table, mine in zip(tables, offsets, strict=True)
             for entry, offset in zip(table.datasets, mine, strict=True)
         ]
+        # Copy the bytes outside the datasets to the disk, and leave holes for the data.
         total = _native.Xxh3()
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
@@ -112,7 +118,7 @@ def create_file(path: Path, head: ManifestHead, tables: Sequence[TableEntry], ve
 
 
 def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
-    """Write all bytes at an offset; a partial write goes on until the error shows."""
+    """Write all bytes at an offset; a partial write is continued, so that the next call raises its error."""
     view = memoryview(data)
     while view:
         n = os.pwrite(fd, view, offset)
@@ -123,7 +129,7 @@ def _draw(
     image: int, head: ManifestHead, tables: Sequence[TableEntry], version: str
 ) -> list[list[int]]:
     h5py = load_writer()
-    # A Python file, because HDF5 wants a real path for any of its own.
+    # Pass a Python file object, because HDF5's own drivers need a real path.
     with (
         open(image, "r+b", buffering=0, closefd=False) as memory,
         h5py.File(
@@ -198,7 +204,7 @@ def _file_attributes(head: ManifestHead, version: str) -> dict[str, Any]:
 
 
 def _set_attributes(target: Any, values: Mapping[str, Any]) -> None:
-    """Numbers as int64 and float64, all else as text of fixed length, which leaves no holes."""
+    """Set attributes: numbers as int64 or float64, all else as text of fixed length, without holes."""
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             target.attrs[name] = _text(value if isinstance(value, str) else repr(value))
@@ -218,7 +224,7 @@ def _put_text(file: Any, name: str, text: bytes) -> None:
 
 
 def structure_sum(fd: int, n_bytes: int, datasets: Sequence[DatasetEntry]) -> str:
-    """XXH3-64, as 16 hexadecimal digits, of the file's bytes outside all datasets, in order.
+    """Return the XXH3-64, as 16 hexadecimal digits, of the file's bytes outside all datasets, in order.
 
     Raises:
         OSError: The file cannot be read, or ends early.
@@ -233,7 +239,7 @@ def structure_sum(fd: int, n_bytes: int, datasets: Sequence[DatasetEntry]) -> st
 def _outside(
     fd: int, n_bytes: int, extents: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[int, bytes]]:
-    """The bytes of a file outside these [start, stop), in order, in blocks with their offsets."""
+    """Yield the bytes of a file outside the ranges [start, stop), in order, in blocks with their offsets."""
     at = 0
     for start, stop in [*sorted(e for e in extents if e[0] < e[1]), (n_bytes, n_bytes)]:
         while at < start:

@@ -1,17 +1,18 @@
-"""Writing a checkpoint, together, in short steps.
+"""Write a checkpoint with all servers, in short steps.
 
-Phases; after each of them the servers agree, so that all raise the same error or none does:
+Phases. After each phase except `write` the servers agree, so that all raise the same error or none does:
 
-1. hello     everyone checks its shards and says what it has; all make the same plan
-2. prepare   server 0 takes the folder's lock, removes what dead writers left, makes a temporary
-             folder and in it the HDF5 file with its structure
-3. open      each server sees whether it can open the file, then all open it
-4. write     tables one after the other, in rounds of one bounded block each
-5. close     each server brings its part to the disk, then all close the file
-6. publish   server 0 writes the manifest, makes everything durable and renames the folder
+1. hello     Each server checks its shards and sends their description; all servers make the same plan.
+2. prepare   Server 0 takes the folder's lock, removes what failed writers have left, makes a temporary folder
+             and in it the HDF5 file with its structure.
+3. open      Each server checks that it can open the file. After an agreement, all open it.
+4. write     The tables are written one after the other, in rounds of one bounded block for each server.
+5. close     Each server waits until its part is on the disk. After an exchange, all close the file.
+6. publish   Server 0 writes the manifest, makes everything durable and renames the folder.
 
-A failure inside a phase is kept, and its server goes on taking part in the phase without writing,
-until the agreement. Collective calls of HDF5 are only made when all servers are there to make them.
+A server stores a failure inside a phase, and continues to take part in the phase without writing, until the
+next agreement. A failure in `write` is raised at the agreement of `close`. The servers make collective calls
+of HDF5 only directly after an agreement or an exchange, when all of them have come to the call.
 """
 
 from __future__ import annotations
@@ -63,9 +64,8 @@ from mpips.errors import CheckpointError, DiskFullError, StallError
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# Room for what is not data, more than enough.
-_STRUCTURE_BYTES = 1 << 18
-SERIAL_NOTE = "server 0 wrote for all servers, which is slower: h5py knows no MPI here"
+_STRUCTURE_BYTES = 1 << 18  # bytes, more than the structure of the file needs
+SERIAL_NOTE = "server 0 wrote for all servers, which is slower: this h5py is built without MPI"
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,12 @@ class CheckpointInfo:
     """A checkpoint that was written.
 
     Attributes:
-        path: Its folder.
-        step: Its step.
-        n_bytes: Size of its HDF5 file.
-        seconds: From the first step of the writer to the last.
-        notes: What a user should know: a slower way was taken, `latest` could not be set.
-        removed: What dead writers had left and was removed.
+        path: Folder of the checkpoint.
+        step: Step of the checkpoint.
+        n_bytes: Size of the HDF5 file, bytes.
+        seconds: Time from the first step of the writer to the last.
+        notes: Messages for the user, for example that `latest` could not be set.
+        removed: Names of files that failed writers had left and that were removed.
     """
 
     path: Path
@@ -90,10 +90,10 @@ class CheckpointInfo:
 
 
 class CheckpointWriter:
-    """One checkpoint on its way to the disk. Every server makes one and drives it to its end.
+    """The writer of one checkpoint. Every server makes one and runs its `steps` to their end.
 
     Attributes:
-        info: What was written, once `steps` has ended.
+        info: Description of the written checkpoint; set when `steps` has ended.
     """
 
     info: CheckpointInfo
@@ -111,19 +111,20 @@ class CheckpointWriter:
         block_bytes: int = BLOCK_BYTES,
         may_publish: Callable[[], None] | None = None,
     ) -> None:
-        """Local, does nothing yet.
+        """Make the writer. Local; `steps` does the work.
 
         Args:
-            comm: All servers, in order; carries nothing else until the end. None: this process alone.
-            folder: The run's `checkpoints` folder, seen by all servers; made if missing.
-            head: What the job knows.
-            shards: Of this server, private to the writer until the end.
-            server: What only this server knows.
-            parallel: True: through MPI-IO or not at all; False: server 0 for all; None: as h5py can.
-            timeout_s: A longer wait for other servers is an error.
-            block_bytes: Bytes of a block: what one step writes at most, and what is held at once.
-            may_publish: Called on server 0 last before the checkpoint gets its name; raises a
-                CheckpointError if it must not.
+            comm: All servers, in order; nothing else may use it until the end. None: this process alone.
+            folder: The run's `checkpoints` folder, visible to all servers; made if missing.
+            head: Description of the job.
+            shards: Shards of this server; they must not change until the end.
+            server: State of this server.
+            parallel: True: write through MPI-IO, or raise an error; False: server 0 writes for all servers;
+                None: through MPI-IO if h5py supports it on all servers.
+            timeout_s: Time limit of a wait for other servers, seconds.
+            block_bytes: Bytes of a block: the most that one step writes and that is held in memory at once.
+            may_publish: Called on server 0 directly before the checkpoint gets its name; raises
+                CheckpointError if the checkpoint must not be published.
         """
         self._peers = Peers(comm, timeout_s, f"the checkpoint of step {head.step}")
         self._folder = folder
@@ -142,15 +143,15 @@ class CheckpointWriter:
         self._sink: Sink | None = None
 
     def steps(self) -> Iterator[bool]:
-        """Bounded pieces of work, True, and looks at whether others are ready, False.
+        """Write the checkpoint in bounded steps: yield True after work, False while it waits for others.
 
-        Collective over all servers, each at its own pace; blocking only where the file is opened and
-        closed, which all enter together.
+        Collective over all servers; each runs its steps at its own pace. It blocks only where all servers
+        together open and close the file.
 
         Raises:
-            CheckpointError: It was not written; the same on all servers. Nothing is left of it, but where
-                only the last step failed, making the published name durable.
-            StallError: Another server did not come.
+            CheckpointError: The checkpoint was not written; raised on all servers. Nothing of it remains,
+                unless only the last step failed, which makes the published name durable.
+            StallError: Another server did not come in time.
         """
         started = time.monotonic()
         try:
@@ -165,6 +166,7 @@ class CheckpointWriter:
         )
 
     def _write(self) -> Steps[tuple[Path, int, list[str]]]:
+        # Make the same plan on all servers, and the file on server 0.
         hellos = yield from self._meet()
         use_mpi = self._all.attempt(lambda: self._choose(hellos))
         plans = self._all.attempt(lambda: plan_tables(self._head, hellos, self._block_bytes))
@@ -173,6 +175,7 @@ class CheckpointWriter:
         assert use_mpi is not None
         plans = [replace(p, entry=e) for p, e in zip(plans, prepared.tables, strict=True)]
         yield from self._open(prepared, use_mpi)
+        # Write all tables, close the file, and publish the folder.
         for plan in plans:
             yield from (self._write_rows(plan) if plan.is_embedding else self._write_dense(plan))
         pieces = yield from self._close()
@@ -182,7 +185,7 @@ class CheckpointWriter:
         return path, prepared.n_bytes, notes
 
     def _tidy_up(self) -> None:
-        """Server 0 removes what is not published, and gives the lock back."""
+        """Remove what is not published, and release the lock, on server 0."""
         if self._lock is None:
             return
         if self._temporary is not None:
@@ -200,21 +203,22 @@ class CheckpointWriter:
         return msgspec.convert(plain, list[Hello])
 
     def _choose(self, hellos: Sequence[Hello]) -> bool:
-        """Whether all servers write through MPI-IO. The same, or the same error, on all."""
+        """Return True if all servers write through MPI-IO; the result, or the error, is the same on all."""
         kinds = [hello.hdf5 for hello in hellos]
         if kinds[0] == "none":
             raise CheckpointError("writing a checkpoint needs h5py on server 0: pip install h5py")
         parallel = self._peers.size > 1 and set(kinds) == {"parallel"}
         if self._parallel and self._peers.size > 1 and not parallel:
             raise CheckpointError(
-                f"parallel writing needs h5py with MPI on all servers, not {kinds}"
+                f"parallel writing needs h5py with MPI on all servers, not {kinds}; install the same "
+                "environment on all hosts"
             )
         return parallel
 
     def _prepare(self, plans: Sequence[TablePlan]) -> Steps[Prepared]:
         mine = None
         if self._peers.rank == 0 and self._all.failure is None:
-            # In the background: it waits for the disk. HDF5 writes to memory here and knows no MPI.
+            # Run in the background, because it waits for the disk. HDF5 writes to memory here, without MPI.
             try:
                 made = yield from in_background(lambda: self._make_file(plans))
                 mine = prepared_to_plain(made)
@@ -225,7 +229,7 @@ class CheckpointWriter:
         return prepared_from_plain(everyone[0])
 
     def _make_file(self, plans: Sequence[TablePlan]) -> Prepared:
-        """On server 0: everything but the data."""
+        """Make the temporary folder and the file without data, on server 0."""
         if not self._folder.is_dir():
             self._folder.mkdir(parents=True, exist_ok=True)
             folders.sync_folder(self._folder.parent)
@@ -239,17 +243,23 @@ class CheckpointWriter:
         return Prepared(self._temporary, made.n_bytes, made.structure_xxh3, tables)
 
     def _check_space(self, n_bytes: int) -> None:
-        """Say so early where there is plainly no room; quotas and others may still take it."""
+        """Raise early if there is clearly no room; a quota or another program may still use up the room.
+
+        Raises:
+            DiskFullError: The file system has too few free bytes.
+            CheckpointError: The process may not write files of this size.
+        """
         limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
         if limit != resource.RLIM_INFINITY and n_bytes + _STRUCTURE_BYTES > limit:
             raise CheckpointError(
-                f"{n_bytes:,} bytes are needed, but files may have {limit:,} (see ulimit -f)"
+                f"{n_bytes:,} bytes are needed, but files may have {limit:,}; set ulimit -f unlimited"
             )
         system = os.statvfs(self._folder)
         free = system.f_bavail * system.f_frsize
         if free < n_bytes + _STRUCTURE_BYTES:
             raise DiskFullError(
-                f"the disk is too full: {n_bytes:,} bytes are needed, {free:,} are free"
+                f"the disk is too full: {n_bytes:,} bytes are needed, {free:,} are free; free space, or "
+                "run `mpips ckpt prune`"
             )
 
     def _open(self, prepared: Prepared, use_mpi: bool) -> Steps[None]:
@@ -289,12 +299,12 @@ class CheckpointWriter:
     def _put(
         self, plan: TablePlan, block: tuple[int, int] | None, columns: dict[str, NDArray[Any]]
     ) -> Steps[None]:
-        """Write one block of all datasets of a table; meets the others also with nothing."""
+        """Write one block of all datasets of a table; a server without a block takes part as well."""
         assert self._sink is not None
         for entry in plan.entry.datasets:
             data = None
             if block is not None and self._all.failure is None:
-                # Of the file's byte order, which on nearly all machines is the array itself.
+                # Convert to the file's byte order; on little-endian machines no copy is made.
                 data = np.ascontiguousarray(columns[entry.role], DTYPES[entry.dtype])
             start = 0 if block is None else block[0]
             try:
@@ -314,7 +324,7 @@ class CheckpointWriter:
                 yield from self._sink.finish()
             except Exception as error:
                 self._all.keep(error)
-        # Closing is collective: not before everyone has come.
+        # Wait for all servers, because closing is collective.
         yield from self._peers.exchange(None)
         sink, self._sink = self._sink, None
         try:
@@ -330,7 +340,7 @@ class CheckpointWriter:
     ) -> Steps[tuple[Path, list[str]]]:
         published: tuple[Path, list[str]] | None = None
         if self._peers.rank == 0:
-            # In the background: it waits for the disk.
+            # Run in the background, because it waits for the disk.
             try:
                 manifest = make_manifest(self._head, hellos, prepared, tables, note)
                 published = yield from in_background(lambda: self._commit(prepared, manifest))
@@ -350,7 +360,7 @@ class CheckpointWriter:
             self._may_publish()
         path = folders.publish(prepared.folder, self._head.step)
         _native.fault_point("named")
-        # From here on it is a checkpoint, whatever happens to the link.
+        # Keep the folder from here on: it is a checkpoint, even if the link cannot be set.
         self._temporary = None
         try:
             folders.point_latest(path)
@@ -367,7 +377,7 @@ def write_checkpoint(
     server: ServerState | None = None,
     **options: Any,
 ) -> CheckpointInfo:
-    """Write a checkpoint. Collective over all servers, blocking.
+    """Write a checkpoint and return its description. Collective over all servers, blocking.
 
     Arguments and errors are those of `CheckpointWriter`.
     """
@@ -381,7 +391,7 @@ def _drive(writer: CheckpointWriter) -> Steps[None]:
 
 
 def _elements(shards: Sequence[DenseShardData], start: int, stop: int) -> dict[str, NDArray[Any]]:
-    """Elements of the one shard that has them, by role."""
+    """Return elements [start, stop), by role, from the shard that contains them."""
     for shard in shards:
         if shard.start <= start < shard.start + len(shard.values):
             part = slice(start - shard.start, stop - shard.start)

@@ -1,29 +1,34 @@
-"""What a launch of a supervised run leaves in shared memory, and where the next one goes on.
+"""The shared memory that a launch of a supervised run leaves, and the places where workers continue in it.
 
-Servers with a journal leave everything that was acknowledged or complete in their rings. The next launch
-takes it over if all of it is there: the same tables, options and numbers of ranks, every server's segments
-on its node with no living process in them, and the staging memory that records still point to. If anything
-is missing, all ranks start from the newest checkpoint instead.
+Servers with a journal leave in shared memory everything that is acknowledged, and every record that is
+complete in their rings. The next launch takes this memory over if all of it is there: the tables, options and
+numbers of ranks are the same; the segments of every server are on its node, and no running process uses them;
+and the staging memory is there to which records still point. If anything is missing, all ranks start from the
+newest checkpoint instead.
 
-A worker's position at a server is the clock that it is in and how many pushes of that clock are there. It
-goes on at the least of its clocks, as its cursor and random state were there, and what a server has of it
-already is not written again (native/src/ring/ring_writer.cpp). So that cursor and random state are known
-at every clock, a worker sends them before it ticks, in a cut record that belongs to no checkpoint. All
-records before a tick are in the memory of all servers before any tick of that clock is sent to one
-(Worker.clock): so if one server has the tick, all have the pushes, and no server is more than one tick
-ahead of another.
+Positions. The position of a worker at a server is the worker's clock there, and the number of pushes of that
+clock that are there. A worker continues at the least of its clocks over all servers, with the cursor and the
+random state that it had at that clock. What a server already has of the worker is not written again
+(native/src/ring/ring_writer.cpp). Cursor and random state must therefore be known at every clock: a worker
+sends them to all servers before it ticks, in a cut record that belongs to no checkpoint.
+
+Order. All records before a tick are in the memory of all servers before a tick of that clock is sent to any
+server (mpips.worker.connection.Connection.clock). So if one server has the tick, all servers have the pushes
+of that clock, and no server is more than one tick ahead of another.
 
 Precondition. A worker that repeats a clock must make the same pushes as before in number, order, tables,
-lengths and keys; their values may differ, and those of the first time count. Each server keeps a tag of them
-(native/src/ring/push_tag.hpp). A worker whose repetition differs ends the job with a ReplayError, since
-nothing tells which of its updates count already, and the next launch starts from the checkpoint.
+lengths and keys. Their values may differ; the values of the first time count. Each server computes a tag of
+the pushes (native/src/ring/push_tag.hpp). If a repetition differs, nothing shows which of its updates have
+already been counted. The worker then ends the job with a ReplayError, and the next launch starts from the
+checkpoint.
 
-Memory that a launch finds wrong (a record that no correct worker sends, a repetition that differs) is
-refused from then on: the rank that finds it writes `memory-refused.json`, and the next launch begins anew
-from the newest checkpoint.
+Refused memory. A launch may find the memory wrong: it contains a record that no correct worker sends, or a
+repetition differs. The rank that finds this writes `memory-refused.json`. No later launch continues in this
+memory; the next one starts from the newest checkpoint.
 
-Clocks count on from the launch that last began anew; `memory.json` in the run directory says what that one
-started from.
+Clocks. Clocks count from the launch that created the memory, in all launches that continue in it.
+`memory.json` in the run directory describes the state from which that launch started. The scheduler writes
+the file.
 """
 
 from __future__ import annotations
@@ -44,20 +49,21 @@ REFUSED_FILE = "memory-refused.json"
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """memory.json: what the clocks in shared memory count from.
+    """The content of memory.json: the state from which clocks in shared memory count.
 
     Attributes:
-        generation: The launch that began anew.
-        served: The last one that came to service; older memory is stale (mpips.recovery.replica).
+        generation: Generation number of the launch that created the memory.
+        served: Generation number of the last launch that completed its start-up; memory of earlier
+            launches is stale (mpips.recovery.replica).
         tables: Checksum of tables and options.
-        shape: Servers and workers.
-        step: Steps of the run before it.
-        run_id: Names the run in checkpoints.
-        workers: Where its workers started from, if that was a checkpoint.
-        beginning: The states of its own workers at their start, where those are not `workers`.
-        sampling: How their cursors are to be read; see `mpips.checkpoint.Manifest`.
-        data: What the training data holds, in the order of its columns; see there.
-        first_checkpoint: Generation number of the checkpoints of the launch that began anew.
+        shape: Number of servers, number of workers.
+        step: Steps of the run before the launch that created the memory.
+        run_id: Id of the run in its checkpoints.
+        workers: States of workers in the checkpoint from which that launch started; empty without one.
+        beginning: States of that launch's own workers at their start, where these differ from `workers`.
+        sampling: Meaning of the workers' cursors; see `mpips.checkpoint.Manifest`.
+        data: Description of the training data; see `mpips.checkpoint.Manifest`.
+        first_checkpoint: Generation number of the checkpoints of the launch that created the memory.
     """
 
     generation: int
@@ -73,24 +79,32 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     first_checkpoint: int = 0
 
     def write(self, run: Supervised) -> None:
-        """Leave it for later launches."""
+        """Write memory.json for later launches.
+
+        Raises:
+            OSError: The run directory cannot be written to.
+        """
         replace_json(run.folder.path / FILE, self)
 
 
 def read_memory(run: Supervised) -> Memory | None:
-    """What the launch before has left; None if there is nothing."""
+    """Return the content of memory.json; None if there is no such file."""
     return read_json(run.folder.path / FILE, Memory)
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True):
-    """memory-refused.json: launch `generation` found the memory wrong that it worked in."""
+    """The content of memory-refused.json: launch `generation` found the memory wrong that it used."""
 
     generation: int
     reason: str
 
 
 def refuse_memory(run: Supervised, reason: str) -> None:
-    """Let no later launch go on in the memory of this one.
+    """Forbid later launches to continue in the memory of this launch.
+
+    Args:
+        run: The run.
+        reason: Why the memory is wrong, for the user.
 
     Raises:
         OSError: The run directory cannot be written to.
@@ -99,7 +113,7 @@ def refuse_memory(run: Supervised, reason: str) -> None:
 
 
 def why_refused(run: Supervised, memory: Memory) -> str:
-    """Return why a launch that worked in this memory has refused it; "": none has."""
+    """Return the reason for which a launch that used this memory has refused it; "": none has."""
     refused = read_json(run.folder.path / REFUSED_FILE, Refused)
     if refused is None or refused.generation < memory.generation:
         return ""
@@ -107,17 +121,18 @@ def why_refused(run: Supervised, memory: Memory) -> str:
 
 
 class At(msgspec.Struct, frozen=True):
-    """A worker's position at a server; see ServerCore.position.
+    """A worker's position at a server, as ServerCore.position returns it.
 
     Attributes:
-        sequence: Number of its next record.
-        applied: Records that the server has consumed.
-        clock: The clock that it is in.
-        finished: It has finished.
-        pushes, tag: Complete pushes of that clock that are there, and what identifies them
-            (native/src/ring/push_tag.hpp).
-        ended: Clock and tag of clocks before it.
-        texts: Texts that describe where it stands, in hexadecimal digits.
+        sequence: Number of the worker's next record.
+        applied: Number of its records that the server has consumed.
+        clock: Clock of the worker at this server.
+        finished: True if the worker has finished.
+        pushes: Number of complete pushes of this clock that the server has.
+        tag: Tag of these pushes (native/src/ring/push_tag.hpp).
+        ended: Clock and tag of pushes of recent clocks before `clock`.
+        texts: Encoded cursors and random states of the worker (mpips.checkpoint.position), as hexadecimal
+            digits.
     """
 
     sequence: int
@@ -131,20 +146,21 @@ class At(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, found: dict[str, Any]) -> At:
-        """Return what the server's core gives."""
+        """Return the position from the dictionary that ServerCore.position returns."""
         fields = {name: value for name, value in found.items() if name != "taken"}
         return cls(**{**fields, "texts": [text.hex() for text in found["texts"]]})
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a worker goes on.
+    """The place where a worker continues.
 
     Attributes:
-        clock: Since the launch that began anew.
-        state: Cursor and random state there.
-        ahead: The greatest clock that a server has of the worker.
-        at_start: It has not ended a clock since the launch that began anew, and starts as it started there.
+        clock: Clock of the worker, counted from the launch that created the memory.
+        state: Cursor and random state at this clock.
+        ahead: Greatest clock of the worker at any server.
+        at_start: True if the worker has not ended a clock since the launch that created the memory. It then
+            starts as it started in that launch.
     """
 
     clock: int
@@ -156,27 +172,28 @@ class Place:
 def place_of(
     worker: int, positions: Sequence[At], memory: Memory, skips_clocks: bool = False
 ) -> Place:
-    """Return where a worker goes on, by its positions at all servers.
+    """Return the place where a worker continues, from its positions at all servers.
 
     Args:
-        worker: Its index.
-        positions: One for each server.
-        memory: What the clocks count from.
-        skips_clocks: There are backup workers, so a worker may pass over clocks.
+        worker: Index of the worker.
+        positions: Position of the worker at each server.
+        memory: State from which the clocks count.
+        skips_clocks: True if there are backup workers, so that a worker may skip clocks.
 
     Raises:
-        RecoveryError: No server has the worker's cursor at that clock; it may have passed over clocks and
-            servers have it at different ones.
+        RecoveryError: No server has the worker's cursor at that clock; or the worker may skip clocks, and
+            servers have it at different clocks.
     """
     clock = min(at.clock for at in positions)
     ahead = max(at.clock for at in positions)
     if skips_clocks and ahead != clock:
-        # A server learns that a worker passed over clocks from its next record. What the worker would
-        # repeat at the one clock need not be what it did at the other.
+        # A server learns only from the next record of a worker that it has skipped clocks. The pushes
+        # that the worker would repeat at the lower clock need not be those that it made at the higher one.
         raise RecoveryError(
             f"with backup workers, worker {worker} is at clock {clock} on one server and at {ahead} on "
             "another"
         )
+    # Find the states that are known of the worker, up to this clock.
     parts = [decode_part(bytes.fromhex(text)) for at in positions for text in at.texts]
     known = [part for part in parts if 0 < part.clock <= clock]
     same = len(memory.workers) == memory.shape[1]
@@ -184,19 +201,19 @@ def place_of(
     base = memory.beginning[worker] if memory.beginning else base
     if clock == 0:
         return Place(clock, base, ahead, at_start=True)
-    # A worker that passes over clocks stands at the last cursor before them.
+    # Take the state at this clock. A worker that skips clocks has its state from before them.
     part = max(known, key=lambda p: p.clock, default=PositionPart())
     if part.clock != clock and not (skips_clocks and part.clock):
         found = ", ".join(str(p.clock) for p in parts) or "none"
         raise RecoveryError(
-            f"no server has the cursor of worker {worker} at clock {clock}; there are those of clocks: "
+            f"no server has the cursor of worker {worker} at clock {clock}; there are cursors of clocks: "
             f"{found}"
         )
     return Place(clock, worker_state(worker, part, base.clock + clock), ahead)
 
 
 def worker_state(worker: int, part: PositionPart, clock: int) -> WorkerState:
-    """A worker's state as manifests hold it."""
+    """Return a worker's state in the form that manifests contain."""
     return WorkerState(
         worker=worker,
         clock=clock,
@@ -208,6 +225,6 @@ def worker_state(worker: int, part: PositionPart, clock: int) -> WorkerState:
 
 
 def _whole(cursor: Mapping[str, Any], name: str) -> int:
-    """A number of a cursor that has one, as those of `mpips train` do."""
+    """Return a whole number of a cursor, as cursors of `mpips train` contain them; 0 if there is none."""
     value = cursor.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) else 0

@@ -1,13 +1,19 @@
-"""Carries a server's records to its partner and takes in those of the servers whose partner this is.
+"""Send a server's records to its partner, and receive the records of servers whose partner this server is.
 
-Two-sided messages on a communicator of its own, so that it works with every transport. A *batch* goes from
-server to partner: one line (number of bytes, or END), then records. Several may be under way; MPI keeps their
-order. An *answer* comes back: for each worker the numbers of records that have arrived and that the copy has
-consumed, and a last row that says END. Numbers only grow, so that a lost beat costs time and nothing else:
-an answer that is under way is followed by a newer one.
+The messages are two-sided, on a communicator of their own, so that they work with every transport.
 
-Nothing blocks but `close`, which every server calls when no worker is left: the last records go out,
-then END, and the partner answers END when it has consumed them.
+A *batch* goes from a server to its partner: one line of 64 bytes with the number of bytes or END, then the
+records. Several batches may be under way at once; MPI delivers messages between two ranks on one tag in
+order.
+
+An *answer* goes from the partner to the server: for each worker the number of records that have arrived and
+the number that the copy has consumed, and one more row that contains END or 0. While an answer is under way
+the partner sends no other; it sends the newer numbers afterwards. The numbers only grow. So a late or skipped
+answer costs time, and has no other effect.
+
+Only `close` blocks. Every server calls it when no worker writes any more. The server sends its last records,
+then END. END arrives after all batches before it; the partner answers it, and its copy consumes what has
+arrived before `close` returns there.
 """
 
 from __future__ import annotations
@@ -27,22 +33,29 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 _TAG_BATCH, _TAG_ANSWER = 21, 22
-_DEPTH = 4  # batches under way
-_BATCH_BYTES = 512 << 10
-_HEAD_BYTES = 64
+_DEPTH = 4  # batches that may be under way at once
+_BATCH_BYTES = 512 << 10  # bytes of records in a batch, unless one record is longer
+_HEAD_BYTES = 64  # bytes in front of the records; the first 8 contain their number of bytes, or END
 _END = 2**64 - 1
 
 
 def _batch_bytes(slot_bytes: int) -> int:
-    """Of a buffer: a record fits, whatever its length."""
+    """Return the size of a batch's buffer in bytes; a record of any length fits."""
     return _HEAD_BYTES + max(_BATCH_BYTES, slot_bytes + _native.LINE_BYTES)
 
 
 class Outgoing:
-    """The server's side. Not thread-safe."""
+    """Sends the records of a server to its partner. Not thread-safe."""
 
     def __init__(self, server: Server, comm: MPI.Intracomm, rank: int, bound: int) -> None:
-        """The copy on `rank` of `comm` has what the server has; `bound`: see server_replica.cpp."""
+        """Start to send records. The partner's copy must be equal to the server now.
+
+        Args:
+            server: This server.
+            comm: Communicator on which nothing else uses the tags.
+            rank: Rank of the partner.
+            bound: SYNC, or the greatest lag in records; see native/src/server/server_replica.cpp.
+        """
         self._core = server.core
         self._comm, self._rank = comm, rank
         n_bytes = _batch_bytes(server.layout.geometry.slot_bytes)
@@ -57,7 +70,8 @@ class Outgoing:
         self._open = self._comm.Irecv(self._answer, self._rank, _TAG_ANSWER)
 
     def poll(self) -> bool:
-        """Take answers, hand out records; True if there was anything. Not blocking."""
+        """Receive answers and send records; return True if there was anything to do. Not blocking."""
+        # Receive answers. They open the gate of the server for records that the partner has.
         moved = False
         while not self.ended and self._open.Test():
             moved = True
@@ -65,6 +79,7 @@ class Outgoing:
             self.ended = bool(self._answer[-1, 0] == _END)
             if not self.ended:
                 self._expect()
+        # Reuse the buffers of batches that have been sent, and send what there is.
         while self._sent and self._sent[0][0].Test():
             self._free.append(self._sent.popleft()[1])
         while self._free:
@@ -82,7 +97,7 @@ class Outgoing:
         self._sent.append((self._comm.Isend(part, self._rank, _TAG_BATCH), batch))
 
     def end(self) -> bool:
-        """Say that nothing follows, once there is a buffer for it; True if it has been said."""
+        """Send END if a buffer is free; return True if it has been sent."""
         if self._free:
             self._send(_END, 0)
             return True
@@ -90,15 +105,21 @@ class Outgoing:
 
     @property
     def closed(self) -> bool:
-        """The partner has everything, and no message is under way."""
+        """True if the partner has answered END and no batch is under way."""
         return self.ended and not self._sent
 
 
 class Incoming:
-    """The partner's side: a copy and the batches for it. Not thread-safe."""
+    """Receives the records of another server for the copy of it on this rank. Not thread-safe."""
 
     def __init__(self, copy: Server, comm: MPI.Intracomm, rank: int) -> None:
-        """`copy` has been attached and is of the server on `rank` of `comm`."""
+        """Start to receive records.
+
+        Args:
+            copy: The copy, attached to its memory and equal to the server.
+            comm: Communicator on which nothing else uses the tags.
+            rank: Rank of the server.
+        """
         self.copy = copy
         self._core = copy.core
         self._core.become_copy()
@@ -122,7 +143,8 @@ class Incoming:
         return words
 
     def poll(self) -> bool:
-        """Take batches in, answer, let the copy consume; True if there was anything. Not blocking."""
+        """Receive batches, answer them, and let the copy consume. Not blocking; True if anything moved."""
+        # Put the records of all batches that have arrived into the rings of the copy.
         moved = False
         while not self._ending and self._open[0][0].Test():
             moved = True
@@ -134,24 +156,24 @@ class Incoming:
             self._core.accept(batch[_HEAD_BYTES:], n_bytes)
             self._expect(batch)
         if moved:
-            # Arrival is what opens the server's gate: it hears of it before the copy goes to work.
-            self._say(self._now())
+            # Report the arrival before the copy consumes: arrival alone opens the server's gate.
+            self._reply(self._now())
             self.copy.drain()
         now = self._now()
-        if self._is_news(now):
-            self._say(now)
+        if self._needs_reply(now):
+            self._reply(now)
         return moved
 
-    def _is_news(self, now: np.ndarray) -> bool:
-        """Something has arrived, or the server may be short of slots, or this is the end."""
+    def _needs_reply(self, now: np.ndarray) -> bool:
+        """Return True if records have arrived, the server may be short of slots, or END has arrived."""
         if self._ending and not self._end_answered:
             return True
         arrived, consumed = now[:, 0] != self._answered[:, 0], now[:, 1] != self._answered[:, 1]
         short = now[:, 0] - self._answered[:, 1] > self._slots // 2
         return bool(arrived.any() or (consumed & short).any())
 
-    def _say(self, now: np.ndarray) -> None:
-        """Answer, unless an answer is under way; then a later `poll` does."""
+    def _reply(self, now: np.ndarray) -> None:
+        """Send an answer, unless one is under way; then a later `poll` sends it."""
         if self._end_answered or (self._answering is not None and not self._answering.Test()):
             return
         self._answer[:-1] = self._answered = now
@@ -161,13 +183,13 @@ class Incoming:
 
     @property
     def closed(self) -> bool:
-        """The server has sent its last, and knows that it is here."""
+        """True if END has arrived from the server, and the answer to it has been sent."""
         if not self._end_answered:
             return False
         return self._answering is None or bool(self._answering.Test())
 
     def free(self) -> None:
-        """Give up what was prepared for batches that never come."""
+        """Cancel the receives of batches that the server does not send any more. Call it once closed."""
         while self._open:
             request, _ = self._open.popleft()
             request.Cancel()
@@ -175,22 +197,29 @@ class Incoming:
 
 
 class Mirror:
-    """Both sides of one process. Not thread-safe."""
+    """The records that one process sends to its partner and receives as a partner. Not thread-safe."""
 
     def __init__(
         self, outgoing: Outgoing | None, incoming: list[Incoming], server: Server, partner: int
     ) -> None:
-        """`partner`: index of this server's partner, -1 for none."""
+        """Make the mirror of one server.
+
+        Args:
+            outgoing: Sends this server's records; None: it has no partner.
+            incoming: Receives records for each copy on this rank.
+            server: This server.
+            partner: Index of its partner; -1: none.
+        """
         self._outgoing = outgoing
         self._incoming = incoming
         self._server = server
         self._partner = partner
 
     def poll(self) -> bool:
-        """Do what there is to do; True if there was anything. Not blocking.
+        """Send and receive what is due; return True if there was anything to do. Not blocking.
 
         Raises:
-            ProtocolError: A partner sent what no correct partner sends.
+            ProtocolError: A partner sent a message that no correct partner sends.
             RegionError: A table of a copy cannot grow.
         """
         try:
@@ -205,10 +234,16 @@ class Mirror:
         return moved
 
     def close(self, timeout_s: float, between: Callable[[], object]) -> None:
-        """Bring everything to an end; all servers do it, when no worker writes any more. Blocks.
+        """Send and receive everything that is left. Blocking.
+
+        All servers call this when no worker writes any more.
+
+        Args:
+            timeout_s: Time limit, seconds.
+            between: Called between two looks; must not block.
 
         Raises:
-            StallError: A partner does not come to the end as well.
+            StallError: A partner has not finished in time.
         """
         deadline = time.monotonic() + timeout_s
         ended = self._outgoing is None
@@ -223,7 +258,7 @@ class Mirror:
             if time.monotonic() > deadline:
                 raise StallError(
                     f"server {self._server.index} and its partners have not come to an end within "
-                    f"{timeout_s:g} s (its own is server {self._partner})"
+                    f"{timeout_s:g} s (its own is server {self._partner}); look at the ranks of these servers"
                 )
             if not moved:
                 time.sleep(100e-6)
@@ -231,7 +266,7 @@ class Mirror:
             incoming.free()
 
     def statistics(self) -> dict[str, Any]:
-        """What was mirrored, by name; lags in records of one worker."""
+        """Return counts of the mirrored records by name; lags are in records of one worker."""
         if self._outgoing is None:
             return {}
         return {"partner": {"server": self._partner, **self._server.core.partner_counters()}}

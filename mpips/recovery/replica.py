@@ -1,29 +1,35 @@
-"""Partner copies: what a server has acknowledged survives the loss of its node.
+"""Replicas: a copy of each server on another node, so that acknowledged updates survive the loss of a node.
 
-Each server has a partner, the next server on another node. The partner's process holds a *copy* of the
-server: a second server core over segments of its own, which consumes the same records
-(native/src/server/server_replica.cpp). `mirror` carries them; `replica_memory` names and moves memory;
-`replica_start` makes the copies when a launch begins and finds the memory to continue in after a failure.
+Each server has a partner, the next server on another node. The partner's process runs a *copy* of the server:
+a second server core over segments of its own, which consumes the same records
+(native/src/server/server_replica.cpp). `mirror` transports the records. `replica_memory` names segments and
+moves them to other nodes. `replica_start` makes the copies at the start of a launch, and finds the memory to
+continue in after a failure.
 
-Names. `s<i>...` are the segments of server i, `r<i>g<g>...` those of its copy made in launch g. A set of
-segments counts only with its mark, a small file that is written last and names the launch that served
-from it. `memory.json` says which launch served last: only sets with that mark, or a later one of a launch
-that came to no service, hold everything. So neither half a copy nor the memory of a node that was away for a
-launch is ever taken.
+Names. `s<i>...` are the segments of server i. `r<i>g<g>...` are the segments of its copy made in launch g. A
+set of segments is valid only with its mark: a small file that is written last and contains the generation
+number of the launch that served from the set. `memory.json` contains the number of the last launch that
+completed its start-up. Only sets with the mark of that launch, or of a later launch that did not complete its
+start-up, hold everything. So neither an incomplete copy nor the memory of a node that was absent for a launch
+is ever used.
 
-What a failure costs. *sync*: a record is consumed when the partner has it, so whatever was acknowledged is
-in the copy. Under BSP a worker also waits, before it ticks, until its pushes are with the partners. So the
-rule on which going on in memory rests (mpips.recovery.memory: if one server has the tick, all have the
-pushes) holds for copies as well: what is done again sees the same parameters, and the bits are those of an
-undisturbed run. It waits for records to *arrive*, which needs no other worker, and not to be consumed, which
-may. *lag*: up to `partner_lag_records` records of each worker may be acknowledged and not in the copy. After
-the loss of the node the workers go back to where the copy is and do the rest again, on the newer values of
-the other servers: every push still counts exactly once, but the bits are not those of an undisturbed run.
+Cost of a failure, by mode:
 
-The copy judges updates by itself. What it may judge otherwise than the server (backup workers, policy
-"reject") could turn an update that was acknowledged as applied into one that was not; with partners such
-tables are refused. Large updates go through the rings, since whatever a record points at (staging
-memory, areas) would be lost with the node.
+* *sync*: a server consumes a record only when its partner has it, so the copy has whatever was acknowledged.
+  Under BSP a worker also waits, before it ticks, until its pushes have arrived at the partners. So the
+  invariant of mpips.recovery.memory, that all servers have the pushes of a clock if one server has its tick,
+  holds for copies as well: repeated steps see the same parameters, and the bits are those of an undisturbed
+  run. The worker waits until its records have *arrived*, not until they are consumed: arrival depends on no
+  other worker, while consumption may.
+* *lag*: up to `partner_lag_records` records of each worker may be acknowledged and missing in the copy. After
+  the loss of the node the workers go back to the state of the copy and repeat the rest, on the newer values
+  of the other servers. Every push still counts exactly once, but the bits are not those of an undisturbed
+  run.
+
+The copy decides by itself which updates are applied. With backup workers, or with the policy "reject", its
+decision may differ from the server's: an update that was acknowledged as applied could then be missing in the
+copy. With partners such tables are refused. Large updates go through the rings, because everything to which a
+record points (staging memory, rendezvous buffers) would be lost with the node.
 """
 
 from __future__ import annotations
@@ -35,16 +41,16 @@ from mpips.errors import ConfigError
 from mpips.model.consistency import BSP, Reject
 from mpips.model.table import Table
 
-SYNC = 0  # the bound on lag that means there is none
+SYNC = 0  # value of `bound`: a server consumes only records that its partner has
 
 
 @dataclass(frozen=True)
 class Partners:
-    """What a worker knows of partners.
+    """The partners of all servers, as workers need them.
 
     Attributes:
-        of: The partner's index of each server that has one.
-        waits: Before it ticks a worker waits until its pushes are with the partners.
+        of: Index of the partner, by index of the server; only for servers that have one.
+        waits: True if a worker waits before each tick until its pushes have arrived at the partners.
     """
 
     of: Mapping[int, int] = field(default_factory=dict)
@@ -52,7 +58,14 @@ class Partners:
 
 
 def find_partners(node_of_server: Sequence[int]) -> dict[int, int]:
-    """The next server on another node, for each server that has one."""
+    """Return the partner of each server: the next server on another node.
+
+    Args:
+        node_of_server: Node index of each server.
+
+    Returns:
+        Index of the partner by index of the server, without servers for which there is no other node.
+    """
     n = len(node_of_server)
     found = {}
     for i, node in enumerate(node_of_server):
@@ -64,10 +77,10 @@ def find_partners(node_of_server: Sequence[int]) -> dict[int, int]:
 
 
 def check_tables(tables: Sequence[Table]) -> None:
-    """Refuse tables whose updates a copy may judge otherwise than its server.
+    """Raise ConfigError for tables whose updates a copy may apply otherwise than its server.
 
     Raises:
-        ConfigError: Names the table and what to change.
+        ConfigError: A table has backup workers or policy "reject".
     """
     for table in tables:
         model = table.consistency
@@ -78,6 +91,6 @@ def check_tables(tables: Sequence[Table]) -> None:
         else:
             continue
         raise ConfigError(
-            f"redundancy.partner = true and table {table.name!r} with {what}: use {rest}, since a copy may "
-            "judge a late update otherwise than its server"
+            f"redundancy.partner = true and table {table.name!r} with {what}: a copy may treat a late update "
+            f"otherwise than its server; use {rest}"
         )

@@ -1,7 +1,7 @@
-"""Sets of segments that belong together: listing, marking, linking, and moving them to another node.
+"""Sets of segments that belong together: list, mark, link and remove them, or move them to another node.
 
-A set is the region of a server or of a copy and its other segments, `<set>` and `<set>-...`. Everything here
-works on the files in /dev/shm, so a set is moved without anybody having it mapped.
+A set consists of the region of a server or of a copy, `<set>`, and its other segments, `<set>-...`.
+Everything here works on the files in /dev/shm, so no process needs to map a set to move it.
 """
 
 from __future__ import annotations
@@ -32,21 +32,22 @@ from mpips.transport.region import (
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-_NEEDED = "-journal"  # without it a set is of no use
-_UNFINISHED = f"{MARK}.new"  # a mark that is being written
-_CHUNK_BYTES = 4 << 20
+_NEEDED = "-journal"  # suffix of the segment without which a set is useless
+_UNFINISHED = f"{MARK}.new"  # suffix of a mark while it is written
+_CHUNK_BYTES = 4 << 20  # bytes of one message
 _TAG = 1
 _PATTERN = re.compile(r"(?:s(\d+)|r(\d+)g\d+)$")
 
 
 class CallGuard(Protocol):
-    """See mpips.mpi.watchdog.Watchdog.guard."""
+    """The type of mpips.mpi.watchdog.Watchdog.guard, without an import of MPI."""
 
-    def __call__(self, what: str) -> AbstractContextManager[None]: ...
+    def __call__(self, what: str) -> AbstractContextManager[None]:
+        """Return a context for one call; `what` names the call in the error."""
 
 
 class Held(NamedTuple):
-    """A complete set on a node: of which server, the launch that served from it, its name."""
+    """A complete set on a node: index of its server, launch that served from it, and name."""
 
     server: int
     generation: int
@@ -54,22 +55,22 @@ class Held(NamedTuple):
 
     @property
     def is_copy(self) -> bool:
-        """Made by a partner."""
+        """True if the set is a copy at a partner."""
         return self.name.startswith("r")
 
 
 def own_set(server: int) -> str:
-    """Name of a server's set."""
+    """Return the name of a server's own set."""
     return f"s{server}"
 
 
 def copy_set(server: int, generation: int) -> str:
-    """Name of the copy of a server made in a launch."""
+    """Return the name of the copy of a server that a launch makes."""
     return f"r{server}g{generation}"
 
 
 def held(token: str) -> list[Held]:
-    """The marked sets of a run on this node."""
+    """Return the marked sets of a run on this node."""
     found = []
     paths = dict(own_segments(token))
     for part, path in sorted(paths.items()):
@@ -84,7 +85,9 @@ def held(token: str) -> list[Held]:
 
 
 def mark(token: str, name: str, generation: int) -> None:
-    """Say that a set is complete and that a launch serves from it.
+    """Write the mark of a set: it is complete, and launch `generation` serves from it.
+
+    The mark replaces an older one atomically.
 
     Raises:
         RegionError: /dev/shm is full.
@@ -102,7 +105,7 @@ def mark(token: str, name: str, generation: int) -> None:
 
 
 def remove(token: str, name: str) -> None:
-    """Remove a set, its mark first."""
+    """Remove a set; its mark goes first, so that a partly removed set is not valid."""
     _remove_part(token, name + MARK)
     for suffix in _suffixes(token, name):
         _remove_part(token, name + suffix)
@@ -110,17 +113,17 @@ def remove(token: str, name: str) -> None:
 
 
 def remove_all_but(token: str, keep: set[str]) -> None:
-    """Remove all sets of a run on this node, half ones too, but for these."""
+    """Remove all sets of a run on this node except those in `keep`, incomplete sets too."""
     for name in {part.partition("-")[0] for part, _ in own_segments(token)}:
         if _PATTERN.match(name) and name not in keep:
             remove(token, name)
 
 
 def link(token: str, source: str, target: str) -> None:
-    """Give a set another name, beside its own; an older set of that name goes.
+    """Give a set a second name by hard links; an older set of that name is removed.
 
     Raises:
-        RegionError: It is not there, or /dev/shm is full.
+        RegionError: The set does not exist, or /dev/shm is full.
     """
     remove(token, target)
     try:
@@ -133,21 +136,22 @@ def link(token: str, source: str, target: str) -> None:
 def send(
     comm: MPI.Intracomm, rank: int, token: str, name: str, alone: bool, guard: CallGuard
 ) -> None:
-    """Send a set byte for byte to a rank that calls `receive`. Blocks.
+    """Send a set byte for byte to a rank that calls `receive`. Blocking.
 
     Args:
-        comm: Nothing else uses its tags.
-        rank: Of the receiver.
-        token: Of the run.
-        name: Of the set.
-        alone: Refuse it while a living process uses it.
-        guard: A context in which a call that never returns ends the process.
+        comm: Communicator on which nothing else uses the tags.
+        rank: Rank of the receiver.
+        token: Token of the run.
+        name: Name of the set.
+        alone: Raise RegionError if a running process uses the set.
+        guard: Context in which a call that never returns ends the process.
 
     Raises:
-        RegionError: It is not there or in use; the receiver raises it too.
+        RegionError: The set does not exist or is in use; `receive` raises it, too.
     """
     files: list[tuple[str, int]] = []
     error = ""
+    # Open and lock all segments before anything is sent.
     try:
         for suffix in _suffixes(token, name):
             files.append((suffix, os.open(_path(token, name + suffix), os.O_RDWR | os.O_CLOEXEC)))
@@ -157,6 +161,7 @@ def send(
             _lock(fd)
     except OSError as failure:
         error = failure.strerror or str(failure)
+    # Send the list of segments or the error, then the parts of each segment that contain data.
     try:
         sizes = [] if error else [(s, *_shape(fd)) for s, fd in files]
         with guard(f"sending memory {name} to rank {rank}"):
@@ -173,11 +178,13 @@ def send(
 
 
 def receive(comm: MPI.Intracomm, rank: int, token: str, name: str, guard: CallGuard) -> None:
-    """Make a set from what `rank` sends; an older set of that name goes. Blocks; no mark is written.
+    """Create a set from what `rank` sends, without a mark; an older set of that name is removed. Blocking.
+
+    The arguments are those of `send`.
 
     Raises:
-        RegionError: The sender has none, or there is no room here. Everything that is sent has been
-            taken, so the sender is not held up.
+        RegionError: The sender has no such set, or there is no room here. Everything that was sent has been
+            received nevertheless, so the sender does not block.
     """
     remove(token, name)
     with guard(f"receiving memory {name} from rank {rank}"):
@@ -185,6 +192,7 @@ def receive(comm: MPI.Intracomm, rank: int, token: str, name: str, guard: CallGu
     if error:
         raise RegionError(f"memory {name}: {error}")
     failure = ""
+    # Receive everything, even after a failure: the sender sends everything.
     for suffix, size, whole, extents in sizes:
         fd = -1
         try:
@@ -204,16 +212,19 @@ def receive(comm: MPI.Intracomm, rank: int, token: str, name: str, guard: CallGu
             os.close(fd)
     if failure:
         remove(token, name)
-        raise RegionError(f"memory {name} from rank {rank} cannot be kept here: {failure}")
+        raise RegionError(
+            f"memory {name} from rank {rank} cannot be stored here: {failure}; enlarge /dev/shm of this "
+            "host, or set redundancy.partner = false"
+        )
 
 
 def _path(token: str, part: str) -> Path:
-    """Where a part is that should be there."""
+    """Return the path of a segment; if it does not exist, a path for the error."""
     return find_segment(token, part) or SHM / region_name(token, part)
 
 
 def _new_path(token: str, part: str) -> Path:
-    """Where a part is to be made."""
+    """Return the path of a segment that is to be made."""
     return SHM / new_name(token, part)
 
 
@@ -224,7 +235,7 @@ def _remove_part(token: str, part: str) -> None:
 
 
 def _suffixes(token: str, name: str) -> list[str]:
-    """What follows the set's name in the names of its segments, the region's first."""
+    """Return what follows the set's name in the names of its segments; the region's, which is "", first."""
     found = [part for part, _ in own_segments(token) if part == name or part.startswith(f"{name}-")]
     return sorted(s for s in (part.removeprefix(name) for part in found) if not s.startswith(MARK))
 
@@ -236,12 +247,12 @@ def _lock(fd: int) -> None:
             return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise OSError(errno.EBUSY, "a living process uses it") from None
+                raise OSError(errno.EBUSY, "a running process uses it") from None
         time.sleep(0.02)
 
 
 def _shape(fd: int) -> tuple[int, bool, list[tuple[int, int]]]:
-    """Length, whether all pages are there, and the stretches that hold data."""
+    """Return a file's length in bytes, True if all its pages are allocated, and the ranges that hold data."""
     status = os.fstat(fd)
     extents, at = [], 0
     while at < status.st_size:
@@ -271,7 +282,7 @@ def _read(fd: int, start: int, stop: int) -> np.ndarray[tuple[int], np.dtype[np.
 
 
 def _write(fd: int, data: np.ndarray[tuple[int], np.dtype[np.uint8]], start: int) -> str:
-    """Why it could not be written; empty if it was."""
+    """Write data at an offset; return the error, "" if there is none."""
     at = 0
     try:
         while at < data.size:

@@ -1,8 +1,8 @@
-"""How a launch finds the memory to go on in, and makes the copies anew. Collective; at start-up only.
+"""The start of a launch with partners: find the memory to continue in, and make the copies.
 
-Every launch makes its copies from its servers, byte for byte, before any worker writes. Until all are
-marked, those of the launch before stay: a launch that dies at its start costs nothing. So the copies take
-twice their memory for that moment.
+All of it runs at start-up. Every launch makes its copies from its servers, byte for byte, before any worker
+writes. The copies of the launch before are removed only when all new copies are marked, so a launch that
+fails during its start-up loses nothing. For this time the copies take twice their memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Source(NamedTuple):
-    """The set that a server goes on in, and the rank that can read it."""
+    """The set in which a server continues, and a rank that can read it."""
 
     rank: int
     held: Held
@@ -33,14 +33,15 @@ class Source(NamedTuple):
 def choose(
     found: Sequence[Sequence[Held]], assignment: Assignment, since: int
 ) -> list[Source] | str:
-    """Where each server's memory comes from, or why there is none. Pure arithmetic.
+    """Return the source of each server's memory, or the reason for which there is none. Pure arithmetic.
 
-    Its own is better than a copy, which may lag, and what is on its node needs no way.
+    A server's own set goes before a copy, because a copy may lag. A set on the server's node goes before one
+    that must be moved. Then the newest goes first.
 
     Args:
-        found: What is on the node of each rank.
-        assignment: Of this launch.
-        since: The last launch that came to service; older memory is stale.
+        found: Complete sets on the node of each rank.
+        assignment: Roles and nodes of this launch.
+        since: Generation number of the last launch that completed its start-up; older memory is stale.
     """
     a = assignment
     chosen = []
@@ -69,10 +70,13 @@ def bring(
     token: str,
     guard: CallGuard,
 ) -> None:
-    """Put every server's set on its node under its name. Collective over `comm`; blocks.
+    """Bring every server's set to the server's node, under the name of its own set.
+
+    Collective over `comm`, blocking.
 
     Raises:
-        RegionError: A set cannot be read, or there is no room for it; here or on another rank.
+        RegionError: A set cannot be read (raised on both ranks of the move), or there is no room for it
+            (raised on the receiver).
     """
     a, errors = assignment, []
     for i, (source, server) in enumerate(zip(sources, a.servers, strict=True)):
@@ -86,18 +90,18 @@ def bring(
             elif not near and comm.rank == server:
                 replica_memory.receive(comm, source.rank, token, name, guard)
         except RegionError as error:
-            # The other moves go on: somebody waits for them.
+            # Continue with the other moves: other ranks wait for them.
             errors.append(error)
     if errors:
         raise errors[0]
 
 
 class Partnership:
-    """The partners of one launch. Collective over the job's ranks where it says so.
+    """The partners of one launch, on each rank of the job.
 
     Attributes:
-        of: The partner's index of each server that has one.
-        notes: What a user should know.
+        of: Index of the partner, by index of the server; only for servers that have one.
+        notes: Messages for the user.
     """
 
     def __init__(
@@ -109,10 +113,18 @@ class Partnership:
         guard: CallGuard,
         bound: int | None,
     ) -> None:
-        """`comm`: nothing else uses its tags; `bound`: None for no partners, SYNC, or the greatest lag.
+        """Find the partners. Not collective.
+
+        Args:
+            comm: Communicator of the job's ranks on which nothing else uses the tags.
+            assignment: Roles and nodes of this launch.
+            token: Token of the run.
+            generation: Generation number of this launch.
+            guard: Context in which a call that never returns ends the process.
+            bound: None for no partners, SYNC, or the greatest lag in records of one worker.
 
         Raises:
-            ConfigError: There is no other node for any partner, and the run has just begun.
+            ConfigError: Servers are on one node only, and this is the first launch of the run.
         """
         self._comm = comm
         self._a = assignment
@@ -134,11 +146,16 @@ class Partnership:
             self.notes.append("the servers have no partners: there is none on another host")
 
     def held(self) -> list[list[int | str]]:
-        """The complete sets on this node. Not collective."""
+        """Return the complete sets on this node as lists of server, generation and name. Not collective."""
         return [list(held) for held in replica_memory.held(self._token)]
 
     def choose(self, found: Sequence[Sequence[Sequence[int | str]]], since: int) -> str:
-        """Choose from what the ranks hold; why nothing can be chosen, or ""."""
+        """Choose the source of each server's memory; return why this is impossible, or "". Not collective.
+
+        Args:
+            found: Results of `held` on all ranks.
+            since: Generation number of the last launch that completed its start-up.
+        """
         sets = [[Held(int(s), int(g), str(name)) for s, g, name in row] for row in found]
         chosen = choose(sets, self._a, since)
         if isinstance(chosen, str):
@@ -147,25 +164,29 @@ class Partnership:
         return ""
 
     def bring(self) -> None:
-        """See `bring`. Collective."""
+        """Bring the chosen sets to their servers' nodes, see the function `bring`. Collective, blocking."""
         bring(self._sources, self._a, self._comm, self._token, self._guard)
 
     def tell(self, clocks: Sequence[Sequence[int]]) -> None:
-        """Note where the memory came from. `clocks`: of each server, the workers' clocks there."""
+        """Add notes about the sources of the memory.
+
+        Args:
+            clocks: For each server, the clock of each worker there.
+        """
         a = self._a
         for i, source in enumerate(self._sources):
             host = a.node_names[a.node_of[source.rank]]
             if source.held.is_copy:
                 back = max(max(column) - column[i] for column in zip(*clocks, strict=True))
                 self.notes.append(
-                    f"server {i} goes on from its partner's copy on {host}{self._behind()}; "
+                    f"server {i} continues from its partner's copy on {host}{self._behind()}; "
                     f"workers go back by {back} clock{'' if back == 1 else 's'}"
                 )
             elif a.node_of[source.rank] != a.node_of[a.servers[i]]:
-                self.notes.append(f"server {i} goes on from its memory, moved here from {host}")
+                self.notes.append(f"server {i} continues from its memory, moved here from {host}")
 
     def _behind(self) -> str:
-        """How far a copy may be behind what was acknowledged; nothing is known without partners now."""
+        """Return a text for the lag of a copy; "" if this launch has no partners, so that it is unknown."""
         if self._bound is None:
             return ""
         if self._bound == SYNC:
@@ -173,19 +194,22 @@ class Partnership:
         return f", up to {self._bound} records of each worker behind"
 
     def make_copies(self, make: Callable[[int, str], Server]) -> list[tuple[int, Server]]:
-        """Send this server's set and receive those of the servers whose partner this is. Collective.
+        """Send this server's set to its partner, and receive the sets of servers whose partner this is.
+
+        Collective, blocking.
 
         Args:
-            make: Attaches the copy of a server from the set of this name.
+            make: Attaches the copy of a server to the set of this name.
 
         Returns:
-            Index and copy of each of those servers.
+            Index and copy of each server whose partner this is.
 
         Raises:
             MpipsError: A copy cannot be made.
         """
         servers, copies = self._a.servers, []
         errors: list[MpipsError] = []
+        # Copy in the same order on all ranks, even servers first, so that more copies run at the same time.
         for i in sorted(self.of, key=lambda i: (i % 2, i)):
             source, target = servers[i], servers[self.of[i]]
             name = copy_set(i, self._generation)
@@ -198,14 +222,14 @@ class Partnership:
                     replica_memory.receive(self._comm, source, self._token, name, self._guard)
                     copies.append((i, make(i, name)))
             except MpipsError as error:
-                # As above; what cannot be attached is an error, too.
+                # Continue with the other copies: other ranks wait for them.
                 errors.append(error)
         if errors:
             raise errors[0]
         return copies
 
     def mirror(self, server: Server, copies: Sequence[tuple[int, Server]]) -> Mirror | None:
-        """What carries records from here on; None where nobody is anybody's partner. Not collective."""
+        """Return the mirror of this server's records; None if there are no partners. Not collective."""
         if self._bound is None or not self.of:
             return None
         ranks = self._a.servers
@@ -217,7 +241,10 @@ class Partnership:
         return Mirror(outgoing, incoming, server, partner)
 
     def mark(self, server: Server | None) -> None:
-        """Say that the sets of this rank are complete. Not collective.
+        """Mark the sets of this rank as complete. Not collective.
+
+        Args:
+            server: This rank's server, if any.
 
         Raises:
             RegionError: /dev/shm is full.
@@ -228,7 +255,10 @@ class Partnership:
             replica_memory.mark(self._token, name, self._generation)
 
     def clean(self) -> None:
-        """Remove from this node what no later launch may want. Once all are marked. Not collective."""
+        """Remove sets from this node that no later launch needs. Not collective; call it once all are marked.
+
+        The lowest rank of each node does it.
+        """
         a, rank = self._a, self._comm.rank
         node = a.node_of[rank]
         if a.node_of.index(node) != rank:
@@ -237,6 +267,6 @@ class Partnership:
         replica_memory.remove_all_but(self._token, {name for i in here for name in self._mine(i)})
 
     def _mine(self, index: int) -> list[str]:
-        """The sets of a server's rank: its own and its copies of others."""
+        """Return the names of the sets on a server's rank: its own, and its copies of other servers."""
         copies = [i for i, partner in self.of.items() if partner == index]
         return [own_set(index), *(copy_set(i, self._generation) for i in copies)]

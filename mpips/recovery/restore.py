@@ -16,12 +16,20 @@ from mpips.server.server import Server
 
 
 def restore(server: Server, placement: Placement, tables: Sequence[Table], start: Path) -> None:
-    """Fill a server's shards from a checkpoint, whatever shape of job wrote it. Local, blocking.
+    """Fill a server's shards from a checkpoint. Not collective; blocking.
+
+    The job that wrote the checkpoint may have had other numbers of servers and workers, and other partitions.
+
+    Args:
+        server: The server, with empty shards.
+        placement: Shards of all servers in this job.
+        tables: Tables of this job.
+        start: Folder of the checkpoint.
 
     Raises:
-        CheckpointError: It cannot be read.
-        ConfigError: It does not hold these tables.
-        RegionError: /dev/shm is too small for its rows.
+        CheckpointError: The checkpoint cannot be read.
+        ConfigError: The checkpoint does not fit these tables.
+        RegionError: /dev/shm is too small for the rows.
     """
     with open_checkpoint(start) as checkpoint:
         check_start(checkpoint, tables)
@@ -51,10 +59,11 @@ def _restore_rows(
         except KeyError as error:
             raise ConfigError(
                 f"{checkpoint.path}: table {table.name!r}: {error.args[0]}; choose a partition that "
-                "takes all keys of the checkpoint"
+                "takes all keys of the checkpoint, such as HashPartition"
             ) from None
         if block is None:
             return
+        # Join the parts of a server's row: values, the optimizer's state, the count of updates as float bits.
         columns = [block.values, *(block.state[name] for name in table.optimizer.state_names)]
         if block.steps is not None:
             columns.append(block.steps.view(np.float32).reshape(-1, 1))

@@ -1,4 +1,4 @@
-"""The plan of a job's saving: the folder, the start, and where each worker continues."""
+"""What a job saves and from what it starts: the folder, the start, and the place of each worker."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from mpips.recovery.memory import Memory, Place
 
 @dataclass(frozen=True)
 class Saving:
-    """Where a job saves to and what it starts from; the same on every rank.
+    """What a job saves and from what it starts; equal on all ranks.
 
     Attributes:
         folder: The run's `checkpoints` folder, or None: nothing is saved.
-        run_id: Names the run in its checkpoints.
-        start: The checkpoint to start from, or None.
-        origin: Its manifest; or what the clocks in shared memory count from.
+        run_id: Id of the run in its checkpoints.
+        start: Folder of the checkpoint to start from, or None.
+        origin: Manifest of `start`; or the state from which the clocks in shared memory count; or None.
         retention: Which older checkpoints stay.
-        config: The resolved configuration, as JSON holds it.
-        sampling: How the workers' cursors are to be read; see `mpips.checkpoint.Manifest`.
-        data: The description of the training data; see `mpips.checkpoint.Manifest`.
-        triggers: When there are checkpoints before the end.
-        beginning: The state at its start of each worker of this job, where cursors of `origin` are to be
-            read in another way than this job's; empty: the states in `origin`.
-        places: Where each worker goes on in what the launch before has left in shared memory; empty: the
-            job begins anew, or from `start`.
-        notes: What a user should know of the choice of `start`.
-        generation: Of its checkpoints, at least: newer than what lies in the folder.
+        config: Resolved configuration, as values of JSON.
+        sampling: Meaning of the workers' cursors; see `mpips.checkpoint.Manifest`.
+        triggers: When checkpoints are taken before the end.
+        beginning: State of each worker of this job at its start, where cursors in `origin` have another
+            meaning than this job's; empty: the states in `origin` hold.
+        places: Place where each worker continues in the shared memory of the launch before; empty: the job
+            starts from `start`, or from initial values.
+        notes: Messages for the user about the choice of `start`.
+        generation: Least generation number of its checkpoints: greater than all numbers in the folder.
+        data: Description of the training data; see `mpips.checkpoint.Manifest`.
     """
 
     folder: Path | None
@@ -52,7 +52,7 @@ class Saving:
 
     @property
     def first_clock(self) -> int:
-        """The least clock that a worker begins at."""
+        """Least clock at which a worker starts."""
         return min((place.clock for place in self.places), default=0)
 
     @property
@@ -61,9 +61,15 @@ class Saving:
         return self.origin.step if self.origin is not None else 0
 
     def position(self, seed: int, worker: int, n_workers: int) -> Position:
-        """Where a worker starts."""
+        """Return the position at which a worker starts.
+
+        Args:
+            seed: Seed of the job.
+            worker: Index of the worker.
+            n_workers: Number of workers.
+        """
         workers = self.origin.workers if self.origin is not None else ()
-        # A worker that has ended no clock since the launch that began anew starts as it did there.
+        # A worker that has not ended a clock since the memory was created starts as it started then.
         if self.places and not (workers and self.places[worker].at_start):
             states = tuple(place.state for place in self.places)
             clock = self.places[worker].clock
@@ -74,9 +80,9 @@ class Saving:
     def checkpoint_generation(self, launch: int) -> int:
         """Return the generation number of a launch's checkpoints.
 
-        It is greater than that of every checkpoint that was in the folder when the job began anew, of the
-        one that it started from, and of those of its earlier launches: the newest checkpoint of a folder is
-        the one with the greatest (`mpips.checkpoint.find`).
+        It is greater than the numbers of all checkpoints that were in the folder when the job started without
+        memory, of the checkpoint that it started from, and of the checkpoints of its earlier launches. The
+        checkpoint with the greatest number is the newest one of a folder (`mpips.checkpoint.find`).
 
         Args:
             launch: Generation number of the launch in its run; 0 without a supervisor.
@@ -90,7 +96,13 @@ class Saving:
     def in_memory(
         self, memory: Memory, places: tuple[Place, ...], notes: tuple[str, ...]
     ) -> Saving:
-        """The same for a launch that goes on in shared memory, whose clocks count as `memory` says."""
+        """Return a copy for a launch that continues in shared memory.
+
+        Args:
+            memory: State from which the clocks in shared memory count.
+            places: Place of each worker.
+            notes: Messages for the user.
+        """
         return dataclasses.replace(
             self,
             start=None,
@@ -105,16 +117,20 @@ class Saving:
 
 
 class SavingPlan(Protocol):
-    """A job's saving in two steps: verifying a checkpoint takes time, and memory may make it needless."""
+    """Decides in two steps what a job saves and from what it starts.
+
+    To verify a checkpoint takes time, which is wasted if the job continues in shared memory.
+    """
 
     def draft(self) -> Saving:
-        """Return what is saved, without a checkpoint to start from. Local and quick."""
+        """Return what is saved, without a checkpoint to start from. Not collective; fast."""
 
     def choose(self) -> Saving:
-        """Return the same with the checkpoint to start from. Collective over the job's ranks; blocks.
+        """Return what is saved, with the checkpoint to start from. Collective over the job's ranks, blocking.
 
         Raises:
-            ConfigError, CheckpointError: The checkpoint that was asked for cannot be used.
+            ConfigError: The requested checkpoint does not fit the job.
+            CheckpointError: The requested checkpoint cannot be used.
         """
 
 
@@ -123,7 +139,7 @@ class FixedPlan:
     """A plan that is decided already.
 
     Attributes:
-        saving: What both steps return.
+        saving: Result of both steps.
     """
 
     saving: Saving

@@ -1,8 +1,14 @@
-"""Which memory a launch of a supervised run works in: what the one before has left, or new one.
+"""The choice of memory of a launch of a supervised run: the memory of the launch before, or new memory.
 
-All ranks decide the same: they go on in memory only if every server's state is there, brought to its
-node from another or from a partner's copy where it must be (mpips/recovery/replica_start.py). Else all
-begin anew, from the newest checkpoint if there is one.
+All ranks make the same choice. They continue in memory only if the state of every server is there. Where it
+is necessary, the state is first brought to the server's node, from another node or from a partner's copy
+(mpips/recovery/replica_start.py). Otherwise all ranks start from the newest checkpoint, or without one.
+
+Order. The scheduler alone writes `memory.json`, and each step below ends with an exchange between all ranks.
+If old memory is not used, it is removed before `memory.json` of the new launch is written (`choose`). New
+copies and sets are marked before `memory.json` names this launch as the last one that completed its start-up,
+and old sets are removed only after that (`join`). So a launch that fails at any point of its start-up leaves
+either complete memory that fits `memory.json`, or none that the next launch would use.
 """
 
 from __future__ import annotations
@@ -27,12 +33,12 @@ from mpips.transport.region import attach, staging_part, unlink_job, unlink_stag
 
 
 class Takeover:
-    """The start of one launch, on one rank. Its methods are collective, and block.
+    """The start of one launch, on one rank. Its methods are collective over all ranks, and blocking.
 
     Attributes:
-        server: This rank's server, if it goes on in memory.
-        at: Of each server, each worker's position, if the job goes on in memory; else empty.
-        cold: Why what the launch before has left is not used; "": it is, or there was none.
+        server: This rank's server, if it has one and the job continues in memory; else None.
+        at: For each server, the position of each worker, if the job continues in memory; else empty.
+        cold: Reason for which the memory of the launch before is not used; "": it is used, or there was none.
     """
 
     def __init__(
@@ -45,16 +51,16 @@ class Takeover:
         make_copy: Callable[[int, str], Server],
         skips_clocks: bool,
     ) -> None:
-        """Nothing happens yet.
+        """Prepare the start. Not collective; changes nothing.
 
         Args:
             cluster: All ranks.
             run: The run.
-            partnership: Who has memory, and who copies whose.
+            partnership: Partners of this launch, and the sets in memory.
             tables: Checksum of tables and options.
-            make_server: Attaches this rank's server to memory that is there.
-            make_copy: Attaches the copy of another server to memory of that name.
-            skips_clocks: There are backup workers, so a worker may pass over clocks.
+            make_server: Attaches this rank's server to existing memory.
+            make_copy: Attaches the copy of a server (index) to existing memory (name of the set).
+            skips_clocks: True if there are backup workers, so that a worker may skip clocks.
         """
         self._cluster = cluster
         self._run = run
@@ -71,10 +77,15 @@ class Takeover:
         self._places: tuple[Place, ...] = ()
 
     def choose(self, saving: Saving, look_for_start: Callable[[], Saving]) -> Saving:
-        """Go on in what the launch before has left, or remove it and note what this one starts from.
+        """Take over the memory of the launch before, or remove it and describe the new start in memory.json.
+
+        Args:
+            saving: What the job saves, without a start.
+            look_for_start: Returns it with the checkpoint to start from; collective; called only if the job
+                does not continue in memory.
 
         Returns:
-            Where workers start; of `look_for_start` (collective) where memory does not serve.
+            What the job saves, and the places or the checkpoint from which it starts.
         """
         memory = self._read() if self._run.generation > 0 else None
         if memory is not None:
@@ -82,6 +93,7 @@ class Takeover:
             if not self.cold:
                 self._memory = memory
                 return self._gone_on(memory, saving)
+            # Unmap what this rank has attached, before the files are removed.
             self.server, self.at = None, []
             gc.collect()
         saving = look_for_start()
@@ -89,7 +101,7 @@ class Takeover:
         return saving
 
     def _read(self) -> Memory | None:
-        """Return what memory.json holds, as the scheduler reads it; notes why it is refused."""
+        """Return memory.json as the scheduler reads it, None without one; store why it is refused."""
         c, run = self._cluster, self._run
 
         def read() -> list[Any]:
@@ -101,12 +113,13 @@ class Takeover:
         return msgspec.convert(found, Memory) if found is not None else None
 
     def _try(self, memory: Memory) -> str:
-        """Take over what there is, on all ranks; why not, the same on all."""
+        """Take over the memory of the launch before. Return the reason why not, equal on all ranks, or ""."""
         c, p = self._cluster, self._partnership
         if self._refused:
             return self._refused
         if (memory.tables, memory.shape) != (self._tables, self._shape):
-            return "tables, options or numbers of ranks are others"
+            return "tables, options or numbers of ranks have changed"
+        # Find the sets on all nodes, and bring each to its server.
         held = c.agree("looking for what the launch before has left", p.held)
         if reason := p.choose(held, memory.served):
             return reason
@@ -114,7 +127,8 @@ class Takeover:
             c.agree("bringing memory to its server", p.bring)
         except RegionError as error:
             return str(error)
-        found = c.agree("going on in memory", self._attach)
+        # Attach the servers, and find the places of the workers.
+        found = c.agree("continuing in memory", self._attach)
         if reason := next((row["reason"] for row in found if row["reason"]), ""):
             return reason
         self.at = [msgspec.convert(found[r]["at"], list[At]) for r in c.assignment.servers]
@@ -124,18 +138,21 @@ class Takeover:
                 for w in range(self._shape[1])
             )
         except RecoveryError as error:
-            return str(error)  # all ranks come to it, by the same positions
+            return str(error)  # the same on all ranks, since all have the same positions
         if any(not place.at_start and not place.state.cursor for place in self._places):
-            return "main has not said where it stands (worker.set_cursor)"
+            return "main has stored no cursor; call worker.set_cursor before each worker.clock"
+        # Remove staging memory of earlier launches, except that to which records still point.
         used = {part for row in found for part in row["staging"]}
         unlink_staging(c.token, self._run.generation, used)
         p.tell([[place.clock for place in server] for server in self.at])
         return ""
 
     def _attach(self) -> dict[str, Any]:
-        """This rank's part of what was left: why not, or the workers' positions at this server.
+        """Attach this rank's server to its memory.
 
-        With the parts of the workers' old staging memory in which updates still lie.
+        Returns:
+            "reason": why this is impossible, or ""; "at": the workers' positions at this server; "staging":
+            the parts of the workers' old staging memory to which records still point.
         """
         c = self._cluster
         if c.server is None:
@@ -160,7 +177,7 @@ class Takeover:
         return saving.in_memory(memory, self._places, tuple(self._partnership.notes))
 
     def _begin(self, saving: Saving) -> None:
-        """Remove old memory and note what the new one counts from."""
+        """Remove old memory, and write memory.json for the new memory."""
         c, run = self._cluster, self._run
         self._memory = new = Memory(
             generation=run.generation,
@@ -179,13 +196,13 @@ class Takeover:
         c.agree("noting the start", lambda: new.write(run) if c.is_scheduler else None)
 
     def join(self, server: Server | None) -> Mirror | None:
-        """Make the copies; from here on this launch's memory is what the next one goes on in.
+        """Make the copies, and make this launch's memory the one in which the next launch continues.
 
         Args:
-            server: This rank's, taken over or new.
+            server: This rank's server, taken over or new; None on other ranks.
 
         Returns:
-            What keeps the copies up to date; None where there is nothing to do.
+            The mirror that sends records to the copies; None if this rank has no server or no partners exist.
         """
         c, p, run = self._cluster, self._partnership, self._run
         copies: list[tuple[int, Server]] = []
@@ -198,7 +215,13 @@ class Takeover:
 
 
 def resume(channel: Channel, at: At, skips_clocks: bool) -> None:
-    """Let a worker's channel go on where the launch before has left it."""
+    """Let a worker's channel continue where the launch before ended. Not collective.
+
+    Args:
+        channel: The worker's channel to one server.
+        at: Position of the worker at that server.
+        skips_clocks: True if there are backup workers, so that the worker may skip clocks.
+    """
     channel.writer.resume(
         at.sequence,
         at.applied,
@@ -211,6 +234,6 @@ def resume(channel: Channel, at: At, skips_clocks: bool) -> None:
     )
     way = channel.area_way()
     if way is not None and at.applied < at.sequence:
-        # What lies in the area may belong to records that are still in the ring.
+        # Reserve the whole rendezvous buffer: records that are still in the ring may point into it.
         way.area.hold_all(at.sequence - 1)
     _native.fault_point("resumed")

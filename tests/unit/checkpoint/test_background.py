@@ -1,4 +1,4 @@
-"""Work in the background of a loop that never rests."""
+"""Calls in the background of a busy loop."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ LINE = np.zeros(64, np.uint8)
 
 
 def wait_often(times: int) -> None:
-    """What a disk does: the interpreter's lock is given away and must be had again."""
+    """Release the interpreter's lock and take it again, as a write to a disk does."""
     for _ in range(times):
         time.sleep(20e-6)
 
 
-def test_a_loop_that_lets_go_for_an_instant_only_does_not_starve_it() -> None:
+def test_a_loop_that_hardly_releases_the_interpreter_does_not_starve_a_call() -> None:
     running = Background(lambda: wait_often(100))
     checksum, looks = _native.Xxh3(), 0
     while not running.done():
-        # As a server that looks at its rings.
+        # Work in short native calls, as a server at its rings does.
         for _ in range(20):
             checksum.update(LINE)
         looks += 1
     running.result()
-    # Every look gives it time for one wait or two.
+    # Each look gives the call time for one or two waits.
     assert looks < 1000
 
 

@@ -1,4 +1,4 @@
-"""Damaged, incomplete and foreign checkpoints: each is refused with its reason, none is taken."""
+"""Damaged, incomplete and foreign checkpoints: each is refused with its reason, and none is used."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(pristine: Path, tmp_path: Path) -> Path:
-    """A private copy of a run with checkpoints of steps 100, 200 and 300."""
+    """Copy a run with checkpoints of steps 100, 200 and 300 for this test."""
     shutil.copytree(pristine, tmp_path / "checkpoints", symlinks=True)
     return tmp_path / "checkpoints"
 
@@ -93,7 +93,7 @@ def flip_structure(path: Path) -> None:
         (truncate, "bytes instead of"),
         (cut_manifest, "is not the manifest of a checkpoint"),
         (lie, "manifest's own checksum"),
-        (flip_value, "state/v of table 'users', rows 0 to 105: the checksum does not fit"),
+        (flip_value, "state/v of table 'users', rows 0 to 105: the checksum does not match"),
         (flip_structure, "the HDF5 structure of state.h5"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
@@ -154,7 +154,7 @@ def test_a_half_written_one_is_never_read(run: Path) -> None:
     assert newest(run) == (300, [])
 
 
-# --- retention -----------------------------------------------------------------------------------
+# Retention.
 
 
 def prune(folder: Path, last: int, every: int = 0, **options: bool) -> list[str]:
@@ -167,9 +167,9 @@ def test_the_last_ones_and_every_so_many_steps_stay(tmp_path: Path) -> None:
         Contents().write(tmp_path, number)
     everything = names(tmp_path)
     assert prune(tmp_path, 2, 250, dry_run=True) == everything
-    kept = [f"step-{n:012d}" for n in (100, 250, 510, 600)]
-    assert prune(tmp_path, 2, 250) == kept
-    assert prune(tmp_path, 1) == kept[-1:]
+    expected = [f"step-{n:012d}" for n in (100, 250, 510, 600)]
+    assert prune(tmp_path, 2, 250) == expected
+    assert prune(tmp_path, 1) == expected[-1:]
     assert newest(tmp_path) == (600, [])
 
 
@@ -196,7 +196,7 @@ def test_checkpoints_of_a_newer_format_stay(run: Path) -> None:
     assert prune(run, 1) == ["step-000000000100", "step-000000000300"]
 
 
-def test_what_a_dead_writer_left_goes_unless_one_is_at_work(run: Path) -> None:
+def test_what_a_failed_writer_left_is_removed_unless_a_writer_is_at_work(run: Path) -> None:
     (run / ".writing-000000000400-dead").mkdir()
     (run / ".writing-000000000400-dead" / STATE).write_bytes(b"half")
     (run / ".removing-step-000000000050-dead").mkdir()
@@ -215,7 +215,7 @@ def test_a_rule_that_keeps_nothing_is_refused(last: int, every: int) -> None:
 
 
 def forge(path: Path, **changes: object) -> None:
-    """Give a checkpoint another manifest, with a checksum that fits."""
+    """Replace the manifest of a checkpoint, with a valid checksum."""
     manifest = decode((path / MANIFEST).read_bytes(), path / MANIFEST)
     (path / MANIFEST).write_bytes(encode(msgspec.structs.replace(manifest, **changes), "0"))
 
@@ -224,8 +224,8 @@ def test_a_checkpoint_under_the_name_of_another_step_is_refused(run: Path) -> No
     step(run, 300).rename(step(run, 900))
     number, reasons = newest(run)
     assert number == 200
-    assert "its name says step 900, its manifest.json step 300" in reasons[0]
-    # Under a name that says no step it is what its manifest says.
+    assert "its name has step 900, its manifest.json has step 300" in reasons[0]
+    # Under a name without a step, the step of the manifest counts.
     step(run, 900).rename(run / "mine")
     with open_checkpoint(run / "mine") as checkpoint:
         assert checkpoint.manifest.step == 300

@@ -1,4 +1,4 @@
-"""Writing that fails: one typed error, nothing left behind, the checkpoint before untouched."""
+"""Failures while writing: one typed error, no files left, the checkpoint before unchanged."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ GOOD = "step-000000000100"
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run with one good checkpoint, of step 100."""
+    """Make a run with one undamaged checkpoint, of step 100."""
     Contents().write(tmp_path, 100)
     return tmp_path
 
 
 def refused(folder: Path, match: str, contents: Contents | None = None, **options: Any) -> None:
-    """Writing step 200 fails with this sentence; step 100 is what a restart finds."""
+    """Check that writing step 200 fails with this message, and that a restart finds step 100."""
     with pytest.raises(mpips.CheckpointError, match=match) as caught:
         (contents or Contents()).write(folder, 200, **options)
     assert str(caught.value).startswith(f"the checkpoint of step 200 was not written to {folder}")
@@ -55,12 +55,12 @@ def refused(folder: Path, match: str, contents: Contents | None = None, **option
     found = find_newest(folder).checkpoint
     assert found is not None
     assert found.manifest.step == 100
-    # Nothing keeps the next one from being written.
+    # The next checkpoint can be written.
     assert Contents().write(folder, 300).path.name == "step-000000000300"
 
 
 def fail_at(call: int, error: Exception, real: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that fails at its n-th call and does what it should before and after."""
+    """Return a function that raises an error at its n-th call and calls `real` otherwise."""
     calls = 0
 
     def function(*arguments: Any, **options: Any) -> Any:
@@ -75,7 +75,7 @@ def fail_at(call: int, error: Exception, real: Callable[..., Any]) -> Callable[.
 
 @contextlib.contextmanager
 def file_size_limit(n_bytes: int) -> Iterator[None]:
-    """Writes beyond this size fail with EFBIG (Python ignores the signal)."""
+    """Let writes beyond this size fail with EFBIG (Python ignores the signal)."""
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, old[1]))
     try:
@@ -84,8 +84,8 @@ def file_size_limit(n_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, old)
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["seen-early", "met-while-writing"])
-def test_a_file_that_may_not_grow(run: Path, told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("early", [True, False], ids=["seen-early", "met-while-writing"])
+def test_a_file_that_may_not_grow(run: Path, early: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     large = Contents([mpips.DenseTable("w", (1 << 20,))])
     before = names(run)
     write = sinks_module.Flusher.write
@@ -95,7 +95,7 @@ def test_a_file_that_may_not_grow(run: Path, told: bool, monkeypatch: pytest.Mon
             write(self, data, offset)
 
     with monkeypatch.context() as patch:
-        if told:
+        if early:
             with file_size_limit(1 << 20), pytest.raises(mpips.CheckpointError, match="ulimit -f"):
                 large.write(run, 200)
         else:
@@ -106,8 +106,8 @@ def test_a_file_that_may_not_grow(run: Path, told: bool, monkeypatch: pytest.Mon
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
-@pytest.mark.parametrize("told", [True, False], ids=["seen-early", "met-while-writing"])
-def test_a_full_disk(told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("early", [True, False], ids=["seen-early", "met-while-writing"])
+def test_a_full_disk(early: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Path(tempfile.mkdtemp(prefix="test-full-disk-"))
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
     if subprocess.run(mount, capture_output=True).returncode != 0:
@@ -116,9 +116,9 @@ def test_a_full_disk(told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         Contents().write(folder, 100)
         large = Contents([mpips.DenseTable("w", (1 << 19,))])
-        if not told:
+        if not early:
             monkeypatch.setattr(CheckpointWriter, "_check_space", lambda self, n_bytes: None)
-        refused(folder, "the disk is too full" if told else "No space left on device", large)
+        refused(folder, "the disk is too full" if early else "No space left on device", large)
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=True)
         folder.rmdir()
@@ -126,7 +126,7 @@ def test_a_full_disk(told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.contextmanager
 def nobody() -> Iterator[None]:
-    """Root may write everywhere, so be nobody for a while."""
+    """Run the block as user nobody if this is root, who may write everywhere."""
     if os.geteuid() != 0:
         yield
         return
@@ -178,7 +178,7 @@ def test_an_error_while_bringing_it_to_the_disk(
             patch.setattr(os, function, fail_at(call, error, getattr(os, function)))
             with pytest.raises(mpips.CheckpointError, match="Input/output error"):
                 Contents().write(run, 200)
-        # The fourth is that of the folder above, after the rename: it may or may not last.
+        # The fourth call is for the folder above, after the rename: the checkpoint may exist or not.
         if call < 4:
             assert names(run) == [GOOD]
     found = find_newest(run).checkpoint
@@ -245,7 +245,7 @@ def test_servers_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
         finish(Peers(None, 0.01, "a checkpoint").wait(Never()))
 
 
-# --- shards that do not fit ----------------------------------------------------------------------
+# Shards that do not fit.
 
 
 def with_key_twice() -> Contents:
@@ -254,8 +254,8 @@ def with_key_twice() -> Contents:
     return contents
 
 
-def test_a_key_that_is_there_twice(run: Path) -> None:
-    refused(run, "table 'e': key 5 is there twice", with_key_twice())
+def test_a_key_that_occurs_twice(run: Path) -> None:
+    refused(run, "table 'e': key 5 occurs twice", with_key_twice())
 
 
 def dense(start: int, n: int, dtype: type = np.float32) -> DenseShardData:
@@ -276,10 +276,10 @@ A = mpips.EmbeddingTable("e", 2, mpips.Adam())
         (W, [dense(0, 9)], "elements 9 to 10 are missing"),
         (W, [dense(0, 4), dense(5, 5)], "elements 4 to 5 are missing"),
         (W, [dense(0, 6), dense(5, 5)], "elements 5 to 6 are held twice"),
-        (W, [dense(0, 11)], "elements 0 to 11 of 10"),
-        (W, [dense(-1, 11)], "elements -1 to 10 of 10"),
+        (W, [dense(0, 11)], "elements 0 to 11 lie outside its 10 elements"),
+        (W, [dense(-1, 11)], "elements -1 to 10 lie outside its 10 elements"),
         (W, [dense(0, 10, np.float64)], "values is float64 of shape .*, expected float32"),
-        (W, [ROWS], "a shard belongs to table 'e', which is none"),
+        (W, [ROWS], "a shard belongs to table 'e', which is not in the job's list"),
         (M, [dense(0, 10)], r"states \(\), expected \('momentum',\)"),
         (E, [ROWS, ROWS], "one server gave two sets of rows"),
         (A, [ROWS], r"states \(\), expected \('m', 'v'\)"),
@@ -288,7 +288,11 @@ A = mpips.EmbeddingTable("e", 2, mpips.Adam())
             [ROWS],
             r"shape \(3, 2\), expected float32 of shape \(3, 3\)",
         ),
-        (mpips.EmbeddingTable("w", 3), [dense(0, 10)], "the shard is of the other kind"),
+        (
+            mpips.EmbeddingTable("w", 3),
+            [dense(0, 10)],
+            "the shard is a DenseShardData, expected EmbeddingShardData",
+        ),
     ],
 )
 def test_shards_that_do_not_fit_are_refused_before_anything_is_written(
@@ -300,10 +304,10 @@ def test_shards_that_do_not_fit_are_refused_before_anything_is_written(
     assert not (tmp_path / "checkpoints").exists()
 
 
-# --- a writer that dies --------------------------------------------------------------------------
+# A writer that is killed.
 
 
-def _write_until_told(folder: Path, told: Connection) -> None:
+def _write_half(folder: Path, parent: Connection) -> None:
     contents = Contents()
     shards = contents.shards(0, 1)
     writer = CheckpointWriter(None, folder, contents.head(200), shards, block_bytes=400)
@@ -311,19 +315,17 @@ def _write_until_told(folder: Path, told: Connection) -> None:
     for worked in writer.steps():
         n_worked += worked
         if worked and n_worked == 20:
-            told.send("half way")
-            told.recv()
+            parent.send("half way")
+            parent.recv()
 
 
 def test_a_writer_that_is_killed_leaves_nothing_that_counts(run: Path) -> None:
     here, there = multiprocessing.Pipe()
-    child = multiprocessing.get_context("spawn").Process(
-        target=_write_until_told, args=(run, there)
-    )
+    child = multiprocessing.get_context("spawn").Process(target=_write_half, args=(run, there))
     child.start()
     assert here.poll(60), "the child did not begin"
     here.recv()
-    # The kernel's lock is the child's as long as it lives.
+    # The child holds the kernel's lock as long as it runs.
     with pytest.raises(mpips.CheckpointError, match="another process is writing"):
         Contents().write(run, 300)
     child.kill()
@@ -341,7 +343,7 @@ def test_a_writer_that_is_killed_leaves_nothing_that_counts(run: Path) -> None:
 
 def test_a_writer_that_may_not_publish_any_more_leaves_nothing(run: Path) -> None:
     def replaced() -> None:
-        # All but the name is there by now.
+        # Everything except the final name exists now.
         assert [p.name for p in run.glob(".writing-*/manifest.json")] == ["manifest.json"]
         raise mpips.CheckpointError("a later attempt has the run")
 

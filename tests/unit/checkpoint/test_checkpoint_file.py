@@ -1,4 +1,4 @@
-"""A checkpoint written by one process: what is in the files, and reading it back."""
+"""A checkpoint written by one process: the content of its files, and reading it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from mpips.model.table import DenseTable, EmbeddingTable
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint in the smallest blocks, so that everything is cut everywhere."""
+    """Write a checkpoint in the smallest blocks, so that blocks end at every place."""
     folder = tmp_path_factory.mktemp("run") / "checkpoints"
     return Contents().write(folder, block_bytes=64).path
 
@@ -193,7 +193,7 @@ def test_a_rule_of_the_users_own_has_its_states(tmp_path: Path) -> None:
 
 
 def test_strided_rows_are_taken_as_they_are(tmp_path: Path) -> None:
-    # As they lie in a server: value, m, v and steps of a row behind each other.
+    # Make strided views, as in a server: value, m, v and steps of a row follow each other.
     table = EmbeddingTable("e", 2, mpips.Adam())
     packed = np.random.default_rng(0).random((50, 7), dtype=np.float32)
     packed[:, 6].view(np.uint32)[:] = np.arange(50)
@@ -224,7 +224,7 @@ def test_large_pieces_get_several_checksums(
         pieces = checkpoint.manifest.table("weight").dataset("values").pieces
         assert len(pieces) > 5
         assert pieces[-1].stop == 455
-        # Readers that share the work see each byte once.
+        # Readers that share the work read each byte once.
         assert all(checkpoint.damage(part, 3) == [] for part in range(3))
 
 
@@ -234,7 +234,7 @@ def test_a_checksum_does_not_depend_on_how_data_are_cut(parts: list[bytes]) -> N
 
 
 def test_a_checksum_is_over_contiguous_data_only() -> None:
-    assert hexsum(b"") == "2d06800538d394c2"  # XXH3-64 of nothing
+    assert hexsum(b"") == "2d06800538d394c2"  # XXH3-64 of no bytes
     with pytest.raises(ValueError, match="contiguous"):
         _native.Xxh3().update(np.zeros(8)[::2])
 

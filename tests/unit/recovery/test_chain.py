@@ -1,8 +1,8 @@
 """A run of many launches with changing numbers of workers and batch sizes counts every sample exactly.
 
-The launches are played without rings: each worker reads what its loader gives it, notes its cursor at
-each tick as a training worker does, and the cut takes what its cut record would hold. Under ASP workers are
-cut at different clocks, some before their first tick; under BSP all at one.
+The launches run without rings. Each worker reads the samples of its loader and stores its cursor at each
+tick, as a training worker does. The cut takes what the worker's cut record would contain. Under ASP workers
+are cut at different clocks, some before their first tick; under BSP all at the same clock.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ INFO = DataInfo(N, N, 1, (0.0, 1.0), "dense", 0)
 
 
 def samples_of(worker: int, n_workers: int) -> DenseData:
-    """A worker's part of the data; a sample's only feature is its number."""
+    """Return a worker's part of the data; the only feature of a sample is its number."""
     numbers = np.arange(worker, N, n_workers)
     return DenseData(numbers[:, None].astype(np.float32), np.zeros(len(numbers), np.int64))
 
 
 class Launch:
-    """One launch that goes on where another was cut."""
+    """One launch that continues where another was cut."""
 
     def __init__(self, before: Launch | None, n_workers: int, batch_size: int) -> None:
         shape = Shape(N, n_workers, batch_size, 5)
@@ -62,7 +62,7 @@ class Launch:
         self.clocks = [0] * n_workers
 
     def run(self, worker: int, n_steps: int | None, counts: Any) -> None:
-        """Some steps of a worker, or all that are left."""
+        """Run some steps of a worker, or all that are left."""
         loader, position = self.loaders[worker], self.positions[worker]
         position.set_cursor({"epoch": loader.cursor.epoch, "step": loader.cursor.step})
         if n_steps == 0:
@@ -78,7 +78,7 @@ class Launch:
                 return
 
     def cut(self) -> Manifest:
-        """The checkpoint of the workers where they stand."""
+        """Return the checkpoint of the workers at their current positions."""
         origin = self.saving.origin
         same = origin is not None and len(origin.workers) == self.n_workers
         states: list[WorkerState] = []
@@ -112,14 +112,16 @@ def test_every_sample_is_counted_once_an_epoch_over_many_launches(seed: int, in_
         before = launch
         n_workers, batch_size = int(random.integers(1, 8)), int(random.integers(1, 12))
         if before is not None and random.random() < 0.3:
-            n_workers = before.n_workers  # also as many as before, and batches as large
+            n_workers = (
+                before.n_workers
+            )  # sometimes as many workers as before, and batches of the same size
             batch_size = before.inputs.batch_size if random.random() < 0.5 else batch_size
         launch = Launch(before, n_workers, batch_size)
         first = launch.inputs.cursor(0)
         assert first.epoch >= (before.inputs.first_epoch if before is not None else 0)
         steps = [int(random.integers(0, 6))] * n_workers
         if not in_step:
-            # Where a worker may go depends on the slowest one: nobody is two epochs ahead.
+            # Keep the workers close: none may be two epochs ahead of the slowest.
             steps = [int(random.integers(0, 6)) for _ in range(n_workers)]
         for w, n in enumerate(steps):
             launch.run(w, n, counts)

@@ -1,4 +1,4 @@
-"""Where workers go on in what an earlier launch has left."""
+"""The places where workers continue in the memory of an earlier launch."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ def test_a_worker_that_has_not_ticked_is_where_the_launch_began():
 def test_the_random_stream_goes_on():
     position = Position(3, 0, 1)
     position.random.random(5)
-    said = position.coming_part(1).hex()
+    described = position.coming_part(1).hex()
     expected = position.random.random(4)
-    place = place_of(0, [at(1, said)], MEMORY)
+    place = place_of(0, [at(1, described)], MEMORY)
     again = Position(3, 0, 1, 7, (place.state,), place.clock)
     assert (again.random.random(4) == expected).all()
 

@@ -1,4 +1,4 @@
-"""Where a worker goes on is known however many launches end at the same clock."""
+"""The place of a worker is known after any number of launches that end at the same clock."""
 
 from __future__ import annotations
 
@@ -8,29 +8,16 @@ import itertools
 import numpy as np
 import pytest
 from harness import dense
-from recovery_rig import KilledError, Launches
+from recovery_rig import KilledError
 
 from mpips.model.consistency import ASP, BSP
 from mpips.worker.worker import connection_of
 
-CLOCKS = 4  # before the one at which launches end
-
-
-@pytest.fixture
-def make_launches():
-    made = []
-
-    def make(*tables, **options):
-        made.append(Launches(*tables, **options))
-        return made[-1]
-
-    yield make
-    for launches in made:
-        launches.close()
+CLOCKS = 4  # clocks before the one at which launches end
 
 
 def train(worker, until):
-    """A program that keeps its place in the cursor and pushes what the cursor says."""
+    """Train a program that stores its step in the cursor and pushes an update of that step."""
     while (step := worker.cursor.get("step", 0)) < until:
         update = np.zeros(8, np.float32)
         update[step] = 1.0
@@ -49,14 +36,14 @@ def end_before_tick(worker):
 @pytest.mark.parametrize("consumed", [True, False])
 @pytest.mark.parametrize("model", [BSP("sum"), ASP()])
 @pytest.mark.parametrize("n_servers", [1, 2, 3])
-@pytest.mark.parametrize("deaths", [1, 2, 3])
+@pytest.mark.parametrize("n_launches", [1, 2, 3])
 def test_launches_that_end_at_the_same_clock_keep_the_cursor(
-    make_launches, deaths, n_servers, model, consumed
+    make_launches, n_launches, n_servers, model, consumed
 ):
     launches = make_launches(dense(8, consistency=model), n_servers=n_servers)
     train(launches.workers[0], CLOCKS)
-    for _ in range(deaths):
-        # Every server has the worker's place, none has its tick.
+    for _ in range(n_launches):
+        # End when every server has the worker's cursor and none has its tick.
         launches.idle = not consumed
         end_before_tick(launches.workers[0])
         launches.again()
@@ -69,7 +56,7 @@ def test_launches_that_end_at_the_same_clock_keep_the_cursor(
 def test_wherever_in_a_clock_three_launches_end_every_update_counts_once(
     make_launches, model, n_servers
 ):
-    # A clock writes the worker's place and its tick to every server; the last: it ends after them.
+    # A clock writes the worker's cursor and its tick to every server; the last point is after all of them.
     points = range(2 * n_servers + 1)
     for first, second in itertools.product(points, points):
         launches = make_launches(dense(8, consistency=model), n_servers=n_servers)
@@ -91,7 +78,7 @@ def end_somewhere(worker, write):
 
 
 def to_the_end(worker):
-    """Train to the end; the clock and the values there."""
+    """Train to the end; return the clock and the values."""
     train(worker, 8)
     now = worker.now
     connection_of(worker).finish()

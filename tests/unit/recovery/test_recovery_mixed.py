@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from harness import dense, rows
-from recovery_rig import KilledError, Launches
+from recovery_rig import KilledError
 
 from mpips.model.consistency import ASP, BSP, SSP
 from mpips.worker.worker import connection_of
@@ -16,21 +16,8 @@ KEYS = np.arange(300, dtype=np.int64)  # eight records, as many as there are slo
 MODELS = {"asp": ASP(), "ssp": SSP(2)}
 
 
-@pytest.fixture
-def make_launches():
-    made = []
-
-    def make(*tables, **options):
-        made.append(Launches(*tables, n_slots=SLOTS, **options))
-        return made[-1]
-
-    yield make
-    for launches in made:
-        launches.close()
-
-
 def step(worker):
-    """One clock of a worker: rows first, so that they are on their way before the others have ticked."""
+    """Run one clock of a worker. Rows are pushed first, so that they arrive before other workers tick."""
     table = worker.table("e")
     table.push(KEYS[:1], np.zeros((1, 4), np.float32))
     table.push(KEYS, np.ones((KEYS.size, 4), np.float32))
@@ -40,7 +27,7 @@ def step(worker):
 
 
 def to_the_end(launches):
-    """Let all workers train to the end; the clock of each, and all distinct values of each table."""
+    """Train all workers to the end; return the clock of each, and the distinct values of each table."""
     for clock in range(CLOCKS):
         for worker in launches.workers:
             if worker.cursor.get("step", 0) == clock:
@@ -60,7 +47,10 @@ def test_a_clock_that_closes_while_segments_wait_in_their_slots_is_recovered_as_
 ):
     n_workers = ahead + 1
     launches = make_launches(
-        dense(8, consistency=BSP("sum")), rows(consistency=model), n_workers=n_workers
+        dense(8, consistency=BSP("sum")),
+        rows(consistency=model),
+        n_workers=n_workers,
+        n_slots=SLOTS,
     )
     close_over_segments(launches, ahead)
     launches.again()
@@ -70,19 +60,19 @@ def test_a_clock_that_closes_while_segments_wait_in_their_slots_is_recovered_as_
 
 
 def close_over_segments(launches, ahead):
-    """End in a push of each worker that is ahead; then the last worker closes the clock before."""
+    """End in a push of each worker that is ahead; then let the last worker close the clock before."""
     for _ in range(2):
         for worker in launches.workers[:ahead]:
             step(worker)
         if launches.workers[-1].now == 0:
             step(launches.workers[-1])
-    # The first push takes a slot, so that the second one does not fit beside it.
+    # Let the first push take a slot, so that the second one does not fit beside it.
     launches.idle = True
     for worker in launches.workers[:ahead]:
         connection_of(worker).ends_when_full = True
         with pytest.raises(KilledError):
             step(worker)
-    # Servers look at the segments before the clock closes.
+    # Let servers read the segments before the clock closes.
     launches.idle = False
     assert launches.drain() == ahead * SLOTS
     step(launches.workers[-1])

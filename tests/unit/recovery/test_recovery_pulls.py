@@ -1,4 +1,4 @@
-"""A worker that pulls embedding rows goes on where servers differ in what they have of its last clock."""
+"""A worker that pulls embedding rows continues where servers have different parts of its last clock."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import numpy as np
 import pytest
 from harness import rows
-from recovery_rig import KilledError, Launches
+from recovery_rig import KilledError
 
 from mpips.model.consistency import ASP, BSP, SSP
 from mpips.worker.worker import connection_of
@@ -17,25 +17,12 @@ KEYS = np.arange(24, dtype=np.int64)
 MODELS = {"bsp": BSP("sum"), "asp": ASP(), "ssp": SSP(1)}
 
 
-@pytest.fixture
-def make_launches():
-    made = []
-
-    def make(*tables, **options):
-        made.append(Launches(*tables, **options))
-        return made[-1]
-
-    yield make
-    for launches in made:
-        launches.close()
-
-
 def train(worker, until):
-    """Pull and push rows at each step; the rows as they are pulled must be those of the step."""
+    """Pull and push rows at each step; the pulled rows must be those of the step."""
     table, first = worker.table("e"), worker.now
     while (step := worker.cursor.get("step", 0)) < until:
         pulled = table.pull(KEYS)
-        # What is done again may find later values.
+        # A repeated step may find later values.
         assert worker.now == first or (pulled == -step).all()
         table.push(KEYS, np.ones((KEYS.size, 4), np.float32))
         worker.set_cursor({"step": step + 1})
@@ -43,13 +30,13 @@ def train(worker, until):
 
 
 def finish(worker, until):
-    """Evaluate what has been trained, and leave."""
+    """Check the trained rows, and finish."""
     assert (worker.table("e").pull(KEYS) == -until).all()
     connection_of(worker).finish()
 
 
 def end_before(launches, write, finishes):
-    """Let the worker end before this write of its last clock, or of that and its finish."""
+    """Let the worker end before this write of its last clock, or of its last clock and its finish."""
     worker = launches.workers[0]
     train(worker, CLOCKS - 1)
     connection_of(worker).left = write
@@ -61,7 +48,7 @@ def end_before(launches, write, finishes):
 
 
 def to_the_end(launches, until):
-    """Train to the end; the distinct values of all rows there."""
+    """Train to the end; return the distinct values of all rows."""
     worker = launches.workers[0]
     train(worker, until)
     finish(worker, until)
@@ -88,7 +75,7 @@ def test_rows_are_pulled_again_where_one_server_has_the_tick_and_another_has_not
 def test_rows_are_pulled_again_for_evaluation_where_servers_know_that_the_worker_has_finished(
     make_launches, n_servers, model
 ):
-    # Place and tick of the last clock, place and finish; the last: after all of them.
+    # Writes: cursor and tick of the last clock, cursor and finish; the last point is after all of them.
     for write in range(3 * n_servers + 1, 4 * n_servers + 1):
         launches = make_launches(rows(consistency=model), n_servers=n_servers)
         if write < 4 * n_servers:

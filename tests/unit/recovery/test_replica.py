@@ -1,4 +1,4 @@
-"""Partner copies: the same bits as the server's, and all that was acknowledged when the server is lost."""
+"""Replicas: a copy has the bits of its server, and all that was acknowledged when the server is lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mpips.recovery import replica_memory
 from mpips.recovery.replica import Partners, check_tables, find_partners
 from mpips.recovery.replica_memory import Held
 from mpips.recovery.replica_start import Source, choose
-from mpips.session.local import LocalControl
+from mpips.session.local_scheduler import LocalScheduler
 from mpips.training.train import train
 from mpips.transport.region import (
     Regions,
@@ -48,14 +48,14 @@ def token():
 
 @pytest.mark.parametrize("name", LOADS)
 def test_copy_has_the_bits_of_its_server(token, name):
-    life = crash_rig.Life_(token, LOADS[name], 0)
-    life.run()
-    server = life.result()
-    life.core = life.pair.copy.core
-    crash_rig.compare(life.result(), server, "the copy")
-    counters = life.server.core.partner_counters()
+    launch = crash_rig.Life_(token, LOADS[name], 0)
+    launch.run()
+    server = launch.result()
+    launch.core = launch.pair.copy.core
+    crash_rig.compare(launch.result(), server, "the copy")
+    counters = launch.server.core.partner_counters()
     assert counters["greatest_lag"] <= LOADS[name].partner + 1  # a tick may be ahead
-    assert counters["records"] == sum(life.core.applied(w) for w in range(LOADS[name].n_workers))
+    assert counters["records"] == sum(launch.core.applied(w) for w in range(LOADS[name].n_workers))
 
 
 @pytest.mark.parametrize("name", LOADS)
@@ -66,74 +66,74 @@ def test_server_lost_at_many_points_the_copy_has_all(name):
 
 @pytest.mark.parametrize("name", ["pair-bsp-0", "pair-bsp-3"])
 def test_many_short_lives_each_in_the_copy_of_the_last(name):
-    (lives,) = crash(name, "shortly", 700)
-    assert lives > 3
+    (launches,) = crash(name, "shortly", 700)
+    assert launches > 3
 
 
 def test_damaged_record_is_not_handed_out_and_named(token):
-    life = crash_rig.Life_(token, LOADS["pair-asp-0"], 0)
-    life.core.set_patience(0.05)
-    life.writers[0].tick(0)
-    mailbox = life.layout.mailbox_offset(0) + life.layout.geometry.slots_offset
-    life.server.region.view(mailbox, 4, True)[:] = 0  # its magic number
-    assert life.pair.hand_out() == 0  # it may still be on its way
+    launch = crash_rig.Life_(token, LOADS["pair-asp-0"], 0)
+    launch.core.set_patience(0.05)
+    launch.writers[0].tick(0)
+    mailbox = launch.layout.mailbox_offset(0) + launch.layout.geometry.slots_offset
+    launch.server.region.view(mailbox, 4, True)[:] = 0  # the magic number
+    assert launch.pair.hand_out() == 0  # the record may still be incomplete
     time.sleep(0.06)
-    assert life.core.drain(0.0, 0) == 0
+    assert launch.core.drain(0.0, 0) == 0
     with pytest.raises(_native.ProtocolViolation, match="record 0 is damaged"):
-        life.pair.hand_out()
+        launch.pair.hand_out()
 
 
 def test_nothing_is_consumed_before_the_partner_has_it(token):
-    life = crash_rig.Life_(token, LOADS["pair-asp-0"], 0)
+    launch = crash_rig.Life_(token, LOADS["pair-asp-0"], 0)
     update = np.ones(600, np.float32)
-    assert life.writers[0].push_dense(0, 0, update, None, 0) == 600
-    assert life.core.drain(0.0, 0) == 0
-    assert life.pair.hand_out() > 0
-    assert life.core.drain(0.0, 0) == 0  # under way is not there
-    life.pair.take_in()
-    life.pair.answer()
-    assert life.core.drain(0.0, 0) == 0
-    life.pair.hear()
-    assert life.writers[0].received == life.core.drain(0.0, 0) == 2
+    assert launch.writers[0].push_dense(0, 0, update, None, 0) == 600
+    assert launch.core.drain(0.0, 0) == 0
+    assert launch.pair.hand_out() > 0
+    assert launch.core.drain(0.0, 0) == 0  # the records have not arrived yet
+    launch.pair.take_in()
+    launch.pair.answer()
+    assert launch.core.drain(0.0, 0) == 0
+    launch.pair.hear()
+    assert launch.writers[0].received == launch.core.drain(0.0, 0) == 2
 
 
 def test_lag_is_bounded(token):
-    life = crash_rig.Life_(token, LOADS["pair-asp-2"], 0)
-    assert life.writers[0].push_dense(0, 0, np.ones(600, np.float32), None, 0) == 600
-    assert life.core.drain(0.0, 0) == 0  # the slots may not be written again yet
-    life.pair.hand_out()
-    assert life.core.drain(0.0, 0) == 2
-    assert life.core.partner_counters()["lag"] == 2
+    launch = crash_rig.Life_(token, LOADS["pair-asp-2"], 0)
+    assert launch.writers[0].push_dense(0, 0, np.ones(600, np.float32), None, 0) == 600
+    assert launch.core.drain(0.0, 0) == 0  # the slots may not be written again yet
+    launch.pair.hand_out()
+    assert launch.core.drain(0.0, 0) == 2
+    assert launch.core.partner_counters()["lag"] == 2
 
 
 def test_copy_refuses_what_is_not_next(token):
-    life = crash_rig.Life_(token, LOADS["pair-asp-0"], 0)
-    life.writers[0].tick(0)
-    life.pair.hand_out()
-    batch, n_bytes = life.pair.batches[0]
-    life.pair.take_in()
+    launch = crash_rig.Life_(token, LOADS["pair-asp-0"], 0)
+    launch.writers[0].tick(0)
+    launch.pair.hand_out()
+    batch, n_bytes = launch.pair.batches[0]
+    launch.pair.take_in()
     with pytest.raises(_native.ProtocolViolation, match="sent record 0 of worker 0 where number 1"):
-        life.pair.copy.core.accept(batch, n_bytes)
+        launch.pair.copy.core.accept(batch, n_bytes)
     with pytest.raises(_native.ProtocolViolation, match="half a record"):
-        life.pair.copy.core.accept(batch, 60)
+        launch.pair.copy.core.accept(batch, 60)
     batch[:4] = 0
-    with pytest.raises(_native.ProtocolViolation, match="what is no record"):
-        life.pair.copy.core.accept(batch, n_bytes)
+    with pytest.raises(_native.ProtocolViolation, match="bytes that are not a record"):
+        launch.pair.copy.core.accept(batch, n_bytes)
 
 
 def test_answers_that_cannot_be_are_refused(token):
-    life = crash_rig.Life_(token, LOADS["pair-asp-0"], 0)
-    words = life.pair.words()
+    launch = crash_rig.Life_(token, LOADS["pair-asp-0"], 0)
+    words = launch.pair.words()
     words[0] = (1, 0)
     with pytest.raises(_native.ProtocolViolation, match="1 records have arrived"):
-        life.server.core.take_partner_words(words)
+        launch.server.core.take_partner_words(words)
 
 
-# What a worker does before it ticks.
+# The waits of a worker before it ticks.
 
 
 class Writer:
-    """A ring at a server whose partner takes a record at each look."""
+    """A ring at a server whose partner receives one record at each poll."""
 
     def __init__(self, server, log, stuck=False):
         self.server, self.log, self.stuck = server, log, stuck
@@ -152,7 +152,7 @@ class Writer:
 
 
 class Channel:
-    """Just enough of one."""
+    """The part of a channel that a tick uses."""
 
     def __init__(self, server, log, stuck=False):
         self.writer = Writer(server, log, stuck)
@@ -188,8 +188,8 @@ def ticking(log, stuck, waits=True):
     channels = [Channel(0, log), Channel(1, log, stuck)]
     placement = place([], 2, 1, 4, 1024)
     partners = Partners({0: 1, 1: 0}, waits)
-    control = LocalControl()
-    start = ConnectionOptions(says_place=True, partners=partners)
+    control = LocalScheduler()
+    start = ConnectionOptions(writes_position=True, partners=partners)
     connection = Connection(0, ["worker 0"], [], channels, control, None, 0.05, start)
     return Worker(connection, [], placement)
 
@@ -197,14 +197,16 @@ def ticking(log, stuck, waits=True):
 def test_worker_ticks_nowhere_before_all_partners_have_its_pushes():
     log = []
     ticking(log, stuck=False).clock()
-    # What it says of its place counts as well.
+    # The cut record with its cursor counts as well.
     assert log == [("there", 0, 4), ("there", 1, 4), ("tick", 0), ("tick", 1)]
 
 
 def test_partner_that_takes_nothing_is_named():
     log = []
-    said = "server 1 has taken 1 of 4 records; it waits for its partner, server 0, which has 0 of 4"
-    with pytest.raises(StallError, match=said):
+    message = (
+        "server 1 has taken 1 of 4 records; it waits for its partner, server 0, which has 0 of 4"
+    )
+    with pytest.raises(StallError, match=message):
         ticking(log, stuck=True).clock()
     assert log == [("there", 0, 4)]
 
@@ -220,7 +222,7 @@ def test_without_bsp_nobody_waits_for_partners_but_for_servers():
 
 
 def filled(token, name, size=3 << 20):
-    """A set with a full segment and one with holes; what they hold."""
+    """Make a set with a full segment and a sparse one; return the content of the full one."""
     regions = Regions(token, shared=True)
     content = np.random.default_rng(1).integers(0, 256, size, np.uint8)
     regions.create(name, size).view(0, size, True)[:] = content
@@ -248,7 +250,7 @@ def test_set_in_use_is_not_moved_from_its_node(token):
     regions = Regions(token, shared=True)
     memory = regions.reopen("s0")
     assert memory.n_bytes == content.size
-    with pytest.raises(RegionError, match="a living process uses it"):
+    with pytest.raises(RegionError, match="a running process uses it"):
         copied(token, "s0", "s1", alone=True)
     del memory, regions
     copied(token, "s0", "s1", alone=True)
@@ -307,7 +309,7 @@ def test_files_of_another_user_are_neither_taken_nor_in_the_way(token):
 
 
 def foreign_file(name, text):
-    """A file of another user in /dev/shm that everybody may read and write."""
+    """Make a file of another user in /dev/shm that all users may read and write."""
     path = replica_memory.SHM / name
     path.write_text(text)
     path.chmod(0o666)
@@ -315,7 +317,7 @@ def foreign_file(name, text):
     return path
 
 
-# Where a launch goes on. Nodes a and b: ranks 0 (scheduler), 1 on a; 2, 3 on b; servers 1 and 2.
+# The memory in which a launch continues. Node a: ranks 0 (scheduler), 1; node b: ranks 2, 3; servers 1 and 2.
 TWO_NODES = assign([0, 0, 1, 1], ["a", "b"], 2)
 
 
@@ -346,7 +348,7 @@ def test_partner_is_the_next_server_on_another_node():
 
 def test_tables_that_a_copy_may_judge_otherwise_are_refused():
     for model, text in (
-        (BSP(backup=1), "backup = 1: use backup = 0"),
+        (BSP(backup=1), "backup = 1: .*; use backup = 0"),
         (ASP(Reject(3)), "policy = 'reject'"),
     ):
         with pytest.raises(ConfigError, match=f"table 'w' with {text}"):
@@ -355,10 +357,13 @@ def test_tables_that_a_copy_may_judge_otherwise_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
-        ({"partner_mode": "later"}, "redundancy.partner_mode = 'later': must be sync or lag"),
-        ({"partner_lag_records": 0}, "redundancy.partner_lag_records = 0: must be 1 or more"),
+        ({"partner_mode": "later"}, "redundancy.partner_mode = 'later': must be one of lag, sync"),
+        (
+            {"partner_lag_records": 0},
+            "redundancy.partner_lag_records = 0: must be from 1 to 4294967295",
+        ),
         (
             {"partner": True, "warm": False},
             "redundancy.partner = true needs redundancy.warm = true",
@@ -366,10 +371,10 @@ def test_tables_that_a_copy_may_judge_otherwise_are_refused():
         ({"partner": True}, "start the job with `mpips run`"),
     ],
 )
-def test_what_cannot_be_is_refused_before_mpi_starts(settings, said):
+def test_what_cannot_be_is_refused_before_mpi_starts(settings, message):
     values = [("task", "mlp"), ("data.train", "digits")]
     values += [(f"redundancy.{name}", value) for name, value in settings.items()]
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         train(load_config(None, values))
 
 

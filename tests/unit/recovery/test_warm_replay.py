@@ -1,4 +1,4 @@
-"""What a worker repeats after a warm restart: left out if it is the same, refused if it is not."""
+"""Pushes that a worker repeats after a warm restart: skipped if they are the same, else refused."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_same_pushes_are_left_out_wherever_they_are(make_rig, model, consume
     (at,) = rig.repeat()
     assert (at["clock"], at["pushes"], len(at["ended"])) == (1, 2, 1)
     writer = rig.writer
-    # The worker repeats the clock that it had ended here, since another server lacks the tick.
+    # Repeat the clock that has ended at this server, as if another server lacked the tick.
     push(writer, 0, 0, value=7.0)
     push_rows(writer, 1, 0, KEYS[::-1].copy())
     assert writer.tick(0)
@@ -66,7 +66,7 @@ def test_the_same_pushes_are_left_out_wherever_they_are(make_rig, model, consume
     push(writer, 0, 1, value=2.0)
     assert writer.tick(1)
     rig.drain()
-    # Values may differ when a push is repeated; those of the first time count.
+    # The values of the first time count, though those of the repetition differ.
     assert (rig.core.dense_values(0) == -4).all()
     keys, values = rig.core.embedding_rows(1)
     assert sorted(keys) == sorted(KEYS)
@@ -79,8 +79,8 @@ def test_the_same_pushes_are_left_out_wherever_they_are(make_rig, model, consume
     [
         (lambda w: push(w, 0, 0, n=7), "other pushes"),
         (lambda w: push_rows(w, 1, 0), "other pushes"),
-        (lambda w: w.tick(0), "makes 0 pushes, and had made 1"),
-        (lambda w: w.finish(0), "makes 0 pushes, and had made 1"),
+        (lambda w: w.tick(0), "makes 0 pushes, but had made 1"),
+        (lambda w: w.finish(0), "makes 0 pushes, but had made 1"),
     ],
     ids=["length", "table", "fewer", "end"],
 )
@@ -92,7 +92,7 @@ def test_another_first_push_is_refused(make_rig, repeat, match, consumed):
     (at,) = rig.repeat()
     with pytest.raises(_native.ReplayMismatch, match=match):
         repeat(rig.writer)
-    # What the program does about it changes nothing: not one record follows.
+    # No record follows, even if the program ignores the error.
     with pytest.raises(_native.ReplayMismatch, match=match):
         push(rig.writer, 0, 5)
     assert rig.writer.next_sequence == at["sequence"]
@@ -142,7 +142,7 @@ def test_an_earlier_end_is_refused(make_rig):
         rig.writer.tick(clock)
     rig.repeat()
     assert rig.writer.tick(0)
-    with pytest.raises(_native.ReplayMismatch, match="finishes, and had gone on to clock 3"):
+    with pytest.raises(_native.ReplayMismatch, match="finishes, but had gone on to clock 3"):
         rig.writer.finish(1)
 
 
@@ -211,7 +211,7 @@ def test_a_push_whose_beginning_was_consumed_is_recognised(make_rig):
         done = rig.writer.push_rows(0, 0, keys, values, None, done)
         if done < 100:
             rig.drain()
-    # Consumed segments, a word for what they held, and the rest in the ring.
+    # The first segments are consumed and the rest is in the ring; the push counts once.
     (at,) = rig.repeat()
     assert (at["applied"], at["pushes"]) == (at["sequence"] - 1, 1)
     assert rig.writer.push_rows(0, 0, keys, values, None, 0) == 100
@@ -260,28 +260,28 @@ def texts(at):
     return [text.decode() for text in at["texts"]]
 
 
-@pytest.mark.parametrize("lives", [1, 2, 5])
+@pytest.mark.parametrize("launches", [1, 2, 5])
 @pytest.mark.parametrize("consumed", [False, True])
-def test_deaths_at_one_clock_leave_the_cursor_that_the_worker_started_from(
-    make_rig, lives, consumed
+def test_launches_that_end_at_one_clock_leave_the_cursor_that_the_worker_started_from(
+    make_rig, launches, consumed
 ):
     rig = make_rig(dense(8, "a"))
     for clock in range(3):
         rig.writer.cut(clock, 0, clock + 1, f"at {clock + 1}".encode())
         rig.writer.tick(clock)
     rig.drain()
-    for life in range(1, lives + 1):
-        # Each life ends between the cursor of clock 4 and the tick before it.
-        rig.writer.cut(3, 0, 4, f"at 4, life {life}".encode())
+    for launch in range(1, launches + 1):
+        # End each launch between the cursor of clock 4 and the tick before it.
+        rig.writer.cut(3, 0, 4, f"at 4, launch {launch}".encode())
         if consumed:
             rig.drain()
-        at = rig.repeat(life)[0]
+        at = rig.repeat(launch)[0]
         assert at["clock"] == 3
         assert "at 3" in texts(at)
-        assert texts(at)[-1] == f"at 4, life {life}"
+        assert texts(at)[-1] == f"at 4, launch {launch}"
     rig.drain()
-    (at,) = rig.repeat(lives + 1)
-    assert texts(at) == ["at 3", f"at 4, life {lives}"]
+    (at,) = rig.repeat(launches + 1)
+    assert texts(at) == ["at 3", f"at 4, launch {launches}"]
 
 
 def test_a_text_of_a_checkpoint_replaces_that_of_the_same_clock_only(make_rig):
@@ -300,8 +300,10 @@ def test_a_text_of_a_checkpoint_replaces_that_of_the_same_clock_only(make_rig):
 
 
 def test_a_clock_that_closes_clears_the_ticks_of_workers_whose_segments_wait(make_rig):
-    """Worker 0 ticks, and the first segments of its next push wait in their slots; worker 1 closes the
-    clock. Whoever takes over must know that worker 0 has not ticked the new clock."""
+    """Worker 0 ticks, the first segments of its next push wait in their slots, and worker 1 closes the clock.
+
+    The next launch must know that worker 0 has not ticked in the new clock.
+    """
     rig = make_rig(
         dense(8, "b", consistency=BSP("sum")), rows(4, "e", consistency=ASP()), n_workers=2
     )
@@ -310,7 +312,7 @@ def test_a_clock_that_closes_clears_the_ticks_of_workers_whose_segments_wait(mak
     first.tick(0)
     rig.drain()
     keys = np.arange(100, dtype=np.int64)
-    # Three of the records of one push, which waits for the rest in its slots.
+    # Write three records of one push; they wait in their slots for the rest.
     geometry = rig.layout.geometry
     first.push_rows(1, 1, keys, np.ones((100, 4), np.float32), None, 0)
     at = geometry.stamps_offset + geometry.record_stride * ((first.next_sequence - 1) % 16)
@@ -335,7 +337,7 @@ def test_a_clock_that_closes_clears_the_ticks_of_workers_whose_segments_wait(mak
 
 @pytest.mark.parametrize("model", [ASP(), BSP("sum"), SSP(bound=1)])
 def test_clocks_beyond_32_bits_go_on(make_rig, model):
-    """A clock of 2^32 - 1 is no end, and 2^32 is no beginning."""
+    """Clock 2^32 - 1 is not taken for the end, nor 2^32 for the beginning."""
     rig = make_rig(dense(8, "a", consistency=model), rows(4, "e", consistency=model))
     start = 2**32 - 2
     rig.set_clock(start)
