@@ -1,18 +1,18 @@
-# The one site-specific file: every script in jobs/ and tests/ sources it, and so do you before
-# you call mpirun or mpips by hand:   source jobs/env.sh
+# The one site-specific file. Every script in jobs/ and tests/ sources it. Source it, too, before you call
+# mpirun or mpips by hand:   source jobs/env.sh
 # It may be sourced more than once, and before the set-up has run.
 
 # --- Your site -----------------------------------------------------------------------------------
-# Load here what a login shell does not have. With an MPI module loaded, jobs/setup.sh builds
-# against that MPI instead of installing one:
+# Load here what a login shell does not have. If an MPI module is loaded, jobs/setup.sh builds against that
+# MPI instead of installing one:
 #   module purge
 #   module load gcc openmpi/5.0 hdf5/1.14-mpi
 # A parallel HDF5 outside any module:
 #   export HDF5_DIR=/opt/hdf5-parallel
-# A network for Open MPI to use when a node has several:
+# The network that Open MPI uses on nodes with several:
 #   export OMPI_MCA_btl_tcp_if_include=ib0 PRTE_MCA_prte_if_include=ib0
 
-# --- The rest fits most sites --------------------------------------------------------------------
+# --- Settings for all sites ----------------------------------------------------------------------
 mpips_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 # Activate the virtual environment that jobs/setup.sh made.
@@ -24,30 +24,30 @@ if [[ -x $mpips_root/.venv/bin/python ]]; then
   esac
 fi
 
-# Open MPI refuses to run as root unless told twice. Containers have no other user.
+# Allow Open MPI to run as root, which is the only user of a container; each setting needs a confirmation.
 if [[ $(id -u) == 0 ]]; then
   export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
   export PRTE_ALLOW_RUN_AS_ROOT=1 PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1
 fi
 
-# Without InfiniBand, UCX's windows crawl or fail over TCP, and Debian's Open MPI 4 switches the
-# component off that would work: "everything but UCX" cures both.
+# Without InfiniBand, windows of UCX are slow or fail over TCP, and Debian's Open MPI 4 switches off the
+# component that works. "Every component but UCX" avoids both.
 if [[ -z ${OMPI_MCA_osc:-} && -z $(ls /sys/class/infiniband 2>/dev/null) ]]; then
   export OMPI_MCA_osc=^ucx
 fi
 
-# One rank is one core's worth of work unless the batch system grants more.
+# Use one thread in each rank unless the batch system grants more cores.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}
 
-# mpirun_flags N: print what mpirun needs for N ranks. In an allocation the batch system knows the
-# slots; elsewhere Open MPI must be told that more ranks than cores are meant, and then must not
-# pin them to cores. MPICH needs nothing.
+# mpirun_flags N: print the flags that mpirun needs for N ranks. In an allocation the batch system sets the
+# slots. Elsewhere Open MPI starts more ranks than cores only with --oversubscribe, and must not bind them to
+# cores then. MPICH needs no flags.
 mpirun_flags() {
   local cores
   if [[ -n ${SLURM_JOB_ID:-}${PBS_JOBID:-}${LSB_JOBID:-} ]]; then
     return 0
   fi
-  # Open MPI counts cores, not hardware threads; nproc would count OMP_NUM_THREADS.
+  # Count cores, as Open MPI does, not hardware threads. nproc would count OMP_NUM_THREADS.
   cores=$(lscpu -p=CORE,SOCKET 2>/dev/null | grep -v '^#' | sort -u | wc -l)
   if [[ $cores == 0 || $cores -gt $(env -u OMP_NUM_THREADS nproc) ]]; then
     cores=$(env -u OMP_NUM_THREADS nproc)

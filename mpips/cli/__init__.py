@@ -1,4 +1,7 @@
-"""The command line. One file per command; commands are loaded when they are called."""
+"""The command line: one file per command. A command's module is imported when the command is called.
+
+The file to open first is `train`, whose options `run`, `submit` and `plan` share.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,6 @@ _COMMANDS = {
     "bench": "mpips.cli.bench",
     "ckpt": "mpips.cli.ckpt",
     "doctor": "mpips.cli.doctor",
-    "explain": "mpips.cli.explain",
     "plan": "mpips.cli.plan",
     "run": "mpips.cli.run",
     "submit": "mpips.cli.submit",
@@ -26,14 +28,14 @@ _COMMANDS = {
 
 
 class _Lazy(click.Group):
-    """A group whose commands are imported when needed, so that `--help` is quick."""
+    """A group that imports the module of a command when click asks for the command."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names of all commands."""
+        """Return the names of all commands, sorted."""
         return sorted(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """A command by its name."""
+        """Import and return the command `cmd_name`; None if there is no such command."""
         if cmd_name not in _COMMANDS:
             return None
         command: click.Command = importlib.import_module(_COMMANDS[cmd_name]).command
@@ -45,14 +47,19 @@ class _Lazy(click.Group):
 def cli() -> None:
     """mpips: a parameter server for MPI clusters.
 
-    Start it alone (one process) or under a launcher: mpirun -n 6 python -m mpips train job.toml
+    \b
+    mpips train ...                          train in one process
+    mpirun -n 6 python -m mpips train ...    train on six ranks
+    mpips run -n 6 ...                       train on six ranks, and restart after failures
+
+    `mpips COMMAND --help` describes a command and its options.
     """
 
 
 def main() -> None:
-    """Run the command line; every error of mpips becomes one sentence and its exit code.
+    """Run the command line. An error of mpips becomes one message on stderr and the exit code of its class.
 
-    Under a launcher every rank meets the same error, so only rank 0 speaks.
+    Under a launcher all ranks usually fail with the same error, so only rank 0 prints it.
     """
     try:
         failure_report.begin()
@@ -63,13 +70,15 @@ def main() -> None:
         failure_report.write(**failure_report.fields_of(error))
         say_and_exit(str(error), error.exit_code)
     except MemoryError as error:
-        text = f"out of memory: {error}" if str(error) else "out of memory"
+        reason = f": {error}" if str(error) else ""
+        text = f"out of memory{reason}; use smaller tables or fewer ranks per node (see mpips plan)"
         failure_report.write(**failure_report.fields_of(CapabilityError(text)))
         say_and_exit(text, CapabilityError.exit_code)
     except click.ClickException as error:
         failure_report.write(
             kind="UsageError", message=error.format_message(), exit_code=error.exit_code
         )
+        # Only rank 0 prints the usage line of the command in addition to the error.
         if launched_rank() == 0:
             error.show()
             sys.exit(error.exit_code)

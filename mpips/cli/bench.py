@@ -10,45 +10,60 @@ import click
 from mpips.bench.suites import SUITES
 
 _NAMES = [*SUITES, "all"]
-_SUITE_LIST = "\n".join(f"  {name:<10} {what}" for name, (_, what) in SUITES.items())
+_SUITE_LIST = "\n".join(f"  {name:<11} {what}" for name, (_, what) in SUITES.items())
 
 
 @click.command(
-    help="Measure mpips, and in the same run what it is compared with.\n\n\b\n"
-    f"{_SUITE_LIST}\n  all        all of these but plan, recovery and scale\n\n"
-    "Each ratio is the median of ratios taken turn by turn. Suites that need ranks start mpirun "
-    "themselves. Nothing else should run meanwhile."
+    help="Measure mpips and its baselines in the same run.\n\n\b\n"
+    f"{_SUITE_LIST}\n  all         all of these except recovery, plan and scale\n\n"
+    "Measurements of mpips and of a baseline alternate; a reported ratio is the median over the "
+    "repetitions. Suites that need ranks start mpirun themselves. Run nothing else on the machine "
+    "meanwhile.",
+    short_help="Measure mpips and its baselines on this machine.",
 )
 @click.argument("suite", type=click.Choice(_NAMES))
 @click.option(
-    "--repetitions", type=click.IntRange(1, 1000), default=5, help="Turns of each measurement."
+    "--repetitions",
+    type=click.IntRange(1, 1000),
+    default=5,
+    show_default=True,
+    help="Repetitions of each measurement.",
 )
-@click.option("--quick", is_flag=True, help="Small and short: does it run here?")
+@click.option(
+    "--quick", is_flag=True, help="Small sizes, short runs: only test that the suite works here."
+)
 @click.option(
     "--seconds",
     type=click.FloatRange(1.0),
     default=60.0,
-    help="scale: how long to look for leaks.",
+    show_default=True,
+    help="scale: seconds to watch the memory of ranks for leaks.",
 )
 @click.option(
     "--kills",
     type=click.IntRange(0),
-    help="recovery: how many processes to kill at random [default: 10; with --quick 0].",
+    help="recovery: number of processes to kill at random [default: 10; with --quick 0].",
 )
 @click.option(
-    "--seed", type=click.IntRange(1), default=None, help="recovery: of what is drawn at random."
+    "--seed", type=click.IntRange(1), default=None, help="recovery: seed of the random choices."
 )
 @click.option(
-    "--nodes", type=click.IntRange(1, 2), default=None, help="2: network namespaces (root)."
+    "--nodes",
+    type=click.IntRange(1, 2),
+    default=None,
+    help="2: imitate two nodes by network namespaces (needs root).",
 )
-@click.option("--json", "as_json", is_flag=True, help="End with one line of JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON at the end.")
 @click.option(
-    "--plot", "plot_file", type=click.Path(dir_okay=False, path_type=Path), help="Write a PNG."
+    "--plot",
+    "plot_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw the results into this file, such as bench.png.",
 )
 @click.option(
     "--calibration",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Where planning finds what was measured [default: in the user's cache].",
+    help="Write the measured costs here, for mpips plan [default: in the user's cache].",
 )
 def command(
     suite: str,
@@ -62,7 +77,7 @@ def command(
     plot_file: Path | None,
     calibration: Path | None,
 ) -> None:
-    """See help above."""
+    """Run a suite, print its findings, and write the calibration file."""
     from mpips.bench import report
     from mpips.bench.launching import Options
     from mpips.bench.suites import run_suite
@@ -76,7 +91,7 @@ def command(
     click.echo(report.as_text(found))
     if plot_file is not None:
         report.plot(found, plot_file)
-    # Short runs say nothing about speed.
+    # Write no calibration after --quick: short runs do not measure the speed.
     if not quick:
         path = calibration or report.calibration_path()
         report.write_calibration(found, path)

@@ -1,4 +1,4 @@
-"""`mpips ckpt`: look at checkpoints, verify, compare, export and remove them. Needs neither MPI nor h5py."""
+"""`mpips ckpt`: list, show, verify, compare, export and remove checkpoints. Needs neither MPI nor h5py."""
 
 from __future__ import annotations
 
@@ -19,19 +19,22 @@ from mpips.checkpoint.manifest import MANIFEST, Manifest, TableEntry
 from mpips.checkpoint.reader import open_checkpoint
 from mpips.checkpoint.retention import Retention, retain
 from mpips.errors import CheckpointError, ConfigError
-from mpips.model.partition_plan import text_table
 from mpips.monitor.progress import plural
+from mpips.terminal.table import text_table
 
 _path = click.argument("path", type=click.Path(path_type=Path), default=Path())
-_json = click.option("--json", "as_json", is_flag=True, help="One line of JSON instead.")
+_json = click.option(
+    "--json", "as_json", is_flag=True, help="Print one line of JSON instead of text."
+)
 
 
-@click.group(short_help="Look at checkpoints, verify, compare, export, remove.")
+@click.group(short_help="List, show, verify, compare, export and remove checkpoints.")
 def command() -> None:
-    """Look at checkpoints, verify, compare, export and remove them.
+    """List, show, verify, compare, export and remove checkpoints.
 
-    PATH is a run's folder, its `checkpoints` folder, or one checkpoint in it; where one is needed, a
-    run stands for its newest. Works without MPI and without HDF5.
+    PATH is a run directory, its `checkpoints` folder, or one checkpoint in it [default: the working
+    folder]. Commands that need one checkpoint take the newest readable one of a run. Neither MPI nor
+    HDF5 is needed.
     """
 
 
@@ -39,7 +42,10 @@ def command() -> None:
 @_path
 @_json
 def list_them(path: Path, as_json: bool) -> None:
-    """List the checkpoints of a run, newest last."""
+    """List the checkpoints of a run, the newest last.
+
+    Checkpoints that cannot be read follow with the reason.
+    """
     folder = find_folder(path)
     ordered = order(folder)
     reasons = {r.path: r.reason.removeprefix(str(r.path)).lstrip("/: ") for r in ordered.refused}
@@ -64,10 +70,14 @@ def list_them(path: Path, as_json: bool) -> None:
         else (row["name"], "", "", "", "", "", "", f"REFUSED: {row['problem']}")
         for row in rows
     ]
-    click.echo(_table(header, cells) if cells else f"no checkpoints in '{folder}'")
+    if cells:
+        click.echo(_table(header, cells, right=range(1, 7)))
+    else:
+        click.echo(f"no checkpoints in '{folder}'")
 
 
 def _summary(path: Path, problem: str) -> dict[str, Any]:
+    """Return the row of `mpips ckpt ls --json` for one checkpoint; only name and problem if there is one."""
     if problem:
         return {"name": path.name, "problem": problem}
     with open_checkpoint(path) as checkpoint:
@@ -91,7 +101,10 @@ def _summary(path: Path, problem: str) -> dict[str, Any]:
 @_path
 @_json
 def show(path: Path, as_json: bool) -> None:
-    """Show what a checkpoint holds."""
+    """Show the content of one checkpoint.
+
+    That is its tables, the shards of its servers, the positions of its workers, and its configuration.
+    """
     with open_checkpoint(_one(path)) as checkpoint:
         manifest = checkpoint.manifest
         name = str(checkpoint.path)
@@ -113,7 +126,7 @@ def show(path: Path, as_json: bool) -> None:
             for w in manifest.workers
         ]
         header = ("worker", "clock", "epoch", "step", "cursor", "random states")
-        parts.append(_table(header, rows))
+        parts.append(_table(header, rows, right=range(4)))
     if manifest.sampling:
         parts.append(_sampling_text(manifest.sampling))
     if manifest.config:
@@ -123,7 +136,7 @@ def show(path: Path, as_json: bool) -> None:
 
 
 def _sampling_text(sampling: dict[str, Any]) -> str:
-    """Who reads the data, and what others had read of the epochs under way."""
+    """Return the table of how workers divide the data, with a row for each part of a resumed epoch."""
     legs = [*sampling.get("legs", ()), sampling]
     rows = [
         (
@@ -134,7 +147,7 @@ def _sampling_text(sampling: dict[str, Any]) -> str:
         for leg in legs
     ]
     header = ("part of the epoch", "workers", "batch size", "seed", "read up to epoch:step")
-    return _table(header, rows)
+    return _table(header, rows, right=range(4))
 
 
 def _head_text(name: str, m: Manifest) -> str:
@@ -150,7 +163,7 @@ def _head_text(name: str, m: Manifest) -> str:
         ("with", ", ".join(f"{k} {v}" for k, v in m.versions.items())),
     ]
     lines += [("note", m.note)] if m.note else []
-    return "\n".join(f"{key:<12}{value}" for key, value in lines)
+    return "\n".join(text_table(lines))
 
 
 def _tables_text(tables: Sequence[TableEntry]) -> str:
@@ -169,7 +182,7 @@ def _tables_text(tables: Sequence[TableEntry]) -> str:
         for t in tables
     ]
     header = ("table", "kind", "shape", "optimizer", "state", "consistency", "partition", "updates")
-    return _table((*header, "size"), rows)
+    return _table((*header, "size"), rows, right=(7, 8))
 
 
 def _shards_text(m: Manifest) -> str:
@@ -182,9 +195,9 @@ def _shards_text(m: Manifest) -> str:
                     "" if s.low is None else f", keys {s.low} to {s.high}"
                 )
             rows.append((table.name, str(s.server), str(s.version), part))
-    lines = [_table(("table", "server", "updates", "part"), rows)]
+    lines = [_table(("table", "server", "updates", "part"), rows, right=(1, 2))]
     lines += [
-        f"server {s.server} had applied of workers 0, 1, ...: {', '.join(map(str, s.applied))}"
+        f"server {s.server}: last record applied of workers 0, 1, ...: {', '.join(map(str, s.applied))}"
         for s in m.servers
         if s.applied
     ]
@@ -195,10 +208,15 @@ def _shards_text(m: Manifest) -> str:
 @_path
 @_json
 def verify(path: Path, as_json: bool) -> None:
-    """Read a checkpoint, or all of a run, and compare every checksum. Exit code 1: some are damaged."""
+    """Verify every checksum of one checkpoint, or of all of a run.
+
+    Exit code 1 if any checkpoint is damaged.
+    """
     paths = [path] if _is_one(path) else [n.path for n in list_checkpoints(find_folder(path))]
     if not paths:
-        raise ConfigError(f"{path}: there is no checkpoint to verify")
+        raise ConfigError(
+            f"{path}: there is no checkpoint to verify; give a run directory or a checkpoint"
+        )
     found = [(p, _problems(p)) for p in paths]
     bad = [p.name for p, problems in found if problems]
     if as_json:
@@ -210,11 +228,13 @@ def verify(path: Path, as_json: bool) -> None:
                 click.echo(f"    {text}")
     if bad:
         raise CheckpointError(
-            f"{len(bad)} of {len(found)} checkpoints are damaged: {', '.join(bad)}"
+            f"{len(bad)} of {len(found)} checkpoints are damaged: {', '.join(bad)}; remove them or restore "
+            "copies of them"
         )
 
 
 def _problems(path: Path) -> list[str]:
+    """Return one sentence for each damaged part of a checkpoint."""
     try:
         with open_checkpoint(path) as checkpoint:
             return checkpoint.damage()
@@ -227,14 +247,17 @@ def _problems(path: Path) -> list[str]:
 @click.argument("second", type=click.Path(path_type=Path))
 @_json
 def diff(first: Path, second: Path, as_json: bool) -> None:
-    """Compare two checkpoints bit by bit. Exit code 1: they differ."""
+    """Compare two checkpoints bit by bit.
+
+    Exit code 1 if they differ.
+    """
     with open_checkpoint(_one(first)) as a, open_checkpoint(_one(second)) as b:
         found = compare(a, b)
     if as_json:
         click.echo(json.dumps({d.table: _plain(d) for d in found}))
     else:
         header = ("table", "compared", "changed", "greatest", "only first", "only second", "")
-        click.echo(_table(header, [_difference_row(d) for d in found]))
+        click.echo(_table(header, [_difference_row(d) for d in found], right=range(1, 6)))
     if not all(d.same for d in found):
         click.get_current_context().exit(1)
 
@@ -256,15 +279,21 @@ def _difference_row(d: TableDifference) -> tuple[str, ...]:
 @_path
 @click.option("--format", "kind", type=click.Choice(FORMATS), default="npz", show_default=True)
 @click.option(
-    "--out", type=click.Path(path_type=Path), required=True, help="File (npz) or folder (csv)."
+    "--out",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="File (npz) or folder (csv) to write.",
 )
-@click.option("--table", "tables", multiple=True, help="Only this one; may be repeated.")
-@click.option("--force", is_flag=True, help="Replace what is there.")
+@click.option("--table", "tables", multiple=True, help="Export only this table; may be repeated.")
+@click.option("--force", is_flag=True, help="Replace an existing file or folder.")
 @_json
 def export_it(
     path: Path, kind: str, out: Path, tables: tuple[str, ...], force: bool, as_json: bool
 ) -> None:
-    """Write a checkpoint, or tables of it, as npz or CSV. Verifies it first."""
+    """Write a checkpoint, or some of its tables, as npz or CSV.
+
+    The checkpoint is verified first.
+    """
     with open_checkpoint(_one(path)) as checkpoint:
         checkpoint.verify()
         files = export(checkpoint, kind, out, tables, force)
@@ -277,12 +306,28 @@ def export_it(
 
 @command.command("prune")
 @_path
-@click.option("--keep-last", type=int, default=3, show_default=True, help="So many of the newest.")
-@click.option("--keep-every", type=int, default=0, help="The first after each multiple of M steps.")
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option(
+    "--keep-last",
+    type=int,
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="Do not remove the newest N checkpoints.",
+)
+@click.option(
+    "--keep-every",
+    type=int,
+    default=0,
+    metavar="STEPS",
+    help="Do not remove the first checkpoint at or after each multiple of STEPS; 0: no such rule.",
+)
+@click.option("--dry-run", is_flag=True, help="Only print what would be removed.")
 @_json
 def prune(path: Path, keep_last: int, keep_every: int, dry_run: bool, as_json: bool) -> None:
-    """Remove old checkpoints. The newest one that verifies always stays."""
+    """Remove old checkpoints.
+
+    The newest checkpoint that verifies is never removed.
+    """
     rule = Retention(keep_last, keep_every)
     result = retain(find_folder(path), rule, full=True, dry_run=dry_run)
     if as_json:
@@ -295,37 +340,46 @@ def prune(path: Path, keep_last: int, keep_every: int, dry_run: bool, as_json: b
         click.echo(f"{name}  {verb}")
     for refusal in result.damaged:
         click.echo(f"damaged: {refusal.reason}")
-    click.echo(f"{len(result.removed)} {verb}, {len(result.remaining)} kept")
+    click.echo(f"{len(result.removed)} {verb}, {len(result.remaining)} remain")
 
 
 def _is_one(path: Path) -> bool:
-    """Whether this is a checkpoint rather than a folder of them."""
+    """Return True if `path` names one checkpoint, False if it names a folder of checkpoints."""
     return (path / MANIFEST).exists() or (path.is_dir() and parse_name(path) is not None)
 
 
 def _one(path: Path) -> Path:
-    """The checkpoint that a user means."""
+    """Return the checkpoint that `path` names: itself, or the newest readable one of a run.
+
+    Raises:
+        ConfigError: There is no such checkpoint, or none of the run can be read.
+    """
     if _is_one(path):
         return path
     if parse_name(path) is not None:
-        raise ConfigError(f"{path}: there is no such checkpoint")
+        raise ConfigError(
+            f"{path}: there is no such checkpoint; mpips ckpt ls lists those of a run"
+        )
     ordered = order(find_folder(path))
     if not ordered.readable:
-        why = f": {ordered.refused[0].reason}" if ordered.refused else ""
-        raise ConfigError(f"{path}: has no checkpoint that can be read{why}")
+        why = f"; the newest: {ordered.refused[0].reason}" if ordered.refused else ""
+        raise ConfigError(
+            f"{path}: has no checkpoint that can be read{why} (see mpips ckpt verify)"
+        )
     return ordered.readable[0].path
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = text_table(header, rows).splitlines()
-    return "\n".join(line.rstrip() for line in lines)
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> str:
+    return "\n".join(text_table([header, *rows], right))
 
 
 def _moment(seconds: float) -> str:
+    """Return a time since the epoch as local date and time."""
     return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _size(n_bytes: float) -> str:
+    """Return a number of bytes with its binary unit: "512 B", "1.5 MiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if n_bytes < 1024:
             return f"{n_bytes:.0f} B" if unit == "B" else f"{n_bytes:.1f} {unit}"

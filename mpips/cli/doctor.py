@@ -1,4 +1,4 @@
-"""`mpips doctor`: what would keep a job from running here, and the command that mends it."""
+"""`mpips doctor`: check this machine and print the commands that fix what is wrong."""
 
 from __future__ import annotations
 
@@ -11,23 +11,39 @@ import click
 
 from mpips.doctor.finding import Finding, as_json, as_line, count, summary
 from mpips.errors import CapabilityError
+from mpips.terminal.table import text_table
 
 
-@click.command()
-@click.option("--mpi", is_flag=True, help="Start ranks, too, and let them do what a job does.")
-@click.option("-n", "n_ranks", type=click.IntRange(2, 4096), default=2, help="Ranks of a job here.")
-@click.option("--hosts", metavar="A,B,...", help="With --mpi: the hosts to start ranks on.")
+@click.command(short_help="Check this machine and print the commands that fix what is wrong.")
+@click.option("--mpi", is_flag=True, help="Also start ranks, which test all that a job does.")
+@click.option(
+    "-n",
+    "n_ranks",
+    type=click.IntRange(2, 4096),
+    default=2,
+    show_default=True,
+    help="Number of ranks of a job on this node.",
+)
+@click.option("--hosts", metavar="A,B,...", help="With --mpi: start the ranks on these hosts.")
 @click.option(
     "--folder",
     type=click.Path(path_type=Path),
     default=Path(),
-    help="Where checkpoints shall go [default: this folder].",
+    help="Check this folder for checkpoints [default: the working folder].",
 )
 @click.option(
-    "--timeout", type=click.FloatRange(1.0), default=60.0, help="Seconds for each launch of ranks."
+    "--timeout",
+    type=click.FloatRange(1.0),
+    default=60.0,
+    show_default=True,
+    help="With --mpi: seconds that each launch of ranks may take.",
 )
-@click.option("--clean", is_flag=True, help="Remove what dead runs left in /dev/shm; no checks.")
-@click.option("--json", "want_json", is_flag=True, help="One line of JSON instead of text.")
+@click.option(
+    "--clean",
+    is_flag=True,
+    help="Remove files of ended runs from /dev/shm and the temporary folder; check nothing.",
+)
+@click.option("--json", "want_json", is_flag=True, help="Print one line of JSON instead of text.")
 def command(
     mpi: bool,
     n_ranks: int,
@@ -37,9 +53,10 @@ def command(
     clean: bool,
     want_json: bool,
 ) -> int:
-    """Check this machine: one line per check, PASS, WARN or FAIL, and the command that mends it.
+    """Check this machine. Each check prints PASS, WARN or FAIL, and the command that fixes it.
 
-    Without --mpi nothing is started and MPI need not be there. Exit code 69 if any check fails.
+    Without --mpi no rank is started, and MPI need not be installed. FAIL: jobs cannot run. WARN: jobs
+    run slower, or some kinds of jobs fail. Exit code 69 if any check fails.
 
     \b
     mpips doctor
@@ -47,7 +64,7 @@ def command(
     mpips doctor --mpi -n 4 --hosts node1,node2 --folder /scratch/me/run
     """
     if hosts and not mpi:
-        raise click.UsageError("--hosts needs --mpi")
+        raise click.UsageError("--hosts needs --mpi, which starts ranks on these hosts: add --mpi")
     if clean:
         return _clean(want_json)
     from mpips.doctor.checks import CHECKS, run_checks
@@ -68,7 +85,7 @@ def command(
 
 
 def _printed(findings: Iterable[Finding], width: int, quiet: bool) -> list[Finding]:
-    """All of them, each printed as it comes."""
+    """Print each finding as soon as its check is done, unless `quiet`; return all of them."""
     found = []
     for finding in findings:
         found.append(finding)
@@ -79,6 +96,7 @@ def _printed(findings: Iterable[Finding], width: int, quiet: bool) -> list[Findi
 
 
 def _clean(want_json: bool) -> int:
+    """Remove what ended runs left on this machine, print what was found, and return exit code 0."""
     from mpips.doctor import cleaning
     from mpips.doctor.situation import Situation
 
@@ -92,9 +110,16 @@ def _clean(want_json: bool) -> int:
         ]
         click.echo(json.dumps({"removed_bytes": sum(f.n_bytes for f in gone), "found": rows}))
         return 0
-    for left in found:
-        what = "removed" if left.dead else "kept   "
-        click.echo(f"{what}  {left.n_bytes / 2**20:10.2f} MiB  {left.path}  ({left.why})")
+    lines = [
+        (
+            "removed" if left.dead else "remains",
+            f"{left.n_bytes / 2**20:.2f} MiB",
+            str(left.path),
+            f"({left.why})",
+        )
+        for left in found
+    ]
     total = sum(left.n_bytes for left in gone) / 2**20
-    click.echo(f"{len(gone)} removed, {total:.1f} MiB; {len(found) - len(gone)} kept")
+    counts = f"{len(gone)} removed, {total:.1f} MiB; {len(found) - len(gone)} remain"
+    click.echo("\n".join([*text_table(lines, right=[1]), counts]))
     return 0

@@ -1,4 +1,4 @@
-"""`mpips plan`: what a job needs and how fast it will be, before it is started."""
+"""`mpips plan`: predict what a job needs and how fast it runs, without starting it."""
 
 from __future__ import annotations
 
@@ -7,43 +7,51 @@ from pathlib import Path
 
 import click
 
-from mpips.cli.train import configure
+from mpips.cli.train import DATA, SERVERS, SET, configure, with_options
 from mpips.errors import ConfigError
 
 
-@click.command()
+@click.command(short_help="Predict what a job needs and how fast it runs.")
 @click.argument("job")
-@click.option("-n", "n_ranks", type=click.IntRange(1, 1 << 20), required=True, help="Ranks.")
-@click.option("--ppn", type=click.IntRange(1), help="Ranks on a node [default: all on one].")
-@click.option("--train", "train_file", help="File to train on, or 'digits'.")
-@click.option("--test", "test_file", help="File to evaluate on.")
-@click.option("--servers", type=int, help="Number of server ranks (0: chosen).")
-@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any option.")
 @click.option(
-    "--rows", multiple=True, metavar="TABLE=N", help="Rows that an embedding table will have."
+    "-n", "n_ranks", type=click.IntRange(1, 1 << 20), required=True, help="Number of ranks."
 )
-@click.option("--cores", type=click.IntRange(1), help="Cores of a node [default: as here].")
+@click.option("--ppn", type=click.IntRange(1), help="Ranks per node [default: all on one node].")
+@with_options((*DATA, SERVERS, SET))
 @click.option(
-    "--memory", type=click.FloatRange(0), metavar="GIB", help="Memory of a node [as here]."
+    "--rows", multiple=True, metavar="TABLE=N", help="Number of rows of an embedding table."
+)
+@click.option("--cores", type=click.IntRange(1), help="Cores of a node [default: of this one].")
+@click.option(
+    "--memory",
+    type=click.FloatRange(0),
+    metavar="GIB",
+    help="Memory of a node [default: of this one].",
 )
 @click.option(
-    "--shm", type=click.FloatRange(0), metavar="GIB", help="/dev/shm of a node [as here]."
+    "--shm",
+    type=click.FloatRange(0),
+    metavar="GIB",
+    help="Size of /dev/shm of a node [default: of this one].",
 )
 @click.option(
     "--steps",
     type=click.IntRange(0),
     default=60,
     show_default=True,
-    help="Steps of the task to try in this process; 0: none, and nothing said of messages and time.",
+    help="Steps to measure in this process; 0: measure none, and predict neither messages nor time.",
 )
 @click.option(
     "--calibration",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="What mpips bench measured [default: in the user's cache, if there is one].",
+    help="File that mpips bench wrote [default: in the user's cache, if there is one].",
 )
-@click.option("--json", "want_json", is_flag=True, help="One line of JSON instead of text.")
+@click.option("--json", "want_json", is_flag=True, help="Print one line of JSON instead of text.")
 @click.option(
-    "--plot", "plot_file", type=click.Path(dir_okay=False, path_type=Path), help="Write a PNG."
+    "--plot",
+    "plot_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw the predicted speed into this file, such as plan.png.",
 )
 def command(
     job: str,
@@ -62,21 +70,23 @@ def command(
     want_json: bool,
     plot_file: Path | None,
 ) -> int:
-    """Plan a job of -n ranks without starting it. JOB as for mpips train. Exit code 2 if it cannot fit.
+    """Predict what JOB needs on -n ranks, and how fast it runs. No rank is started.
 
-    Roles, rows, memory, messages and the size of a checkpoint are what the job will have: the data
-    is read, and the task makes some steps here. The time of a step is a model.
+    JOB is a TOML file or a task, as for `mpips train`. The command reads the data and runs some steps of
+    the task in this process, so roles, rows, memory, messages and the size of a checkpoint are those of the
+    job. The time of a step is predicted for one node with a core for each worker and server. Exit code 2 if
+    the job does not fit into the nodes.
 
     \b
     mpips plan job.toml -n 64 --ppn 8 --cores 8 --memory 32 --shm 16
     mpips plan mlp --train digits -n 6 --plot plan.png
     """
-    # What a rank takes before it has read anything.
     from mpips.bench.report import calibration_path
     from mpips.data.hdf5 import keep_mpi_asleep
     from mpips.plan import planning, report
     from mpips.plan.predict import load_costs
 
+    # Measure the memory of the program before it reads any data.
     keep_mpi_asleep()
     program = planning.program_bytes()
     given = {
@@ -111,8 +121,13 @@ def command(
 
 
 def _rows(text: str) -> tuple[str, int]:
+    """Return (table, number of rows) of an argument of --rows; digits may be grouped by "_" or ",".
+
+    Raises:
+        ConfigError: The argument has another form.
+    """
     name, equals, value = text.partition("=")
     digits = value.replace("_", "").replace(",", "")
     if not equals or not name or not digits.isdigit():
-        raise ConfigError(f"--rows {text!r}: write TABLE=N, such as weight=1000000")
+        raise ConfigError(f"--rows {text!r}: expected TABLE=N, such as weight=1000000")
     return name, int(digits)

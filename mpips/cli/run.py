@@ -1,16 +1,16 @@
-"""`mpips run`: start a training job under mpirun and bring it back after failures."""
+"""`mpips run`: start a training job under mpirun, and restart it after failures."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from mpips.cli.train import configure, job_keys, train_options
+from mpips.cli.train import TRAIN, configure, job_keys, with_options
 from mpips.config.schema import JobConfig, RunConfig, load_config, parse_assignment
 from mpips.errors import ConfigError
 from mpips.monitor.progress import Display, PlainDisplay, make_display
@@ -19,7 +19,7 @@ from mpips.supervisor import hosts as hosts_module
 from mpips.supervisor.hosts import Host, HostPool
 from mpips.supervisor.launcher import cores, find_launcher
 
-# Under [run] in the configuration by the same name.
+# Options of this command that the configuration has under [run] by the same name.
 _RUN_KEYS = (
     "ranks",
     "hosts",
@@ -33,10 +33,10 @@ _RUN_KEYS = (
 
 
 class _JobOrScript(click.Command):
-    """What follows a script on the command line is the script's, as after `python script.py`."""
+    """A command whose arguments after a Python script belong to the script, as after `python script.py`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse options up to a script, or all of them where JOB is none."""
+        """Parse the options before a script, or all options if JOB is no script."""
         ctx.allow_interspersed_args = False
         before = self.make_parser(ctx).parse_args(args=list(args))[0]
         ctx.allow_interspersed_args = not is_script(str(before.get("job", "")))
@@ -44,13 +44,13 @@ class _JobOrScript(click.Command):
 
 
 def is_script(job: str) -> bool:
-    """Whether JOB is a program of the user's own."""
+    """Return True if JOB is a Python program rather than a job file, a task or a run directory."""
     return job.endswith(".py")
 
 
 @click.command(
     cls=_JobOrScript,
-    short_help="Start a job under mpirun and bring it back after failures.",
+    short_help="Train under mpirun, and restart after failures.",
     epilog="Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 69 something is missing here, "
     "75 checkpoint written: run again to continue, 124 stalled, 130 and 143 interrupted.",
 )
@@ -60,35 +60,45 @@ def is_script(job: str) -> bool:
     "-n",
     "--ranks",
     type=click.IntRange(1),
-    help="Processes [default: one a slot, or one a core and one more].",
+    help="Number of ranks [default: one per slot of the hosts; on this machine one per core and one more].",
 )
-@click.option("--hosts", metavar="A:4,B:4", help="Hosts and their slots.")
+@click.option("--hosts", metavar="A:4,B:4", help="Hosts and their numbers of slots.")
 @click.option(
-    "--hostfile", type=click.Path(dir_okay=False), help="The same as a file: node1 slots=4."
+    "--hostfile",
+    type=click.Path(dir_okay=False),
+    help="File with a line such as `node1 slots=4` for each host, instead of --hosts.",
 )
 @click.option(
-    "--spares", type=click.IntRange(0), help="Keep the last so many hosts for when others fail."
+    "--spares",
+    type=click.IntRange(0),
+    help="Number of hosts, the last ones, that only replace failed hosts [default: 0].",
 )
 @click.option(
-    "--max-restarts", type=click.IntRange(0), help="Failures to come back from [default: 3]."
+    "--max-restarts", type=click.IntRange(0), help="Restarts after failures [default: 3]."
 )
 @click.option(
     "--min-workers",
     type=click.IntRange(1),
-    help="Go on with so few workers when hosts are lost [default: all].",
+    help="Continue with at least this many workers when hosts fail [default: all].",
 )
-@click.option("--name", help="Of the run [default: the file's].")
+@click.option("--name", help="Name of the run [default: the name of the file or task].")
 @click.option(
-    "--folder", type=click.Path(file_okay=False), help="For run directories [default: runs]."
+    "--folder",
+    type=click.Path(file_okay=False),
+    help="Folder of the run directories [default: runs].",
 )
 @click.option(
     "--discard-memory",
     is_flag=True,
-    help="Throw away what the run JOB has kept in shared memory, and start nothing.",
+    help="Remove what the run JOB left in shared memory, and start nothing.",
 )
-@click.option("--resume-run", is_flag=True, help="JOB is a run directory (found out without it).")
-@train_options
-@click.option("--dry-run", is_flag=True, help="Check and print the command, start nothing.")
+@click.option(
+    "--resume-run",
+    is_flag=True,
+    help="JOB is a run directory (recognised also without this option).",
+)
+@with_options(TRAIN)
+@click.option("--dry-run", is_flag=True, help="Check the job, print the command, start nothing.")
 def command(
     job: str,
     arguments: tuple[str, ...],
@@ -101,61 +111,50 @@ def command(
     dry_run: bool,
     **given: Any,
 ) -> None:
-    """Train under mpirun, and start again where training stood after a failure.
+    """Train JOB under mpirun. After a failure, restart it where the training was.
 
     JOB is a TOML file or a task as for `mpips train`, a Python script that calls `mpips.run`, or the
-    directory of an earlier run, which goes on. ARGUMENTS after `--` are mpirun's; those after a script are
-    the script's.
+    directory of an earlier run, which is continued. ARGUMENTS after `--` are passed to mpirun; those after
+    a script are passed to the script.
 
     \b
     mpips run -n 6 job.toml
     mpips run --hosts node1:8,node2:8,node3:8 --spares 1 job.toml -- --map-by numa
-    mpips run -n 6 script.py --its own
+    mpips run -n 6 script.py --option-of-the-script
     mpips run runs/job-20260102-030405-6b7a
     mpips run --discard-memory runs/job-20260102-030405-6b7a
 
-    A run that is given up, or interrupted before it could save, leaves in shared memory what no checkpoint
-    holds. The same command goes on in it, or --discard-memory throws it away.
+    A run that failed too often, or was interrupted before it wrote a checkpoint, leaves in shared memory
+    the updates that no checkpoint contains. `mpips run RUN` continues from them; --discard-memory removes
+    them.
 
-    Everything of a run is in its directory, RUN = runs/NAME-TIME-ID: config.json, status.json, metrics.jsonl,
-    result.json, checkpoints/, and logs/attempt-N/ with a log of each rank. In a Slurm allocation its
-    hosts are used.
+    The run directory RUN = runs/NAME-TIME-ID contains config.json, status.json, metrics.jsonl, result.json,
+    checkpoints/, and logs/attempt-N/ with a log of each rank. In a Slurm allocation the default hosts are
+    those of the allocation.
     """
-    from mpips.supervisor.script import check_script
-    from mpips.supervisor.stopping import Signals
-    from mpips.supervisor.supervise import SupervisionPlan, Supervisor, make_run, say
-
     options = {key: given.pop(key) for key in _RUN_KEYS}
-    # A run that goes on keeps the arguments that it began with, unless there are new ones.
-    script = is_script(job)
-    if script:
-        _refuse_of_tasks(given, assignments, as_json)
-        options |= {"script": job, "script_args": list(arguments)}
+    existing = None
+    if is_script(job):
+        _refuse_task_options(given, assignments, as_json, discard_memory)
+        config = _configure_script(job, arguments, options, assignments)
     else:
+        # A continued run uses the mpirun arguments of its beginning, unless new ones are given.
         options["mpirun_args"] = list(arguments) or None
-    existing = None if script else _existing(job, resume_run or discard_memory)
-    if existing is not None:
-        _refuse_changes(existing, given, assignments, options)
-        config = load_config(str(existing.config_file), _as_overrides(options))
-        if not discard_memory:
-            _refuse_other_shape(existing, options["ranks"])
-    else:
-        settings = {f"run.{key}": value for key, value in options.items()}
-        if script:
-            check_script(job)
-            config = load_config(
-                None, [*_as_overrides(options), *map(parse_assignment, assignments)]
-            )
+        existing = _existing(job, resume_run or discard_memory)
+        if existing is None:
+            config = configure(job, {**job_keys(given), **_run_keys(options)}, assignments)
         else:
-            config = configure(job, {**job_keys(given), **settings}, assignments)
+            _refuse_changes(existing, given, assignments, options)
+            config = load_config(str(existing.config_file), list(_run_keys(options).items()))
+    if existing is not None and not discard_memory:
+        _refuse_other_shape(existing, options["ranks"])
     pool = _pool(config)
-    if discard_memory and existing is not None:
-        from mpips.supervisor.left_memory import discard
-
-        if not discard(existing, pool.names, say):
-            raise click.exceptions.Exit(1)
+    if existing is not None and discard_memory:
+        _discard_memory(existing, pool)
         return
-    if existing is None and not script:
+
+    # Check the job before a run directory is made: all that can be wrong in a task shows here.
+    if existing is None and not is_script(job):
         from mpips.training.preflight import preflight
         from mpips.training.train import rehearse
 
@@ -163,30 +162,64 @@ def command(
             rehearse(config, pool.n_ranks)
         else:
             preflight(config, pool.n_ranks)
+    _start(job, config, pool, existing, progress=progress, quiet=quiet, json=as_json, dry=dry_run)
+
+
+def _start(
+    job: str,
+    config: JobConfig,
+    pool: HostPool,
+    existing: RunFolder | None,
+    *,
+    progress: str,
+    quiet: bool,
+    json: bool,
+    dry: bool,
+) -> None:
+    """Supervise the job to its end, or only print the command of its first attempt if `dry`.
+
+    Raises:
+        click.exceptions.Exit: The job ended with an exit code other than 0.
+    """
+    from mpips.checkpoint.structure import load_writer
+    from mpips.supervisor.plan import SupervisionPlan, make_run
+    from mpips.supervisor.record import say
+    from mpips.supervisor.stopping import Signals
+    from mpips.supervisor.supervise import Supervisor
+
+    # Find the launcher, and h5py for the checkpoints of the run, before a run directory is made.
     launcher = find_launcher()
+    if existing is None or existing.finished() is None:
+        load_writer()
     name = config.run.name or Path(job).stem.partition(":")[0]
-    if dry_run:
-        planned = existing or RunFolder(Path(config.run.folder) / f"{name}-TIME-ID")
-    elif existing is None:
-        planned = make_run(config, Path(config.run.folder), name)
+    if existing is not None:
+        run = existing
+    elif dry:
+        run = RunFolder(Path(config.run.folder) / f"{name}-TIME-ID")
     else:
-        planned = existing
-    display = None if quiet or dry_run else _own_display(progress)
+        run = make_run(config, Path(config.run.folder), name)
+
+    # Where this process shows a live line, the ranks report no progress.
+    display = None if quiet or dry else _own_display(progress)
     passed = ["--progress", "none" if quiet or display is not None else progress]
     passed += ["--quiet"] if quiet else []
-    passed += ["--json"] if as_json else []
-    show = display.update if display is not None else None
-    more = config.run.mpirun_args
+    passed += ["--json"] if json else []
     plan = SupervisionPlan(
-        planned, config, pool, launcher, config.run.max_restarts, more, passed, show
+        run=run,
+        config=config,
+        pool=pool,
+        launcher=launcher,
+        max_restarts=config.run.max_restarts,
+        launcher_args=config.run.mpirun_args,
+        program_args=passed,
+        show=display.update if display is not None else None,
     )
-    layout = pool.layout()
-    text = shlex.join(plan.command(0, layout, planned.attempt(0) / "hostfile"))
-    if dry_run:
+    text = shlex.join(plan.command(0, pool.layout(), run.attempt(0) / "hostfile"))
+    if dry:
         click.echo(text)
         return
     if not quiet:
-        say(f"mpips run: {planned.path}\n{text}")
+        say(f"mpips run: {run.path}\n{text}")
     try:
         with Signals(config.checkpoint.grace_s) as signals:
             code = Supervisor(plan, signals).run()
@@ -197,28 +230,71 @@ def command(
         raise click.exceptions.Exit(code)
 
 
-def _refuse_of_tasks(given: dict[str, Any], assignments: Sequence[str], as_json: bool) -> None:
-    """Refuse options that describe a task, before a script.
+def _configure_script(
+    job: str, arguments: Sequence[str], options: Mapping[str, Any], assignments: Sequence[str]
+) -> JobConfig:
+    """Return the configuration of a script, of which only [run] has a meaning.
 
     Raises:
-        ConfigError: Which, and where it belongs.
+        ConfigError: The script cannot be read or is no Python program, or an option is not valid.
     """
-    wrong = [
-        f"--{key.removesuffix('_file').replace('_', '-')}"
-        for key, value in given.items()
+    from mpips.supervisor.script import check_script
+
+    check_script(job)
+    keys = _run_keys({**options, "script": job, "script_args": list(arguments)})
+    return load_config(None, [*keys.items(), *map(parse_assignment, assignments)])
+
+
+def _discard_memory(run: RunFolder, pool: HostPool) -> None:
+    """Remove what a run left in the shared memory of its hosts.
+
+    Raises:
+        ConfigError: A supervisor is at work on the run.
+        click.exceptions.Exit: A host did not answer, so its memory is unchanged; code 1.
+    """
+    from mpips.supervisor.left_memory import discard
+    from mpips.supervisor.record import say
+
+    if not discard(run, pool.names, say):
+        raise click.exceptions.Exit(1)
+
+
+def _flags(given: Mapping[str, Any]) -> list[str]:
+    """Return the options of TRAIN that were given, as they are written on the command line."""
+    return [
+        f"--{name.removesuffix('_file').replace('_', '-')}"
+        for name, value in given.items()
         if value is not None
     ]
+
+
+def _refuse_task_options(
+    given: Mapping[str, Any], assignments: Sequence[str], as_json: bool, discard_memory: bool
+) -> None:
+    """Refuse options before a script that only a task or a run directory has.
+
+    Raises:
+        ConfigError: Names these options and where their values belong.
+    """
+    if discard_memory:
+        raise ConfigError(
+            "--discard-memory: expected the directory of a run, not a script; give runs/NAME-TIME-ID"
+        )
+    wrong = _flags(given)
     wrong += ["--json"] if as_json else []
     wrong += [f"--set {text}" for text in assignments if not text.startswith("run.")]
     if wrong:
         raise ConfigError(
-            f"{', '.join(wrong)}: describes a task; a script says it in mpips.run(...), and its own options "
-            "stand after it"
+            f"{', '.join(wrong)}: applies only to a task; pass it to mpips.run(...) in the script, and write "
+            "options of the script after its name"
         )
 
 
 def _own_display(progress: str) -> Display | None:
-    """A live line here, where there is a terminal: mpirun passes on no more than whole lines."""
+    """Return a live progress line of this process; None where stderr is no terminal or none is wanted.
+
+    mpirun passes on only whole lines of its ranks, so they cannot show one.
+    """
     if progress not in ("auto", "rich") or not sys.stderr.isatty():
         return None
     display = make_display(progress)
@@ -226,7 +302,11 @@ def _own_display(progress: str) -> Display | None:
 
 
 def _existing(job: str, wanted: bool) -> RunFolder | None:
-    """The run directory that is meant, or None if the job is to be begun."""
+    """Return the run directory that JOB names, or None if JOB is a new job.
+
+    Raises:
+        ConfigError: JOB is a folder, or `wanted` to be a run directory, and is none.
+    """
     if not wanted and not Path(job).is_dir():
         return None
     run = RunFolder(Path(job))
@@ -235,24 +315,25 @@ def _existing(job: str, wanted: bool) -> RunFolder | None:
 
 
 def _refuse_changes(
-    run: RunFolder, given: dict[str, Any], assignments: Sequence[str], options: dict[str, Any]
+    run: RunFolder, given: Mapping[str, Any], assignments: Sequence[str], options: Mapping[str, Any]
 ) -> None:
-    changed = [
-        f"--{key.removesuffix('_file').replace('_', '-')}"
-        for key, value in given.items()
-        if value is not None
-    ]
+    """Refuse options that would change the configuration of a continued run.
+
+    Raises:
+        ConfigError: Names these options.
+    """
+    changed = _flags(given)
     changed += ["--set"] if assignments else []
     changed += [f"--{key}" for key in ("name", "folder") if options[key] is not None]
     if changed:
         raise ConfigError(
-            f"{', '.join(changed)}: {run.path} goes on with the configuration it began with; leave it "
-            "out, or begin a new run with --resume CHECKPOINT"
+            f"{', '.join(changed)}: {run.path} continues with the configuration it began with; leave the "
+            "option out, or begin a new run with --resume CHECKPOINT"
         )
 
 
 def _refuse_other_shape(run: RunFolder, ranks: int | None) -> None:
-    """Refuse another number of ranks than that for which the run has memory here.
+    """Refuse another number of ranks than that of the memory which the run left on this machine.
 
     Raises:
         ConfigError: The launch would have to remove the memory and start from a checkpoint.
@@ -263,24 +344,25 @@ def _refuse_other_shape(run: RunFolder, ranks: int | None) -> None:
     before = len(status.ranks) if status is not None else 0
     if ranks is not None and before and ranks != before and is_memory_here(run.info().token):
         raise ConfigError(
-            f"--ranks {ranks}: what {run.path} has kept in memory is of {before} ranks; go on with -n "
-            f"{before}, or throw it away first: mpips run --discard-memory {run.path}"
+            f"--ranks {ranks}: {run.path} left updates of {before} ranks in shared memory; continue with "
+            f"-n {before}, or discard them first: mpips run --discard-memory {run.path}"
         )
 
 
-def _as_overrides(options: dict[str, Any]) -> list[tuple[str, Any]]:
-    return [(f"run.{key}", value) for key, value in options.items() if value is not None]
+def _run_keys(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that were given by their configuration keys."""
+    return {f"run.{key}": value for key, value in options.items() if value is not None}
 
 
 def _pool(config: JobConfig) -> HostPool:
-    """The hosts that are asked for, those of the allocation, or none: this machine.
+    """Return the hosts that the options name, else those of the Slurm allocation, else this machine.
 
     Raises:
-        ConfigError: They do not fit the ranks.
+        ConfigError: The options contradict each other, or the ranks do not fit on the hosts.
     """
     options: RunConfig = config.run
     if options.hosts and options.hostfile:
-        raise ConfigError("--hosts and --hostfile: give one of them")
+        raise ConfigError("--hosts and --hostfile are both given: leave one of them out")
     if options.hosts:
         hosts: list[Host] = hosts_module.parse_hosts(options.hosts)
     elif options.hostfile:
@@ -288,6 +370,9 @@ def _pool(config: JobConfig) -> HostPool:
     else:
         hosts = hosts_module.slurm_hosts()
     if not hosts and options.spares:
-        raise ConfigError(f"spares = {options.spares}: needs --hosts, --hostfile or an allocation")
+        raise ConfigError(
+            f"spares = {options.spares}, but there is only this machine: give --hosts or --hostfile, start "
+            "in a Slurm allocation, or leave --spares out"
+        )
     ranks = options.ranks or (0 if hosts else max(3, cores() + 1))
     return HostPool(hosts, ranks, options.spares, config.cluster.servers, options.min_workers)

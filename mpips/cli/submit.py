@@ -1,4 +1,4 @@
-"""`mpips submit`: write a batch script for a job and hand it to Slurm."""
+"""`mpips submit`: write the batch script of a job and submit it to Slurm."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 
 import click
 
-from mpips.cli.train import JOB_KEYS, tuning_options
+from mpips.checkpoint.structure import load_writer
+from mpips.cli.train import JOB_KEYS, SET, TUNING, with_options
 from mpips.config.schema import load_config, parse_assignment
 from mpips.monitor.progress import plural
 from mpips.supervisor.submit import (
@@ -24,24 +25,31 @@ from mpips.supervisor.submit import (
 from mpips.training.preflight import preflight
 
 
-@click.command(short_help="Write a batch script for a job and submit it to Slurm.")
+@click.command(short_help="Write the batch script of a job and submit it to Slurm.")
 @click.argument("job", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("sbatch_args", nargs=-1)
-@click.option("--launcher", type=click.Choice(list(TEMPLATES)), help="[default: mpirun]")
-@click.option("-N", "--nodes", type=click.IntRange(1), help="To work on [default: 1].")
-@click.option("--ranks-per-node", type=click.IntRange(1), help="[default: 4]")
-@click.option("--cpus-per-rank", type=click.IntRange(1), help="[default: 1]")
-@click.option("-t", "--time", metavar="TIME", help="Limit of one turn [default: 01:00:00].")
-@click.option("-p", "--partition")
-@click.option("-A", "--account")
-@click.option("--qos")
 @click.option(
-    "--spares", type=click.IntRange(0), help="restart: nodes more, for when some are lost."
+    "--launcher",
+    type=click.Choice(list(TEMPLATES)),
+    help="Program that starts the ranks, as above [default: mpirun].",
 )
-@click.option("--name", help="Of the job [default: the file's].")
-@tuning_options
-@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any option.")
-@click.option("--dry-run", is_flag=True, help="Check, print the script, submit nothing.")
+@click.option("-N", "--nodes", type=click.IntRange(1), help="Nodes of the job [default: 1].")
+@click.option("--ranks-per-node", type=click.IntRange(1), help="Ranks per node [default: 4].")
+@click.option("--cpus-per-rank", type=click.IntRange(1), help="CPUs per rank [default: 1].")
+@click.option(
+    "-t", "--time", metavar="TIME", help="Time limit of one allocation [default: 01:00:00]."
+)
+@click.option("-p", "--partition", help="Slurm partition [default: the cluster's].")
+@click.option("-A", "--account", help="Slurm account [default: yours].")
+@click.option("--qos", help="Slurm quality of service [default: the account's].")
+@click.option(
+    "--spares",
+    type=click.IntRange(0),
+    help="With --launcher restart: nodes on top of --nodes that replace lost ones [default: 0].",
+)
+@click.option("--name", help="Name of the job [default: the name of the file].")
+@with_options((*TUNING, SET))
+@click.option("--dry-run", is_flag=True, help="Check the job, print the script, submit nothing.")
 def command(
     job: Path,
     sbatch_args: tuple[str, ...],
@@ -56,18 +64,21 @@ def command(
 ) -> None:
     """Submit the training job JOB, a TOML file, to Slurm.
 
+    Near its time limit the job writes a checkpoint and goes back into the queue; the next allocation
+    continues from there, until training is done. Options can also be written in [slurm] of JOB. Options
+    after `--` are passed to sbatch.
+
     \b
     mpips submit job.toml --nodes 2 --ranks-per-node 16 --time 04:00:00
     mpips submit job.toml --launcher restart --nodes 8 --spares 1
     mpips submit job.toml --dry-run -- --mem=64G --constraint=skylake
 
-    Options can also stand in [slurm] of JOB; those after `--` are sbatch's. Near its time limit the job
-    writes a checkpoint, goes back into the queue and continues, until training is done.
+    Launchers:
 
     \b
-    mpirun    as any MPI job: a lost node or rank ends the turn
-    srun      Slurm starts the ranks; needs its plug-in for PMIx
-    restart   `mpips run` in the allocation: goes on within the turn after a loss, on the nodes that are left
+    mpirun    mpirun starts the ranks; a lost rank or node ends the allocation
+    srun      Slurm starts the ranks, by its PMIx plug-in; a loss ends the allocation
+    restart   mpips run starts the ranks again after a loss, on the remaining nodes
     """
     tuning = {"epochs": epochs, "lr": lr, "batch_size": batch_size}
     flags = [f"{JOB_KEYS[key]}={value}" for key, value in tuning.items() if value is not None]
@@ -78,13 +89,15 @@ def command(
     config = load_config(str(job), [*map(parse_assignment, assignments), *overrides])
     options = config.slurm.check()
     preflight(config, options.nodes * options.ranks_per_node, dry_run=dry_run)
+    # The scripts of all launchers make the job write checkpoints.
+    load_writer()
     n_spares = options.spares if spares is None else spares
     if n_spares and options.launcher != "restart":
         raise click.UsageError(
-            f"--spares needs --launcher restart; {options.launcher} has no use for them"
+            f"--spares needs --launcher restart: {options.launcher} cannot replace a lost node"
         )
 
-    # The job runs later: what is in JOB then shall not matter.
+    # Copy JOB into a folder of its own: the job runs later, and its file may have changed by then.
     root, name = find_root(), name or job.stem
     folder = make_folder(Path("runs"), name)
     copy = folder / "job.toml"
@@ -102,6 +115,8 @@ def command(
     if dry_run:
         click.echo(script, nl=False)
         return
+
+    # Write copy and script, and remove them again if Slurm refuses the job.
     folder.mkdir(parents=True)
     shutil.copyfile(job, copy)
     path = folder / "job.sbatch"
@@ -112,8 +127,8 @@ def command(
         shutil.rmtree(folder)
         raise
     click.echo(
-        f"job {number} ({name}) is submitted: {plural(options.nodes, 'node')} of "
-        f"{plural(options.ranks_per_node, 'rank')}\n"
+        f"job {number} ({name}) is submitted: {plural(options.nodes, 'node')} with "
+        f"{plural(options.ranks_per_node, 'rank')} each\n"
         f"folder  {folder}\n"
         f"output  {folder}/slurm-{number}.out\n"
         f"stop    scancel {number}"

@@ -1,4 +1,4 @@
-"""`mpips top`: what a run does, from its directory."""
+"""`mpips top`: show the state of a run from the files of its run directory."""
 
 from __future__ import annotations
 
@@ -10,47 +10,56 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mpips.errors import CapabilityError
 from mpips.monitor.top import View, as_dict, find_run, look, page
 from mpips.rundir.directory import RunFolder
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-_WIDTH_OF_A_FILE = 100
+_WIDTH_OF_A_FILE = 100  # columns, where the output is no terminal
 
 
-@click.command(short_help="Show what a run does, from its directory.")
+@click.command(short_help="Show the ranks of a run and what each is doing.")
 @click.argument("run", required=False)
-@click.option("--folder", type=click.Path(file_okay=False), default="runs", show_default=True)
-@click.option("--once", is_flag=True, help="Print it once and end.")
-@click.option("--json", "as_json", is_flag=True, help="A line of JSON each time.")
+@click.option(
+    "--folder",
+    type=click.Path(file_okay=False),
+    default="runs",
+    show_default=True,
+    help="Folder of the run directories.",
+)
+@click.option("--once", is_flag=True, help="Print the table once and exit.")
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON instead of each table.")
 @click.option(
     "--interval",
     type=click.FloatRange(0.1),
     default=1.0,
     show_default=True,
-    help="Seconds between looks.",
+    help="Seconds between two updates.",
 )
 def command(run: str | None, folder: str, once: bool, as_json: bool, interval: float) -> None:
-    """Show a live table of the ranks of a run that `mpips run` has started.
+    """Show a live table of the ranks of a run that `mpips run` started.
 
-    RUN is a run directory, the beginning of a run's name, or nothing: the newest in runs/. Only files
-    are read, so any machine that sees the directory will do. Ends when the run ends, or with Ctrl-C. Of a run
-    that is done it shows the summary.
+    RUN is a run directory or the beginning of a run's name [default: the newest run in --folder]. Only
+    files are read, so the command works on any machine that sees the run directory. It exits when the run
+    ends, or on Ctrl-C. For a finished run it prints the summary.
 
-    rate/s: samples of a worker (or its clocks), records of a server; stale: mean lately / largest ever;
-    queue: records not consumed yet; MB/s: pushed and pulled together; heard: age of the last sign of
-    life ("!": old).
+    \b
+    clock   clocks (usually steps) that the worker has completed
+    rate/s  samples, or clocks, of a worker; records of a server; per second
+    stale   staleness of the applied updates: recent mean / largest
+    queue   records that the server has not consumed yet
+    MB/s    pushed and pulled together
+    heard   time since the last report of the rank; "!": overdue
     """
     found = find_run(run, Path(folder))
     try:
         if as_json:
-            _as_lines(found, once, interval)
+            _print_json(found, once, interval)
         elif once:
             click.echo(_text(look(found)))
         else:
-            _live(found, interval)
+            _show_live(found, interval)
     except KeyboardInterrupt:
         return
 
@@ -60,7 +69,8 @@ def _text(view: View) -> str:
     return "\n".join(page(view, width))
 
 
-def _as_lines(run: RunFolder, once: bool, interval: float) -> None:
+def _print_json(run: RunFolder, once: bool, interval: float) -> None:
+    """Print a line of JSON every `interval` seconds until the run ends, or one line if `once`."""
     while True:
         view = look(run)
         click.echo(json.dumps(as_dict(view)))
@@ -69,40 +79,33 @@ def _as_lines(run: RunFolder, once: bool, interval: float) -> None:
         time.sleep(interval)
 
 
-def _live(run: RunFolder, interval: float) -> None:
-    """Redraw until the run ends.
+def _show_live(run: RunFolder, interval: float) -> None:
+    """Redraw the table every `interval` seconds until the run ends; print it once if this is no terminal."""
+    # rich takes a tenth of a second to import, which the other forms of output do not need.
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
 
-    Raises:
-        CapabilityError: The package rich is not here.
-    """
-    try:
-        from rich.console import Console
-        from rich.live import Live
-        from rich.text import Text
-    except ImportError:
-        raise CapabilityError(
-            "the live table needs the package rich (pip install rich); --once needs nothing"
-        ) from None
     console = Console()
     if not console.is_terminal:
         click.echo(_text(look(run)))
         return
     with Live(console=console, auto_refresh=False, screen=True) as live:
-        # Live hides it, and a process that is killed could not show it again.
+        # Show the cursor, which Live hides: a killed process could not show it again.
         console.show_cursor(True)
         while True:
             view = look(run)
             lines = page(view, console.width, console.height)
             text = Text("\n".join(lines), no_wrap=True, overflow="crop")
-            live.update(_painted(text, view), refresh=True)
+            live.update(_coloured(text, view), refresh=True)
             if not view.alive:
                 break
             time.sleep(interval)
     click.echo(_text(view))
 
 
-def _painted(text: Text, view: View) -> Text:
-    """Colour what wants to be seen: the state, the headings, ranks that are silent."""
+def _coloured(text: Text, view: View) -> Text:
+    """Colour the state of the run, the heading of the table, and the rows of overdue ranks; return `text`."""
     text.highlight_words([view.state], "bold green" if view.alive else "bold red")
     text.highlight_regex(r"(?m)^rank .*heard$", "bold")
     text.highlight_regex(r"(?m)^.* !$", "bold yellow")

@@ -1,10 +1,10 @@
-"""`mpips train`: run a training job on the ranks of this launch."""
+"""`mpips train`: run a training job on the ranks of this launch. Other commands share its options."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mpips.session.driver import Outcome
 
 _PROGRESS = ["auto", "rich", "plain", "none"]
-# Flags of a job by their parameter's name, and the keys that they set.
+# Parameter names of the options below, and the configuration keys that they set.
 JOB_KEYS = {
     "train_file": "data.train",
     "test_file": "data.test",
@@ -34,52 +34,85 @@ JOB_KEYS = {
     "save": "checkpoint.folder",
     "resume": "checkpoint.resume",
 }
-# How long and how fast a job trains.
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+DATA = (
+    click.option("--train", "train_file", help="Training data: a file, or 'digits'."),
+    click.option("--test", "test_file", help="Test data: a file, or 'digits'."),
+)
 TUNING = (
-    click.option("--epochs", type=int, metavar="N", help="Passes over the data [the task's]."),
     click.option(
-        "--lr", type=float, metavar="RATE", help="Learning rate of all tables [the task's]."
+        "--epochs", type=int, metavar="N", help="Passes over the data [default: of the task]."
     ),
     click.option(
-        "--batch-size", type=int, metavar="N", help="Samples per step and worker [the task's]."
+        "--lr",
+        type=float,
+        metavar="RATE",
+        help="Learning rate of all tables [default: of the task].",
+    ),
+    click.option(
+        "--batch-size",
+        type=int,
+        metavar="N",
+        help="Samples per step and worker [default: of the task].",
     ),
 )
-_OPTIONS = (
-    click.option("--train", "train_file", help="File to train on, or 'digits'."),
-    click.option("--test", "test_file", help="File to evaluate on."),
+SERVERS = click.option(
+    "--servers",
+    type=int,
+    metavar="N",
+    help="Number of server ranks; 0: chosen by the number of ranks.",
+)
+SET = click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set any option of the job, such as table.consistency=asp; may be repeated.",
+)
+TRAIN = (
+    *DATA,
     *TUNING,
-    click.option("--servers", type=int, help="Number of server ranks (0: chosen)."),
-    click.option("--save", metavar="FOLDER", help="Save the trained tables there as a checkpoint."),
+    SERVERS,
+    click.option(
+        "--save",
+        metavar="FOLDER",
+        help="Write a checkpoint of the trained tables into this folder.",
+    ),
     click.option(
         "--resume",
         metavar="auto|never|PATH",
-        help="What to start from [default: the newest in --save].",
+        help="Checkpoint to start from; auto: the newest in --save [default: auto].",
     ),
-    click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any option."),
-    click.option("--progress", type=click.Choice(_PROGRESS), default="auto"),
-    click.option("--quiet", is_flag=True, help="No roles, no progress; only the result."),
-    click.option("--json", "as_json", is_flag=True, help="End with one line of JSON."),
+    SET,
+    click.option(
+        "--progress",
+        type=click.Choice(_PROGRESS),
+        default="auto",
+        show_default=True,
+        help="Form of the progress report; auto: rich on a terminal, else plain.",
+    ),
+    click.option("--quiet", is_flag=True, help="Print only the result: no roles, no progress."),
+    click.option("--json", "as_json", is_flag=True, help="Print one line of JSON at the end."),
 )
 
 
-def tuning_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that say how long and how fast a job trains."""
-    for option in reversed(TUNING):
-        command = option(command)
-    return command
+def with_options(options: Sequence[Decorator]) -> Decorator:
+    """Return a decorator that gives a command these options, in this order in its help."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
 
 
-def train_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that describe a training job."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
-
-
-@click.command()
+@click.command(short_help="Train in one process, or on the ranks of a launcher.")
 @click.argument("job")
-@train_options
-@click.option("--dry-run", is_flag=True, help="Check, print the resolved configuration, stop.")
+@with_options(TRAIN)
+@click.option(
+    "--dry-run", is_flag=True, help="Check the job, print its whole configuration, train nothing."
+)
 def command(
     job: str,
     assignments: tuple[str, ...],
@@ -89,7 +122,9 @@ def command(
     dry_run: bool,
     **given: Any,
 ) -> None:
-    """Train. JOB is a TOML file, or a task: softmax, mlp, logistic, fm, module:Class.
+    """Train JOB: a TOML file, or a task: softmax, mlp, logistic, fm, or your own as module:Class.
+
+    Without a launcher one process has all roles; under mpirun or srun the ranks share them.
 
     \b
     mpips train mlp --train digits --test digits
@@ -104,10 +139,11 @@ def command(
             click.echo(json.dumps(msgspec.to_builtins(config), indent=2))
         return
 
+    # Every rank trains; the first worker reports the result.
     outcome = train(config, "none" if quiet else progress, verbose=not quiet)
     if outcome.is_first_worker:
         report = make_report(outcome)
-        _conclude(config, outcome, report, say=not quiet or not as_json)
+        _conclude(config, outcome, report, show=not quiet or not as_json)
         if as_json:
             click.echo(json.dumps(report))
         if report["checkpoint"] is not None and "error" in report["checkpoint"]:
@@ -115,7 +151,10 @@ def command(
 
 
 def _in_run(config: JobConfig) -> JobConfig:
-    """A supervised job saves into its run directory if it is not told where."""
+    """Return `config` with the run directory as checkpoint folder, if `mpips run` supervises the job.
+
+    A checkpoint folder that the job names itself is left as it is.
+    """
     run = directory.current()
     if run is None or config.checkpoint.folder:
         return config
@@ -124,20 +163,20 @@ def _in_run(config: JobConfig) -> JobConfig:
 
 
 def job_keys(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flags of `train_options` by the keys of the configuration that they set."""
+    """Return the values of the options of TRAIN by the configuration keys that they set."""
     return {JOB_KEYS[name]: value for name, value in given.items()}
 
 
 def configure(job: str, given: Mapping[str, Any], assignments: tuple[str, ...]) -> JobConfig:
-    """The configuration that a command line describes.
+    """Return the configuration that a command line describes.
 
     Args:
-        job: A file, or the name of a task.
-        given: Values of dotted keys; None: not given.
-        assignments: As after `--set`; they win.
+        job: Path of a job file, or the name of a task.
+        given: Values by dotted configuration key; None if the option was not given.
+        assignments: Arguments of `--set`; they override `given` and the file.
 
     Raises:
-        ConfigError: What is wrong, where, and what is accepted.
+        ConfigError: The file or a value is not valid.
     """
     overrides: list[tuple[str, Any]] = []
     is_file = job.endswith((".toml", ".json")) or (Path(job).is_file() and ":" not in job)
@@ -151,7 +190,7 @@ def configure(job: str, given: Mapping[str, Any], assignments: tuple[str, ...]) 
 
 
 def make_report(outcome: Outcome) -> dict[str, Any]:
-    """Everything that a run tells, as plain values."""
+    """Return the result of a run as plain values, as `--json` and result.json have it."""
     result = outcome.value
     samples = result.samples
     metrics = {k: (v if math.isfinite(v) else None) for k, v in result.metrics.items()}
@@ -169,20 +208,20 @@ def make_report(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _conclude(config: JobConfig, outcome: Outcome, report: dict[str, Any], say: bool) -> None:
-    """Tell people of the end, and leave it in the run directory of a supervised run."""
+def _conclude(config: JobConfig, outcome: Outcome, report: dict[str, Any], *, show: bool) -> None:
+    """Print the summary if `show`; write result and summary into the run directory of a supervised run."""
     run = directory.current()
     folder = run.folder if run is not None else None
     figures = summary.summarize(config, report, outcome.ranks, _versions(report), folder)
     if folder is not None:
         directory.replace_json(folder.result_file, report)
         summary.write(folder, figures)
-    if say:
+    if show:
         click.echo(summary.text(figures))
 
 
 def _versions(report: Mapping[str, Any]) -> dict[str, str]:
-    """Of what the job used; HDF5 as its checkpoint says."""
+    """Return the versions of mpips, MPI and HDF5 (as in the checkpoint); "" where one was not used."""
     saved = report["checkpoint"] or {}
     hdf5 = ""
     if "path" in saved:

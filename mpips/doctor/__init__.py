@@ -1,5 +1,6 @@
-"""`mpips doctor`: what of this machine would keep a job from running, and the command that mends it.
+"""`mpips doctor`: find what prevents jobs from running on this machine, and the command that fixes it.
 
-A check is a function of a `Situation`, which is all that it may look at, and returns one `Finding`.
-Checks in this process need no MPI; those that do start ranks of their own (`launches`).
+A check is a function that takes a `Situation`, its only source of facts, and returns a `Judgement`. Checks
+in this process need no MPI. Checks that need MPI judge the reports of ranks that `launches` starts. The file
+to open first is `checks`.
 """

@@ -1,4 +1,4 @@
-"""All checks that need no ranks, in the order in which they are told."""
+"""The checks that need no ranks, in the order in which they run and are printed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ CHECKS: dict[str, Check] = {
 
 
 def run_checks(here: Situation) -> Iterator[Finding]:
-    """Each check's finding, as soon as it is there. One that fails to look is a finding, too."""
+    """Run all checks; yield the finding of each as soon as the check is done. Blocks.
+
+    A check that cannot read what it needs becomes a warning.
+    """
     for name, check in CHECKS.items():
         try:
             verdict = check(here)

@@ -1,12 +1,18 @@
-"""What dead runs left: mpips' own segments, and those and the session folders of Open MPI.
+"""Files that ended runs left behind: shared memory of mpips and of Open MPI, session folders of Open MPI.
 
-mpips' segments are locked by whoever uses them, so `sweep` can tell; those of a supervised run stay for a
-day. Open MPI's are not. They are taken
-for dead only if they belong to this user on this host, are older than a minute, no process has them (of
-a folder: anything in it) open or mapped, and the process whose id is in the name of a folder is gone.
-That is proof only where all processes of this user can be seen: in the first process namespace, and on the
-host that made the folder. A folder whose name holds no host is left alone on a file system that several
-hosts may share.
+A process that uses shared memory of mpips has a lock on the file, so `sweep` removes exactly the files that
+no process uses. Those of a supervised run stay for a day after their last use, for its next launch.
+
+Files of Open MPI have no locks. One is removed only if all of this is true:
+
+* it belongs to this user, and its name contains this host or no host;
+* it was neither made nor changed within the last minute;
+* no process has it, or anything in it if it is a folder, open or mapped;
+* for a folder: the process whose id is in its name does not exist.
+
+The last two are proof only where this process sees all processes of the user: in the first process
+namespace, and on the host that made the folder. So nothing of Open MPI is removed in another namespace, and
+a folder whose name contains no host is left alone on a file system that several hosts may share.
 """
 
 from __future__ import annotations
@@ -23,22 +29,23 @@ from pathlib import Path
 
 import msgspec
 
+from mpips.doctor.situation import file_system
 from mpips.transport.region import PREFIX, is_old, sweep
 
 _YOUNG_S = 60.0
 _FIRST_NAMESPACE = "pid:[4026531836]"
-# File systems that no other host has mounted.
+# Types of file systems that only one host mounts.
 _LOCAL = ("btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "tmpfs", "xfs", "zfs")
 
 
 class Leftover(msgspec.Struct, frozen=True, kw_only=True):
-    """A file or folder that may be of a dead run.
+    """A file or folder that an ended run may have left.
 
     Attributes:
-        path: Where.
-        n_bytes: That it takes.
-        dead: Whether it is proven that nobody uses it.
-        why: What proves it, or what is in the way.
+        path: Its path.
+        n_bytes: Bytes that it takes on the file system, with all that is in it.
+        dead: True if it is proven that no process uses it.
+        why: Reason for `dead`, or reason against it.
     """
 
     path: Path
@@ -48,11 +55,11 @@ class Leftover(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Users(msgspec.Struct, frozen=True):
-    """Files that processes of this user have open or mapped, as (device, inode).
+    """The files that processes of this user have open or mapped.
 
     Attributes:
-        files: Them.
-        blind: Why that may not be all of them; empty if it is.
+        files: (device, inode) of each file.
+        blind: Reason why files may be missing; empty if none are.
     """
 
     files: set[tuple[int, int]]
@@ -60,19 +67,24 @@ class Users(msgspec.Struct, frozen=True):
 
 
 def leftovers(shm: Path, temporary: Path) -> list[Leftover]:
-    """Everything of this user that may be left; nothing is changed."""
+    """Return all files and folders of this user that ended runs may have left. Removes nothing.
+
+    Args:
+        shm: Folder of shared memory.
+        temporary: Folder for temporary files, where Open MPI makes its session folders.
+    """
     users = find_users()
     return [*_own(shm, users), *_segments(shm, users), *_sessions(temporary, users)]
 
 
 def clean(shm: Path, temporary: Path) -> list[Leftover]:
-    """Remove what is proven to be dead; returns what was there, as it was."""
+    """Remove what is proven to be unused. Return all that was found; `dead` is True for what was removed."""
     found = leftovers(shm, temporary)
     removed = set(sweep())
     result = []
     for left in found:
         if left.path.name.startswith(f"{PREFIX}-"):
-            # The lock decides, not what could be seen.
+            # For files of mpips the lock decides, not which users were seen.
             dead = left.path.name in removed
             used = "a process uses it" if left.dead else left.why
             why = "no process uses it" if dead else used
@@ -91,7 +103,7 @@ def _remove(path: Path) -> None:
 
 
 def _own(shm: Path, users: Users) -> Iterator[Leftover]:
-    """Mpips' segments. Looking is not locking: somebody may just be attaching."""
+    """Return the shared memory of mpips. Takes no lock, since a process may be attaching at this moment."""
     uid = os.geteuid()
     for path in sorted([*shm.glob(f"{PREFIX}-{uid}-*"), *shm.glob(f"{PREFIX}-kept-{uid}-*")]):
         try:
@@ -102,17 +114,17 @@ def _own(shm: Path, users: Users) -> Iterator[Leftover]:
         if status.st_uid != uid:
             why = f"it belongs to another user ({status.st_uid}), who can remove it"
         elif not stat.S_ISREG(status.st_mode):
-            why = "it is no file"
+            why = "it is not a regular file"
         elif (status.st_dev, status.st_ino) in users.files:
             why = "a process uses it"
         elif path.name.startswith(f"{PREFIX}-kept-") and not is_old(path):
-            why = "kept for the next launch of its run, for a day"
+            why = "it stays for a day, for the next launch of its run"
         size = status.st_blocks * 512
         yield Leftover(path=path, n_bytes=size, dead=not why, why=why or "no process uses it")
 
 
 def _segments(shm: Path, users: Users) -> Iterator[Leftover]:
-    """Open MPI's segments of this user and host, as NAME.HOST.UID.JOB.RANK."""
+    """Return the shared memory of Open MPI of this user and host, named NAME.HOST.UID.JOB.RANK."""
     host = socket.gethostname().split(".")[0]
     name = re.compile(rf"(sm|vader)_segment\.{re.escape(host)}(\.[^.]+)*\.{os.geteuid()}\.\w+\.\d+")
     for path in sorted(shm.glob("*_segment.*")):
@@ -121,7 +133,7 @@ def _segments(shm: Path, users: Users) -> Iterator[Leftover]:
 
 
 def _sessions(temporary: Path, users: Users) -> Iterator[Leftover]:
-    """Session folders that hold a pid: ompi.PID, prte.HOST.PID.UID, ompi.HOST.UID/pid.PID."""
+    """Return the session folders named by a pid: ompi.PID, prte.HOST.PID.UID, ompi.HOST.UID/pid.PID."""
     host, uid = re.escape(socket.gethostname().split(".")[0]), os.geteuid()
     named = rf"{host}(?:\.[^.]+)*?"
     shared = _may_be_shared(temporary)
@@ -141,32 +153,25 @@ def _sessions(temporary: Path, users: Users) -> Iterator[Leftover]:
 
 
 def _may_be_shared(folder: Path) -> str:
-    """Why processes of other hosts may use what is in a folder; "" where none can."""
-    kind = filesystem_of(folder, Path("/proc/self/mountinfo").read_text())
+    """Return the reason why processes of other hosts may use files in a folder; "" if none can."""
+    kind = file_system(Path("/proc/self/mountinfo").read_text(), folder.resolve())
     if kind in _LOCAL:
         return ""
-    return f"it may belong to another host: {folder} is on {kind or 'an unknown file system'}"
-
-
-def filesystem_of(folder: Path, mounts: str) -> str:
-    """The type of the file system that a folder is on; "" if it is unknown.
-
-    Args:
-        folder: Any path.
-        mounts: The text of /proc/self/mountinfo.
-    """
-    there, longest, found = folder.resolve(), -1, ""
-    for line in mounts.splitlines():
-        fields, _, rest = line.partition(" - ")
-        point = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), fields.split()[4])
-        # Of several mounts at one place the last one counts.
-        if there.is_relative_to(point) and len(point) >= longest:
-            longest, found = len(point), rest.split()[0]
-    return found
+    name = "an unknown file system" if kind == "unknown" else kind
+    return f"it may belong to another host: {folder} is on {name}"
 
 
 def _judged(paths: list[Path], alive: str, users: Users) -> Iterator[Leftover]:
-    """A file, or a folder and all that is in it; nothing if it is not this user's or goes meanwhile."""
+    """Judge a file, or a folder and all that is in it.
+
+    Args:
+        paths: The file or folder, followed by all that is in the folder.
+        alive: Reason why a process may use it; "" if none is known.
+        users: Files in use.
+
+    Yields:
+        The leftover; nothing if it belongs to another user, is a link, or disappears meanwhile.
+    """
     try:
         statuses = [path.lstat() for path in paths]
     except OSError:
@@ -185,31 +190,32 @@ def _judged(paths: list[Path], alive: str, users: Users) -> Iterator[Leftover]:
 
 
 def find_users() -> Users:
-    """Look at all processes of this user."""
+    """Return the files that the processes of this user use, by /proc."""
     files: set[tuple[int, int]] = set()
     blind = _outside()
     for folder in Path("/proc").glob("[0-9]*"):
         if folder.name == "1":
-            continue  # the machine's init is no rank; in a container nothing is proven anyway
+            continue  # The init of a machine is no rank; in a container `_outside` has a reason anyway.
         try:
             if folder.stat().st_uid not in (os.geteuid(), 0):
-                continue  # cannot open files of mode 0600
+                continue  # Other users cannot open these files, which have mode 0600.
             files |= _mapped((folder / "maps").read_text())
             for link in (folder / "fd").iterdir():
                 with contextlib.suppress(FileNotFoundError):
                     status = link.stat()
                     files.add((status.st_dev, status.st_ino))
         except PermissionError:
-            # Root's processes belong to no job of this user.
+            # A process of root that cannot be read belongs to no job of this user.
             with contextlib.suppress(OSError):
                 if folder.stat().st_uid == os.geteuid():
-                    blind = blind or f"process {folder.name} cannot be looked at"
+                    blind = blind or f"process {folder.name} cannot be inspected"
         except OSError:
-            continue  # it has ended
+            continue  # The process has ended.
     return Users(files, blind)
 
 
 def _mapped(maps: str) -> set[tuple[int, int]]:
+    """Return (device, inode) of the files in the text of /proc/PID/maps."""
     found = set()
     for line in maps.splitlines():
         fields = line.split(maxsplit=5)
@@ -220,7 +226,7 @@ def _mapped(maps: str) -> set[tuple[int, int]]:
 
 
 def _outside() -> str:
-    """Whether there may be processes that this one cannot see; empty if not."""
+    """Return the reason why this process may not see all processes of the user; "" if it sees them."""
     try:
         namespace = os.readlink("/proc/self/ns/pid")
     except OSError as error:

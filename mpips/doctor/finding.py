@@ -1,4 +1,4 @@
-"""What a check has found, and how that is told."""
+"""The finding of a check, as text for a terminal and as plain values for JSON."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of one check.
 
     Attributes:
-        name: Of the check.
-        status: FAIL: jobs will not run; WARN: they run worse, or some will not; PASS.
-        reason: What was found, in one line.
-        fix: The command that mends it; empty where nothing is to be mended.
+        name: Name of the check.
+        status: FAIL: jobs cannot run; WARN: jobs run slower, or some kinds of jobs fail; PASS: neither.
+        reason: Result of the check, in one line.
+        fix: Shell command that repairs it; empty for PASS.
     """
 
     name: str
@@ -27,52 +27,52 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
-    """A finding without the name, as a check returns it."""
+    """A finding without the name of its check; a check returns it. Attributes as in `Finding`."""
 
     status: Status
     reason: str
     fix: str = ""
 
     def named(self, name: str) -> Finding:
-        """The finding of the check of this name."""
+        """Return the finding of the check `name`, with the reason in one line."""
         reason = " ".join(self.reason.split())
         return Finding(name=name, status=self.status, reason=reason, fix=self.fix)
 
 
 def passed(reason: str) -> Judgement:
-    """Nothing to mend."""
+    """Return a PASS: there is nothing to repair."""
     return Judgement(status="PASS", reason=reason)
 
 
 def warned(reason: str, fix: str) -> Judgement:
-    """Jobs run, but worse or not all of them."""
+    """Return a WARN: jobs run slower, or some kinds of jobs fail."""
     return Judgement(status="WARN", reason=reason, fix=fix)
 
 
 def failed(reason: str, fix: str) -> Judgement:
-    """Jobs do not run."""
+    """Return a FAIL: jobs cannot run."""
     return Judgement(status="FAIL", reason=reason, fix=fix)
 
 
 def count(findings: Sequence[Finding], status: Status) -> int:
-    """Number of findings of a status."""
+    """Return the number of findings with this status."""
     return sum(finding.status == status for finding in findings)
 
 
 def as_line(finding: Finding, width: int) -> str:
-    """One line for people, and the command below it; `width`: of the longest name."""
+    """Return the line of a finding, and its fix in a second line; names are padded to `width` characters."""
     line = f"{finding.status}  {finding.name:<{width}}  {finding.reason}"
     return line + (f"\n{'':<{width + 8}}fix: {finding.fix}" if finding.fix else "")
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """How many of each status."""
+    """Return the number of findings of each status, as text."""
     parts = [f"{count(findings, s)} {s}" for s in ("PASS", "WARN", "FAIL")]
     return ", ".join(parts)
 
 
 def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
-    """Everything as plain values."""
+    """Return all findings as plain values for JSON; "ok" is True if none is a FAIL."""
     return {
         "ok": count(findings, "FAIL") == 0,
         "counts": {s: count(findings, s) for s in ("PASS", "WARN", "FAIL")},

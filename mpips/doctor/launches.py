@@ -1,4 +1,8 @@
-"""Checks that start ranks: each launch has a time limit, and what hangs or dies is named."""
+"""The launches of `mpips doctor --mpi`: start ranks, limit their time, and judge what they report.
+
+There are up to three launches: one through all stages of a job, one that tests MPI windows without shared
+memory, and one in which a rank fails on purpose.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +21,12 @@ from mpips.doctor.stages import BASIC, FAILING, NETWORK, Launch, parse
 from mpips.errors import MpipsError
 from mpips.mpi.mpirun import mpi_environment, mpirun_command
 
+# Prefixes of the variables that mpirun passes on to ranks on other hosts.
 _CARRIED = ("MPIPS_", "OMPI_", "OMP_", "PYTHON", "HDF5_", "MPIR_", "UCX_", "FI_")
-_AGAIN = "mpips doctor --mpi -n {n}   # after mending what stands above"
-# Where these fail there is nothing more to see.
+_AGAIN = "mpips doctor --mpi -n {n}   # after the faults above are fixed"
+# Checks without which no other check of the launch can pass.
 _NEEDED = ("ranks-start", "ranks-see")
-# What keeps an MPI from using shared memory, by kind.
+# Settings that forbid an MPI to use shared memory.
 _NO_SHM_OPEN_MPI = {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_pml": "ob1"}
 _NO_SHM_MPICH = {"MPIR_CVAR_NOLOCAL": "1"}
 
@@ -30,12 +35,12 @@ Judge = Callable[[Launch], Judgement]
 
 
 def run_launches(here: Situation, hosts: Sequence[str], timeout_s: float) -> Iterator[Finding]:
-    """Start ranks, and judge. Blocks up to three times `timeout_s`.
+    """Start ranks and yield the findings about them. Blocks for up to three times `timeout_s`.
 
     Args:
-        here: Ranks, folder and environment.
-        hosts: To start them on; none: on this one.
-        timeout_s: Of one launch.
+        here: Number of ranks, folder for checkpoints, and environment.
+        hosts: Hosts of the ranks; none: this host.
+        timeout_s: Time limit of one launch in seconds.
     """
     try:
         basic = start(here, hosts, BASIC, timeout_s)
@@ -48,7 +53,7 @@ def run_launches(here: Situation, hosts: Sequence[str], timeout_s: float) -> Ite
         if finding.status == "FAIL" and name in _NEEDED:
             return
     if not hosts:
-        # On one node windows go through shared memory; between nodes they will not.
+        # Test windows without shared memory as well, since windows between nodes cannot use it.
         extra = _NO_SHM_OPEN_MPI if here.open_mpi else _NO_SHM_MPICH
         yield verdicts.rma_network(start(here, hosts, NETWORK, timeout_s, extra)).named(
             "rma-network"
@@ -57,6 +62,7 @@ def run_launches(here: Situation, hosts: Sequence[str], timeout_s: float) -> Ite
 
 
 def _judged(name: str, launch: Launch, judge: Judge) -> Finding:
+    """Return the finding of a judge; a warning if ranks did not come to the stage that it judges."""
     stage = verdicts.STAGE_OF.get(name, name)
     trouble = launch.trouble(stage)
     if trouble.startswith("not reached: "):
@@ -71,7 +77,14 @@ def start(
     timeout_s: float,
     extra: dict[str, str] | None = None,
 ) -> Launch:
-    """One launch through these stages. Blocks until it has ended, or is ended after `timeout_s`.
+    """Launch ranks that run these stages. Blocks until they have ended, or were killed after `timeout_s`.
+
+    Args:
+        here: Number of ranks and folder for checkpoints.
+        hosts: Hosts of the ranks; none: this host.
+        stages: Names of stages, in their order.
+        timeout_s: Time limit in seconds.
+        extra: Environment variables of this launch.
 
     Raises:
         CapabilityError: There is no mpirun.
@@ -82,14 +95,14 @@ def start(
     command += [",".join(stages), str(here.folder), f"{max(timeout_s / 2, 1.0):g}"]
     began = time.monotonic()
     code, text = _run(command, env, timeout_s)
-    words, others = parse(text.splitlines())
+    reports, others = parse(text.splitlines())
     lines_of_launcher = [
         line for line in others if line.strip() and not re.fullmatch(r"[-=\s]+", line)
     ]
     return Launch(
         n=here.n_ranks,
         stages=stages,
-        words=words,
+        reports=reports,
         code=code,
         seconds=time.monotonic() - began,
         output=_gist(lines_of_launcher),
@@ -98,7 +111,7 @@ def start(
 
 
 def host_flags(here: Situation, hosts: Sequence[str], env: dict[str, str]) -> list[str]:
-    """What mpirun needs to use these hosts, evenly, with this process's settings."""
+    """Return the flags by which mpirun uses these hosts evenly and passes on the settings in `env`."""
     if not hosts:
         return []
     each = -(-here.n_ranks // len(hosts))
@@ -112,12 +125,13 @@ def host_flags(here: Situation, hosts: Sequence[str], env: dict[str, str]) -> li
 
 
 def _gist(lines: Sequence[str]) -> str:
-    """The line that tells most, for one line of report."""
-    telling = [line for line in lines if re.search(r"error|not |cannot|fail|unable", line, re.I)]
-    return (telling or list(lines) or ["it said nothing"])[0].strip()[:300]
+    """Return the first line that names an error, else the first line, in at most 300 characters."""
+    errors = [line for line in lines if re.search(r"error|not |cannot|fail|unable", line, re.I)]
+    return (errors or list(lines) or ["it printed nothing"])[0].strip()[:300]
 
 
 def _run(command: list[str], env: dict[str, str], timeout_s: float) -> tuple[int, str]:
+    """Run a command in a session of its own. Return exit code, 124 after the time limit, and output."""
     process = subprocess.Popen(
         command,
         env=env,
@@ -130,7 +144,7 @@ def _run(command: list[str], env: dict[str, str], timeout_s: float) -> tuple[int
         out, _ = process.communicate(timeout=timeout_s)
         return process.returncode, out.decode(errors="replace")
     except subprocess.TimeoutExpired:
-        # mpirun ends its ranks, also those on other hosts, if it is asked kindly.
+        # On SIGTERM mpirun also ends the ranks on other hosts.
         process.send_signal(signal.SIGTERM)
     try:
         out, _ = process.communicate(timeout=10.0)

@@ -1,4 +1,4 @@
-"""Checks of the machine: shared memory, cores, limits, and what a container takes away."""
+"""Checks of the machine: shared memory, memory, cores, limits, and the restrictions of a container."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from mpips.mpi.launch import local_size
 from mpips.mpi.roles import default_servers
 from mpips.transport.region import MOST_RESERVED, Regions, new_token
 
-_SMALL_SHM = 1 << 30
-_SOCKET_PATH = 107  # characters that the path of a Unix socket may have
-_SESSION_PATH = 60  # that MPIs append to the folder for temporary files
-_FEW_FILES = 1024
+_SMALL_SHM = 1 << 30  # bytes; less free space than this is a warning
+_SOCKET_PATH = 107  # greatest number of characters in the path of a Unix socket
+_SESSION_PATH = 60  # characters that an MPI appends to the folder for temporary files
+_FEW_FILES = 1024  # open files per process; a lower limit is a warning
 
 
 def mailboxes(n_ranks: int) -> int:
-    """Bytes of shared memory that a job of `n_ranks` ranks on a node takes with empty tables."""
+    """Return the bytes of shared memory that a job of `n_ranks` ranks on one node needs for empty tables."""
     options = SessionOptions()
     n_servers = default_servers(max(n_ranks, 2), 1)
     n_workers = max(1, n_ranks - 1 - n_servers)
@@ -37,14 +37,14 @@ def mailboxes(n_ranks: int) -> int:
 
 
 def shared_memory(here: Situation) -> Judgement:
-    """Whether /dev/shm holds the regions of a job."""
+    """Check that /dev/shm has room for the regions of a job."""
     space = here.space(here.shm)
     grow = (
         "mount -o remount,size=8G /dev/shm   # in Docker: docker run --shm-size=8g (or --ipc=host)"
     )
     if space is None or not os.access(here.shm, os.W_OK | os.X_OK):
         return failed(
-            f"{here.shm} is not there or cannot be written to", "mount -t tmpfs shm /dev/shm"
+            f"{here.shm} does not exist or is not writable", "mount -t tmpfs shm /dev/shm"
         )
     needed = mailboxes(here.n_ranks)
     text = f"{space.free / 2**30:.2f} of {space.total / 2**30:.2f} GiB of {here.shm} are free"
@@ -53,53 +53,55 @@ def shared_memory(here: Situation) -> Judgement:
             f"{text}; {here.n_ranks} ranks need {needed / 2**20:.0f} MiB before any parameter", grow
         )
     if space.free < _SMALL_SHM:
-        return warned(f"{text}: tables of servers live there (mpips plan says how much)", grow)
+        return warned(
+            f"{text}; tables of servers are stored there (mpips plan computes their size)", grow
+        )
     return passed(text)
 
 
 def regions(here: Situation) -> Judgement:
-    """Whether a segment with the address space of an embedding table can be made."""
+    """Check that shared memory with the address space of an embedding table can be made."""
     made = Regions(new_token(), shared=True)
     try:
         memory = made.create("doctor", 1 << 20, MOST_RESERVED)
         memory.view(0, 1, True)[0] = 1
-        # Buffers of a table cannot do with less address space than they ask for.
+        # Make the buffers of a table, too: unlike rows they cannot do with less address space.
         made.create_sparse("doctor-buffers", MOST_RESERVED)
     except RegionError as error:
         return failed(str(error), "ulimit -v unlimited")
     finally:
         made.unlink()
-    return passed(f"segments of up to {MOST_RESERVED >> 40} TiB of addresses can be made")
+    return passed(f"shared memory with {MOST_RESERVED >> 40} TiB of addresses can be made")
 
 
 def clean(here: Situation) -> Judgement:
-    """Whether dead runs have left something."""
+    """Check that ended runs have left no files."""
     found = leftovers(here.shm, here.temporary)
     dead = [left for left in found if left.dead]
     if not dead:
-        unknown = f"; {len(found)} of which it cannot be known" if found else ""
-        return passed(f"nothing of dead runs in {here.shm} and {here.temporary}{unknown}")
+        others = f"; {len(found)} that may be in use" if found else ""
+        return passed(f"no files of ended runs in {here.shm} and {here.temporary}{others}")
     total = sum(left.n_bytes for left in dead)
     return warned(
-        f"{len(dead)} segments and folders of dead runs, {total / 2**20:.0f} MiB",
+        f"files and folders of ended runs: {len(dead)}, {total / 2**20:.0f} MiB",
         "mpips doctor --clean",
     )
 
 
 def cores(here: Situation) -> Judgement:
-    """Whether this process, and what it starts, may use the node's cores."""
+    """Check that this process and its children may use as many cores as there are ranks."""
     mine, online = here.cores
     if mine < online and mine < here.n_ranks:
         return warned(
-            f"this process is bound to {mine} of {online} cores, and so are {here.n_ranks} ranks "
-            "started from it",
+            f"this process is bound to {mine} of {online} cores, so {here.n_ranks} ranks started from it "
+            "share them",
             "mpirun --bind-to none ...   # under Slurm: srun --cpu-bind=none",
         )
     return passed(f"{mine} of {online} cores")
 
 
 def threads(here: Situation) -> Judgement:
-    """Whether NumPy's threads of all ranks fit on the cores."""
+    """Check that the NumPy threads of all ranks fit on the cores."""
     value = here.env.get("OMP_NUM_THREADS", "")
     n_ranks = max(local_size(here.env), here.n_ranks)
     cores = here.cores[0]
@@ -110,28 +112,28 @@ def threads(here: Situation) -> Judgement:
         )
     if value.isdigit() and int(value) > 1 and int(value) * n_ranks > cores:
         return warned(
-            f"OMP_NUM_THREADS={value} times {n_ranks} ranks are more than {cores} cores",
+            f"OMP_NUM_THREADS={value} times {n_ranks} ranks is more than {cores} cores",
             f"export OMP_NUM_THREADS={max(1, cores // n_ranks)}",
         )
     return passed(f"OMP_NUM_THREADS={value}")
 
 
 def limits(here: Situation) -> Judgement:
-    """Limits of the process that break jobs in odd places."""
+    """Check the limits of this process on open files and on the size of files."""
     n_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     size = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if size != resource.RLIM_INFINITY:
         return warned(
-            f"files may have {size / 2**20:.0f} MiB at most: regions and checkpoints are files",
+            f"files are limited to {size / 2**20:.0f} MiB, also those of shared memory and checkpoints",
             "ulimit -f unlimited",
         )
     if n_files != resource.RLIM_INFINITY and n_files < _FEW_FILES:
-        return warned(f"a process may have {n_files} files open", f"ulimit -n {_FEW_FILES}")
+        return warned(f"a process may open only {n_files} files", f"ulimit -n {_FEW_FILES}")
     return passed(f"{n_files} open files, files of any size")
 
 
 def single_copy(here: Situation) -> Judgement:
-    """Whether a process may read another's memory, as MPIs do for large messages within a node."""
+    """Check that a process may read another's memory, as an MPI does for large messages within a node."""
     error = read_other_process()
     if not error:
         return passed("processes may read each other's memory (CMA)")
@@ -140,19 +142,23 @@ def single_copy(here: Situation) -> Judgement:
     if version and version < (5,):
         name = "OMPI_MCA_btl_vader_single_copy_mechanism=emulated"
     if name and here.env.get(name.partition("=")[0]) == name.partition("=")[2]:
-        return passed("CMA is not permitted, and Open MPI is told so")
+        return passed(
+            "processes may not read each other's memory (CMA), and the environment switches CMA off"
+        )
     return warned(
-        f"process_vm_readv: {error}: MPI prints 'Read -1, expected N, errno = 1', as in Docker",
+        f"process_vm_readv: {error}; as in Docker, MPI then prints 'Read -1, expected N, errno = 1'",
         f"export {name}" if name else "docker run --cap-add=SYS_PTRACE ...",
     )
 
 
 class _Vector(ctypes.Structure):
+    """The iovec of process_vm_readv."""
+
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
 def read_other_process() -> str:
-    """Read some bytes of a child's memory; the system's reason why not, or empty text."""
+    """Read some bytes of a child's memory. Return "" on success, else the reason of the system. Blocks."""
     program = (
         "import ctypes, sys\n"
         "b = ctypes.create_string_buffer(b'mpips')\n"
@@ -174,13 +180,13 @@ def read_other_process() -> str:
 
 
 def temporary(here: Situation) -> Judgement:
-    """Whether the folder for temporary files suits MPI's sockets."""
+    """Check that the folder for temporary files is writable and its path short enough for MPI's sockets."""
     path = here.temporary
     if not path.is_dir() or not os.access(path, os.W_OK | os.X_OK):
-        return failed(f"TMPDIR: {path} is no folder that can be written to", "export TMPDIR=/tmp")
+        return failed(f"TMPDIR: {path} is not a writable folder", "export TMPDIR=/tmp")
     if len(str(path)) + _SESSION_PATH > _SOCKET_PATH:
         return warned(
-            f"TMPDIR has {len(str(path))} characters: MPI's sockets in it may not have "
+            f"TMPDIR has {len(str(path))} characters, but paths of MPI's sockets in it may have only "
             f"{_SOCKET_PATH} in all",
             "export TMPDIR=/tmp",
         )
@@ -188,7 +194,7 @@ def temporary(here: Situation) -> Judgement:
 
 
 def host_name(here: Situation) -> Judgement:
-    """Whether this host knows its own address, which launchers ask for."""
+    """Check that the name of this host has an address, which launchers look up."""
     name = socket.gethostname()
     try:
         socket.getaddrinfo(name, None)
@@ -201,19 +207,20 @@ def host_name(here: Situation) -> Judgement:
 
 
 def memory(here: Situation) -> Judgement:
-    """Whether a container or batch system grants less memory than the machine has."""
+    """Check that a container or batch system does not grant much less memory than the machine has."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     granted = memory_limit(here) or machine
     if granted < machine / 8 and granted < 2 << 30:
         return warned(
-            f"{granted / 2**30:.1f} of the machine's {machine / 2**30:.0f} GiB are granted; /dev/shm counts",
+            f"only {granted / 2**30:.1f} of the machine's {machine / 2**30:.0f} GiB are granted, including "
+            "/dev/shm",
             "docker run --memory=8g ...   # under Slurm: sbatch --mem=8G",
         )
     return passed(f"{min(granted, machine) / 2**30:.1f} GiB")
 
 
 def memory_limit(here: Situation) -> int | None:
-    """Bytes that the control group grants; None without a limit."""
+    """Return the bytes of memory that the control group grants; None if there is no limit."""
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         text = here.read(path).strip()
         if text.isdigit() and int(text) < 1 << 60:

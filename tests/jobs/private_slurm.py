@@ -1,4 +1,4 @@
-"""A private Slurm for the length of a fixture, with a look whether all of it is gone afterwards."""
+"""A private Slurm for the duration of a fixture, with a check that nothing of it remains afterwards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MARK = "MPIPS_TEST_SLURM"
 
 
 def private_slurm(patch: pytest.MonkeyPatch, *args: object, **kwargs: object) -> Iterator[Slurm]:
-    """A Slurm, and a look whether all of it is gone afterwards."""
+    """Yield a private Slurm; then stop it and check that no process or shared memory remains."""
     if reason := slurm.why_not():
         pytest.skip(reason)
     value = uuid.uuid4().hex

@@ -1,6 +1,6 @@
-"""Training across turns of a Slurm job: the result has the same bits as without any disturbance.
+"""Training across allocations of a Slurm job: the result has the same bits as without any disturbance.
 
-All jobs run at the same time, because most of it is waiting: each is disturbed when it is at work.
+All jobs run at the same time, since they mostly wait. Each is disturbed while it trains.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from paced_jobs import RANKS, Ended, Script, assert_same, end, latest, start, wa
 from slurm import Slurm
 
 SHAPE = ("--nodes=3", f"--ntasks={RANKS}", "--ntasks-per-node=2")
-# How each is told: USR1 to the script, as before the time limit; or TERM to the ranks, as Slurm sends it to
-# the steps of a job that is preempted. (test_turns warns srun.)
+# Arguments of scancel that warn each job: USR1 to the script, as before the time limit, or TERM to the ranks,
+# as Slurm sends it to the steps of a preempted job. (test_allocations warns srun by USR1.)
 WARNED = {
     "train.sbatch": ("--batch", "--signal=USR1"),
     "train_srun.sbatch": ("--signal=TERM",),
@@ -27,8 +27,8 @@ BY_HAND = "by-hand"
 def disturbed(
     shared_slurm: Slurm, script: Script, job: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Ended]]:
-    """How jobs have ended, three that were warned in their first turn and one that was requeued."""
-    cluster, folder = shared_slurm, tmp_path_factory.mktemp("turns")
+    """The ends of three jobs that were warned in their first allocation, and of one that was requeued."""
+    cluster, folder = shared_slurm, tmp_path_factory.mktemp("allocations")
     runs = {name: folder / name.partition(".")[0] for name in (*WARNED, BY_HAND)}
     numbers = {
         name: start(
@@ -56,7 +56,7 @@ def disturbed(
 
 
 @pytest.mark.parametrize("name", WARNED)
-def test_a_warned_training_goes_on_with_the_same_bits(
+def test_a_warned_training_continues_with_the_same_bits(
     name: str, disturbed: dict[str, Ended], undisturbed: Path
 ) -> None:
     ended = disturbed[name]
@@ -66,7 +66,7 @@ def test_a_warned_training_goes_on_with_the_same_bits(
     assert_same(latest(ended.folder), undisturbed)
 
 
-def test_a_training_requeued_by_hand_goes_on_with_the_same_bits(
+def test_a_training_requeued_by_hand_continues_with_the_same_bits(
     disturbed: dict[str, Ended], undisturbed: Path
 ) -> None:
     ended = disturbed[BY_HAND]

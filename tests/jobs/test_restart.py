@@ -1,4 +1,4 @@
-"""train_restart.sbatch where a node is lost: on a spare, or on other nodes; with the same bits as ever."""
+"""train_restart.sbatch after the loss of a node: it continues on a spare or other nodes, with equal bits."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from paced_jobs import RANKS, Ended, Script, assert_same, end, latest, start, wa
 from private_slurm import private_slurm
 from slurm import Slurm
 
-# Two nodes hold the ranks, and no other job has place there.
+# Two nodes have the ranks, and --exclusive excludes other jobs from them.
 SHAPE = ("--ntasks-per-node=2", "--exclusive")
 MORE = ("-n", str(RANKS), "--set", "checkpoint.every_steps=5")
 
 
 @pytest.fixture(scope="module")
 def own_slurm() -> Iterator[Slurm]:
-    """Six nodes to lose some of."""
+    """A Slurm of six nodes, of which the tests lose some."""
     with pytest.MonkeyPatch.context() as patch:
         yield from private_slurm(patch, 6)
 
@@ -26,7 +26,7 @@ def own_slurm() -> Iterator[Slurm]:
 def ended(
     own_slurm: Slurm, script: Script, job: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[int, Ended]:
-    """How two jobs have ended that lost their second node at work: one has a spare node, one has none."""
+    """The ends of two jobs that lost their second node while training: one has a spare node, one has none."""
     folder = tmp_path_factory.mktemp("lost")
     numbers = {}
     for spares in (1, 0):
@@ -41,7 +41,7 @@ def ended(
     return {spares: end(own_slurm, number) for spares, number in numbers.items()}
 
 
-def test_a_lost_node_is_replaced_by_a_spare_within_the_turn(
+def test_a_spare_replaces_a_lost_node_within_the_allocation(
     ended: dict[int, Ended], undisturbed: Path
 ) -> None:
     job = ended[1]
@@ -51,7 +51,7 @@ def test_a_lost_node_is_replaced_by_a_spare_within_the_turn(
     assert_same(latest(job.folder), undisturbed)
 
 
-def test_without_enough_nodes_the_job_goes_on_in_another_turn(
+def test_without_enough_nodes_the_job_continues_in_another_allocation(
     ended: dict[int, Ended], undisturbed: Path
 ) -> None:
     job = ended[0]

@@ -1,4 +1,4 @@
-"""Jobs that cannot start say so within seconds, in a sentence that helps."""
+"""Jobs that cannot start end within seconds, with a message that says what to do."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from slurm import Slurm
 
 Script = Callable[[str], Path]
 JOB = "jobs/configs/digits.toml"
-# From submission to the end of the job.
-AT_ONCE_S = 20.0
+AT_ONCE_S = 20.0  # seconds from submission to the end of a refused job
 
 
 def refused(cluster: Slurm, tmp_path: Path, *argv: str | Path, **env: str) -> tuple[str, str]:
-    """Exit code and output of a job that must not start."""
+    """Submit a job that must not start; return its exit code and output."""
     job = cluster.submit(f"--output={tmp_path}/%j.out", *argv, env=env)
     shown = cluster.wait(job, AT_ONCE_S)
     output = cluster.output(shown)
     assert shown["JobState"] == "FAILED", output
-    assert "mpips job: $" not in output, "it stopped before any rank started"
+    assert "mpips job: $" not in output, "the script must end before it starts a rank"
     return shown["ExitCode"].split(":")[0], output
 
 
@@ -51,7 +50,7 @@ def test_srun_without_a_plugin_for_mpi_is_refused(
     assert "jobs/train.sbatch" in output
 
 
-def test_too_few_ranks_for_the_servers_is_a_sentence(
+def test_too_few_ranks_for_the_servers_are_refused(
     cluster: Slurm, script: Script, tmp_path: Path
 ) -> None:
     job = cluster.submit(
@@ -72,7 +71,7 @@ def test_too_few_ranks_for_the_servers_is_a_sentence(
         (("jobs/configs/none.toml",), "jobs/configs/none.toml: cannot be read"),
     ],
 )
-def test_a_wrong_call_is_a_sentence(
+def test_a_wrong_call_is_refused(
     arguments: tuple[str, ...],
     sentence: str,
     cluster: Slurm,
@@ -96,7 +95,7 @@ def test_a_script_that_cannot_find_mpips_says_how_to_submit(
     shown = cluster.wait(job, AT_ONCE_S)
     assert shown["ExitCode"] == "2:0"
     assert "MPIPS_ROOT=FOLDER" in cluster.output(shown)
-    # And it is found so.
+    # With MPIPS_ROOT the script finds mpips.
     job = cluster.submit(
         *(f"--output={tmp_path}/%j.out", script("train.sbatch"), "none.toml"),
         cwd=tmp_path,

@@ -1,4 +1,4 @@
-"""`mpips submit` on a real Slurm: jobs run as they were written, impossible ones never wait."""
+"""`mpips submit` on a real Slurm: jobs run as written, and impossible jobs are refused at once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_submitted_job_runs_with_its_own_copy(cluster: Slurm, data: Path, tmp_
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
-    # What is changed after that concerns later jobs only.
+    # A later change of the file does not change this job.
     job.write_text("nonsense")
     number = re.match(r"job (\d+) \(mine\) is submitted", done.stdout)
     assert number is not None, done.stdout
@@ -39,7 +39,7 @@ def test_a_submitted_job_runs_with_its_own_copy(cluster: Slurm, data: Path, tmp_
 
 
 def test_a_job_larger_than_the_cluster_is_refused_at_once(cluster: Slurm, tmp_path: Path) -> None:
-    # sbatch by itself would take it, and it would wait for ever.
+    # sbatch alone would accept the job, which would wait for ever.
     done = cluster.run(MPIPS, "submit", JOB, "--nodes=5", cwd=tmp_path, timeout_s=20)
     assert done.returncode == 2
     assert "Slurm refuses the job: Requested node configuration is not available" in done.stderr

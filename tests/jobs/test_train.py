@@ -1,4 +1,4 @@
-"""The batch scripts as they stand, on a Slurm of four nodes: what runs, where, and what it leaves."""
+"""The batch scripts without changes, on a Slurm of four nodes: what runs, where, and which files remain."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ QUICK = ("--set", "train.epochs=2", "--set", "train.batch_size=64")
 
 
 def result_of(output: str) -> dict[str, object]:
-    """The line of `--json`."""
+    """Return the result that `--json` printed."""
     lines = [line for line in output.splitlines() if line.startswith('{"')]
     assert len(lines) == 1, output
     found: dict[str, object] = json.loads(lines[0])
@@ -38,7 +38,7 @@ def test_a_job_of_three_nodes_trains_and_finishes(
     assert (shown["JobState"], shown["ExitCode"]) == ("COMPLETED", "0:0"), output
     result = result_of(output)
     assert result["accuracy"] > 0.5  # type: ignore[operator]
-    # Workers on the nodes of servers write to memory, the others across.
+    # Workers on the node of a server use shared memory, the others a window.
     assert {t for row in result["transports"] for t in row} == {"shm", "rma"}, output  # type: ignore[attr-defined]
     with open_checkpoint(tmp_path / "run/checkpoints/latest") as checkpoint:
         assert len(checkpoint.manifest.tables) == 4

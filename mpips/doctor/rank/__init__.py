@@ -1,1 +1,1 @@
-"""Programs that `mpips doctor` runs in processes of their own; these may load MPI."""
+"""Programs that `mpips doctor` runs in processes of their own, since they may load MPI."""

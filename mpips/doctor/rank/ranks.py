@@ -1,9 +1,9 @@
-"""One rank of a launch of `mpips doctor`: what a job does, stage by stage, each told before and after.
+"""One rank of a launch of `mpips doctor`. It runs stages, and reports each at its start and at its end.
 
 python -m mpips.doctor.rank.ranks STAGE,STAGE,... FOLDER TIMEOUT_S
 
-After each stage the ranks exchange whether it went well, so that no rank enters the next one alone. A
-stage that hangs is ended by whoever started the launch.
+After each stage the ranks exchange whether it failed, so that no rank enters the next stage alone. The
+process that started the launch kills it if a stage hangs.
 """
 
 from __future__ import annotations
@@ -27,21 +27,27 @@ import mpips
 from mpips import DenseTable, EmbeddingTable
 from mpips.doctor.description import versions
 from mpips.doctor.situation import library_name
-from mpips.doctor.stages import MARK, Word
+from mpips.doctor.stages import MARK, StageReport
 from mpips.model.table import Table
 from mpips.mpi import launch
 from mpips.mpi.exchange import exchange
 from mpips.transport.region import SHM
 
-_TAG = 11
-_FORK_S = 10.0
+_TAG = 11  # of the messages that compare clocks
+_FORK_S = 10.0  # seconds that a forked child has to run
 
 
 class Rank:
-    """This rank, and what it does in each stage."""
+    """This rank and its stages: method `do_NAME` runs stage NAME and returns its results."""
 
     def __init__(self, stages: list[str], folder: Path, timeout_s: float) -> None:
-        """Nothing is started."""
+        """Prepare to run `stages`.
+
+        Args:
+            stages: Names of stages, in their order.
+            folder: Folder for checkpoints.
+            timeout_s: Limit of the waits of a job, in seconds.
+        """
         self.stages = stages
         self.folder = folder
         self.timeout_s = timeout_s
@@ -49,26 +55,30 @@ class Rank:
         self.host = socket.gethostname()
         self.comm: Any = None
 
-    def say(
+    def report(
         self, stage: str, done: bool, error: str = "", data: dict[str, Any] | None = None
     ) -> None:
-        """One line, in one piece."""
-        word = Word(
+        """Print a report in one write, so that lines of different ranks do not mix."""
+        report = StageReport(
             rank=self.rank, host=self.host, stage=stage, done=done, error=error, data=data or {}
         )
-        line = MARK + msgspec.json.encode(word).decode() + "\n"
+        line = MARK + msgspec.json.encode(report).decode() + "\n"
         os.write(sys.stdout.fileno(), line.encode())
 
     def run(self) -> int:
-        """All stages; 1 if one failed that the next ones need."""
+        """Run all stages. Collective over the ranks once MPI is up.
+
+        Returns:
+            Exit code: 1 if a stage before MPI failed, 0 otherwise.
+        """
         for stage in self.stages:
-            self.say(stage, False)
+            self.report(stage, False)
             work: Callable[[], dict[str, Any]] = getattr(self, f"do_{stage}")
             try:
                 error, data = "", work()
             except Exception as problem:
                 error, data = f"{type(problem).__name__}: {problem}"[:1000], {}
-            self.say(stage, True, error, data)
+            self.report(stage, True, error, data)
             if self.comm is None and error:
                 return 1
             if self.comm is not None:
@@ -76,11 +86,11 @@ class Rank:
         return 0
 
     def do_start(self) -> dict[str, Any]:
-        """Before MPI: versions."""
+        """Return the versions of Python and its packages. Needs no MPI."""
         return {"versions": {"python": platform.python_version(), **versions()}}
 
     def do_mpi(self) -> dict[str, Any]:
-        """Initialise MPI; how many it sees."""
+        """Initialise MPI; return the number of ranks in COMM_WORLD and the name of the library."""
         self.comm = launch.load_mpi()
         self.rank = self.comm.Get_rank()
         from mpi4py import MPI
@@ -89,7 +99,7 @@ class Rank:
         return {"size": self.comm.Get_size(), "library": library}
 
     def do_facts(self) -> dict[str, Any]:
-        """What this rank may use, and how its clock stands to that of rank 0."""
+        """Return the free shared memory, the cores of this rank, and the skew of its clock. Collective."""
         space = os.statvfs(SHM)
         return {
             "skew_s": self._skew(),
@@ -99,7 +109,11 @@ class Rank:
         }
 
     def _skew(self, rounds: int = 11) -> float:
-        """Seconds that this host's clock is ahead of rank 0's; collective over ranks."""
+        """Return the seconds that this host's clock is ahead of rank 0's. Collective.
+
+        Each rank asks rank 0 for its time and takes half of the round trip as the delay of the answer; the
+        median over `rounds` counts.
+        """
         buffer = np.zeros(1)
         found = 0.0
         for other in range(1, self.comm.Get_size()):
@@ -118,7 +132,7 @@ class Rank:
         return found
 
     def do_folder(self) -> dict[str, Any]:
-        """Whether a file that rank 0 makes in the folder is there for all."""
+        """Check that all ranks see a file that rank 0 makes in the folder. Collective."""
         name = exchange(self.comm, f".mpips-doctor-{os.getpid()}-{time.time_ns()}")[0]
         path = self.folder / name
         problem = ""
@@ -135,11 +149,13 @@ class Rank:
         if problem:
             raise OSError(problem)
         if not seen:
-            raise FileNotFoundError(f"{self.folder} is not the same folder as on rank 0's host")
+            raise FileNotFoundError(
+                f"{self.folder} is not the same folder as on the host of rank 0"
+            )
         return {}
 
     def do_fork(self) -> dict[str, Any]:
-        """Whether a forked child of a process with MPI runs, as data loaders fork them."""
+        """Check that a forked child of a process with MPI runs, as data loaders need it."""
         read_end, write_end = os.pipe()
         child = os.fork()
         if child == 0:
@@ -153,23 +169,23 @@ class Rank:
                 os.kill(child, 9)
         os.waitpid(child, 0)
         if not came:
-            raise TimeoutError("a forked child does not run once MPI is up")
+            raise TimeoutError("a child that was forked after the start of MPI does not run")
         return {}
 
     def do_session(self) -> dict[str, Any]:
-        """A small job, as users have it."""
+        """Run a small job by the transport that mpips chooses. Collective."""
         return self._session("auto")
 
     def do_rma(self) -> dict[str, Any]:
-        """The same through an MPI window."""
+        """Run a small job through an MPI window. Collective."""
         return self._session("rma")
 
     def do_p2p(self) -> dict[str, Any]:
-        """The same by messages."""
+        """Run a small job by messages. Collective."""
         return self._session("p2p")
 
     def _session(self, transport: str) -> dict[str, Any]:
-        """Push and pull known numbers; every value is compared."""
+        """Run a job that pushes known numbers and compares all pulled values; return its transports."""
         tables: list[Table] = [
             DenseTable("dense", (5000,), mpips.SGD(1.0), mpips.BSP(reduce="sum")),
             EmbeddingTable("rows", 8, mpips.SGD(1.0), mpips.BSP(reduce="sum"), init="zeros"),
@@ -186,7 +202,7 @@ class Rank:
         return {"transports": sorted({t for row in outcome.transports for t in row})}
 
     def do_hdf5(self) -> dict[str, Any]:
-        """Write a file together and read it back."""
+        """Write one file by all ranks and compare its content. Collective. Skipped without parallel h5py."""
         from mpips.checkpoint.structure import hdf5_kind
         from mpips.data.hdf5 import load_hdf5
 
@@ -209,14 +225,14 @@ class Rank:
                 wrong = not np.array_equal(file["rows"][()], expected)
             path.unlink(missing_ok=True)
         if exchange(self.comm, wrong)[0]:
-            raise ValueError(f"what was written to {path} is not what was read")
+            raise ValueError(f"the content of {path} differs from what the ranks wrote")
         return {"kind": "parallel"}
 
     def do_failing(self) -> dict[str, Any]:
-        """A job whose worker fails: all ranks must end. Does not return."""
+        """Run a job whose workers raise an error, which must end all ranks. Does not return. Collective."""
 
         def fail(worker: mpips.Worker) -> None:
-            raise ArithmeticError("the error that mpips doctor asked for")
+            raise ArithmeticError("mpips doctor raises this error on purpose")
 
         table = DenseTable("dense", (10,))
         mpips.run(fail, [table], comm=self.comm, verbose=False, timeout_s=self.timeout_s)
@@ -224,6 +240,11 @@ class Rank:
 
 
 def _push_and_pull(worker: mpips.Worker) -> None:
+    """Push known updates for three clocks, and compare every pulled value with their sum.
+
+    Raises:
+        ValueError: A value differs.
+    """
     dense, rows = worker.table("dense"), worker.table("rows")
     keys = np.arange(-50, 50, dtype=np.int64) * 1_000_003
     update = np.arange(5000, dtype=np.float32)
@@ -233,13 +254,15 @@ def _push_and_pull(worker: mpips.Worker) -> None:
         worker.clock()
         times = step * worker.n_workers
         if not np.array_equal(dense.pull(), update * times):
-            raise ValueError("a dense table holds other values than were pushed")
+            raise ValueError("a dense table has other values than the sum of the pushes")
         if not np.array_equal(rows.pull(keys), np.full((100, 8), times, np.float32)):
-            raise ValueError("rows hold other values than were pushed")
+            raise ValueError(
+                "rows of an embedding table have other values than the sum of the pushes"
+            )
 
 
 def main() -> None:
-    """Called by mpirun only."""
+    """Run the stages named on the command line; mpirun starts this program."""
     stages, folder, timeout_s = sys.argv[1:]
     sys.exit(Rank(stages.split(","), Path(folder), float(timeout_s)).run())
 

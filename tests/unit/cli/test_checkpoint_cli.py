@@ -1,4 +1,4 @@
-"""`mpips ckpt` through a process in which neither mpi4py nor h5py can be imported."""
+"""`mpips ckpt` in a process that can import neither mpi4py nor h5py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from checkpoints import Contents, flip, make_newer, names
 from mpips.checkpoint import open_checkpoint
 from mpips.checkpoint.manifest import MANIFEST, STATE
 
-# A name that is None in sys.modules cannot be imported.
+# Python cannot import a module whose entry in sys.modules is None.
 WITHOUT = "import sys; sys.modules['mpi4py'] = sys.modules['h5py'] = None; from mpips.cli import main; main()"
 
 
@@ -50,7 +50,7 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pristine") / "checkpoints"
     for step in (100, 200):
         Contents(seed=step).write(folder, step)
-    # Step 300 is 200 but for one value, one state, and which rows there are.
+    # Step 300 has other values and other rows.
     keys = {"users": range(100), "linear": [1, 2], "empty": []}
     Contents(seed=5, keys=keys).write(folder, 300)
     return folder.parent
@@ -83,7 +83,7 @@ def test_ls_lists_good_and_bad_ones(run: Path) -> None:
     assert done("ls", folder=run) == text
 
 
-def test_show_tells_what_is_in_it(run: Path) -> None:
+def test_show_prints_the_content(run: Path) -> None:
     text = done("show", one(run, 200))
     for part in ("a-run, generation 1", "7 x 13 x 5", "m, v, steps", "105 rows, keys -9223"):
         assert part in text
@@ -94,7 +94,7 @@ def test_show_tells_what_is_in_it(run: Path) -> None:
     assert manifest["workers"][1]["cursor"] == {"epoch": 2, "step": 1, "loss": 0.5}
 
 
-def test_show_tells_where_each_worker_stands_and_who_has_read_what(run: Path) -> None:
+def test_show_prints_the_position_of_each_worker_and_the_samples_read(run: Path) -> None:
     lines = [line.split() for line in done("show", one(run, 200)).splitlines()]
     assert ["1", "10", "2", "1", "loss", "0.5", "loader"] in lines
     assert ["0", "4", "5", "7", "2:3,", "2:3,", "2:3,", "2:3"] in lines
@@ -108,8 +108,10 @@ def test_verify_reads_all_and_names_the_damage(run: Path) -> None:
     flip(one(run, 200) / STATE, place)
     result = ckpt("verify", run)
     assert result.returncode == 1
-    assert "values of table 'linear', rows 0 to 200: the checksum does not fit" in result.stdout
-    assert result.stderr == "mpips: error: 1 of 3 checkpoints are damaged: step-000000000200\n"
+    assert "values of table 'linear', rows 0 to 200: the checksum does not match" in result.stdout
+    assert result.stderr.startswith(
+        "mpips: error: 1 of 3 checkpoints are damaged: step-000000000200; remove"
+    )
     assert done("verify", one(run, 100)) == "step-000000000100  good\n"
     found = json.loads(ckpt("verify", run, "--json").stdout)
     assert [len(entry["problems"]) for entry in found] == [0, 1, 0]
@@ -178,7 +180,7 @@ def test_export_to_csv_gives_every_float_back(run: Path, tmp_path: Path) -> None
 def test_a_damaged_checkpoint_is_not_exported(run: Path, tmp_path: Path) -> None:
     flip(one(run, 300) / STATE, 0)
     text = refused(1, "export", one(run, 300), "--out", tmp_path / "x.npz")
-    assert "the checksum does not fit" in text
+    assert "the checksum does not match" in text
     assert not (tmp_path / "x.npz").exists()
 
 
@@ -204,7 +206,7 @@ def test_prune_keeps_the_newest_that_verifies(run: Path) -> None:
         (2, ["show", "{run}/checkpoints/step-000000000999"], ["there is no such checkpoint"]),
         (2, ["verify", "{run}/empty"], ["no checkpoints in"]),
         (2, ["prune", "{run}", "--keep-last", "0"], ["keep_last = 0", "must be 1 or more"]),
-        (2, ["export", "{run}", "--out", "{run}"], ["is there already", "--force"]),
+        (2, ["export", "{run}", "--out", "{run}"], ["already exists", "--force"]),
         (2, ["export", "{run}", "--out", "{run}/no/x.npz"], ["there is no such folder"]),
         (
             1,
@@ -214,7 +216,7 @@ def test_prune_keeps_the_newest_that_verifies(run: Path) -> None:
         (2, ["diff", "{run}", "{run}/none"], ["no folder "]),
     ],
 )
-def test_a_mistake_costs_one_sentence(
+def test_a_mistake_ends_with_one_message(
     run: Path, code: int, arguments: list[str], parts: list[str]
 ) -> None:
     (run / "empty").mkdir()
@@ -223,7 +225,7 @@ def test_a_mistake_costs_one_sentence(
         assert part in text
 
 
-def test_a_newer_format_is_one_sentence_in_every_command(run: Path, tmp_path: Path) -> None:
+def test_a_newer_format_is_one_message_in_every_command(run: Path, tmp_path: Path) -> None:
     make_newer(one(run, 300))
     assert "is newer than this mpips" in done("ls", run)
     for arguments in (["show"], ["export", "--out", tmp_path / "x.npz"], ["diff", one(run, 200)]):

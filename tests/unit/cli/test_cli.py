@@ -1,4 +1,4 @@
-"""The command line through a process: results, exit codes, and one sentence for each mistake."""
+"""The command line in a process: results, exit codes, and one message for each mistake."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def mpips(
 
 
 def refused(*arguments: str, folder: Path | None = None) -> str:
-    """What a refused command says: exit code 2, one line, nothing on standard output."""
+    """Run a command that must be refused: exit code 2, one line on stderr, no output. Return the message."""
     done = mpips("train", *arguments, folder=folder)
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
@@ -55,7 +55,7 @@ def test_quiet_json_output_is_one_line_and_nothing_else() -> None:
     assert done.stderr == ""
 
 
-def test_evaluations_show_on_screen_in_the_summary_and_in_the_result() -> None:
+def test_evaluations_are_shown_in_the_progress_the_summary_and_the_result() -> None:
     job = ["mlp", "--train", "digits", "--epochs", "3", "--set", "train.eval_every=1"]
     done = mpips("train", *job, "--json", "--progress", "none")
     assert done.returncode == 0, done.stderr
@@ -90,7 +90,10 @@ def test_a_dry_run_prints_the_resolved_configuration_and_trains_nothing(tmp_path
         (["mlp", "--train", "digits", "--test", "no.svm"], ["no.svm: no such file"]),
         (["no_such_module:Class", "--train", "digits"], ["no module no_such_module"]),
         ([*QUICK, "--set", "trian.epochs=1"], ["unknown key 'trian'", "did you mean 'train'?"]),
-        ([*QUICK, "--set", "train.epochs=x"], ["train.epochs = 'x': expected int, got str"]),
+        (
+            [*QUICK, "--set", "train.epochs=x"],
+            ["train.epochs = 'x': must be a whole number, 0 or more"],
+        ),
         ([*QUICK, "--set", "train.epochs"], ["write key=value"]),
         ([*QUICK, "--set", "options.hiden=[5]"], ["hiden", "valid in [options] are hidden"]),
         ([*QUICK, "--set", "table.bound=3"], ["bound = 3 applies only to SSP: remove it"]),
@@ -101,7 +104,7 @@ def test_a_dry_run_prints_the_resolved_configuration_and_trains_nothing(tmp_path
         (["logistic", "--train", "digits"], ["takes sparse data", "use task 'softmax' or 'mlp'"]),
     ],
 )
-def test_a_mistake_costs_one_sentence_and_exit_code_2(
+def test_a_mistake_ends_with_one_message_and_exit_code_2(
     arguments: list[str], parts: list[str], tmp_path: Path
 ) -> None:
     text = refused(*arguments, folder=tmp_path)
@@ -118,7 +121,7 @@ def test_a_mistake_costs_one_sentence_and_exit_code_2(
         ["logistic", "--train", "digits"],
     ],
 )
-def test_a_dry_run_says_what_the_run_says(arguments: list[str], tmp_path: Path) -> None:
+def test_a_dry_run_refuses_what_the_run_refuses(arguments: list[str], tmp_path: Path) -> None:
     text = refused(*arguments, folder=tmp_path)
     assert refused(*arguments, "--dry-run", folder=tmp_path) == text
 
@@ -126,7 +129,7 @@ def test_a_dry_run_says_what_the_run_says(arguments: list[str], tmp_path: Path) 
 @pytest.mark.parametrize("command", ["train", "run"])
 def test_a_dry_run_refuses_what_only_the_data_shows(command: str, tmp_path: Path) -> None:
     (tmp_path / "bad.svm").write_text("1 1:1\n0 2:x\n")
-    job = ["logistic", "--train", "bad.svm", "--save", "kept", "--dry-run"]
+    job = ["logistic", "--train", "bad.svm", "--save", "folder", "--dry-run"]
     done = mpips(command, *job, folder=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("mpips: error: bad.svm")
@@ -160,7 +163,7 @@ def test_a_data_file_that_cannot_be_read_is_named_with_its_line(tmp_path: Path) 
 def test_a_transport_that_one_rank_cannot_have_is_a_wrong_configuration() -> None:
     done = mpips("train", *QUICK, "--set", "cluster.transport=shm")
     assert done.returncode == 2
-    assert "with one rank it is 'local'" in done.stderr
+    assert "needs several ranks, this job has 1" in done.stderr
     assert done.stderr.count("\n") == 1
 
 
@@ -180,7 +183,7 @@ def test_help_and_version_end_with_0(arguments: list[str]) -> None:
     assert done.stderr == ""
 
 
-def test_a_task_of_the_users_own_is_found_in_the_working_folder(tmp_path: Path) -> None:
+def test_a_task_of_the_user_is_found_in_the_working_folder(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from mpips.tasks.softmax import Softmax\n"
         "class Mine(Softmax):\n"
@@ -203,7 +206,7 @@ def test_a_task_of_the_users_own_is_found_in_the_working_folder(tmp_path: Path) 
         ),
     ],
 )
-def test_what_a_task_returns_wrongly_is_said_in_one_sentence(
+def test_a_wrong_return_value_of_a_task_is_one_message(
     method: str, text: str, tmp_path: Path
 ) -> None:
     (tmp_path / "mine.py").write_text(
@@ -214,10 +217,10 @@ def test_what_a_task_returns_wrongly_is_said_in_one_sentence(
         "        return None\n"
     )
     job = ["mine:Mine", "--train", "digits", "--test", "digits", "--quiet"]
-    assert refused(*job, folder=tmp_path) == text
+    assert refused(*job, folder=tmp_path).startswith(text)
 
 
-def test_a_rank_that_is_alone_with_its_error_says_it(monkeypatch, capsys):
+def test_a_rank_whose_error_no_other_rank_has_prints_it(monkeypatch, capsys):
     from mpips.mpi import launch
 
     slept = []
@@ -227,7 +230,7 @@ def test_a_rank_that_is_alone_with_its_error_says_it(monkeypatch, capsys):
     with pytest.raises(SystemExit) as end:
         launch.say_and_exit("no such file", 2)
     assert end.value.code == 2
-    assert slept == [2.0]  # rank 0, if it has the same error, speaks first and ends everybody
+    assert slept == [2.0]  # Rank 0, if it has the same error, prints it first and ends all ranks.
     assert capsys.readouterr().err == "mpips: error: rank 3: no such file\n"
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     with pytest.raises(SystemExit):
@@ -236,7 +239,7 @@ def test_a_rank_that_is_alone_with_its_error_says_it(monkeypatch, capsys):
     assert capsys.readouterr().err == "mpips: error: no such file\n"
 
 
-def test_ranks_that_have_agreed_on_an_error_leave_it_to_the_first(monkeypatch, capsys):
+def test_rank_0_alone_prints_an_error_that_all_ranks_have(monkeypatch, capsys):
     from mpips.mpi import launch
 
     monkeypatch.setattr(launch, "mpi_is_up", lambda: True)

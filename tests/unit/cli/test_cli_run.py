@@ -1,4 +1,4 @@
-"""`mpips run`: what a run keeps of its command line."""
+"""`mpips run`: which parts of its command line a run directory records."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def _nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def invoke(*arguments: str) -> str:
-    """What the command prints."""
+    """Call `mpips run`, which must succeed, and return its output."""
     done = CliRunner().invoke(module.command, arguments, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.output
 
 
-def test_arguments_for_mpirun_are_kept_when_a_run_goes_on(tmp_path: Path) -> None:
+def test_a_continued_run_uses_its_first_arguments_for_mpirun(tmp_path: Path) -> None:
     job = ["-n", "3", "--folder", str(tmp_path), "mlp", "--train", "digits"]
     invoke(*job, "--", "--map-by", "numa")
     (run,) = tmp_path.iterdir()
@@ -36,7 +36,7 @@ def test_arguments_for_mpirun_are_kept_when_a_run_goes_on(tmp_path: Path) -> Non
     assert " --map-by numa " in again
     assert again.index("--map-by") < again.index("train")
     assert " --map-by numa " not in invoke("--dry-run", str(run), "--", "--map-by", "node")
-    # What is given once is not for good.
+    # Arguments of a later call replace those of the first only for that call.
     assert " --map-by numa " in invoke("--dry-run", str(run))
 
 
@@ -52,7 +52,9 @@ def test_another_number_of_ranks_does_not_cost_the_memory_of_a_run(tmp_path: Pat
     assert "-n 4 " in invoke("--dry-run", str(path), "-n", "4")
     mark.write_text("0")
     try:
-        with pytest.raises(ConfigError, match="in memory is of 3 ranks; go on with -n 3, or throw"):
+        with pytest.raises(
+            ConfigError, match="left updates of 3 ranks in shared memory; continue with -n 3"
+        ):
             invoke("--dry-run", str(path), "-n", "4")
         assert "-n 3 " in invoke("--dry-run", str(path), "-n", "3")
         invoke("--discard-memory", str(path), "-n", "4")

@@ -1,4 +1,4 @@
-"""`mpips doctor --clean` removes what is proven to be of a dead run, and nothing else."""
+"""`mpips doctor --clean` removes files that provably belong to ended runs, and no others."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ LONG_AGO = time.time() - 3600
 
 @pytest.fixture(autouse=True)
 def _all_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine where this user's processes can all be seen."""
+    """Pretend that this process sees all processes of the user."""
     real = find_users
     monkeypatch.setattr(cleaning, "find_users", lambda: Users(real().files, ""))
 
 
 def old(path: Path) -> Path:
-    """As if nobody had touched it for an hour: the time of change cannot be set, so it is ignored."""
+    """Set the modification time to an hour ago; the time of the last change of the inode cannot be set."""
     os.utime(path, (LONG_AGO, LONG_AGO))
     return path
 
 
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An hour later."""
+    """Advance the clock of the cleaner by an hour."""
     now = time.time()
     monkeypatch.setattr(cleaning.time, "time", lambda: now + 3600)
 
@@ -83,9 +83,9 @@ def test_segments_of_others_are_not_looked_at(tmp_path: Path) -> None:
     assert by_name(tmp_path) == {}
 
 
-def test_what_was_just_made_is_left_alone(tmp_path: Path) -> None:
+def test_a_segment_younger_than_a_minute_is_left_alone(tmp_path: Path) -> None:
     name = f"sm_segment.{HOST}.{UID}.1f2e0001.0"
-    old(segment(tmp_path, name))  # its inode was changed just now
+    old(segment(tmp_path, name))  # The change of its inode is recent.
     left = by_name(tmp_path)[name]
     assert not left.dead
     assert "younger" in left.why
@@ -131,7 +131,7 @@ def test_nothing_is_dead_where_processes_cannot_be_seen(
 
 
 def gone() -> int:
-    """The id of a process that has ended."""
+    """Return the id of a process that has ended."""
     child = subprocess.Popen([sys.executable, "-S", "-c", ""])
     child.wait()
     return child.pid
@@ -172,7 +172,7 @@ def test_where_hosts_share_a_folder_a_name_without_host_proves_nothing(
     pid = gone()
     segment_in(tmp_path / f"ompi.{pid}")
     assert by_name(tmp_path)[f"ompi.{pid}"].dead
-    monkeypatch.setattr(cleaning, "filesystem_of", lambda folder, mounts: "nfs4", raising=False)
+    monkeypatch.setattr(cleaning, "file_system", lambda mountinfo, path: "nfs4")
     left = by_name(tmp_path)[f"ompi.{pid}"]
     assert (left.dead, left.why) == (
         False,
@@ -185,23 +185,9 @@ def segment_in(folder: Path) -> Path:
     return segment(folder / "1", "hwloc.sm")
 
 
-def test_the_file_system_of_a_folder_is_that_of_its_last_mount() -> None:
-    mounts = (
-        "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
-        "23 22 0:21 / /scratch rw shared:3 - nfs4 server:/s rw\n"
-        "24 23 0:22 / /scratch/local\\040disk rw - tmpfs tmpfs rw\n"
-        "25 22 0:23 / /scratchy rw - xfs /dev/sdb rw\n"
-    )
-    found = {
-        path: cleaning.filesystem_of(Path(path), mounts)
-        for path in ("/tmp/x", "/scratch/me", "/scratch/local disk/x", "/scratchy")
-    }
-    assert list(found.values()) == ["ext4", "nfs4", "tmpfs", "xfs"]
-
-
 @pytest.mark.usefixtures("later")
 def test_a_session_folder_in_use_is_not_dead_whatever_its_number(tmp_path: Path) -> None:
-    """In another process namespace its process has another number."""
+    """A process that uses the folder may have another id in another process namespace."""
     folder = tmp_path / f"ompi.{gone()}"
     folder.mkdir()
     with segment(folder, "hwloc.sm").open("rb"):
@@ -214,20 +200,20 @@ def test_clean_removes_the_dead_and_keeps_the_rest(tmp_path: Path) -> None:
     dead = segment(tmp_path, f"sm_segment.{HOST}.{UID}.1.0")
     folder = tmp_path / f"ompi.{gone()}"
     (folder / "deep").mkdir(parents=True)
-    kept = tmp_path / f"ompi.{os.getpid()}"
-    kept.mkdir()
+    used = tmp_path / f"ompi.{os.getpid()}"
+    used.mkdir()
     other = segment(tmp_path, "something.else")
     removed = {left.path for left in cleaning.clean(tmp_path, tmp_path) if left.dead}
     assert removed == {dead, folder}
     assert not dead.exists()
     assert not folder.exists()
-    assert kept.is_dir()
+    assert used.is_dir()
     assert other.is_file()
 
 
 @pytest.fixture
 def old_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that has been up for a week: no segment is older than that."""
+    """Pretend that the machine has been up for a week, since no segment can be older than that."""
     monkeypatch.setattr(region.time, "clock_gettime", lambda clock: 7 * KEEP_S)
 
 
@@ -298,8 +284,8 @@ def test_the_command_removes_regions_of_killed_runs_and_says_so() -> None:
             unlink_job(token)
 
 
-# A job that lives: a region of mpips, a segment and a session folder of Open MPI, which is named after the
-# process in its own namespace.
+# A running job: regions of mpips, shared memory of Open MPI, and a session folder of Open MPI, whose name
+# contains the id that the process has in its own namespace.
 LIVING = """
 import os, sys
 from pathlib import Path
@@ -316,20 +302,20 @@ NAMESPACE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
 
 def may_have_namespaces() -> bool:
-    """Whether a process may have process ids of its own here."""
+    """Return True if this user may create process namespaces."""
     try:
         return subprocess.run([*NAMESPACE, "true"], capture_output=True, timeout=10).returncode == 0
     except OSError:
         return False
 
 
-@pytest.mark.skipif(not may_have_namespaces(), reason="needs a process namespace of one's own")
+@pytest.mark.skipif(not may_have_namespaces(), reason="needs a process namespace of its own")
 @pytest.mark.usefixtures("later", "old_machine")
 @pytest.mark.parametrize("cleaner_inside", [False, True])
 def test_nothing_of_a_living_job_in_another_namespace_is_removed(
     tmp_path: Path, cleaner_inside: bool
 ) -> None:
-    """From outside of the job's namespace, and from a third one that sees no process of the job."""
+    """Clean from outside of the job's namespace, and from a third one that sees no process of the job."""
     token, name = new_token(), f"sm_segment.{HOST}.{UID}.1f2e0001.0"
     command = [sys.executable, "-c", LIVING, token, str(tmp_path), name]
     child = subprocess.Popen(

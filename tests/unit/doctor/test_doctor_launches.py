@@ -1,4 +1,4 @@
-"""What `mpips doctor --mpi` makes of the words of ranks, and of launches that go wrong."""
+"""`mpips doctor --mpi`: the checks of the reports of ranks, and launches that fail or hang."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from mpips.doctor import verdicts
 from mpips.doctor.launches import host_flags, run_launches, start
 from mpips.doctor.situation import Situation
-from mpips.doctor.stages import BASIC, MARK, NETWORK, Launch, Word, parse
+from mpips.doctor.stages import BASIC, MARK, NETWORK, Launch, StageReport, parse
 
 VERSIONS = {"python": "3.11.7", "numpy": "2.1.0", "mpips": "0.2.0"}
 DATA: dict[str, dict[str, Any]] = {
@@ -26,10 +26,10 @@ DATA: dict[str, dict[str, Any]] = {
 }
 
 
-def words(stages: tuple[str, ...] = BASIC, n: int = 2) -> list[Word]:
-    """What two healthy ranks on two hosts say."""
+def healthy(stages: tuple[str, ...] = BASIC, n: int = 2) -> list[StageReport]:
+    """Return the reports of healthy ranks, each on a host of its own."""
     return [
-        Word(
+        StageReport(
             rank=r,
             host=f"node{r}",
             stage=stage,
@@ -42,11 +42,11 @@ def words(stages: tuple[str, ...] = BASIC, n: int = 2) -> list[Word]:
     ]
 
 
-def launched(said: list[Word], code: int = 0, stages: tuple[str, ...] = BASIC) -> Launch:
+def launched(reports: list[StageReport], code: int = 0, stages: tuple[str, ...] = BASIC) -> Launch:
     return Launch(
         n=2,
         stages=stages,
-        words=said,
+        reports=reports,
         code=code,
         seconds=3.0,
         output="last line",
@@ -54,26 +54,26 @@ def launched(said: list[Word], code: int = 0, stages: tuple[str, ...] = BASIC) -
     )
 
 
-def changed(stage: str, rank: int = 1, error: str = "", **data: Any) -> list[Word]:
-    """The same with another end of one stage on one rank."""
-    said = []
-    for word in words():
-        if (word.stage, word.rank, word.done) == (stage, rank, True):
-            word = msgspec.structs.replace(word, error=error, data={**word.data, **data})
-        said.append(word)
-    return said
+def changed(stage: str, rank: int = 1, error: str = "", **data: Any) -> list[StageReport]:
+    """Return the reports of healthy ranks with another end of one stage on one rank."""
+    reports = []
+    for report in healthy():
+        if (report.stage, report.rank, report.done) == (stage, rank, True):
+            report = msgspec.structs.replace(report, error=error, data={**report.data, **data})
+        reports.append(report)
+    return reports
 
 
 def test_healthy_ranks_pass_everything() -> None:
-    launch = launched(words())
+    launch = launched(healthy())
     assert {name: judge(launch).status for name, judge in verdicts.JUDGES.items()} == dict.fromkeys(
         verdicts.JUDGES, "PASS"
     )
-    assert verdicts.rma_network(launched(words(NETWORK), stages=NETWORK)).status == "PASS"
+    assert verdicts.rma_network(launched(healthy(NETWORK), stages=NETWORK)).status == "PASS"
 
 
 BAD = [
-    ("ranks-start", [w for w in words() if w.rank == 0], "FAIL", "rank 1 did not start"),
+    ("ranks-start", [w for w in healthy() if w.rank == 0], "FAIL", "rank 1 did not start"),
     ("ranks-see", changed("mpi", size=1), "FAIL", "rank 1 on node1 sees 1"),
     ("ranks-see", changed("mpi", error="no libmpi"), "FAIL", "node1: no libmpi"),
     (
@@ -95,23 +95,23 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("name", "said", "status", "reason"), BAD)
-def test_what_ranks_say_is_judged_with_rank_and_host(
-    name: str, said: list[Word], status: str, reason: str
+@pytest.mark.parametrize(("name", "reports", "status", "reason"), BAD)
+def test_a_fault_of_a_rank_is_named_with_rank_and_host(
+    name: str, reports: list[StageReport], status: str, reason: str
 ) -> None:
-    verdict = verdicts.JUDGES[name](launched(said))
+    verdict = verdicts.JUDGES[name](launched(reports))
     assert (verdict.status, reason in verdict.reason) == (status, True), verdict
     assert verdict.fix
 
 
 def test_ranks_bound_to_one_core_are_named() -> None:
-    said = [
+    reports = [
         msgspec.structs.replace(w, host="node0", data={**w.data, "affinity": [1]})
         if (w.stage, w.done) == ("facts", True)
         else w
-        for w in words()
+        for w in healthy()
     ]
-    verdict = verdicts.binding(launched(said))
+    verdict = verdicts.binding(launched(reports))
     assert verdict.status == "WARN"
     assert "ranks 0, 1 on node0 are all bound to core 1" in verdict.reason
 
@@ -120,10 +120,10 @@ def test_every_judge_has_been_seen_to_fail() -> None:
     assert {name for name, *_ in BAD} | {"binding"} == set(verdicts.JUDGES)
 
 
-def test_who_hangs_is_named_and_who_waits_is_not() -> None:
-    """Rank 1 never comes out of the window; rank 0 is through and waits in the exchange after it."""
-    stop = next(i for i, w in enumerate(words()) if (w.stage, w.rank, w.done) == ("rma", 1, True))
-    launch = launched(words()[:stop], code=124)
+def test_a_rank_that_hangs_is_named_and_ranks_that_wait_for_it_are_not() -> None:
+    """Rank 1 hangs in the window; rank 0 has left it and waits in the exchange after it."""
+    stop = next(i for i, w in enumerate(healthy()) if (w.stage, w.rank, w.done) == ("rma", 1, True))
+    launch = launched(healthy()[:stop], code=124)
     assert launch.trouble("rma") == "rank 1 on node1 hung: last line"
     assert launch.trouble("session") == ""
     assert launch.trouble("hdf5").startswith("not reached: ")
@@ -131,24 +131,24 @@ def test_who_hangs_is_named_and_who_waits_is_not() -> None:
 
 def test_an_error_that_does_not_end_the_launch_fails() -> None:
     stages = ("start", "mpi", "failing")
-    said = [w for w in words(stages) if (w.stage, w.done) != ("failing", True)]
-    assert verdicts.error_ends(launched(said, 1, stages)).status == "PASS"
-    assert verdicts.error_ends(launched(said, 124, stages)).status == "FAIL"
-    assert verdicts.error_ends(launched(said, 0, stages)).status == "WARN"
-    assert verdicts.error_ends(launched(said[:4], 1, stages)).status == "FAIL"
+    reports = [w for w in healthy(stages) if (w.stage, w.done) != ("failing", True)]
+    assert verdicts.error_ends(launched(reports, 1, stages)).status == "PASS"
+    assert verdicts.error_ends(launched(reports, 124, stages)).status == "FAIL"
+    assert verdicts.error_ends(launched(reports, 0, stages)).status == "WARN"
+    assert verdicts.error_ends(launched(reports[:4], 1, stages)).status == "FAIL"
 
 
-def test_words_are_found_among_other_output() -> None:
-    word = words()[0]
-    text = f"[node0:12] warning\n[1,0]<stdout>: {MARK}{msgspec.json.encode(word).decode()}\n{MARK}{{half\n"
+def test_reports_are_found_among_other_output() -> None:
+    report = healthy()[0]
+    text = f"[node0:12] warning\n[1,0]<stdout>: {MARK}{msgspec.json.encode(report).decode()}\n{MARK}{{half\n"
     found, others = parse(text.splitlines())
-    assert found == [word]
+    assert found == [report]
     assert others == ["[node0:12] warning", "{half"]
 
 
 @pytest.fixture
 def fake_mpirun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder first on PATH, for a script of the name mpirun."""
+    """Return the path of a script named mpirun, which does not exist yet, first on PATH."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
@@ -163,8 +163,8 @@ def script(path: Path, body: str) -> None:
 
 
 def test_a_launch_that_hangs_is_ended_and_named(fake_mpirun: Path, tmp_path: Path) -> None:
-    said = words(("start",)) + words(("mpi",))[:2]
-    lines = "".join(f"echo '{MARK}{msgspec.json.encode(w).decode()}'\n" for w in said)
+    reports = healthy(("start",)) + healthy(("mpi",))[:2]
+    lines = "".join(f"echo '{MARK}{msgspec.json.encode(w).decode()}'\n" for w in reports)
     script(fake_mpirun, f"{lines}trap '' TERM\nwhile :; do sleep 0.1; done")
     here = Situation(tmp_path)
     launch = start(here, [], NETWORK, 1.0)
@@ -175,14 +175,14 @@ def test_a_launch_that_hangs_is_ended_and_named(fake_mpirun: Path, tmp_path: Pat
     assert "rank 0 on node0, rank 1 on node1 hung" in verdict.reason
 
 
-def test_what_mpirun_says_is_the_reason(fake_mpirun: Path, tmp_path: Path) -> None:
+def test_the_error_of_mpirun_is_the_reason(fake_mpirun: Path, tmp_path: Path) -> None:
     script(fake_mpirun, "echo ------; echo 'There are not enough slots available'; exit 1")
     here = Situation(tmp_path)
     here.stack = msgspec.convert({"mpi": "Open MPI v5.0.11"}, type(here.stack))
     found = {f.name: f for f in run_launches(here, [], 5.0)}
     assert found["ranks-start"].status == "FAIL"
     assert "There are not enough slots available" in found["ranks-start"].reason
-    # There is nothing more to see: no line says the same again.
+    # The launch ended there, so no other check repeats the reason.
     assert list(found) == ["ranks-start"]
     assert found["ranks-start"].fix.startswith("mpirun -n 2 hostname")
 

@@ -1,4 +1,4 @@
-"""The task `mlp`, slowly enough to be disturbed; what it computes is the same."""
+"""The task `mlp` with pauses, so that a test can disturb it; it computes the same values."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from mpips.data.dataset import Batch
 from mpips.tasks.base import StepResult, Worker
 from mpips.tasks.mlp import Mlp
 
-# Steps of a worker after which it says that it is at work.
-READY = 10
-PAUSE_S = 0.2
+READY = 10  # steps of worker 0, after which it makes the file "at-work"
+PAUSE_S = 0.2  # seconds of pause before each step
 
 
 class Paced(Mlp):
-    """In the first attempt of the first turn of a job, and only there, steps take their time."""
+    """Task that pauses before each step in the first attempt of the first allocation of a job."""
 
     name = "paced"
     _n_steps = 0
 
     def step(self, worker: Worker, batch: Batch) -> StepResult:
-        """Do the step of `mlp`; say when the first worker has done some of them."""
+        """Do a step of `mlp`; make the file "at-work" once worker 0 has done READY steps."""
         folder = os.environ.get("MPIPS_TEST_PACED", "")
         counts = [os.environ.get(name, "0") for name in ("SLURM_RESTART_COUNT", "MPIPS_GENERATION")]
         if folder and counts == ["0", "0"]:

@@ -1,4 +1,4 @@
-"""Puts the package beside this file before any other of its name; Python runs this when it starts."""
+"""Import the package mpips beside this file instead of the real one. Python runs this file at its start."""
 
 import sys
 from importlib.machinery import PathFinder
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class _Instead:
-    """Finds the made-up mpips."""
+    """Importer that finds the imitated mpips."""
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):  # type: ignore[no-untyped-def]

@@ -1,1 +1,1 @@
-"""Found instead of the real package, see __main__."""
+"""The imitated package, which is imported instead of the real one; see __main__."""

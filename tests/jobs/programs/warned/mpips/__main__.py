@@ -1,7 +1,8 @@
-"""Stands for `mpips train` where a test is about the batch script and not about training.
+"""An imitation of `mpips train` for tests of the batch scripts.
 
-`... train --save FOLDER JOB` with JOB a JSON file {"turns": n, "saves": bool}. Every turn but the last one
-waits until each rank has got SIGUSR1, leaves a checkpoint (if it saves), and ends with 75 on all ranks.
+Called as `... train --save FOLDER JOB`, where JOB is a JSON file {"allocations": n, "saves": bool}. In every
+allocation but the last one, the ranks wait until each has received SIGUSR1, leave a checkpoint (if "saves"),
+and all exit with 75.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ def wait_for(path: Path) -> None:
 
 
 def main() -> None:
-    """One rank of one turn."""
-    # Before anything else: a test signals as soon as all ranks are ready.
+    """Run one rank in one allocation."""
+    # Block the signal first: a test sends it as soon as all ranks are ready.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     arguments = sys.argv[1:]
     assert arguments[:2] == ["train", "--save"], arguments
@@ -35,23 +36,23 @@ def main() -> None:
     rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMIX_RANK"])
     n_ranks = int(os.environ["SLURM_NTASKS"])
 
-    turn = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+    allocation = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     folder.mkdir(parents=True, exist_ok=True)
-    if turn == job["turns"] - 1:
+    if allocation == job["allocations"] - 1:
         sys.exit(0)
-    (folder / f"ready-{turn}-{rank}").touch()
+    (folder / f"ready-{allocation}-{rank}").touch()
     got = signal.sigtimedwait({signal.SIGUSR1}, LIMIT_S)
-    assert got is not None, "no warning came"
-    (folder / f"warned-{turn}-{rank}").touch()
+    assert got is not None, "no warning arrived"
+    (folder / f"warned-{allocation}-{rank}").touch()
     if rank == 0:
         for other in range(n_ranks):
-            wait_for(folder / f"warned-{turn}-{other}")
+            wait_for(folder / f"warned-{allocation}-{other}")
         if job["saves"]:
             latest = folder / "latest.new"
-            latest.symlink_to(f"step-{turn:012}")
+            latest.symlink_to(f"step-{allocation:012}")
             latest.rename(folder / "latest")
-        (folder / f"saved-{turn}").touch()
-    wait_for(folder / f"saved-{turn}")
+        (folder / f"saved-{allocation}").touch()
+    wait_for(folder / f"saved-{allocation}")
     sys.exit(75)
 
 

@@ -1,6 +1,6 @@
-"""Turns of a job: warned in time, requeued while there is progress, and ended when there is none.
+"""Allocations of a job: warned in time, requeued while there is progress, and ended when there is none.
 
-What the ranks do is made up (programs/warned); Slurm, its signals, the launchers and the scripts are not.
+The ranks are imitated (programs/warned); Slurm, its signals, the launchers and the scripts are real.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ Script = Callable[[str], Path]
 WARNED = Path(__file__).parent / "programs/warned"
 
 
-def warned_job(folder: Path, turns: int, saves: bool = True) -> Path:
-    """A job for programs/warned."""
-    path = folder / f"job-{turns}-{saves}.json"
-    path.write_text(json.dumps({"turns": turns, "saves": saves}))
+def warned_job(folder: Path, allocations: int, saves: bool = True) -> Path:
+    """Write a job for programs/warned, which ends after so many allocations."""
+    path = folder / f"job-{allocations}-{saves}.json"
+    path.write_text(json.dumps({"allocations": allocations, "saves": saves}))
     return path
 
 
 def start(cluster: Slurm, folder: Path, *argv: str | Path, **env: str) -> int:
-    """Submit a script whose ranks are made up; `folder` is its run folder."""
-    made_up = {"PYTHONPATH": str(WARNED), "MPIPS_HDF5": "serial", "MPIPS_FOLDER": str(folder)}
-    return cluster.submit(f"--output={folder}-%j.out", *argv, env=made_up | env)
+    """Submit a script with imitated ranks; `folder` is its run folder."""
+    imitated = {"PYTHONPATH": str(WARNED), "MPIPS_HDF5": "serial", "MPIPS_FOLDER": str(folder)}
+    return cluster.submit(f"--output={folder}-%j.out", *argv, env=imitated | env)
 
 
 def warn(cluster: Slurm, job: int | str, folder: Path, n_ranks: int) -> None:
-    """Warn a job as Slurm does, when all ranks of its first turn are ready for that."""
+    """Warn a job as Slurm does, once all ranks of its first allocation are ready for it."""
     files = [folder / f"checkpoints/ready-0-{rank}" for rank in range(n_ranks)]
     ready = processes.until(lambda: all(f.exists() for f in files) or ended(cluster, job), 60.0)
     assert ready, "ranks are not ready"
@@ -45,7 +45,7 @@ def ended(cluster: Slurm, job: int | str) -> bool:
 
 
 @pytest.mark.parametrize("name", ["train.sbatch", "train_srun.sbatch"])
-def test_a_warned_job_goes_on_in_another_turn(
+def test_a_warned_job_continues_in_another_allocation(
     name: str, cluster: Slurm, script: Script, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -57,15 +57,15 @@ def test_a_warned_job_goes_on_in_another_turn(
     output = cluster.output(shown)
     assert (shown["JobState"], shown["Restarts"]) == ("COMPLETED", "1"), output
     assert "checkpoint step-000000000000 is there: back into the queue" in output
-    assert output.count("4 ranks on") == 2, "both turns are in the one file"
-    assert ", turn 1, " in output
+    assert output.count("4 ranks on") == 2, "both allocations write into one file"
+    assert ", allocation 2, " in output
 
 
-def test_a_job_that_brings_nothing_new_is_not_tried_for_ever(
+def test_a_job_without_progress_is_not_requeued(
     cluster: Slurm, script: Script, tmp_path: Path
 ) -> None:
     stuck, empty, limited = (tmp_path / name for name in ("stuck", "empty", "limited"))
-    # As if this turn had begun where it ends.
+    # Pretend that this allocation began at the checkpoint that it writes.
     (stuck / "checkpoints").mkdir(parents=True)
     (stuck / "requeued-at").write_text("step-000000000000\n")
     one = ("--nodes=1", "--ntasks-per-node=1", script("train.sbatch"))
@@ -75,7 +75,7 @@ def test_a_job_that_brings_nothing_new_is_not_tried_for_ever(
         limited: start(cluster, limited, *one, warned_job(tmp_path, 9), MPIPS_MAX_REQUEUES="0"),
     }
     ends = {
-        stuck: ("1:0", "this turn brought nothing newer than step-000000000000: not requeued"),
+        stuck: ("1:0", "not requeued: this allocation wrote nothing newer than step-000000000000"),
         empty: ("1:0", "there is no checkpoint in"),
         limited: ("75:0", f"submit it again with MPIPS_FOLDER={limited}"),
     }
@@ -109,7 +109,7 @@ def test_only_the_warned_task_of_an_array_is_requeued(
 
 def test_slurm_warns_before_the_time_limit(cluster: Slurm, script: Script, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    # One minute is the shortest limit, and Slurm looks at limits twice a minute.
+    # One minute is the shortest limit, and Slurm checks limits twice a minute.
     job = start(
         *(cluster, run, "--time=1", "--nodes=1", "--ntasks-per-node=2"),
         *(script("train.sbatch"), warned_job(tmp_path, 2)),
@@ -117,4 +117,4 @@ def test_slurm_warns_before_the_time_limit(cluster: Slurm, script: Script, tmp_p
     shown = cluster.wait(job, 90)
     output = cluster.output(shown)
     assert (shown["JobState"], shown["Restarts"]) == ("COMPLETED", "1"), output
-    assert (run / "checkpoints/warned-0-1").exists(), "no signal but Slurm's own was sent"
+    assert (run / "checkpoints/warned-0-1").exists(), "Slurm itself has warned the job"
