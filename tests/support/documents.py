@@ -1,25 +1,33 @@
-"""The code blocks of README and docs, and how each of them is tested.
+"""The code blocks of README and of the pages in docs, and how each of them is tested.
 
 A block's language says it: python is run, toml is loaded as a job, console is run command by command and its
-output is compared with what the block shows. A comment above the block, which no reader
-sees, says more or something else:
+output is compared with what the block shows. A comment above the block, which no reader sees, says more or
+something else:
 
-    <!-- test: file job.toml -->       the block is also left as this file for the blocks after it
-    <!-- test: usage -->               the commands and the options that it names are there
+    <!-- test: file job.toml -->       the block is also written to this file, for the blocks after it
+    <!-- test: example -->             the block includes a program of docs/examples, which is a file, too
+    <!-- test: usage -->               the commands and the options that it names exist
     <!-- test: shows summary -->       an example of an output, by tests/unit/test_documents.py
-    <!-- test: paths -->               the files and folders that it names are there
+    <!-- test: paths -->               the files and folders that it names exist
     <!-- test: with NAME -->           python: run with the values of NAME in tests/unit/test_documents.py
     <!-- test: not run: REASON -->     nothing is tested
+
+The commands of one page run one after the other in one folder (tests/fault/test_documents.py). A program that
+they start is not run once more by itself.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+EXAMPLES = DOCS / "examples"
 DOCUMENTS = [
     path
     for pattern in ("*.md", "docs/**/*.md", "jobs/*.md")
@@ -27,6 +35,7 @@ DOCUMENTS = [
     if path.name != "CHANGELOG.md"
 ]
 _MARK = re.compile(r"<!-- test: (\S+) ?(.*?) *-->")
+_SNIPPET = re.compile(r'--8<-- "docs/examples/(\w+\.py)"\n')
 
 
 @dataclass(frozen=True)
@@ -36,10 +45,10 @@ class Block:
     Attributes:
         path: The document.
         line: Number of its first line there.
-        language: "python", "toml", "console" or "".
-        text: Its lines.
+        language: "python", "toml", "console", "bash", "text" or "".
+        text: Its lines; the program itself where the block includes one.
         kind: First word of the comment above it, or "".
-        argument: The rest of that comment.
+        argument: The rest of that comment; of an example the name of its file.
     """
 
     path: Path
@@ -51,12 +60,17 @@ class Block:
 
     @property
     def name(self) -> str:
-        """Where it is, for people."""
+        """Document and line, for people."""
         return f"{self.path.relative_to(ROOT)}:{self.line}"
+
+    @property
+    def file(self) -> str:
+        """Name of the file that the block is, or ""."""
+        return self.argument if self.kind in ("file", "example") else ""
 
 
 def blocks(path: Path) -> list[Block]:
-    """The code blocks of a document in their order."""
+    """Return the code blocks of a document in their order."""
     return list(_blocks(path))
 
 
@@ -73,12 +87,15 @@ def _blocks(path: Path) -> Iterator[Block]:
         text = "\n".join(lines[start + 1 : number]) + "\n"
         language = lines[start].removeprefix("```").strip()
         kind, argument = mark.groups() if mark else ("", "")
+        if kind == "example" and (included := _SNIPPET.fullmatch(text)):
+            argument = included[1]
+            text = (EXAMPLES / argument).read_text()
         yield Block(path, start + 2, language, text, kind, argument)
         start = None
 
 
 def commands(block: Block) -> list[tuple[str, str]]:
-    """Each command of a console block with the output that is shown after it."""
+    """Return each command of a console block with the output that is shown after it."""
     found: list[tuple[str, str]] = []
     for line in block.text.splitlines():
         if line.startswith("$ "):
@@ -89,11 +106,23 @@ def commands(block: Block) -> list[tuple[str, str]]:
     return found
 
 
+def is_console(block: Block) -> bool:
+    """Return True for a block whose commands are run."""
+    return block.language == "console" and not block.kind
+
+
+def started(path: Path) -> str:
+    """Return all commands of a document that are run, as one text."""
+    return "\n".join(
+        command for block in blocks(path) if is_console(block) for command, _ in commands(block)
+    )
+
+
 _PARTS = re.compile(r"(\.\.\.|\d+\.\d+|\s+)")
 
 
 def same_output(shown: str, got: str) -> bool:
-    """True if an output is as shown: "..." stands for any text, 0.904 for any number from 0.884 to 0.924.
+    """Return True if an output is as shown: "..." is any text, 0.904 any number from 0.884 to 0.924.
 
     The last bits of a sum depend on the processor, so one sample more or less may be classified rightly.
     """
@@ -110,3 +139,13 @@ def same_output(shown: str, got: str) -> bool:
     if match is None:
         return False
     return all(abs(float(n) - e) <= 0.02 for n, e in zip(match.groups(), expected, strict=True))
+
+
+def parts() -> ModuleType:
+    """Return docs/parts.py, which makes the parts of the reference that come from the code."""
+    spec = importlib.util.spec_from_file_location("docs_parts", DOCS / "parts.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -10,14 +10,11 @@ from pathlib import Path
 from typing import Literal
 
 import click
-import numpy as np
 import pytest
-from documents import DOCUMENTS, ROOT, Block, blocks, same_output
+from documents import DOCUMENTS, ROOT, Block, blocks, same_output, started
 from training import made_data
 
-import mpips
 from mpips.cli import cli
-from mpips.config.options import SessionOptions
 from mpips.config.schema import load_config
 from mpips.data import DataInfo
 from mpips.doctor.checks import CHECKS
@@ -29,14 +26,27 @@ from mpips.rundir.directory import RunFolder
 from mpips.supervisor.attempt import Ended
 from mpips.supervisor.block import Newest, failure_block
 from mpips.supervisor.verdict import Death, Verdict
-from mpips.tasks import TASKS
 from mpips.training.preflight import preflight
 
 BLOCKS = [block for path in DOCUMENTS for block in blocks(path)]
 
 
-def of(*languages: str, kinds: tuple[str, ...] = ("", "file", "with")) -> list[Block]:
-    return [block for block in BLOCKS if block.language in languages and block.kind in kinds]
+RUNNABLE = ("", "file", "example", "with")
+
+
+def of_language(language: str) -> list[Block]:
+    """Return the blocks of a language that run by themselves: no command of the page starts them."""
+    return [
+        block
+        for block in BLOCKS
+        if block.language == language
+        and block.kind in RUNNABLE
+        and not (block.file and Path(block.file).stem in started(block.path))
+    ]
+
+
+def of_kind(kind: str) -> list[Block]:
+    return [block for block in BLOCKS if block.kind == kind]
 
 
 @pytest.mark.parametrize(
@@ -58,30 +68,15 @@ def name_of(block: Block) -> str:
 
 @pytest.mark.parametrize("block", BLOCKS, ids=name_of)
 def test_every_block_says_how_it_is_tested(block: Block) -> None:
-    if block.kind in ("", "file", "with"):
+    if block.kind in RUNNABLE:
         assert block.language in ("python", "toml", "console")
+        assert "--8<--" not in block.text
     elif block.kind == "shows":
         assert block.argument in SHOWN
     elif block.kind == "not":
         assert block.argument.startswith("run: ")
     else:
         assert block.kind in ("usage", "paths")
-
-
-def checkpoint(folder: Path) -> None:
-    """The checkpoint that the documents look into: a model and 1,500 users."""
-    tables = [
-        mpips.DenseTable("weight", (64, 10), mpips.Adam(0.01)),
-        mpips.EmbeddingTable("users", 8, mpips.Adagrad(0.1)),
-    ]
-
-    def main(worker: mpips.Worker) -> None:
-        worker.table("weight").push(np.ones((64, 10), np.float32))
-        keys = np.arange(1500, dtype=np.int64)
-        worker.table("users").push(keys, np.ones((1500, 8), np.float32))
-        worker.clock()
-
-    mpips.run(main, tables, save=folder / "checkpoints")
 
 
 def in_checkpoints(folder: Path) -> None:
@@ -96,12 +91,11 @@ def in_checkpoints(folder: Path) -> None:
 
 
 SETTINGS: dict[str, Callable[[Path], None]] = {
-    "checkpoint": checkpoint,
     "in_checkpoints": in_checkpoints,
 }
 
 
-@pytest.mark.parametrize("block", of("python"), ids=name_of)
+@pytest.mark.parametrize("block", of_language("python"), ids=name_of)
 def test_python_runs(block: Block, tmp_path: Path) -> None:
     (tmp_path / "block.py").write_text(block.text)
     if block.kind == "with":
@@ -116,7 +110,7 @@ def test_python_runs(block: Block, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("block", of("toml"), ids=name_of)
+@pytest.mark.parametrize("block", of_language("toml"), ids=name_of)
 def test_a_job_loads(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.toml").write_text(block.text)
@@ -138,11 +132,11 @@ def options_of(command: click.Command) -> set[str]:
     return {name for p in command.params for name in [*p.opts, *p.secondary_opts]} | {"--help"}
 
 
-@pytest.mark.parametrize("block", of("", "console", kinds=("usage",)), ids=name_of)
+@pytest.mark.parametrize("block", of_kind("usage"), ids=name_of)
 def test_a_usage_names_commands_and_options_that_exist(block: Block) -> None:
     command: click.Command | None = None
     for line in block.text.splitlines():
-        line = line.removeprefix("$ ").partition("  #")[0]
+        line = line.removeprefix("$ ").partition(" #")[0]
         words = re.findall(r"[^\s\[\]|(){}]+", line)
         if words[:1] == ["mpips"]:
             command = cli.get_command(click.Context(cli), words[1])
@@ -160,7 +154,7 @@ def test_a_usage_names_commands_and_options_that_exist(block: Block) -> None:
             assert option in options_of(command), f"{command.name} {option}"
 
 
-@pytest.mark.parametrize("block", of("", kinds=("paths",)), ids=name_of)
+@pytest.mark.parametrize("block", of_kind("paths"), ids=name_of)
 def test_a_list_of_paths_names_what_exists(block: Block) -> None:
     for folder, rest in re.findall(
         r"(?:^|\s{2,})((?:mpips|native|jobs|tests)/\S+)([^/\n]*)", block.text
@@ -227,35 +221,6 @@ SHOWN: dict[str, Callable[[str], None]] = {
 }
 
 
-@pytest.mark.parametrize("block", of("", "console", kinds=("shows",)), ids=name_of)
+@pytest.mark.parametrize("block", of_kind("shows"), ids=name_of)
 def test_an_example_of_an_output_has_its_form(block: Block) -> None:
     SHOWN[block.argument](block.text)
-
-
-def rows(path: Path, heading: str) -> list[list[str]]:
-    """The cells of the table that begins with this heading."""
-    lines = path.read_text().splitlines()
-    start = next(i for i, line in enumerate(lines) if line.startswith(heading))
-    found = []
-    for line in lines[start + 2 :]:
-        if not line.startswith("|"):
-            break
-        found.append([cell.strip() for cell in line.strip("|").split("|")])
-    return found
-
-
-def test_the_defaults_of_options_are_those_of_the_table() -> None:
-    defaults = SessionOptions()
-    for name, default, _ in rows(ROOT / "README.md", "| option | default"):
-        value = getattr(defaults, name.strip("`"))
-        written = f"{value:g}" if isinstance(value, float) else str(value).lower()
-        assert default.strip("`") == written, name
-
-
-def test_the_default_optimizers_are_those_of_the_table() -> None:
-    found = {cells[0].strip("`"): cells[3] for cells in rows(ROOT / "README.md", "| task | model")}
-    assert set(found) == {*TASKS, "module:Class"}
-    for name, task in TASKS.items():
-        data = info("sparse" if name in ("logistic", "fm") else "dense")
-        used = [type(t.optimizer).__name__ for t in task(data, task.Options(), 0).tables()]
-        assert found[name] == ", ".join(dict.fromkeys(used)), name

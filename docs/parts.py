@@ -1,0 +1,332 @@
+"""The parts of the reference that come from the code: commands, options, errors, files, bars of benchmarks.
+
+Pages include them as snippets (`--8<-- "NAME.md"`), so no table of an option or a command is written by hand.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import types
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import click
+import msgspec
+
+import mpips
+from mpips import errors
+from mpips.bench.measure import BARS
+from mpips.cli import cli
+from mpips.config.schema import JobConfig, TableConfig
+from mpips.data import DataInfo
+from mpips.mpi.failure_report import FailureReport
+from mpips.rundir.directory import (
+    Finished,
+    Lease,
+    Progress,
+    RankPlace,
+    RunInfo,
+    StartPoint,
+    Status,
+)
+from mpips.rundir.files import Event, RankRow, Ranks
+from mpips.tasks import TASKS
+
+# Sections of a job file whose structs are no sections of their own.
+_NOT_SECTIONS = ("task", "tables", "options")
+
+
+def write_parts(folder: Path) -> None:
+    """Write every part into `folder` as a Markdown file.
+
+    Files that have not changed are left alone.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, make in PARTS.items():
+        path, text = folder / f"{name}.md", make()
+        if not path.is_file() or path.read_text() != text:
+            path.write_text(text)
+
+
+# --- Commands ------------------------------------------------------------------------------------
+
+
+def commands() -> Iterator[tuple[str, click.Command]]:
+    """Yield every command of mpips with its full name, groups before their members."""
+    context = click.Context(cli, info_name="mpips")
+    for name in cli.list_commands(context):
+        command = cli.get_command(context, name)
+        assert command is not None
+        yield f"mpips {name}", command
+        if isinstance(command, click.Group):
+            for inner in sorted(command.commands):
+                yield f"mpips {name} {inner}", command.commands[inner]
+
+
+def _cli() -> str:
+    return "\n".join(_command(name, command) for name, command in commands())
+
+
+def _command(name: str, command: click.Command) -> str:
+    context = click.Context(command, info_name=name)
+    level = "#" * name.count(" ")
+    lines = [f"#{level} {name}\n", _prose(command.help or ""), "```text"]
+    lines += [" ".join([name, *command.collect_usage_pieces(context)]), "```\n"]
+    records = [
+        record
+        for parameter in command.get_params(context)
+        if isinstance(parameter, click.Option) and (record := parameter.get_help_record(context))
+    ]
+    rows = [(f"`{option}`", _escaped(text)) for option, text in records if "--help" not in option]
+    lines += _table(("option", "meaning"), rows) if rows else []
+    if command.epilog:
+        lines += ["", _prose(command.epilog)]
+    return "\n".join(lines) + "\n"
+
+
+def _prose(text: str) -> str:
+    r"""Return a docstring of click as Markdown: paragraphs behind \b become blocks of text."""
+    found = []
+    for paragraph in re.split(r"\n\s*\n", _dedented(text)):
+        if paragraph.startswith("\b"):
+            found.append("```text\n" + paragraph.removeprefix("\b").strip("\n") + "\n```")
+        else:
+            found.append(_escaped(" ".join(paragraph.split())))
+    return "\n\n".join(found) + "\n"
+
+
+def _dedented(text: str) -> str:
+    first, _, rest = text.partition("\n")
+    indents = [len(line) - len(line.lstrip()) for line in rest.splitlines() if line.strip()]
+    cut = min(indents, default=0)
+    return "\n".join([first.strip(), *(line[cut:] for line in rest.splitlines())]).strip()
+
+
+# --- Options of a job ----------------------------------------------------------------------------
+
+
+def _options() -> str:
+    hints = typing.get_type_hints(JobConfig)
+    lines = []
+    for field in msgspec.structs.fields(JobConfig):
+        if field.name in _NOT_SECTIONS:
+            continue
+        struct = hints[field.name]
+        lines += [f"## [{field.name}] {{ #{field.name} }}\n", _first_sentence(struct) + "\n"]
+        if struct is TableConfig:
+            lines.append(
+                "`[table]` applies to all tables of the task, `[tables.NAME]` to one of them and wins.\n"
+            )
+        lines += _struct_table(struct)
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _task_options() -> str:
+    lines = []
+    for name, task in TASKS.items():
+        lines += [f"## {name} {{ #{name} }}\n", _escaped(_summary(task)) + "\n"]
+        lines.append(
+            f"Defaults: {task.default_epochs} epochs, batches of {task.default_batch_size} samples "
+            "per worker.\n"
+        )
+        lines += [*_struct_table(task.Options), "", *_task_tables(name), ""]
+    return "\n".join(lines)
+
+
+def _task_tables(name: str) -> list[str]:
+    """Return the tables of a task on small data, with their default optimizers."""
+    task = TASKS[name]
+    info = DataInfo(100, 100, 64, (0.0, 1.0), "sparse")  # all tasks take sparse data of two classes
+    rows = []
+    for table in task(info, task.Options(), 0).tables():
+        kind = "dense" if isinstance(table, mpips.DenseTable) else "embedding"
+        rows.append((f"`{table.name}`", kind, type(table.optimizer).__name__))
+    return _table(("table", "kind", "default optimizer"), rows)
+
+
+def _struct_table(struct: type[msgspec.Struct]) -> list[str]:
+    hints = typing.get_type_hints(struct, include_extras=True)
+    documented = attributes(struct)
+    rows = []
+    for field in msgspec.structs.fields(struct):
+        hint = hints[field.name]
+        meaning = _description(hint) or documented[field.name]
+        rows.append(
+            (f"`{field.name}`", _default(field), _escaped(_accepted(hint)), _escaped(meaning))
+        )
+    return _table(("option", "default", "values", "meaning"), rows)
+
+
+def _description(hint: Any) -> str:
+    """Return the description in the type of an option, or "" where its struct's docstring has it."""
+    if get_origin(hint) is Annotated:
+        found = [
+            note.description for note in get_args(hint)[1:] if getattr(note, "description", None)
+        ]
+        return found[-1] if found else _description(get_args(hint)[0])
+    if get_origin(hint) in (Union, types.UnionType):
+        return next(filter(None, map(_description, get_args(hint))), "")
+    return ""
+
+
+def _accepted(hint: Any) -> str:
+    """Return a type, with its bounds if it has any, in words."""
+    if get_origin(hint) is Annotated:
+        kind, *notes = get_args(hint)
+        bounds = [text for note in notes for text in _bounds(note)]
+        return " ".join([_accepted(kind), *([", ".join(bounds)] if bounds else [])])
+    if get_origin(hint) is Literal:
+        return ", ".join(str(value) for value in get_args(hint))
+    if get_origin(hint) in (Union, types.UnionType):
+        kinds = [kind for kind in get_args(hint) if kind is not type(None)]
+        return " or ".join(map(_accepted, kinds))
+    if get_origin(hint) is tuple:
+        return f"list: {_accepted(get_args(hint)[0])}"
+    if get_origin(hint) is dict or hint is dict:
+        return "table"
+    return {bool: "true, false", int: "whole number", float: "number", str: "text"}.get(hint, "")
+
+
+def _bounds(note: Any) -> Iterator[str]:
+    words = {
+        "ge": "≥",
+        "gt": ">",
+        "le": "≤",
+        "lt": "<",
+        "min_length": "length ≥",
+        "max_length": "length ≤",
+    }
+    for name, sign in words.items():
+        if (bound := getattr(note, name, None)) is not None:
+            yield f"{sign} {bound:g}" if isinstance(bound, float) else f"{sign} {bound}"
+
+
+def _default(field: msgspec.structs.FieldInfo) -> str:
+    value = field.default
+    if value is msgspec.NODEFAULT and field.default_factory is not msgspec.NODEFAULT:
+        value = field.default_factory()
+    if value is None or value == "":
+        return ""
+    if value is msgspec.NODEFAULT:
+        return "needed"
+    text = msgspec.json.encode(value).decode()
+    return f"`{text}`"
+
+
+# --- Docstrings ----------------------------------------------------------------------------------
+
+
+def attributes(kind: type) -> dict[str, str]:
+    """Return the attributes' descriptions of a class from its docstring (Google style)."""
+    _, _, section = _dedented(kind.__doc__ or "").partition("Attributes:\n")
+    found: dict[str, str] = {}
+    names: list[str] = []
+    for line in section.splitlines():
+        if line.strip() and not line.startswith(" "):
+            break
+        start = re.match(r" {4}(\w+(?:, \w+)*): (.*)", line)
+        if start:
+            names = start[1].split(", ")
+            found.update(dict.fromkeys(names, start[2]))
+        elif line.strip():
+            found.update({name: f"{found[name]} {line.strip()}" for name in names})
+    return found
+
+
+def _summary(kind: type) -> str:
+    return " ".join(_dedented(kind.__doc__ or "").partition("\n\n")[0].split())
+
+
+def _first_sentence(struct: type) -> str:
+    """Return the summary of a section's struct, without the section's name before it."""
+    text = re.sub(r"^\[[^:]*: ", "", _summary(struct))
+    return _escaped(text[:1].upper() + text[1:])
+
+
+def _escaped(text: str) -> str:
+    """Return text as Markdown shows it, outside code spans."""
+    parts = re.split(r"(`[^`]*`)", text)
+    plain = [re.sub(r"([*_\[\]])", r"\\\1", html.escape(part, False)) for part in parts[::2]]
+    joined = [plain[0]]
+    for code, rest in zip(parts[1::2], plain[1:], strict=True):
+        joined += [code, rest]
+    return "".join(joined)
+
+
+def _table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    lines = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
+    return lines + [
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows
+    ]
+
+
+# --- Errors, files, bars -------------------------------------------------------------------------
+
+
+def error_classes() -> list[type[Exception]]:
+    """Return the classes of mpips.errors that carry an exit code, by code and name."""
+    found = [
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, Exception) and hasattr(kind, "exit_code")
+    ]
+    return sorted(found, key=lambda kind: (kind.exit_code, kind.__name__))
+
+
+def _errors() -> str:
+    rows = []
+    for kind in error_classes():
+        name = f"mpips.{kind.__name__}" if hasattr(mpips, kind.__name__) else kind.__name__
+        rows.append((f"`{name}`", str(kind.exit_code), _escaped(_summary(kind))))
+    return "\n".join(_table(("error", "exit code", "meaning"), rows)) + "\n"
+
+
+FILES: dict[str, type[msgspec.Struct]] = {
+    "run.json": RunInfo,
+    "status.json": Status,
+    "status.json: start": StartPoint,
+    "status.json: progress": Progress,
+    "status.json: ranks": RankPlace,
+    "ranks.json": Ranks,
+    "ranks.json: ranks": RankRow,
+    "events.jsonl": Event,
+    "lease.json": Lease,
+    "finished.json": Finished,
+    "failure report of a rank": FailureReport,
+}
+
+
+def _files() -> str:
+    lines = []
+    for name, struct in FILES.items():
+        hints = typing.get_type_hints(struct, include_extras=True)
+        meanings = attributes(struct)
+        rows = []
+        for field in msgspec.structs.fields(struct):
+            kind = _accepted(hints[field.name]) or "object"
+            rows.append((f"`{field.name}`", kind, _escaped(meanings.get(field.name, ""))))
+        lines += [f"### {name}\n", _escaped(_summary(struct)) + "\n"]
+        lines += [*_table(("key", "type", "meaning"), rows), ""]
+    return "\n".join(lines)
+
+
+def _bars() -> str:
+    rows = []
+    for name, (sense, bar) in BARS.items():
+        text = f"from {1 / bar:.2f} to {bar:g}" if sense == "within" else f"{sense} {bar:g}"
+        rows.append((f"`{name}`", _escaped(text)))
+    return "\n".join(_table(("ratio", "bar"), rows)) + "\n"
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "cli": _cli,
+    "options": _options,
+    "task_options": _task_options,
+    "errors": _errors,
+    "files": _files,
+    "bars": _bars,
+}
