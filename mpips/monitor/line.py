@@ -1,12 +1,12 @@
-"""One line of a terminal that is replaced in place while other output goes by.
+"""One line of a terminal that is replaced in place while other output is printed.
 
-The line is written to the terminal's device and not to stderr: Open MPI 5 forwards only whole lines of its
-ranks, so a line without its newline would never be seen. The device is opened anew and non-blocking: a
-terminal that is stopped (Ctrl-S) stops no training. The cursor stays visible and nothing else of the terminal
-is changed, so a process that is killed leaves nothing to repair.
+The line is written to the terminal's device, not to stderr: Open MPI 5 forwards only whole lines of its
+ranks, so a line without its newline would never appear. The device is opened again and non-blocking, so that
+a stopped terminal (Ctrl-S) stops no training. The cursor stays visible and no other setting of the terminal
+is changed, so a killed process leaves nothing to repair.
 
-What this process writes to stdout and stderr meanwhile takes the place of the line, which is drawn again
-below it. Output of other ranks comes through the launcher and follows the line's text directly.
+Output of this process to stdout and stderr replaces the line, which is then drawn again below it. Output of
+other ranks comes through the launcher and follows the text of the line directly.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import Any, TextIO, cast
 from mpips.monitor.terminal import Terminal
 
 _ERASE = b"\r\x1b[K"
-_FORWARDING_S = 0.3  # a launcher needs this long at most to forward a message to the terminal
+_FORWARDING_S = 0.3  # seconds that a launcher needs at most to forward a message to the terminal
 
 
 class LiveLine:
-    """The line, and this process's streams while it is there. All threads may call it."""
+    """The line, which replaces this process's stdout and stderr until `close`. All threads may call it."""
 
     def __init__(self, terminal: Terminal) -> None:
         """Open the terminal and take over stdout and stderr until `close`.
@@ -39,8 +39,8 @@ class LiveLine:
         self._fd = terminal.open()
         self._lock = threading.RLock()
         self._shown = b""
-        self._held_until = 0.0
-        self._unfinished = False  # a message is written that has no newline yet
+        self._deferred_until = 0.0  # monotonic s before which the line is not drawn
+        self._unfinished = False  # the last message has no newline yet
         self._streams: list[tuple[str, TextIO, TextIO]] = []
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
@@ -49,27 +49,28 @@ class LiveLine:
             self._streams.append((name, stream, above))
 
     def width(self) -> int:
-        """Columns of the terminal now."""
+        """Return the number of columns of the terminal."""
         return self._terminal.width()
 
     def show(self, text: str) -> None:
-        """Replace the line; does nothing while a message is on its way or another job has the terminal."""
+        """Replace the line, unless a message is being printed or another job has the terminal."""
         with self._lock:
-            held = self._unfinished or time.monotonic() < self._held_until
-            if not held and self._terminal.is_foreground():
+            deferred = self._unfinished or time.monotonic() < self._deferred_until
+            if not deferred and self._terminal.is_foreground():
                 self._draw(text)
 
     def _draw(self, text: str) -> None:
+        """Write the text over the line that is shown, if it differs."""
         encoded = text.encode(errors="replace")
         if encoded != self._shown:
             self._write(b"\r" + encoded + b"\x1b[K")
             self._shown = encoded
 
     def close(self, text: str = "") -> None:
-        """Show a last text, end the line, and give stdout and stderr back."""
+        """Show a last text, end the line, and restore stdout and stderr."""
         with self._lock:
             for name, stream, above in self._streams:
-                # Code that put a stream of its own there keeps it.
+                # Leave a stream that other code has put there since.
                 if getattr(sys, name) is above:
                     setattr(sys, name, stream)
             self._streams.clear()
@@ -91,7 +92,7 @@ class LiveLine:
 
         Args:
             text: The message.
-            forwarded: A launcher takes the message to the terminal, which takes time.
+            forwarded: A launcher forwards the message to the terminal, which takes up to `_FORWARDING_S`.
         """
         with self._lock:
             if self._shown and self._fd >= 0:
@@ -101,10 +102,11 @@ class LiveLine:
             if text:
                 self._unfinished = not text.endswith("\n")
             if forwarded:
-                self._held_until = time.monotonic() + _FORWARDING_S
+                self._deferred_until = time.monotonic() + _FORWARDING_S
 
     def _write(self, data: bytes) -> None:
-        """Write what the terminal takes at once. Without SIGTTOU, by which `stty tostop` stops a rank."""
+        """Write as much as the terminal takes without blocking."""
+        # With `stty tostop` a background process that writes receives SIGTTOU, which would stop the rank.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTOU])
         try:
             with contextlib.suppress(OSError):
@@ -122,12 +124,12 @@ class _Above:
         self._forwarded = not stream.isatty()
 
     def write(self, text: str) -> int:
-        """Write a message in place of the line."""
+        """Write a message in place of the line; the line is drawn again below it."""
         with self._line.making_room(text, self._forwarded):
             n = self._stream.write(text)
             self._stream.flush()
         return n
 
     def __getattr__(self, name: str) -> Any:
-        """Return everything else as the stream has it."""
+        """Return an attribute of the stream."""
         return getattr(self._stream, name)

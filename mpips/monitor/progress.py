@@ -1,4 +1,4 @@
-"""Progress of a run for people: one live line on a terminal, a plain line now and then elsewhere."""
+"""Show the progress of a run: one live line on a terminal, a plain line at intervals elsewhere."""
 
 from __future__ import annotations
 
@@ -17,25 +17,28 @@ if TYPE_CHECKING:
     from mpips.scheduler.rank_table import Totals
     from mpips.scheduler.run_progress import RunProgress
 
-PLAIN_INTERVAL_S = 30.0
-PLAIN_SHARE = 0.05
-_LOOK_S = 0.25
-_BAR = 20
-_GAP = "  "
+PLAIN_INTERVAL_S = 30.0  # seconds between two plain lines, at most
+PLAIN_SHARE = 0.05  # share of the run between two plain lines, at most
+_LOOK_S = 0.25  # seconds between two updates of a display
+_BAR = 20  # columns of the bar
+_GAP = "  "  # between two fields
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What there is to say of a run.
+    """The progress of a run at one moment. None: the value is unknown.
 
     Attributes:
-        share: Of the whole run that is done, 0 to 1.
-        epoch: The one that is under way, from 1; 0: none.
-        n_epochs: Of the run; 0: unknown.
+        share: Share of the whole run that is done, 0 to 1.
+        epoch: Number of the current epoch, from 1; 0: none.
+        n_epochs: Epochs of the run; 0: unknown, as for scripts.
         step: Clock of the run.
-        samples_per_s: Of all workers.
-        push_bytes_per_s, pull_bytes_per_s: Of all workers.
-        loss, staleness, left_s, bytes: None: not known.
+        samples_per_s: Samples per second of all workers.
+        loss: Mean training loss over the last report interval.
+        staleness: Mean staleness of the last updates, in clocks.
+        push_bytes_per_s: Bytes per second that all workers send.
+        pull_bytes_per_s: Bytes per second that all workers fetch.
+        left_s: Seconds to the end of the run at the current rate.
     """
 
     share: float = 0.0
@@ -51,7 +54,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, p: Progress) -> Snapshot:
-        """What status.json has."""
+        """Return the progress that status.json contains."""
         return cls(
             share=p.share,
             epoch=min(p.epoch + 1, p.n_epochs or p.epoch + 1),
@@ -67,7 +70,7 @@ class Snapshot:
 
 
 def duration(seconds: float | None) -> str:
-    """1:02:03, 2:03 or 0:03, for people; days where there are any."""
+    """Return a duration for people: 1:02:03, 2:03 or 0:03, with days if there are any; "-" for None."""
     if seconds is None:
         return "-"
     minutes, s = divmod(round(seconds), 60)
@@ -79,12 +82,12 @@ def duration(seconds: float | None) -> str:
 
 
 def plural(n: int, what: str) -> str:
-    """Return 1 epoch, 2 epochs, 12,345 steps."""
+    """Return a count with its noun: 1 epoch, 2 epochs, 12,345 steps."""
     return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
 def short(n: float) -> str:
-    """Return a count of at most seven characters: 98,765, from a million on 1.23M, 1.23G, 1.23T."""
+    """Return a count in at most seven characters: 98,765; from a million on 1.23M, 1.23G, 1.23T."""
     for unit, scale in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6)):
         if n >= 0.9995 * scale:
             digits = f"{n / scale:#.3g}".rstrip(".") if n < 999.5 * scale else f"{n / scale:,.0f}"
@@ -93,6 +96,7 @@ def short(n: float) -> str:
 
 
 def _gigabytes(n_bytes: float | None) -> str:
+    """Return bytes as gigabytes, with three digits; "-" for None."""
     if n_bytes is None:
         return "-"
     n = n_bytes / 1e9
@@ -100,12 +104,12 @@ def _gigabytes(n_bytes: float | None) -> str:
 
 
 def _loss(value: float) -> str:
-    """Return four digits after the point, or an exponent where the number is long."""
+    """Return a loss with four digits after the point, or with an exponent if it is large."""
     return f"{value:.4f}" if abs(value) < 1e5 else f"{value:.4g}"
 
 
 def fields(now: Snapshot) -> list[tuple[int, str]]:
-    """The parts of the line in their order, each with its weight: the lightest go first for want of room."""
+    """Return the fields of the line in their order, as (weight, text); see `fit` for the weight."""
     pushed, pulled = _gigabytes(now.push_bytes_per_s), _gigabytes(now.pull_bytes_per_s)
     traffic = (1, f"push {pushed} pull {pulled} GB/s")
     stale = (2, f"staleness {now.staleness:.1f}" if now.staleness is not None else "staleness -")
@@ -114,7 +118,7 @@ def fields(now: Snapshot) -> list[tuple[int, str]]:
         (5, f"loss {_loss(now.loss)}" if now.loss is not None else "loss -"),
     ]
     if not now.n_epochs:
-        # A script, whose end nobody knows; it may tell of its samples.
+        # The end of a script is unknown. It may report samples and a loss.
         return [
             (9, f"step {now.step:,}"),
             *(losses if now.loss is not None else []),
@@ -133,7 +137,7 @@ def fields(now: Snapshot) -> list[tuple[int, str]]:
 
 
 def fit(parts: Sequence[tuple[int, str]], width: int) -> str:
-    """The parts on one line of at most `width` characters; those of least weight are left out."""
+    """Join fields to a line of at most `width` characters; those of least weight are left out first."""
     shown = list(parts)
     while len(shown) > 1 and len(_GAP.join(text for _, text in shown)) > width:
         shown.remove(min(shown))
@@ -141,20 +145,25 @@ def fit(parts: Sequence[tuple[int, str]], width: int) -> str:
 
 
 class Display(Protocol):
-    """Shows progress."""
+    """Shows the progress of a run."""
 
     def update(self, now: Snapshot) -> None:
-        """Show it, if it is time. Cheap enough for four times a second."""
+        """Show the progress if an update is due. Cheap: the caller calls it four times a second."""
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """End the display and restore the terminal."""
 
 
 class PlainDisplay:
-    """A line every 5 % or 30 s, whichever comes first."""
+    """Prints a line every 5 % of the run or every 30 s, whichever comes first."""
 
     def __init__(self, share: float = 0.0, out: TextIO | None = None) -> None:
-        """`share`: of the run that is done at the start; the first line comes 5 % after it."""
+        """Print nothing yet.
+
+        Args:
+            share: Share of the run that is done at the start; the first line comes 5 % later.
+            out: Stream to print to; None: stderr.
+        """
         self._out = out
         self._last_share = share
         self._last_time = time.monotonic()
@@ -190,7 +199,7 @@ class LineDisplay:
         """Draw on `terminal`.
 
         Raises:
-            OSError: It cannot be written to.
+            OSError: The terminal cannot be written to.
         """
         self._line = LiveLine(terminal)
         self._last: Snapshot | None = None
@@ -204,7 +213,8 @@ class LineDisplay:
         self._line.show(self._text(now))
 
     def _text(self, now: Snapshot) -> str:
-        # A character in the last column would make some terminals begin a new line.
+        """Return the line for the current width: a bar if there is room, and the fields."""
+        # A character in the last column makes some terminals begin a new line.
         width = self._line.width() - 1
         parts = fields(now)
         everything = len(_GAP.join(part for _, part in parts))
@@ -227,9 +237,9 @@ def make_display(kind: str, share: float = 0.0) -> Display:
     """Return the display that shows progress.
 
     Args:
-        kind: "auto" (a live line on a terminal, plain lines elsewhere), "rich" (a live line, also where
+        kind: "auto" (a live line on a terminal, plain lines elsewhere), "rich" (a live line, even if
             stderr is no terminal), "plain" or "none".
-        share: Of the run that is done at the start.
+        share: Share of the run that is done at the start.
     """
     if kind == "none":
         return NoDisplay()
@@ -240,18 +250,24 @@ def make_display(kind: str, share: float = 0.0) -> Display:
         try:
             return LineDisplay(terminal)
         except OSError:
-            # The terminal of another user, after `su`: lines through the launcher reach it all the same.
+            # After `su` the terminal belongs to another user. Plain lines reach it through the launcher.
             return PlainDisplay(share)
     return PlainDisplay(share)
 
 
 class ProgressMeter:
-    """Shows where a run stands, driven by reports and by looks in between."""
+    """Updates a display from the workers' reports, and between them when `look` is called."""
 
     def __init__(
         self, display: Display, run_progress: RunProgress, totals: Callable[[], Totals]
     ) -> None:
-        """`run_progress`: counts what is reported here; `totals`: what all ranks send and fetch."""
+        """Show nothing yet.
+
+        Args:
+            display: Shows the progress.
+            run_progress: Counts the samples that are reported here.
+            totals: Returns the rates and staleness of all ranks.
+        """
         self._display = display
         self._run_progress = run_progress
         self._totals = totals
@@ -260,13 +276,20 @@ class ProgressMeter:
         self._closed = False
 
     def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
-        """A worker's progress since its last report; `step` of the run."""
+        """Add a worker's progress since its last report.
+
+        Args:
+            epoch: Its epoch, from 0.
+            step: Its step, counted from the start of the run.
+            samples: Samples since its last report.
+            loss_sum: Loss summed over these samples.
+        """
         self._run_progress.add(epoch, samples, loss_sum)
         self._step = max(self._step, step)
         self.look()
 
     def look(self, at_once: bool = False) -> None:
-        """Show the present, if it is time. Call it often."""
+        """Update the display if an update is due, or `at_once`. Cheap: call it often."""
         now = time.monotonic()
         if (now < self._next or self._closed) and not at_once:
             return

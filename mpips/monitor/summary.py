@@ -1,4 +1,4 @@
-"""The end of a run in some twenty lines, for a lab book: what ran where, with what, and what came out."""
+"""The summary of a run in about twenty lines: what ran where, its versions and options, and its results."""
 
 from __future__ import annotations
 
@@ -18,17 +18,20 @@ from mpips.monitor.progress import duration, plural
 from mpips.rundir.directory import RankPlace, RunFolder, replace_json
 from mpips.rundir.files import Event
 
-_WIDTH = 96
-_MARGIN = 14
-_MOST_LINES = 3  # of options; summary.json has all
-_MOST_EPOCHS = 5
+_WIDTH = 96  # columns of the text
+_MARGIN = 14  # columns of the names
+_MOST_LINES = 3  # lines of options; summary.json contains all of them
+_MOST_EPOCHS = 5  # epochs whose metrics are shown
 METRICS = ("accuracy", "auc", "log_loss", "cross_entropy", "rmse", "r2", "loss")
-# What is said elsewhere in the summary, or says where a run ran and not what it computed.
+# Keys that other lines of the summary show, or that concern where a run ran and not what it computed.
 _NOT_OPTIONS = ("task", "data.train", "data.test", "run.", "slurm.", "checkpoint.folder")
 
 
 def differences(config: JobConfig) -> dict[str, Any]:
-    """What a configuration says beyond the defaults, by dotted keys; without data and launch."""
+    """Return the values of a configuration that differ from the defaults, by dotted keys.
+
+    Keys of the data, the launch and the folder of checkpoints are left out.
+    """
     found: dict[str, Any] = {}
 
     def walk(given: Mapping[str, Any], default: Mapping[str, Any], where: str) -> None:
@@ -44,15 +47,15 @@ def differences(config: JobConfig) -> dict[str, Any]:
 
 
 def setbacks(events: Sequence[Event], end_s: float) -> dict[str, Any]:
-    """How often a run was thrown back, and what that cost.
+    """Return the failures of a run and what they cost.
 
     Args:
-        events: Of the run.
+        events: Events of the run.
         end_s: Unix time of its end.
 
     Returns:
-        `restarts`; `seconds` without work between a failure and the next attempt's; `steps` that were done
-        twice; `causes`, one a failure.
+        `restarts`, their number; `seconds` between each failure and the start of work of the next attempt,
+        summed; `steps` that were computed twice; `causes`, one for each failure.
     """
     seconds, steps, causes = 0.0, 0, []
     failed: Event | None = None
@@ -75,14 +78,15 @@ def setbacks(events: Sequence[Event], end_s: float) -> dict[str, Any]:
 
 
 def figures(statistics: Mapping[str, Any], transports: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """What any job counts, as plain values.
+    """Return the counts that every job has, as plain values.
 
     Args:
-        statistics: Of the job, as `Outcome.statistics`.
+        statistics: Statistics of the job, as `Outcome.statistics`.
         transports: Name of the transport of each (worker, server) pair, by worker then server.
     """
     servers, workers = statistics["servers"], statistics["workers"]
     tables = [t for server in servers for t in server["tables"].values()]
+    # Add the histograms of all tables, and cut off empty bins at the end.
     staleness = [sum(column) for column in zip(*(t["staleness"] for t in tables), strict=True)]
     while staleness and staleness[-1] == 0:
         staleness.pop()
@@ -105,13 +109,13 @@ def summarize(
     versions: Mapping[str, str],
     run: RunFolder | None = None,
 ) -> dict[str, Any]:
-    """Everything that a run tells people at its end, as plain values.
+    """Return the summary of a training run, as plain values.
 
     Args:
-        config: As resolved.
-        report: See `mpips.cli.train.make_report`.
-        ranks: Where every rank was.
-        versions: Of mpips, MPI, HDF5, by name; "" is left out.
+        config: The resolved configuration.
+        report: The report of `mpips.cli.train.make_report`.
+        ranks: Role, host and process of every rank.
+        versions: Versions of mpips, MPI and HDF5, by name; "" is left out.
         run: The run directory of a supervised run.
     """
     return {
@@ -130,14 +134,14 @@ def summarize_script(
     versions: Mapping[str, str],
     run: RunFolder,
 ) -> dict[str, Any]:
-    """What the run of a script tells at its end: as `summarize`, without data, options and metrics.
+    """Return the summary of the run of a script: as `summarize`, without data, options and metrics.
 
     Args:
-        script: Its name.
-        report: See `figures`.
-        ranks: Where every rank was.
-        versions: Of mpips, MPI, HDF5, by name; "" is left out.
-        run: Its run directory; it is finished.
+        script: Name of the script.
+        report: The counts of `figures`.
+        ranks: Role, host and process of every rank.
+        versions: Versions of mpips, MPI and HDF5, by name; "" is left out.
+        run: The run directory; the run is finished.
     """
     mark = run.finished()
     return {
@@ -154,6 +158,7 @@ def _of_any_job(
     versions: Mapping[str, str],
     run: RunFolder | None,
 ) -> dict[str, Any]:
+    """Return the part of the summary that trainings and scripts have in common."""
     now = time.time()
     events = run.events() if run is not None else []
     return {
@@ -175,12 +180,12 @@ def _of_any_job(
 
 
 def _roles(ranks: Sequence[RankPlace]) -> list[str]:
-    """The role of each rank without its number."""
+    """Return the role of each rank without its number."""
     return [" + ".join(part.split()[0] for part in place.role.split(" + ")) for place in ranks]
 
 
 def text(s: Mapping[str, Any]) -> str:
-    """The block for people, at most some twenty lines of 96 characters."""
+    """Return the summary as text: about twenty lines of at most 96 characters."""
     rows: list[tuple[str, str]] = []
     if s["run_dir"]:
         rows.append(("run", _short_path(s["run_dir"])))
@@ -200,7 +205,7 @@ def text(s: Mapping[str, Any]) -> str:
 
 
 def _of_task(s: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Rows that only a task has, not a script."""
+    """Return the rows that only a training has, not a script."""
     rows = [
         ("options", _options(s["options"])),
         ("data", _data(s)),
@@ -216,15 +221,16 @@ def _of_task(s: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def metrics_text(metrics: Mapping[str, float | None]) -> str:
-    """Return metrics with their names: accuracy 0.9749, cross entropy 0.1234."""
+    """Return metrics with their names, such as "accuracy 0.9749, cross entropy 0.1234"."""
     found = [(name, metrics.get(name)) for name in METRICS]
     return ", ".join(f"{name.replace('_', ' ')} {v:.4f}" for name, v in found if v is not None)
 
 
 def _by_epoch(history: Sequence[Mapping[str, float]]) -> str:
-    """Return some epochs of the run, the first and the last among them, each with what is known of it."""
+    """Return the metrics of some epochs of the run, the first and the last among them."""
     evaluated = [row for row in history if len(row) > 2]
     rows = list(evaluated if len(evaluated) > 1 else history)
+    # Choose epochs at equal distances.
     most = _MOST_EPOCHS - 1
     if len(rows) > most + 1:
         rows = [rows[round(i * (len(rows) - 1) / most)] for i in range(most + 1)]
@@ -232,6 +238,7 @@ def _by_epoch(history: Sequence[Mapping[str, float]]) -> str:
 
 
 def _row(name: str, value: str) -> list[str]:
+    """Return the lines of one row: its name, and its value wrapped beside it."""
     parts = textwrap.wrap(
         value, _WIDTH - _MARGIN - 2, break_long_words=False, break_on_hyphens=False
     ) or [""]
@@ -241,7 +248,7 @@ def _row(name: str, value: str) -> list[str]:
 
 
 def _short_path(path: str) -> str:
-    """Relative to the working folder where it is below it."""
+    """Return a path relative to the working folder if it lies below it."""
     try:
         return str(Path(path).relative_to(Path.cwd()))
     except ValueError:
@@ -284,12 +291,12 @@ def _trained(s: Mapping[str, Any]) -> str:
     if s["setbacks"]["restarts"]:
         text += " (last attempt)"
     if s["wall_seconds"] is not None:
-        text += f"; {duration(s['wall_seconds'])} since the run was begun"
+        text += f"; {duration(s['wall_seconds'])} since the start of the run"
     return text
 
 
 def _steps(s: Mapping[str, Any]) -> str:
-    return f"step {s['steps']:,}; {duration(s['wall_seconds'])} since the run was begun"
+    return f"step {s['steps']:,}; {duration(s['wall_seconds'])} since the start of the run"
 
 
 def _updates(s: Mapping[str, Any]) -> str:
@@ -299,11 +306,16 @@ def _updates(s: Mapping[str, Any]) -> str:
     return text + "".join(f", {s[f'updates_{k}']:,} {k}" for k in kinds if s[f"updates_{k}"])
 
 
+# Ranges [low, high) of staleness in the text.
 _BINS = ((0, 1), (1, 2), (2, 4), (4, 8), (8, 16), (16, 64), (64, 65))
 
 
 def staleness_text(counts: Sequence[int]) -> str:
-    """A histogram (counts[n]: updates of staleness n, the last of 65: n or more) in a few words."""
+    """Return a histogram of staleness in one line.
+
+    Args:
+        counts: Number of updates by staleness; entry 64 counts a staleness of 64 and more.
+    """
     total = sum(counts)
     if total == 0:
         return "no updates"
@@ -336,7 +348,7 @@ def _bytes(n: float) -> str:
 def _restarts(s: Mapping[str, Any]) -> str:
     if not s["restarts"]:
         return "none"
-    cost = f"{s['seconds']:.1f} s without work, {plural(s['steps'], 'step')} again"
+    cost = f"{s['seconds']:.1f} s without work, {plural(s['steps'], 'step')} repeated"
     return f"{s['restarts']}: {cost}; last cause: {s['causes'][-1]}"
 
 
@@ -350,10 +362,10 @@ def _checkpoint(saved: Mapping[str, Any] | None) -> list[tuple[str, str]]:
 
 
 def write(run: RunFolder, summary: Mapping[str, Any]) -> None:
-    """Leave it in the run directory, as summary.txt and summary.json.
+    """Write the summary into the run directory, as summary.txt and summary.json.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: A file cannot be written.
     """
     replace_json(run.path / "summary.json", summary)
     new = run.path / ".summary.txt"

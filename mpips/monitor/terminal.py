@@ -1,7 +1,7 @@
-"""Where what is written to stderr ends: a launcher's rank writes into a pipe, the launcher to the terminal.
+"""Find the terminal at which stderr ends: ranks write into a pipe of the launcher, it writes to the terminal.
 
-Rank 0 may draw on a terminal that the launcher, one of its ancestors on this host, writes to. The device of
-that terminal is found by the launcher's entry in /proc.
+Rank 0 may draw on the terminal that the launcher, one of its ancestors on this host, writes to. The
+launcher's entry in /proc names the device of that terminal.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+# Names of the processes between a rank and the terminal.
 _LAUNCHERS = (
     "mpirun",
     "mpiexec",
@@ -25,7 +26,7 @@ _LAUNCHERS = (
     "hydra_pmi_proxy",
     "srun",
 )
-_MOST_ANCESTORS = 6
+_MOST_ANCESTORS = 6  # ancestors that are examined
 
 
 @dataclass(frozen=True)
@@ -33,25 +34,25 @@ class Terminal:
     """A terminal.
 
     Attributes:
-        device: Path, such as /dev/pts/3; "": what stderr of this process is.
-        pid: Process that the terminal's shell started: this one or the launcher; 0: unknown.
+        device: Path of the device, such as /dev/pts/3; "": stderr of this process.
+        pid: Process that the terminal's shell started, which is this one or the launcher; 0: unknown.
     """
 
     device: str
     pid: int = 0
 
     def open(self) -> int:
-        """Return a new file descriptor to write to, non-blocking if it has a device.
+        """Return a new file descriptor to write to, non-blocking if `device` is set.
 
         Raises:
-            OSError: It cannot be opened by this user.
+            OSError: This user may not open the device.
         """
         if not self.device:
             return os.dup(sys.stderr.fileno())
         return os.open(self.device, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
 
     def is_foreground(self, proc: Path = Path("/proc")) -> bool:
-        """Return False while the shell has put the job into the background."""
+        """Return False while the shell has the job in the background."""
         if not self.pid:
             return True
         try:
@@ -62,7 +63,7 @@ class Terminal:
         return foreground in (group, "-1")
 
     def width(self) -> int:
-        """Its columns now; 80 if it does not say."""
+        """Return the current number of columns; 80 if it is unknown."""
         columns = os.environ.get("COLUMNS", "")
         if columns.isdigit() and int(columns) > 0:
             return int(columns)
@@ -81,7 +82,7 @@ class Terminal:
 def find_terminal(
     env: Mapping[str, str] = os.environ, proc: Path = Path("/proc")
 ) -> Terminal | None:
-    """The terminal that stderr ends at, or None: a file, a pipe to something else, a dumb terminal."""
+    """Return the terminal at which stderr ends; None for a file, another pipe, or a dumb terminal."""
     if env.get("TERM", "") in ("", "dumb"):
         return None
     if sys.stderr.isatty():
@@ -99,7 +100,7 @@ def find_terminal(
 
 
 def _ancestor(proc: Path, pid: int) -> tuple[str, int]:
-    """A process's name and parent; ("", 0) if it cannot be seen."""
+    """Return the name and the parent of a process; ("", 0) if it cannot be read."""
     try:
         text = (proc / str(pid) / "stat").read_text()
     except OSError:
@@ -109,7 +110,7 @@ def _ancestor(proc: Path, pid: int) -> tuple[str, int]:
 
 
 def _stderr_of(proc: Path, pid: int) -> str | None:
-    """The terminal that another process's stderr is, if it is one."""
+    """Return the device of the terminal that is stderr of another process, or None."""
     try:
         device = os.readlink(proc / str(pid) / "fd/2")
         is_terminal = device.startswith(("/dev/pts/", "/dev/tty", "/dev/console"))

@@ -1,8 +1,8 @@
-"""`mpips top`: what a run does, from the files of its directory alone.
+"""`mpips top`: show the state of a run from the files in its directory.
 
-Nothing here asks a process anything: status.json and ranks.json are replaced about once a second by the
-scheduler, the lease every two seconds by the supervisor. Ages are by this machine's clock; where that of the
-run's hosts differs, they are off by as much.
+No process of the run is asked: the scheduler replaces status.json and ranks.json about once a second, and
+the supervisor replaces the lease every two seconds. Ages are computed with this machine's clock, so they are
+wrong by the difference between it and the clocks of the run's hosts.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from mpips.monitor.progress import Snapshot, fields, fit
 from mpips.rundir.directory import STALE_S, Lease, RunFolder, Status
 from mpips.rundir.files import Event, RankRow
 
-_QUIET_S = 5.0  # a rank that was last heard of longer ago is marked
-_OVER = ("done", "failed", "stalled", "preempted", "interrupted")
-_LONGEST_STATE = 24
+_QUIET_S = 5.0  # seconds after the last heartbeat from which a rank is marked
+_OVER = ("done", "failed", "stalled", "preempted", "interrupted")  # states at the end of a run
+_LONGEST_STATE = 24  # characters of a rank's activity that are shown
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,16 @@ class View:
     """A run at one moment.
 
     Attributes:
-        name, path: Of the run.
-        state: As status.json has it, or "not started", "done", "dead".
-        alive: Whether somebody runs it: the view will change.
-        note: What to know of the state, one sentence or "".
-        status, ranks, events: As in the files; `ranks` of the present attempt only.
-        now: Unix time.
-        summary: What a run that is done has left as its summary; "": nothing, or it is not done.
+        name: Name of the run.
+        path: The run directory.
+        state: State in status.json, or "not started", "done", "ended", "dead".
+        alive: A supervisor runs it, so the view will change.
+        note: A sentence on the state, or "".
+        status: Content of status.json.
+        ranks: Rows of ranks.json, if they are of the current attempt.
+        events: Content of events.jsonl.
+        now: Unix time of the view.
+        summary: Content of summary.txt of a run that is done; "": there is none, or the run is not done.
     """
 
     name: str
@@ -52,14 +55,14 @@ class View:
 
 
 def find_run(which: str | None, folder: Path) -> RunFolder:
-    """The run directory that is meant.
+    """Return the run directory that the user named.
 
     Args:
-        which: A run directory, the beginning of a run's name, or None: the newest.
-        folder: Where runs lie.
+        which: A run directory, or the beginning of a run's name; None: the newest run.
+        folder: The folder that contains the runs.
 
     Raises:
-        ConfigError: There is none; says which there are.
+        ConfigError: There is no such run. The message names the newest ones.
     """
     if which is not None and Path(which).is_dir():
         run = RunFolder(Path(which))
@@ -75,7 +78,9 @@ def find_run(which: str | None, folder: Path) -> RunFolder:
     if meant:
         return meant[-1]
     names = ", ".join(run.path.name for run in there[-3:][::-1]) or "none"
-    raise ConfigError(f"no run {which!r} in {folder.absolute()}; the newest there: {names}")
+    raise ConfigError(
+        f"no run {which!r} in {folder.absolute()}; the newest there: {names}; give one of them, or --folder"
+    )
 
 
 def look(run: RunFolder, now: float | None = None) -> View:
@@ -83,7 +88,7 @@ def look(run: RunFolder, now: float | None = None) -> View:
 
     Args:
         run: The run.
-        now: Unix time; None: ask the clock.
+        now: Unix time; None: the current time.
 
     Raises:
         ConfigError: A file is damaged or cannot be read.
@@ -116,7 +121,7 @@ def _summary(run: RunFolder) -> str:
 def _judge(
     run: RunFolder, status: Status | None, lease: Lease | None, now: float
 ) -> tuple[str, bool, str]:
-    """State, whether it goes on, and what to know of it."""
+    """Return the state, whether a supervisor runs the run, and a sentence on the state."""
     if lease is None or status is None:
         return "not started", lease is not None and not lease.released, ""
     finished = run.finished()
@@ -124,12 +129,12 @@ def _judge(
         return "done", False, f"finished {_clock(finished.time_s)}"
     if lease.released:
         state = status.state if status.state in _OVER else "ended"
-        return state, False, status.message or f"goes on with: mpips run {run.path}"
+        return state, False, status.message or f"continue with: mpips run {run.path}"
     age = now - lease.time_s
     if age > STALE_S:
         note = (
-            f"its supervisor (pid {lease.pid} on {lease.host}) was last heard of {_age(age)} ago: killed, "
-            f"or that host is down; goes on with: mpips run {run.path}"
+            f"its supervisor (pid {lease.pid} on {lease.host}) last renewed its lease {_age(age)} ago: it "
+            f"was killed, or that host is down; continue with: mpips run {run.path}"
         )
         return "dead", False, note
     silence = now - status.time_s
@@ -149,13 +154,13 @@ def _age(seconds: float) -> str:
 
 
 def as_dict(view: View) -> dict[str, Any]:
-    """The view as plain values, for scripts."""
+    """Return the view as plain values, for scripts."""
     plain: dict[str, Any] = msgspec.to_builtins(view.__dict__, enc_hook=str)
     return plain
 
 
 def head(view: View, width: int) -> list[str]:
-    """The lines above the table."""
+    """Return the lines above the table, each of at most `width` characters."""
     status = view.status
     lines = [f"{view.name}  {view.state}"]
     if status is None:
@@ -171,7 +176,7 @@ def head(view: View, width: int) -> list[str]:
         lines += textwrap.wrap(view.note, width, break_long_words=False, break_on_hyphens=False)
     p = status.progress
     parts = fields(Snapshot.of(p if view.alive else msgspec.structs.replace(p, left_s=None)))
-    # Scripts of the user's own may tell nothing of epochs.
+    # A script may report no epochs: then only the step, the staleness and the traffic are known.
     lines.append(fit(parts if p.n_epochs else parts[2:3] + parts[5:7], width))
     if status.checkpoint:
         lines.append(f"checkpoint {Path(status.checkpoint).name}")
@@ -182,9 +187,9 @@ HEADINGS = ("rank", "role", "host", "state", "clock", "rate/s", "stale", "queue"
 
 
 def rows(view: View) -> list[tuple[str, ...]]:
-    """The cells of the table, a row for each rank, in the order of HEADINGS.
+    """Return the cells of the table: a row for each rank, in the order of HEADINGS.
 
-    The rate is samples of a worker that tells them, else clocks; records of a server.
+    The rate of a worker is in samples if it reports them, else in clocks; that of a server is in records.
     """
     return [_cells(row, view.now, view.alive) for row in view.ranks]
 
@@ -215,7 +220,7 @@ def _cells(row: RankRow, now: float, alive: bool) -> tuple[str, ...]:
 
 
 def _short(number: float) -> str:
-    """Three digits or so: 0.12, 3.4, 560, 12k, 3.4M."""
+    """Return a number with two or three digits: 0.12, 3.4, 560, 12k, 3.4M."""
     for unit, scale in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= scale * 10:
             return f"{number / scale:.0f}{unit}"
@@ -224,14 +229,14 @@ def _short(number: float) -> str:
     return f"{number:.0f}" if number >= 100 or number == 0 else f"{number:.2g}"
 
 
-_RIGHT = (0, 4, 5, 6, 7, 8, 9)
-_SHRINKS = (3, 2)  # state first, then host
-_LEAST = 6
-_GIVEN_UP = (7, 6, 8, 4, 0)  # columns that go, in this order, where shrinking is not enough
+_RIGHT = (0, 4, 5, 6, 7, 8, 9)  # columns aligned to the right
+_SHRINKS = (3, 2)  # columns that become narrower, in this order: state, host
+_LEAST = 6  # width down to which they do
+_GIVEN_UP = (7, 6, 8, 4, 0)  # columns that are then left out, in this order
 
 
 def columns(cells: list[tuple[str, ...]], width: int) -> dict[int, int]:
-    """Width of each column that fits, together with gaps at most `width` where that is possible."""
+    """Return the widths of the columns that are shown: with gaps at most `width`, if that is possible."""
     widths = {i: max(len(row[i]) for row in [HEADINGS, *cells]) for i in range(len(HEADINGS))}
 
     def excess() -> int:
@@ -246,7 +251,7 @@ def columns(cells: list[tuple[str, ...]], width: int) -> dict[int, int]:
 
 
 def table(view: View, width: int, height: int = 0) -> list[str]:
-    """The table as lines of text; with `height` the rows that do not fit are counted instead."""
+    """Return the lines of the table, at most `height` (0: any number); the last one counts omitted ranks."""
     cells = rows(view)
     widths = columns(cells, width)
     lines = [_line(row, widths)[:width] for row in [HEADINGS, *cells]]
@@ -257,6 +262,7 @@ def table(view: View, width: int, height: int = 0) -> list[str]:
 
 
 def _line(row: tuple[str, ...], widths: dict[int, int]) -> str:
+    """Return one row with its cells cut or padded to the widths of the columns."""
     parts = []
     for i, width in widths.items():
         text = row[i]
@@ -266,10 +272,10 @@ def _line(row: tuple[str, ...], widths: dict[int, int]) -> str:
 
 
 def page(view: View, width: int, height: int = 0) -> list[str]:
-    """Everything on at most `height` lines (0: any number)."""
+    """Return the whole view on at most `height` lines (0: any number) of `width` characters."""
     above = head(view, width)
     if view.summary:
-        # Where its ranks stood when they were last heard of tells nothing any more.
+        # A run that is done shows its summary instead of the last state of its ranks.
         return [*above[:1], "", *view.summary.rstrip("\n").split("\n")]
     if not view.ranks:
         return above

@@ -1,4 +1,4 @@
-"""What a job needs of its nodes: rows, bytes and memory of every rank, by the job's own arithmetic."""
+"""Compute what a job needs of its nodes: rows, bytes and memory of every rank, by the job's own functions."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from mpips.plan.rehearsal import Rehearsal
 from mpips.recovery.replica import find_partners
 from mpips.snapshot.copy import ROOM
 from mpips.transport.region import new_token
-from mpips.worker.dense import BOUNCE_BYTES
+from mpips.worker.paths.direct import BOUNCE_BYTES
 
 Int64 = NDArray[np.int64]
-_BOUNCES = 2  # buffers in staging memory of a table whose updates are large
+_BOUNCES = 2  # buffers in staging memory for a table whose updates are large
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of one embedding table.
+    """The number of rows of one embedding table.
 
     Attributes:
-        per_server: How many each server will hold.
-        source: Where the number comes from, for people.
+        per_server: Rows of each server.
+        source: Where the number comes from, in words.
     """
 
     per_server: tuple[int, ...]
@@ -47,23 +47,23 @@ class Rows:
 
     @property
     def total(self) -> int:
-        """On all servers."""
+        """Rows on all servers."""
         return sum(self.per_server)
 
 
 @dataclass(frozen=True)
 class ServerNeeds:
-    """One server, in bytes.
+    """The memory of one server, in bytes except `rows`.
 
     Attributes:
-        rows: Of all embedding tables.
-        mailboxes: Rings, reply slots and heads, in shared memory.
-        dense: Values, state and versions of dense tables, in shared memory.
-        embedding: Values, state and keys of rows, in shared memory.
-        maps: From key to row, in private memory.
-        sums: Of a clock's updates to dense tables under BSP; in shared memory if there is a journal.
-        journal: What a server writes down to survive a kill, in shared memory; 0: nothing.
-        copy: Where a checkpoint waits to be written while training goes on, in private memory.
+        rows: Rows of all embedding tables.
+        mailboxes: Rings, reply slots and their heads, in shared memory.
+        dense: Values, optimizer state and versions of dense tables, in shared memory.
+        embedding: Values, optimizer state and keys of rows, in shared memory.
+        maps: Maps from key to row, in private memory.
+        sums: Sums of a clock's updates to dense tables under BSP; in shared memory if there is a journal.
+        journal: The journal that makes applying atomic, in shared memory; 0: there is none.
+        copy: Copy of the shards from which a checkpoint is written during training, in private memory.
     """
 
     rows: int
@@ -77,30 +77,30 @@ class ServerNeeds:
 
     @property
     def shared(self) -> int:
-        """In /dev/shm."""
+        """Bytes in /dev/shm."""
         durable = self.journal + self.sums if self.journal else 0
         return self.mailboxes + self.dense + self.embedding + durable
 
     @property
     def private(self) -> int:
-        """Of the process alone."""
+        """Bytes of private memory of the process."""
         return self.maps + self.copy + (0 if self.journal else self.sums)
 
     @property
     def parameters(self) -> int:
-        """What of it holds parameters and their state."""
+        """Bytes of parameters and their optimizer state."""
         return self.dense + self.embedding
 
 
 @dataclass(frozen=True)
 class NodeNeeds:
-    """One node, in bytes.
+    """The memory of one node.
 
     Attributes:
-        name: Of the node.
-        ranks: On it.
-        shared: Taken of /dev/shm.
-        memory: Taken in all, /dev/shm included.
+        name: Name of the node.
+        ranks: Number of ranks on it.
+        shared: Bytes in /dev/shm.
+        memory: Bytes in all, /dev/shm included.
     """
 
     name: str
@@ -111,7 +111,17 @@ class NodeNeeds:
 
 @dataclass(frozen=True)
 class Needs:
-    """What the whole job needs; see the classes of the parts."""
+    """The needs of the whole job; bytes except `rows`.
+
+    Attributes:
+        rows: Rows of each embedding table, by name.
+        servers: Memory of each server.
+        worker_data: Samples in the memory of one worker.
+        worker_staging: Staging memory of one worker.
+        program: Memory of a rank before it reads data.
+        nodes: Memory of each node.
+        checkpoint: Size of a checkpoint's `state.h5`.
+    """
 
     rows: dict[str, Rows]
     servers: list[ServerNeeds]
@@ -135,7 +145,15 @@ def expected_rows(
     rehearsal: Rehearsal | None,
     given: Mapping[str, int],
 ) -> dict[str, Rows]:
-    """Rows of each embedding table on each server when all of the data has been seen."""
+    """Return the rows of each embedding table on each server after one epoch.
+
+    Args:
+        tables: Tables of the job.
+        placement: Their placement on the servers.
+        data: The training data of all workers.
+        rehearsal: Steps of the task; None: only tables in `given` have a known number of rows.
+        given: Numbers of rows that the user has given, by table.
+    """
     found = {}
     n = placement.n_servers
     for table in tables:
@@ -153,6 +171,7 @@ def expected_rows(
 
 
 def _keys(name: str, data: Dataset | None, rehearsal: Rehearsal | None) -> tuple[Int64, str]:
+    """Return the keys that a table will have, and where they come from in words."""
     if rehearsal is None or name not in rehearsal.keys:
         return np.empty(0, np.int64), f"unknown; give --rows {name}=N"
     if name in rehearsal.from_data and isinstance(data, SparseData):
@@ -168,7 +187,15 @@ def server_needs(
     journal: bool = False,
     copies: bool = False,
 ) -> list[ServerNeeds]:
-    """Of every server, with a journal or without, and with checkpoints while training goes on."""
+    """Return the memory of every server.
+
+    Args:
+        tables: Tables of the job.
+        placement: Their placement on the servers.
+        rows: Rows of each embedding table.
+        journal: Servers write a journal.
+        copies: Checkpoints are written during training.
+    """
     result = []
     embeddings = [t for t in tables if isinstance(t, EmbeddingTable)]
     for server, layout in enumerate(placement.layouts):
@@ -191,6 +218,7 @@ def server_needs(
 
 
 def _sum_bytes(tables: Sequence[Table], placement: Placement, server: int) -> int:
+    """Return the bytes of the sums of a clock's updates: one for each worker where backup workers exist."""
     total = 0
     for table in tables:
         if not isinstance(table, DenseTable) or not isinstance(table.consistency, BSP):
@@ -202,14 +230,14 @@ def _sum_bytes(tables: Sequence[Table], placement: Placement, server: int) -> in
 
 
 def staging_bytes(tables: Sequence[Table], options: SessionOptions) -> int:
-    """Staging memory that a worker's large updates take, where a server shares its node."""
+    """Return the staging bytes of a worker for its large updates, if a server is on its node."""
     large = [4 * t.n_elements for t in tables if isinstance(t, DenseTable)]
     wanted = _BOUNCES * sum(size for size in large if size > BOUNCE_BYTES)
     return min(wanted, options.staging_mib << 19)
 
 
 def data_bytes(data: Dataset | None) -> int:
-    """Of samples in memory."""
+    """Return the bytes of samples in memory."""
     if data is None:
         return 0
     arrays = (
@@ -228,10 +256,17 @@ def node_needs(
     program: int,
     partner: bool = False,
 ) -> list[NodeNeeds]:
-    """Of every node: its ranks' programs, servers' tables, workers' data and staging.
+    """Return the memory of every node: programs, tables of servers, data and staging of workers.
 
-    With `partner` also the copies of other nodes' servers; while an attempt starts after a failure, they are
-    there twice.
+    While an attempt starts after a failure, the replicas of `partner` exist twice, which is not counted.
+
+    Args:
+        a: Roles of the ranks.
+        servers: Memory of each server.
+        data: Bytes of samples of a worker.
+        staging: Bytes of staging of a worker.
+        program: Bytes of a rank before it reads data.
+        partner: Each node holds the replicas of the shards of another one.
     """
     result = []
     node_of = [a.node_of[rank] for rank in a.servers]
@@ -254,7 +289,10 @@ def checkpoint_bytes(
     n_workers: int,
     config: Mapping[str, Any],
 ) -> int:
-    """Size of `state.h5`: exact where h5py is there (the empty file is made), else of the data alone."""
+    """Return the size of `state.h5` in bytes: exact if h5py is installed, else only that of its datasets.
+
+    Makes the file without its data, in a temporary folder.
+    """
     workers = [WorkerState(worker=w, clock=0) for w in range(n_workers)]
     head = ManifestHead(new_token(), 0, 0, 0.0, list(tables), workers, config)
     hellos = [
@@ -267,13 +305,14 @@ def checkpoint_bytes(
     if hdf5_kind() == "none":
         return sum(dataset.n_bytes for entry in entries for dataset in entry.datasets)
     with tempfile.TemporaryDirectory(prefix="mpips-plan-") as folder:
-        # Of its data nothing is written: the file is a hole.
+        # The file is sparse: its datasets are never written, so they take no space on the disk.
         return create_file(Path(folder) / "state.h5", head, entries, "").n_bytes
 
 
 def _shards(
     tables: Sequence[Table], placement: Placement, rows: Mapping[str, Rows], server: int
 ) -> dict[str, list[ShardEntry]]:
+    """Return the shards of one server, by table."""
     found: dict[str, list[ShardEntry]] = {}
     for table in tables:
         if isinstance(table, EmbeddingTable):
@@ -288,5 +327,5 @@ def _shards(
 
 
 def steps_per_epoch(n_samples: int, n_workers: int, batch_size: int) -> int:
-    """Of every worker; see mpips.data.Loader."""
+    """Return the steps of every worker in an epoch, as `mpips.data.Loader` makes them."""
     return math.ceil(math.ceil(n_samples / n_workers) / batch_size)

@@ -1,4 +1,4 @@
-"""A plan: everything about a job that can be known, or modelled, before it starts."""
+"""Make the plan of a job: roles, needs, what its steps send, and their time where it can be predicted."""
 
 from __future__ import annotations
 
@@ -10,27 +10,34 @@ from typing import Any
 
 import msgspec
 
+from mpips.checkpoint.structure import load_writer
 from mpips.config.schema import CheckpointConfig, JobConfig
 from mpips.errors import ConfigError
 from mpips.model.placement import Placement, place
 from mpips.model.table import EmbeddingTable
 from mpips.mpi.roles import Assignment, assign
 from mpips.plan import needs as need
-from mpips.plan.predict import Costs, Prediction, predict
+from mpips.plan.predict import Costs, Prediction, predict, why_no_time
 from mpips.plan.rehearsal import Rehearsal, rehearse
 from mpips.session.driver import OneRank
 from mpips.training.epochs import Inputs
 from mpips.training.preflight import preflight
-from mpips.training.train import prepare
+from mpips.training.prepare import prepare
 
-_RANGE_STEPS = 15
-_RANGE_S = 1.5  # seconds of rehearsal for one number of servers
-_MOST_SERVERS = 64  # that are rehearsed; more would be many processes' work in one
+_RANGE_STEPS = 15  # steps of a rehearsal with another number of servers
+_RANGE_S = 1.5  # seconds after which such a rehearsal begins no further step
+_MOST_SERVERS = 64  # servers that are rehearsed at most: one process does the work of all of them
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """A node: cores, bytes of memory, bytes of /dev/shm."""
+    """One node of the job.
+
+    Attributes:
+        cores: CPU cores.
+        memory: Bytes of main memory.
+        shm: Bytes of /dev/shm.
+    """
 
     cores: int
     memory: int
@@ -39,21 +46,32 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Cell:
-    """One job of the range: its numbers and what comes out."""
+    """The same job with other numbers of servers and workers, and its prediction."""
 
     servers: int
     workers: int
-    nodes: int
     prediction: Prediction
     samples_per_s: float
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The job, its needs and its prediction; `rehearsal` and `prediction` None without steps.
+    """A job, its needs and its prediction.
 
     Attributes:
-        problems: Why it cannot run; empty if it can.
+        config: Configuration of the job.
+        inputs: Its task, tables and data.
+        assignment: Roles of its ranks.
+        placement: Its tables on the servers.
+        hardware: Each node.
+        needs: Rows, bytes and memory.
+        costs: Costs that the prediction uses.
+        steps_per_epoch: Steps of each worker.
+        rehearsal: Steps made in this process; None if there were none.
+        prediction: Time of a step; None without a rehearsal or where no time can be predicted.
+        no_time: Why no time is predicted, if there was a rehearsal; else "".
+        cells: The prediction for other numbers of servers and workers.
+        problems: Reasons why the job cannot run on these nodes; empty if it can.
     """
 
     config: JobConfig
@@ -66,18 +84,19 @@ class Plan:
     steps_per_epoch: int
     rehearsal: Rehearsal | None
     prediction: Prediction | None
+    no_time: str
     cells: list[Cell]
     problems: list[str]
 
     @property
     def samples_per_s(self) -> float:
-        """Of all workers together, by the prediction."""
+        """Samples per second of all workers together, as predicted."""
         assert self.prediction is not None
         return self.inputs.info.n_samples_total / self.steps_per_epoch / self.prediction.step_s
 
 
 def this_machine() -> Hardware:
-    """The node that this process runs on."""
+    """Return the node that this process runs on."""
     pages = os.sysconf("SC_PAGE_SIZE")
     try:
         shm = os.statvfs("/dev/shm")
@@ -88,26 +107,28 @@ def this_machine() -> Hardware:
 
 
 def read_inputs(config: JobConfig, n_ranks: int) -> Inputs:
-    """Check the job for so many ranks and read its data, all of it, as one process would.
+    """Check the job for `n_ranks` ranks and read all of its data in this process.
 
     Raises:
-        MpipsError: What `mpips train` would refuse.
+        MpipsError: `mpips train` would refuse the job, or the job writes checkpoints and h5py is missing.
     """
-    # The folder for checkpoints is made when the job starts, and not before.
+    if config.checkpoint.folder:
+        load_writer()
+    # Do not make the folder for checkpoints: the job does when it starts, perhaps on another machine.
     preflight(msgspec.structs.replace(config, checkpoint=CheckpointConfig()), n_ranks)
     return prepare(OneRank(), 1, config)
 
 
 def program_bytes() -> int:
-    """What a process takes before it has read anything: the most that this one has taken so far."""
+    """Return the bytes of a process that has read no data: the peak resident size of this one so far."""
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def roles(n_ranks: int, per_node: int, servers: int | None) -> Assignment:
-    """Roles of ranks that fill one node after the other, `per_node` on each.
+    """Return the roles of ranks that fill one node after the other, `per_node` ranks on each.
 
     Raises:
-        ConfigError: The number of servers does not fit.
+        ConfigError: The number of servers does not fit the number of ranks.
     """
     if n_ranks == 1:
         return Assignment((0,), ("node0",), 0, (0,), (0,))
@@ -128,16 +149,30 @@ def make_plan(
     rows: Mapping[str, int],
     with_range: bool = True,
 ) -> Plan:
-    """Plan a job. Blocks while its task rehearses, if `n_steps` is not 0.
+    """Plan a job. Blocks while its task makes steps.
+
+    Args:
+        config: Configuration of the job.
+        inputs: Its task, tables and data, as `read_inputs` returns them.
+        n_ranks: Ranks of the job.
+        per_node: Ranks on each node.
+        hardware: Each node.
+        costs: Costs for the prediction.
+        n_steps: Steps that the task makes in this process, at most; 0: none, so nothing is measured.
+        program: Bytes that a rank takes before it reads data.
+        rows: Rows of embedding tables whose keys the data does not tell, by name.
+        with_range: Predict the job with other numbers of servers and workers, too.
 
     Raises:
-        ConfigError: `rows` names no embedding table; roles or rings do not fit.
+        ConfigError: `rows` names a table that is no embedding table; roles or rings do not fit.
     """
     tables, options = inputs.tables, config.cluster
     known = [t.name for t in tables if isinstance(t, EmbeddingTable)]
     for name in rows:
         if name not in known:
-            raise ConfigError(f"--rows {name}: embedding tables are {', '.join(known) or 'none'}")
+            raise ConfigError(
+                f"--rows {name}: no such embedding table; there are: {', '.join(known) or 'none'}"
+            )
     a = roles(n_ranks, per_node, options.servers or None)
     n_servers, n_workers = len(a.servers), len(a.workers)
     placement = place(
@@ -151,7 +186,7 @@ def make_plan(
     )
     threads = max(1, hardware.cores // min(per_node, n_ranks))
     dense = sum(layout.total_bytes - layout.tables_offset for layout in placement.layouts)
-    # What does not fit into this machine cannot be rehearsed on it.
+    # Rehearse only what fits into the memory of this machine.
     possible = n_steps > 0 and n_servers <= _MOST_SERVERS and 3 * dense < this_machine().memory
     same_node = any(a.node_of[s] == a.node_of[w] for s in a.servers for w in a.workers)
     rehearsal = None
@@ -166,10 +201,12 @@ def make_plan(
             threads=threads,
         )
     found = _needs(config, inputs, a, placement, rehearsal, rows, program)
-    prediction = predict(rehearsal, tables, a, hardware.cores, costs) if rehearsal else None
-    cells = []
-    if rehearsal and with_range:
-        cells = _range(config, inputs, a, per_node, hardware, costs, rehearsal, threads)
+    no_time = why_no_time(a, hardware.cores) if rehearsal else ""
+    prediction, cells = None, []
+    if rehearsal and not no_time:
+        prediction = predict(rehearsal, tables, a, costs)
+        if with_range:
+            cells = _range(config, inputs, a, hardware.cores, costs, rehearsal, threads)
     assert inputs.train is not None
     return Plan(
         config,
@@ -182,6 +219,7 @@ def make_plan(
         need.steps_per_epoch(inputs.train.n, n_workers, inputs.batch_size),
         rehearsal,
         prediction,
+        no_time,
         cells,
         _problems(found, hardware),
     )
@@ -202,7 +240,7 @@ def _needs(
     servers = need.server_needs(inputs.tables, placement, rows, config.redundancy.warm, copies)
     total = need.data_bytes(inputs.train) + need.data_bytes(inputs.test)
     data = -(-total // len(a.workers))
-    # With partners all updates go through the rings.
+    # Jobs with replicas send all updates through the rings, so they need no staging memory.
     partner = config.redundancy.partner
     staging = 0 if partner else need.staging_bytes(inputs.tables, config.cluster)
     plain: dict[str, Any] = msgspec.to_builtins(config)
@@ -218,6 +256,7 @@ def _needs(
 
 
 def _problems(found: need.Needs, hardware: Hardware) -> list[str]:
+    """Return a sentence for each node whose memory or /dev/shm is too small."""
     problems = []
     for node in found.nodes:
         if node.shared > hardware.shm:
@@ -237,32 +276,36 @@ def _range(
     config: JobConfig,
     inputs: Inputs,
     a: Assignment,
-    per_node: int,
-    hardware: Hardware,
+    cores: int,
     costs: Costs,
     own: Rehearsal,
     threads: int,
 ) -> list[Cell]:
-    """The same job with other numbers of servers and workers, as many ranks on a node."""
+    """Predict the job with other numbers of servers and workers that one node has a core for each of."""
     cells = []
+    assert inputs.train is not None
     compute_s = own.seconds(lambda tally: tally.compute_s)
     for n_servers in _around(len(a.servers), 4):
+        others = [n for n in _around(len(a.workers), 8) if n_servers + n <= cores]
+        if not others:
+            continue
+        # The servers' work depends on how many there are, so it is measured for each number.
         rehearsal = own
         if n_servers != own.n_servers:
             rehearsal = rehearse(
                 inputs, config.cluster, n_servers, _RANGE_STEPS, max_s=_RANGE_S, threads=threads
             )
-        for n_workers in _around(len(a.workers), 8):
-            other = roles(1 + n_servers + n_workers, per_node, n_servers)
-            found = predict(rehearsal, inputs.tables, other, hardware.cores, costs, compute_s)
-            assert inputs.train is not None
+        for n_workers in others:
+            n_ranks = 1 + n_servers + n_workers
+            other = roles(n_ranks, n_ranks, n_servers)
+            found = predict(rehearsal, inputs.tables, other, costs, compute_s)
             n_steps = need.steps_per_epoch(inputs.train.n, n_workers, inputs.batch_size)
             rate = inputs.train.n / n_steps / found.step_s
-            cells.append(Cell(n_servers, n_workers, len(other.node_names), found, rate))
+            cells.append(Cell(n_servers, n_workers, found, rate))
     return cells
 
 
 def _around(own: int, least: int) -> Sequence[int]:
-    """Powers of two up to twice the own number (or `least`), and the own number."""
+    """Return the last six powers of two up to twice `own` (at least up to `least`), and `own` itself."""
     powers = [1 << k for k in range(12) if 1 << k <= max(least, 2 * own)]
     return sorted({own, *powers[-6:]})

@@ -1,16 +1,18 @@
-"""The time of a step: a model, fed with what the rehearsal measured and with what `mpips bench` did.
+"""Predict the time of a step from what the rehearsal and `mpips bench` measured on this machine.
 
-A worker computes and talks (`worker`), a server applies the updates of all workers (`serve`), bytes go
-between nodes (`network`). Where a node has more busy ranks than cores, they take turns. Under BSP a
-step is one after the other: everybody waits for the last worker, then for the servers. Under SSP and
-ASP workers and servers work at the same time, so the slower side decides. The largest part is the
-bottleneck. What this leaves out: stragglers, evaluation, checkpoints, other jobs.
+A worker computes, pushes and pulls; a server applies the updates of all workers. Under BSP the two follow
+each other: every worker waits for the slowest one, then for the servers. Under SSP and ASP they work at the
+same time, so the slower side decides. The model has no fitted constant.
+
+A prediction exists only where it was measured to be within a factor of 1.5 (`mpips bench plan`): for a job
+on one node that has a core for each worker and server. Ranks that share cores wait for each other, and ranks
+on several nodes wait for the network; neither time follows from what is measured here, so none is predicted.
+Not part of the prediction: stragglers, evaluation, checkpoints, other jobs.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,47 +23,40 @@ from mpips.model.table import Table
 from mpips.mpi.roles import Assignment
 from mpips.plan.rehearsal import Rehearsal
 
-# Our name -> (name in the calibration file, its unit, what stands there without one).
+# Name in this module -> (name in the calibration file, unit there, value used without a measurement).
 FIGURES: dict[str, tuple[str, str, float]] = {
     "push_us": ("push_ack_4k_vs_two_sided", "us", 1.5),
     "pull_us": ("pull_4k_vs_two_sided", "us", 0.5),
     "push_gb_s": ("push_64m_copy_vs_sum", "GB/s", 5.0),
     "pull_gb_s": ("pull_64m_vs_memcpy", "GB/s", 8.0),
-    "net_us": ("tcp_latency", "us", 20.0),
-    "net_gb_s": ("tcp_bandwidth", "GB/s", 1.0),
-    "disk_gib_s": ("write_vs_raw", "GiB/s", 1.0),
-    "turn_us": ("turn", "us", 200.0),
 }
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What things cost here.
+    """Costs of a worker's calls of dense tables on this machine.
 
     Attributes:
-        values: By our name, in the unit of the name.
-        defaults: Names of those that were not measured.
-        source: The calibration file, or empty text.
+        values: Cost by the names of `FIGURES`, in the unit that ends the name.
+        defaults: Names of the costs that were not measured.
+        source: Path of the calibration file; "" if there is none.
     """
 
     values: dict[str, float]
     defaults: tuple[str, ...]
     source: str
 
-    def s(self, name: str) -> float:
-        """Seconds of a cost in microseconds."""
-        return self.values[name] * 1e-6
-
-    def bytes_per_s(self, name: str) -> float:
-        """Of a cost in GB/s."""
-        return self.values[name] * 1e9
+    def call_s(self, push: bool, n_bytes: int) -> float:
+        """Return the seconds of one push (or pull) of `n_bytes` bytes of a dense table."""
+        kind = "push" if push else "pull"
+        return self.values[f"{kind}_us"] * 1e-6 + n_bytes / (self.values[f"{kind}_gb_s"] * 1e9)
 
 
 def load_costs(path: Path, must_exist: bool) -> Costs:
-    """From a calibration file of `mpips bench`, with defaults for what it lacks.
+    """Read a calibration file of `mpips bench`; use a default for each figure that it lacks.
 
     Raises:
-        ConfigError: The file is none, or must be there and is not.
+        ConfigError: The file cannot be parsed, or `must_exist` and there is none.
     """
     found: dict[str, dict[str, object]] = {}
     source = ""
@@ -74,7 +69,9 @@ def load_costs(path: Path, must_exist: bool) -> Costs:
                 f"{path}: no such calibration file; mpips bench all writes one"
             ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path}: is no calibration file: {error}") from None
+        raise ConfigError(
+            f"{path}: is no calibration file: {error}; mpips bench all writes one"
+        ) from None
     values, defaults = {}, []
     for name, (key, unit, default) in FIGURES.items():
         figure = found.get(key, {})
@@ -89,109 +86,83 @@ def load_costs(path: Path, must_exist: bool) -> Costs:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Seconds of a step, and of its parts.
+    """The predicted seconds of a step.
 
     Attributes:
-        step_s: The whole.
-        worker_s: Of a worker alone: computing, and its side of pushes and pulls.
-        turns: Busy ranks to a core of the fullest node, by which a worker is slower; 1: none waits.
-        serve_s: Of the servers, for all workers.
-        network_s: Bytes and round trips between nodes.
-        switch_s: Of ranks that wait for a core.
+        step_s: Seconds of the whole step.
+        worker_s: Seconds of one worker: computing, and its side of pushes and pulls.
+        serve_s: Seconds of the busiest server for the updates of all workers.
         bottleneck: The largest part, in words.
     """
 
     step_s: float
     worker_s: float
-    turns: float
     serve_s: float
-    network_s: float
-    switch_s: float
     bottleneck: str
 
 
-def client_seconds(rehearsal: Rehearsal, costs: Costs) -> float:
-    """A worker's side of its pushes and pulls in a step: rows as measured, dense tables by the costs.
+def why_no_time(a: Assignment, cores: int) -> str:
+    """Return why no time can be predicted for a job with these roles, or "" if one can.
 
-    A job's dense tables go a shorter way than those of a rehearsal.
+    Args:
+        a: Roles of the job's ranks.
+        cores: Cores of each node.
     """
-    calls = rehearsal.steps[-1].dense
-    dense = sum(
-        costs.s("push_us" if push else "pull_us")
-        + n_bytes / costs.bytes_per_s("push_gb_s" if push else "pull_gb_s")
-        for push, n_bytes in calls
-    )
+    if len(a.node_names) > 1:
+        return f"the job spans {len(a.node_names)} nodes; what the network takes is not known"
+    busy = len({*a.servers, *a.workers})
+    if busy > cores:
+        return f"{busy} workers and servers share {cores} core{'s' if cores > 1 else ''}"
+    return ""
+
+
+def client_seconds(rehearsal: Rehearsal, costs: Costs) -> float:
+    """Return the seconds of a worker's side of its pushes and pulls in a step.
+
+    Calls of embedding tables take what the rehearsal measured. Calls of dense tables take what `mpips bench`
+    measured, because in a job they use a shorter path than in a rehearsal.
+    """
+    dense = sum(costs.call_s(push, n_bytes) for push, n_bytes in rehearsal.steps[-1].dense)
     return dense + rehearsal.seconds(lambda tally: tally.rows_s)
+
+
+def server_seconds(rehearsal: Rehearsal) -> list[float]:
+    """Return the measured seconds of each server's work in one step of one worker."""
+    return [
+        rehearsal.seconds(lambda tally, i=i: tally.server_s[i])  # type: ignore[misc]
+        for i in range(rehearsal.n_servers)
+    ]
 
 
 def predict(
     rehearsal: Rehearsal,
     tables: Sequence[Table],
     a: Assignment,
-    cores: int,
     costs: Costs,
     compute_s: float | None = None,
 ) -> Prediction:
-    """Of a job with these roles, on nodes of `cores` cores each. Pure arithmetic.
+    """Predict the step of a job with these roles on one node with a core for each of them.
 
     Args:
-        rehearsal: On as many servers.
-        tables: Of the job.
-        a: Its roles.
-        cores: Of each node.
-        costs: What things cost.
-        compute_s: Of a step, if another rehearsal shall say; it does not depend on the servers.
+        rehearsal: Measured on as many servers as the job has.
+        tables: Tables of the job.
+        a: Roles of the job's ranks, for which `why_no_time` returns "".
+        costs: Costs of calls of dense tables.
+        compute_s: Seconds of computing in a step; None: those of `rehearsal`. They do not depend on the
+            servers.
     """
-    n_workers = len(a.workers)
     compute = rehearsal.seconds(lambda t: t.compute_s) if compute_s is None else compute_s
     worker_s = compute + client_seconds(rehearsal, costs)
-    one = [rehearsal.seconds(lambda t, i=i: t.server_s[i]) for i in range(len(a.servers))]  # type: ignore[misc]
-
-    # Nodes whose ranks outnumber the cores let them take turns.
-    turns, serve_s, crowded = 1.0, 0.0, False
-    for node in range(len(a.node_names)):
-        busy = [n_workers * one[i] for i, r in enumerate(a.servers) if a.node_of[r] == node]
-        workers = sum(a.node_of[r] == node for r in a.workers)
-        # Who waits for others yields its core, but takes its turn in asking whether the wait is over.
-        turns = max(turns, math.ceil(workers / cores), (workers + len(busy)) / cores)
-        serve_s = max(serve_s, max(busy, default=0.0), sum(busy) / cores)
-        crowded = crowded or workers + len(busy) > cores
+    one_worker_s = max(server_seconds(rehearsal))
+    serve_s = len(a.workers) * one_worker_s
     alone = len(a.node_of) == 1
-    network_s = _network(rehearsal, a, costs)
-    # In each step all ranks wait for each other once; with too few cores that is many switches.
-    switch_s = 0.0 if alone or not crowded else costs.s("turn_us")
-
-    all_workers = turns * worker_s
     if alone or all(isinstance(t.consistency, BSP) for t in tables):
-        step_s = all_workers + serve_s + network_s + switch_s
+        step_s = worker_s + serve_s
     else:
-        step_s = max(all_workers + max(one) + network_s + switch_s, serve_s)
+        step_s = max(worker_s + one_worker_s, serve_s)
     parts = {
-        "computing, on the workers": compute if turns == 1 else 0.0,
-        "pushing and pulling, on the workers": worker_s - compute if turns == 1 else 0.0,
-        f"cores: {turns:.3g} busy ranks to each": all_workers if turns > 1 else 0.0,
+        "computing, on the workers": compute,
+        "pushing and pulling, on the workers": worker_s - compute,
         "applying updates, on the servers": serve_s,
-        "the network between nodes": network_s,
-        "ranks that wait for a core": switch_s,
     }
-    bottleneck = max(parts, key=lambda name: parts[name])
-    return Prediction(step_s, worker_s, turns, serve_s, network_s, switch_s, bottleneck)
-
-
-def _network(rehearsal: Rehearsal, a: Assignment, costs: Costs) -> float:
-    """Seconds of a step's bytes through the busiest node's link, and of its round trips."""
-    traffic = [0.0] * len(a.node_names)
-    remote = False
-    for i, server in enumerate(a.servers):
-        n_bytes = rehearsal.mean(lambda t, i=i: t.push_bytes[i] + t.pull_bytes[i])  # type: ignore[misc]
-        for worker in a.workers:
-            here, there = a.node_of[worker], a.node_of[server]
-            if here != there:
-                remote = True
-                traffic[here] += n_bytes
-                traffic[there] += n_bytes
-    if not remote:
-        return 0.0
-    pulls = rehearsal.mean(lambda t: sum(t.pulls.values()))
-    trips = pulls + 1  # and the answer that a push was applied
-    return max(traffic) / costs.bytes_per_s("net_gb_s") + trips * 2 * costs.s("net_us")
+    return Prediction(step_s, worker_s, serve_s, max(parts, key=lambda name: parts[name]))

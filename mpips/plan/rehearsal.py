@@ -1,7 +1,7 @@
-"""Some steps of a task on servers in this process: what each step sends, what it computes, how long.
+"""Make some steps of a task on servers in this process, and count and time what each of them does.
 
-Large updates go by way of staging memory, as a job does where worker and server share a node, unless
-`staged` is False.
+Large updates go through staging memory, as in a job whose worker and server share a node, unless `staged` is
+False.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from mpips.data import Dataset, DenseData, SparseBatch, SparseData
 from mpips.plan.stage import Stage, Tally
 from mpips.plan.watching import SeenWorker
 from mpips.training.epochs import Inputs
-from mpips.training.train import ready
+from mpips.training.prepare import ready
 
 Int64 = NDArray[np.int64]
-_WARM = 3
+_WARM = 3  # first steps, whose times do not count
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What the steps did together.
+    """The counts and times of the steps.
 
     Attributes:
-        n_servers: Servers that the tables were split over.
-        records: By server, records that the worker wrote in all steps together.
-        steps: One tally a step, the first ones, which warm up, included.
-        keys: Of each embedding table, the keys that were pushed, sorted.
-        from_data: Embedding tables whose keys are those of the samples, but for a few.
-        extra: Of these tables, the keys that are not in the samples.
+        n_servers: Servers over which the tables were split.
+        records: Records that the worker wrote in all steps together, by server.
+        steps: One tally per step, including the first ones, which warm up.
+        keys: Keys that were pushed, sorted, int64, by embedding table.
+        from_data: Embedding tables whose keys are those of the samples, except a few.
+        extra: Keys of pushes that are not in the samples, sorted, int64, by embedding table.
     """
 
     n_servers: int
@@ -48,21 +48,21 @@ class Rehearsal:
 
     @property
     def measured(self) -> list[Tally]:
-        """Those that count for time."""
+        """The steps whose times count."""
         return self.steps[_WARM:] or self.steps
 
     def seconds(self, of: Callable[[Tally], float]) -> float:
-        """Mean over the measured steps, without the slowest tenth, which something else made slow."""
+        """Return the mean of `of` over the measured steps without the slowest tenth, which were disturbed."""
         values = sorted(of(step) for step in self.measured)
         return statistics.fmean(values[: max(1, len(values) * 9 // 10)])
 
     def mean(self, of: Callable[[Tally], float]) -> float:
-        """Of counts, over all steps."""
+        """Return the mean of a count over all steps."""
         return statistics.fmean(of(step) for step in self.steps)
 
 
 def _share(inputs: Inputs, n_workers: int) -> Inputs:
-    """The same with the samples of worker 0 of so many, as if there were no others."""
+    """Return the inputs of worker 0 of `n_workers`, with its share of the samples as all of the data."""
     data = inputs.train
     assert data is not None
     part = data.take(np.arange(0, data.n, n_workers))
@@ -88,17 +88,17 @@ def rehearse(
 ) -> Rehearsal:
     """Let the task make up to `n_steps` steps on `n_servers` servers in this process. Blocks.
 
-    The tables are made anew, with their initial values; nothing outlives the call.
+    The tables are made for this call, with their initial values.
 
     Args:
-        inputs: As `mpips.training.train.prepare` makes them for one process, with all data.
-        options: Of the session; ring and staging are made by them.
-        n_servers: As in the job.
-        n_steps: At least one.
-        n_workers: Of the job: the steps are those of its worker 0, on that one's share of the data.
-        max_s: After so many seconds no further step is begun.
-        staged: Whether large updates go by staging memory.
-        threads: For NumPy's linear algebra, as a rank would have.
+        inputs: Inputs of one process with all data, as of `mpips.training.prepare.prepare`.
+        options: Options of the session, which determine rings and staging memory.
+        n_servers: Servers of the job.
+        n_steps: Number of steps, 1 or more.
+        n_workers: Workers of the job: the steps are those of its worker 0, on its share of the data.
+        max_s: Seconds after which no further step begins.
+        staged: Large updates go through staging memory.
+        threads: Threads of NumPy's linear algebra, as a rank would have.
     """
     inputs = _share(inputs, n_workers)
     stage = Stage(inputs, options, n_servers, staged)
@@ -118,6 +118,6 @@ def rehearse(
     ]
     keys = {name: np.unique(np.concatenate(parts)) for name, parts in stage.keys.items()}
     extra = {name: np.unique(np.concatenate(parts)) for name, parts in stage.strange.items()}
-    # A bias, say, is a row that no sample holds; a table of other keys would have many of them.
+    # A table of the data's keys may have a few others, such as a bias. A table of other keys has many.
     from_data = {name for name in keys if len(extra[name]) <= 0.01 * len(keys[name]) + 1}
     return Rehearsal(n_servers, records, steps, keys, from_data, extra)

@@ -1,4 +1,4 @@
-"""A plan as text for people, as JSON, and as a plot."""
+"""Write a plan as text, as JSON, and as a plot."""
 
 from __future__ import annotations
 
@@ -9,20 +9,25 @@ from typing import Any
 
 from mpips.errors import CapabilityError
 from mpips.model.table import DenseTable
+from mpips.monitor.progress import plural
 from mpips.plan.needs import Needs
 from mpips.plan.planning import Plan
+from mpips.plan.predict import server_seconds
+from mpips.terminal.table import text_table
+from mpips.worker.paths import has_direct_path, path_to_server
 
-_FEW_RANKS = 24
-_FEW_SERVERS = 16
+_FEW_RANKS = 24  # up to so many ranks, each has a line of its own
+_FEW_SERVERS = 16  # servers that have a line
+_FEW_NODES = 8  # nodes that have a line: those that need the most memory
 
 
 def as_text(plan: Plan) -> str:
-    """Tables of at most a hundred columns."""
+    """Return the plan as text: tables of at most a hundred columns, and a verdict in the last lines."""
     parts = [_head(plan), _roles(plan), _tables(plan), _servers(plan), _memory(plan)]
     if plan.rehearsal is not None:
         parts += [_steps(plan), _time(plan), _range(plan)]
     else:
-        parts.append("no steps were tried, so nothing is said of messages and time")
+        parts.append("no steps were made here, so messages and time are unknown")
     parts.append("\n".join(f"cannot run: {p}" for p in plan.problems) or "it fits")
     return "\n\n".join(part for part in parts if part)
 
@@ -30,10 +35,11 @@ def as_text(plan: Plan) -> str:
 def _head(plan: Plan) -> str:
     a, config = plan.assignment, plan.config
     return (
-        f"{config.task} on {config.data.train}\n{_n(len(a.servers), 'server')}, "
-        f"{_n(len(a.workers), 'worker')}, {_n(len(a.node_of), 'rank')} on {_n(len(a.node_names), 'node')}\n"
+        f"{config.task} on {config.data.train}\n{plural(len(a.servers), 'server')}, "
+        f"{plural(len(a.workers), 'worker')}, {plural(len(a.node_of), 'rank')} on "
+        f"{plural(len(a.node_names), 'node')}\n"
         f"{plan.inputs.info.n_samples_total:,} samples, batch {plan.inputs.batch_size} a worker, "
-        f"{_n(plan.steps_per_epoch, 'step')} an epoch, {_n(plan.inputs.n_epochs, 'epoch')}"
+        f"{plural(plan.steps_per_epoch, 'step')} an epoch, {plural(plan.inputs.n_epochs, 'epoch')}"
     )
 
 
@@ -48,11 +54,11 @@ def _roles(plan: Plan) -> str:
         workers = sum(r in a.workers for r in ranks)
         also = " + scheduler" if a.scheduler in ranks else ""
         rows.append([name, f"{ranks[0]}-{ranks[-1]}", f"{servers}{also}", str(workers)])
-    return _aligned(rows)
+    return _aligned(rows, first_right=len(rows[0]))
 
 
 def _tables(plan: Plan) -> str:
-    rows = [["table", "kind", "shape", "optimizer", "consistency", "rows"]]
+    rows = [["table", "kind", "shape", "optimizer", "consistency", "rows", "updates"]]
     for table in plan.inputs.tables:
         dense = isinstance(table, DenseTable)
         shape = (
@@ -64,8 +70,26 @@ def _tables(plan: Plan) -> str:
         count = "" if found is None else f"{found.total:,} ({found.source})"
         kind = "dense" if dense else "embedding"
         optimizer = str(table.optimizer.to_config()["name"])
-        rows.append([table.name, kind, shape, optimizer, table.consistency.name, count])
-    return _aligned(rows)
+        paths = ", ".join(update_paths(plan, table)) if isinstance(table, DenseTable) else "ring"
+        rows.append([table.name, kind, shape, optimizer, table.consistency.name, count, paths])
+    return _aligned(rows, first_right=len(rows[0]))
+
+
+def update_paths(plan: Plan, table: DenseTable) -> list[str]:
+    """Return the names of the paths that a table's updates take, over all workers; see mpips.worker.paths."""
+    a, parts = plan.assignment, plan.placement.dense[table.name]
+    remote = a.remote_workers(plan.config.cluster.transport)
+    names = set()
+    # Workers of one node have the same servers on their node.
+    for w in {a.node_of[rank]: w for w, rank in enumerate(a.workers)}.values():
+        is_remote = [w in remote[part.server] for part in parts]
+        if has_direct_path(table, parts, is_remote):
+            names.add("direct")
+            continue
+        for part, far in zip(parts, is_remote, strict=True):
+            area_bytes = plan.placement.layouts[part.server].area_bytes(w)
+            names.add(path_to_server(table, part, far, area_bytes))
+    return sorted(names)
 
 
 def _servers(plan: Plan) -> str:
@@ -77,36 +101,32 @@ def _servers(plan: Plan) -> str:
         sizes = (_size(server.parameters), _size(server.mailboxes), _size(server.maps))
         rows.append([str(i), node, f"{server.rows:,}", *sizes, f"{server.parameters / total:.1%}"])
     more = len(servers) - _FEW_SERVERS
-    end = f"\n(and {_n(more, 'server')} more)" if more > 0 else ""
+    end = f"\n(and {plural(more, 'server')} more)" if more > 0 else ""
     balance = f"\nthe fullest server holds {plan.needs.balance:.2f} times the mean"
-    return _aligned(rows, right=2) + end + (balance if len(servers) > 1 else "")
+    return _aligned(rows, first_right=2) + end + (balance if len(servers) > 1 else "")
 
 
 def _memory(plan: Plan) -> str:
     needs, have = plan.needs, plan.hardware
     rows = [["node", "ranks", "/dev/shm", "of", "memory", "of"]]
-    shown = sorted(needs.nodes, key=lambda node: -node.memory)[:8]
+    shown = sorted(needs.nodes, key=lambda node: -node.memory)[:_FEW_NODES]
     for node in shown:
         shm = [_size(node.shared), _size(have.shm)]
         rows.append([node.name, str(node.ranks), *shm, _size(node.memory), _size(have.memory)])
     more = len(needs.nodes) - len(shown)
-    end = f"\n(and {_n(more, 'node')} that need no more)" if more > 0 else ""
-    costs = plan.costs
-    disk = costs.values["disk_gib_s"]
-    source = " (default)" if "disk_gib_s" in costs.defaults else ""
+    end = f"\n(and {plural(more, 'node')} that need no more)" if more > 0 else ""
     return (
-        _aligned(rows, right=1)
+        _aligned(rows, first_right=1)
         + end
         + f"\na rank takes {_size(needs.program)} before MPI starts; a worker "
         f"{_size(needs.worker_data)} of samples and {_size(needs.worker_staging)} of staging\n"
         f"{_beside(needs)}"
-        f"a checkpoint has {_size(needs.checkpoint)}: {_time_text(needs.checkpoint / 2**30 / disk)} at "
-        f"{disk:.2g} GiB/s{source}"
+        f"a checkpoint has {_size(needs.checkpoint)}"
     )
 
 
 def _beside(needs: Needs) -> str:
-    """What the servers take beside parameters, mailboxes and key maps."""
+    """Return a line on a server's memory beside parameters, mailboxes and key maps; "" if there is none."""
     sums = max(s.sums for s in needs.servers)
     journal = max(s.journal for s in needs.servers)
     copy = max(s.copy for s in needs.servers)
@@ -117,7 +137,12 @@ def _beside(needs: Needs) -> str:
 
 
 def per_step(plan: Plan) -> dict[str, float]:
-    """Of one worker and step, by the rehearsal: messages, one-sided reads, bytes."""
+    """Return what one worker sends and reads in a step, as counted by the rehearsal.
+
+    Returns:
+        Means over its steps: `messages` (records), `reads` (one-sided reads of dense shards), `push_bytes`
+        and `pull_bytes` (keys and values).
+    """
     found = plan.rehearsal
     assert found is not None
     dense = {t.name for t in plan.inputs.tables if isinstance(t, DenseTable)}
@@ -144,32 +169,53 @@ def _steps(plan: Plan) -> str:
         show = _size if key.endswith("bytes") else (lambda v: f"{v:,.1f}")
         rows.append([text, show(one[key]), show(n * one[key])])
     return (
-        _aligned(rows, right=1)
-        + f"\ncounted over {_n(len(plan.rehearsal.steps), 'step')} made here"
+        _aligned(rows, first_right=1)
+        + f"\ncounted over {plural(len(plan.rehearsal.steps), 'step')} made here"
     )
 
 
+def measured(plan: Plan) -> dict[str, Any]:
+    """Return the seconds of one worker's step, as measured by the rehearsal.
+
+    Returns:
+        `compute_s` (the task itself), `rows_s` (calls of embedding tables, and the clock) and `serve_s` (a
+        list: the work of each server for this one worker).
+    """
+    found = plan.rehearsal
+    assert found is not None
+    return {
+        "compute_s": found.seconds(lambda tally: tally.compute_s),
+        "rows_s": found.seconds(lambda tally: tally.rows_s),
+        "serve_s": server_seconds(found),
+    }
+
+
 def _time(plan: Plan) -> str:
-    p, costs = plan.prediction, plan.costs
-    assert p is not None
-    turns = f", {p.turns:.3g} busy ranks to a core" if p.turns > 1 else ""
+    p, one = plan.prediction, measured(plan)
+    rows = [
+        ["measured here", "per step of a worker"],
+        ["computing", _time_text(one["compute_s"])],
+        ["calls of embedding tables, clock", _time_text(one["rows_s"])],
+        ["the busiest server's work for it", _time_text(max(one["serve_s"]))],
+    ]
+    text = _aligned(rows, first_right=1)
+    if p is None:
+        return f"{text}\n\nno time is predicted: {plan.no_time}"
     rows = [
         ["predicted", "per step"],
-        ["a worker" + turns, _time_text(p.worker_s * p.turns)],
+        ["a worker", _time_text(p.worker_s)],
         ["the servers", _time_text(p.serve_s)],
-        ["the network", _time_text(p.network_s)],
-        ["waiting for a core", _time_text(p.switch_s)],
         ["together", _time_text(p.step_s)],
     ]
-    epoch = plan.steps_per_epoch * p.step_s
+    costs, epoch = plan.costs, plan.steps_per_epoch * p.step_s
     lines = [
-        _aligned(rows, right=1),
+        f"{text}\n\n{_aligned(rows, first_right=1)}",
         f"{plan.samples_per_s:,.0f} samples/s; an epoch {_time_text(epoch)}, "
         f"all {_time_text(epoch * plan.inputs.n_epochs)}",
         f"bottleneck: {p.bottleneck}",
-        f"computing is measured here; costs are from {costs.source}"
+        f"costs of pushes and pulls of dense tables are from {costs.source}"
         if costs.source
-        else "computing is measured here; there is no calibration file (mpips bench all makes one)",
+        else "there is no calibration file (mpips bench all makes one)",
     ]
     if costs.defaults:
         shown = ", ".join(f"{name} = {costs.values[name]:g}" for name in costs.defaults)
@@ -181,20 +227,21 @@ def _range(plan: Plan) -> str:
     if not plan.cells:
         return ""
     workers = sorted({c.workers for c in plan.cells})
-    rows = [["samples/s", *(_n(w, "worker") for w in workers)]]
+    rows = [["samples/s", *(plural(w, "worker") for w in workers)]]
     for n in sorted({c.servers for c in plan.cells}):
         mine = {c.workers: c for c in plan.cells if c.servers == n}
-        rows.append([_n(n, "server"), *(f"{mine[w].samples_per_s:,.0f}" for w in workers)])
+        rates = (f"{mine[w].samples_per_s:,.0f}" if w in mine else "-" for w in workers)
+        rows.append([plural(n, "server"), *rates])
     best = max(plan.cells, key=lambda c: c.samples_per_s)
     return (
-        _aligned(rows, right=1)
-        + f"\nfastest of these: {_n(best.servers, 'server')} and {_n(best.workers, 'worker')} on "
-        f"{_n(best.nodes, 'node')}; its bottleneck: {best.prediction.bottleneck}"
+        _aligned(rows, first_right=1)
+        + f"\nfastest of these: {plural(best.servers, 'server')} and {plural(best.workers, 'worker')}; "
+        f"its bottleneck: {best.prediction.bottleneck}"
     )
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
-    """Everything as plain values; bytes, seconds and counts."""
+    """Return the plan as plain values: bytes, seconds and counts."""
     a, needs, p = plan.assignment, plan.needs, plan.prediction
     result: dict[str, Any] = {
         "fits": not plan.problems,
@@ -206,6 +253,11 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "tables": {
             name: {"rows": rows.total, "per_server": list(rows.per_server), "source": rows.source}
             for name, rows in needs.rows.items()
+        },
+        "paths": {
+            table.name: update_paths(plan, table)
+            for table in plan.inputs.tables
+            if isinstance(table, DenseTable)
         },
         "servers": [
             {
@@ -230,15 +282,16 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "steps_per_epoch": plan.steps_per_epoch,
         "costs": {"values": plan.costs.values, "defaults": list(plan.costs.defaults)},
     }
-    if plan.rehearsal is not None and p is not None:
+    if plan.rehearsal is not None:
         result["per_step_and_worker"] = per_step(plan)
+        result["measured"] = measured(plan)
+    if plan.no_time:
+        result["no_prediction"] = plan.no_time
+    if p is not None:
         result["prediction"] = {
             "step_s": p.step_s,
             "worker_s": p.worker_s,
-            "turns": p.turns,
             "serve_s": p.serve_s,
-            "network_s": p.network_s,
-            "switch_s": p.switch_s,
             "samples_per_s": plan.samples_per_s,
             "bottleneck": p.bottleneck,
         }
@@ -246,7 +299,6 @@ def as_json(plan: Plan) -> dict[str, Any]:
             {
                 "servers": c.servers,
                 "workers": c.workers,
-                "nodes": c.nodes,
                 "step_s": c.prediction.step_s,
                 "samples_per_s": c.samples_per_s,
                 "bottleneck": c.prediction.bottleneck,
@@ -257,10 +309,10 @@ def as_json(plan: Plan) -> dict[str, Any]:
 
 
 def plot(plan: Plan, path: Path) -> None:
-    """Samples per second over workers, a line for each number of servers.
+    """Draw samples per second over workers, a line for each number of servers, into the file `path`.
 
     Raises:
-        CapabilityError: There is no matplotlib, nothing to draw, or the file cannot be written.
+        CapabilityError: matplotlib is missing, no time is predicted, or the file cannot be written.
     """
     try:
         import matplotlib
@@ -270,11 +322,12 @@ def plot(plan: Plan, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     if not plan.cells:
-        raise CapabilityError("--plot: no steps were tried, there is nothing to draw")
+        reason = plan.no_time or "no steps were made here"
+        raise CapabilityError(f"--plot has nothing to draw, because no time is predicted: {reason}")
     figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
     for n in sorted({c.servers for c in plan.cells}):
         mine = sorted((c.workers, c.samples_per_s) for c in plan.cells if c.servers == n)
-        axes.plot(*zip(*mine, strict=True), marker="o", label=_n(n, "server"))
+        axes.plot(*zip(*mine, strict=True), marker="o", label=plural(n, "server"))
     a, p = plan.assignment, plan.prediction
     assert p is not None
     axes.plot([len(a.workers)], [plan.samples_per_s], "k*", markersize=14, label="this plan")
@@ -292,10 +345,6 @@ def plot(plan: Plan, path: Path) -> None:
         plt.close(figure)
 
 
-def _n(count: int, word: str) -> str:
-    return f"{count:,} {word}" + ("" if count == 1 else "s")
-
-
 def _size(n_bytes: float) -> str:
     for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if n_bytes >= scale:
@@ -311,14 +360,6 @@ def _time_text(seconds: float) -> str:
     return f"{seconds * 1e3:,.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:,.0f} us"
 
 
-def _aligned(rows: Sequence[Sequence[str]], right: int = 99) -> str:
-    """Columns side by side; those from `right` on to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        "  ".join(
-            cell.rjust(width) if i >= right else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
-    return "\n".join(line.rstrip() for line in lines)
+def _aligned(rows: Sequence[Sequence[str]], first_right: int) -> str:
+    """Return the table as text; the columns from `first_right` on are aligned to the right."""
+    return "\n".join(text_table(rows, right=range(first_right, len(rows[0]))))

@@ -1,7 +1,7 @@
-"""Servers and a worker in this process, and what each step of the task does on them.
+"""Servers and a worker in this process, and a tally of what each step of the task does on them.
 
-Worker, rings, servers and tables are those of a job. What differs: one thread plays all roles, so a
-server's work is done while the worker waits; that is measured and taken apart.
+Worker, rings, servers and tables are those of a job. The difference: one thread has all roles, so the
+servers work inside the worker's calls. Their work is timed and subtracted from the time of these calls.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mpips.config.options import SessionOptions
 from mpips.data import Batch
 from mpips.model.placement import Placement, place
 from mpips.server.server import Server
-from mpips.session.local import LocalControl
+from mpips.session.local_scheduler import LocalScheduler
 from mpips.training.epochs import Inputs
 from mpips.transport.channel import LocalChannel
 from mpips.transport.region import Regions, new_token
@@ -27,22 +27,26 @@ from mpips.worker.connection import Connection
 from mpips.worker.worker import Worker
 
 Int64 = NDArray[np.int64]
-_RESERVE = 1 << 36  # address space of a table here; a job takes more, and there may be many servers
-_EMPTY_DRAINS = 200
+# Bytes of address space for a table; less than in a job, because there may be many servers.
+_RESERVE = 1 << 36
+_EMPTY_DRAINS = 200  # calls by which the time of a drain without records is measured
 
 
 @dataclass
 class Tally:
-    """What one step did; bytes are those of keys and values.
+    """The counts and times of one step; bytes are those of keys and values.
 
     Attributes:
-        pushes, pulls: Calls by table.
-        push_bytes, pull_bytes: By server.
-        dense_s: Seconds in calls of dense tables, servers' work left out.
-        rows_s: The same of embedding tables and of the clock.
-        server_s: By server, seconds of its work.
-        step_s: All of it, but for `counting_s`, which only a rehearsal takes.
-        dense: Of each call of a dense table: whether it was a push, and its bytes.
+        pushes: Number of pushes, by table.
+        pulls: Number of pulls, by table.
+        push_bytes: Bytes pushed, by server.
+        pull_bytes: Bytes pulled, by server.
+        server_s: Seconds of work, by server.
+        dense_s: Seconds in calls of dense tables, without the servers' work.
+        rows_s: Seconds in calls of embedding tables and of the clock, without the servers' work.
+        step_s: Seconds of the whole step, without `counting_s`.
+        counting_s: Seconds of counting, which only a rehearsal needs.
+        dense: For each call of a dense table, True if it was a push, and its bytes.
     """
 
     pushes: dict[str, int]
@@ -58,36 +62,46 @@ class Tally:
 
     @property
     def compute_s(self) -> float:
-        """Seconds that the task itself took."""
+        """Seconds of the task itself."""
         return self.step_s - self.dense_s - self.rows_s - sum(self.server_s)
 
 
 class _Regions(Regions):
-    """Private memory, with less address space a table than in a job."""
+    """Private memory, with less address space for a table than in a job."""
 
     def create(self, part: str, n_bytes: int, reserve: int = 0) -> _native.SharedMemory:
-        """See Regions."""
+        """Create a part, with at most `_RESERVE` bytes of address space."""
         return super().create(part, n_bytes, min(reserve, _RESERVE))
 
 
 class Stage:
-    """Servers, one worker, and the tally of the step that is being made.
+    """Servers, one worker, and the tally of the current step.
 
     Attributes:
-        tables: By name.
-        placement: Of the tables on the servers.
-        worker: The only one.
-        tally: Of the current step.
-        batch: Of the current step.
-        bounces: Staging memory for large updates, by table; None where there was no room.
-        keys: Of each embedding table, the keys of every push.
-        strange: Of these, those that are not in the push's batch.
+        tables: Tables by name.
+        placement: Placement of the tables on the servers.
+        servers: The servers.
+        connection: Connection of the worker to the servers.
+        worker: The worker.
+        tally: Tally of the current step.
+        batch: Batch of the current step.
+        bounces: Staging memory for large updates, by table; None if there was no room.
+        keys: Unique keys of every push, by embedding table.
+        strange: Those of them that are not in the batch of the push.
+        empty_s: Seconds of a drain that finds no record.
     """
 
     def __init__(
         self, inputs: Inputs, options: SessionOptions, n_servers: int, staged: bool
     ) -> None:
-        """Make tables with their initial values; with `staged` the worker has staging memory."""
+        """Make the tables with their initial values.
+
+        Args:
+            inputs: Inputs of one process.
+            options: Options of the session.
+            n_servers: Number of servers.
+            staged: The worker has staging memory.
+        """
         self.tables = {table.name: table for table in inputs.tables}
         self.placement: Placement = place(
             inputs.tables, n_servers, 1, options.ring_slots, options.slot_kib * 1024
@@ -106,7 +120,7 @@ class Stage:
             ["worker 0"],
             inputs.tables,
             channels,
-            LocalControl(),
+            LocalScheduler(),
             staging,
             options.timeout_s,
         )
@@ -121,6 +135,7 @@ class Stage:
     def _channel(
         self, i: int, staging: _native.SharedMemory | None, n_tables: int, options: SessionOptions
     ) -> LocalChannel:
+        """Return the channel to server `i`, which times the work of the server."""
         layout, server = self.placement.layouts[i], self.servers[i]
         writer = _native.RingWriter(
             server.region,
@@ -138,27 +153,32 @@ class Stage:
             start = time.perf_counter()
             consumed = server.drain()
             if consumed:
-                # Asking in vain is not the server's work, nor is the call itself.
+                # Leave out drains that find no record, and the cost of the call itself.
                 self.tally.server_s[i] += max(time.perf_counter() - start - self.empty_s, 0.0)
             return consumed
 
         return LocalChannel(server.region, layout, writer, 1, drain)
 
     def _empty_drain(self) -> float:
-        """Seconds of a call that finds nothing."""
+        """Return the seconds of a drain that finds no record."""
         start = time.perf_counter()
         for _ in range(_EMPTY_DRAINS):
             self.servers[0].drain()
         return (time.perf_counter() - start) / _EMPTY_DRAINS
 
     def new_tally(self) -> Tally:
-        """One of a step that has done nothing."""
+        """Return the tally of a step that has done nothing."""
         n = len(self.servers)
         zeros = dict.fromkeys(self.tables, 0)
         return Tally(dict(zeros), dict(zeros), [0] * n, [0] * n, [0.0] * n)
 
     def timed(self, dense: bool, work: Callable[[], Any]) -> Any:
-        """Do it; its seconds, less those of the servers, are the client's."""
+        """Call `work` and add its seconds, without those of the servers, to the tally; return its value.
+
+        Args:
+            dense: Add them to the calls of dense tables, else to those of embedding tables.
+            work: A call of the worker.
+        """
         served, start = sum(self.tally.server_s), time.perf_counter()
         value = work()
         took = time.perf_counter() - start - (sum(self.tally.server_s) - served)
@@ -169,7 +189,13 @@ class Stage:
         return value
 
     def step(self, inputs: Inputs, batch: Batch, seen: Any) -> Tally:
-        """One step as mpips.training.epochs.train_epochs makes it; the task sees `seen` as its worker."""
+        """Make one step as `mpips.training.epochs.train_epochs` does; return its tally.
+
+        Args:
+            inputs: Inputs of the worker.
+            batch: Its batch.
+            seen: The worker that the task receives.
+        """
         self.tally, self.batch = self.new_tally(), batch
         start = time.perf_counter()
         if batch.n:

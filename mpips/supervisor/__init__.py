@@ -1,1 +1,8 @@
-"""The supervisor: starts mpirun, says what became of it, and starts it again. Imports no MPI."""
+"""`mpips run` and `mpips submit`: start a job under mpirun, restart it after failures, hand it to Slurm.
+
+Open `supervise.py` first: the loop over attempts. `plan.py` is what it is given, `attempt.py` runs one
+mpirun, `stopping.py` passes signals on, `verdict.py` finds the cause of an end, `conclusion.py` records it
+and `restarts.py` decides whether another attempt follows. `lease.py` lets one supervisor at a time run a run
+directory; `hosts.py`, `launcher.py` and `reap.py` choose hosts, build the command, and end what is left of
+earlier attempts. `script.py` runs a user's own script in a rank; `submit.py` writes batch scripts.
+"""

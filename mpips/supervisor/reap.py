@@ -1,12 +1,13 @@
-"""End what is left of a run on this node: its processes and, when it is over, its shared memory.
+"""End what is left of a run on this node: its processes and, on request, its shared memory.
 
-Processes are found by their environment, which names the run directory: neither parents nor process groups
-hold together what a dead launcher has left. A stopped process is killed as well; SIGKILL needs nobody's
-consent. The file is also a program of its own, which knows nothing of mpips, for other nodes:
+Processes are found by their environment, which names the run directory: the processes that an ended launcher
+left have neither a common parent nor a common process group. Stopped processes end as well, because SIGKILL
+needs no action of the process. The file is also a program of its own for other nodes, and imports nothing of
+mpips:
 
     python reap.py RUN_DIR GENERATION [--forget TOKEN | --keep TOKEN]
 
-Processes of a later generation than the one given are left alone. The answer is one line of JSON: the number
+Processes of a later generation than the given one are left alone. The answer is one line of JSON: the number
 of processes, and the fields of `LeftMemory`. Files of other users are left alone and named.
 """
 
@@ -24,19 +25,20 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-LIMIT_S = 10.0
+LIMIT_S = 10.0  # seconds in which killed processes must end
 _SHM = Path("/dev/shm")
-_MARK = "-mark"  # ends the name of what says that a server's memory is complete; see mpips.transport.region
+# Last part of the name of the file that marks the memory of a server complete; see mpips.transport.region.
+_MARK = "-mark"
 
 
 @dataclass(frozen=True)
 class LeftMemory:
-    """What became of the shared memory of a run on a host.
+    """The shared memory of a run on a host, after a part of it was removed.
 
     Attributes:
-        removed: Segments that were removed.
-        remaining_bytes: Size of those that stay, because they hold updates.
-        foreign: Files of other users that bear such names; they stay.
+        removed: Number of shared-memory files that were removed.
+        remaining_bytes: Bytes of those that stay, because they contain updates.
+        foreign: Paths of files of other users with names of this run; they stay.
     """
 
     removed: int = 0
@@ -45,10 +47,10 @@ class LeftMemory:
 
 
 def belongs(pid: int, run_dir: Path, generation: int) -> bool:
-    """Whether a process is of a run, and of this or an earlier generation.
+    """Return True if a process belongs to a run, and to this or an earlier generation.
 
     Raises:
-        OSError: It is gone, or somebody else's.
+        OSError: The process has ended, or belongs to another user.
     """
     environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     named = [line[14:] for line in environment if line.startswith(b"MPIPS_RUN_DIR=")]
@@ -62,7 +64,7 @@ def belongs(pid: int, run_dir: Path, generation: int) -> bool:
 
 
 def _is_same(named: bytes, run_dir: Path) -> bool:
-    """Whether two names are of one folder: the run may have been started by another way to it."""
+    """Return True if two paths name one folder: the run may have been started by another path."""
     if named == os.fsencode(run_dir):
         return True
     with contextlib.suppress(OSError, ValueError):
@@ -71,7 +73,7 @@ def _is_same(named: bytes, run_dir: Path) -> bool:
 
 
 def processes_of(run_dir: Path, generation: int) -> list[int]:
-    """Pids of this user's living processes of a run, but not of this one and those above it."""
+    """Return the pids of this user's running processes of a run, without this process and its ancestors."""
     mine = _ancestors()
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
@@ -87,7 +89,7 @@ def processes_of(run_dir: Path, generation: int) -> list[int]:
 
 
 def state_of(pid: int) -> str:
-    """The kernel's letter for the state of a process; "X" if there is none."""
+    """Return the kernel's letter for the state of a process; "X" if there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -96,6 +98,7 @@ def state_of(pid: int) -> str:
 
 
 def _ancestors() -> set[int]:
+    """Return the pids of this process and its ancestors."""
     pids, pid = set(), os.getpid()
     while pid > 1 and pid not in pids:
         pids.add(pid)
@@ -110,27 +113,30 @@ def reap(run_dir: Path, generation: int, limit_s: float = LIMIT_S) -> int:
     """Kill all processes of a run on this node and wait until none is left. Blocks up to `limit_s`.
 
     Returns:
-        How many there were.
+        Number of processes that were killed.
 
     Raises:
-        TimeoutError: Some do not end: they hang in the kernel.
+        TimeoutError: Some do not end, because they hang in the kernel.
     """
     seen: set[int] = set()
     deadline = time.monotonic() + limit_s
     while pids := processes_of(run_dir, generation):
-        # A launcher may start more between look and kill: look again.
+        # Search again until none is found: a launcher may start processes between the search and the kill.
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         seen.update(pids)
         if time.monotonic() > deadline:
-            raise TimeoutError(f"processes {pids} do not end, although killed")
+            raise TimeoutError(
+                f"processes {pids} did not end within {limit_s:g} s of SIGKILL: they hang in the kernel; "
+                "check its file systems, or restart the host"
+            )
         time.sleep(0.005)
     return len(seen)
 
 
 def segments(token: str) -> tuple[list[Path], list[Path]]:
-    """The run's segments of this node, and files of other users that bear such names."""
+    """Return the run's shared-memory files on this node, and files of other users with such names."""
     own: list[Path] = []
     foreign: list[Path] = []
     if not token.isalnum():
@@ -146,7 +152,7 @@ def segments(token: str) -> tuple[list[Path], list[Path]]:
 
 
 def forget(token: str) -> LeftMemory:
-    """Remove the run's segments of this node. All its processes have ended."""
+    """Remove the run's shared memory on this node. All processes of the run have ended."""
     own, foreign = segments(token)
     for path in own:
         path.unlink(missing_ok=True)
@@ -154,12 +160,13 @@ def forget(token: str) -> LeftMemory:
 
 
 def keep(token: str) -> LeftMemory:
-    """Remove the run's segments of this node but for those in which a launch can go on.
+    """Remove the run's shared memory on this node except the files from which a launch can continue.
 
-    Those count as touched now: how long they stay begins here. All processes of the run have ended.
+    The remaining files get the current time, from which their retention counts. All processes of the run
+    have ended.
     """
     own, foreign = segments(token)
-    # Without a mark no launch has come to service here: the memory holds nothing of a worker's.
+    # Without a mark no server of a launch came to work here, so the memory contains no update of a worker.
     marked = any(path.name.endswith(_MARK) for path in own)
     remaining = [path for path in own if marked and path.name.startswith("mpips-kept-")]
     removed = [path for path in own if path not in remaining]
@@ -177,7 +184,7 @@ def _named(paths: list[Path]) -> tuple[str, ...]:
 
 
 def main() -> int:
-    """Reap, and say what there was; the answer also tells that this node is alive."""
+    """End what is left and print the answer, which also shows that this node can be reached."""
     parser = argparse.ArgumentParser()
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("generation", type=int)

@@ -1,8 +1,8 @@
-"""A program of the user's own as a rank of a supervised run.
+"""Run a user's own script as a rank of a supervised run.
 
-`python -m mpips.supervisor.script FILE ARGUMENTS` runs it as `python FILE ARGUMENTS` would. What it does
-before and after `mpips.run` belongs to the run as well: an error leaves a failure report, and a program that
-never calls `mpips.run` is refused.
+`python -m mpips.supervisor.script FILE ARGUMENTS` runs it as `python FILE ARGUMENTS` would. The code before
+and after `mpips.run` belongs to the run as well: an error in it leaves a failure report, and a script that
+never calls `mpips.run` is an error.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from mpips.session.driver import Outcome
 
 
 def check_script(path: str) -> None:
-    """Refuse a program that cannot be started or does not parse.
+    """Check that a script can be read and parsed.
 
     Raises:
-        ConfigError: Why.
+        ConfigError: It cannot.
     """
     try:
         with open(path, "rb") as file:
@@ -35,14 +35,14 @@ def check_script(path: str) -> None:
             f"{path}: cannot be read: {error.strerror} (working folder: {os.getcwd()})"
         ) from None
     except (SyntaxError, ValueError) as error:
-        raise ConfigError(f"{path}: is not a Python program: {error}") from None
+        raise ConfigError(f"{path}: is not a Python program: {error}; correct it") from None
 
 
 def execute(path: str) -> None:
-    """Run the program in this process, as the main module; its arguments are in sys.argv.
+    """Run the script in this process, as the main module; its arguments are in sys.argv.
 
     Raises:
-        ConfigError: It has ended without a call of `mpips.run`.
+        ConfigError: The script has ended without a call of `mpips.run`.
     """
     sys.path[0] = os.path.dirname(os.path.abspath(path))
     try:
@@ -51,7 +51,7 @@ def execute(path: str) -> None:
         if error.code not in (None, 0):
             raise
     run = directory.current()
-    # Rank 0 schedules, and marks the run as finished before its `mpips.run` returns.
+    # Rank 0 is the scheduler, which marks the run as finished before its `mpips.run` returns.
     if run is not None and launch.launched_rank() == 0 and run.folder.finished() is None:
         raise ConfigError(
             f"{path} has ended without calling mpips.run(main, tables), so there was nothing to supervise; "
@@ -60,7 +60,7 @@ def execute(path: str) -> None:
 
 
 def leave_summary(outcome: Outcome) -> None:
-    """Write the summary of a job into the run directory, on the rank that keeps its record."""
+    """Write the summary of a job into the run directory, on the rank of the scheduler."""
     run = directory.current()
     if run is None or not outcome.role.startswith("scheduler"):
         return
@@ -72,12 +72,14 @@ def leave_summary(outcome: Outcome) -> None:
         summary.write(run.folder, figures)
     except OSError as error:
         print(
-            f"mpips: warning: no summary in {run.folder.path}: {error}", file=sys.stderr, flush=True
+            f"mpips: warning: the summary in {run.folder.path} was not written: {error}",
+            file=sys.stderr,
+            flush=True,
         )
 
 
 def main() -> None:
-    """Run the program that the command line names; an error of mpips is one sentence and its exit code."""
+    """Run the script that the command line names; an error of mpips is printed in one sentence."""
     sys.argv = sys.argv[1:]
     try:
         failure_report.begin()

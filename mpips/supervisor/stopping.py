@@ -1,13 +1,13 @@
-"""What signals to the supervisor ask of the attempt under way.
+"""Signals to the supervisor, and what they request of the running attempt.
 
-    SIGUSR1, SIGUSR2          are passed on to the ranks, as soon as they are there to take them
-    SIGTERM, SIGINT, SIGHUP   the first asks the ranks for a last checkpoint, after which they end with 75; a
-                              second one, or the end of `grace_s`, ends everything at once
+    SIGUSR1, SIGUSR2          are passed on to the ranks as soon as these are at work
+    SIGTERM, SIGINT, SIGHUP   the first one asks the ranks for a last checkpoint, after which they end with
+                              exit code 75; a second one, or the end of `grace_s`, ends all processes
 
-The ranks are asked by a file in the run directory, which says why, and SIGUSR1, which every mpirun passes on;
-of SIGTERM mpirun makes their end. While an attempt is only starting there is nothing new to save: the first
-attempt of a run is ended at once; a later one may be about to go on in what only memory holds, and is
-asked when it is at work.
+The request for a checkpoint is a file in the run directory, which names the signal, and then SIGUSR1, which
+every mpirun passes on; SIGTERM would make mpirun end its ranks. While an attempt starts, nothing new can be
+saved: the first attempt of a run is ended at once. A later one may continue from updates that only memory
+contains, so the request waits until it is at work.
 """
 
 from __future__ import annotations
@@ -21,23 +21,27 @@ from mpips.mpi.signals import ONE_SIGNAL_S, name_of
 from mpips.rundir.directory import Status
 from mpips.supervisor.attempt import Attempt
 
-ENDING_S = 30.0  # from the first sign of an end to that of the launcher
-_LOOK_S = 0.5
+ENDING_S = 30.0  # seconds from the end of a rank to that of the launcher, at most
+_LOOK_S = 0.5  # seconds between two readings of the status
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Signals:
-    """Signals that the supervisor receives while a run lasts. Main thread only."""
+    """Signals that the supervisor receives during a run. Use it in a `with` block. Main thread only.
+
+    Attributes:
+        grace_s: Seconds that ranks have for a last checkpoint; 0: they are ended at once.
+    """
 
     def __init__(self, grace_s: float = 25.0) -> None:
-        """`grace_s`: what ranks get to end after the first request; 0: they are ended at once."""
+        """Receive nothing yet. `grace_s`: see the class."""
         self.grace_s = grace_s
         self._seen: list[int] = []
         self._old: dict[int, object] = {}
 
     def __enter__(self) -> Signals:
-        """Take them over, and a SIGUSR1 that came before."""
+        """Install the handlers, and take a SIGUSR1 that came before."""
         for number in (*_PASSED_ON, *_ENDING):
             self._old[number] = signal.signal(number, lambda n, frame: self._seen.append(n))
         if early_signals.take():
@@ -45,74 +49,75 @@ class Signals:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Give them back."""
+        """Restore the handlers that were there before."""
         for number, handler in self._old.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def ending(self) -> int:
-        """The first signal since the last `take` that asks for the end of the run; 0: none."""
+        """Return the first signal since the last `take` that asks for the end of the run; 0: none."""
         return next((number for number in self._seen if number in _ENDING), 0)
 
     def take(self) -> list[int]:
-        """Those that have come since the last call."""
+        """Return the signals received since the last call, in their order."""
         taken = self._seen[:]
         del self._seen[: len(taken)]
         return taken
 
 
 class Changes:
-    """When a value that another process writes has last changed, by the clock of this process.
+    """The time of the last change of a value that another process writes, by the clock of this process.
 
-    Neither clocks of two hosts nor a wall clock that somebody sets can be compared with an earlier time.
+    Times of another host, or of a wall clock that is set, cannot be compared with a monotonic time of this
+    process.
 
     Attributes:
-        at: Monotonic time of the last change; of the start before the first one.
+        at: Monotonic time of the last change; before the first one, of the start.
     """
 
     def __init__(self, now: float) -> None:
-        """Nothing has been seen. `now`: monotonic time."""
+        """No value has been read. `now`: monotonic time."""
         self.at = now
         self._seen: object = None
 
     def see(self, value: object, now: float) -> None:
-        """Note the value that is there now. `now`: monotonic time."""
+        """Note the value that was read. `now`: monotonic time."""
         if value != self._seen:
             self._seen, self.at = value, now
 
 
 class Requests:
-    """What they ask of one attempt; not blocking, `poll` drives it.
+    """The requests of signals to one attempt. Not blocking: the caller calls `poll` again and again.
 
     Attributes:
-        number: The signal that is to end the attempt; 0: none.
-        why: Why it is ended at once, in words; "" while it is not.
+        number: The signal that asks for the end of the attempt; 0: none.
+        why: Why the attempt must be ended at once, in words; "": it need not be.
     """
 
     def __init__(self, attempt: Attempt, signals: Signals) -> None:
-        """Nothing yet, but for what `signals` holds."""
+        """Pass signals on to `attempt`; those that `signals` has received before count as well."""
         self.number = 0
         self.why = ""
         self._attempt = attempt
         self._signals = signals
-        self._held: list[int] = []
-        self._since = 0.0
-        self._asked = False
+        self._deferred: list[int] = []  # signals to pass on when the ranks are at work
+        self._since = 0.0  # monotonic time of the first signal that asks for the end
+        self._asked = False  # the ranks were asked for a last checkpoint
 
     def poll(self, at_work: bool) -> bool:
-        """Pass on what has come. True: the attempt must be ended now.
+        """Handle the signals received since the last call; return True if the attempt must be ended now.
 
         Args:
-            at_work: The ranks are there and take signals.
+            at_work: The ranks are at work, so they handle signals.
         """
         now = time.monotonic()
         for number in self._signals.take():
-            # What the caller knows may be half a second old.
+            # Read the status again: that of the caller may be half a second old.
             at_work = at_work or self._attempt.look() is not None
-            self._hear(number, now, at_work)
+            self._receive(number, now, at_work)
         if at_work:
-            for number in self._held:
+            for number in self._deferred:
                 self._attempt.signal(number)
-            self._held.clear()
+            self._deferred.clear()
             if self.number and not self._asked and not self.why:
                 self._asked = True
                 self._attempt.ask_to_leave(name_of(self.number))
@@ -121,10 +126,11 @@ class Requests:
             self.why = f"{name_of(self.number)}: no checkpoint within {grace_s:g} s"
         return bool(self.why)
 
-    def _hear(self, number: int, now: float, at_work: bool) -> None:
+    def _receive(self, number: int, now: float, at_work: bool) -> None:
+        """Note one signal. Ending signals within `ONE_SIGNAL_S` count as one: launchers send several."""
         name = name_of(number)
         if number in _PASSED_ON:
-            self._held.append(number)
+            self._deferred.append(number)
         elif not self.number:
             self.number, self._since = number, now
             if not self._signals.grace_s:
@@ -139,13 +145,13 @@ class Requests:
 def drive(
     attempt: Attempt, requests: Requests, silence_s: float, tick: Callable[[Status | None], None]
 ) -> str:
-    """Wait for an attempt's end, passing on signals; why it was cut off, or "".
+    """Wait for an attempt's end and pass signals on; return why the supervisor ended it, or "".
 
     Args:
-        attempt: Started.
-        requests: What signals ask of it.
-        silence_s: An attempt without a new heartbeat for so long is ended: not even a watchdog runs.
-        tick: Called with the status, about twice a second.
+        attempt: The attempt; it was started.
+        requests: The requests of signals to it.
+        silence_s: Seconds without a new heartbeat after which the attempt is ended: no watchdog of it runs.
+        tick: Called with the status about twice a second.
     """
     alive = Changes(time.monotonic())
     kill_at = float("inf")
@@ -159,6 +165,7 @@ def drive(
         if now < next_look:
             continue
         next_look = now + _LOOK_S
+        # Give the launcher a limited time once a rank has ended.
         if attempt.is_ending:
             kill_at = min(kill_at, now + ENDING_S)
         status = attempt.look()

@@ -1,7 +1,7 @@
-"""A training job as a Slurm batch script: written from the scripts in jobs/, checked, submitted.
+"""Write a Slurm batch script for a training job from those in jobs/, and submit it.
 
-The script is that of jobs/ with other #SBATCH lines and with its arguments built in, so that what
-is submitted is what can be read and tested there.
+The script equals the one in jobs/ except for its #SBATCH lines and its arguments, which are written into it.
+So a submitted job runs the code that can be read and tested in jobs/.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ TEMPLATES = {
     "srun": "train_srun.sbatch",
     "restart": "train_restart.sbatch",
 }
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = 60.0  # seconds in which a command of Slurm must answer
 _DIRECTIVE = "#SBATCH "
-_STRICT = "set -euo pipefail"
+_STRICT = "set -euo pipefail"  # the line of every script in jobs/ at which its code begins
 
 
 def find_root() -> Path:
-    """The folder of mpips that holds jobs/: MPIPS_ROOT, or where this package lies.
+    """Return the folder that contains jobs/: MPIPS_ROOT, or that of the repository of this package.
 
     Raises:
-        CapabilityError: Neither has it, as in an installation without the repository.
+        CapabilityError: The folder has no jobs/, as in an installation without the repository.
     """
     named = os.environ.get("MPIPS_ROOT", "")
     root = Path(named) if named else Path(mpips.__file__).resolve().parents[1]
     if not (root / "jobs/batch.sh").is_file():
         raise CapabilityError(
-            f"{root}/jobs/batch.sh is not there: set MPIPS_ROOT to the repository of mpips, "
+            f"{root}/jobs/batch.sh does not exist: set MPIPS_ROOT to the repository of mpips, "
             "whose scripts are submitted"
         )
     return root
 
 
 def make_folder(parent: Path, name: str) -> Path:
-    """Choose `parent/<name>-<time>-<random>` for a job; absolute, not made yet.
+    """Return `parent/<name>-<time>-<random>` for a job, as an absolute path; the folder is not made.
 
     Raises:
-        ConfigError: The name leads out of `parent`, or cannot be in a path.
+        ConfigError: The name leads out of `parent`, or cannot be part of a path.
     """
     check_name(name)
     stamp = time.strftime("%Y%m%d-%H%M%S")
@@ -59,7 +59,7 @@ def make_folder(parent: Path, name: str) -> Path:
 
 
 def directives(options: SlurmConfig, name: str, folder: Path, spares: int) -> list[tuple[str, str]]:
-    """What is asked of Slurm, as (option, value) of sbatch; options without a value have ""."""
+    """Return the options of sbatch for a job, as (option, value); options without a value have ""."""
     found = [
         ("--job-name", name),
         ("--nodes", str(options.nodes + spares)),
@@ -84,20 +84,21 @@ def make_script(
     arguments: Sequence[str],
     origin: str,
 ) -> str:
-    """A script of jobs/ made into that of one job.
+    """Return the batch script of one job.
 
     Args:
-        template: Text of the script.
-        asked: Directives; they replace those of the same name.
-        environment: Variables that the job has.
-        arguments: What the script is called with.
-        origin: The command that asks for it, for its readers.
+        template: Text of a script of jobs/.
+        asked: Directives, as of `directives`; they replace those of the same name in the template.
+        environment: Environment variables that the script sets.
+        arguments: Arguments of the script.
+        origin: The command that made the script, which is written into a comment.
 
     Raises:
-        ConfigError: A directive that cannot be written on a line of its own.
+        ConfigError: A directive cannot be written on a line of its own.
     """
     head, strict, body = template.partition(f"{_STRICT}\n")
     assert strict, "every script in jobs/ is strict"
+    # Replace the directives of the template by those that are asked for.
     comments = [line for line in head.splitlines() if not line.startswith(_DIRECTIVE)]
     chosen = [
         line.removeprefix(_DIRECTIVE) for line in head.splitlines() if line.startswith(_DIRECTIVE)
@@ -105,7 +106,7 @@ def make_script(
     lines = {line.partition("=")[0]: line for line in chosen}
     for key, value in asked:
         if not re.fullmatch(r"--[a-z][a-z-]*", key) or not (value.isprintable() or not value):
-            raise ConfigError(f"{key}={value!r}: options of sbatch are written --name=value")
+            raise ConfigError(f"{key}={value!r}: write options of sbatch as --name=value")
         lines[key] = f"{key}={shlex.quote(value)}" if value else key
     exports = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
     return "\n".join(
@@ -125,23 +126,23 @@ def make_script(
 
 
 def _one_line(text: str) -> str:
-    """Text that cannot end the comment that it stands in."""
+    """Return the text with line ends and control characters escaped, so that it cannot end a comment."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def submit(script: Path, options: SlurmConfig, spares: int) -> int:
-    """Hand a script to Slurm; the job's number.
+    """Submit a script to Slurm; return the number of the job. Blocks until Slurm answers.
 
     Raises:
-        CapabilityError: There is no Slurm here.
-        ConfigError: Slurm would never run it, or refuses it; says what the cluster has.
+        CapabilityError: There is no Slurm here, or it does not answer.
+        ConfigError: Slurm refuses the job, or could never run it. The message lists the partitions.
     """
     if shutil.which("sbatch") is None:
         raise CapabilityError(
             "there is no sbatch here: submit on a login node of a Slurm cluster, or start the job by "
             "`mpips run`"
         )
-    # Without this look, a job that is too large for the cluster would wait in the queue for ever.
+    # Ask Slurm first whether the job can run: one that is too large would wait in the queue for ever.
     for arguments in (["--test-only", str(script)], ["--parsable", str(script)]):
         done = _slurm("sbatch", *arguments)
         if done.returncode:
@@ -150,10 +151,11 @@ def submit(script: Path, options: SlurmConfig, spares: int) -> int:
 
 
 def _refusal(stderr: str, options: SlurmConfig, spares: int) -> str:
+    """Return the reason that sbatch printed, what the job asked for, and what the cluster has."""
     reason = (
         stderr.strip().splitlines()[-1].rpartition(": ")[2] if stderr.strip() else "no reason given"
     )
-    spare = f" and {spares} to spare" if spares else ""
+    spare = f" and {spares} spare" if spares else ""
     has = "; ".join(
         "{}: {} nodes of {} CPUs, at most {}".format(*line.split())
         for line in _slurm("sinfo", "--noheader", "--format=%P %D %c %l").stdout.splitlines()
@@ -161,14 +163,20 @@ def _refusal(stderr: str, options: SlurmConfig, spares: int) -> str:
     return (
         f"Slurm refuses the job: {reason}. Asked for: {options.nodes} nodes{spare}, "
         f"{options.ranks_per_node} ranks a node, {options.cpus_per_rank} CPUs a rank, {options.time}. "
-        f"Partitions: {has or 'sinfo names none'}"
+        f"Partitions: {has or 'sinfo lists none'}"
     )
 
 
 def _slurm(*argv: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of Slurm.
+
+    Raises:
+        CapabilityError: It does not answer.
+    """
     try:
         return subprocess.run(argv, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
         raise CapabilityError(
-            f"{argv[0]} has not answered for {_TIMEOUT_S:g} s: is Slurm's controller up? (scontrol ping)"
+            f"{argv[0]} has not answered for {_TIMEOUT_S:g} s: check Slurm's controller with scontrol ping, "
+            "then submit again"
         ) from None

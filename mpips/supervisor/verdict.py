@@ -1,9 +1,14 @@
-"""What became of an attempt: its class, and who died first, of what.
+"""Find what became of an attempt: its class, and which rank or host failed first and why.
 
-The durable mark decides whether a run is done, and nothing else: a launcher's exit code is 0 for a job
-whose node was lost. Otherwise these speak, in this order: last words of ranks that failed by themselves, the
-earliest first; what the launcher says of a rank killed by a signal, a lost host, an exit code; ranks that
-were seen stopped; words of those that only suffered. A rank's log adds the stacks of a fatal signal.
+Only finished.json decides whether a run is done: the exit code of a launcher is 0 even for a job whose node
+was lost. The cause of a failure comes from the first of these sources that has one:
+
+1. failure reports of ranks that failed by themselves, the earliest first
+2. the launcher's text about a rank killed by a signal, a lost host, or an exit code
+3. ranks of this host that were seen stopped
+4. failure reports of ranks that failed because another one did
+
+The log of a rank adds the stacks of a fatal signal.
 """
 
 from __future__ import annotations
@@ -54,13 +59,17 @@ _CURRENT = re.compile(r"^Current thread .*?(?=\n\n|\nExtension modules|\Z)", re.
 
 @dataclass(frozen=True)
 class Death:
-    """Who died first, as far as anybody could tell.
+    """The rank or host that failed first, as far as it is known.
 
     Attributes:
         cause: A sentence without its subject.
-        rank: -1: unknown, or no rank.
-        clock: Of the rank, -1: unknown.
-        details: Traceback or stacks, or "".
+        rank: Its rank; -1: unknown, or a host.
+        role: Its role; "": unknown.
+        host: Its host; "": unknown.
+        pid: Its process; 0: unknown.
+        state: Its activity; "": unknown.
+        clock: Its clock; -1: unknown.
+        details: Traceback or stacks; "": there are none.
     """
 
     cause: str
@@ -75,13 +84,13 @@ class Death:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of an attempt.
+    """The class of an attempt's end.
 
     Attributes:
-        kind: One of the names above.
-        exit_code: What the run would end with.
-        death: Of the first rank that failed.
-        saved: A checkpoint holds what the run had to keep, so shared memory may go.
+        kind: `DONE`, `PREEMPTED`, `CRASHED`, `CONFIG`, `MISSING`, `STALLED` or `INTERRUPTED`.
+        exit_code: Exit code of the run if no other attempt follows.
+        death: The rank or host that failed first, if one did.
+        saved: A checkpoint contains all updates of the run, so its shared memory may be removed.
     """
 
     kind: str
@@ -91,26 +100,26 @@ class Verdict:
 
 
 def judge(ended: Ended, finished: bool, logs: Path) -> Verdict:
-    """The verdict on an attempt that has ended.
+    """Return the verdict on an attempt that has ended.
 
     Args:
-        ended: Of its launcher.
-        finished: The run's durable mark is there.
+        ended: The end of its launcher.
+        finished: finished.json exists.
         logs: Folder of the attempt's logs.
     """
     if finished:
         return Verdict(DONE, 0, saved=True)
-    words = read_reports(logs)
-    if ended.code == 75 or any(w.exit_code == 75 for w in words):
-        # Other exits with this code, say of the task itself, have not been after a checkpoint.
-        saved = any(w.kind == failure_report.LEAVING for w in words)
+    reports = read_reports(logs)
+    if ended.code == 75 or any(r.exit_code == 75 for r in reports):
+        # A task may exit with 75 by itself: only a rank that left on request has written a checkpoint.
+        saved = any(r.kind == failure_report.LEAVING for r in reports)
         return Verdict(PREEMPTED, 75, saved=saved)
     if ended.interrupted:
         return Verdict(INTERRUPTED, 128 + ended.interrupted)
-    own = [w for w in words if not w.secondary]
+    own = [r for r in reports if not r.secondary]
     ranks = ended.status.ranks if ended.status is not None else ()
-    death = _locate(_find_death(ended, own, words, logs), ranks)
-    codes = [w.exit_code for w in own]
+    death = _locate(_find_death(ended, own, reports, logs), ranks)
+    codes = [r.exit_code for r in own]
     kind = _CLASS_OF_CODE.get(codes[0], CRASHED) if codes else CRASHED
     if ended.cut_off or (not codes and (ended.code == 124 or ended.stopped)):
         kind = STALLED
@@ -118,49 +127,59 @@ def judge(ended: Ended, finished: bool, logs: Path) -> Verdict:
 
 
 def read_reports(logs: Path) -> list[FailureReport]:
-    """Last words of an attempt, the earliest first."""
+    """Return the failure reports of an attempt, the earliest first."""
     found = []
     for path in logs.glob("words-*.json"):
         with contextlib.suppress(OSError, msgspec.DecodeError):
             found.append(msgspec.json.decode(path.read_bytes(), type=FailureReport))
-    # Only words of one host can be ordered by a clock that nobody sets.
-    one_host = len({w.host for w in found}) == 1 and all(w.up_s for w in found)
-    return sorted(found, key=lambda w: w.up_s if one_host else w.time_s)
+    # Order reports of one host by its time since start, which no setting of the wall clock changes.
+    one_host = len({r.host for r in found}) == 1 and all(r.up_s for r in found)
+    return sorted(found, key=lambda r: r.up_s if one_host else r.time_s)
 
 
 def _find_death(
-    ended: Ended, own: list[FailureReport], words: list[FailureReport], logs: Path
+    ended: Ended, own: list[FailureReport], reports: list[FailureReport], logs: Path
 ) -> Death:
+    """Find what failed first, by the order of sources at the top of this module.
+
+    Args:
+        ended: The end of the launcher.
+        own: Failure reports of ranks that failed by themselves.
+        reports: All failure reports.
+        logs: Folder of the attempt's logs.
+    """
     ranks = ended.status.ranks if ended.status is not None else ()
-    death = _launcher_says(ended, logs)
     if ended.cut_off:
         return _stopped(ended) or Death(ended.cut_off)
     if own:
-        return _by_words(own, ended)
-    if death is not None:
+        return _from_reports(own, ended)
+    if death := _from_launcher(ended, logs):
         return death
     if found := _stopped(ended):
         return found
-    if words:
-        return _by_words(words, ended)
+    if reports:
+        return _from_reports(reports, ended)
+    # In a job of one rank the launcher is the rank.
     if ended.code < 0 and any(p.pid == ended.pid for p in ranks):
         return _killed(0, ended.pid, "", -ended.code, ended, logs)
     tail = "\n".join(ended.stderr.strip().splitlines()[-12:])
     if ended.overdue:
-        return Death("a rank ended, nobody said which, and the launcher did not end", details=tail)
+        return Death("an unknown rank ended, and the launcher did not end after it", details=tail)
     if ended.code < 0:
         return Death(f"the launcher was killed by {signal_name(-ended.code)}")
-    return Death(f"the launcher ended with code {ended.code} and nobody said why", details=tail)
+    return Death(
+        f"the launcher ended with code {ended.code}, and no rank reported a failure", details=tail
+    )
 
 
-def _by_words(words: list[FailureReport], ended: Ended) -> Death:
-    """The earliest words; of a stall, what the scheduler knows of the silent rank."""
-    first = words[0]
+def _from_reports(reports: list[FailureReport], ended: Ended) -> Death:
+    """Return the earliest report; in a stall, the one about the rank that sent no heartbeats."""
+    first = reports[0]
     if first.exit_code == 124:
-        silent = [w for w in words if w.kind == "silent"]
+        silent = [r for r in reports if r.kind == "silent"]
         first = silent[0] if silent else first
         if not silent and (found := _stopped(ended)) is not None:
-            return replace(found, details=f"as noticed by {first.message}")
+            return replace(found, details=f"reported by another rank: {first.message}")
     cause = first.message
     planned = not first.traceback
     if not planned:
@@ -173,14 +192,15 @@ def _by_words(words: list[FailureReport], ended: Ended) -> Death:
 
 
 def _stopped(ended: Ended) -> Death | None:
+    """Return the rank that was first seen stopped, or None."""
     if not ended.stopped:
         return None
     rank = min(ended.stopped, key=lambda r: (ended.stopped[r], r))
     return Death("stopped by a signal (SIGSTOP) and never continued", rank)
 
 
-def _launcher_says(ended: Ended, logs: Path) -> Death | None:
-    """What the launcher's own text tells; Open MPI 5 and 4, MPICH."""
+def _from_launcher(ended: Ended, logs: Path) -> Death | None:
+    """Return what the launcher's text names, or None; for Open MPI 5 and 4 and for MPICH."""
     text = ended.stderr
     if match := _SIGNALED.search(text):
         rank, pid, host, number = int(match[1]), int(match[2]), match[3], int(match[4])
@@ -193,11 +213,15 @@ def _launcher_says(ended: Ended, logs: Path) -> Death | None:
         return Death(cause, host=match[1] or "", details=tail)
     if match := _FIRST_CODE.search(text):
         return _left(int(match[1]), int(match[2]), logs)
-    return _hydra_says(ended, logs)
+    return _from_hydra(ended, logs)
 
 
-def _hydra_says(ended: Ended, logs: Path) -> Death | None:
-    """MPICH tells the signal, and the pid of the first rank of the host, whichever died."""
+def _from_hydra(ended: Ended, logs: Path) -> Death | None:
+    """Return what MPICH's launcher names, or None.
+
+    Its text contains the signal, and always the pid of the first rank of the host, whichever rank was
+    killed.
+    """
     match = _HYDRA_SIGNAL.search(ended.stderr)
     if match is None:
         return None
@@ -209,7 +233,7 @@ def _hydra_says(ended: Ended, logs: Path) -> Death | None:
 
 
 def _first_gone(ended: Ended, logs: Path) -> int:
-    """The rank that a fatal signal has left its stacks of, or whose end was seen first; -1: neither."""
+    """Return the rank whose log contains the stacks of a fatal signal, or that ended first; -1: unknown."""
     ranks = sorted(int(path.stem.partition("-")[2]) for path in logs.glob("rank-*.log"))
     fatal = [rank for rank in ranks if fatal_stacks(logs, rank)]
     return next(iter((*fatal, *ended.gone)), -1)
@@ -226,17 +250,20 @@ def _killed(rank: int, pid: int, host: str, number: int, ended: Ended, logs: Pat
 
 
 def _left(rank: int, code: int, logs: Path) -> Death:
+    """Return the death of a rank that ended with an exit code, with the end of its or the launcher's log."""
     log = logs / f"rank-{rank}.log"
     lines = log.read_text(errors="replace").splitlines()[-12:] if log.is_file() else []
     if not lines:
         launcher = logs / LAUNCHER_LOG
         text = launcher.read_text(errors="replace") if launcher.is_file() else ""
         lines = text.split("-" * 60)[0].splitlines()[-12:]
-    return Death(f"ended with code {code}, without last words", rank, details="\n".join(lines))
+    return Death(
+        f"ended with code {code}, without a failure report", rank, details="\n".join(lines)
+    )
 
 
 def fatal_stacks(logs: Path, rank: int) -> str:
-    """What a fatal signal left in a rank's log: its name and the stack of the thread; or ""."""
+    """Return the fatal signal and the stack of its thread from a rank's log; "" if there is none."""
     log = logs / f"rank-{rank}.log"
     text = log.read_text(errors="replace") if log.is_file() else ""
     fatal = _FATAL.search(text)
@@ -247,7 +274,7 @@ def fatal_stacks(logs: Path, rank: int) -> str:
 
 
 def _locate(death: Death, ranks: tuple[RankPlace, ...]) -> Death:
-    """Fill in what the table of ranks knows."""
+    """Return `death` with the rank, role, host and pid of the rank table."""
     place = next((p for p in ranks if p.rank == death.rank), None)
     if place is None and death.pid:
         place = next((p for p in ranks if (p.pid, p.host) == (death.pid, death.host)), None)
@@ -263,7 +290,7 @@ def _locate(death: Death, ranks: tuple[RankPlace, ...]) -> Death:
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL (signal 9), for people."""
+    """Return the name of a signal for people, such as "SIGKILL (signal 9)"."""
     try:
         return f"{signal.Signals(number).name} (signal {number})"
     except ValueError:

@@ -1,5 +1,6 @@
-"""`mpips train`: the loop over epochs, and what a job starts from.
+"""`mpips train`: from a configuration to a trained model.
 
-Open `train.py` first. `epochs.py` is a worker's way through its samples, `preflight.py` refuses bad jobs
-before MPI starts, `resume.py` chooses the checkpoint.
+Open `train.py` first: it runs a job and the work of each worker. `preflight.py` checks a job before MPI
+starts, `prepare.py` reads the data and makes the task, `resume.py` chooses the checkpoint to start from, and
+`epochs.py` is the loop of one worker over its epochs.
 """

@@ -1,4 +1,9 @@
-"""A worker's way through its epochs: steps, the place that a checkpoint needs, evaluations."""
+"""The loop of one worker over its epochs: steps, the position for checkpoints, evaluations.
+
+Before each clock the worker records the position of the batch after it (epoch, step, and the loss summed
+over the epoch so far). A checkpoint of that clock contains the position, so that a restart repeats no step
+and skips none.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +24,32 @@ from mpips.scheduler.run_progress import RunProgress
 from mpips.tasks import StepResult, Task
 from mpips.worker.worker import Worker
 
-_REPORT_INTERVAL_S = 0.25
-_EVAL_BATCH = 4096
-_PACE_STEPS = 8  # how often a worker looks whether it is too far ahead
+_REPORT_INTERVAL_S = 0.25  # seconds between two progress reports of a worker
+_EVAL_BATCH = 4096  # samples that are evaluated at a time
+_PACE_STEPS = 8  # steps between two checks whether the worker is too far ahead
 
 
 @dataclass
 class Inputs:
-    """What a rank knows before the session starts; data on workers only."""
+    """The inputs of a rank before the session starts.
+
+    Attributes:
+        info: Description of the training data of all workers.
+        task: The task.
+        tables: Its tables, with the overrides of the configuration.
+        n_epochs: Epochs of the run.
+        batch_size: Samples of a step of one worker.
+        train: Training data of this worker; None on ranks that are no worker.
+        test: Test data of this worker; None without any.
+        first_epoch: Epochs that are complete at the start.
+        sampling: The order of samples, with what was read of the epochs that are not complete.
+        cursors: Position of each worker at the start; empty: all begin with what is left of `first_epoch`.
+        clocks: Clock of each worker at its position; empty: 0.
+        steps_before: Steps of the run at which clocks were 0.
+        notes: Sentences about the data, printed at the start.
+        make_task: Makes the task again for other columns.
+        verbose: Worker 0 prints the notes and the task's report.
+    """
 
     info: DataInfo
     task: Task
@@ -35,30 +58,27 @@ class Inputs:
     batch_size: int
     train: Dataset | None = None
     test: Dataset | None = None
-    # Of the checkpoint that training starts from: epochs that it has behind it, what was read of later
-    # ones, and each worker's place; no places: all begin with what is left of `first_epoch`.
     first_epoch: int = 0
     sampling: Sampling | None = None
     cursors: tuple[Cursor, ...] = ()
-    clocks: tuple[int, ...] = ()  # of each worker at its cursor; none: 0
-    steps_before: int = 0  # of the run, when clocks were 0
-    # Sentences about the data, for the output at start.
+    clocks: tuple[int, ...] = ()
+    steps_before: int = 0
     notes: tuple[str, ...] = ()
     make_task: Callable[[DataInfo], Task] | None = None
-    verbose: bool = False  # worker 0 prints the notes and the task's report
+    verbose: bool = False
 
     def cursor(self, worker: int) -> Cursor:
-        """Where a worker starts."""
+        """Return the position at which a worker starts."""
         return self.cursors[worker] if self.cursors else Cursor(self.first_epoch, 0)
 
     def run_progress(self) -> RunProgress:
-        """The way of the whole run, with what launches before this one have done of it."""
+        """Return the progress of the whole run, earlier launches included."""
         whole = self.info.n_samples_total * self.n_epochs
         left = sum(self._samples_left(epoch) for epoch in range(self.first_epoch, self.n_epochs))
         return RunProgress(self.n_epochs, whole, whole - left, self.first_epoch)
 
     def _samples_left(self, epoch: int) -> int:
-        """Samples of an epoch that no worker has read."""
+        """Return the number of samples of an epoch that no worker has read."""
         if self.sampling is None or epoch > max(
             [self.first_epoch, *(c.epoch for c in self.cursors)]
         ):
@@ -73,18 +93,25 @@ class Inputs:
 
 @dataclass
 class Result:
-    """What a job gives: totals over all workers, test metrics on worker 0 only.
+    """The result of a job: totals over all workers, test metrics on worker 0 only.
 
     Attributes:
-        history: For each epoch of this launch its number from 1 and the mean loss of all workers, and the
-            metrics of the test data where they were evaluated (on worker 0).
-        steps: Of the run up to here: the greatest clock of a worker, with those of launches before.
-        n_samples, n_features: Of the training data.
+        metrics: The mean loss of the last epoch, and the metrics of the test data.
+        history: For each epoch of this launch its number from 1, the mean loss of all workers, and the
+            metrics of the test data if it was evaluated.
+        losses: Summed loss and number of samples of this worker, by epoch from 0.
+        evaluated: Metrics of the test data, by epoch from 0.
+        samples: Samples that were trained on in this launch.
+        seconds: Seconds of the training in this launch, without the final evaluation.
+        epochs: Epochs of the run that are complete.
+        steps: Steps of the run up to here: the greatest clock of a worker, those of earlier launches
+            included.
+        n_samples: Samples of the training data.
+        n_features: Features of the training data.
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
     history: list[dict[str, float]] = field(default_factory=list)
-    # By epoch from 0: this worker's summed loss and samples, and the metrics on worker 0.
     losses: dict[int, tuple[float, int]] = field(default_factory=dict)
     evaluated: dict[int, dict[str, float]] = field(default_factory=dict)
     samples: int = 0
@@ -98,22 +125,28 @@ class Result:
 def train_epochs(
     worker: Worker, inputs: Inputs, loader: Loader, eval_every: int, result: Result
 ) -> tuple[float, int]:
-    """All steps of this worker; returns summed loss and samples of its last epoch.
+    """Make all steps of this worker; return the summed loss and the samples of its last epoch. Blocks.
 
-    The task is prepared. Blocks; adds samples and evaluations to `result`.
+    Args:
+        worker: The worker.
+        inputs: Its inputs; the task is prepared.
+        loader: Its batches.
+        eval_every: Epochs between two evaluations; 0: none.
+        result: Samples, losses and evaluations are added to it.
     """
     task = inputs.task
     n_clocks = _clocks(worker, inputs, loader)
     report = _Reporter(worker)
-    # Each worker has its own share of the data: under ASP one that ran far ahead would leave the last
-    # word to the others' shares. Waiting costs nothing in the end, since the slowest share decides.
+    # Each worker has its own share of the data. Under ASP, if one worker ended long before the others, the
+    # last updates would come from the other shares only. To wait costs no time: the slowest share determines
+    # the end.
     ahead = max(_PACE_STEPS, loader.steps_per_epoch // 4)
     in_step = all(isinstance(t.consistency, BSP) for t in inputs.tables)
     done = _EpochSum.of(worker, loader.cursor)
     worker.set_cursor(done.cursor(loader.cursor))
     last = (0.0, 0)
     for cursor, batch in loader.until(inputs.n_epochs):
-        # With backup workers a late worker skips clocks, and is done when the others are.
+        # With backup workers a late worker skips clocks, so its clock may end before its batches do.
         if worker.now >= n_clocks:
             break
         if batch.n:
@@ -122,6 +155,7 @@ def train_epochs(
             report.add(cursor.epoch, cursor.step, step.n, step.loss_sum)
             done.loss, done.samples = done.loss + step.loss_sum, done.samples + step.n
             result.samples += step.n
+        # Record the position after this batch before the clock to which it belongs.
         following = loader.after(cursor)
         ends = following.epoch != cursor.epoch
         if ends:
@@ -138,23 +172,30 @@ def train_epochs(
 
 
 def _checked(task: Task, step: object) -> StepResult:
-    """Return what a step returned.
+    """Check the value that a step returned.
 
     Raises:
-        ConfigError: It is no pair of numbers.
+        ConfigError: The value is not a pair.
     """
     if isinstance(step, tuple) and len(step) == 2:
         return StepResult(*step)
     raise ConfigError(
-        f"{type(task).__name__}.step returned {step!r:.60}: must be StepResult(loss_sum, n)"
+        f"{type(task).__name__}.step returned {step!r:.60}: must be StepResult(loss_sum, n), with the summed "
+        "loss and the number of samples"
     )
 
 
 def _checked_scores(task: Task, method: str, scores: object, n: int) -> Scores:
-    """Return what a task's method returned; refuse what it must not return.
+    """Check the scores that a method of a task returned.
+
+    Args:
+        task: The task.
+        method: Name of the method.
+        scores: Its value: must have shape (n,) or (n, classes).
+        n: Number of samples.
 
     Raises:
-        ConfigError: It is no array of a row or number for each sample.
+        ConfigError: The value is not an array of such a shape.
     """
     shape = getattr(scores, "shape", None)
     if not isinstance(scores, np.ndarray) or scores.ndim not in (1, 2) or len(scores) != n:
@@ -167,7 +208,7 @@ def _checked_scores(task: Task, method: str, scores: object, n: int) -> Scores:
 
 
 def _clocks(worker: Worker, inputs: Inputs, loader: Loader) -> int:
-    """The last clock: of the worker that has the fewest steps left, where late ones skip clocks."""
+    """Return the last clock of this worker; with backup workers, that of the one with the fewest steps."""
     own = worker.now + loader.steps_until(inputs.n_epochs)
     backup = any(isinstance(t.consistency, BSP) and t.consistency.backup for t in inputs.tables)
     if not backup or not inputs.cursors:
@@ -181,7 +222,11 @@ def _clocks(worker: Worker, inputs: Inputs, loader: Loader) -> int:
 def _evaluate_epoch(
     worker: Worker, inputs: Inputs, epoch: int, eval_every: int, result: Result
 ) -> None:
-    """Metrics after an epoch, where they are due and all workers come here in this launch."""
+    """Evaluate the test data after an epoch, if that is due. Collective over workers.
+
+    An epoch that some worker had completed before this launch is skipped, because that worker does not come
+    here.
+    """
     started = max((cursor.epoch for cursor in inputs.cursors), default=0)
     due = eval_every and (epoch + 1) % eval_every == 0 and epoch >= started
     if due and inputs.test is not None and epoch + 1 < inputs.n_epochs:
@@ -195,11 +240,11 @@ def _evaluate_epoch(
 def history(
     losses: Sequence[Mapping[int, tuple[float, int]]], evaluated: Mapping[int, dict[str, float]]
 ) -> list[dict[str, float]]:
-    """Return what `Result.history` holds.
+    """Return `Result.history`.
 
     Args:
-        losses: Of each worker, by epoch.
-        evaluated: Metrics by epoch.
+        losses: For each worker, the summed loss and the samples by epoch from 0.
+        evaluated: Metrics by epoch from 0.
     """
     found = []
     for epoch in sorted({epoch for own in losses for epoch in own} | set(evaluated)):
@@ -211,26 +256,26 @@ def history(
 
 @dataclass
 class _EpochSum:
-    """Summed loss and samples of a worker's epoch so far, which its cursor carries along."""
+    """The summed loss and the samples of a worker's epoch so far, which are part of its position."""
 
     loss: float = 0.0
     samples: int = 0
 
     @classmethod
     def of(cls, worker: Worker, cursor: Cursor) -> _EpochSum:
-        """As the checkpoint has it, if the worker starts from its own place there."""
+        """Return the sums in the checkpoint if the worker starts from its own position there, else zeros."""
         found = worker.start.cursor if worker.start is not None else None
         if not found or (found.get("epoch"), found.get("step")) != (cursor.epoch, cursor.step):
             return cls()
         return cls(float(found.get("loss", 0.0)), int(found.get("samples", 0)))
 
     def cursor(self, at: Cursor) -> dict[str, Any]:
-        """With the place of the next batch, for a checkpoint."""
+        """Return the position for checkpoints: that of the next batch, and these sums."""
         return {"epoch": at.epoch, "step": at.step, "loss": self.loss, "samples": self.samples}
 
 
 class _Reporter:
-    """Tells the scheduler of progress, a few times a second."""
+    """Reports the progress of a worker to the scheduler, a few times a second."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -239,14 +284,14 @@ class _Reporter:
         self._next = time.monotonic() + _REPORT_INTERVAL_S
 
     def add(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
-        """Count a step."""
+        """Add a step, and send a report if one is due."""
         self._samples += samples
         self._loss += loss_sum
         if time.monotonic() >= self._next:
             self.flush(epoch, step)
 
     def flush(self, epoch: int, step: int) -> None:
-        """Send what has been counted."""
+        """Report the steps that were added since the last report."""
         if self._samples:
             self._worker.report(epoch, step, self._samples, self._loss)
         self._samples, self._loss = 0, 0.0
@@ -254,9 +299,15 @@ class _Reporter:
 
 
 def evaluate(worker: Worker, task: Task, test: Dataset, name: str) -> dict[str, float] | None:
-    """Metrics over all workers' shares of the test data, on worker 0; None elsewhere.
+    """Return the metrics over all workers' shares of the test data on worker 0; None on other workers.
 
     Collective over workers: worker 0 waits for all shares, the others do not wait.
+
+    Args:
+        worker: The worker.
+        task: The task.
+        test: This worker's share of the test data.
+        name: Unique name of the evaluation.
     """
     batches = (
         test.take(np.arange(i, min(i + _EVAL_BATCH, test.n)))
@@ -274,10 +325,10 @@ def evaluate(worker: Worker, task: Task, test: Dataset, name: str) -> dict[str, 
 
 
 def _score(worker: Worker, task: Task, batch: Batch) -> tuple[Kind, Scores]:
-    """Return what metrics are to be taken from, and its kind."""
+    """Return the kind and the values from which metrics are computed, one row or number for each sample."""
     if getattr(task, "labels", "classes") == "targets":
         return "values", _checked_scores(task, "predict", task.predict(worker, batch), batch.n)
-    # A task that is no subclass of Task need not have logits.
+    # Prefer logits, from which metrics are more exact. A task that is no subclass of Task may have none.
     logits = task.logits(worker, batch) if _has_logits(type(task)) else None
     if logits is not None:
         return "logits", _checked_scores(task, "logits", logits, batch.n)
@@ -285,12 +336,13 @@ def _score(worker: Worker, task: Task, batch: Batch) -> tuple[Kind, Scores]:
 
 
 def _has_logits(kind: type) -> bool:
-    """Return whether a task's logits belong to its predict, which a subclass may have replaced."""
+    """Return True if the logits of a task belong to its predict, which a subclass may have replaced."""
     order = {name: i for i, base in reversed([*enumerate(kind.__mro__)]) for name in vars(base)}
     return "logits" in order and order["logits"] <= order.get("predict", len(kind.__mro__))
 
 
 def _unpack_share(part: bytes) -> EvalShare:
+    """Return the share that another worker's `evaluate` has packed."""
     kind, shape, scores, labels = msgspec.msgpack.decode(part)
     numbers = np.frombuffer(scores, np.float64).reshape(shape)
     if kind == "values":

@@ -1,4 +1,4 @@
-"""Everything of a job that can be refused before MPI starts and before a file is read."""
+"""Check a job before MPI starts and before any data is read."""
 
 from __future__ import annotations
 
@@ -11,18 +11,12 @@ import msgspec
 
 from mpips.checkpoint import Retention
 from mpips.checkpoint.start import RESUME_WORDS
-from mpips.checkpoint.structure import hdf5_kind
+from mpips.checkpoint.structure import load_writer
+from mpips.config.conversion import check_known, convert, fitted
 from mpips.config.overrides import MEASURED, has_name, merged, parse_consistency
-from mpips.config.schema import (
-    CheckpointConfig,
-    JobConfig,
-    TableConfig,
-    check_known,
-    convert,
-    fitted,
-)
+from mpips.config.schema import CheckpointConfig, JobConfig, TableConfig
 from mpips.config.triggers import Triggers
-from mpips.errors import CapabilityError, ConfigError
+from mpips.errors import ConfigError
 from mpips.model.consistency import BSP
 from mpips.model.initializer import Initializer
 from mpips.model.optimizer import from_config as optimizer_from_config
@@ -33,15 +27,18 @@ from mpips.tasks import Task, load_task
 
 
 def preflight(config: JobConfig, n_ranks: int | None = None, dry_run: bool = False) -> type[Task]:
-    """Check a job as far as that needs neither data nor MPI; returns the task's class.
+    """Check everything of a job that needs neither data nor MPI; return the class of its task.
+
+    Local: the ranks of a launch call it before their first collective operation.
 
     Args:
         config: The job.
-        n_ranks: Ranks that it will have; None: those of this launch.
+        n_ranks: Number of its ranks; None: that of this launch.
         dry_run: Do not make the folder for checkpoints.
 
     Raises:
-        MpipsError: What is wrong, where, and what is accepted.
+        ConfigError: A value is invalid, or a file does not exist.
+        CapabilityError: The job writes checkpoints and h5py is missing.
     """
     launch.refuse_lonely_tasks()
     task = load_task(config.task)
@@ -54,20 +51,22 @@ def preflight(config: JobConfig, n_ranks: int | None = None, dry_run: bool = Fal
     check_checkpoints(config.checkpoint, make=not dry_run)
     for path in (config.data.train, config.data.test):
         if path and path != "digits" and not Path(path).is_file():
-            raise ConfigError(f"{path}: no such file (working folder: {Path.cwd()})")
+            raise ConfigError(
+                f"{path}: no such file (working folder: {Path.cwd()}); give a path that all hosts have"
+            )
     return task
 
 
 def check_checkpoints(options: CheckpointConfig, make: bool = True) -> None:
-    """Refuse what would only fail when training is over.
+    """Check the options of checkpoints, of which some would otherwise fail only at the end of the training.
 
     Args:
-        options: Of the job.
-        make: Make the folder for checkpoints; else look whether the folder around it can be written to.
+        options: Those of the job.
+        make: Make the folder for checkpoints; else check that the folder around it is writable.
 
     Raises:
-        ConfigError: An impossible number, a checkpoint that is none, a folder that cannot be made.
-        CapabilityError: Saving is wanted and there is no h5py.
+        ConfigError: A number is out of range, `resume` names no checkpoint, or the folder cannot be made.
+        CapabilityError: The job writes checkpoints and h5py is missing.
     """
     Retention(options.keep_last, options.keep_every)
     Triggers(options.every_steps, options.every_s, options.on_usr1, options.grace_s).check(
@@ -79,11 +78,8 @@ def check_checkpoints(options: CheckpointConfig, make: bool = True) -> None:
         )
     if not options.folder:
         return
-    if hdf5_kind() == "none":
-        raise CapabilityError(
-            "saving needs h5py: bash jobs/setup.sh (or pip install h5py), or leave out --save"
-        )
-    # Access rights do not tell of everything; making the folder does.
+    load_writer()
+    # Make the folder: a file system can refuse that although the access rights allow it.
     folder = Path(options.folder).absolute()
     try:
         if make:
@@ -94,11 +90,13 @@ def check_checkpoints(options: CheckpointConfig, make: bool = True) -> None:
     except OSError as error:
         writable, reason = False, str(error.strerror)
     if not writable:
-        raise ConfigError(f"checkpoint.folder = {options.folder!r}: {reason}")
+        raise ConfigError(
+            f"checkpoint.folder = {options.folder!r}: {reason}; name a folder that all hosts can write to"
+        )
 
 
 def task_options(task: type[Task], options: Mapping[str, Any]) -> msgspec.Struct:
-    """The task's own options over its defaults.
+    """Return the task's options: the given ones, and defaults for the others.
 
     Raises:
         ConfigError: An option is unknown, of the wrong type or out of range.
@@ -108,28 +106,33 @@ def task_options(task: type[Task], options: Mapping[str, Any]) -> msgspec.Struct
 
 
 def check_replaced(task: type[Task], config: JobConfig) -> None:
-    """Refuse options of the task that go to an optimizer which the job replaces.
+    """Check that no option of the task belongs to an optimizer that the job replaces.
 
     Raises:
-        ConfigError: The option, what replaces it, and what to write instead.
+        ConfigError: One does. The message names it, what replaces it, and what to write instead.
     """
     places = getattr(task, "optimizer_options", {})
     for option, value in config.options.items():
         table, key = places.get(option, ("", ""))
         if not key:
             continue
-        # An option of all tables does something while one table's optimizer is left.
+        # An option for all tables still has an effect while the optimizer of one table is not replaced.
         own = config.tables.get(table, TableConfig()) if table else TableConfig()
         for where, found in ((f"tables.{table}", own.optimizer), ("table", config.table.optimizer)):
             if found is None or not (has_name(found) or key in found):
                 continue
             raise ConfigError(
-                f"options.{option} = {value} does nothing, since [{where}] gives another optimizer; write "
+                f"options.{option} = {value} has no effect, because [{where}] sets another optimizer; write "
                 f"{where}.optimizer.{key} = {value}, or leave one of them out (--set options.{option}=)"
             )
 
 
 def _check_table(where: str, table: TableConfig) -> None:
+    """Check the overrides of one table. `where`: name of their section.
+
+    Raises:
+        ConfigError: A value is invalid.
+    """
     try:
         if table.optimizer is not None and has_name(table.optimizer):
             optimizer_from_config(table.optimizer)

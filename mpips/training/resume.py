@@ -1,4 +1,4 @@
-"""What a training job starts from and where it saves to, by its configuration."""
+"""Choose the checkpoint that a training job starts from, and the place of each worker in the data."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class TrainingPlan:
-    """What a training job saves and starts from, by its configuration; see SavingPlan.
+    """The saving plan of a training job, from its configuration; see `mpips.recovery.saving.SavingPlan`.
 
     Attributes:
         config: The job.
-        inputs: Told the place where the job starts.
-        n_workers: Of the job.
-        comm: All ranks; None: this process alone.
-        run_id: Names the run in its checkpoints, if it does not continue another one.
+        inputs: Its data; `choose` writes the place where the job starts into it.
+        n_workers: Number of workers.
+        comm: Communicator of all ranks; None: this process alone.
+        run_id: Name of the run in its checkpoints, unless it continues another one.
     """
 
     config: JobConfig
@@ -43,20 +43,21 @@ class TrainingPlan:
     run_id: str
 
     def draft(self) -> Saving:
-        """Return what is saved, without a checkpoint to start from. Local."""
+        """Return the options of saving, without a checkpoint to start from. Local."""
         return self._saving(Start())
 
     def choose(self) -> Saving:
         """Find the checkpoint to start from and set the place in `inputs`. Collective over `comm`; blocks.
 
         Raises:
-            ConfigError, CheckpointError: The checkpoint that was asked for cannot be used.
+            ConfigError, CheckpointError: The requested checkpoint cannot be used.
         """
         wanted = self.config.checkpoint
         folder = Path(wanted.folder) if wanted.folder else None
         return self._saving(find_start(folder, wanted.resume, self.comm))
 
     def _saving(self, start: Start) -> Saving:
+        """Return the options of saving with a start, and set its place in `inputs`."""
         wanted, inputs = self.config.checkpoint, self.inputs
         shape = job_shape(inputs, self.n_workers, self.config)
         inputs.sampling = Sampling(shape)
@@ -89,10 +90,11 @@ class TrainingPlan:
 
 
 def beginning_of(inputs: Inputs, manifest: Manifest, n_workers: int) -> tuple[WorkerState, ...]:
-    """The state of each worker of this job before its first step.
+    """Return the state of each worker of this job before its first step.
 
-    A checkpoint that is taken before a worker has ended a clock holds this state. Its cursor is one of this
-    job's way of reading, while those in the manifest are of the way in which that job read.
+    A checkpoint contains this state if it is taken before the worker has ended a clock. The cursors in it
+    belong to the order in which this job reads the data; those in the manifest belong to the order of the
+    job that wrote it.
     """
     states = []
     for worker in range(n_workers):
@@ -101,21 +103,22 @@ def beginning_of(inputs: Inputs, manifest: Manifest, n_workers: int) -> tuple[Wo
         at = inputs.cursor(worker)
         cursor: dict[str, Any] = {"epoch": at.epoch, "step": at.step}
         if cursor.items() <= own.cursor.items():
-            cursor = own.cursor  # with what the worker has summed up so far
+            cursor = own.cursor  # contains the summed loss of the epoch so far as well
         states.append(msgspec.structs.replace(own, epoch=at.epoch, step=at.step, cursor=cursor))
     return tuple(states)
 
 
 def fit_data(inputs: Inputs, described: dict[str, Any], where: Path) -> None:
-    """Bring the data's columns into the order of those that a checkpoint was trained on. Local.
+    """Bring the columns of the data into the order of those that a checkpoint was trained on. Local.
 
     Args:
-        inputs: To be changed.
-        described: As the checkpoint's manifest has it; {} in older ones, which are trusted.
+        inputs: Its data and task are replaced.
+        described: Description of the data in the checkpoint's manifest; {} in older ones: nothing is
+            checked.
         where: The checkpoint, for errors.
 
     Raises:
-        ConfigError: Columns are missing or new, or classes are others.
+        ConfigError: Columns are missing or new, or the classes differ.
     """
     if not described:
         return
@@ -132,7 +135,7 @@ def fit_data(inputs: Inputs, described: dict[str, Any], where: Path) -> None:
         extra = [name for name in here.columns if name not in there.columns]
         raise ConfigError(
             f"{where}: was trained on other columns: the training data now lacks {missing} and has "
-            f"{extra} more"
+            f"{extra} more; train on data with the same columns, or set checkpoint.resume = 'never'"
         )
     order = [here.columns.index(name) for name in there.columns]
     inputs.info = replace(here, columns=there.columns)
@@ -156,15 +159,22 @@ def _label_text(info: DataInfo) -> str:
 
 
 def job_shape(inputs: Inputs, n_workers: int, config: JobConfig) -> Shape:
-    """Return what decides on the samples of this job's workers and on their order."""
+    """Return the numbers that determine the samples of this job's workers and their order."""
     n_total, seed = inputs.info.n_samples_total, config.cluster.seed
     return Shape.of_job(n_total, n_workers, inputs.batch_size, seed)
 
 
-def go_on_in_memory(config: JobConfig, inputs: Inputs, saving: Saving, n_workers: int) -> str:
-    """Let `inputs` begin where the workers stood in what the launch before has left; says it in words."""
+def continue_in_memory(config: JobConfig, inputs: Inputs, saving: Saving, n_workers: int) -> str:
+    """Let `inputs` begin where the workers stood in the memory of the launch before; return it in words.
+
+    Args:
+        config: The job.
+        inputs: Its place is set.
+        saving: The start of this launch, with the places of the workers.
+        n_workers: Number of workers.
+    """
     assert saving.origin is not None
-    # The tables have the columns in the order of the launch that began anew.
+    # The rows of the tables follow the order of columns of the launch that began anew.
     fit_data(inputs, saving.origin.data, Path("shared memory"))
     shape = job_shape(inputs, n_workers, config)
     inputs.first_epoch, inputs.cursors = 0, ()
@@ -173,19 +183,19 @@ def go_on_in_memory(config: JobConfig, inputs: Inputs, saving: Saving, n_workers
     how = set_place(inputs, workers, saving.origin.sampling, shape)
     inputs.steps_before = saving.steps_before
     inputs.clocks = tuple(place.clock for place in saving.places)
-    return f"going on in memory at step {saving.steps_before + saving.first_clock}, {how}"
+    return f"continuing in memory at step {saving.steps_before + saving.first_clock}, {how}"
 
 
 def set_place(
     inputs: Inputs, workers: Sequence[WorkerState], sampling: dict[str, Any], shape: Shape
 ) -> str:
-    """Let `inputs` begin where workers stood; says it in words.
+    """Let `inputs` begin where the workers of an earlier job stood; return it in words.
 
     Args:
-        inputs: To be changed.
-        workers: As they stood.
-        sampling: How their cursors are to be read.
-        shape: Of this job.
+        inputs: Its place is set.
+        workers: States of the workers of the earlier job.
+        sampling: The order of samples to which their cursors belong.
+        shape: Shape of this job. A job of another shape reads what is left of the epoch in a new order.
     """
     cursors = [(w.epoch, w.step) for w in workers]
     inputs.first_epoch = min((epoch for epoch, _ in cursors), default=0)
@@ -199,7 +209,7 @@ def set_place(
         inputs.cursors = tuple(Cursor(*cursor) for cursor in cursors)
         return f"{done}, each worker at its step" if inside else done
     if before.shape.n_total != shape.n_total:
-        return f"{done}; the data is another, so epoch {inputs.first_epoch + 1} begins anew"
+        return f"{done}; the data has changed, so epoch {inputs.first_epoch + 1} starts again"
     inputs.sampling = before.after(cursors, shape)
     if not inside:
         return done

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any
 
 import launcher
 import numpy as np
+import processes
 
 from mpips.bench.kills import audit, content
 
@@ -101,15 +101,7 @@ def start(folder: Path, *arguments: str, timeout: float = 110.0, fault: str = ""
 
 def alive(run: Run) -> list[int]:
     """Processes of a run that are there, stopped ones too."""
-    mark = f"MPIPS_RUN_DIR={run.path}".encode()
-    found = []
-    for environ in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if mark in environ.read_bytes().split(b"\0"):
-                found.append(int(environ.parent.name))
-        except OSError:
-            continue
-    return [pid for pid in found if launcher.is_alive(pid) and pid != os.getpid()]
+    return processes.marked(f"MPIPS_RUN_DIR={run.path}")
 
 
 def job(folder: Path, task: str, *settings: str) -> list[str]:

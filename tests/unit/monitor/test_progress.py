@@ -1,4 +1,4 @@
-"""What people see of a run under way: the plain lines, the live line, and from where they count."""
+"""The progress of a run on the terminal: plain lines, the live line, and the work of earlier launches."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FULL = Snapshot(0.421, 9, 20, 12345, 98765.4, 0.12345, 1.25, 2.5e9, 1.25e8, 3723
 
 
 class Time:
-    """A clock that stands until it is set."""
+    """A clock that advances only when it is set."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -110,9 +110,11 @@ def test_unknown_figures_are_dashes() -> None:
 def test_a_script_has_no_share_and_samples_only_if_it_tells_of_them() -> None:
     known = Snapshot(step=1234, push_bytes_per_s=1e9, pull_bytes_per_s=5e8)
     assert fit(fields(known), 200) == "step 1,234  staleness -  push 1 pull 0.5 GB/s"
-    told = dataclasses.replace(known, samples_per_s=50.0, loss=0.5)
-    assert fit(fields(told), 200).startswith("step 1,234  50 samples/s  loss 0.5000  staleness")
-    assert fit(fields(told), 5) == "step "
+    with_samples = dataclasses.replace(known, samples_per_s=50.0, loss=0.5)
+    assert fit(fields(with_samples), 200).startswith(
+        "step 1,234  50 samples/s  loss 0.5000  staleness"
+    )
+    assert fit(fields(with_samples), 5) == "step "
 
 
 @pytest.mark.parametrize(
@@ -124,7 +126,7 @@ def test_durations(seconds: float | None, text: str) -> None:
 
 
 def lines(steps: list[tuple[float, float]], clock: Time, share: float = 0.0) -> list[str]:
-    """What a plain display prints at (seconds since the last, share done)."""
+    """Return what a plain display prints at each (seconds since the last update, share that is done)."""
     out = io.StringIO()
     display = PlainDisplay(share, out)
     for seconds, done in steps:
@@ -157,7 +159,7 @@ class TerminalStream(io.TextIOWrapper):
 
 
 class Screen:
-    """A named pipe in place of a terminal, and a stream to it: what is written can be read at once."""
+    """A named pipe in place of a terminal, and a stream to it: written text can be read at once."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / "terminal"
@@ -167,7 +169,7 @@ class Screen:
         self.stream = TerminalStream(path.open("wb", buffering=0), "utf-8", write_through=True)
 
     def text(self) -> str:
-        """What has been written since the last call."""
+        """Return the text written since the last call."""
         try:
             return os.read(self._out, 1 << 20).decode()
         except BlockingIOError:
@@ -216,7 +218,7 @@ def test_a_message_takes_the_place_of_the_line_which_is_drawn_below_it(
     print("two", end="")
     assert screen.text() == "\r\x1b[Kmpips: warning: one\ntwo"
     display.update(FULL)
-    assert screen.text() == ""  # the message goes on
+    assert screen.text() == ""  # the message has no newline yet
     print()
     display.update(FULL)
     assert screen.text() == "\n" + line
@@ -254,7 +256,7 @@ def test_the_cursor_is_never_hidden(screen: Screen) -> None:
 
 
 def test_a_stopped_terminal_stops_no_training(screen: Screen) -> None:
-    # After Ctrl-S a terminal takes a few kB and then no more, as a pipe that nobody reads.
+    # After Ctrl-S a terminal takes a few kB and then no more, like a pipe without a reader.
     display = LineDisplay(screen.terminal)
     for step in range(10_000):
         display.update(Snapshot(step=step))
@@ -310,7 +312,7 @@ def test_kinds_of_display(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def proc(folder: Path, *processes: tuple[int, str, int, str]) -> Path:
-    """An imitated /proc of (pid, name, parent, where stderr goes)."""
+    """Make an imitation of /proc from rows of (pid, name, parent, target of stderr)."""
     for pid, name, parent, stderr in processes:
         (folder / str(pid) / "fd").mkdir(parents=True)
         (folder / str(pid) / "stat").write_text(f"{pid} ({name}) S {parent} 1 1 0")
@@ -360,7 +362,7 @@ def test_a_restart_counts_from_the_beginning_of_the_run(clock: Time) -> None:
     clock.now += 10
     way.add(2, 20, 10.0)
     assert way.share == pytest.approx((236 + 20) / 412)
-    # The time left is by the pace of this launch.
+    # The remaining time is computed from the rate of this launch.
     assert way.left_s == pytest.approx((412 - 256) / 20 * 10)
 
 
@@ -396,7 +398,7 @@ def test_the_meter_shows_reports_and_looks_in_between(clock: Time) -> None:
     totals = Totals(push_bytes_per_s=5.0, pull_bytes_per_s=7.0, staleness=0.5)
     meter = ProgressMeter(display, RunProgress(2, 100), lambda: totals)
     meter.look()
-    assert display.seen == []  # nothing has been done yet
+    assert display.seen == []  # no step was made yet
     clock.now += 1
     meter.report(1, 17, 50, 25.0)
     clock.now += 40

@@ -1,4 +1,4 @@
-"""The block at the end of a run."""
+"""The summary at the end of a run."""
 
 from __future__ import annotations
 
@@ -100,19 +100,19 @@ def test_a_supervised_run_tells_its_setbacks_and_leaves_files(tmp_path: Path) ->
     run = RunFolder.create(tmp_path, "job")
     for event in (began(0, 0), failed(100, 40), failed(103, 40, "no memory"), began(105, 30)):
         run.note(event)
-    told = summarize(config(), REPORT, RANKS, VERSIONS, run)
-    assert told["setbacks"] == {
+    found = summarize(config(), REPORT, RANKS, VERSIONS, run)
+    assert found["setbacks"] == {
         "restarts": 2,
         "seconds": 5.0,
         "steps": 10,
         "causes": ["killed", "no memory"],
     }
-    write(run, told)
+    write(run, found)
     block = (run.path / "summary.txt").read_text()
-    assert "2: 5.0 s without work, 10 steps again; last cause: no memory" in block
+    assert "2: 5.0 s without work, 10 steps repeated; last cause: no memory" in block
     assert "(last attempt)" in block
-    assert block.rstrip("\n") == text(told)
-    assert json.loads((run.path / "summary.json").read_text()) == told
+    assert block.rstrip("\n") == text(found)
+    assert json.loads((run.path / "summary.json").read_text()) == found
     assert not list(run.path.glob(".summary*"))
 
 
@@ -135,8 +135,8 @@ def test_half_a_line_of_events_is_no_event(tmp_path: Path) -> None:
     ],
 )
 def test_what_setbacks_cost(events: list[Event], seconds: float, steps: int) -> None:
-    told = setbacks(events, 100.0)
-    assert (told["seconds"], told["steps"]) == (seconds, steps)
+    found = setbacks(events, 100.0)
+    assert (found["seconds"], found["steps"]) == (seconds, steps)
 
 
 def test_only_what_differs_from_the_defaults_is_an_option() -> None:
@@ -183,6 +183,6 @@ def test_staleness_in_a_few_words(counts: list[int], expected: str) -> None:
     assert staleness_text(counts) == expected
 
 
-def test_a_checkpoint_that_failed_is_said() -> None:
+def test_a_checkpoint_that_failed_is_in_the_summary() -> None:
     report = {**REPORT, "checkpoint": {"error": "disk full"}}
     assert "not written: disk full" in text(summarize(config(), report, RANKS, VERSIONS))

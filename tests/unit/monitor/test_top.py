@@ -1,4 +1,4 @@
-"""`mpips top` on run directories whose files are made here."""
+"""`mpips top` on run directories whose files the tests write."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ ROWS = (
 
 
 def made(folder: Path, state: str = "running", name: str = "job", **lease: Any) -> RunFolder:
-    """A run directory of attempt 2, heard of a second ago."""
+    """Make a run directory of attempt 2, whose lease is a second old."""
     run = RunFolder.create(folder, name)
-    told = {"generation": 2, "host": "head", "pid": 77, "time_s": NOW - 1, **lease}
-    replace_json(run.lease_file, Lease(**told))
+    found = {"generation": 2, "host": "head", "pid": 77, "time_s": NOW - 1, **lease}
+    replace_json(run.lease_file, Lease(**found))
     progress = Progress(
         epoch=8,
         n_epochs=20,
@@ -114,7 +114,7 @@ def test_a_running_job_in_80_columns(tmp_path: Path) -> None:
     ]
     assert lines[6].split()[:4] == ["1", "server", "0", "node1"]
     assert lines[6].split()[-5:] == ["1.2/9", "31", "3.4", "1", "s"]
-    # A rank that is silent is marked; the samples of a worker come before its clocks.
+    # A rank without heartbeats is marked; the rate of a worker is in samples if it reports them.
     assert lines[7].endswith("5000 60 s !")
     assert "1,234   2500" in lines[7]
     assert "~" in lines[7]
@@ -124,7 +124,7 @@ def test_a_running_job_in_80_columns(tmp_path: Path) -> None:
 def test_narrow_terminals_keep_what_tells_most(tmp_path: Path, width: int) -> None:
     view = look(made(tmp_path, time_s=NOW - 500), NOW)
     lines = page(view, width)
-    # Paths cannot be broken, all else fits.
+    # Paths are not broken into lines; all other lines fit.
     assert all(len(line) <= width for line in lines if "/" not in line or "1.2/9" in line), lines
     heading = next(line for line in lines if "role" in line)
     assert {"role", "host", "state", "rate/s", "heard"} <= set(heading.split())
@@ -143,10 +143,10 @@ def test_wide_terminals_cut_nothing_and_low_ones_say_what_is_missing(tmp_path: P
     ("change", "state", "alive", "text"),
     [
         ({}, "running", True, ""),
-        ({"time_s": NOW - 500}, "dead", False, "pid 77 on head) was last heard of 8 min ago"),
-        ({"released": True, "state": "failed"}, "failed", False, "goes on with: mpips run"),
-        ({"released": True, "state": "preempted"}, "preempted", False, "goes on with"),
-        ({"released": True, "state": "running"}, "ended", False, "goes on with"),
+        ({"time_s": NOW - 500}, "dead", False, "pid 77 on head) last renewed its lease 8 min ago"),
+        ({"released": True, "state": "failed"}, "failed", False, "continue with: mpips run"),
+        ({"released": True, "state": "preempted"}, "preempted", False, "continue with"),
+        ({"released": True, "state": "running"}, "ended", False, "continue with"),
         ({"state": "restarting"}, "restarting", True, ""),
     ],
 )
@@ -199,7 +199,9 @@ def test_rates_of_any_size_keep_their_columns(tmp_path: Path) -> None:
     assert rates == ["1.0T", "3.2P", "990P", "1.0E", "0", "1"]
 
 
-def test_a_silent_scheduler_is_told_of_while_the_supervisor_lives(tmp_path: Path) -> None:
+def test_a_scheduler_that_writes_nothing_is_reported_while_the_supervisor_runs(
+    tmp_path: Path,
+) -> None:
     view = look(made(tmp_path, time_s=NOW + 99), NOW + 100)
     assert view.alive
     assert "scheduler has written nothing for 101 s" in view.note
@@ -235,11 +237,11 @@ def test_json_is_one_line_with_every_figure(tmp_path: Path) -> None:
     run = made(tmp_path, time_s=time.time())
     done = CliRunner().invoke(command, [str(run.path), "--once", "--json"])
     assert done.exit_code == 0, done.output
-    told = json.loads(done.output)
+    found = json.loads(done.output)
     assert done.output.count("\n") == 1
-    assert (told["state"], told["alive"]) == ("running", True)
-    assert told["ranks"][1]["records_per_s"] == 12345.0
-    assert told["events"][0]["cause"] == "killed"
+    assert (found["state"], found["alive"]) == ("running", True)
+    assert found["ranks"][1]["records_per_s"] == 12345.0
+    assert found["events"][0]["cause"] == "killed"
 
 
 def test_without_a_terminal_it_prints_once_and_ends(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Hosts of a run: reading them, choosing among them, commands for them; and ending what is left there."""
+"""Hosts of a run: read, choose and reach them, and end what is left of earlier attempts on them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_spares_wait_until_a_host_is_bad() -> None:
     assert [h.name for h in layout.hosts] == ["n0", "n2"]
     assert layout.n_ranks == 8
     assert layout.notes == ("n1 is left out: no answer", "spare n2 is used")
-    # It answers again: back to where it was.
+    # The host answers again, so it is used again.
     hosts.bad = {}
     assert [h.name for h in hosts.layout().hosts] == ["n0", "n1"]
 
@@ -99,7 +99,7 @@ def test_a_suspect_is_spared_while_others_do(tmp_path: Path) -> None:
     layout = hosts.layout()
     assert [h.name for h in layout.hosts] == ["n1", "n2"]
     assert "n0 is left out: the daemon did not start" in layout.notes
-    # Better with a suspect than with fewer workers.
+    # A suspect is used if fewer workers were the alternative.
     hosts.bad = {"n1": "gone"}
     assert [h.name for h in hosts.layout().hosts] == ["n0", "n2"]
 
@@ -191,7 +191,7 @@ def test_processes_of_a_run_are_found_by_whatever_way_it_was_started(tmp_path: P
 
 
 def test_hosts_are_cleared_through_the_agent_of_the_launcher(tmp_path: Path) -> None:
-    # The agent gets what ssh would: a host and one command line.
+    # The agent is called like ssh, with a host and one command line.
     agent = tmp_path / "agent"
     agent.write_text(
         f'#!/bin/sh\necho "$1" >> {tmp_path}/asked\n[ "$1" = good ] && exec sh -c "$2"\n'
@@ -226,7 +226,7 @@ def test_a_host_that_hangs_is_one_that_does_not_answer(tmp_path: Path) -> None:
 
 
 def test_reaping_is_a_program_of_its_own(tmp_path: Path) -> None:
-    # On other hosts it runs without mpips and its libraries.
+    # On other hosts reap.py runs without mpips and its libraries.
     command = [sys.executable, "-I", "-S", reap.__file__, str(tmp_path), "0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     found = {"processes": 0, "removed": 0, "remaining_bytes": 0, "foreign": []}
@@ -258,7 +258,7 @@ def test_files_of_another_user_are_named_and_stay(tmp_path: Path, what: str) -> 
         )
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
-        # A mark of another user makes no memory complete.
+        # A mark of another user does not make the memory complete.
         assert (found["removed"], found["remaining_bytes"]) == (1, 0)
         assert set(found["foreign"]) == {str(path) for path in foreign}
         assert all(path.read_text() == "3" for path in foreign)

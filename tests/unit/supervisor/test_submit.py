@@ -1,4 +1,4 @@
-"""Batch scripts that `mpips submit` writes, and what it says when Slurm refuses; Slurm is made up here."""
+"""Batch scripts of `mpips submit`, and its messages when Slurm refuses; its commands are imitated."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from mpips.config.conversion import convert
 from mpips.config.schema import SlurmConfig, load_config
 from mpips.errors import CapabilityError, ConfigError
 from mpips.supervisor.submit import TEMPLATES, directives, find_root, make_script
@@ -21,7 +22,7 @@ CONFIGS = sorted((ROOT / "jobs/configs").glob("*.toml"))
 
 
 def run_submit(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """`mpips submit` in `folder`."""
+    """Call `mpips submit` in `folder`."""
     return subprocess.run(
         [sys.executable, "-m", "mpips", "submit", *arguments],
         cwd=folder,
@@ -33,7 +34,7 @@ def run_submit(folder: Path, *arguments: str, **env: str) -> subprocess.Complete
 
 
 def add_command(folder: Path, name: str, script: str) -> str:
-    """Put a command on a PATH; the PATH."""
+    """Write a command into a folder; return a PATH with this folder."""
     (folder / "bin").mkdir(exist_ok=True)
     path = folder / "bin" / name
     path.write_text(f"#!/bin/bash\n{script}\n")
@@ -72,7 +73,7 @@ def test_a_script_of_jobs_becomes_that_of_one_job(template: str, tmp_path: Path)
     assert len(set(names)) == len(names)
     # Slurm reads directives only up to the first command.
     assert script.rindex("#SBATCH") < script.index("set -euo pipefail")
-    # The shell gets the words that were meant, before any of the script's own commands.
+    # The shell receives the arguments unchanged, before any command of the script.
     prologue = script.partition("set -euo pipefail")[2].partition("root=")[0]
     show = f'{prologue}\nprintf "%s|" "$MPIPS_FOLDER" "$@"'
     done = subprocess.run(["bash", "-c", show], capture_output=True, text=True, check=True)
@@ -127,7 +128,7 @@ def test_flags_of_training_are_those_of_train_and_go_into_the_script(
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"launcher": "ssh"}, "must be mpirun, srun or restart"),
+        ({"launcher": "ssh"}, "must be one of mpirun, restart, srun"),
         ({"nodes": 0}, "1 or more"),
         ({"time": "an hour"}, "or days-hours"),
         ({"time": "1:2:3:4"}, "or days-hours"),
@@ -136,7 +137,7 @@ def test_flags_of_training_are_those_of_train_and_go_into_the_script(
 )
 def test_impossible_options_are_a_sentence(values: dict[str, object], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        SlurmConfig(**values).check()  # type: ignore[arg-type]
+        convert(values, SlurmConfig, "slurm").check()
 
 
 def test_dry_run_prints_the_script_and_leaves_nothing(job: Path, tmp_path: Path) -> None:
@@ -152,7 +153,7 @@ def test_a_submitted_job_keeps_its_own_copy(job: Path, tmp_path: Path) -> None:
     path = add_command(tmp_path, "sbatch", f'echo "$*" >>{tmp_path}/calls; echo "42;cluster"')
     done = run_submit(tmp_path, job.name, "--set", "train.epochs=2", PATH=path)
     assert done.returncode == 0, done.stderr
-    assert "job 42 (my job) is submitted: 2 nodes of 3 ranks" in done.stdout
+    assert "job 42 (my job) is submitted: 2 nodes with 3 ranks each" in done.stdout
     (folder,) = (tmp_path / "runs").iterdir()
     assert "scancel 42" in done.stdout
     assert str(folder) in done.stdout
@@ -165,7 +166,7 @@ def test_a_submitted_job_keeps_its_own_copy(job: Path, tmp_path: Path) -> None:
     assert calls == [f"--test-only {folder}/job.sbatch", f"--parsable {folder}/job.sbatch"]
 
 
-def test_what_slurm_refuses_is_told_with_what_it_has(job: Path, tmp_path: Path) -> None:
+def test_a_refusal_of_slurm_is_reported_with_its_partitions(job: Path, tmp_path: Path) -> None:
     add_command(tmp_path, "sinfo", 'echo "main* 4 16 1-00:00:00"')
     refuse = "echo 'allocation failure: Requested node configuration is not available' >&2; exit 1"
     path = add_command(tmp_path, "sbatch", refuse)
@@ -248,4 +249,4 @@ def test_a_name_that_leads_out_of_runs_is_refused(job: Path, name: str) -> None:
         assert done.returncode == 0, "the name of the file then"
         return
     assert done.returncode == 2
-    assert "the name of a run = " in done.stderr
+    assert "name of the run = " in done.stderr

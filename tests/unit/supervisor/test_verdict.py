@@ -1,4 +1,4 @@
-"""What launchers say, word by word, and what the supervisor makes of it."""
+"""Texts of launchers, word by word, and the verdict of the supervisor on them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OPENMPI_4_LOST = """ORTE has lost communication with a remote daemon.
 
 This is usually due to either a failure of the TCP network
 """
-# The pid is that of the first rank of the host, whichever died; the code need not be the signal's.
+# The pid is that of the first rank of the host, whichever was killed; the code may differ from the signal.
 MPICH = """
 ===================================================================================
 =   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
@@ -74,7 +74,7 @@ def death_of(folder: Path, **fields: Any) -> Death:
 
 
 @pytest.mark.parametrize(
-    ("said", "rank", "cause"),
+    ("printed", "rank", "cause"),
     [
         (OPENMPI_4, 1, "killed by SIGKILL (signal 9)"),
         (OPENMPI_4_CODE, 2, "ended with code 3"),
@@ -82,9 +82,9 @@ def death_of(folder: Path, **fields: Any) -> Death:
     ],
 )
 def test_a_rank_is_found_in_what_the_launcher_says(
-    tmp_path: Path, said: str, rank: int, cause: str
+    tmp_path: Path, printed: str, rank: int, cause: str
 ) -> None:
-    death = death_of(tmp_path, stderr=said)
+    death = death_of(tmp_path, stderr=printed)
     assert (death.rank, death.role, death.host) == (rank, f"worker {rank}", "node1")
     assert death.pid == 100 + rank
     assert death.cause.startswith(cause)
@@ -94,7 +94,7 @@ def test_where_the_launcher_names_a_wrong_rank_the_order_of_ends_tells(tmp_path:
     death = death_of(tmp_path, stderr=MPICH, gone=(2, 0, 1))
     assert (death.rank, death.pid) == (2, 102)
     assert death.cause.startswith("killed by SIGSEGV (signal 11)")
-    # The stacks that the signal left are better evidence still.
+    # A rank whose log contains the stacks of the signal takes precedence.
     (tmp_path / "rank-0.log").write_text("all is well\n")
     (tmp_path / "rank-1.log").write_text(
         "Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n"
@@ -103,18 +103,18 @@ def test_where_the_launcher_names_a_wrong_rank_the_order_of_ends_tells(tmp_path:
     death = death_of(tmp_path, stderr=MPICH, gone=(2, 0, 1))
     assert death.rank == 1
     assert 'File "x.py", line 3 in f' in death.details
-    # Nothing is known: nobody is accused.
+    # Nothing is known, so no rank is named.
     (tmp_path / "rank-1.log").unlink()
     assert death_of(tmp_path, stderr=MPICH).rank == -1
 
 
-@pytest.mark.parametrize("said", [OPENMPI_5_DAEMON, OPENMPI_4_LOST])
-def test_a_host_is_found_in_what_the_launcher_says(tmp_path: Path, said: str) -> None:
-    death = death_of(tmp_path, stderr=said, code=0)
+@pytest.mark.parametrize("printed", [OPENMPI_5_DAEMON, OPENMPI_4_LOST])
+def test_a_host_is_found_in_the_text_of_the_launcher(tmp_path: Path, printed: str) -> None:
+    death = death_of(tmp_path, stderr=printed, code=0)
     assert (death.rank, death.host) == (-1, "node2")
 
 
-def test_memory_kills_are_told(tmp_path: Path) -> None:
+def test_kills_for_lack_of_memory_are_reported(tmp_path: Path) -> None:
     death = death_of(tmp_path, stderr=OPENMPI_4, out_of_memory=2)
     assert "the kernel ran out of memory on this host (2 killed)" in death.cause
 
@@ -126,7 +126,7 @@ def test_a_stop_explains_a_launcher_that_had_to_be_killed(tmp_path: Path) -> Non
     assert verdict.death.rank == 1
 
 
-def test_damaged_last_words_are_no_words(tmp_path: Path) -> None:
+def test_a_damaged_failure_report_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "words-1.json").write_text('{"rank": 1, "abo')
     verdict = verdict_on(tmp_path, stderr=OPENMPI_4)
     assert verdict.kind == CRASHED
@@ -142,7 +142,7 @@ def test_a_checkpointed_end_counts_also_when_interrupted(tmp_path: Path) -> None
 def test_words_of_one_host_are_ordered_by_a_clock_that_nobody_sets(
     tmp_path: Path, hosts: tuple[str, str], first: int
 ) -> None:
-    # The wall clock was set back after the words of rank 2. Clocks of two hosts do not count from one time.
+    # The wall clock was set back after the report of rank 2. Clocks of two hosts have different origins.
     for rank, host, time_s, up_s in ((1, hosts[0], 10.0, 501.0), (2, hosts[1], 900.0, 500.0)):
         words = FailureReport(
             rank=rank,

@@ -15,7 +15,7 @@ DATA = Path(os.environ.get("MPIPS_TEST_DATA", REPOSITORY.parent / "shared" / "da
 
 
 def trained(task: str, name: str) -> dict[str, float]:
-    """The report of a run on DATA/name.{train,test}.svm, or on the digits that come along."""
+    """Return the report of a run on DATA/name.{train,test}.svm, or on the digits of scikit-learn."""
     arguments = [task, "--train", "digits"]
     if name != "digits":
         train, test = DATA / f"{name}.train.svm", DATA / f"{name}.test.svm"

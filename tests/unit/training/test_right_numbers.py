@@ -1,4 +1,4 @@
-"""Whole training jobs in this process whose right result is known."""
+"""Whole training jobs in this process, with data for which the right result is known."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from mpips.session.driver import run_alone
 from mpips.tasks import TASKS
 from mpips.training.epochs import Inputs, Result, train_epochs
 from mpips.training.preflight import task_options
-from mpips.training.train import ready, train
+from mpips.training.prepare import ready
+from mpips.training.train import train
 
 rng = np.random.default_rng
 
 
 def trained(task: str, train_file: Path, test_file: Path, **changes: Any) -> dict[str, float]:
-    """The metrics of a job of one process."""
+    """Return the metrics of a job of one process."""
     keys = {"data.train": str(train_file), "data.test": str(test_file), **changes}
     config = load_config(
         None, [("task", task), *((k.replace("__", "."), v) for k, v in keys.items())]
@@ -43,7 +44,7 @@ def write_csv(path: Path, columns: dict[str, Any]) -> Path:
 
 
 def two_columns(n: int, seed: int) -> dict[str, Any]:
-    """`a` decides on the label, `b` is noise."""
+    """Write samples whose label is a function of `a`; `b` is noise."""
     a, b = rng(seed).normal(size=(2, n))
     return {"label": (a > 0).astype(int), "a": a, "b": b}
 
@@ -87,10 +88,10 @@ def test_missing_column_is_refused_and_an_extra_one_left_out(
         ],
     )
     train(config, "none", True)
-    said = capsys.readouterr().err
-    assert "more.csv: columns 'C9', 'b' not in the training data: left out" in said
-    assert "train.csv: 80 samples, 2 columns" in said
-    assert "label column 'label': 2 classes: 0 (40), 1 (40)" in said
+    printed = capsys.readouterr().err
+    assert "more.csv: columns 'C9', 'b' not in the training data: left out" in printed
+    assert "train.csv: 80 samples, 2 columns" in printed
+    assert "label column 'label': 2 classes: 0 (40), 1 (40)" in printed
 
 
 def test_a_checkpoint_keeps_the_order_of_its_columns(tmp_path: Path) -> None:
@@ -200,7 +201,7 @@ def test_hashed_keys_bear_the_penalty_of_counted_ones(name: str) -> None:
     for wide in (False, True):
         data = clicks(2000, wide)
         keys = np.unique(data.indices)
-        # Equal factors at the start, whatever the keys.
+        # Let the factors be equal at the start for all keys.
         options = {"init_std": 1e-30} if name == "fm" else {}
         weights.append(
             in_process(
@@ -256,9 +257,9 @@ class Crowd:
 def test_counts_of_hashed_keys_are_those_of_all_workers(
     per_round: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mpips.training.train import _moments
+    from mpips.training.prepare import _moments
 
-    monkeypatch.setattr("mpips.training.train._KEYS_PER_ROUND", per_round)
+    monkeypatch.setattr("mpips.training.prepare._KEYS_PER_ROUND", per_round)
     data = clicks(300, wide=True)
     parts = [data.take(np.arange(w, 300, 3)) for w in range(3)]
     local = [Moments.of(SparseData(p.indptr, p.keys, p.values, p.labels, 1 << 62)) for p in parts]
@@ -316,7 +317,7 @@ def test_l1_keeps_as_many_weights_for_any_batch_size_and_number_of_epochs(tmp_pa
 def test_a_zero_that_is_left_out_is_a_zero(tmp_path: Path) -> None:
     random = rng(2)
     n = 400
-    x = random.integers(1, 9, n)  # every training sample holds the feature
+    x = random.integers(1, 9, n)  # every training sample contains the feature
     y = (x > 4).astype(int)
     train_file = tmp_path / "train.svm"
     train_file.write_text("".join(f"{b} 1:{a} 2:1\n" for a, b in zip(x, y, strict=True)))
@@ -348,7 +349,7 @@ def test_seconds_since_1970_are_features(
         write_csv(path, {"label": y, "seconds": seconds, "always": constant})
     else:
         np.savez(path, x=np.stack([seconds, constant], axis=1), y=y)
-    # Written numbers of a test file with a single sample are as precise.
+    # A test file with a single sample is read with the same precision.
     config = load_config(
         None,
         [
@@ -360,9 +361,10 @@ def test_seconds_since_1970_are_features(
     )
     assert train(config, "none", True).value.metrics["accuracy"] > 0.98
     dropped = "'always'" if ending == ".csv" else "1"
-    said = capsys.readouterr().err
+    printed = capsys.readouterr().err
     assert (
-        f"features: 1 of 2 features standardised; constant, without influence: {dropped}\n" in said
+        f"features: 1 of 2 features standardised; constant, without influence: {dropped}\n"
+        in printed
     )
 
 

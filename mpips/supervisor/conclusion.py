@@ -1,0 +1,192 @@
+"""Conclude an attempt: record and print its end, settle the memory, decide whether another one follows."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+from mpips.monitor.progress import plural
+from mpips.mpi.signals import name_of
+from mpips.rundir.directory import Status
+from mpips.supervisor.attempt import Ended
+from mpips.supervisor.block import Newest, failure_block, newest_checkpoint, origin, who
+from mpips.supervisor.left_memory import settle
+from mpips.supervisor.plan import SupervisionPlan
+from mpips.supervisor.record import RunRecord
+from mpips.supervisor.restarts import Restarts
+from mpips.supervisor.verdict import DONE, INTERRUPTED, PREEMPTED, Verdict, read_reports
+
+
+class Conclusion:
+    """Concludes the attempts of a run. Main thread only.
+
+    Attributes:
+        settled: `settle` was called, so this supervisor starts no other attempt.
+    """
+
+    def __init__(self, plan: SupervisionPlan, record: RunRecord) -> None:
+        """Conclude attempts of `plan`, writing to `record`."""
+        self.settled = False
+        self._restarts = Restarts(plan)
+        # Monotonic time of the last failure, until a later attempt is at work.
+        self._failed_at: float | None = None
+        self._plan = plan
+        self._run = plan.run
+        self._record = record
+
+    def begin(self) -> None:
+        """Note what is saved before the first attempt; the lease of the run is held."""
+        self._restarts.begin()
+
+    def settle(self, generation: int, saved: bool, last: Status | None = None) -> str:
+        """End every process of the run on every host, and remove its shared memory where it is not needed.
+
+        Args:
+            generation: Generation number of the last attempt.
+            saved: A checkpoint contains what the memory contains, so all memory is removed.
+            last: The last status of the last attempt.
+
+        Returns:
+            What memory stays and how to continue, for people; "" if none stays.
+        """
+        self.settled = True
+        settled = settle(
+            self._plan.pool.usable,
+            self._run.path,
+            generation,
+            self._run.info().token,
+            saved,
+            self._plan.config.redundancy.warm,
+        )
+        for line in settled.foreign():
+            self._record.tell_once(line)
+        if saved:
+            return ""
+        step = last.progress.recoverable if last is not None else 0
+        return settled.describe(self._run.path, step)
+
+    def tell_of_memory(self, memory: str) -> None:
+        """Print what `settle` returned, in one line."""
+        if memory:
+            self._record.tell("mpips run: memory " + memory.replace("\n", "; "))
+
+    def recovered(self, generation: int, status: Status) -> None:
+        """Print that an attempt is at work, if it is the first one after a failure."""
+        if self._failed_at is None:
+            return
+        took = time.monotonic() - self._failed_at
+        self._failed_at = None
+        self._record.tell(
+            f"mpips run: attempt {generation} is at work {took:.1f} s after the failure, "
+            f"{origin(status.start)}"
+        )
+
+    def conclude(self, generation: int, verdict: Verdict, ended: Ended) -> int | None:
+        """Record and print the end of an attempt.
+
+        Returns:
+            The exit code of the run, or None if another attempt follows.
+        """
+        if verdict.kind == DONE:
+            return self._done(generation, verdict, ended)
+        if verdict.kind in (PREEMPTED, INTERRUPTED):
+            return self._left(generation, verdict, ended)
+        return self._failed(generation, verdict, ended)
+
+    def _done(self, generation: int, verdict: Verdict, ended: Ended) -> int:
+        """Conclude the run; return 0, or the exit code of a script that failed after its job."""
+        # The attempt may have come to work and ended between two looks.
+        if ended.status is not None:
+            self.recovered(generation, ended.status)
+        self._record.write_status("done", generation, ended.status)
+        self.settle(generation, verdict.saved)
+        n = self._record.restarts
+        again = f" after {plural(n, 'restart')}" if n else ""
+        self._record.tell(f"mpips run: {self._run.path.name} is done{again}: {self._run.path}")
+
+        # A script can fail after its call of `mpips.run`.
+        script = self._plan.config.run.script
+        reports = [r for r in read_reports(self._run.attempt(generation)) if not r.secondary]
+        if not script or not reports:
+            return 0
+        first = reports[0]
+        self._record.tell(
+            f"mpips run: {script} failed after its job, on rank {first.rank}: {first.message}"
+            + (f"\n{first.traceback}" if first.traceback else "")
+        )
+        return first.exit_code
+
+    def _left(self, generation: int, verdict: Verdict, ended: Ended) -> int:
+        """Conclude a run that was asked to end; return its exit code."""
+        if verdict.kind == PREEMPTED:
+            self._record.write_status("preempted", generation, ended.status, "checkpointed")
+        else:
+            self._record.write_status("interrupted", generation, ended.status)
+        memory = self.settle(generation, verdict.saved, ended.status)
+
+        name = name_of(ended.interrupted or signal.SIGUSR1)
+        saved = self._newest_name()
+        if verdict.kind == PREEMPTED:
+            text = f"{name}: wrote checkpoint {saved}, exit {verdict.exit_code}"
+        else:
+            text = ended.hurried or f"interrupted by {name}: the ranks ended before they had saved"
+            text = f"{text}, exit {verdict.exit_code}; newest checkpoint: {saved}"
+        self._record.tell(f"mpips run: {text}; continue with: mpips run {self._run.path}")
+        self.tell_of_memory(memory)
+        return verdict.exit_code
+
+    def _failed(self, generation: int, verdict: Verdict, ended: Ended) -> int | None:
+        """Conclude a failed attempt; return the exit code of the run, or None if another attempt follows."""
+        self._failed_at = time.monotonic()
+        now = time.time()
+        # A host that was lost in this attempt is avoided in the next one, if there are enough others.
+        death = verdict.death
+        if death is not None and death.rank < 0 and death.host in self._plan.pool.names:
+            self._plan.pool.suspects = {death.host: death.cause}
+
+        newest = newest_checkpoint(self._plan.checkpoints)
+        reason = self._restarts.why_stop(verdict, ended, self._record.restarts)
+        following = reason or (
+            f"restart {self._record.restarts + 1} of {self._plan.max_restarts}, {_from(newest)}"
+        )
+        memory = self.settle(generation, verdict.saved, ended.status) if reason else ""
+        self._record.tell(
+            failure_block(self._run, generation, verdict, ended, newest, following, now, memory)
+        )
+
+        cause = f"{who(death)}: {death.cause}" if death is not None else verdict.kind
+        step = ended.status.progress.step if ended.status is not None else 0
+        self._record.note_failure(generation, step, cause)
+        if reason:
+            state = "stalled" if verdict.exit_code == 124 else "failed"
+            self._record.write_status(state, generation, ended.status, cause)
+            return verdict.exit_code
+        self._record.restarts += 1
+        self._record.write_status("restarting", generation, ended.status, cause)
+        return None
+
+    def end_between(self, generation: int, number: int) -> int:
+        """Conclude a run that a signal ends while no attempt is running; return its exit code.
+
+        Args:
+            generation: Generation number of the last attempt.
+            number: The signal.
+        """
+        self._record.write_status("interrupted", generation)
+        memory = self.settle(generation, saved=False)
+        code = 128 + number
+        self._record.tell(
+            f"mpips run: stopped by {name_of(number)} while it waited for room on the disk, exit {code}; "
+            f"newest checkpoint: {self._newest_name()}; continue with: mpips run {self._run.path}"
+        )
+        self.tell_of_memory(memory)
+        return code
+
+    def _newest_name(self) -> str:
+        newest = newest_checkpoint(self._plan.checkpoints).path
+        return newest.name if newest is not None else "none"
+
+
+def _from(newest: Newest) -> str:
+    """Return where the next attempt starts if no memory survives."""
+    return "from the beginning" if newest.path is None else f"from step {newest.step}"

@@ -1,0 +1,71 @@
+"""The decision whether a failed attempt is followed by another one.
+
+A run is given up when its restarts are used up, when the cause cannot change (a wrong configuration, a
+missing library), or when two attempts in a row brought it no further. An attempt brings the run further if a
+failure after it would lose fewer steps than one before it: a checkpoint or surviving memory holds a later
+step.
+"""
+
+from __future__ import annotations
+
+from mpips.rundir.directory import Status
+from mpips.supervisor.attempt import Ended
+from mpips.supervisor.block import newest_checkpoint
+from mpips.supervisor.plan import SupervisionPlan
+from mpips.supervisor.verdict import CONFIG, MISSING, Verdict
+
+_FUTILE = 2  # attempts in a row without progress after which the run is given up
+_UNKNOWN_S = 2.5  # an attempt at work for less may have made steps that no status.json shows
+
+
+class Restarts:
+    """Counts the attempts in a row that brought a run no further."""
+
+    def __init__(self, plan: SupervisionPlan) -> None:
+        """`plan`: of the run."""
+        self._plan = plan
+        self._futile = 0  # attempts in a row that brought the run no further
+        self._best = -1  # greatest step that no failure could lose; -1: none
+        self._starts: set[int] = set()  # steps at which attempts that came to work started
+
+    def begin(self) -> None:
+        """Note the checkpoints that are there before the first attempt; the lease of the run is held."""
+        self._best = self._recoverable(None)
+
+    def _recoverable(self, status: Status | None) -> int:
+        """Return the greatest step that a failure now would not lose; `status`: of the last attempt."""
+        saved = newest_checkpoint(self._plan.checkpoints).step
+        return max(saved, status.progress.recoverable if status is not None else 0)
+
+    def why_stop(self, verdict: Verdict, ended: Ended, restarts: int) -> str:
+        """Count a failed attempt; return why no other one follows, or "" if one does.
+
+        Args:
+            verdict: What became of it.
+            ended: How it ended.
+            restarts: Restarts before it.
+        """
+        if verdict.kind in (CONFIG, MISSING):
+            return f"none: a {verdict.kind} fails every attempt alike"
+        now = self._recoverable(ended.status)
+        new_start = False
+        if ended.status is not None:
+            # An attempt that started at an earlier step lost the memory that held `_best`.
+            start = ended.status.start.step
+            self._best = min(self._best, start)
+            new_start = start not in self._starts
+            self._starts.add(start)
+        # The progress of a short attempt shows only in the step at which the next one starts.
+        in_memory = self._plan.config.redundancy.warm and self._plan.pool.n_ranks > 1
+        unknown = in_memory and new_start and ended.worked_s < _UNKNOWN_S
+        self._futile = 0 if now > self._best or unknown else self._futile + 1
+        self._best = max(self._best, now)
+        run = self._plan.run.path
+        if self._futile >= _FUTILE:
+            return (
+                f"none: {_FUTILE} attempts in a row have brought the run no further; remove the cause, then "
+                f"continue with: mpips run {run}"
+            )
+        if restarts >= self._plan.max_restarts:
+            return f"none: all {self._plan.max_restarts} restarts are used up; continue with: mpips run {run}"
+        return ""

@@ -1,0 +1,256 @@
+"""Make the inputs of a rank: read the data, agree on it with all ranks, make the task and its tables.
+
+`prepare` runs on all ranks before the session starts. `ready` runs on each worker after it has started: it
+prepares the task with the moments of all workers' data and returns the worker's batches.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from mpips.config.overrides import apply_overrides, asks_for_measurement
+from mpips.config.schema import JobConfig
+from mpips.data import (
+    DataInfo,
+    Dataset,
+    Loader,
+    Moments,
+    ReadOptions,
+    Sampling,
+    Shape,
+    SparseData,
+    align,
+    combine,
+    read,
+)
+from mpips.data.options import Wants
+from mpips.data.summary import summarise, summarise_test
+from mpips.errors import ConfigError
+from mpips.model.consistency import BSP
+from mpips.model.partition import FrequencyPartition
+from mpips.model.table import Table
+from mpips.session.driver import JobRanks
+from mpips.tasks import Schedule, Task, load_task
+from mpips.training.epochs import Inputs
+from mpips.training.preflight import task_options
+from mpips.worker.worker import Worker
+
+_KEYS_PER_ROUND = 1 << 22  # keys of all workers together in one exchange: 64 MiB
+_ROUND_MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: the factor of Fibonacci hashing
+
+
+def read_options(config: JobConfig, split: str, wants: Wants = "classes") -> ReadOptions:
+    """Return the readers' options of [data].
+
+    Args:
+        config: The job.
+        split: "train" or "test".
+        wants: How the task uses labels: as classes or as targets.
+
+    Raises:
+        ConfigError: A value is invalid for every reader.
+    """
+    d = config.data
+    raw = {
+        "format": d.format,
+        "index_base": d.index_base,
+        "label": d.label,
+        "wants": wants,
+        "categorical": d.categorical,
+        "numeric": d.numeric,
+        "empty": d.empty,
+        "split": split,
+    }
+    try:
+        return msgspec.convert(raw, ReadOptions)
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at `$.")
+        raise ConfigError(f"data.{where.rstrip('`')}: {what[0].lower()}{what[1:]}") from None
+
+
+def prepare(ranks: JobRanks, n_workers: int, config: JobConfig) -> Inputs:
+    """Read the data, agree on it, make the task and its tables. Collective over the ranks; blocks.
+
+    Args:
+        ranks: Ranks of the job; each worker reads its share of the data.
+        n_workers: Number of workers.
+        config: The job.
+
+    Raises:
+        DataError, ConfigError: The data or the configuration is wrong on some rank; all ranks raise the
+            error.
+    """
+    task_class = load_task(config.task)
+    wants: Wants = getattr(task_class, "labels", "classes")
+    own: dict[str, Any] = {}
+
+    def load(path: str, split: str, like: DataInfo | None) -> dict[str, Any] | None:
+        if ranks.worker is None:
+            return None
+        options = read_options(config, split, wants)
+        own[split] = part = read(
+            path,
+            stride=n_workers,
+            offset=ranks.worker,
+            options=options,
+            like=like,
+            shares="mixed",
+        )
+        return {"info": part.info.to_config(), "notes": part.notes}
+
+    # Combine the descriptions of all workers' shares: columns, labels, number of samples.
+    rows = ranks.agree(
+        "reading the training data", lambda: load(config.data.train, "train", None), True
+    )
+    info = combine([DataInfo.from_config(row["info"]) for row in rows if row is not None])
+    notes = [summarise(config.data.train, info)]
+    if config.data.test:
+        rows = ranks.agree(
+            "reading the test data", lambda: load(config.data.test, "test", info), True
+        )
+        found = [row for row in rows if row is not None]
+        test_info = combine([DataInfo.from_config(row["info"]) for row in found])
+        notes += [summarise_test(config.data.test, test_info), *found[0]["notes"]]
+    ranks.agree("matching labels", lambda: _align(own, info), True)
+    data = own.get("train")
+    measured = _measure(ranks, data, info) if asks_for_measurement(config) else None
+
+    def make_task(info: DataInfo) -> Task:
+        return task_class(info, task_options(task_class, config.options), config.cluster.seed)
+
+    task = make_task(info)
+    n_epochs = config.train.epochs or task.default_epochs
+    batch_size = config.train.batch_size or task.default_batch_size
+    return Inputs(
+        info,
+        task,
+        _tables(task, config, measured, n_epochs, batch_size, n_workers),
+        n_epochs,
+        batch_size,
+        data,
+        own.get("test"),
+        notes=tuple(notes),
+        make_task=make_task,
+    )
+
+
+def _tables(
+    task: Task,
+    config: JobConfig,
+    measured: FrequencyPartition | None,
+    n_epochs: int,
+    batch_size: int,
+    n_workers: int,
+) -> list[Table]:
+    """Return the task's tables for a run of this length, with the overrides of the configuration."""
+    tables = apply_overrides(task.tables(), config, measured)
+    if not hasattr(task, "schedule") or type(task).schedule is Task.schedule:
+        return tables
+    # Let the task adapt its learning rates to the length of the run, then take its tables again.
+    averaged = frozenset(
+        table.name
+        for table in tables
+        if isinstance(table.consistency, BSP) and table.consistency.reduce == "mean"
+    )
+    task.schedule(Schedule(n_epochs, batch_size, n_workers, averaged))
+    return apply_overrides(task.tables(), config, measured)
+
+
+def _align(own: dict[str, Any], info: DataInfo) -> None:
+    """Replace the data of each split by data with the labels and columns of `info`."""
+    for split, part in list(own.items()):
+        own[split] = align(part.data, info)
+
+
+def _measure(ranks: JobRanks, data: Dataset | None, info: DataInfo) -> FrequencyPartition | None:
+    """Count the keys of the whole training data in hash buckets; None for dense data. Collective."""
+    if info.kind != "sparse":
+        return None
+
+    def count() -> list[int] | None:
+        if not isinstance(data, SparseData):
+            return None
+        keys, counts = np.unique(data.indices, return_counts=True)
+        return list(FrequencyPartition.from_counts(keys, counts.astype(np.int64)).bucket_counts)
+
+    rows = [row for row in ranks.agree("measuring frequencies", count, True) if row is not None]
+    return FrequencyPartition(
+        bucket_counts=tuple(sum(column) for column in zip(*rows, strict=True))
+    )
+
+
+def ready(worker: Worker, inputs: Inputs, seed: int) -> Loader:
+    """Prepare the task with the moments of all workers' data. Collective over workers.
+
+    Args:
+        worker: The worker.
+        inputs: Its data and task.
+        seed: Seed of the order of samples.
+
+    Returns:
+        The batches of this worker.
+    """
+    assert inputs.train is not None
+    inputs.task.prepare(worker, _moments(worker, Moments.of(inputs.train)))
+    if inputs.verbose and worker.index == 0:
+        report = inputs.task.report() if hasattr(inputs.task, "report") else ""
+        lines = (*inputs.notes, f"features: {report}") if report else inputs.notes
+        print("\n".join(lines), file=sys.stderr, flush=True)
+    n_total = inputs.info.n_samples_total
+    shape = Shape.of_job(n_total, worker.n_workers, inputs.batch_size, seed)
+    return Loader(
+        inputs.train,
+        n_total,
+        worker.n_workers,
+        worker.index,
+        inputs.batch_size,
+        seed,
+        cursor=inputs.cursor(worker.index),
+        weighted=all(isinstance(t.consistency, BSP) for t in inputs.tables),
+        sampling=inputs.sampling or Sampling(shape),
+    )
+
+
+def _moments(worker: Worker, local: Moments) -> Moments:
+    """Combine the moments of all workers; of hashed keys, only those in this worker's data. Collective.
+
+    If all keys were exchanged at once, every worker would need memory for all of them. So the keys are
+    exchanged in rounds (a hash gives the round of a key), and a worker takes the counts of its own keys from
+    each round.
+    """
+    sizes = msgspec.msgpack.encode([local.n_features, local.count, len(local.keys)])
+    shapes = [msgspec.msgpack.decode(part) for part in worker.gather("moments: sizes", sizes)]
+    if shapes[0][0]:
+        # The moments of few features fit into one exchange.
+        parts = worker.gather("moments", _pack_moments(local))
+        return Moments.combine([_unpack_moments(part) for part in parts])
+    n_rounds = -(-sum(n for _, _, n in shapes) // _KEYS_PER_ROUND) if worker.n_workers > 1 else 0
+    rounds = (local.keys.view(np.uint64) * _ROUND_MIX >> np.uint64(32)) % np.uint64(
+        max(n_rounds, 1)
+    )
+    present = local.present.copy()
+    for i in range(n_rounds):
+        mine = rounds == i
+        part = replace(local, keys=local.keys[mine], present=local.present[mine])
+        rows = worker.gather(f"moments: keys {i}", _pack_moments(part))
+        others = Moments.combine([_unpack_moments(row) for row in rows])
+        present[mine] = others.present[np.searchsorted(others.keys, part.keys)]
+    return replace(local, count=sum(count for _, count, _ in shapes), present=present)
+
+
+def _pack_moments(m: Moments) -> bytes:
+    """Return the moments as bytes, for other workers."""
+    arrays = (m.present, m.mean, m.squares, m.keys)
+    return msgspec.msgpack.encode([m.count, *(array.tobytes() for array in arrays)])
+
+
+def _unpack_moments(data: bytes) -> Moments:
+    """Return the moments that another worker has packed."""
+    count, present, mean, squares, keys = msgspec.msgpack.decode(data)
+    present, mean, squares = (np.frombuffer(a, np.float64) for a in (present, mean, squares))
+    return Moments(count, present, mean, squares, np.frombuffer(keys, np.int64))

@@ -1,0 +1,130 @@
+"""Shared memory of a run at the ends of its supervisor: removed with a checkpoint, else left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from supervisor_rig import Background, Case
+
+from mpips.errors import CapabilityError
+from mpips.supervisor.launcher import Launcher
+
+
+def memory_of(case: Case, *parts: str) -> list[Path]:
+    """Shared-memory files of a run, as its ranks leave them."""
+    token = case.run_folder.info().token
+    paths = [Path(f"/dev/shm/mpips-kept-{os.geteuid()}-{token}.0a1b-{part}") for part in parts]
+    for path in paths:
+        path.write_bytes(b"3" * 4096)
+    return paths
+
+
+@pytest.fixture
+def memory(case: Case) -> Iterator[list[Path]]:
+    """The files of a launch that was at work."""
+    paths = memory_of(case, "s0", "s0-journal", "s0-mark", "w0-0")
+    yield paths
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+RAISED = {"words": [{}], "code": 1}
+ENDS = {
+    "crashed": ([RAISED], 1),
+    "nothing new": ([{"code": 1, "mute": True}], 1),
+    "configuration": ([{"words": [{"kind": "ConfigError", "exit_code": 2}], "code": 2}], 2),
+    "missing": ([{"words": [{"kind": "RegionError", "exit_code": 69}], "code": 69}], 69),
+    "stalled": ([{"words": [{"kind": "StallError", "exit_code": 124}], "code": 124}], 124),
+    "the task's own 75": ([{"code": 75}], 75),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_memory_stays_at_every_end_without_a_checkpoint(
+    case: Case, memory: list[Path], end: str
+) -> None:
+    script, code = ENDS[end]
+    case.max_restarts = 0 if end != "nothing new" else 9
+    assert case.run(*script) == code
+    assert all(path.exists() for path in memory)
+    text = " ".join(case.text.split())
+    where = f"in /dev/shm of {os.uname().nodename} (0.0 MiB); it stays until no process has used it"
+    assert where in text
+    assert f"continue from it: mpips run {case.run_folder.path}" in text
+    assert f"remove it: mpips run --discard-memory {case.run_folder.path}" in text
+    assert case.run({"finish": True}) == 0
+    assert not any(path.exists() for path in memory)
+
+
+def test_the_block_contains_the_step_of_the_memory(case: Case, memory: list[Path]) -> None:
+    case.max_restarts = 0
+    assert case.run({"code": 1, "recoverable": 480}) == 1
+    assert "memory          step 480 or later, in /dev/shm of" in case.text
+
+
+@pytest.mark.parametrize(
+    "script", [{"finish": True}, {"words": [{"kind": "Leaving", "exit_code": 75}]}]
+)
+def test_memory_is_removed_at_a_durable_end(
+    case: Case, memory: list[Path], script: dict[str, Any]
+) -> None:
+    assert case.run(script) in (0, 75)
+    assert not any(path.exists() for path in memory)
+    assert "/dev/shm" not in case.text
+
+
+def test_memory_of_launches_that_never_came_to_work_is_removed(case: Case) -> None:
+    case.max_restarts = 0
+    paths = memory_of(case, "s0", "w0-0")
+    assert case.run({"code": 1}) == 1
+    assert not any(path.exists() for path in paths)
+    assert "/dev/shm" not in case.text
+
+
+def test_memory_stays_where_the_supervisor_cannot_continue(case: Case, memory: list[Path]) -> None:
+    case.launcher = Launcher("/nowhere/mpirun", "openmpi", "fake")
+    with pytest.raises(CapabilityError, match="cannot be started"):
+        case.run({"finish": True})
+    assert all(path.exists() for path in memory)
+    assert "mpips run: memory in /dev/shm of" in case.text
+
+
+def test_memory_survives_an_interruption(case: Case, memory: list[Path]) -> None:
+    with Background(case) as other:
+        other.process.send_signal(signal.SIGINT)
+        assert other.process.wait(20) == 130, other.text()
+        assert all(path.exists() for path in memory)
+        assert "continue from it: mpips run" in other.text()
+
+
+def test_memory_is_removed_when_a_person_asks_for_it(case: Case, memory: list[Path]) -> None:
+    command = [sys.executable, "-m", "mpips", "run", "--discard-memory", str(case.run_folder.path)]
+    with Background(case):
+        refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert refused.returncode == 2
+        assert "is being run by process" in refused.stderr
+        assert all(path.exists() for path in memory)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "4 segments of" in done.stderr
+    assert not any(path.exists() for path in memory)
+
+
+def test_a_file_of_another_user_ends_no_run(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a file to another user")
+    (path,) = memory_of(case, "w0-1")
+    os.chown(path, 65534, 65534)
+    try:
+        assert case.run({"code": 1}, {"finish": True}) == 0
+        assert case.text.count(f"{path} on {os.uname().nodename} belongs to another user") == 1
+        assert path.exists()
+    finally:
+        path.unlink()
