@@ -1,4 +1,4 @@
-"""`python -m mpips`: the command line, on one process or on every rank of a launch."""
+"""`python -m mpips`: the command line, in one process or on every rank of a launch."""
 
 from mpips.cli import main
 

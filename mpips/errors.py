@@ -1,28 +1,32 @@
-"""The errors that mpips raises on purpose; each carries the exit code of its kind."""
+"""The errors that mpips raises on purpose, each with the exit code of its kind."""
 
 from __future__ import annotations
 
 
 class MpipsError(Exception):
-    """Base of all errors that carry a sentence for the user; `exit_code` ends the process."""
+    """Base of all errors with a message for the user.
+
+    Attributes:
+        exit_code: Exit code of a process that this error ends.
+    """
 
     exit_code = 1
 
 
 class ConfigError(MpipsError):
-    """A file, flag or option is wrong: what, where, and what is accepted."""
+    """A file, flag or option is wrong; the message names it, its place and what is accepted."""
 
     exit_code = 2
 
 
 class DataError(MpipsError):
-    """A data file cannot be read or holds something that cannot be trained on."""
+    """A data file cannot be read, or contains data that cannot be trained on."""
 
     exit_code = 2
 
 
 class KernelError(ConfigError):
-    """An unknown or unavailable instruction set was forced."""
+    """MPIPS_KERNELS names an instruction set that is unknown or that this machine does not have."""
 
 
 class CapabilityError(MpipsError):
@@ -36,44 +40,44 @@ class RegionError(CapabilityError):
 
 
 class TransportError(CapabilityError):
-    """Two ranks cannot be connected in the way that was asked for."""
+    """Two ranks cannot be connected by the requested transport."""
 
 
 class ProtocolError(MpipsError):
-    """A record that no correct peer sends: a gap, a bad checksum, a foreign generation."""
+    """A record was received that no correct peer sends: a gap, a bad checksum, another generation."""
 
 
 class ForkError(MpipsError):
-    """A forked child used what belongs to its parent: the worker, its tables, its job."""
+    """A forked child used an object that belongs to its parent: the worker, a table or the job."""
 
 
 class RecoveryError(MpipsError):
-    """What an earlier launch left in shared memory cannot be taken over; a checkpoint must serve."""
+    """Shared memory of an earlier launch cannot be taken over; the job must start from a checkpoint."""
 
 
 class ReplayError(MpipsError):
-    """A worker repeats a clock after a warm restart with other pushes than the servers have of it."""
+    """A worker repeats a clock after a warm restart with other pushes than the servers have."""
 
 
 class CheckpointError(MpipsError):
-    """A checkpoint cannot be written, or must not be trusted; says which and why."""
+    """A checkpoint cannot be written, or must not be trusted; the message names it and the reason."""
 
 
 class DiskFullError(CheckpointError):
-    """A checkpoint cannot be written because its disk, or the user's share of it, is full."""
+    """A checkpoint cannot be written because the disk or the quota is full."""
 
 
 class NewerFormatError(CheckpointError):
-    """A checkpoint of a format that this mpips does not know: whole, but not for this version."""
+    """A checkpoint is undamaged, but has a newer format than this version of mpips can read."""
 
 
 class LeavingError(Exception):
-    """The checkpoint after which the job was to end is durable: end it with `exit_code`."""
+    """Request to end the process with `exit_code`: the checkpoint before the requested end is durable."""
 
     exit_code = 75
 
 
 class StallError(MpipsError):
-    """A wait ran out of time; names the late rank and what it was doing."""
+    """A wait exceeded its time limit; the message names the late rank and its state."""
 
     exit_code = 124

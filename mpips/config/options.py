@@ -1,67 +1,96 @@
-"""How a session runs: the values of the [cluster] table of a job, and keyword arguments of `run`."""
+"""Options of a session: the [cluster] table of a job file, and keyword arguments of `mpips.run`."""
 
 from __future__ import annotations
 
-import difflib
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
-from mpips.errors import ConfigError
-
-TRANSPORTS = ("auto", "shm", "rma", "p2p", "local")
+from mpips.config.conversion import checked
 
 
 class SessionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Options of a session.
+    """[cluster], or keyword arguments of `mpips.run`: servers, transport and memory of a session."""
 
-    Attributes:
-        servers: Number of server ranks; 0 chooses: a quarter of the ranks, at least one a node.
-        transport: "auto" (shm on a node, rma between nodes, p2p where no window can be made), or one
-            of "shm", "rma", "p2p", "local" for all pairs.
-        timeout_s: Seconds after which a wait ends with an error. Longer than the longest step.
-        ring_slots: Records that a worker may have under way at a server.
-        slot_kib: KiB of one record; larger pushes are sent in segments.
-        staging_mib: MiB that `Worker.allocate` can give out; pages are taken when allocated.
-        remote_staging_mib: MiB of each server for large dense pushes of workers on other nodes; each of
-            them gets room for two of the longest, or its share of this. 0: such pushes go through rings.
-        seed: Of initial values, and of the order of samples in `mpips train`.
-        checksums: Also on records within a node, and on large updates between nodes that are waited for
-            until they have arrived; all other remote records have them anyway.
-    """
-
-    servers: int = 0
-    transport: str = "auto"
-    timeout_s: float = 300.0
-    ring_slots: int = 32
-    slot_kib: int = 128
-    staging_mib: int = 1024
-    remote_staging_mib: int = 256
-    seed: int = 0
-    checksums: bool = False
+    servers: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=65535,
+            description="Number of server ranks. 0: a quarter of the ranks, at least one per node.",
+        ),
+    ] = 0
+    transport: Annotated[
+        Literal["auto", "shm", "rma", "p2p", "local"],
+        Meta(
+            description="Transport between workers and servers. auto: shm within a node, rma between nodes, "
+            "p2p where the MPI cannot make a window. Any other name is used for all pairs; local is for a "
+            "job of one rank."
+        ),
+    ] = "auto"
+    timeout_s: Annotated[
+        float,
+        Meta(
+            ge=0.1,
+            le=1e7,
+            description="Seconds after which a wait ends with an error. Choose more than the longest step "
+            "takes.",
+        ),
+    ] = 300.0
+    ring_slots: Annotated[
+        int,
+        Meta(
+            ge=2, le=1 << 16, description="Records that a worker can have in flight at one server."
+        ),
+    ] = 32
+    slot_kib: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1 << 16,
+            description="Size of a record in KiB. Larger pushes are sent in segments.",
+        ),
+    ] = 128
+    staging_mib: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1 << 24,
+            description="MiB that `Worker.allocate` can allocate in one worker. Pages are taken when they "
+            "are allocated.",
+        ),
+    ] = 1024
+    remote_staging_mib: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1 << 24,
+            description="MiB of each server for the rendezvous buffers, which take large dense pushes of "
+            "workers on other nodes. Each of these workers gets two of its longest pushes, or its share of "
+            "this. 0: such pushes go through rings.",
+        ),
+    ] = 256
+    seed: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=2**63 - 1,
+            description="Seed of the initial values, and of the order of samples in `mpips train`.",
+        ),
+    ] = 0
+    checksums: Annotated[
+        bool,
+        Meta(
+            description="Add checksums also to records within a node, and to large updates between nodes, "
+            "whose arrival the worker waits for. All other records between nodes always have checksums."
+        ),
+    ] = False
 
     def check(self) -> SessionOptions:
-        """Itself, if all values are possible.
+        """Return these options if all values are accepted.
 
         Raises:
             ConfigError: Names the option, its value and what is accepted.
         """
-        if self.transport not in TRANSPORTS:
-            near = difflib.get_close_matches(self.transport, TRANSPORTS, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(
-                f"transport = {self.transport!r}: must be one of {', '.join(TRANSPORTS)}{hint}"
-            )
-        bounds = {
-            "servers": (0, 65535),
-            "timeout_s": (0.1, 1e7),
-            "ring_slots": (2, 1 << 16),
-            "slot_kib": (1, 1 << 16),
-            "staging_mib": (1, 1 << 24),
-            "remote_staging_mib": (0, 1 << 24),
-            "seed": (0, 2**63 - 1),
-        }
-        for name, (low, high) in bounds.items():
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise ConfigError(f"{name} = {value}: must be from {low} to {high}")
-        return self
+        return checked(self)

@@ -1,4 +1,4 @@
-"""What a job's configuration changes in the tables of its task."""
+"""Changes of a job's configuration to the tables of its task: [table] and [tables.NAME]."""
 
 from __future__ import annotations
 
@@ -8,26 +8,21 @@ from typing import Any
 
 from mpips.config.schema import JobConfig, TableConfig
 from mpips.errors import ConfigError
-from mpips.model.consistency import (
-    ASP,
-    BSP,
-    MODELS,
-    SSP,
-    Consistency,
-    Policy,
-    parse_policy,
-    unknown_name,
-)
+from mpips.model.accepted import unknown_name
+from mpips.model.consistency import ASP, BSP, MODELS, POLICIES, SSP, Consistency, Policy
 from mpips.model.optimizer import Optimizer, PythonRule
 from mpips.model.optimizer import from_config as optimizer_from_config
 from mpips.model.partition import FrequencyPartition, Partition
 from mpips.model.table import EmbeddingTable, Table, check_tables
 
-MEASURED = "frequency"
+MEASURED = "frequency"  # partition of an embedding table that needs key frequencies of the data
 
 
 def merged(common: TableConfig, own: TableConfig) -> TableConfig:
-    """`own` where it says something, else `common`."""
+    """Return the options of one table: `own` where it sets a value, else `common`.
+
+    An optimizer in `own` that has no name changes values of the optimizer in `common`.
+    """
     values = {
         name: getattr(own, name) if getattr(own, name) is not None else getattr(common, name)
         for name in TableConfig.__struct_fields__
@@ -42,25 +37,27 @@ def merged(common: TableConfig, own: TableConfig) -> TableConfig:
 
 
 def has_name(optimizer: str | dict[str, Any]) -> bool:
-    """Return True if this replaces a table's optimizer, False if it changes values of the one there."""
+    """Return True if this replaces the optimizer of a table, False if it only changes values of it."""
     return isinstance(optimizer, str) or "name" in optimizer
 
 
 def apply_overrides(
     tables: Sequence[Table], config: JobConfig, measured: FrequencyPartition | None
 ) -> list[Table]:
-    """The task's tables with what [table] and [tables.NAME] say.
+    """Return the tables of the task with the options of [table] and [tables.NAME].
 
     Args:
-        measured: The training data's key frequencies, where a table asks for them.
+        tables: The tables of the task.
+        config: The job.
+        measured: Key frequencies of the training data; None unless `asks_for_measurement`.
 
     Raises:
-        ConfigError: A table that does not exist, an impossible combination.
+        ConfigError: A table does not exist, or a combination of options is impossible.
     """
-    names = {t.name for t in tables}
+    names = sorted({t.name for t in tables})
     for name in config.tables:
         if name not in names:
-            raise unknown_name("table", name, dict.fromkeys(names))
+            raise unknown_name("table", name, names)
     result = []
     for table in tables:
         try:
@@ -73,7 +70,7 @@ def apply_overrides(
 
 
 def asks_for_measurement(config: JobConfig) -> bool:
-    """True if some table is to be partitioned by measured frequency."""
+    """Return True if a table is to be partitioned by measured key frequencies."""
     return any(t.partition == MEASURED for t in (config.table, *config.tables.values()))
 
 
@@ -102,7 +99,8 @@ def _optimizer(
     if isinstance(default, PythonRule):
         key, given = next(iter(value.items()))
         raise ConfigError(
-            f"{key} = {given}: the optimizer is a PythonRule, which has no options; give the optimizer a name"
+            f"{key} = {given}: the optimizer is a PythonRule, which has no options; give the optimizer a "
+            'name, such as {name = "adam", lr = 0.01}'
         )
     return optimizer_from_config({"name": default.name, **dataclasses.asdict(default), **value})
 
@@ -122,7 +120,7 @@ def _partition(
     return FrequencyPartition(updates={table.name: 1.0})
 
 
-# Where an option belongs.
+# The model or policy that has the option.
 _HOMES = {
     "reduce": "BSP",
     "backup": "BSP",
@@ -134,14 +132,16 @@ _HOMES = {
 
 
 def parse_consistency(options: TableConfig, default: Consistency) -> Consistency:
-    """The consistency model that the options describe.
+    """Return the consistency model that the options describe.
+
+    Args:
+        options: Of one table.
+        default: The model of the task; its values are used where the options set none.
 
     Raises:
-        ConfigError: An unknown name, or an option that the model does not have.
+        ConfigError: An option does not belong to the model or to its policy.
     """
     model = options.consistency if options.consistency is not None else default.name
-    if model not in MODELS:
-        raise unknown_name("consistency", model, MODELS)
     allowed = {"bsp": {"reduce", "backup"}, "ssp": {"bound", "policy"}, "asp": {"policy"}}[model]
     if options.policy == "reject":
         allowed = allowed | {"max_staleness"}
@@ -174,4 +174,4 @@ def _policy(options: TableConfig, default: Policy) -> Policy:
         settings["max_staleness"] = options.max_staleness
     if options.lambda_ is not None:
         settings["lambda_"] = options.lambda_
-    return parse_policy(options.policy, settings)
+    return POLICIES[options.policy](**settings)

@@ -1,51 +1,75 @@
-"""When a job makes checkpoints while it trains."""
+"""The events that make a job write checkpoints while it trains."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from typing import Annotated, Literal, TypeAlias
 
-from mpips.errors import ConfigError
+import msgspec
+from msgspec import Meta
 
-ON_USR1 = ("continue", "exit")
-SUPERVISED_EVERY_S = 600.0  # between checkpoints of a run of `mpips run` that says nothing of them
+from mpips.config.conversion import checked
+
+SUPERVISED_EVERY_S = 600.0  # s; time between checkpoints under `mpips run` if the job sets none
+
+EverySteps: TypeAlias = Annotated[
+    int,
+    Meta(
+        ge=0,
+        description="Steps of the run between checkpoints: one is written at each multiple. Under ASP, where "
+        "workers have no common clock, the first worker that reaches the multiple counts. 0: off.",
+    ),
+]
+EverySeconds: TypeAlias = Annotated[
+    float, Meta(ge=0, lt=1e9, description="Seconds between checkpoints. 0: off.")
+]
+OnUsr1: TypeAlias = Annotated[
+    Literal["continue", "exit"],
+    Meta(
+        description="SIGUSR1 to any rank, or to mpirun, requests a checkpoint. Afterwards the job continues, "
+        "or exits with code 75."
+    ),
+]
+Grace: TypeAlias = Annotated[
+    float,
+    Meta(
+        ge=0,
+        le=3600,
+        description="Seconds that the last checkpoint may take after SIGTERM or Ctrl-C. If it is written in "
+        "time, the job exits with code 75. Choose less than the time that the batch system leaves before "
+        "SIGKILL. 0: no last checkpoint, the job ends at once.",
+    ),
+]
 
 
-@dataclass(frozen=True)
-class Triggers:
-    """What asks for a checkpoint, besides the end of training and a call.
+class Triggers(msgspec.Struct, frozen=True):
+    """Events that request a checkpoint, besides the end of training and `Worker.checkpoint`.
 
     Attributes:
-        every_steps: At each multiple of so many steps of the run; 0: not for this reason. Where workers
-            keep no common clock (ASP), when the first of them comes there.
-        every_s: After so many seconds; 0: not for this reason.
-        on_usr1: What follows the checkpoint that SIGUSR1 asks for: "continue" or "exit" (code 75).
-        grace_s: How long a last checkpoint may take after SIGTERM or Ctrl-C; 0: there is none.
+        every_steps: Steps of the run between checkpoints; 0: off. Under ASP, where workers have no common
+            clock, the first worker that reaches a multiple counts.
+        every_s: Seconds between checkpoints; 0: off.
+        on_usr1: What follows the checkpoint that SIGUSR1 requests: "continue" or "exit" (code 75).
+        grace_s: Seconds that the last checkpoint may take after SIGTERM or Ctrl-C; 0: there is none.
     """
 
-    every_steps: int = 0
-    every_s: float = 0.0
-    on_usr1: str = "continue"
-    grace_s: float = 25.0
+    every_steps: EverySteps = 0
+    every_s: EverySeconds = 0.0
+    on_usr1: OnUsr1 = "continue"
+    grace_s: Grace = 25.0
 
     def supervised(self) -> Triggers:
-        """The same, or with checkpoints every ten minutes where there are none while training."""
+        """Return these triggers, with a checkpoint every ten minutes if none is written while training."""
         if self.every_steps or self.every_s:
             return self
-        return replace(self, every_s=SUPERVISED_EVERY_S)
+        return msgspec.structs.replace(self, every_s=SUPERVISED_EVERY_S)
 
     def check(self, prefix: str = "") -> Triggers:
-        """Itself, if all values are possible.
+        """Return these triggers if all values are accepted.
+
+        Args:
+            prefix: Text in front of the name of the option in errors, with a dot at its end.
 
         Raises:
             ConfigError: Names the option, its value and what is accepted.
         """
-        if self.every_steps < 0:
-            raise ConfigError(f"{prefix}every_steps = {self.every_steps}: must be 0 or more")
-        if not 0 <= self.every_s < 1e9:
-            raise ConfigError(f"{prefix}every_s = {self.every_s:g}: must be 0 or more")
-        if not 0 <= self.grace_s <= 3600:
-            raise ConfigError(f"{prefix}grace_s = {self.grace_s:g}: must be from 0 to 3600")
-        if self.on_usr1 not in ON_USR1:
-            names = ", ".join(ON_USR1)
-            raise ConfigError(f"{prefix}on_usr1 = {self.on_usr1!r}: must be one of {names}")
-        return self
+        return checked(self, prefix.removesuffix("."))

@@ -1,8 +1,10 @@
-"""Samples: readers, each worker's share of them, batches in order, and metrics. No MPI here.
+"""Samples: readers, the share of each worker, batches in a defined order, and metrics.
+
+The folder uses no MPI. Open `readers.py` first, then `loader.py`. The steps of a worker:
 
 part = read("train.svm", stride=n_workers, offset=worker)
-info = combine(all_infos)                # the infos of every worker's part, in worker order
-data = align(part.data, info)            # labels become classes 0..k-1, or stay targets
+info = combine(all_infos)                # the infos of the parts of all workers, in worker order
+data = align(part.data, info)            # labels become classes 0..k-1, or remain targets
 for cursor, batch in Loader(data, info.n_samples_total, ...):
     ...
 """

@@ -1,4 +1,4 @@
-"""Dense arrays in files: npz and HDF5, with `x` (or `X`) and `y` (or `Y`)."""
+"""Readers of dense arrays in npz and HDF5 files, with the names `x` (or `X`) and `y` (or `Y`)."""
 
 from __future__ import annotations
 
@@ -15,27 +15,31 @@ from mpips.data.info import Part, describe, narrow
 from mpips.data.options import ReadOptions, Share
 from mpips.errors import DataError
 
-BLOCK_BYTES = 16 << 20
+BLOCK_BYTES = 16 << 20  # bytes of a dataset that are read at a time
 
 
 def read_npz(path: str, options: ReadOptions, share: Share) -> Part:
     """Read a share of `x`, shape (n, ...), and `y`, shape (n,), from an npz file.
 
-    Axes of `x` after the first are flattened. Each worker unpacks the whole of `x` for a moment;
-    use HDF5 where that is too much. Pickled objects are refused.
+    Axes of `x` after the first are flattened. Each worker unpacks the whole of `x` temporarily; use HDF5 if
+    that is too much memory. Pickled objects are refused.
 
     Raises:
-        DataError: The file is not npz, lacks an array, or shapes or dtypes do not fit.
+        DataError: The file is not npz, has no such array, or shapes or dtypes do not fit.
     """
     try:
         archive = np.load(path, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise DataError(f"{path}: is a single array, expected an npz file with x and y")
+            raise DataError(
+                f"{path}: is a single array; write an npz file by np.savez(file, x=x, y=y)"
+            )
         with archive:
             x_name, y_name = _names(path, archive.files)
             x, y = archive[x_name], archive[y_name]
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path}: is not an npz file of plain arrays: {error}") from error
+        raise DataError(
+            f"{path}: is not an npz file of plain arrays: {error}; write it by np.savez(file, x=x, y=y)"
+        ) from error
     _check(path, x, y)
     own = share.numbers(0, len(y)) if share.stride > 1 else slice(None)
     return _part(path, x[own], y[own], len(y), options)
@@ -46,33 +50,35 @@ def read_hdf5(path: str, options: ReadOptions, share: Share) -> Part:
 
     Raises:
         CapabilityError: h5py is not installed.
-        DataError: The file is not HDF5, lacks a dataset, or shapes or dtypes do not fit.
+        DataError: The file is not HDF5, has no such dataset, or shapes or dtypes do not fit.
     """
     h5py = load_hdf5(f"{path}: reading HDF5")
+    # Raise OSError with the system's reason, which h5py does not give.
     with open(path, "rb"):
         pass
     if not h5py.is_hdf5(path):
         raise DataError(f"{path}: is not an HDF5 file")
     with h5py.File(path, "r") as file:
         x_name, y_name = _names(path, list(file))
+        # Refuse links and external storage: a file from elsewhere could name any file of this machine.
         for name in (x_name, y_name):
             if not isinstance(file.get(name, getlink=True), h5py.HardLink):
                 raise DataError(
-                    f"{path}: {name} is a link, which may lead to other files; copy it here"
+                    f"{path}: {name} is a link, which may lead to other files; copy the data into this file"
                 )
         x, y = file[x_name], file[y_name]
         if not isinstance(x, h5py.Dataset) or not isinstance(y, h5py.Dataset):
             raise DataError(f"{path}: {x_name} and {y_name} must be datasets, not groups")
         for name, dataset in ((x_name, x), (y_name, y)):
             if dataset.external or dataset.is_virtual:
-                raise DataError(f"{path}: {name} lies in other files; copy it into this one")
+                raise DataError(f"{path}: {name} lies in other files; copy the data into this file")
         _check(path, x, y)
         own_x, own_y = _read_blocks(x, share), _read_blocks(y, share)
         return _part(path, own_x, own_y, len(y), options)
 
 
 def _read_blocks(dataset: Any, share: Share) -> npt.NDArray[Any]:
-    """Read contiguous blocks and keep the share of each: HDF5 is slow at strided selections."""
+    """Read contiguous blocks and select the share of each: strided selections of HDF5 are slow."""
     n = len(dataset)
     row_bytes = max(1, dataset.dtype.itemsize * int(np.prod(dataset.shape[1:])))
     n_rows = max(1, BLOCK_BYTES // row_bytes)
@@ -87,7 +93,9 @@ def _names(path: str, found: Collection[str]) -> tuple[str, str]:
     x_name = next((name for name in ("x", "X") if name in found), None)
     y_name = next((name for name in ("y", "Y") if name in found), None)
     if x_name is None or y_name is None:
-        raise DataError(f"{path}: expected arrays x and y (or X and Y), found {sorted(found)}")
+        raise DataError(
+            f"{path}: expected arrays x and y (or X and Y), found {sorted(found)}; rename them"
+        )
     return x_name, y_name
 
 
@@ -97,7 +105,8 @@ def _check(path: str, x: Any, y: Any) -> None:
             raise DataError(f"{path}: {name} has dtype {array.dtype}, expected numbers")
     if len(x.shape) < 2 or len(y.shape) != 1 or x.shape[0] != y.shape[0]:
         raise DataError(
-            f"{path}: x has shape {tuple(x.shape)} and y {tuple(y.shape)}, expected (n, d) and (n,)"
+            f"{path}: x has shape {tuple(x.shape)} and y {tuple(y.shape)}, expected (n, d) and (n,): samples "
+            "are rows of x, with one label each"
         )
 
 
@@ -108,5 +117,7 @@ def _part(
     rows = narrow(x.reshape(len(x), n_columns))
     labels = y.astype(np.float64)
     if not np.isfinite(rows).all() or not np.isfinite(labels).all():
-        raise DataError(f"{path}: holds NaN, infinity or a number beyond float32")
+        raise DataError(
+            f"{path}: contains NaN, infinity or a number beyond float32; clean or scale it"
+        )
     return describe(DenseData(rows, labels), n_samples, path, wants=options.wants)

@@ -1,9 +1,9 @@
-"""CSV with a header: numbers as a dense matrix, or, with categorical columns, as hashed keys.
+"""Reader of CSV with a header: a dense matrix of numbers, or hashed keys if there are categorical columns.
 
-A hashed sample is a list of (key, value): for a categorical cell the key is the hash of column name
-and cell text, the value 1; for a numeric cell the key is the hash of the column name alone and the
-value the number. Empty cells are absent. Keys are uniform in 0..2**62-1, so that a collision is not
-to be expected below a billion distinct ones, and the same on every machine.
+A hashed sample is a list of (key, value). For a categorical cell the key is the hash of column name and cell
+text, and the value is 1. For a numeric cell the key is the hash of the column name, and the value is the
+number. Empty cells have no entry. Keys are uniform in 0..2**62-1, so that no collision is to be expected
+below a billion distinct keys. They are equal on all machines.
 """
 
 from __future__ import annotations
@@ -25,14 +25,20 @@ from mpips.data.options import ReadOptions, Share
 from mpips.errors import DataError
 
 KEY_BITS = 62
-# Names of label columns that need not be given, in small letters; the first goes before the others.
+# Label columns that are found without an option, in small letters; the first has precedence.
 LABEL_NAMES = ("label", "y", "target", "class")
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column's place, name and role."""
+    """A column of the file.
+
+    Attributes:
+        place: Index of the column, from 0.
+        name: Name in the header.
+        categorical: The cells are hashed as text; else they are numbers.
+    """
 
     place: int
     name: str
@@ -42,7 +48,7 @@ class Column:
 @lru_cache(maxsize=1 << 20)
 def hash_key(column: str, cell: str = "") -> int:
     """Return the key of a cell in a categorical column, or of a numeric column itself."""
-    # The length in front keeps ("ab", "c") and ("a", "bc") apart.
+    # Prepend the length, so that ("ab", "c") and ("a", "bc") differ.
     text = f"{len(column)}:{column}{cell}".encode()
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") >> (64 - KEY_BITS)
 
@@ -51,28 +57,32 @@ def read_csv(path: str, options: ReadOptions, share: Share) -> Part:
     """Read a share of a CSV file whose first line names the columns.
 
     Raises:
-        DataError: A column is unknown, or a cell is empty or no number where one is needed; names
-            file, line, column and cell.
+        DataError: A column is unknown, or a cell that must be a number is empty or none; names file, line,
+            column and cell.
         OSError: The file cannot be opened.
     """
     with open(path, newline="", encoding="utf-8-sig") as file:
         try:
             return _Table(path, options, file).read(share)
         except UnicodeDecodeError as error:
-            raise DataError(f"{path}: is not UTF-8 text: {error}") from error
+            raise DataError(f"{path}: is not UTF-8 text: {error}; convert it to UTF-8") from error
         except csv.Error as error:
-            raise DataError(f"{path}: is not CSV: {error}") from error
+            raise DataError(
+                f"{path}: is not CSV: {error}; look for a quote that is not closed"
+            ) from error
 
 
 class _Table:
-    """One open file: where it is, what its columns mean."""
+    """The reader of one open file, with the meaning of its columns."""
 
     def __init__(self, path: str, options: ReadOptions, file: Iterator[str]) -> None:
         self._path = path
         self._reader = csv.reader(file, strict=True)
         header = [name.strip() for name in next(self._reader, [])]
         if not header:
-            raise DataError(f"{path}: contains no header line")
+            raise DataError(
+                f"{path}: contains no header line; the first line must name the columns"
+            )
         self._width = len(header)
         self._label = self._find_label(header, options.label)
         self._features = self._find_features(header, options)
@@ -83,6 +93,7 @@ class _Table:
         self._zero_if_empty = options.empty == "zero"
 
     def read(self, share: Share) -> Part:
+        """Read the samples of a share."""
         return self._read_sparse(share) if self._sparse else self._read_dense(share)
 
     def _read_dense(self, share: Share) -> Part:
@@ -133,17 +144,19 @@ class _Table:
         )
 
     def _rows(self) -> Iterator[list[str]]:
+        """Yield the lines that are not empty, and check the number of their cells."""
         for row in self._reader:
             if not row:
                 continue
             if len(row) != self._width:
                 raise DataError(
                     f"{self._path}:{self._reader.line_num}: {len(row)} cells, "
-                    f"the header names {self._width}"
+                    f"the header names {self._width}; quote cells that contain commas"
                 )
             yield row
 
     def _entries(self, row: list[str]) -> Iterator[tuple[int, float]]:
+        """Yield key and value of each cell of a hashed sample that is not empty."""
         for column in self._features:
             cell = row[column.place].strip()
             if not cell:
@@ -154,12 +167,13 @@ class _Table:
                 yield hash_key(column.name), self._number(cell, column)
 
     def _number(self, cell: str, column: Column) -> float:
+        """Return the number in a cell, transformed if it is a feature and the option `numeric` is log."""
         is_label = column is self._label
         cell = cell.strip()
         if not cell and self._zero_if_empty and not is_label:
             return 0.0
         try:
-            # Python reads 2021_05 and digits of other scripts as numbers, too: here they are text.
+            # Refuse 2021_05 and digits of other scripts, which Python reads as numbers.
             value = float(cell) if cell.isascii() and "_" not in cell else math.nan
         except ValueError:
             value = math.nan
@@ -171,26 +185,24 @@ class _Table:
 
     def _complaint(self, cell: str, column: Column, is_label: bool) -> str:
         if is_label:
-            wayout = "labels are finite numbers; set label to the column that holds them"
+            wayout = "labels are finite numbers; set data.label to the column of the labels"
         elif cell:
-            wayout = (
-                f'features are finite numbers; to hash text, set categorical = ["{column.name}"]'
-            )
+            wayout = f'features are finite numbers; to hash text, set data.categorical = ["{column.name}"]'
         else:
-            wayout = 'set empty = "zero" to read empty cells as 0'
+            wayout = 'set data.empty = "zero" to read empty cells as 0'
         found = f"'{cell}'" if cell else "an empty cell"
-        return (
-            f"{self._path}:{self._reader.line_num}: column '{column.name}' holds {found}: {wayout}"
-        )
+        return f"{self._path}:{self._reader.line_num}: column '{column.name}' contains {found}: {wayout}"
 
     def _find_label(self, header: list[str], wanted: str | None) -> Column:
         if len(set(header)) < len(header):
             twin = next(name for name in header if header.count(name) > 1)
-            raise DataError(f"{self._path}: the header names '{twin}' twice")
+            raise DataError(f"{self._path}: the header names '{twin}' twice; rename one")
         if wanted is None:
             wanted = self._default_label(header)
         if wanted not in header:
-            raise DataError(f"{self._path}: no label column '{wanted}'; columns: {header}")
+            raise DataError(
+                f"{self._path}: no label column '{wanted}'; set data.label to one of {_listed(header)}"
+            )
         return Column(header.index(wanted), wanted, categorical=False)
 
     def _default_label(self, header: list[str]) -> str:
@@ -206,14 +218,14 @@ class _Table:
         )
 
     def _find_features(self, header: list[str], options: ReadOptions) -> list[Column]:
-        """Return the columns to read, in the order in which samples hold them; sets the notes."""
+        """Return the feature columns to read, in the order of a sample's features; sets `_notes`."""
         there = [name for name in header if name != self._label.name]
         names = options.columns or tuple(there)
         missing = [name for name in names if name not in there]
         if missing:
             raise DataError(
-                f"{self._path}: the training data has {_plural(missing)} that this file lacks; "
-                f"its columns: {_listed(header)}"
+                f"{self._path}: the training data has {_plural(missing)} that this file lacks; add them or "
+                f"correct the header: {_listed(header)}"
             )
         extra = [name for name in there if name not in names]
         self._notes: tuple[str, ...] = ()
@@ -222,7 +234,8 @@ class _Table:
         for pattern in options.categorical:
             if not any(fnmatchcase(name, pattern) for name in names):
                 raise DataError(
-                    f"{self._path}: categorical '{pattern}' matches none of {list(names)}"
+                    f"{self._path}: categorical '{pattern}' matches none of {list(names)}; give names or "
+                    "patterns such as C*"
                 )
         return [
             Column(
@@ -235,7 +248,7 @@ class _Table:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return the names in quotes, the first ten of many."""
+    """Return the names in quotes, at most the first ten."""
     more = f" and {len(names) - 10} more" if len(names) > 10 else ""
     return ", ".join(f"'{name}'" for name in names[:10]) + more
 

@@ -1,9 +1,9 @@
 """Samples in memory, and batches taken from them.
 
-Sparse samples are compressed rows: sample i owns `keys[indptr[i]:indptr[i+1]]` and the values
-beside them. A reader leaves labels as they stand in the file (float64). `align` turns them
-into classes (int64), or leaves them where the task wants targets; batches hold the one or the other.
-Dense features are float32, or float64 where float32 would lose what tells samples apart (`DataInfo.wide`).
+Sparse samples are compressed rows: sample i has `keys[indptr[i]:indptr[i+1]]` and the values at the same
+places. A reader returns labels as they are in the file (float64). `align` turns them into classes (int64), or
+leaves them unchanged if the task predicts targets; batches contain either. Dense features are float32, or
+float64 if float32 would lose differences between samples (`DataInfo.wide`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class SparseBatch:
         keys: int64, shape (nnz,); no key occurs twice in a sample.
         values: float32, shape (nnz,).
         labels: int64 classes or float64 targets, shape (n,).
-        weight: What the mean gradient over the batch is multiplied by.
+        weight: Factor of the mean gradient over the batch.
     """
 
     indptr: npt.NDArray[np.int64]
@@ -44,7 +44,7 @@ class SparseBatch:
 
     @property
     def row_ids(self) -> npt.NDArray[np.int64]:
-        """The sample that each entry belongs to, int64, shape (nnz,), ascending; made anew."""
+        """The sample of each entry, int64, shape (nnz,), ascending; a new array at each access."""
         return np.repeat(np.arange(self.n, dtype=np.int64), np.diff(self.indptr))
 
     def densify(self, n_features: int) -> npt.NDArray[np.float32]:
@@ -68,7 +68,7 @@ class DenseBatch:
         return len(self.labels)
 
     def densify(self, n_features: int) -> Features:
-        """Return `x`, so that a task takes dense and sparse data alike; it is not copied."""
+        """Return `x`, not a copy. The method exists so that tasks accept dense and sparse batches."""
         return self.x
 
 
@@ -77,7 +77,7 @@ Batch: TypeAlias = SparseBatch | DenseBatch
 
 @dataclass(frozen=True)
 class SparseData:
-    """A worker's samples in compressed rows, as in `SparseBatch`; indices below `n_features`."""
+    """A worker's samples in compressed rows, as in `SparseBatch`; `indices` are keys below `n_features`."""
 
     indptr: npt.NDArray[np.int64]
     indices: npt.NDArray[np.int64]
@@ -97,7 +97,7 @@ class SparseData:
         indptr = np.zeros(len(rows) + 1, dtype=np.int64)
         np.cumsum(lengths, out=indptr[1:])
 
-        # Entry e of the batch lies as far from its row's start here as it does there.
+        # Find each entry of the batch: its distance from the start of its row is the same in the data.
         entries = np.repeat(starts - indptr[:-1], lengths) + np.arange(indptr[-1])
         return SparseBatch(
             indptr, self.indices[entries], self.values[entries], self.labels[rows], weight

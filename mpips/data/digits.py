@@ -1,4 +1,4 @@
-"""scikit-learn's bundled digits: 1797 images of 8x8 pixels, ten classes, no download."""
+"""Reader of the digits that scikit-learn contains: 1797 images of 8x8 pixels, ten classes, no download."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from mpips.data.info import Part, describe
 from mpips.data.options import ReadOptions, Share
 from mpips.errors import CapabilityError
 
-TEST_FRACTION = 0.2
+TEST_FRACTION = 0.2  # of each class
 
 
 def read_digits(path: str, options: ReadOptions, share: Share) -> Part:
     """Read a share of the training or the test part; `path` is ignored.
 
-    The parts are 80 and 20 per cent of each class, drawn by `options.split_seed`.
+    The parts have 80 and 20 per cent of each class, drawn with the seed `options.split_seed`.
 
     Raises:
         CapabilityError: scikit-learn is not installed.
@@ -34,7 +34,7 @@ def read_digits(path: str, options: ReadOptions, share: Share) -> Part:
 
 
 def _draw_test(labels: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.bool_]:
-    """Mark the same share of each class, shape (n,)."""
+    """Return True for the samples of the test part, bool, shape (n,); equally many of each class."""
     generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
     in_test = np.zeros(len(labels), dtype=np.bool_)
     for label in np.unique(labels):

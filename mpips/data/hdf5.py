@@ -1,4 +1,4 @@
-"""h5py, loaded when it is needed and without starting MPI."""
+"""The only import of h5py: when it is needed, and without initialising MPI."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from mpips.process import forked
 
 
 def keep_mpi_asleep() -> None:
-    """Let a library that imports mpi4py (h5py built with MPI) not start MPI, if nobody has yet.
+    """Prevent a library that imports mpi4py (h5py built with MPI) from initialising MPI.
 
-    MPI's library is loaded, but not initialised.
-
-    `mpips.mpi.launch.load_mpi` still can, later.
+    The MPI library is loaded, but not initialised; `mpips.mpi.launch.load_mpi` can initialise it later. If
+    mpi4py.MPI is loaded already, nothing changes.
     """
     if "mpi4py.MPI" in sys.modules:
         return
@@ -27,20 +26,24 @@ def keep_mpi_asleep() -> None:
     mpi4py.rc.initialize = False
     mpi4py.rc.finalize = False
     forked.finalize_mpi_at_exit()
-    # HDF5 asks for "libmpi" by its short name and takes one that is loaded already, else the system's:
-    # let mpi4py be first, which knows the right one. (mpirun sets a path for both, srun does not.)
+    # Load MPI through mpi4py, which knows the right library. HDF5 asks for "libmpi" by its short name and
+    # gets the one that is loaded already, else that of the system. (mpirun sets a path for both, srun does
+    # not.)
     with contextlib.suppress(ImportError, RuntimeError):
         importlib.import_module("mpi4py.MPI")
 
 
 def load_hdf5(what: str) -> Any:
-    """The module h5py. A build with MPI is kept from initialising MPI where nobody has.
+    """Import h5py. A build with MPI does not initialise MPI.
 
     Args:
-        what: What needs it, for the error: "reading HDF5".
+        what: The purpose, for the error: "reading HDF5".
+
+    Returns:
+        The module h5py.
 
     Raises:
-        CapabilityError: It cannot be imported.
+        CapabilityError: The module cannot be imported.
     """
     try:
         if "h5py" not in sys.modules:

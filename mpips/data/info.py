@@ -1,4 +1,4 @@
-"""What all workers must know alike about the training data, and fitting any data to it."""
+"""The description of the training data, equal on all workers, and the alignment of data with it."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from mpips.data.options import Wants
 from mpips.errors import DataError
 
 MAX_CLASSES = 65536
-# float32 is enough for a feature if rounding moves no value further than this share of its deviation.
+# Greatest error of rounding to float32, as a fraction of the standard deviation of the feature.
 ROUNDING = 1e-4
 
 
 @dataclass(frozen=True)
 class DataInfo:
-    """Facts about a data set.
+    """Description of a data set.
 
     Attributes:
         n_samples_total: Samples in the whole file.
-        n_local: Samples of the worker that reports; after `combine`, of all workers.
-        n_features: Columns, or one more than the largest key.
-        labels: The distinct labels as they stand in the file, ascending; class c is `labels[c]`.
-        kind: Whether samples are rows or lists of (key, value).
-        index_base: What features are counted from in a LIBSVM file; 0 for all other formats.
-        wants: What labels are read as: "classes", or "targets", numbers to be predicted (regression);
-            `labels` and `counts` are empty then.
-        counts: Samples of each label, in the order of `labels`; of the worker that reports, after
-            `combine` of all.
+        n_local: Samples of one worker; after `combine`, of all workers.
+        n_features: Number of columns, or one more than the largest key.
+        labels: The distinct labels as they are in the file, ascending; class c is `labels[c]`. () for
+            targets.
+        kind: "dense": samples are rows. "sparse": samples are lists of (key, value).
+        index_base: Number of the first feature in a LIBSVM file; 0 for all other formats.
+        wants: "classes", or "targets", numbers to be predicted (regression).
+        counts: Samples of each label, in the order of `labels`, of one worker; after `combine`, of all
+            workers. () for targets.
         target_range: The least and the greatest target; () for classes.
-        columns: CSV: the names of the feature columns, in the order of `x` for dense data.
-        label_column: CSV: the name of the label's column.
-        wide: Whether float32 would lose what tells samples apart in some dense feature, such as seconds
-            since 1970; `x` is float64 then, else float32.
+        columns: CSV: names of the feature columns; for dense data in the order of `x`.
+        label_column: CSV: name of the label's column.
+        wide: float32 would lose differences between samples in a dense feature, such as seconds since 1970.
+            Then `x` is float64, else float32.
     """
 
     n_samples_total: int
@@ -65,20 +65,20 @@ class DataInfo:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> DataInfo:
-        """Undo `to_config`, also after JSON has turned tuples into lists."""
+        """Return the description that `to_config` wrote, also if JSON has turned tuples into lists."""
         tuples = {name: tuple(v) for name, v in config.items() if isinstance(v, list)}
         return cls(**{**config, **tuples, "labels": tuple(float(x) for x in config["labels"])})
 
 
 @dataclass(frozen=True)
 class Part:
-    """What a reader returns: a worker's own samples and what it knows of the whole.
+    """The result of a reader: the samples of one worker, and their description.
 
     Attributes:
-        data: The samples; labels are those of the file. Dense `x` is float64 where float32 does not
-            hold the file's numbers exactly; `align` decides on the precision for all workers.
+        data: The samples, with the labels of the file. Dense `x` is float64 if float32 does not represent the
+            numbers of the file exactly; `align` decides on the precision for all workers.
         info: The description.
-        notes: Sentences that a user should read, such as which columns were left out.
+        notes: Sentences for the user, such as which columns were left out.
     """
 
     data: Dataset
@@ -97,10 +97,20 @@ def describe(
     label_column: str = "",
     notes: tuple[str, ...] = (),
 ) -> Part:
-    """Make the `Part` of `data`, whose labels are still those of the file.
+    """Make the `Part` of one worker.
+
+    Args:
+        data: Samples of the worker, with the labels of the file.
+        n_samples_total: Samples in the whole file.
+        source: Name of the file in errors.
+        index_base: Number of the first feature in a LIBSVM file.
+        wants: "classes" or "targets".
+        columns: CSV: names of the feature columns.
+        label_column: CSV: name of the label's column.
+        notes: Sentences for the user.
 
     Raises:
-        DataError: There is no sample, or labels are too many to be classes.
+        DataError: There are no samples, or too many distinct labels to be classes.
     """
     if n_samples_total == 0:
         raise DataError(f"{source}: contains no samples")
@@ -126,7 +136,7 @@ def describe(
 def _label_facts(
     values: Labels, wants: Wants, source: str
 ) -> tuple[tuple[float, ...], tuple[int, ...], tuple[float, ...]]:
-    """Return labels and their counts, or the range of targets."""
+    """Return labels, their counts and the range of targets; () for what does not apply."""
     if wants == "targets":
         ends = (float(values.min()), float(values.max())) if len(values) else ()
         return (), (), ends
@@ -136,7 +146,7 @@ def _label_facts(
 
 
 def narrow(x: npt.NDArray[Any]) -> npt.NDArray[np.float32] | npt.NDArray[np.float64]:
-    """Return x as float32 if that is exact, else as float64.
+    """Return x as float32 if that is exact, else as float64; C-contiguous.
 
     A number beyond float32 becomes infinity, which callers refuse.
     """
@@ -148,11 +158,12 @@ def narrow(x: npt.NDArray[Any]) -> npt.NDArray[np.float32] | npt.NDArray[np.floa
 
 
 def needs_float64(x: Features) -> bool:
-    """Return whether float32 would lose what tells the samples apart in some column of x."""
+    """Return True if float32 would lose differences between samples in a column of x, shape (n, d)."""
     if x.dtype != np.float64 or len(x) < 2:
         return False
     moments = Moments.of(DenseData(x, np.zeros(len(x))))
     deviation = np.sqrt(moments.squares / len(x))
+    # Go in blocks, so that temporary arrays are small.
     for start in range(0, len(x), 4096):
         block = x[start : start + 4096]
         error = np.abs(block - block.astype(np.float32)).max(axis=0)
@@ -162,10 +173,10 @@ def needs_float64(x: Features) -> bool:
 
 
 def combine(infos: Sequence[DataInfo]) -> DataInfo:
-    """Agree on one description from those of all workers, given in any order.
+    """Combine the descriptions of all workers, given in any order, into one of the whole data.
 
     Raises:
-        DataError: The workers did not read the same file, or not all of it exactly once.
+        DataError: The workers did not read the same file, or did not read each sample exactly once.
     """
     first = infos[0]
     names = ("n_samples_total", "n_features", "kind", "index_base", "columns", "label_column")
@@ -178,8 +189,8 @@ def combine(infos: Sequence[DataInfo]) -> DataInfo:
     n_local = sum(info.n_local for info in infos)
     if n_local != first.n_samples_total:
         raise DataError(
-            f"workers hold {n_local} of {first.n_samples_total} samples; stride must be the "
-            "number of workers and offset the worker's index"
+            f"workers have {n_local} of {first.n_samples_total} samples; read with stride = number of "
+            "workers and offset = index of the worker"
         )
     labels = tuple(sorted({label for info in infos for label in info.labels}))
     _check_class_count(len(labels), "training data")
@@ -195,7 +206,7 @@ def combine(infos: Sequence[DataInfo]) -> DataInfo:
 
 
 def _sum_counts(infos: Sequence[DataInfo], labels: tuple[float, ...]) -> tuple[int, ...]:
-    """Return the samples of each label over all workers, or () where a worker does not say."""
+    """Return the samples of each label over all workers; () if a worker did not count its labels."""
     if any(len(info.counts) != len(info.labels) for info in infos):
         return ()
     total = dict.fromkeys(labels, 0)
@@ -206,14 +217,17 @@ def _sum_counts(infos: Sequence[DataInfo], labels: tuple[float, ...]) -> tuple[i
 
 
 def align(data: Dataset, info: DataInfo) -> Dataset:
-    """Fit data to the training data's description.
+    """Align data with the description of the training data.
 
-    Labels become classes, int64 in 0..n_classes-1, or stay as they are where the task wants targets.
-    Sparse entries whose key the training data cannot hold are dropped, because nothing was learned
-    about them. Dense features become float64 where `info.wide`, else float32.
+    Labels become classes, int64 in 0..n_classes-1, or are unchanged if the task predicts targets. Sparse
+    entries with a key of `info.n_features` or more are dropped, because the model has learned nothing about
+    them. Dense features become float64 if `info.wide`, else float32.
+
+    Returns:
+        A new data set; it shares arrays with `data` that need no change.
 
     Raises:
-        DataError: A label, the number of columns or the kind is not that of the training data.
+        DataError: A label, the number of columns or the kind differs from the training data.
     """
     targets = info.wants == "targets"
     labels = data.labels if targets else _to_classes(data.labels, info.labels)
@@ -222,15 +236,19 @@ def align(data: Dataset, info: DataInfo) -> Dataset:
     if isinstance(data, DenseData) and info.kind == "dense":
         if data.n_features != info.n_features:
             raise DataError(
-                f"data has {data.n_features} features, the training data {info.n_features}"
+                f"data has {data.n_features} features, the training data {info.n_features}; use files "
+                "with the same columns"
             )
         if info.wide:
             return DenseData(data.x.astype(np.float64, copy=False), labels)
         return DenseData(data.x.astype(np.float32, copy=False), labels)
-    raise DataError(f"training data is {info.kind}, this data is not; use one format for both")
+    raise DataError(
+        f"training data is {info.kind}, this data is not; use one format for both files"
+    )
 
 
 def _to_classes(labels: Labels, known: tuple[float, ...]) -> Labels:
+    """Return the place in `known` of each label, int64; raise DataError for another label."""
     ordered = np.array(known, dtype=np.float64)
     classes = np.minimum(np.searchsorted(ordered, labels), len(known) - 1).astype(np.int64)
     strange = np.flatnonzero(ordered[classes] != labels)
@@ -239,12 +257,13 @@ def _to_classes(labels: Labels, known: tuple[float, ...]) -> Labels:
         more = ", ..." if len(known) > 10 else ""
         raise DataError(
             f"label {labels[strange[0]]:g} does not occur in the training data, "
-            f"whose labels are {shown}{more}"
+            f"whose labels are {shown}{more}; use files with the same labels"
         )
     return classes
 
 
 def _drop_unknown(data: SparseData, n_features: int) -> SparseData:
+    """Return the data without entries whose key is `n_features` or more."""
     if data.n_features <= n_features:
         return replace(data, n_features=n_features)
     known = data.indices < n_features
@@ -261,6 +280,6 @@ def _drop_unknown(data: SparseData, n_features: int) -> SparseData:
 def _check_class_count(count: int, source: str) -> None:
     if count > MAX_CLASSES:
         raise DataError(
-            f"{source}: {count} distinct labels, at most {MAX_CLASSES} can be classes; "
-            "is this the right label column?"
+            f"{source}: {count} distinct labels, at most {MAX_CLASSES} can be classes; check the label "
+            "column (data.label)"
         )

@@ -1,4 +1,4 @@
-"""LIBSVM (svmlight) text: `label index:value index:value ... # comment`, one sample per line."""
+"""Reader of LIBSVM (svmlight) text: `label index:value index:value ... # comment`, one sample per line."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from mpips.errors import DataError
 
 
 def read_libsvm(path: str, options: ReadOptions, share: Share) -> Part:
-    """Read a share of a LIBSVM file; features are counted from 0 in what is returned.
+    """Read a share of a LIBSVM file; in the result, features are numbered from 0.
 
-    The file is mapped, not copied; every worker scans all of it, so that all find the same number
-    of samples, of features and the same base. `qid:` fields are ignored, unsorted indices sorted.
+    The file is mapped, not copied. Each worker scans all of it, so that all workers find the same number of
+    samples and of features, and the same base. `qid:` fields are ignored; unsorted indices are sorted.
 
     Raises:
-        DataError: A line is malformed; the text names file, line and column.
+        DataError: A line is malformed; names file, line and column.
         OSError: The file cannot be opened.
     """
     base = -1 if options.index_base == "auto" else int(options.index_base)

@@ -1,8 +1,8 @@
-"""Batches of a worker's own samples, in an order that depends on (seed, epoch, worker) alone.
+"""Batches of a worker's samples, in an order that depends only on (seed, epoch, worker).
 
-Every worker makes the same number of steps per epoch, so that under BSP nobody waits for a worker
-that has no step left; in an epoch's last steps a batch may be short or empty. Of an epoch that was begun by
-a job of another shape only the rest is read; see mpips.data.sampling.
+All workers make the same number of steps per epoch, so that under BSP no worker waits for one that has no
+step left. In the last steps of an epoch a batch can be short or empty. If a job of another shape has read
+part of an epoch, only the rest is read; see `mpips.data.sampling`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mpips.data.shares import Shares, counts
 
 @dataclass(frozen=True, order=True)
 class Cursor:
-    """The place of a batch: step `step` of epoch `epoch`, both counted from 0."""
+    """The place of a batch: step `step` of epoch `epoch`, both numbered from 0."""
 
     epoch: int = 0
     step: int = 0
@@ -33,20 +33,20 @@ class Cursor:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Cursor:
-        """Undo `to_config`."""
+        """Return the cursor that `to_config` wrote."""
         return cls(int(config["epoch"]), int(config["step"]))
 
 
 def local_count(n_total: int, n_workers: int, worker: int, shares: Shares = "interleaved") -> int:
-    """Return how many of n_total samples a worker has by the rule `shares`."""
+    """Return the number of samples, of `n_total`, that a worker has by the rule `shares`."""
     return counts(n_total, n_workers, shares)[worker]
 
 
 class Loader:
-    """Iterates over (cursor, batch), epoch after epoch without end.
+    """Endless iterator over (cursor, batch), epoch after epoch.
 
-    The cursor is that of the batch beside it; `after(cursor)` is where to resume once that batch is
-    done. Memory: one permutation of the worker's samples.
+    The cursor is the place of the batch; `after(cursor)` is the place to resume from when that batch is done.
+    The loader needs memory for one permutation of the worker's samples.
     """
 
     def __init__(
@@ -65,17 +65,18 @@ class Loader:
         """Prepare to iterate; arithmetic only.
 
         Args:
-            data: This worker's share of all samples, in the order of the file, by the rule that
-                `sampling` names ("interleaved" without it: the samples i with i % n_workers == worker).
+            data: This worker's share of all samples, in the order of the file, by the rule of `sampling`.
+                Without `sampling` the rule is "interleaved": the samples i with i % n_workers == worker.
             n_total: Samples of all workers.
             n_workers: Number of workers.
-            worker: This worker's index.
+            worker: Index of this worker.
             batch_size: Samples per batch and worker.
-            seed: With epoch and worker decides the order.
-            cursor: The first batch to give; the very first if None.
-            weighted: Whether a batch weighs n * n_workers / (samples of all workers in this step),
-                which makes the mean over workers the mean over samples, or 1.
-            sampling: What others have read before, of the shape that the numbers above give; None: nothing.
+            seed: Seed of the order, together with epoch and worker.
+            cursor: Place of the first batch; None: epoch 0, step 0.
+            weighted: The weight of a batch is n * n_workers / (samples of all workers in this step), so that
+                the mean over workers is the mean over samples. Without it the weight is 1.
+            sampling: The samples that earlier jobs have read, of the shape given by the numbers above; None:
+                they have read none.
 
         Raises:
             ValueError: The numbers contradict each other.
@@ -83,14 +84,14 @@ class Loader:
         if batch_size < 1 or n_total < 1 or not 0 <= worker < n_workers:
             raise ValueError(
                 f"batch_size {batch_size} and n_total {n_total} must be positive and "
-                f"worker {worker} below n_workers {n_workers}"
+                f"worker {worker} from 0 to n_workers - 1 = {n_workers - 1}"
             )
         sampling = sampling or Sampling(Shape(n_total, n_workers, batch_size, seed))
         expected = local_count(n_total, n_workers, worker, sampling.shape.shares)
         if data.n != expected:
             raise ValueError(
-                f"worker {worker} of {n_workers} holds {data.n} of {n_total} samples, "
-                f"expected {expected}"
+                f"worker {worker} of {n_workers} has {data.n} of {n_total} samples, expected {expected}; "
+                "read with stride = n_workers and offset = worker"
             )
         self._data = data
         self._n_workers = n_workers
@@ -98,21 +99,23 @@ class Loader:
         self._batch_size = batch_size
         self._sampling = sampling
         self._weighted = weighted
-        # Of a whole epoch no worker has more samples than this.
+        # Compute the steps of a whole epoch from the largest share.
         most = (n_total + n_workers - 1) // n_workers
         self.steps_per_epoch = (most + batch_size - 1) // batch_size
         self.cursor = cursor or Cursor()
         self._n_steps: dict[int, int] = {}
         n_steps = self.steps_in(max(self.cursor.epoch, 0))
         if not 0 <= self.cursor.step < max(n_steps, 1) or self.cursor.epoch < 0:
-            raise ValueError(f"{self.cursor}: an epoch has steps 0 to {n_steps - 1}")
+            raise ValueError(
+                f"{self.cursor}: must be an epoch from 0 on and a step from 0 to {n_steps - 1}"
+            )
 
     def __iter__(self) -> Iterator[tuple[Cursor, Batch]]:
-        """Iterate from `cursor` on, for ever."""
+        """Iterate from `cursor` on, without end."""
         cursor = self.cursor
         while True:
             epoch = cursor.epoch
-            # By either rule sample i is number i // n_workers of its worker's.
+            # Sample i of the file is sample i // n_workers of its worker, by either rule.
             order = self._sampling.own(epoch, self._worker) // self._n_workers
             counts = Counter(self._sampling.counts(epoch))
             for step in range(cursor.step, self.steps_in(epoch)):
@@ -129,13 +132,13 @@ class Loader:
                 return
 
     def steps_in(self, epoch: int) -> int:
-        """Steps of an epoch, or of what is left of it."""
+        """Return the number of steps of an epoch, or of the rest of it that this job reads."""
         if epoch not in self._n_steps:
             self._n_steps[epoch] = -(-max(self._sampling.counts(epoch)) // self._batch_size)
         return self._n_steps[epoch]
 
     def steps_until(self, n_epochs: int, cursor: Cursor | None = None) -> int:
-        """Steps from a place, or from `cursor`, to the end of epoch n_epochs - 1."""
+        """Return the steps from a place (None: `self.cursor`) to the end of epoch n_epochs - 1."""
         start = cursor or self.cursor
         steps = sum(self.steps_in(epoch) for epoch in range(start.epoch, n_epochs))
         return max(steps - start.step, 0)
@@ -153,7 +156,13 @@ class Loader:
         return self._data.take(rows, weight)
 
     def _weight(self, n_here: int, counts: Counter[int], step: int) -> float:
-        """`counts`: how many workers have so many samples of the epoch."""
+        """Return the weight of a batch of `n_here` samples.
+
+        Args:
+            n_here: Samples of the batch.
+            counts: Number of workers for each number of samples of the epoch.
+            step: Step in the epoch.
+        """
         n_before = step * self._batch_size
         n_global = sum(
             n_workers * min(max(n - n_before, 0), self._batch_size)

@@ -1,13 +1,14 @@
-"""Metrics of scores against labels, and merging the workers' shares of an evaluation.
+"""Metrics of scores against labels, and the merge of the workers' shares of an evaluation.
 
-All arithmetic is in float64. Every sample weighs the same. Every metric of no samples is nan, and so is every
-metric if any score is nan: a model that gives no number for a sample has no metric.
+All arithmetic is in float64. All samples have equal weight. Every metric is nan if there are no samples, or
+if any score is nan.
 
 Kinds of scores:
 
 - "logits": shape (n,): log(p / (1 - p)) of class 1 of two; or shape (n, k): logarithms of the classes'
-  probabilities up to a constant per sample. Losses and ranks are taken from them directly, because
-  float32 probabilities are exactly 1 from a logit of 17 on, where ties hide the order (float64 ones from 37).
+  probabilities up to a constant per sample. Losses and ranks are computed from logits directly, because
+  float32 probabilities are exactly 1 for logits of 17 or more (float64 ones for 37 or more), and ties hide
+  the order.
 - "probabilities": shape (n,) of class 1 of two, or shape (n, k).
 - "values": shape (n,): predictions of a number (regression).
 
@@ -39,7 +40,7 @@ Classes: TypeAlias = npt.NDArray[np.int64]
 Float64: TypeAlias = npt.NDArray[np.float64]
 Kind: TypeAlias = Literal["probabilities", "logits", "values"]
 
-# The smallest probability that the logarithms are given; logits have no such bound.
+# Lower bound of probabilities whose logarithm is taken; logits have no such bound.
 PROBABILITY_FLOOR = 1e-15
 
 
@@ -53,15 +54,15 @@ def accuracy(scores: Scores, labels: Labels) -> float:
 
 
 def logit_accuracy(scores: Scores, labels: Labels) -> float:
-    """Return the same for logits of shape (n,); 0 counts as class 1."""
+    """Return the share of samples whose class is right, for logits of shape (n,); 0 counts as class 1."""
     return _mean((scores >= 0) == labels, scores)
 
 
 def auc(scores: Scores, labels: Labels) -> float:
-    """Return the area under the ROC curve, exactly: P(score of a 1 > score of a 0), ties half.
+    """Return the exact area under the ROC curve: P(score of a 1 > score of a 0), ties counting half.
 
-    Any increasing function of the score gives the same value, but for ties that rounding makes. It is
-    undefined, nan, if a class is absent or a score is nan.
+    Any increasing function of the score gives the same value, except for ties that rounding makes. The result
+    is nan if a class is absent or a score is nan.
     """
     positive = labels == 1
     n_positive = int(np.count_nonzero(positive))
@@ -83,7 +84,7 @@ def log_loss(scores: Scores, labels: Labels) -> float:
 def logit_log_loss(scores: Scores, labels: Labels) -> float:
     """Return the mean of log(1 + exp(-z)) of class 1 and log(1 + exp(z)) of class 0, logits (n,)."""
     z = scores.astype(np.float64)
-    with np.errstate(invalid="ignore"):  # nan is answered below
+    with np.errstate(invalid="ignore"):  # _mean returns nan for nan
         losses = np.logaddexp(0.0, np.where(labels == 1, -z, z))
     return _mean(losses, z)
 
@@ -94,9 +95,9 @@ def cross_entropy(scores: Scores, labels: Labels) -> float:
 
 
 def logit_cross_entropy(scores: Scores, labels: Labels) -> float:
-    """Return the same for logits (n, k): log(sum of exp(z)) less the true class's z."""
+    """Return the mean of log(sum of exp(z)) - z of the true class, in nats, for logits (n, k)."""
     z = scores.astype(np.float64)
-    with np.errstate(invalid="ignore"):  # nan is answered below; infinity less infinity is nan, too
+    with np.errstate(invalid="ignore"):  # _mean returns nan for nan, also for infinity - infinity
         z -= z.max(axis=1, keepdims=True)
         losses = np.log(np.exp(z).sum(axis=1)) - z[np.arange(len(labels)), labels]
     return _mean(losses, z)
@@ -113,7 +114,7 @@ def r2(scores: Scores, labels: Labels) -> float:
     if len(labels) == 0:
         return math.nan
     targets = np.asarray(labels, dtype=np.float64)
-    # Subtracting the first target first keeps large equal targets exactly equal.
+    # Subtract the first target first, so that large equal targets give exactly 0.
     shifted = targets - targets[0]
     total = float(((shifted - shifted.mean()) ** 2).sum())
     residual = float(((scores.astype(np.float64) - targets) ** 2).sum())
@@ -121,7 +122,7 @@ def r2(scores: Scores, labels: Labels) -> float:
 
 
 def _mean(values: npt.NDArray[Any], scores: Scores) -> float:
-    """Return the mean, or nan for no samples or a score that is nan."""
+    """Return the mean; nan if there are no samples or a score is nan."""
     if len(values) == 0 or np.isnan(scores).any():
         return math.nan
     return float(np.mean(values))
@@ -149,7 +150,13 @@ LOGIT_CLASS_METRICS: dict[str, Metric] = {
 
 @dataclass(frozen=True)
 class EvalShare:
-    """One worker's part of an evaluation: scores and labels of its samples, in the order of the file."""
+    """One worker's part of an evaluation, with its samples in the order of the file.
+
+    Attributes:
+        scores: Shape (n,) or (n, k); see the kinds at the top of this module.
+        labels: Classes (int64) or targets (float64), shape (n,).
+        kind: Kind of the scores.
+    """
 
     scores: Scores
     labels: Labels
@@ -157,23 +164,32 @@ class EvalShare:
 
 
 def merge(shares_of: Sequence[EvalShare], shares: Shares = "interleaved") -> dict[str, float]:
-    """Compute the metrics of all samples from the workers' shares, given in worker order.
+    """Compute the metrics of all samples from the shares of all workers.
 
-    Samples are put back into the order of the file, so that the sums round alike for any number of workers.
+    Samples are sorted into the order of the file, so that sums round equally for any number of workers.
 
     Args:
-        shares_of: By worker.
+        shares_of: The share of each worker, in worker order.
         shares: The rule that divided the samples among the workers.
 
+    Returns:
+        The value of each metric by its name.
+
     Raises:
-        ValueError: There is no share, shares are of different shape, or not one score per sample.
+        ValueError: There are no shares, their shapes differ, or there is not one score per sample.
     """
     if not shares_of or len({(s.scores.shape[1:], s.kind) for s in shares_of}) > 1:
         shapes = [share.scores.shape for share in shares_of]
-        raise ValueError(f"shares must be at least one and alike, got scores of shapes {shapes}")
+        raise ValueError(
+            f"scores of the workers have shapes {shapes}: there must be at least one share, and predict must "
+            "return the same form on all workers"
+        )
     if any(len(share.scores) != len(share.labels) for share in shares_of):
         found = [(share.scores.shape, len(share.labels)) for share in shares_of]
-        raise ValueError(f"there must be a score for each label, got shapes and labels {found}")
+        raise ValueError(
+            f"shapes of scores and numbers of labels are {found}: there must be one score, or row of scores, "
+            "for each label"
+        )
     n_total = sum(len(share.labels) for share in shares_of)
     places = [numbers(n_total, len(shares_of), w, shares) for w in range(len(shares_of))]
     order = np.argsort(np.concatenate(places))
@@ -184,9 +200,12 @@ def merge(shares_of: Sequence[EvalShare], shares: Shares = "interleaved") -> dic
 
 
 def _metrics(scores: Scores, kind: Kind) -> dict[str, Metric]:
+    """Return the metrics that suit the kind and the shape of the scores."""
     if kind == "values":
         if scores.ndim != 1:
-            raise ValueError(f"predicted values have shape {scores.shape}, expected (n,)")
+            raise ValueError(
+                f"predicted values have shape {scores.shape}, expected (n,), one number for each sample"
+            )
         return REGRESSION_METRICS
     if kind == "logits":
         return LOGIT_BINARY_METRICS if scores.ndim == 1 else LOGIT_CLASS_METRICS

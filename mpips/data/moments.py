@@ -1,9 +1,9 @@
-"""First and second moments of each feature: what tasks need to bring features to one scale.
+"""First and second moments of each feature, with which tasks scale the features.
 
-Deviations are summed about the mean, not squares about 0, because the difference of two large sums has no
-correct digit where a feature varies little beside its mean. Means of parts are combined by the pairwise
-formulas of Chan, Golub and LeVeque ("Algorithms for computing the sample variance", The American
-Statistician 37, 1983).
+Squared deviations are summed about the mean, not about 0: if a feature varies little compared with its mean,
+the difference of two large sums would have no correct digit. The means of parts are combined by the pairwise
+formulas of Chan, Golub and LeVeque ("Algorithms for computing the sample variance", The American Statistician
+37, 1983).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Vector: TypeAlias = npt.NDArray[np.float64]
 Keys: TypeAlias = npt.NDArray[np.int64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 
-# Beyond this many features, hashed keys above all, means and deviations are not taken.
+# Greatest number of features for which means and deviations are computed; hashed keys have more.
 MAX_FEATURES = 1 << 22
-# A standard deviation below this share of the mean is rounding of float64 values.
+# A standard deviation below this fraction of the mean is only rounding of float64 values.
 CONSTANT = 1e-14
 
 
@@ -33,15 +33,15 @@ def _no_keys() -> Keys:
 
 @dataclass(frozen=True)
 class Moments:
-    """Moments over samples, for each of d features; d is 0 where features are too many.
+    """Moments over samples for each of d features; d is 0 if there are more than `MAX_FEATURES`.
 
     Attributes:
         count: Number of samples.
-        present: float64, shape (d,): samples that hold the feature at all. Where d is 0, shape (m,):
-            samples that hold each of `keys`.
-        mean: float64, shape (d,): over the samples that hold the feature.
+        present: float64, shape (d,): number of samples that contain the feature. If d is 0, shape (m,):
+            number of samples that contain each of `keys`.
+        mean: float64, shape (d,): mean over the samples that contain the feature.
         squares: float64, shape (d,): sum of squared deviations from that mean.
-        keys: Where d is 0, the keys that occur, int64, shape (m,), ascending.
+        keys: If d is 0, the keys that occur, int64, shape (m,), ascending.
     """
 
     count: int
@@ -52,7 +52,7 @@ class Moments:
 
     @classmethod
     def of(cls, data: Dataset) -> Moments:
-        """Take the moments of one worker's samples; not collective."""
+        """Compute the moments of one worker's samples; not collective."""
         if isinstance(data, DenseData):
             return _of_dense(data)
         if data.n_features > MAX_FEATURES:
@@ -62,7 +62,7 @@ class Moments:
 
     @classmethod
     def combine(cls, parts: Sequence[Moments]) -> Moments:
-        """Combine the workers' moments in the order given, which decides the rounding."""
+        """Combine the moments of all workers. Their order determines the rounding."""
         if not parts[0].n_features:
             return _sum_counts(parts)
         total = parts[0]
@@ -80,15 +80,15 @@ class Moments:
 
     @property
     def n_features(self) -> int:
-        """Number of features, 0 where means and deviations are not taken."""
+        """Number of features; 0 if means and deviations are not computed."""
         return len(self.mean)
 
     def standardise(self) -> tuple[Vector, Vector]:
         """Return mean and 1 / standard deviation over all samples, each shape (d,).
 
-        Samples that do not hold a feature count as 0. The deviation is that of the population, divided by
-        the number of samples. The second array is 0 for a constant feature, so that (x - mean) * scale
-        is 0 for it.
+        Samples that do not contain a feature count as 0. The deviation is that of the population: the sum of
+        squares is divided by the number of samples. The second array is 0 for a constant feature, so that
+        (x - mean) * scale is 0 for it.
         """
         n = max(self.count, 1)
         share = self.present / n
@@ -97,22 +97,22 @@ class Moments:
         return mean, _inverse_root(variance, self.mean)
 
     def constant(self) -> Flags:
-        """Return which features have the same value in all samples, shape (d,)."""
+        """Return True for features that have the same value in all samples, bool, shape (d,)."""
         constant: Flags = self.standardise()[1] == 0
         return constant
 
     def centred(self) -> Flags:
-        """Return which features `standardise_present` centres, shape (d,): those in all samples."""
+        """Return True for features that `standardise_present` centres, bool, shape (d,)."""
         centred: Flags = (self.present == self.count) & ~self.constant()
         return centred
 
     def standardise_present(self) -> tuple[Vector, Vector]:
         """Return shift and scale, each shape (d,), for the entries of sparse samples alone.
 
-        Absent entries stay 0, so only a feature that every sample holds is centred; it also gets
-        its standard deviation for a scale. A sample to be predicted that lacks such a feature needs an
-        entry of value 0, since an absent entry would stand for the mean. Other features are divided by
-        their root mean square over the samples that hold them: 0/1 features stay as they are.
+        Absent entries remain 0. So only a feature that every sample contains is centred, and scaled by its
+        standard deviation. A sample to be predicted that does not contain such a feature needs an entry of
+        value 0, because an absent entry would stand for the mean. Other features are divided by their root
+        mean square over the samples that contain them, which leaves 0/1 features unchanged.
         """
         centred = self.centred()
         _, scale = self.standardise()
@@ -126,7 +126,7 @@ class Moments:
 def _of_dense(data: DenseData) -> Moments:
     d = data.n_features
     parts = [Moments(0, np.zeros(d), np.zeros(d), np.zeros(d))]
-    # Go in blocks: a float64 copy of everything could be larger than memory.
+    # Go in blocks, because a float64 copy of all samples can exceed the memory.
     for start in range(0, data.n, 4096):
         block = data.x[start : start + 4096].astype(np.float64)
         mean = block[0] + (block - block[0]).mean(axis=0)
@@ -142,7 +142,7 @@ def _of_dense(data: DenseData) -> Moments:
 def _of_sparse(data: SparseData) -> Moments:
     d, places = data.n_features, data.indices
     present = np.bincount(places, minlength=d).astype(np.float64)
-    # Deviations from any value of the feature are small where it varies little.
+    # Subtract any value of the feature first: the differences are small if the feature varies little.
     pivot = np.zeros(d)
     pivot[places] = data.values
     sums = np.bincount(places, data.values - pivot[places], minlength=d)
@@ -153,7 +153,7 @@ def _of_sparse(data: SparseData) -> Moments:
 
 
 def _sum_counts(parts: Sequence[Moments]) -> Moments:
-    """Return the keys of all parts and the samples that hold them."""
+    """Return the keys of all parts and the number of samples that contain each."""
     keys, places = np.unique(np.concatenate([part.keys for part in parts]), return_inverse=True)
     present = np.bincount(places, np.concatenate([part.present for part in parts]), len(keys))
     count = sum(part.count for part in parts)
@@ -161,6 +161,7 @@ def _sum_counts(parts: Sequence[Moments]) -> Moments:
 
 
 def _inverse_root(variance: Vector, mean: Vector) -> Vector:
+    """Return 1 / standard deviation; 0 for features that are constant up to rounding."""
     varies = variance > (CONSTANT * mean) ** 2
     inverse: Vector = np.where(varies, 1 / np.sqrt(np.where(varies, variance, 1.0)), 0.0)
     return inverse

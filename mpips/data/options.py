@@ -1,63 +1,101 @@
-"""How a data file is to be read; the part of a job's configuration that readers see."""
+"""Options of readers, and the share of the samples that one worker reads."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
 
 from mpips.data.shares import Shares, check_shares, owners
 
 Wants: TypeAlias = Literal["classes", "targets"]
 
+# Options of [data], by the annotation that the job file and the readers share.
+Format: TypeAlias = Annotated[
+    Literal["auto", "libsvm", "csv", "npz", "hdf5", "digits"],
+    Meta(description="Format of the files. auto: by the extension of the name."),
+]
+IndexBase: TypeAlias = Annotated[
+    Literal[0, 1, "auto"],
+    Meta(
+        description="LIBSVM: number of the first feature. auto: 0 if index 0 occurs anywhere in the file, "
+        "else 1."
+    ),
+]
+Label: TypeAlias = Annotated[
+    str | None,
+    Meta(
+        description="CSV: column of the label. By default the column label, or else the only one that is "
+        "named y, target or class in small or capital letters."
+    ),
+]
+Categorical: TypeAlias = Annotated[
+    tuple[str, ...],
+    Meta(
+        description="CSV: columns to hash, as names or patterns such as C*. With one or more of them the "
+        "data is sparse."
+    ),
+]
+Numeric: TypeAlias = Annotated[
+    Literal["auto", "raw", "log"],
+    Meta(
+        description="CSV: transformation of numeric columns. log: sign(v) log(1 + |v|). auto: log in sparse "
+        "data, which tasks cannot standardise, else raw."
+    ),
+]
+EmptyCells: TypeAlias = Annotated[
+    Literal["error", "zero"],
+    Meta(
+        description="CSV: an empty numeric cell is an error, or 0. In sparse data it has no entry."
+    ),
+]
+
 _CHUNK = 4096  # samples whose owners are computed at a time
 
 
 class ReadOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Options of all readers; each reader looks at those that concern it.
+    """Options of all readers. Each reader uses those of its format.
 
     Attributes:
-        format: A name in `READERS`; "auto" decides by the file's ending.
-        index_base: libsvm: what features are counted from; "auto" means 0 if index 0 occurs
-            anywhere in the file, else 1.
-        label: csv: the label's column; by default "label", or else the only one named "y", "target" or
-            "class" in small or capital letters. Without such a column the option is needed.
-        wants: What labels are: "classes", or "targets", numbers to be predicted.
-        columns: csv: the feature columns to read, in this order; () all but the label, in the file's order.
-        categorical: csv: columns to hash, as names or patterns such as "C*". Any of them makes
-            the data sparse.
-        numeric: csv: what becomes of the other columns' numbers; "log" is sign(v) log(1 + |v|).
-            "auto" is "log" in sparse data, which tasks cannot standardise, else "raw".
-        empty: csv: whether an empty numeric cell is an error or 0. In sparse data it is absent.
-        split: digits: which part.
-        split_seed: digits: decides who is in which part.
+        format: A name in `READERS`, or "auto".
+        index_base: LIBSVM: number of the first feature, or "auto".
+        label: CSV: column of the label; None: the default column.
+        wants: "classes", or "targets", numbers to be predicted.
+        columns: CSV: the feature columns to read, in this order; (): all but the label, in the order of the
+            file.
+        categorical: CSV: columns to hash, as names or patterns.
+        numeric: CSV: transformation of numeric columns.
+        empty: CSV: meaning of an empty numeric cell.
+        split: digits: part of the data set.
+        split_seed: digits: seed of the division into parts.
     """
 
-    format: str = "auto"
-    index_base: Literal[0, 1, "auto"] = "auto"
-    label: str | None = None
+    format: Format = "auto"
+    index_base: IndexBase = "auto"
+    label: Label = None
     wants: Wants = "classes"
     columns: tuple[str, ...] = ()
-    categorical: tuple[str, ...] = ()
-    numeric: Literal["auto", "raw", "log"] = "auto"
-    empty: Literal["error", "zero"] = "error"
+    categorical: Categorical = ()
+    numeric: Numeric = "auto"
+    empty: EmptyCells = "error"
     split: Literal["train", "test"] = "train"
     split_seed: int = 0
 
 
 @dataclass(frozen=True)
 class Share:
-    """The samples that worker `offset` of `stride` workers keeps, by the rule `shares`.
+    """The samples that worker `offset` of `stride` workers reads, by the rule `shares`.
 
     Attributes:
         stride: Number of workers.
-        offset: Index of the worker.
-        shares: See `mpips.data.shares`.
+        offset: Index of the worker, 0 to stride - 1.
+        shares: The rule; see `mpips.data.shares`.
     """
 
     stride: int
@@ -65,13 +103,20 @@ class Share:
     shares: Shares = "interleaved"
 
     def __post_init__(self) -> None:
-        """Refuse a share that no worker can have."""
+        """Raise ValueError for a share that no worker can have."""
         if not 0 <= self.offset < self.stride:
-            raise ValueError(f"share {self.offset} of {self.stride}: needs 0 <= offset < stride")
+            raise ValueError(
+                f"share {self.offset} of {self.stride}: needs 0 <= offset < stride (offset is the index of "
+                "the worker, stride the number of workers)"
+            )
         check_shares(self.shares)
 
     def numbers(self, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """Return the numbers of the kept samples from `start` up to `stop`, ascending."""
+        """Return the numbers of this share's samples from `start` to below `stop`.
+
+        Returns:
+            int64, shape (n,), ascending.
+        """
         samples = np.arange(start, stop, dtype=np.int64)
         numbers: npt.NDArray[np.int64] = samples[
             owners(samples, self.stride, self.shares) == self.offset
@@ -79,7 +124,7 @@ class Share:
         return numbers
 
     def flags(self) -> Iterator[bool]:
-        """Yield for sample 0, 1, ... of the file whether it is kept; without end."""
+        """Yield True or False for sample 0, 1, ... of the file: it belongs to this share or not. Endless."""
         for start in count(0, _CHUNK):
             samples = np.arange(start, start + _CHUNK, dtype=np.int64)
             yield from (owners(samples, self.stride, self.shares) == self.offset).tolist()

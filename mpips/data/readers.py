@@ -1,4 +1,4 @@
-"""Choose a reader by name or by the file's ending, and read one worker's share."""
+"""Choose a reader by the name of the format or the extension of the file, and read one worker's share."""
 
 from __future__ import annotations
 
@@ -17,11 +17,18 @@ from mpips.data.libsvm import read_libsvm
 from mpips.data.options import ReadOptions, Share
 from mpips.data.shares import Shares
 from mpips.errors import CapabilityError, ConfigError, DataError
+from mpips.model.accepted import unknown_name
 
 
 @dataclass(frozen=True)
 class Reader:
-    """A format: its name, the endings that mean it, and the function that reads a share."""
+    """A format of files.
+
+    Attributes:
+        name: Name of the format, as in the option data.format.
+        endings: Extensions of files of this format, with the dot, in small letters.
+        read: Function that reads a share of a file.
+    """
 
     name: str
     endings: tuple[str, ...]
@@ -51,23 +58,26 @@ def read(
 ) -> Part:
     """Read one worker's share of the samples of a file.
 
-    Not collective. The path "digits" means scikit-learn's bundled digits.
+    Not collective; blocks until the file is read. The path "digits" means the digits of scikit-learn.
 
     Args:
         path: A file in one of the formats in `READERS`.
         stride: Number of workers.
-        offset: This worker's index.
-        options: How to read; the defaults if None.
-        like: The training data's description, when reading data to evaluate on: features are then
-            counted from the same base, and columns of a CSV file are taken by the names of the training
-            data's, in their order. A missing column is an error, others are left out with a note.
+        offset: Index of this worker.
+        options: Options of the reader; None: the defaults.
+        like: Description of the training data, for data to evaluate on. Features are then numbered from the
+            same base. Columns of a CSV file are found by the names of the training data's columns, in their
+            order; a missing column is an error, an additional one is left out with a note.
         shares: The rule that divides samples among workers (`mpips.data.shares`). "interleaved": the
             samples i with i % stride == offset.
+
+    Returns:
+        The samples and their description.
 
     Raises:
         ConfigError: The format is unknown.
         DataError: The file cannot be read; names file, place, what was found and what is accepted.
-        CapabilityError: This worker's share does not fit into memory.
+        CapabilityError: This worker's share does not fit into memory, or a library is missing.
     """
     path, options = os.fspath(path), options or ReadOptions()
     if like is not None:
@@ -84,6 +94,7 @@ def read(
 
 
 def _as_in_training(options: ReadOptions, like: DataInfo) -> ReadOptions:
+    """Return the options with base, columns and label column of the training data."""
     changes: dict[str, Any] = {"wants": like.wants}
     if like.kind == "sparse":
         changes["index_base"] = 1 if like.index_base else 0
@@ -93,9 +104,10 @@ def _as_in_training(options: ReadOptions, like: DataInfo) -> ReadOptions:
 
 
 def _choose(path: str, name: str) -> Reader:
+    """Return the reader of a format, or by the path if the format is "auto"."""
     if name != "auto":
         if name not in READERS:
-            raise ConfigError(f"unknown data format '{name}'; known: auto, {', '.join(READERS)}")
+            raise unknown_name("data format", name, ["auto", *READERS])
         return READERS[name]
     if path in READERS and not READERS[path].endings:
         return READERS[path]

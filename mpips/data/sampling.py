@@ -1,10 +1,13 @@
-"""Who reads which samples of an epoch in which order, also after the number of workers has changed.
+"""The samples of an epoch that each worker reads, and their order.
 
-A worker reads its share of the samples (`mpips.data.shares`), in an order of its own, in batches.
-Where a job goes on from the middle of an epoch with as many workers and batches as large, each worker goes
-on at its cursor. Otherwise what the workers have behind them is a `Leg`: from its numbers it follows which
-samples of each epoch they have seen, and the rest is read in the new way. Any number of legs may follow each
-other in one epoch; each sample is in exactly one of them.
+Both are defined also when the number of workers changes in the middle of an epoch.
+
+A worker reads its share of the samples (`mpips.data.shares`) in batches, in an order of its own. If a job
+continues in the middle of an epoch with the same number of workers and the same batch size, each worker
+continues at its cursor. Otherwise the samples that the workers have read before form a `Leg`. The numbers in
+a leg determine which samples of each epoch its workers have read; the new workers divide the rest among them.
+Any number of legs can follow each other in one epoch. Each sample of the epoch is read in exactly one of
+them.
 """
 
 from __future__ import annotations
@@ -23,15 +26,15 @@ Int64 = npt.NDArray[np.int64]
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """What decides on a job's samples and their order.
+    """The numbers that determine the samples of each worker of a job and their order.
 
     Attributes:
         n_total: Samples of the data.
         n_workers: Number of workers.
         batch_size: Samples per batch and worker.
-        seed: Of the orders.
-        shares: The rule that divides samples among workers. Checkpoints that do not name it were
-            written when there was only "interleaved".
+        seed: Seed of the orders.
+        shares: The rule that divides samples among workers. Checkpoints without it were written when
+            "interleaved" was the only rule.
     """
 
     n_total: int
@@ -42,18 +45,18 @@ class Shape(msgspec.Struct, frozen=True):
 
     @classmethod
     def of_job(cls, n_total: int, n_workers: int, batch_size: int, seed: int) -> Shape:
-        """Return the shape by which `mpips train` reads. One worker has all samples by either rule."""
+        """Return the shape with which `mpips train` reads. A single worker has all samples by either rule."""
         shares: Shares = "mixed" if n_workers > 1 else "interleaved"
         return cls(n_total, n_workers, batch_size, seed, shares)
 
 
 class Leg(msgspec.Struct, frozen=True):
-    """What workers of one shape have read: everything before their cursors.
+    """The samples that workers of one shape have read: all those before their cursors.
 
     Attributes:
-        shape: Theirs.
-        number: Of legs before this one in the run.
-        cursors: (epoch, step) of each worker.
+        shape: The shape of their job.
+        number: Number of legs before this one in the run.
+        cursors: (epoch, step) of each worker: the next batch that it would have read.
     """
 
     shape: Shape
@@ -61,7 +64,7 @@ class Leg(msgspec.Struct, frozen=True):
     cursors: tuple[tuple[int, int], ...]
 
     def n_read(self, worker: int, epoch: int, n_own: int) -> int:
-        """Samples of an epoch that a worker has read, of `n_own` that are its own."""
+        """Return the number of samples of an epoch that a worker has read, of its `n_own` samples."""
         at, step = self.cursors[worker]
         if at != epoch:
             return n_own if at > epoch else 0
@@ -69,12 +72,12 @@ class Leg(msgspec.Struct, frozen=True):
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """The way in which a job reads its data.
+    """The samples that a job reads: all those that no earlier leg has read.
 
     Attributes:
-        shape: Of this job.
-        number: Of legs before it.
-        legs: Those that have read samples of epochs which this job is to read.
+        shape: The shape of this job.
+        number: Number of legs before this job in the run.
+        legs: The legs that have read samples of epochs that this job reads, too.
     """
 
     shape: Shape
@@ -82,29 +85,38 @@ class Sampling(msgspec.Struct, frozen=True):
     legs: tuple[Leg, ...] = ()
 
     def to_config(self) -> dict[str, Any]:
-        """Plain values, for a checkpoint."""
+        """Return plain values, for a checkpoint."""
         found: dict[str, Any] = msgspec.to_builtins(self)
         return found
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Sampling:
-        """Undo `to_config`."""
+        """Return the sampling that `to_config` wrote."""
         return msgspec.convert(config, cls)
 
     def after(self, cursors: Sequence[tuple[int, int]], shape: Shape) -> Sampling:
-        """The way to read what is left when workers of this sampling stand at `cursors`."""
+        """Return the sampling of a job of another shape that continues from `cursors`.
+
+        Args:
+            cursors: (epoch, step) of each worker of this sampling.
+            shape: The shape of the job that continues.
+        """
         leg = Leg(self.shape, self.number, tuple(cursors))
         first = min(epoch for epoch, _ in cursors)
         legs = [old for old in (*self.legs, leg) if max(old.cursors) > (first, 0)]
         return Sampling(shape, self.number + 1, tuple(legs))
 
     def own(self, epoch: int, worker: int) -> Int64:
-        """A worker's samples of an epoch in their order, as numbers in the whole data."""
+        """Return the samples of an epoch that a worker reads, in its order.
+
+        Returns:
+            int64, shape (n,): numbers of samples in the whole data.
+        """
         left = _left(self.legs, self.shape.n_total, epoch)
         return _order(self.shape, self.number, left, epoch, worker)
 
     def counts(self, epoch: int) -> tuple[int, ...]:
-        """How many samples of an epoch each worker reads."""
+        """Return the number of samples of an epoch that each worker reads."""
         shape, left = self.shape, _left(self.legs, self.shape.n_total, epoch)
         if left is None:
             return counts(shape.n_total, shape.n_workers, shape.shares)
@@ -114,9 +126,10 @@ class Sampling(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=4)
 def _left(legs: tuple[Leg, ...], n_total: int, epoch: int) -> Int64 | None:
-    """The samples of an epoch that no leg has read, ascending; None: all."""
+    """Return the samples of an epoch that no leg has read, ascending; None: all samples."""
     left: Int64 | None = None
     for leg in legs:
+        # Skip a leg that has read nothing of this epoch.
         if max(leg.cursors) <= (epoch, 0):
             continue
         parts = []
@@ -129,6 +142,7 @@ def _left(legs: tuple[Leg, ...], n_total: int, epoch: int) -> Int64 | None:
 
 
 def _order(shape: Shape, number: int, left: Int64 | None, epoch: int, worker: int) -> Int64:
+    """Return a worker's samples among those left (None: all), shuffled by (seed, epoch, worker, leg)."""
     seeds = [shape.seed, epoch, worker]
     if left is None:
         own = numbers(shape.n_total, shape.n_workers, worker, shape.shares)

@@ -1,14 +1,14 @@
-"""The description of the data in words, for the output at start."""
+"""The description of the data as text, for the output at start."""
 
 from __future__ import annotations
 
 from mpips.data.info import DataInfo
 
-_MOST = 10  # classes that are named one by one
+_MOST = 10  # classes; more are not listed one by one
 
 
 def summarise(source: str, info: DataInfo) -> str:
-    """Return samples, features, label column and classes of the training data, in one line."""
+    """Return one line: samples, features, label column and classes of the training data."""
     features = (
         _count(len(info.columns), "column")
         if info.columns
@@ -20,7 +20,7 @@ def summarise(source: str, info: DataInfo) -> str:
 
 
 def summarise_test(source: str, info: DataInfo) -> str:
-    """Return samples and classes of the test data, in one line."""
+    """Return one line: samples, label column and classes of the test data."""
     return f"test: {source}: {_count(info.n_samples_total, 'sample')}, {_labels(info)}"
 
 

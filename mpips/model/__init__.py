@@ -1,4 +1,5 @@
 """Plain values that describe a job: tables, optimizers, initialisers, consistency, partitions, placement.
 
-No MPI and no files. Open `table.py` first; `placement.py` says which server holds what.
+The folder uses neither MPI nor files. Open `table.py` first. `placement.py` computes which server holds which
+part of a table; `accepted.py` checks values against the annotations of their fields.
 """

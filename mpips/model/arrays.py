@@ -1,4 +1,4 @@
-"""Arrays of users as float32: converted where no value is lost, refused where one would be."""
+"""Conversion of users' arrays to float32, without a silent loss of values."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _FLOAT32 = np.dtype(np.float32)
 
 
 def as_float32(what: str, array: Any, shape: tuple[int, ...]) -> Float32:
-    """Return the array as contiguous float32 of this shape, without a copy where it is that already.
+    """Return an array as C-contiguous float32 of this shape; the array itself if it is that already.
 
-    Other floats are rounded to float32.
+    Floats of other types are rounded to float32.
 
     Args:
-        what: Names the array in errors.
-        array: Anything that NumPy makes an array of.
-        shape: Expected.
+        what: Name of the array in errors.
+        array: An array, or anything that NumPy converts to one.
+        shape: The expected shape.
 
     Raises:
-        TypeError: It holds no real numbers, or has a mask.
-        ValueError: Wrong shape, or a value that float32 cannot hold: a whole number that would be rounded,
-            or a finite number that would become infinite.
+        TypeError: The array contains no real numbers, or has a mask.
+        ValueError: The shape differs, or float32 cannot represent a value: a whole number would be rounded,
+            or a finite number would become infinite.
     """
-    # The usual case, at no cost.
+    # Return early in the usual case, which is on the hot path.
     if type(array) is np.ndarray and array.dtype == _FLOAT32 and array.shape == shape:
         usual: Float32 = array if array.flags.c_contiguous else np.ascontiguousarray(array)
         return usual
@@ -36,7 +36,9 @@ def as_float32(what: str, array: Any, shape: tuple[int, ...]) -> Float32:
     if given.dtype == object and given.ndim == 0:
         raise TypeError(f"{what} is {_kind_of(array)}; expected an array of shape {shape}")
     if isinstance(given, np.ma.MaskedArray):
-        raise TypeError(f"{what} is a masked array; give what is masked a value: array.filled(0)")
+        raise TypeError(
+            f"{what} is a masked array; give the masked elements a value: array.filled(0)"
+        )
     plain = np.asarray(given, order="C")
     result: Float32 = plain if plain.dtype == np.float32 else _converted(what, plain)
     if result.shape != shape:
@@ -45,20 +47,27 @@ def as_float32(what: str, array: Any, shape: tuple[int, ...]) -> Float32:
 
 
 def as_array(what: str, given: Any, error: type[Exception]) -> NDArray[Any]:
-    """Return the array that NumPy makes of what is given, subclasses as they are.
+    """Return a value as an array of NumPy; a subclass of ndarray is returned as it is.
+
+    Args:
+        what: Name of the array in errors.
+        given: Anything that NumPy converts to an array.
+        error: Class of the exception to raise.
 
     Raises:
-        error: NumPy makes none of it: nested lists of unequal lengths, a tensor that refuses.
+        error: NumPy cannot convert the value, such as nested lists of unequal lengths or some tensors.
     """
     try:
         return np.asanyarray(given)
     except (ValueError, TypeError, RuntimeError) as failure:
         reason = str(failure).split("\n")[0]
-        raise error(f"{what} cannot be read as an array: {reason}") from None
+        raise error(
+            f"{what} cannot be read as an array: {reason}; convert it to a NumPy array first"
+        ) from None
 
 
 def described(given: Any) -> str:
-    """Return what is given, in words for an error: its type and shape, or that it is no array."""
+    """Return dtype and shape of an array, or the type of any other value, as text for an error."""
     if not isinstance(given, np.ndarray | np.generic):
         return _kind_of(given)
     return f"{given.dtype} of shape {given.shape}"
@@ -70,12 +79,17 @@ def _kind_of(given: Any) -> str:
 
 
 def check_out(out: Any, shape: tuple[int, ...], contiguous: bool) -> None:
-    """Refuse what values cannot be written to.
+    """Refuse an array that a pull cannot write its values to.
+
+    Args:
+        out: The array that the user gave.
+        shape: The expected shape.
+        contiguous: The array must be C-contiguous.
 
     Raises:
-        ValueError: Not a writable float32 array of this shape, or not C-contiguous where that is needed.
+        ValueError: It is no writable float32 array of this shape, or not C-contiguous although it must be.
     """
-    # The usual case, at no cost.
+    # Return early in the usual case, which is on the hot path.
     if (
         type(out) is np.ndarray
         and out.dtype == _FLOAT32
@@ -92,6 +106,7 @@ def check_out(out: Any, shape: tuple[int, ...], contiguous: bool) -> None:
         and (out.flags.c_contiguous or not contiguous)
     )
     if not fits:
+        # Name the first property that does not fit.
         kind = "C-contiguous float32" if contiguous else "float32"
         lack = described(out)
         if isinstance(out, np.ma.MaskedArray):
@@ -102,30 +117,36 @@ def check_out(out: Any, shape: tuple[int, ...], contiguous: bool) -> None:
 
 
 def _converted(what: str, given: NDArray[Any]) -> Float32:
-    """An array of another type than float32 as float32."""
+    """Convert an array of another type than float32; raise TypeError or ValueError if a value is lost."""
     kind = given.dtype.kind
-    # Libraries register types of their own, such as bfloat16, which float32 can hold.
+    # Accept types that libraries register, such as bfloat16, if float32 can represent all their values.
     if kind not in "fiub" and not np.can_cast(given.dtype, np.float32, "safe"):
-        raise TypeError(f"{what} holds {given.dtype}; expected real numbers, best as float32")
+        raise TypeError(f"{what} has dtype {given.dtype}; expected real numbers, best as float32")
     with np.errstate(over="ignore"):
         result: Float32 = given.astype(np.float32)
     if kind in "iu":
-        lost, why = _rounded(given, result), "which float32 cannot hold; round it first"
+        lost, why = (
+            _rounded(given, result),
+            "which float32 cannot represent; use array.astype(np.float32) if rounding is meant",
+        )
     elif kind == "f" and not _native.all_finite(result.reshape(-1), None):
-        lost, why = np.isinf(result) & np.isfinite(given), "which is beyond the range of float32"
+        lost, why = (
+            np.isinf(result) & np.isfinite(given),
+            "which is beyond the range of float32; scale the values",
+        )
     else:
         return result
     if lost.any():
         at = int(np.flatnonzero(lost)[0])
-        raise ValueError(f"{what} holds {given.reshape(-1)[at]} at position {at}, {why}")
+        raise ValueError(f"{what} contains {given.reshape(-1)[at]} at position {at}, {why}")
     return result
 
 
 def _rounded(given: NDArray[Any], result: Float32) -> NDArray[np.bool_]:
-    """Where float32 differs from the whole numbers that were given."""
+    """Return where float32 differs from the given whole numbers, bool, of their shape."""
     if given.dtype.itemsize < 4:
         return np.zeros(given.shape, np.bool_)
-    # What was rounded up beyond the greatest number of the type cannot be converted back.
+    # A value that was rounded up beyond the greatest number of its type cannot be converted back.
     beyond = result >= np.float32(np.iinfo(given.dtype).max)
     back = np.where(beyond, np.float32(0), result).astype(given.dtype)
     differs: NDArray[np.bool_] = beyond | (back != given)

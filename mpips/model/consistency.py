@@ -1,56 +1,36 @@
-"""Consistency models and what happens to a stale update.
+"""Consistency models, and what happens to a stale update.
 
 BSP: bulk synchronous parallel (Valiant 1990). SSP: stale synchronous parallel (Ho et al., "More
 Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NIPS 2013). ASP: fully
-asynchronous (Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012). The staleness of an
-update is the number of updates that its table has taken since the values it was computed on: those that
-the push names as `base`, else those of the worker's newest pull.
+asynchronous (Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012).
+
+The staleness of an update is the number of updates that its table has applied since the values that the
+update was computed on. These are the values that the push names as `base`, or else those of the worker's
+newest pull.
 """
 
 from __future__ import annotations
 
-import difflib
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
-import numpy as np
+from msgspec import Meta
 
 from mpips import _native
-from mpips.errors import ConfigError
+from mpips.model.accepted import check_fields, check_value, unknown_name
 
-REDUCTIONS = ("mean", "sum")
+# The package exports these names, so users write mpips.SSP.
+__all__ = ["ASP", "BSP", "SSP", "Accept", "Compensate", "Reject", "Scale"]
 
-
-def _check(condition: bool, sentence: str) -> None:
-    if not condition:
-        raise ConfigError(sentence)
-
-
-def is_count(value: object) -> bool:
-    """Return True for a whole number; a bool is none."""
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
-def check_value(what: str, value: object, kinds: tuple[type, ...], example: str) -> None:
-    """Refuse what is none of these kinds; a class in place of a value is the usual mistake.
-
-    Raises:
-        ConfigError: Names what was given and an example of what is accepted.
-    """
-    if isinstance(value, kinds):
-        return
-    if isinstance(value, type):
-        raise ConfigError(f"{what} = {value.__name__} is a class: give a value, {value.__name__}()")
-    raise ConfigError(f"{what} = {value!r}: must be a value such as {example}")
-
-
-def unknown_name(what: str, name: object, valid: Mapping[str, Any]) -> ConfigError:
-    """The error for a name that is not in `valid`: lists what is, and the nearest."""
-    near = difflib.get_close_matches(str(name), valid, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return ConfigError(f"unknown {what} {name!r}; valid are {', '.join(sorted(valid))}{hint}")
+Reduction: TypeAlias = Literal["mean", "sum"]
+Backup: TypeAlias = Annotated[int, Meta(ge=0)]
+Bound: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+MaxStaleness: TypeAlias = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+# float32 arithmetic multiplies with it.
+Lambda: TypeAlias = Annotated[float, Meta(gt=0, le=1e18)]
+# The keys of MODELS and of POLICIES.
+ConsistencyName: TypeAlias = Literal["bsp", "ssp", "asp"]
+PolicyName: TypeAlias = Literal["accept", "scale", "reject", "compensate"]
 
 
 @dataclass(frozen=True)
@@ -62,14 +42,14 @@ class Accept:
 
 @dataclass(frozen=True)
 class Scale:
-    """Make an update of staleness tau with the learning rate lr/(1+tau).
+    """Apply an update of staleness tau with the learning rate lr / (1 + tau).
 
-    After Zhang et al., "Staleness-aware Async-SGD for Distributed Deep Learning", IJCAI 2016. The
-    gradient itself stays whole, since a rule that divides by its root mean square (Adam, AdamW, Adagrad,
-    RMSProp) would undo a factor. Weight decay, coupled or not, is scaled with the rate. The rate of
-    Momentum and Nesterov is that with which a gradient enters the velocity, so a stale one counts less
-    for good. In FTRL the weight moves by that share of what a fresh gradient would move it (with
-    l1 = 0), and the sum of squares takes the gradient whole. PythonRule: see there.
+    After Zhang et al., "Staleness-aware Async-SGD for Distributed Deep Learning", IJCAI 2016. The gradient
+    itself is not scaled, because a rule that divides by a root mean square (Adam, AdamW, Adagrad, RMSProp)
+    would undo a factor. Weight decay, coupled or not, is scaled with the rate. In Momentum and Nesterov the
+    rate is the factor with which a gradient enters the velocity, so a stale gradient counts less in all later
+    steps, too. In FTRL a stale gradient moves the weight by 1 / (1 + tau) of what a fresh one would (with
+    l1 = 0), and the sum of squares takes the unscaled gradient. For PythonRule see there.
     """
 
     name: ClassVar[str] = "scale"
@@ -77,17 +57,14 @@ class Scale:
 
 @dataclass(frozen=True)
 class Reject:
-    """Drop updates whose staleness exceeds `max_staleness`; the worker is told."""
+    """Drop updates whose staleness exceeds `max_staleness`; the result of the push reports it."""
 
-    max_staleness: int = 16
+    max_staleness: MaxStaleness = 16
     name: ClassVar[str] = "reject"
 
     def __post_init__(self) -> None:
-        """Refuse a bound that is not a count."""
-        _check(
-            is_count(self.max_staleness) and 0 <= self.max_staleness < 2**32,
-            f"max_staleness = {self.max_staleness}: must be a whole number from 0 to 2^32-1",
-        )
+        """Raise ConfigError for a bound that is not accepted."""
+        check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -97,18 +74,12 @@ class Compensate:
     Pushes must carry `base`, the values that the gradient was computed on.
     """
 
-    lambda_: float = 0.04
+    lambda_: Lambda = 0.04
     name: ClassVar[str] = "compensate"
 
     def __post_init__(self) -> None:
-        """Refuse a factor that is no positive number, or too large for float32 to multiply with."""
-        _check(
-            isinstance(self.lambda_, (int, float, np.number))
-            and not isinstance(self.lambda_, (bool, np.complexfloating))
-            and math.isfinite(self.lambda_)
-            and 0 < self.lambda_ <= 1e18,
-            f"lambda_ = {self.lambda_}: must be greater than 0 and at most 1e+18",
-        )
+        """Raise ConfigError for a factor that is not accepted."""
+        check_fields(self)
 
 
 Policy = Accept | Scale | Reject | Compensate
@@ -117,57 +88,61 @@ POLICIES: dict[str, type[Policy]] = {c.name: c for c in (Accept, Scale, Reject, 
 
 @dataclass(frozen=True)
 class BSP:
-    """One update per clock: the workers' pushes, summed in worker order.
+    """One update per clock: the pushes of all workers, summed in the order of the workers.
 
     Attributes:
         reduce: "mean" divides the sum by the number of workers in it, "sum" does not.
-        backup: A clock closes when all but this many workers have sent theirs; pushes that come
-            later are dropped and counted. 0 waits for all and is bitwise repeatable.
+        backup: Number of backup workers. A clock closes when all but this many workers have sent their
+            pushes. Pushes that arrive later are dropped and counted. With 0 a clock waits for all workers,
+            and results are bitwise repeatable.
     """
 
-    reduce: str = "mean"
-    backup: int = 0
+    reduce: Reduction = "mean"
+    backup: Backup = 0
     name: ClassVar[str] = "bsp"
 
     def __post_init__(self) -> None:
-        """Refuse unknown reductions and negative numbers of backup workers."""
-        _check(
-            self.reduce in REDUCTIONS,
-            f"reduce = {self.reduce!r}: must be 'mean' or 'sum'",
-        )
-        _check(
-            is_count(self.backup) and self.backup >= 0,
-            f"backup = {self.backup}: must be 0 or more",
-        )
+        """Raise ConfigError for an unknown reduction or a number of backup workers that is not accepted."""
+        check_fields(self)
 
 
 @dataclass(frozen=True)
 class SSP:
-    """A worker at clock c reads values that hold all updates up to clock c - bound - 1."""
+    """A worker at clock c reads values that contain all updates up to clock c - bound - 1.
 
-    bound: int = 2
+    Attributes:
+        bound: Clocks that a worker may be ahead of the slowest one.
+        policy: What happens to a stale update.
+    """
+
+    bound: Bound = 2
     policy: Policy = Accept()
     name: ClassVar[str] = "ssp"
 
     def __post_init__(self) -> None:
-        """Refuse a bound that is not a count, and a policy that is none."""
-        _check(
-            is_count(self.bound) and 0 <= self.bound < 2**31,
-            f"bound = {self.bound}: must be a whole number from 0 to 2^31-1",
-        )
-        check_value("policy", self.policy, tuple(POLICIES.values()), "Scale()")
+        """Raise ConfigError for a bound that is not accepted, or for another value than a policy."""
+        check_fields(self)
+        _check_policy(self.policy)
 
 
 @dataclass(frozen=True)
 class ASP:
-    """Updates are applied as they arrive; nobody waits for anybody."""
+    """Updates are applied as they arrive; no worker waits for another.
+
+    Attributes:
+        policy: What happens to a stale update.
+    """
 
     policy: Policy = Accept()
     name: ClassVar[str] = "asp"
 
     def __post_init__(self) -> None:
-        """Refuse a policy that is none."""
-        check_value("policy", self.policy, tuple(POLICIES.values()), "Scale()")
+        """Raise ConfigError for another value than a policy."""
+        _check_policy(self.policy)
+
+
+def _check_policy(policy: object) -> None:
+    check_value("policy", policy, tuple(POLICIES.values()), "Scale()")
 
 
 Consistency = BSP | SSP | ASP
@@ -175,10 +150,10 @@ MODELS: dict[str, type[Consistency]] = {c.name: c for c in (BSP, SSP, ASP)}
 
 
 def of_name(name: str) -> Consistency:
-    """Return the model of this name with its defaults.
+    """Return the model of this name, in any case, with its defaults.
 
     Raises:
-        ConfigError: Lists the names.
+        ConfigError: There is no such model; lists the names.
     """
     if name.lower() not in MODELS:
         raise unknown_name("consistency", name, MODELS)
@@ -186,30 +161,23 @@ def of_name(name: str) -> Consistency:
 
 
 def native(consistency: Consistency) -> _native.ConsistencyConfig:
-    """The value that the C++ server takes."""
+    """Return the value that the C++ server takes."""
     policy: Policy = Accept() if isinstance(consistency, BSP) else consistency.policy
     return _native.ConsistencyConfig(
         model=_native.Model.__members__[consistency.name.upper()],
         bound=consistency.bound if isinstance(consistency, SSP) else 0,
-        policy=_native.Policy.__members__[policy.name.upper()],
+        policy=policy.name,
         max_staleness=policy.max_staleness if isinstance(policy, Reject) else 0,
         lambda_=policy.lambda_ if isinstance(policy, Compensate) else 0.0,
         mean=isinstance(consistency, BSP) and consistency.reduce == "mean",
     )
 
 
-def parse_policy(name: str, options: Mapping[str, Any]) -> Policy:
-    """A policy from its name and the options that belong to it."""
-    if name not in POLICIES:
-        raise unknown_name("staleness policy", name, POLICIES)
-    return POLICIES[name](**options)
-
-
 def judges_staleness(consistency: Consistency) -> bool:
-    """True if what becomes of a push depends on its staleness."""
+    """Return True if the staleness of a push decides what happens to it."""
     return not isinstance(consistency, BSP) and not isinstance(consistency.policy, Accept)
 
 
 def needs_base(consistency: Consistency) -> bool:
-    """True if pushes must carry the values they were computed on."""
+    """Return True if pushes must carry the values that they were computed on."""
     return not isinstance(consistency, BSP) and isinstance(consistency.policy, Compensate)

@@ -1,11 +1,11 @@
-"""How new parameters get their values, and the definition of those values in NumPy.
+"""Initial values of parameters, and their definition in NumPy.
 
-Every element is a pure function of a seed and of its place: (seed, key, column) in an embedding
-table, (seed, index) in a dense one. So it does not matter which server makes it, when, or in which
-piece. The functions `reference_rows` and `reference_range` are the meaning of the C++ kernels, bit
-for bit; they use only operations that IEEE 754 rounds in one way.
+Each element is a pure function of a seed and of its position: (seed, key, column) in an embedding table,
+(seed, index) in a dense table. So the value does not depend on the server that makes it, on the time, or on
+the piece in which it is made. The functions `reference_rows` and `reference_range` define the results of the
+C++ kernels bit for bit. They use only operations that IEEE 754 rounds in one way.
 
-Random bits: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) entered at the element's own step.
+Random bits: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), started at the step of the element.
 Normal values: quantiles by AS 241, PPND7 (Wichura, Applied Statistics 37, 1988). The xavier kinds:
 Glorot and Bengio, AISTATS 2010.
 """
@@ -41,12 +41,12 @@ DEFAULT_SCALES = {"zeros": 0.0, "xavier_uniform": 1.0, "xavier_normal": 1.0}
 
 @dataclass(frozen=True)
 class Initializer:
-    """One way to make initial values.
+    """A distribution of initial values.
 
     Attributes:
         kind: One of `KINDS`.
-        scale: The value (constant), half-width of [-scale, scale) (uniform), standard deviation
-            (normal) or gain (xavier kinds); 0 for zeros.
+        scale: The value (constant), half-width of [-scale, scale) (uniform), standard deviation (normal) or
+            gain (xavier kinds); 0 for zeros.
     """
 
     kind: str
@@ -54,17 +54,15 @@ class Initializer:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ConfigError(f"no initializer is named {self.kind!r}; write {FORMS}")
+            raise ConfigError(f"unknown initializer {self.kind!r}; write {FORMS}")
         if self.kind == "zeros" and self.scale != 0:
-            raise ConfigError(f"initializer zeros takes no scale, not {self.scale!r}")
+            raise ConfigError(f"initializer zeros: scale = {self.scale!r}: must be 0; leave it out")
         if not abs(self.scale) <= float(np.finfo(np.float32).max):
             raise ConfigError(
-                f"the scale of initializer {self.kind} is a finite float32, not {self.scale!r}"
+                f"initializer {self.kind}: scale = {self.scale!r}: must be a finite number that fits float32"
             )
         if self.kind != "constant" and self.scale < 0:
-            raise ConfigError(
-                f"the scale of initializer {self.kind} is not negative, but {self.scale!r} is"
-            )
+            raise ConfigError(f"initializer {self.kind}: scale = {self.scale!r}: must be 0 or more")
 
     @classmethod
     def parse(cls, text: str) -> Initializer:
@@ -111,11 +109,11 @@ class Initializer:
         kind = ALIASES.get(config["kind"], config["kind"])
         scale = config.get("scale", DEFAULT_SCALES.get(kind))
         if isinstance(scale, bool) or not isinstance(scale, (int, float)):
-            raise ConfigError(f"initializer {kind} needs a number as its scale, not {scale!r}")
+            raise ConfigError(f"initializer {kind}: scale = {scale!r}: must be a number")
         return cls(kind, float(scale))
 
     def to_config(self) -> str:
-        """The string from which `from_config` makes an equal value."""
+        """Return the string from which `from_config` makes an equal value."""
         return str(self)
 
     def __str__(self) -> str:
@@ -124,29 +122,31 @@ class Initializer:
         return f"{self.kind}({self.scale!r})"
 
     def native(self, seed: int, fan_in: int, fan_out: int) -> _native.Initializer:
-        """The value that the C++ kernels take.
+        """Return the value that the C++ kernels take.
 
         Args:
-            seed: From 0 to 2**64 - 1; give every table its own, see `table_seed`.
-            fan_in: Inputs of the layer, used by the xavier kinds only.
-            fan_out: Outputs of the layer, used by the xavier kinds only.
+            seed: From 0 to 2**64 - 1; each table needs its own, see `table_seed`.
+            fan_in: Inputs of the layer; only the xavier kinds use it.
+            fan_out: Outputs of the layer; only the xavier kinds use it.
 
         Raises:
-            ConfigError: A number is out of range, or a xavier kind has no fans.
+            ConfigError: A number is out of range, or both fans of a xavier kind are 0.
         """
         if not 0 <= seed < 2**64:
-            raise ConfigError(f"a seed goes from 0 to 2**64 - 1, not {seed}")
+            raise ConfigError(f"seed = {seed}: must be from 0 to 2**64 - 1")
         if self.kind not in NEEDS_FANS:
             fan_in = fan_out = 0
         if not (0 <= fan_in < 2**32 and 0 <= fan_out < 2**32):
-            raise ConfigError(f"fans go from 0 to 2**32 - 1, not {fan_in} and {fan_out}")
+            raise ConfigError(
+                f"fan_in = {fan_in} and fan_out = {fan_out}: must be from 0 to 2**32 - 1"
+            )
         if self.kind in NEEDS_FANS and fan_in + fan_out == 0:
             raise ConfigError(f"initializer {self.kind} needs a positive fan_in or fan_out")
         return _native.Initializer(self.kind, self.scale, seed, fan_in, fan_out)
 
 
 def table_seed(seed: int, name: str) -> int:
-    """The seed of table `name` in a job with `seed`: equal shapes must not start with equal values.
+    """Return the seed of table `name` in a job with `seed`, so that tables of equal shape differ.
 
     Returns:
         The first 8 bytes, little-endian, of the BLAKE2b digest of both.
@@ -158,7 +158,7 @@ def table_seed(seed: int, name: str) -> int:
 def reference_rows(
     initializer: _native.Initializer, keys: npt.NDArray[np.int64], dim: int
 ) -> Float32:
-    """The rows of an embedding table: the definition of `_native.initialize_rows`.
+    """Compute initial rows of an embedding table; the definition of `_native.initialize_rows`.
 
     Args:
         initializer: Kind, scale, seed and fans.
@@ -166,7 +166,7 @@ def reference_rows(
         dim: Length of a row.
 
     Returns:
-        float32, shape (n, dim); element (i, j) depends on (seed, keys[i], j) only.
+        float32, shape (n, dim); element (i, j) depends only on (seed, keys[i], j).
     """
     root = _mix(_words(initializer.seed) ^ ROW_TAG)
     streams = _mix(root + _mix(keys.view(np.uint64)))
@@ -175,7 +175,7 @@ def reference_rows(
 
 
 def reference_range(initializer: _native.Initializer, first: int, n: int) -> Float32:
-    """A piece of a dense tensor: the definition of `_native.initialize_range`.
+    """Compute initial values of a piece of a dense tensor; the definition of `_native.initialize_range`.
 
     Args:
         initializer: Kind, scale, seed and fans.
@@ -183,14 +183,14 @@ def reference_range(initializer: _native.Initializer, first: int, n: int) -> Flo
         n: Number of elements.
 
     Returns:
-        float32, shape (n,); element i depends on (seed, first + i) only.
+        float32, shape (n,); element i depends only on (seed, first + i).
     """
     stream = _mix(_words(initializer.seed) ^ DENSE_TAG)
     steps = np.arange(n, dtype=np.uint64) + np.uint64(first)
     return _values(initializer, _bits(stream, steps))
 
 
-# The arithmetic of the definition; words wrap modulo 2**64.
+# Constants of the arithmetic below, whose words wrap modulo 2**64.
 STEP = np.uint64(0x9E3779B97F4A7C15)
 ROW_TAG = np.uint64(0x6D706970732D726F)
 DENSE_TAG = np.uint64(0x6D706970732D6465)
@@ -221,7 +221,7 @@ def _values(initializer: _native.Initializer, bits: UInt64) -> Float32:
 
 
 def _spread(initializer: _native.Initializer) -> np.float32:
-    """The half-width or standard deviation."""
+    """Return the half-width of a uniform kind, or the standard deviation of a normal kind."""
     if initializer.kind not in NEEDS_FANS:
         return np.float32(initializer.scale)
     numerator = 6.0 if initializer.kind == "xavier_uniform" else 2.0
@@ -230,7 +230,7 @@ def _spread(initializer: _native.Initializer) -> np.float32:
 
 
 def _quantiles(bits: UInt64) -> Float64:
-    """Standard normal quantiles of (n + 1/2) / 2**52, n = the leading 52 bits."""
+    """Return standard normal quantiles of (n + 1/2) / 2**52, n being the leading 52 bits."""
     p = ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
     q = p - 0.5
     r = 0.180625 - q * q
@@ -243,7 +243,7 @@ def _quantiles(bits: UInt64) -> Float64:
 
 
 def _log(x: Float64) -> Float64:
-    """ln(x) to 1e-9, without the machine's own logarithm."""
+    """Return ln(x) to 1e-9. The logarithm of the C library is not used, since its rounding varies."""
     m, exponent = np.frexp(x)
     low = m < 0.70710678118654752
     m, exponent = np.where(low, m * 2.0, m), exponent - low
@@ -253,7 +253,7 @@ def _log(x: Float64) -> Float64:
 
 
 def _horner(coefficients: tuple[float, ...], x: Float64) -> Float64:
-    """The polynomial with these coefficients, highest power first."""
+    """Return the value at x of the polynomial with these coefficients, highest power first."""
     total = np.full_like(x, coefficients[0])
     for coefficient in coefficients[1:]:
         total = total * x + coefficient

@@ -1,14 +1,13 @@
-"""Which server owns what: partitions of tables as values.
+"""Partitions: the map from the parts of a table to servers, as values.
 
-A partition is a strategy; together with the number of servers it gives the owner of every part of
-a table, by arithmetic alone, so that all ranks agree without a message and a plan can be printed
-before a job starts. `place` distributes dense tensors, `partitioner` the keys of an embedding
-table. Some strategies suit only one of the two; asking for the other is a `ConfigError`.
+A partition is a strategy. Together with the number of servers it determines the owner of every part of a
+table by arithmetic alone. So all ranks agree without a message, and a plan can be printed before a job
+starts. `place` distributes dense tensors, `partitioner` the keys of an embedding table. Some strategies
+support only one of the two; the other raises ConfigError.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
@@ -18,6 +17,7 @@ import numpy.typing as npt
 
 from mpips import _native
 from mpips.errors import ConfigError
+from mpips.model.accepted import unknown_name
 from mpips.model.partition_plan import (
     FLOAT_BYTES,
     Balance,
@@ -25,9 +25,9 @@ from mpips.model.partition_plan import (
     PlannedPlacement,
     assign_longest_first,
     cut_at_lines,
-    text_table,
     whole_tensors,
 )
+from mpips.terminal.table import text_table
 
 MAX_SERVERS = 65535
 INT64 = np.iinfo(np.int64)
@@ -37,7 +37,7 @@ Keys = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Partition:
-    """Base of all strategies; each sets `name` and `_pieces`, `_partitioner` or both."""
+    """Base of all strategies. A strategy defines `name`, and `_pieces` or `_partitioner` or both."""
 
     name: ClassVar[str]
 
@@ -45,8 +45,11 @@ class Partition:
         """Distribute dense tensors.
 
         Args:
-            sizes: Elements (float32) of every tensor by name; the order matters.
+            sizes: Elements (float32) of every tensor by name. The order influences the placement.
             n_servers: From 1 to 65535.
+
+        Returns:
+            The pieces of every tensor.
 
         Raises:
             ConfigError: The strategy does not place dense tensors, or a number is out of range.
@@ -54,11 +57,11 @@ class Partition:
         _check_servers(n_servers)
         for tensor, size in sizes.items():
             if size < 0:
-                raise ConfigError(f"tensor {tensor!r} cannot have {size} elements")
+                raise ConfigError(f"tensor {tensor!r}: {size} elements: must be 0 or more")
         return PlannedPlacement(n_servers, self._pieces(sizes, n_servers))
 
     def partitioner(self, n_servers: int) -> _native.Partitioner:
-        """The owner of every key of an embedding table, for the C++ kernels.
+        """Return the map from key to server of an embedding table, for the C++ kernels.
 
         Args:
             n_servers: From 1 to 65535.
@@ -70,7 +73,7 @@ class Partition:
         return self._partitioner(n_servers)
 
     def owners(self, keys: Keys, n_servers: int) -> npt.NDArray[np.uint16]:
-        """The server of each key.
+        """Return the server of each key.
 
         Args:
             keys: int64, shape (n,), contiguous.
@@ -85,12 +88,12 @@ class Partition:
         return self.partitioner(n_servers).owners(keys)
 
     def key_balance(self, keys: Keys, n_servers: int) -> Balance:
-        """Rows per server if `keys` (int64, shape (n,), unique) were the table's keys."""
+        """Return the rows of each server for a table with `keys` (int64, shape (n,), unique)."""
         counts = np.bincount(self.owners(keys, n_servers), minlength=n_servers)
         return Balance("rows", tuple(counts.tolist()))
 
     def to_config(self) -> dict[str, Any]:
-        """A table for TOML or JSON from which `from_config` makes an equal value."""
+        """Return a mapping for TOML or JSON from which `from_config` makes an equal value."""
         options = {option.name: getattr(self, option.name) for option in fields(self)}
         given = {option: value for option, value in options.items() if value is not None}
         return {"name": self.name, **given}
@@ -114,9 +117,9 @@ class Partition:
         return chosen(**table)
 
     def describe(self) -> str:
-        """A table of the strategy's options."""
+        """Return a table of the strategy's options, as text of several lines."""
         options = [(option, str(value)) for option, value in self.to_config().items()]
-        return text_table(("partition", self.name), options[1:])
+        return "\n".join(text_table([("partition", self.name), *options[1:]], right=[1]))
 
     def _pieces(
         self, sizes: Mapping[str, int], n_servers: int
@@ -129,7 +132,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class HashPartition(Partition):
-    """Embedding keys by their hash: even for any keys, no vocabulary needed."""
+    """Embedding keys by their hash: balanced for any keys, and without a known range of keys."""
 
     name: ClassVar[str] = "hash"
 
@@ -142,8 +145,8 @@ class RangePartition(Partition):
     """Contiguous ranges: of every dense tensor, or of the keys from `low` to below `high`.
 
     Attributes:
-        low: The first key; dense tensors need no bounds.
-        high: One past the last key.
+        low: The first key; None for dense tensors, which need no bounds.
+        high: One more than the last key; None for dense tensors.
     """
 
     name: ClassVar[str] = "range"
@@ -156,17 +159,20 @@ class RangePartition(Partition):
         for bound in (self.low, self.high):
             if isinstance(bound, bool) or not isinstance(bound, int):
                 raise ConfigError(
-                    "partition 'range' takes whole numbers for both low and high, "
-                    f"not {self.low!r} and {self.high!r}"
+                    f"partition 'range': low = {self.low!r} and high = {self.high!r}: both low and high "
+                    "must be whole numbers"
                 )
         if not INT64.min <= self._bounds()[0] < self._bounds()[1] <= INT64.max:
             raise ConfigError(
-                f"partition 'range' needs low < high within int64, not {self.low} and {self.high}"
+                f"partition 'range': low = {self.low} and high = {self.high}: must be low < high within "
+                "int64"
             )
 
     def _bounds(self) -> tuple[int, int]:
         if self.low is None or self.high is None:
-            raise ConfigError("partition 'range' of an embedding table needs low and high")
+            raise ConfigError(
+                "partition 'range' of an embedding table needs low and high, the range of its keys"
+            )
         return self.low, self.high
 
     def _pieces(
@@ -182,7 +188,7 @@ class RangePartition(Partition):
 
 @dataclass(frozen=True)
 class LayerPartition(Partition):
-    """Whole dense tensors, balanced by bytes: fewest messages, uneven with one big tensor."""
+    """Whole dense tensors, balanced by bytes: fewest messages, but uneven if one tensor is large."""
 
     name: ClassVar[str] = "layer"
 
@@ -194,15 +200,15 @@ class LayerPartition(Partition):
 
 @dataclass(frozen=True, repr=False)
 class FrequencyPartition(Partition):
-    """By measured update frequency: whole dense tensors, or hash buckets of embedding keys.
+    """Whole dense tensors, or hash buckets of embedding keys, balanced by measured updates.
 
-    It holds the measurement, not the assignment, so that it serves any number of servers.
+    The value holds the measurement, not the assignment, so that it fits any number of servers.
 
     Attributes:
-        updates: For dense tensors: name -> updates measured over some time. A tensor weighs its
-            bytes times its updates; those never updated are balanced by bytes.
-        bucket_counts: For embedding tables: updates measured in each hash bucket. Buckets without
-            any are spread evenly.
+        updates: For dense tensors: name -> updates measured over some time. The weight of a tensor is its
+            bytes times its updates. Tensors without updates are balanced by bytes.
+        bucket_counts: For embedding tables: updates measured in each hash bucket. Buckets without updates are
+            spread evenly.
     """
 
     name: ClassVar[str] = "frequency"
@@ -212,7 +218,8 @@ class FrequencyPartition(Partition):
     def __post_init__(self) -> None:
         if not isinstance(self.updates, dict) or not isinstance(self.bucket_counts, (list, tuple)):
             raise ConfigError(
-                "partition 'frequency' takes a table as updates and an array as bucket_counts"
+                f"partition 'frequency': updates is a {type(self.updates).__name__} and bucket_counts a "
+                f"{type(self.bucket_counts).__name__}: must be a table and an array"
             )
         for updates in self.updates.values():
             _check_count(updates, whole=False)
@@ -220,10 +227,10 @@ class FrequencyPartition(Partition):
             _check_count(count, whole=True)
         if len(self.bucket_counts) > MAX_SERVERS:
             raise ConfigError(
-                f"partition 'frequency' takes at most {MAX_SERVERS} buckets, "
-                f"not {len(self.bucket_counts)}"
+                f"partition 'frequency' has {len(self.bucket_counts)} buckets: must be at most "
+                f"{MAX_SERVERS} buckets"
             )
-        # JSON and TOML bring lists.
+        # JSON and TOML have lists, not tuples.
         object.__setattr__(self, "bucket_counts", tuple(self.bucket_counts))
 
     @classmethod
@@ -233,17 +240,20 @@ class FrequencyPartition(Partition):
         """Sum the measured updates of keys into hash buckets.
 
         Args:
-            keys: int64, shape (n,); may repeat.
-            counts: int64, shape (n,), not negative; updates of each key.
-            n_buckets: From the number of servers to 65535; the more, the finer the balance.
+            keys: int64, shape (n,); a key may occur several times.
+            counts: int64, shape (n,), not negative: updates of each key.
+            n_buckets: From the number of servers to 65535. More buckets make the balance finer.
 
         Raises:
             ConfigError: The shapes differ, or a number is out of range.
         """
         if keys.shape != counts.shape:
-            raise ConfigError(f"{keys.shape} keys and {counts.shape} counts do not match")
+            raise ConfigError(
+                f"keys of shape {keys.shape} and counts of shape {counts.shape} do not match; give one count "
+                "per key"
+            )
         if not 1 <= n_buckets <= MAX_SERVERS:
-            raise ConfigError(f"buckets go from 1 to {MAX_SERVERS}, not {n_buckets}")
+            raise ConfigError(f"n_buckets = {n_buckets}: must be from 1 to {MAX_SERVERS}")
         for count in counts[counts < 0][:1].tolist():
             _check_count(count, whole=True)
         totals = np.zeros(n_buckets, dtype=np.int64)
@@ -251,6 +261,7 @@ class FrequencyPartition(Partition):
         return cls(bucket_counts=tuple(totals.tolist()))
 
     def to_config(self) -> dict[str, Any]:
+        """Return a mapping for TOML or JSON from which `from_config` makes an equal value."""
         return {
             "name": self.name,
             "updates": dict(self.updates),
@@ -258,11 +269,11 @@ class FrequencyPartition(Partition):
         }
 
     def describe(self) -> str:
-        """A table with one line per measured tensor and one for all buckets."""
+        """Return a table with a line for each measured tensor and one for all buckets, as text."""
         rows = [(tensor, f"{updates:,}") for tensor, updates in self.updates.items()]
         total = sum(self.bucket_counts)
         rows.append((f"({len(self.bucket_counts)} buckets of keys)", f"{total:,}"))
-        return text_table(("partition frequency", "updates"), rows)
+        return "\n".join(text_table([("partition frequency", "updates"), *rows], right=[1]))
 
     def __repr__(self) -> str:
         return f"FrequencyPartition({len(self.updates)} tensors, {len(self.bucket_counts)} buckets)"
@@ -273,9 +284,9 @@ class FrequencyPartition(Partition):
         missing = [tensor for tensor in sizes if tensor not in self.updates]
         if missing:
             raise ConfigError(
-                f"partition 'frequency' has no measured updates of {', '.join(missing)}"
+                f"partition 'frequency' has no measured updates of {', '.join(missing)}; add them to updates"
             )
-        # Tensors at rest first load nothing, and are then used to even out the bytes.
+        # Balance updated tensors by bytes times updates, then the others by bytes.
         n_bytes = np.array(list(sizes.values()), dtype=np.int64) * FLOAT_BYTES
         weights = n_bytes * np.array([self.updates[tensor] for tensor in sizes])
         servers = _spread(weights, n_bytes, n_servers)
@@ -295,11 +306,11 @@ class FrequencyPartition(Partition):
 def _spread(
     weights: npt.NDArray[Any], sizes: npt.NDArray[np.int64], n_servers: int
 ) -> npt.NDArray[np.uint16]:
-    """Assign items by weight, then those without weight by size.
+    """Assign items by weight, then items without weight by size.
 
     Args:
         weights: Shape (n,), not negative.
-        sizes: int64, shape (n,).
+        sizes: int64, shape (n,), not negative.
         n_servers: At least 1.
 
     Returns:
@@ -326,30 +337,29 @@ PARTITIONS: dict[str, type[Partition]] = {strategy.name: strategy for strategy i
 def _class_named(name: object) -> type[Partition]:
     if isinstance(name, str) and name in PARTITIONS:
         return PARTITIONS[name]
-    near = difflib.get_close_matches(str(name), PARTITIONS, n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    raise ConfigError(f"no partition is named {name!r}{hint}; there are {', '.join(PARTITIONS)}")
+    raise unknown_name("partition", name, PARTITIONS)
 
 
 def _unsuitable(name: str, tables: str, method: str) -> str:
-    """What to say when strategy `name` cannot split `tables`, because it lacks `method`."""
+    """Return the message for strategy `name`, which lacks `method` and so cannot split `tables`."""
     suitable = [
         other
         for other, strategy in PARTITIONS.items()
         if getattr(strategy, method) is not getattr(Partition, method)
     ]
-    return f"partition {name!r} does not split {tables} tables; {', '.join(suitable)} do"
+    names = f"{', '.join(suitable[:-1])} or {suitable[-1]}"
+    return f"partition {name!r} does not split {tables} tables; use {names}"
 
 
 def _check_count(count: float, whole: bool) -> None:
     is_number = type(count) is int or (type(count) is float and not whole)
     if not (is_number and 0 <= count <= INT64.max):
-        kind = "whole numbers" if whole else "numbers"
+        kind = "a whole number" if whole else "a number"
         raise ConfigError(
-            f"partition 'frequency' takes {kind} from 0 to {INT64.max} as counts, not {count!r}"
+            f"partition 'frequency': count {count!r}: must be {kind} from 0 to {INT64.max}"
         )
 
 
 def _check_servers(n_servers: int) -> None:
     if not 1 <= n_servers <= MAX_SERVERS:
-        raise ConfigError(f"servers go from 1 to {MAX_SERVERS}, not {n_servers}")
+        raise ConfigError(f"n_servers = {n_servers}: must be from 1 to {MAX_SERVERS}")

@@ -1,4 +1,4 @@
-"""Where each table lies: shards of dense tensors, owners of keys, and the layout of every region."""
+"""Placement of tables on servers: shards of dense tensors, owners of keys, the layout of each region."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from mpips.model.optimizer import PythonRule
 from mpips.model.partition import Partition
 from mpips.model.table import DenseTable, EmbeddingTable, Table
 
-AREA_FROM_BYTES = 256 << 10  # pushes to shards from this size on go into a remote worker's area
-MOST_NUMBERED = 1 << 16  # workers, or tables, of one job
+# bytes; dense pushes to shards of this size or larger go into the rendezvous buffer of a remote worker
+AREA_FROM_BYTES = 256 << 10
+MOST_NUMBERED = 1 << 16  # workers, or tables, that the header of a record can number
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,14 @@ class ShardRange:
 
 @dataclass(frozen=True)
 class Placement:
-    """Everything about who holds what; the same on every rank."""
+    """The server of every part of every table; equal on all ranks.
+
+    Attributes:
+        n_servers: Number of servers.
+        dense: The shards of each dense table by its name, sorted by `start`.
+        partitioners: The map from key to server of each embedding table by its name.
+        layouts: The layout of each server's region.
+    """
 
     n_servers: int
     dense: dict[str, list[ShardRange]]
@@ -36,13 +44,13 @@ class Placement:
 
 @dataclass(frozen=True)
 class EmbeddingSizes:
-    """What the rows of one embedding table take on one server, in bytes.
+    """Memory of the rows of one embedding table on one server.
 
     Attributes:
         rows: Number of rows.
-        row_bytes: Values and optimizer state of all rows, in shared memory.
-        key_bytes: The rows' keys, in shared memory.
-        map_bytes: The map from key to row. While it grows it takes half as much again.
+        row_bytes: Bytes of values and optimizer state of all rows, in shared memory.
+        key_bytes: Bytes of the keys of the rows, in shared memory.
+        map_bytes: Bytes of the map from key to row. While the map grows it takes half as much again.
     """
 
     rows: int
@@ -52,17 +60,18 @@ class EmbeddingSizes:
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
+        """Bytes of rows, keys and map together."""
         return self.row_bytes + self.key_bytes + self.map_bytes
 
 
 def embedding_memory(table: EmbeddingTable, n_rows: int, n_servers: int) -> EmbeddingSizes:
-    """Plan the memory of the fullest server for a table of `n_rows` rows. Pure arithmetic.
+    """Compute the memory of the fullest server for a table of `n_rows` rows; arithmetic only.
 
-    Servers hold equal shares, as hashed keys do nearly. Memory that a server takes ahead of the rows
-    to come, a sixteenth and 64 MiB at most, is not counted.
+    The result assumes equal shares on all servers, which hashed keys nearly have. A server also allocates
+    memory ahead of further rows, at most a sixteenth and at most 64 MiB, which is not counted.
     """
     rows = -(-n_rows // n_servers)
+    # A row has its values, the optimizer's state and, for rules that need it, a count of updates.
     rule = table.optimizer
     stride = table.dim * (1 + rule.n_state)
     if not isinstance(rule, PythonRule) and rule.native().uses_step:
@@ -76,6 +85,7 @@ def embedding_memory(table: EmbeddingTable, n_rows: int, n_servers: int) -> Embe
 
 
 def _dense_ranges(tables: Sequence[Table], n_servers: int) -> dict[str, list[ShardRange]]:
+    """Return the shards of each dense table; tables with equal partitions are placed together."""
     groups: list[tuple[Partition, dict[str, int]]] = []
     for table in tables:
         if not isinstance(table, DenseTable):
@@ -95,40 +105,44 @@ def _dense_ranges(tables: Sequence[Table], n_servers: int) -> dict[str, list[Sha
 
 
 def as_partition(table: Table) -> Partition:
-    """The partition of a table as a value."""
+    """Return the partition of a table, which its constructor has made a value."""
     assert isinstance(table.partition, Partition)
     return table.partition
 
 
 def _check_slots(tables: Sequence[Table], geometry: _native.RingGeometry) -> None:
+    """Refuse embedding tables of which not one row with its key and base fits into a slot."""
     for table in tables:
         if not isinstance(table, EmbeddingTable):
             continue
         needed = 8 + 2 * 4 * table.dim + _native.LINE_BYTES
         if needed > geometry.slot_bytes:
             raise ConfigError(
-                f"table {table.name!r}: a row of {table.dim} floats needs ring slots of at least "
-                f"{-(-needed // 1024)} KiB; slot_kib = {geometry.slot_bytes // 1024}"
+                f"table {table.name!r}: a row of {table.dim} floats does not fit into a ring slot, "
+                f"slot_kib = {geometry.slot_bytes // 1024}; set slot_kib to {-(-needed // 1024)} or more"
             )
 
 
 def _check_counts(n_workers: int, n_tables: int) -> None:
-    """Refuse more workers or tables than a record's header can number (16 bits each)."""
+    """Refuse more workers or tables than the header of a record can number (16 bits each)."""
     for name, n in (("workers", n_workers), ("tables", n_tables)):
         if n > MOST_NUMBERED:
-            raise ConfigError(f"a job takes at most {MOST_NUMBERED:,} {name}, not {n:,}")
+            raise ConfigError(f"{n:,} {name}: a job takes at most {MOST_NUMBERED:,} {name}")
 
 
 def area_bytes(shards: Sequence[int], n_remote: int, limit: int) -> int:
-    """Bytes of the area that each of a server's remote workers gets for its large dense pushes.
+    """Return the size of the rendezvous buffer of each remote worker of one server.
 
-    Two of the longest pushes, so that one travels while the other is applied; less where `limit` is
-    short, and nothing where not even one push of any table would fit.
+    A buffer holds two of the longest pushes, so that one travels while the other is applied. If `limit` is
+    smaller, the workers share it equally.
 
     Args:
-        shards: Bytes of the server's part of each dense table.
-        n_remote: Workers on other nodes.
-        limit: Bytes for all of them together.
+        shards: Bytes of the server's shard of each dense table.
+        n_remote: Number of workers on other nodes.
+        limit: Bytes of all buffers together.
+
+    Returns:
+        Bytes, a multiple of the page size; 0 if not even one push of any table would fit.
     """
     large = [n for n in shards if n >= AREA_FROM_BYTES]
     if not large or n_remote == 0:
@@ -147,19 +161,19 @@ def place(
     remote: Sequence[Sequence[int]] = (),
     remote_staging_bytes: int = 0,
 ) -> Placement:
-    """Split all tables over the servers and lay out the regions. Pure arithmetic.
+    """Split all tables over the servers and lay out the regions; arithmetic only.
 
     Args:
-        tables: All of the job.
+        tables: All tables of the job.
         n_servers: Number of servers.
         n_workers: Number of workers.
-        n_slots: Records of a ring.
-        slot_bytes: Of one record.
-        remote: For each server the workers that reach it over a network; none if left out.
-        remote_staging_bytes: What their areas may take on one server.
+        n_slots: Slots of a ring.
+        slot_bytes: Bytes of a slot.
+        remote: For each server the workers on other nodes; (): there are none.
+        remote_staging_bytes: Bytes of all rendezvous buffers of one server.
 
     Raises:
-        ConfigError: A row does not fit into a ring slot; there are too many workers or tables.
+        ConfigError: A row does not fit into a ring slot, or there are too many workers or tables.
     """
     _check_counts(n_workers, len(tables))
     embeddings = [t for t in tables if isinstance(t, EmbeddingTable)]

@@ -1,4 +1,4 @@
-"""A user's own optimizer, written in Python."""
+"""PythonRule: an optimizer that a user writes in Python."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ RuleFunction = Callable[[Float32, Sequence[Float32], Float32, int], object]
 
 @dataclass(frozen=True, repr=False)
 class PythonRule:
-    """A user's own rule, called by the server for each update with NumPy arrays.
+    """A rule of the user's own; the server calls it for each update with NumPy arrays.
 
-    `function(values, state, gradient, step)` changes `values` and `state` in place, returning None.
-    values: float32, (n,). state: `n_state` float32 arrays of shape (n,), zeros at first. gradient:
-    float32, (n,). step: updates that this shard has applied, this one included; a clock in which
-    nothing was pushed is none. The arrays are valid during the call only. All servers must find the
-    same function.
+    `function(values, state, gradient, step)` changes `values` and `state` in place and returns None.
+    values: float32, shape (n,). state: `n_state` float32 arrays of shape (n,), initially 0. gradient:
+        float32,
+    shape (n,). step: number of updates that this shard has applied, including this one; a clock without
+    pushes is no update. The arrays are valid only during the call. All servers must find the same function.
 
-    Under `Scale()` the rule gets the whole gradient, and of what it changed in `values` the server
-    takes 1/(1+staleness); `state` stays as the rule left it. That is a smaller learning rate for every
-    rule that moves values in proportion to one, but not for a rule that computes them anew from state.
+    Under `Scale()` the rule receives the unscaled gradient. The server applies 1 / (1 + staleness) of the
+    change that the rule made to `values`, and leaves `state` as the rule set it. This equals a smaller
+    learning rate for each rule whose change of the values is proportional to a rate, but not for a rule that
+    computes the values anew from its state.
 
     Attributes:
         function: The rule.
-        n_state: float32 state values per parameter.
-        name: What reports call it; by default "module:function".
+        n_state: Number of float32 state values per parameter.
+        name: Name in reports; "": "module:function".
     """
 
     function: RuleFunction
@@ -41,15 +42,17 @@ class PythonRule:
     name: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be called or counted."""
+        """Raise ConfigError if `function` is not callable or `n_state` is no count."""
         if not callable(self.function):
-            raise ConfigError(f"a rule must be callable, not {self.function!r}")
+            raise ConfigError(f"PythonRule: function = {self.function!r}: must be callable")
         if isinstance(self.n_state, bool) or not isinstance(self.n_state, int) or self.n_state < 0:
-            raise ConfigError(f"n_state = {self.n_state!r}: must be a whole number, 0 or more")
+            raise ConfigError(
+                f"PythonRule: n_state = {self.n_state!r}: must be a whole number, 0 or more"
+            )
         object.__setattr__(self, "name", self.name or self.path)
 
     def __repr__(self) -> str:
-        """Without addresses: the same in every process."""
+        """Return a text without memory addresses, which is equal in all processes."""
         return f"PythonRule({self.path!r}, n_state={self.n_state}, name={self.name!r})"
 
     def __call__(
@@ -58,7 +61,7 @@ class PythonRule:
         """Apply one gradient.
 
         Raises:
-            TypeError: The function returned something: it made new values, but must change these.
+            TypeError: The function returned a value; it must change its arrays in place.
         """
         result: object = self.function(values, state, gradient, step)
         if result is not None:
@@ -66,22 +69,26 @@ class PythonRule:
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """What checkpoints call the states."""
+        """Names of the states in checkpoints."""
         return tuple(f"state_{i}" for i in range(self.n_state))
 
     @property
     def path(self) -> str:
-        """Where the function is defined, "module:function"."""
+        """Place where the function is defined: "module:function"."""
         named = self.function if hasattr(self.function, "__qualname__") else type(self.function)
         return f"{named.__module__}:{named.__qualname__}"
 
     def to_config(self) -> dict[str, Any]:
-        """The mapping from which `from_config` finds the function again, if it can be imported."""
+        """Return the mapping from which `from_config` makes this rule, if the function can be imported."""
         return {"name": self.path, "n_state": self.n_state}
 
 
 def import_function(path: str) -> RuleFunction:
-    """The function that "module:function" names; the function part may have dots."""
+    """Import the function that "module:function" names; the part after the colon may have dots.
+
+    Raises:
+        ConfigError: The module cannot be imported, has no such name, or the name is no function.
+    """
     module_name, _, function_name = path.partition(":")
     try:
         found: Any = importlib.import_module(module_name)

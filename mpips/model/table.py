@@ -1,7 +1,7 @@
-"""Descriptions of tables: what a job stores, how it is split, updated and kept consistent.
+"""Descriptions of tables: the tensors and rows of a job, their partition, optimizer and consistency.
 
-A description is a value without memory: every rank makes the same ones, and a checksum over them is
-compared at start-up.
+A description is a value; it holds no memory of the table. Every rank makes the same descriptions, and the
+ranks compare a checksum over them at start-up (`fingerprint`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpips.errors import ConfigError
+from mpips.model.accepted import check_value, is_count
 from mpips.model.arrays import as_float32
-from mpips.model.consistency import BSP, Consistency, check_value, is_count
+from mpips.model.consistency import BSP, Consistency
 from mpips.model.consistency import of_name as consistency_of
 from mpips.model.initializer import Initializer
 from mpips.model.optimizer import SGD, Optimizer, PythonRule
@@ -35,17 +36,17 @@ class DenseTable:
 
     Attributes:
         name: Unique in the job.
-        shape: Of the tensor; () is a scalar.
-        optimizer: Applied on the servers, state beside the values; or its name, as "adam".
-        consistency: BSP, SSP or ASP; or its name, as "ssp".
-        init: An initialiser, or its text form ("zeros", "uniform(0.1)", "xavier", ...), or a float32
-            array of this shape.
-        partition: A partition value or its name: RangePartition (over all servers), LayerPartition
-            (whole tensor to one server) or FrequencyPartition (as measured). Tensors with equal
-            partitions are balanced together.
-        clip_norm: Greatest L2 norm of a push; longer ones are scaled down by the worker. 0: off. Each push is
-            bounded by itself, before BSP sums those of a clock and of all workers.
-        check_finite: Refuse pushes that hold NaN or infinity, before they are sent.
+        shape: Lengths of the tensor's axes, each at least 1; () is a scalar.
+        optimizer: The rule that servers apply to updates, or its name, such as "adam".
+        consistency: BSP, SSP or ASP, or its name, such as "ssp".
+        init: An initialiser, its text form ("zeros", "uniform(0.1)", "xavier", ...), or a float32 array of
+            this shape.
+        partition: A partition or its name: RangePartition (over all servers), LayerPartition (the whole
+            tensor on one server) or FrequencyPartition (by measured updates). Tensors with equal partitions
+            are balanced together.
+        clip_norm: Greatest L2 norm of a push; the worker scales down a longer one. 0: off. Each push is
+            bounded by itself, before BSP sums the pushes of a clock and of all workers.
+        check_finite: The worker refuses to send a push that contains NaN or infinity.
     """
 
     name: str
@@ -58,12 +59,18 @@ class DenseTable:
     check_finite: bool = True
 
     def __post_init__(self) -> None:
-        """Check sizes and the initial values."""
+        """Check all values; names of optimizer, consistency, partition and init become values.
+
+        Raises:
+            ConfigError: Names the table, the value and what is accepted.
+        """
         _check_common(self)
         shape = _shape(self.name, self.shape)
         object.__setattr__(self, "shape", shape)
         if any(n < 1 for n in shape):
-            raise ConfigError(f"table {self.name!r}: shape {shape} has a length below 1")
+            raise ConfigError(
+                f"table {self.name!r}: shape = {shape}: each length must be 1 or more"
+            )
         if isinstance(self.init, str):
             object.__setattr__(self, "init", Initializer.parse(self.init))
         elif isinstance(self.init, np.ndarray):
@@ -81,8 +88,8 @@ class DenseTable:
 
         A matrix is (inputs, outputs), as in `x @ w`. A tensor of three axes or more is the kernel of a
         convolution, (*window, input channels, output channels): each output sums over window * input
-        channels, and each input reaches window * output channels (as in Keras; torch.nn keeps the axes
-        the other way round, (outputs, inputs, *window), with the same fans).
+        channels, and each input contributes to window * output channels. Keras has the same order of axes;
+        torch.nn has (outputs, inputs, *window), with the same fans.
         """
         if len(self.shape) < 2:
             return (self.n_elements, self.n_elements)
@@ -92,21 +99,21 @@ class DenseTable:
 
 @dataclass(frozen=True)
 class EmbeddingTable:
-    """int64 key -> float32 row; any key, rows made at their first push.
+    """A map from int64 keys to float32 rows. Any key exists; a row is made at its first push.
 
     Attributes:
         name: Unique in the job.
-        dim: Floats per row.
-        optimizer: Applied on the servers row by row, state beside the row; or its name, as "adam".
-        consistency: BSP, SSP or ASP; or its name, as "ssp".
-        init: An initialiser or its text form; a row's initial value depends only on key and seed.
-        partition: A partition value or its name: HashPartition, RangePartition(low, high) of the keys,
-            or FrequencyPartition.from_counts.
-        clip_norm: Greatest L2 norm of a push, all its keys together and rows of equal keys summed first;
-            longer ones are scaled down by the worker. 0: off. Each push is bounded by itself, as in a
+        dim: Floats per row, at least 1.
+        optimizer: The rule that servers apply to each row, or its name, such as "adam".
+        consistency: BSP, SSP or ASP, or its name, such as "ssp".
+        init: An initialiser or its text form. The initial value of a row depends only on key and seed.
+        partition: A partition or its name: HashPartition, RangePartition(low, high) of the keys, or
+            FrequencyPartition.from_counts.
+        clip_norm: Greatest L2 norm of a push, over all its keys together, after rows of equal keys are
+            summed. The worker scales down a longer push. 0: off. Each push is bounded by itself, as in a
             DenseTable.
-        check_finite: Refuse pushes that hold NaN or infinity, before they are sent, also where rows of
-            equal keys sum to infinity.
+        check_finite: The worker refuses to send a push that contains NaN or infinity, or whose rows of equal
+            keys sum to infinity.
     """
 
     name: str
@@ -119,7 +126,11 @@ class EmbeddingTable:
     check_finite: bool = True
 
     def __post_init__(self) -> None:
-        """Check the row length and the initialiser."""
+        """Check all values; names of optimizer, consistency, partition and init become values.
+
+        Raises:
+            ConfigError: Names the table, the value and what is accepted.
+        """
         _check_common(self)
         if not is_count(self.dim) or self.dim < 1:
             raise ConfigError(f"table {self.name!r}: dim = {self.dim}: must be 1 or more")
@@ -138,7 +149,7 @@ Table = DenseTable | EmbeddingTable
 
 
 def is_table_name(name: str) -> bool:
-    """Return True for a name that a table can have. It may become part of a file's name."""
+    """Return True for a valid name of a table. The name can become part of the name of a file."""
     return bool(name) and name.isprintable() and "/" not in name
 
 
@@ -147,15 +158,15 @@ def _shape(name: str, shape: Any) -> tuple[int, ...]:
         return tuple(operator.index(n) for n in shape)
     except TypeError:
         raise ConfigError(
-            f"table {name!r}: shape = {shape!r}; must be a tuple of whole numbers"
+            f"table {name!r}: shape = {shape!r}: must be a tuple of whole numbers, such as (1000, 64)"
         ) from None
 
 
 def _settle_rules(table: Table) -> None:
-    """Make optimizer and consistency out of their names; refuse a class and what is neither.
+    """Replace names of optimizer and consistency by values; refuse a class or any other value.
 
     Raises:
-        ConfigError: Names the table and shows the call.
+        ConfigError: Names the table, the value and what is accepted; for a class, shows the call.
     """
     for what in ("optimizer", "consistency"):
         value: Any = getattr(table, what)
@@ -204,32 +215,38 @@ def _initial_array(name: str, values: NDArray[Any], shape: tuple[int, ...]) -> F
     except (TypeError, ValueError) as error:
         raise ConfigError(f"table {name!r}: the array given as init: {error}") from None
     if not np.isfinite(array).all():
-        raise ConfigError(f"table {name!r}: the initial values hold NaN or infinity")
+        raise ConfigError(f"table {name!r}: the array given as init contains NaN or infinity")
     return array
 
 
 def check_tables(tables: list[Table]) -> None:
-    """Refuse a list of tables that cannot work together."""
+    """Refuse a list of tables that one job cannot have.
+
+    Raises:
+        ConfigError: There is no table or too many, two have one name, or backup workers do not fit together.
+    """
     if not tables:
-        raise ConfigError("a job needs at least one table")
+        raise ConfigError("a job needs at least one table, none is given")
     if len(tables) > 65535:
-        raise ConfigError(f"{len(tables)} tables: must be 65535 at most")
+        raise ConfigError(
+            f"{len(tables)} tables are given: a job takes at most 65535; join small ones"
+        )
     names = [t.name for t in tables]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"two tables are named {name!r}")
+            raise ConfigError(f"two tables are named {name!r}; rename one")
     backups = {t.consistency.backup for t in tables if isinstance(t.consistency, BSP)}
     if len(backups) > 1:
         raise ConfigError(
             f"BSP tables with different numbers of backup workers {sorted(backups)}: "
-            "a clock closes for all tables at once, so give all the same"
+            "a clock closes for all tables at once, so give all of them the same backup"
         )
     if backups - {0} and any(not isinstance(t.consistency, BSP) for t in tables):
-        raise ConfigError("backup workers need every table to be BSP")
+        raise ConfigError("backup workers need every table to be BSP; set backup = 0 or use BSP")
 
 
 def fingerprint(tables: list[Table], extra: str) -> str:
-    """A checksum of everything that ranks must agree on."""
+    """Return a checksum of the tables and of `extra`, which must be equal on all ranks."""
     digest = hashlib.blake2b(extra.encode(), digest_size=16)
     for table in tables:
         for f in dataclasses.fields(table):

@@ -1,4 +1,4 @@
-"""The run directory: its files, who writes which, and the identity of a run.
+"""The run directory: its files, the writer of each file, and the identity of a run.
 
 Open `directory.py` first: `RunFolder` names every file. `files.py` has the records of ranks.json and
 events.jsonl.

@@ -1,24 +1,30 @@
-"""The directory of a supervised run: what the supervisor and the ranks of its attempts tell each other.
+"""The directory of a supervised run, through which the supervisor and the ranks of its attempts communicate.
 
     run.json          name, id and region token of the run; written once
     config.json       the resolved configuration; written once
-    lease.json        which generation may publish; replaced by the supervisor, every few seconds
-    status.json       where the run stands; by the scheduler during an attempt, else by the supervisor
-    ranks.json        what every rank of the attempt does, by the scheduler; see `mpips top`
-    events.jsonl      failures and restarts, a line each; by the supervisor and, at its start, a scheduler
-    metrics.jsonl     one line per report interval, by the scheduler
-    finished.json     the run is done and all of it is durable; by the scheduler, last of all
-    result.json       what the run told at its end
+    lease.json        the generation that may publish; the supervisor replaces it every few seconds
+    status.json       state and progress of the run; written by the scheduler during an attempt, else by
+                      the supervisor
+    ranks.json        activity of every rank of the attempt; written by the scheduler, shown by `mpips top`
+    events.jsonl      failures and restarts, one line each; written by the supervisor and, at the start of
+                      an attempt, by the scheduler
+    metrics.jsonl     one line per report interval; written by the scheduler
+    finished.json     mark that the run is done and all of it is durable; the last file that the
+                      scheduler writes
+    result.json       result of the run at its end
     summary.txt|json  the same for a lab book
-    checkpoints/      see mpips.checkpoint
-    logs/attempt-N/   rank-R.log, last words of ranks, what the launcher said; `alive`, which is empty and
+    checkpoints/      see `mpips.checkpoint`
+    logs/attempt-N/   rank-R.log, failure reports of ranks, output of the launcher; `alive`, an empty file
                       whose modification time the scheduler renews every second
 
-A *generation* (attempt) is one launch of the run; they count from 0 over the life of the directory. Ranks
-learn of it by two environment variables; without them nothing here concerns them. Every file but the
-logs is replaced by a rename, so whoever reads sees all of an old one or all of a new one. Each file has
+An attempt is one launch of the run. Attempts are numbered from 0 over all supervisors of the directory; the
+number is the generation of the launch. Ranks get directory and generation from two environment variables.
+Without these variables a job has no run directory.
+
+Every file except the logs and the .jsonl files is replaced by a rename, so a reader reads either all of the
+old content or all of the new content. Lines are appended to a .jsonl file in one write each. Each file has
 one writer at a time: the supervisor writes `status.json` only when no process of an attempt is left, and a
-scheduler that finds another generation in `lease.json` has been replaced and writes no more.
+scheduler that finds another generation in `lease.json` has been replaced and does not write any more.
 """
 
 from __future__ import annotations
@@ -41,8 +47,8 @@ from mpips.rundir.files import Event, Ranks
 
 RUN_DIR = "MPIPS_RUN_DIR"
 GENERATION = "MPIPS_GENERATION"
-_LONGEST_NAME = 200  # bytes; a stamp follows, and file systems take 255
-STALE_S = 20.0  # a lease that nobody has renewed for so long is nobody's
+_LONGEST_NAME = 200  # bytes; a time stamp follows, and file systems accept 255
+STALE_S = 20.0  # s; a lease that has not been renewed for this time is free
 FULL = (errno.ENOSPC, errno.EDQUOT)  # error numbers of a full disk
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
@@ -52,10 +58,11 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """run.json.
 
     Attributes:
-        run_id: Name of the run directory; names the run in its checkpoints.
-        token: 128 random bits as hexadecimal text; names the run's regions in all generations.
-        created_s: Unix time.
-        cwd: Folder that relative paths of the configuration belong to.
+        run_id: Name of the run directory, which is also the name of the run in its checkpoints.
+        token: 128 random bits as hexadecimal text; part of the names of the run's regions in all
+            generations.
+        created_s: Unix time at which the directory was made.
+        cwd: Folder to which relative paths of the configuration are relative.
     """
 
     run_id: str
@@ -65,13 +72,16 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """lease.json: `generation` may publish; its supervisor is `pid` on `host`.
+    """lease.json: the generation that may publish, and its supervisor.
 
     Attributes:
-        time_s: Unix time of the last renewal, for people.
-        released: The supervisor has given the run back.
-        renewals: Number of times that this supervisor has written the lease. Another host observes
-            that it changes, since clocks of two hosts cannot be compared.
+        generation: Generation number of the attempt that may publish.
+        host: Host of the supervisor.
+        pid: Process id of the supervisor.
+        time_s: Unix time of the last renewal, for people only.
+        released: The supervisor has released the lease.
+        renewals: Number of times that this supervisor has written the lease. Another host detects a living
+            supervisor by a change of this number, because clocks of two hosts cannot be compared.
     """
 
     generation: int
@@ -83,7 +93,14 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a rank of an attempt runs."""
+    """Role and place of a rank of an attempt.
+
+    Attributes:
+        rank: Rank in the launch.
+        role: Roles of the rank as text, such as "worker 2" or "scheduler + server 0".
+        host: Name of the host.
+        pid: Process id on that host.
+    """
 
     rank: int
     role: str
@@ -92,9 +109,14 @@ class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StartPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """What an attempt started from: "nothing", "checkpoint" or "memory", and at which step and epoch.
+    """The start of an attempt.
 
-    `note`: which servers' memory came from elsewhere.
+    Attributes:
+        source: "nothing", "checkpoint" or "memory".
+        path: Path of the checkpoint; "" for other sources.
+        step: Step of the run.
+        epoch: Epoch of the run.
+        note: Servers whose memory came from another node; "": none.
     """
 
     source: str = "nothing"
@@ -105,21 +127,22 @@ class StartPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a run is.
+    """Progress of a run.
 
     Attributes:
         epoch: Greatest epoch that a worker has reported, from 0.
-        step: Steps of the run up to here: those of the start, and the greatest clock of a worker since.
-        updates: Clocks of all workers since the start of this attempt, summed.
-        samples: Trained on in this attempt.
-        loss: Mean over the last report interval, or None.
-        share: Of the whole run that is done, 0 to 1; 0 where nobody knows its length.
-        n_epochs: Of the whole run, 0 where nobody knows.
-        left_s: Seconds to the end at the pace of this attempt, or None.
-        staleness: Mean of the updates judged lately, or None.
-        push_bytes_per_s, pull_bytes_per_s: Of all workers, lately, or None.
-        samples_per_s: Over the last report interval.
-        recoverable: Steps that memory would bring back after a failure; 0 if only checkpoints do.
+        step: Steps of the run: those before the start of this attempt, plus the greatest clock of a worker
+            since.
+        updates: Sum of the clocks of all workers since the start of this attempt.
+        samples: Number of samples trained on in this attempt.
+        loss: Mean over the last report interval; None: not known.
+        share: Part of the whole run that is done, 0 to 1; 0 if its length is not known.
+        n_epochs: Epochs of the whole run; 0: not known.
+        left_s: Seconds to the end at the rate of this attempt; None: not known.
+        staleness: Mean staleness, in updates, of the updates judged lately; None: not known.
+        push_bytes_per_s, pull_bytes_per_s: Bytes per second of all workers lately; None: not known.
+        samples_per_s: Samples per second over the last report interval.
+        recoverable: Steps that the next attempt would recover from memory; 0: only from checkpoints.
     """
 
     epoch: int = 0
@@ -142,9 +165,14 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         state: "starting", "running", "restarting", "done", "preempted", "failed", "stalled".
-        restarts: Of this supervisor's, up to now.
-        checkpoint: Newest one written by this attempt, or "".
-        message: What there is to say of the state.
+        generation: Generation number of the attempt.
+        time_s: Unix time of this content.
+        restarts: Number of restarts by this supervisor until now.
+        start: The start of the attempt.
+        progress: Progress of the run.
+        checkpoint: Newest checkpoint that this attempt has written; "": none.
+        ranks: Role and place of each rank.
+        message: A sentence on the state, for people.
     """
 
     state: str
@@ -159,7 +187,14 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
-    """finished.json: everything of the run is durable."""
+    """finished.json: the mark that the run is done and all of it is durable.
+
+    Attributes:
+        generation: Generation number of the attempt that finished the run.
+        time_s: Unix time of the end.
+        step: Steps of the run.
+        checkpoint: Last checkpoint; "": none.
+    """
 
     generation: int
     time_s: float
@@ -168,16 +203,16 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def replace_json(path: Path, value: Any, durable: bool = False, private: bool = False) -> None:
-    """Give a file a new content in one step.
+    """Replace the content of a file in one step, by a rename.
 
     Args:
         path: The file.
-        value: What it shall hold.
-        durable: The content survives the loss of the machine.
+        value: The new content, written as JSON.
+        durable: Return only when the content is on the disk.
         private: Only this user may read the file.
 
     Raises:
-        OSError: The folder cannot be written to, or is full; the file is as before.
+        OSError: The folder cannot be written to, or the disk is full; the file is unchanged.
     """
     new = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
     try:
@@ -191,6 +226,7 @@ def replace_json(path: Path, value: Any, durable: bool = False, private: bool = 
     except BaseException:
         new.unlink(missing_ok=True)
         raise
+    # Make the rename durable, too.
     if durable:
         fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -200,10 +236,10 @@ def replace_json(path: Path, value: Any, durable: bool = False, private: bool = 
 
 
 def version_of(path: Path) -> tuple[int, int, int]:
-    """Inode, size and modification time (ns) of a file; they change when it is replaced or touched.
+    """Return inode, size and modification time (ns) of a file, which change when it is replaced or touched.
 
-    All are 0 if the file cannot be read. The file is opened, so that a network file system asks its
-    server.
+    All are 0 if the file cannot be read. The function opens the file, so that a network file system asks its
+    server for the current attributes.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -217,10 +253,10 @@ def version_of(path: Path) -> tuple[int, int, int]:
 
 
 def read_json(path: Path, kind: type[Struct]) -> Struct | None:
-    """What a file of the run directory holds, or None if there is none.
+    """Return the content of a file of the run directory; None if the file does not exist.
 
     Raises:
-        ConfigError: It is not what mpips writes there.
+        ConfigError: The file cannot be read, or its content is not what mpips writes there.
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
@@ -229,19 +265,19 @@ def read_json(path: Path, kind: type[Struct]) -> Struct | None:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except msgspec.DecodeError as error:
-        raise ConfigError(f"{path}: is damaged ({error})") from None
+        raise ConfigError(f"{path}: is damaged ({error}); restore it, or begin a new run") from None
 
 
 def check_name(name: str) -> None:
-    """Refuse a name of a run that cannot be the beginning of a folder's name.
+    """Refuse a name of a run that cannot be the beginning of the name of a folder.
 
     Raises:
-        ConfigError: It is empty or too long, or holds "/" or a character that is not printable.
+        ConfigError: The name is empty or too long, or contains "/" or a character that is not printable.
     """
     if not name or not name.isprintable() or "/" in name or len(os.fsencode(name)) > _LONGEST_NAME:
         raise ConfigError(
-            f"the name of a run = {name!r}: 1 to {_LONGEST_NAME} printable characters without '/' are "
-            "accepted; run.folder says where the run directory is made"
+            f"name of the run = {name!r}: must be 1 to {_LONGEST_NAME} printable characters without '/'; "
+            "run.folder sets where the run directory is made"
         )
 
 
@@ -249,7 +285,7 @@ class RunFolder:
     """Paths and small files of a run directory."""
 
     def __init__(self, path: Path) -> None:
-        """An existing directory, or one that is being made; `path` is made absolute."""
+        """Take the path of a directory, which need not exist yet; it is made absolute."""
         self.path = path.absolute()
         self.info_file = self.path / "run.json"
         self.config_file = self.path / "config.json"
@@ -265,10 +301,10 @@ class RunFolder:
 
     @classmethod
     def create(cls, parent: Path, name: str) -> RunFolder:
-        """Make `parent/<name>-<time>-<random>` with its run.json.
+        """Make the directory `parent/<name>-<time>-<random>` with its run.json.
 
         Raises:
-            ConfigError: It cannot be made, or the name leads out of `parent`.
+            ConfigError: The directory cannot be made, or the name is not accepted.
         """
         check_name(name)
         stamp = time.strftime("%Y%m%d-%H%M%S")
@@ -283,19 +319,19 @@ class RunFolder:
             folder.path.mkdir(parents=True)
             folder.checkpoints.mkdir()
             folder.logs.mkdir()
-            # It holds the token, which names shared memory.
+            # Let only this user read the token, which is part of the names of shared memory.
             replace_json(folder.info_file, info, durable=True, private=True)
         except OSError as error:
             raise ConfigError(
-                f"run directory {folder.path}: cannot be made: {error.strerror}"
+                f"run directory {folder.path}: cannot be made: {error.strerror}; set run.folder (--folder)"
             ) from None
         return folder
 
     def info(self) -> RunInfo:
-        """Name and token of the run.
+        """Read name and token of the run.
 
         Raises:
-            ConfigError: This is no run directory.
+            ConfigError: The directory is no run directory.
         """
         info = read_json(self.info_file, RunInfo)
         if info is None:
@@ -305,40 +341,43 @@ class RunFolder:
         return info
 
     def attempt(self, generation: int) -> Path:
-        """Folder of an attempt's logs."""
+        """Return the folder of the logs of an attempt."""
         return self.logs / f"attempt-{generation}"
 
     def alive_file(self, generation: int) -> Path:
-        """The empty file whose modification time the scheduler of an attempt renews."""
+        """Return the path of the empty file whose modification time the scheduler renews."""
         return self.attempt(generation) / "alive"
 
     def leave_file(self, generation: int) -> Path:
-        """Where the supervisor says, before it sends SIGUSR1, for which signal the job is to end."""
+        """Return the path of the file with the signal for which the job must end.
+
+        The supervisor writes it before it sends SIGUSR1.
+        """
         return self.attempt(generation) / "leave.json"
 
     def lease(self) -> Lease | None:
-        """Who may publish now, or None before the first attempt."""
+        """Read the lease; None before the first attempt."""
         return read_json(self.lease_file, Lease)
 
     def status(self) -> Status | None:
-        """Where the run stands, or None before the first attempt."""
+        """Read the state of the run; None before the first attempt."""
         return read_json(self.status_file, Status)
 
     def ranks(self) -> Ranks | None:
-        """What every rank does, or None before the first attempt."""
+        """Read the activity of every rank; None before the first attempt."""
         return read_json(self.ranks_file, Ranks)
 
     def note(self, event: Event) -> None:
-        """Add a line to events.jsonl in one write.
+        """Append a line to events.jsonl in one write.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The file cannot be written.
         """
         with self.events_file.open("ab", buffering=0) as file:
             file.write(msgspec.json.encode(event) + b"\n")
 
     def events(self) -> list[Event]:
-        """Failures and restarts, the oldest first; what is no event is left out."""
+        """Read failures and restarts, the oldest first; lines that are no events are skipped."""
         try:
             lines = self.events_file.read_bytes().splitlines()
         except OSError:
@@ -350,19 +389,19 @@ class RunFolder:
         return found
 
     def finished(self) -> Finished | None:
-        """The durable mark of a finished run, or None."""
+        """Read the mark of a finished run; None if the run is not finished."""
         return read_json(self.finished_file, Finished)
 
 
 @dataclass(frozen=True)
 class Supervised:
-    """What a rank knows of the run that it belongs to.
+    """Identity of the supervised run that a rank belongs to.
 
     Attributes:
         folder: The run directory.
-        run_id: Names the run in its checkpoints.
-        token: Names the run's regions.
-        generation: Of this launch.
+        run_id: Name of the run in its checkpoints.
+        token: Part of the names of the run's regions.
+        generation: Generation number of this launch.
     """
 
     folder: RunFolder
@@ -372,11 +411,11 @@ class Supervised:
 
     @property
     def logs(self) -> Path:
-        """Folder of this attempt's logs."""
+        """Folder of the logs of this attempt."""
         return self.folder.attempt(self.generation)
 
     def asked_to_leave(self) -> str:
-        """The name of the signal for which the supervisor wants the job to end, or ""."""
+        """Return the name of the signal for which the supervisor ends the job; "": it does not."""
         try:
             return msgspec.json.decode(
                 self.folder.leave_file(self.generation).read_bytes(), type=str
@@ -385,17 +424,17 @@ class Supervised:
             return ""
 
     def show_heartbeat(self) -> None:
-        """Renew the modification time of the attempt's `alive` file; a full disk does not prevent it."""
+        """Renew the modification time of the file `alive`, which needs no space on the disk."""
         with contextlib.suppress(OSError):
             os.utime(self.folder.alive_file(self.generation))
 
     def holds_lease(self) -> bool:
-        """True while the lease names this generation: no later attempt has been started."""
+        """Return True while the lease names this generation, so that no later attempt has started."""
         lease = self.folder.lease()
         return lease is not None and lease.generation == self.generation
 
     def check_lease(self) -> None:
-        """Refuse to publish when a later attempt may do so.
+        """Refuse to publish after a later attempt has started.
 
         Raises:
             CheckpointError: The lease names another generation, or cannot be read.
@@ -407,28 +446,29 @@ class Supervised:
         if not held:
             raise CheckpointError(
                 f"attempt {self.generation} of {self.folder.path} has been replaced by a later one; "
-                "it publishes nothing any more"
+                "it stops and publishes nothing"
             )
 
 
 def current(env: Mapping[str, str] = os.environ) -> Supervised | None:
-    """The supervised run that this process is a rank of; None under a plain launcher or in a notebook.
+    """Return the supervised run that this process belongs to; None without `mpips run`.
 
     Raises:
-        ConfigError: The environment names a run directory that is none.
+        ConfigError: Only one of the two environment variables is set, or the folder is no run directory.
     """
     folder, generation = env.get(RUN_DIR, ""), env.get(GENERATION, "")
     if not folder and not generation:
         return None
     if not folder or not generation.isdigit():
         raise ConfigError(
-            f"{RUN_DIR} = {folder!r} and {GENERATION} = {generation!r}: `mpips run` sets both, or unset them"
+            f"{RUN_DIR} = {folder!r} and {GENERATION} = {generation!r}: must both be set, as by `mpips run`; "
+            "otherwise unset both"
         )
     return _supervised(folder, int(generation))
 
 
 def run_id(run: Supervised | None, token: str) -> str:
-    """Return what names the run in its checkpoints: the supervised run's id, else the job's token."""
+    """Return the name of the run in its checkpoints: the id of the supervised run, else the job's token."""
     return token if run is None else run.run_id
 
 

@@ -1,4 +1,4 @@
-"""What ranks.json and events.jsonl of a run directory hold; see `mpips.rundir.directory`."""
+"""Records of ranks.json and events.jsonl in a run directory; see `mpips.rundir.directory`."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ import msgspec
 
 
 class RankRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank does; rates are of the last few seconds.
+    """The activity of a rank. Rates are means over the last few seconds.
 
     Attributes:
         rank, role, host, pid: As in RankPlace.
         state: "computing", "pulling 'w'", "serving", ...
-        clock: Of a worker, since this launch began (or the one whose memory it took over).
-        samples_per_s: That a worker trains on.
-        records_per_s: Written to rings by a worker, taken from rings by a server.
-        push_bytes_per_s, pull_bytes_per_s: Sent and fetched by a worker; taken and answered by a server,
-            which does not see pulls of dense tables.
-        staleness: Mean of the updates judged lately, or None.
-        max_staleness: Since the start.
-        queue: Records in rings that were not consumed when it was last heard of.
-        memory_bytes: Of a server's shards and rings.
-        heard_s: Unix time of its last heartbeat, 0: none yet.
+        clock: Clock of a worker, counted from the start of this launch, or of the launch whose memory it
+            took over.
+        clocks_per_s: Clocks of a worker per second.
+        samples_per_s: Samples per second that a worker trains on.
+        records_per_s: Records per second that a worker writes to rings, or that a server takes from rings.
+        push_bytes_per_s: Bytes per second that a worker pushes, or that a server takes.
+        pull_bytes_per_s: Bytes per second that a worker pulls, or with which a server answers. A server takes
+            no part in pulls of dense tables, so these are not counted.
+        staleness: Mean staleness, in updates, of the updates judged lately; None: there were none.
+        max_staleness: Greatest staleness since the start, in updates.
+        queue: Records in rings that were not consumed at the last heartbeat.
+        memory_bytes: Bytes of shards and rings of a server.
+        heard_s: Unix time of the last heartbeat; 0: none yet.
     """
 
     rank: int
@@ -42,7 +45,13 @@ class RankRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ranks(msgspec.Struct, frozen=True, kw_only=True):
-    """ranks.json."""
+    """ranks.json.
+
+    Attributes:
+        generation: Generation number of the attempt.
+        time_s: Unix time of this content.
+        ranks: One row for each rank.
+    """
 
     generation: int
     time_s: float
@@ -53,10 +62,13 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A line of events.jsonl.
 
     Attributes:
-        event: "failed" (an attempt ended and another may follow) or "began" (an attempt is at work).
-        step: Of the run: where the attempt that failed had come to, or where this one begins.
-        source: What an attempt began from, see StartPoint.
-        cause: Of a failure, one sentence.
+        time_s: Unix time of the event.
+        generation: Generation number of the attempt.
+        event: "failed" (an attempt ended and another can follow) or "began" (an attempt has started to
+            train).
+        step: Step of the run that the failed attempt had reached, or with which this attempt begins.
+        source: Source that an attempt began from; see StartPoint.
+        cause: One sentence on the cause of a failure.
     """
 
     time_s: float

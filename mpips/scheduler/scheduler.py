@@ -133,7 +133,9 @@ class Scheduler:
         self._on_poll = on_poll
         self._own_server: Callable[[ToServer], None] | None = None
         self._coordinator = (
-            make_coordinator(self.send_to_worker, self.send_to_servers) if make_coordinator else None
+            make_coordinator(self.send_to_worker, self.send_to_servers)
+            if make_coordinator
+            else None
         )
         self.finished = False
         self.summary: bytes = b"{}"

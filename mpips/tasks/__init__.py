@@ -1,4 +1,7 @@
-"""Workloads: what a worker computes on its samples. They see only the Worker interface."""
+"""Built-in workloads: models and their gradients. They use only the interface of the worker.
+
+Open `base.py` first: it defines a task. `softmax.py` is the simplest example.
+"""
 
 from mpips.tasks.base import Schedule, StepResult, Task, Worker
 from mpips.tasks.registry import TASKS, load_task

@@ -1,8 +1,8 @@
-"""What a task is, and all that it sees of the parameter server.
+"""The interface of a task, and the part of the parameter server that a task uses.
 
-A task names its tables; in each step it pulls values, computes the gradient of the mean loss over
-the batch times `batch.weight`, and pushes it with the values it was computed on. The servers apply
-the optimizer. One instance lives in each worker; instances share nothing but the tables.
+A task defines its tables. In each step it pulls values, computes the gradient of the mean loss over the batch
+times `batch.weight`, and pushes the gradient together with the values that it was computed on. The servers
+apply the optimizer. Each worker has one instance of the task; the instances share nothing but the tables.
 """
 
 from __future__ import annotations
@@ -26,37 +26,48 @@ Keys: TypeAlias = npt.NDArray[np.int64]
 
 
 class DenseHandle(Protocol):
-    """A dense table as a worker sees it."""
+    """The operations of a worker on a dense table."""
 
     def pull(self) -> Float32:
-        """Return a fresh copy of the table, of its shape; blocks."""
+        """Return a new copy of the table, float32, of its shape. Blocks."""
 
     def push(self, gradient: Float32, base: Float32 | None = None) -> Any:
-        """Send a gradient of the table's shape; `base` are the values it was computed on."""
+        """Send a gradient.
+
+        Args:
+            gradient: float32, of the shape of the table.
+            base: The values that the gradient was computed on, of the same shape.
+        """
 
 
 class EmbeddingHandle(Protocol):
-    """An embedding table as a worker sees it."""
+    """The operations of a worker on an embedding table."""
 
     def pull(self, keys: Keys) -> Float32:
-        """Return the rows of `keys`, int64, shape (n,), as shape (n, dim); blocks."""
+        """Return the rows of `keys` (int64, shape (n,)), float32, shape (n, dim). Blocks."""
 
     def push(self, keys: Keys, rows: Float32, base: Float32 | None = None) -> Any:
-        """Send gradients `rows`, shape (n, dim); `base` are the values they were computed on."""
+        """Send gradients of rows.
+
+        Args:
+            keys: int64, shape (n,).
+            rows: Gradients, float32, shape (n, dim).
+            base: The values that the gradients were computed on, shape (n, dim).
+        """
 
     def prefetch(self, keys: Keys) -> Any:
-        """Announce keys that will be pulled soon; returns at once."""
+        """Request the rows of keys that will be pulled soon. Returns at once."""
 
     def initial(self, keys: Keys) -> Float32:
-        """Return the rows of `keys` as they are before their first update, shape (n, dim)."""
+        """Return the initial rows of `keys`, before any update, float32, shape (n, dim)."""
 
 
 class Worker(Protocol):
-    """What a task sees of the worker it runs in."""
+    """The part of the worker that a task uses."""
 
     @property
     def index(self) -> int:
-        """From 0 to n_workers - 1."""
+        """Index of this worker, from 0 to n_workers - 1."""
 
     @property
     def n_workers(self) -> int:
@@ -67,7 +78,12 @@ class Worker(Protocol):
 
 
 class StepResult(NamedTuple):
-    """Sum of the losses of a batch's samples, before the step, in nats; number of samples."""
+    """Result of a step on one batch.
+
+    Attributes:
+        loss_sum: Sum of the losses of the samples before the step, in nats.
+        n: Number of samples.
+    """
 
     loss_sum: float
     n: int
@@ -75,14 +91,14 @@ class StepResult(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """How a job goes through its data.
+    """Length and batches of a job's training.
 
     Attributes:
         n_epochs: Passes over the data.
         batch_size: Samples per batch and worker.
         n_workers: Number of workers.
-        averaged: Names of the tables whose updates are means over the pushes of all workers (BSP with
-            reduce "mean"); in other tables every push is an update.
+        averaged: Names of the tables whose updates are means over the pushes of all workers (BSP with reduce
+            "mean"). In other tables each push is an update.
     """
 
     n_epochs: int
@@ -91,9 +107,9 @@ class Schedule:
     averaged: frozenset[str] = frozenset()
 
     def epochs_per_sample(self, table: str) -> float:
-        """Return how often a sample's gradient is in the sum of all updates of a table, over the run.
+        """Return the weight of a sample's gradient in the sum of all updates of a table over the run.
 
-        A push is the mean of the gradients of a batch, so this is
+        A push is the mean of the gradients of a batch, so the weight is
         n_epochs / (batch_size * workers per update).
         """
         workers = self.n_workers if table in self.averaged else 1
@@ -101,22 +117,23 @@ class Schedule:
 
 
 class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Options of a task that has none."""
+    """[options] of a task that has none."""
 
 
 class Task(Protocol):
-    """A workload. Subclass it to inherit what is not abstract, or offer the same names.
+    """A workload. Subclass it to inherit the methods that are not abstract, or define the same names.
 
     Attributes:
-        name: In configurations.
-        Options: A msgspec Struct: the task's own options with their defaults.
-        default_epochs: Passes over the data if the job does not say.
-        default_batch_size: Samples per batch and worker if the job does not say.
+        name: Name of the task in configurations.
+        Options: A msgspec Struct: the options of the task with their defaults.
+        default_epochs: Passes over the data if the job sets none.
+        default_batch_size: Samples per batch and worker if the job sets none.
         labels: "classes": labels become 0..k-1 in the order of their values, and `predict` returns
-            probabilities. "targets": labels stay the numbers of the file (float64), `predict` returns
+            probabilities. "targets": labels are the numbers of the file (float64), `predict` returns
             predicted numbers, and the metrics are RMSE and R2.
-        optimizer_options: Names of options that go to an optimizer: table ("": all) and the name there.
-        metrics: What `mpips.data.metrics.merge` yields for this task's scores.
+        optimizer_options: For each option that sets a value of an optimizer: the table ("": all tables) and
+            the name of the value.
+        metrics: Names of the metrics that `mpips.data.metrics.merge` returns for the scores of this task.
     """
 
     name: ClassVar[str]
@@ -131,50 +148,56 @@ class Task(Protocol):
         """Check that the data suits the task.
 
         Args:
-            info: The training data, as all workers agreed on it.
+            info: Description of the training data, equal on all workers.
             options: An instance of `Options`.
-            seed: The job's; tables get their own from it, a task needs it for its own draws only.
+            seed: Seed of the job. mpips derives the seeds of tables from it; a task needs it only for random
+                numbers of its own.
 
         Raises:
             DataError: The task cannot be trained on such data.
         """
 
     def schedule(self, schedule: Schedule) -> None:
-        """Take note of how the job goes through its data; called before the last call of `tables`.
+        """Receive length and batches of the training; called before the last call of `tables`.
 
-        A class without this method is not asked for its tables twice.
+        Which tables average pushes depends on the tables, so `tables` is called before and after this method.
+        For a class without this method `tables` is called once.
         """
 
     def tables(self) -> list[Table]:
-        """Return the tables, alike on all ranks; a job may replace optimizer and consistency."""
+        """Return the tables, equal on all ranks. A job can replace optimizer and consistency."""
         raise NotImplementedError
 
     def prepare(self, worker: Worker, moments: Moments) -> None:
-        """Get ready for the first step; `moments` are those of all workers' samples together."""
+        """Prepare for the first step; `moments` are those of the samples of all workers together."""
 
     def prefetch(self, worker: Worker, batch: Batch) -> None:
-        """Announce the keys that the step on `batch` will pull, which may be the next but one."""
+        """Prefetch the rows that the step on `batch` will pull. It can be the step after the next one."""
 
     def step(self, worker: Worker, batch: Batch) -> StepResult:
-        """Pull, compute the gradient on `batch` (at least one sample), push; blocks on the pull."""
+        """Pull, compute the gradient on `batch` (at least one sample), and push. Blocks in the pull."""
         raise NotImplementedError
 
     def predict(self, worker: Worker, batch: Batch) -> Float32:
-        """Return probabilities: shape (n,) of class 1, or shape (n, k); pushes nothing.
+        """Return predictions for the samples of `batch`. Pushes nothing.
 
-        With labels = "targets": the predicted numbers, shape (n,).
+        Returns:
+            Probabilities of class 1, shape (n,), or of all classes, shape (n, k). With labels = "targets" the
+            predicted numbers, shape (n,).
         """
         raise NotImplementedError
 
     def logits(self, worker: Worker, batch: Batch) -> Scores | None:
-        """Return logits for the metrics, or None (the default): metrics are taken from `predict`.
+        """Return logits for the metrics; None (the default): the metrics are computed from `predict`.
 
-        Shape (n,), log(p / (1 - p)) of class 1, or shape (n, k), logarithms of the classes'
-        probabilities up to a constant per sample. Near 0 and 1 float32 probabilities are all alike;
-        logits keep their order.
+        float32 probabilities near 0 and 1 are equal; logits preserve the order of the samples.
+
+        Returns:
+            log(p / (1 - p)) of class 1, shape (n,), or logarithms of the probabilities of the classes up to a
+            constant per sample, shape (n, k).
         """
         return None
 
     def report(self) -> str:
-        """Return what the task did to the features, after `prepare`, for the output at start; "": nothing."""
+        """Return a line on the scaling of the features, for the output at start; "": none."""
         return ""

@@ -1,4 +1,4 @@
-"""Features as the models take them: brought to one scale, as a matrix or by unique key."""
+"""Scaled features, as a matrix for dense models or by unique key for sparse models."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Int64: TypeAlias = npt.NDArray[np.int64]
 
 # A dense model has a weight for each feature and pulls all of them in every step.
 MAX_DENSE_FEATURES = 1 << 16
-# Standardised values beyond this are cut: rare features and outliers must not rule a step.
+# Standardised values are clipped to this absolute value, so that rare features and outliers do not dominate.
 MAX_DEVIATION = 10.0
-# A shift may be rounded to float32 if that moves no feature further than this share of its scale.
+# Greatest error of rounding a shift to float32, as a fraction of the standard deviation.
 ROUNDING = 1e-4
 
 
@@ -30,7 +30,7 @@ class DenseFeatures:
     """Standardised features as a float32 matrix, from dense or sparse batches."""
 
     def __init__(self, info: DataInfo, task: str) -> None:
-        """Refuse data too wide for a dense model."""
+        """Raise DataError for data with no features, or with too many for a dense model."""
         if info.n_features > MAX_DENSE_FEATURES or info.n_features < 1:
             raise DataError(
                 f"task '{task}' has a dense weight for each feature and takes 1 to "
@@ -44,20 +44,20 @@ class DenseFeatures:
         self._scale: Features = np.ones(self.n_features, dtype=np.float32)
 
     def prepare(self, moments: Moments) -> None:
-        """Take mean and standard deviation of the training data."""
+        """Take mean and standard deviation of the training data from its moments."""
         self._constant = moments.constant()
         self._mean, self._scale = _as_precise_as_needed(*moments.standardise())
 
     def of(self, batch: Batch) -> Float32:
-        """Return the features of a batch, a new array of shape (n, d)."""
-        # The mean is subtracted before the cast: seconds since 1970 have no fractions in float32.
+        """Return the standardised features of a batch, a new float32 array of shape (n, d)."""
+        # Subtract the mean before the cast: seconds since 1970 have no fractions in float32.
         x = batch.densify(self.n_features) - self._mean
         x *= self._scale
         x = x.astype(np.float32, copy=False)
         return np.clip(x, -MAX_DEVIATION, MAX_DEVIATION, out=x)
 
     def report(self) -> str:
-        """Return which features were standardised and which have no influence."""
+        """Return a line: number of standardised features, and those without influence."""
         places = np.flatnonzero(self._constant)
         if self._info.kind == "sparse":
             absent = "never present or constant"
@@ -74,7 +74,7 @@ class DenseFeatures:
 
 
 def _as_precise_as_needed(shift: Vector, scale: Vector) -> tuple[Features, Features]:
-    """Return both in float32, or in float64 where rounding the shift would be seen after scaling."""
+    """Return both in float32, or in float64 if rounding the shift would be visible after scaling."""
     rounded = shift.astype(np.float32)
     if (np.abs(rounded - shift) * scale > ROUNDING).any():
         return shift, scale
@@ -82,7 +82,7 @@ def _as_precise_as_needed(shift: Vector, scale: Vector) -> tuple[Features, Featu
 
 
 def _named(places: Int64, info: DataInfo) -> str:
-    """Return the features' names, or their numbers as the file counts them; the first ten of many."""
+    """Return names of features, or their numbers in the file; at most the first ten."""
     names = [
         f"'{info.columns[place]}'" if info.columns else str(place + info.index_base)
         for place in places[:10].tolist()
@@ -92,36 +92,36 @@ def _named(places: Int64, info: DataInfo) -> str:
 
 
 class Plans:
-    """Key plans that no batch holds, kept for the memory that they have grown to."""
+    """Pool of key plans, which reuses the memory of plans that no batch uses any more."""
 
     def __init__(self) -> None:
         self._one_group = _native.Partitioner.hash(1)
         self._free: list[_native.KeyPlan] = []
 
     def build(self, keys: Int64) -> _native.KeyPlan:
-        """A plan of these keys, all in one group."""
+        """Return a plan of these keys (int64, shape (n,)), all in one group."""
         plan = self._free.pop() if self._free else _native.KeyPlan()
         plan.build(keys, self._one_group)
         return plan
 
     def take_back(self, plan: _native.KeyPlan) -> None:
-        """Build this one anew next time."""
+        """Return a plan to the pool."""
         self._free.append(plan)
 
 
 class Entries:
-    """A sparse batch with each key once, so that each is pulled and pushed once.
+    """A sparse batch with its unique keys, so that each key is pulled and pushed once.
 
-    `keys` are there at once, so that their rows can be asked for; the rest comes with `complete`.
+    The constructor sets `n` and `keys`, so that rows can be prefetched; `complete` sets the other attributes.
 
     Attributes:
         n: Number of samples.
-        keys: int64, shape (m,), unique, in the order of their first appearance.
-        key_ids: int64, shape (nnz,): the place in `keys` of each entry's key.
-        row_ids: int64, shape (nnz,): the sample of each entry, ascending.
+        keys: int64, shape (m,), unique, in the order of their first occurrence.
+        key_ids: int64, shape (nnz,): place in `keys` of the key of each entry.
+        row_ids: int64, shape (nnz,): sample of each entry, ascending.
         values: float32, shape (nnz,), scaled.
-        shares: float32, shape (m,): the entries of each key in this batch, as a share of those in
-            the training data; 1 where those are not known.
+        shares: float32, shape (m,): entries of each key in this batch divided by its entries in the training
+            data; 1 if the latter are not known.
     """
 
     key_ids: Int64
@@ -130,7 +130,7 @@ class Entries:
     shares: Float32
 
     def __init__(self, batch: SparseBatch, plans: Plans) -> None:
-        """Find the unique keys of `batch`; `plans` give and take back what finds them."""
+        """Find the unique keys of `batch`, with a key plan from the pool `plans`."""
         self.n = batch.n
         self._batch = batch
         self._plans = plans
@@ -142,8 +142,8 @@ class Entries:
 
         Args:
             values: The scaled values, float32, shape (nnz,).
-            present: At least 1, the number of training samples that hold each of `keys`, float32,
-                shape (m,), or None if unknown.
+            present: Number of training samples that contain each of `keys`, at least 1, float32, shape (m,);
+                None if unknown.
         """
         self.key_ids = self._plan.inverse.astype(np.int64)
         if present is None:
@@ -155,11 +155,12 @@ class Entries:
         self.values = values
 
     def __del__(self) -> None:
-        """Leave the plan, with the memory that it has, to a batch to come."""
+        """Return the plan to the pool."""
         self._plans.take_back(self._plan)
 
     def sum_by_row(self, entries: Float32) -> Float32:
-        """Sum over each sample's entries: shape (nnz,) to (n,), or (nnz, k) to (n, k)."""
+        """Sum over the entries of each sample: shape (nnz,) to (n,), or (nnz, k) to (n, k)."""
+        # Leave out samples without entries, for which reduceat does not return 0.
         starts, ends = self._batch.indptr[:-1], self._batch.indptr[1:]
         filled = starts < ends
         if filled.all():
@@ -170,17 +171,17 @@ class Entries:
         return sums
 
     def sum_by_key(self, entries: Float32) -> Float32:
-        """Sum over each key's entries: shape (nnz,) to (m,), or (nnz, k) to (m, k)."""
+        """Sum over the entries of each key: shape (nnz,) to (m,), or (nnz, k) to (m, k)."""
         columns = entries.reshape(len(entries), math.prod(entries.shape[1:]))
         sums = self._plan.sum_rows(np.ascontiguousarray(columns))
         return sums.reshape(len(self.keys), *entries.shape[1:])
 
 
 class SparseFeatures:
-    """Scaled features by unique key; remembers the batch that was announced."""
+    """Scaled features by unique key; stores the entries of the batch that was announced."""
 
     def __init__(self, info: DataInfo, task: str) -> None:
-        """Refuse data that is not sparse or not of two classes."""
+        """Raise DataError for data that is not sparse or does not have two classes."""
         if info.kind != "sparse":
             raise DataError(
                 f"task '{task}' takes sparse data (LIBSVM, or CSV with categorical columns), "
@@ -191,22 +192,21 @@ class SparseFeatures:
                 f"task '{task}' takes two classes, the data has {info.n_classes}; "
                 "use task 'softmax' or 'mlp' for more"
             )
-        self.hashed = (
-            info.n_features > MAX_FEATURES
-        )  # which training samples hold a key is not known
+        # Hashed keys have no moments.
+        self.hashed = info.n_features > MAX_FEATURES
         self._shift: Features | None = None
         self._scale: Features | None = None
-        self._present: Float32 | None = None  # samples with each feature, at least 1
-        self._seen = np.zeros(0, np.bool_)  # features that are in some sample
+        self._present: Float32 | None = None  # training samples with each feature, at least 1
+        self._seen = np.zeros(0, np.bool_)  # features that a training sample contains
         self._centred = np.zeros(0, np.int64)
-        # Hashed keys, which have no moments: where to find the number of samples of each.
+        # For hashed keys: map from key to place in `_counts`, and training samples with each key.
         self._rows: _native.RowMap | None = None
         self._counts = np.zeros(0, np.float32)
         self._announced: tuple[Batch, Entries] | None = None
         self._plans = Plans()
 
     def prepare(self, moments: Moments) -> None:
-        """Take the scale of each feature, or the counts of hashed keys, which are not scaled."""
+        """Take the scale of each feature from the moments; of hashed keys only the counts."""
         if moments.n_features:
             shift, scale = moments.standardise_present()
             self._shift, self._scale = _as_precise_as_needed(shift, scale)
@@ -216,12 +216,12 @@ class SparseFeatures:
         elif len(moments.keys):
             self._rows = _native.RowMap(len(moments.keys))
             rows, _ = self._rows.find_or_insert(moments.keys)
-            # The place behind the last is that of keys which are not there.
+            # Reserve the last place for keys that the training data does not contain.
             self._counts = np.ones(len(moments.keys) + 1, np.float32)
             self._counts[rows] = moments.present
 
     def announce(self, batch: Batch) -> Int64:
-        """Return the unique keys of a batch and keep them for the step that will ask again."""
+        """Return the unique keys of a batch, and store its entries for the call of `of` with this batch."""
         entries = self._keys_of(batch)
         self._announced = batch, entries
         return entries.keys
@@ -237,8 +237,9 @@ class SparseFeatures:
     def of_unseen(self, batch: Batch) -> Entries:
         """Return the entries of a batch to be predicted.
 
-        Features that no training sample holds are left out, where that is known: nothing was learned
-        about them. Centred features that a sample lacks are 0 there and get an entry.
+        Features that no training sample contains are left out, if these are known, because the model has
+        learned nothing about them. A centred feature that a sample does not contain is 0 there and gets an
+        entry.
         """
         if isinstance(batch, SparseBatch) and self._present is not None:
             batch = with_zeros(only(batch, self._seen.take(batch.keys)), self._centred)
@@ -248,7 +249,7 @@ class SparseFeatures:
         return entries
 
     def report(self) -> str:
-        """Return how features were scaled."""
+        """Return a line: how many features were scaled in which way."""
         if self._shift is None or self._present is None:
             return "features are hashed keys: not scaled"
         n_seen = np.count_nonzero(self._seen)
@@ -268,7 +269,7 @@ class SparseFeatures:
         return np.clip(values, -MAX_DEVIATION, MAX_DEVIATION, out=values)
 
     def _samples_with(self, keys: Int64) -> Float32 | None:
-        """Return how many training samples hold each key, at least 1; None if unknown."""
+        """Return the number of training samples with each key, at least 1; None if unknown."""
         if self._present is not None:
             return self._present.take(keys)
         if self._rows is None:
@@ -282,7 +283,7 @@ class SparseFeatures:
 
 
 def only(batch: SparseBatch, wanted: npt.NDArray[np.bool_]) -> SparseBatch:
-    """Return the batch with the entries that are `wanted` (bool, shape (nnz,))."""
+    """Return the batch with only the entries for which `wanted` (bool, shape (nnz,)) is True."""
     if wanted.all():
         return batch
     n_before = np.concatenate(([0], np.cumsum(wanted, dtype=np.int64)))
@@ -291,15 +292,22 @@ def only(batch: SparseBatch, wanted: npt.NDArray[np.bool_]) -> SparseBatch:
 
 
 def with_zeros(batch: SparseBatch, keys: Int64) -> SparseBatch:
-    """Return the batch with an entry of value 0 for each of `keys` (ascending) that a sample lacks."""
+    """Return the batch with entries of value 0 for those of `keys` that a sample does not contain.
+
+    Args:
+        batch: The batch; it is not changed.
+        keys: int64, shape (k,), unique, ascending.
+    """
     if not len(keys):
         return batch
+    # Find the samples that do not contain all keys.
     rows = batch.row_ids
     places = np.minimum(np.searchsorted(keys, batch.keys), len(keys) - 1)
     among = keys[places] == batch.keys
     short = np.flatnonzero(np.bincount(rows[among], minlength=batch.n) < len(keys))
     if not len(short):
         return batch
+    # Append the missing entries, then sort all entries by sample.
     added = [
         np.setdiff1d(keys, _keys_of_row(batch, row), assume_unique=True) for row in short.tolist()
     ]

@@ -1,4 +1,4 @@
-"""Losses and scores of logits; stable for logits of any size."""
+"""Losses and scores of logits, numerically stable for logits of any size."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ Float32: TypeAlias = npt.NDArray[np.float32]
 
 
 def sigmoid(logits: Float32) -> Float32:
-    """Return 1 / (1 + exp(-logits)); the exponent is never positive, so nothing overflows."""
+    """Return 1 / (1 + exp(-logits)), float32, of the same shape."""
+    # Use only exponents of 0 or less, so that nothing overflows.
     small = np.exp(-np.abs(logits))
     probabilities: Float32 = np.where(logits >= 0, 1, small) / (1 + small)
     return probabilities.astype(np.float32, copy=False)
 
 
 def logistic_loss(logits: Float32, labels: Labels) -> tuple[float, Float32]:
-    """Return the summed loss and its gradient by the logits, both arrays of shape (n,).
+    """Return the summed loss and its gradient by the logits, float32, shape (n,).
 
     The loss of a sample is log(1 + exp(z)) - y z for class y in {0, 1}.
     """
@@ -37,7 +38,7 @@ def logistic_loss(logits: Float32, labels: Labels) -> tuple[float, Float32]:
 
 
 def softmax(logits: Float32) -> Float32:
-    """Return the probabilities of the classes, shape (n, k), rows summing to 1."""
+    """Return the probabilities of the classes, float32, shape (n, k); each row sums to 1."""
     exponentials: Float32 = np.exp(logits - logits.max(axis=1, keepdims=True))
     exponentials /= exponentials.sum(axis=1, keepdims=True)
     return exponentials
@@ -46,7 +47,7 @@ def softmax(logits: Float32) -> Float32:
 def softmax_loss(logits: Float32, labels: Labels) -> tuple[float, Float32]:
     """Return the summed cross-entropy and its gradient by the logits, shape (n, k).
 
-    The gradient takes the place of `logits`.
+    `logits` is overwritten with the gradient.
     """
     rows = np.arange(len(labels))
     logits -= logits.max(axis=1, keepdims=True)
@@ -63,20 +64,23 @@ def class_count(info: DataInfo, task: str) -> int:
     """Return the number of classes.
 
     Raises:
-        DataError: There is only one, so nothing can be learned.
+        DataError: There is only one class.
     """
     if info.n_classes < 2:
-        raise DataError(f"task '{task}' needs two classes or more, the data has {info.n_classes}")
+        raise DataError(
+            f"task '{task}' needs two classes or more, the data has {info.n_classes}; check the label column "
+            "(data.label)"
+        )
     return info.n_classes
 
 
 def class_metrics(info: DataInfo) -> tuple[str, ...]:
-    """Return the names of the metrics for that many classes."""
+    """Return the names of the metrics for the number of classes."""
     return tuple(BINARY_METRICS if info.n_classes == 2 else CLASS_METRICS)
 
 
 def class_logits(logits: Float32) -> Scores:
-    """Return log(p1 / p0), float64, shape (n,), if there are two classes, else the logits (n, k)."""
+    """Return log(p1 / p0), float64, shape (n,), if there are two classes, else the logits, shape (n, k)."""
     if logits.shape[1] != 2:
         return logits
     wide = logits.astype(np.float64)
@@ -85,6 +89,6 @@ def class_logits(logits: Float32) -> Scores:
 
 
 def class_scores(logits: Float32) -> Float32:
-    """Return the probability of class 1, shape (n,), if there are two, else of all, (n, k)."""
+    """Return the probability of class 1, shape (n,), if there are two classes, else of all, shape (n, k)."""
     probabilities = softmax(logits)
     return probabilities[:, 1] if probabilities.shape[1] == 2 else probabilities

@@ -1,47 +1,39 @@
-"""A multi-layer perceptron: fully connected layers with ReLU between them, softmax at the end."""
+"""Multi-layer perceptron: fully connected layers with ReLU between them and softmax at the end."""
 
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from mpips.data.dataset import Batch
 from mpips.data.info import DataInfo
-from mpips.data.metrics import Scores
-from mpips.data.moments import Moments
 from mpips.model.optimizer import Adagrad
 from mpips.model.table import DenseTable, Table
-from mpips.tasks.base import Float32, StepResult, Task, Worker
-from mpips.tasks.features import DenseFeatures
-from mpips.tasks.losses import (
-    class_count,
-    class_logits,
-    class_metrics,
-    class_scores,
-    softmax_loss,
-)
+from mpips.tasks.base import Float32, StepResult, Worker
+from mpips.tasks.classifiers import DenseClassifier
+from mpips.tasks.losses import softmax_loss
 from mpips.tasks.options import INITIAL_ACCUMULATOR, Count, Penalty, Rate
 
 
 class MlpOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Options of the task `mlp`.
+    """[options] of the task `mlp`."""
 
-    Attributes:
-        hidden: Widths of the hidden layers, from the input on.
-        learning_rate: Of Adagrad, whose steps shrink by themselves.
-        l2: The loss has l2 / 2 times the sum of squared weights added.
-    """
+    hidden: Annotated[
+        tuple[Count, ...],
+        Meta(description="Widths of the hidden layers, from the input to the output."),
+    ] = (128,)
+    learning_rate: Annotated[Rate, Meta(description="Learning rate of Adagrad.")] = 0.02
+    l2: Annotated[
+        Penalty, Meta(description="The loss has l2 / 2 times the sum of squared weights added.")
+    ] = 1e-3
 
-    hidden: tuple[Count, ...] = (128,)
-    learning_rate: Rate = 0.02
-    l2: Penalty = 1e-3
 
-
-class Mlp(Task):
-    """Layer i has the tables `weight<i>` (width before, width after) and `bias<i>`."""
+class Mlp(DenseClassifier):
+    """Layer i has the tables `weight<i>`, shape (width before, width after), and `bias<i>`."""
 
     name = "mlp"
     Options = MlpOptions
@@ -51,14 +43,12 @@ class Mlp(Task):
 
     def __init__(self, info: DataInfo, options: MlpOptions, seed: int) -> None:
         """Check that the data suits the task; see `Task`."""
-        self._features = DenseFeatures(info, self.name)
-        self._options = options
-        self._widths = (info.n_features, *options.hidden, class_count(info, self.name))
+        super().__init__(info, options, seed)
+        self._widths = (info.n_features, *options.hidden, self._n_classes)
         self._layers = range(len(self._widths) - 1)
-        self.metrics = class_metrics(info)
 
     def tables(self) -> list[Table]:
-        """Return two tables per layer; hidden layers start as He et al. (ICCV 2015) say."""
+        """Return two tables per layer; hidden layers are initialised as by He et al. (ICCV 2015)."""
         rate = self._options.learning_rate
         optimizer = Adagrad(lr=rate, initial_accumulator=INITIAL_ACCUMULATOR)
         tables: list[Table] = []
@@ -72,19 +62,15 @@ class Mlp(Task):
             ]
         return tables
 
-    def prepare(self, worker: Worker, moments: Moments) -> None:
-        """Take mean and deviation of the features."""
-        self._features.prepare(moments)
-
     def step(self, worker: Worker, batch: Batch) -> StepResult:
         """Pull all layers, go forward and back, push all layers."""
-        # What needs no values comes first: the servers may still be at work on them.
+        # Prepare the features before the pull: the servers may still be applying the last updates.
         x = self._features.of(batch)
         weights, biases = self._pull(worker)
         inputs, logits = self._forward(x, weights, biases)
         loss_sum, error = softmax_loss(logits, batch.labels)
 
-        # Go back; `error` is the gradient by the output of layer i before its ReLU.
+        # Go backward; `error` is the gradient by the output of layer i before its ReLU.
         error *= np.float32(batch.weight / batch.n)
         decay = np.float32(self._options.l2 * batch.weight)
         for i in reversed(self._layers):
@@ -97,19 +83,8 @@ class Mlp(Task):
                 error *= inputs[i] > 0
         return StepResult(loss_sum, batch.n)
 
-    def predict(self, worker: Worker, batch: Batch) -> Float32:
-        """Return the probabilities of the classes."""
-        return class_scores(self._class_logits(worker, batch))
-
-    def logits(self, worker: Worker, batch: Batch) -> Scores:
-        """Return the logits of the classes, of two their difference."""
-        return class_logits(self._class_logits(worker, batch))
-
-    def report(self) -> str:
-        """Return what was standardised."""
-        return self._features.report()
-
-    def _class_logits(self, worker: Worker, batch: Batch) -> Float32:
+    def evaluate(self, worker: Worker, batch: Batch) -> Float32:
+        """Pull all layers and return the logits of the classes, float32, shape (n, k)."""
         return self._forward(self._features.of(batch), *self._pull(worker))[1]
 
     def _pull(self, worker: Worker) -> tuple[list[Float32], list[Float32]]:
@@ -119,7 +94,7 @@ class Mlp(Task):
     def _forward(
         self, x: Float32, weights: list[Float32], biases: list[Float32]
     ) -> tuple[list[Float32], Float32]:
-        """Return the input of every layer and the logits (n, k)."""
+        """Return the input of every layer, shapes (n, width), and the logits, shape (n, k)."""
         inputs = [x]
         for i in self._layers:
             outputs = inputs[-1] @ weights[i]

@@ -1,4 +1,4 @@
-"""Find a task by name, or a user's own by `module:Class`."""
+"""The built-in tasks by name, and tasks of users by `module:Class`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import msgspec
 
 from mpips.data.options import Wants
 from mpips.errors import ConfigError
+from mpips.model.accepted import unknown_name
 from mpips.tasks.base import Task
 from mpips.tasks.fm import FactorizationMachine
 from mpips.tasks.logistic import Logistic
@@ -26,19 +27,20 @@ ATTRIBUTES = ("name", "Options", "default_epochs", "default_batch_size", "metric
 
 
 def load_task(name: str) -> type[Task]:
-    """Return the class of a built-in task, or of `module:Class` from the path or this folder.
+    """Return the class of a built-in task, or of `module:Class` of a user.
 
-    Imports the user's module.
+    The module is imported from PYTHONPATH or from the working folder.
 
     Raises:
-        ConfigError: No such task, module or class, or the class lacks something.
+        ConfigError: There is no such task, module or class, or the class misses a method or an attribute.
     """
     if name in TASKS:
         return TASKS[name]
     module_name, colon, class_name = name.partition(":")
     if not colon or not module_name or not class_name:
-        known = ", ".join(TASKS)
-        raise ConfigError(f"unknown task '{name}'; known: {known}; or your own as module:Class")
+        raise ConfigError(
+            f"{unknown_name('task', name, TASKS)}; or write module:Class for your own"
+        )
     found = getattr(_import(name, module_name), class_name, None)
     if not isinstance(found, type):
         raise ConfigError(f"task '{name}': module {module_name} has no class {class_name}")
@@ -53,7 +55,7 @@ def _import(name: str, module_name: str) -> Any:
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        # A module that the user's own module misses is another error than the user's own missing.
+        # Distinguish a missing module of the user from a module that it imports.
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise ConfigError(
                 f"task '{name}': {module_name} imports {error.name}: {error}"
@@ -86,4 +88,6 @@ def _check(name: str, found: type) -> None:
         )
     options = getattr(found, "Options", None)
     if not (isinstance(options, type) and issubclass(options, msgspec.Struct)):
-        raise ConfigError(f"task '{name}': {found.__name__}.Options is no msgspec.Struct")
+        raise ConfigError(
+            f"task '{name}': {found.__name__}.Options is no subclass of msgspec.Struct"
+        )

@@ -1,4 +1,4 @@
-"""What workers agree on of their data, and what evaluation data must have in common with it."""
+"""The description that workers agree on, and its comparison with evaluation data."""
 
 from __future__ import annotations
 
@@ -7,36 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from reading import dense, sparse, write
 
 from mpips.data import (
     DataInfo,
-    DenseData,
-    ReadOptions,
     SparseData,
     align,
     combine,
     read,
 )
 from mpips.errors import DataError
-
-HASH = ReadOptions(categorical=("C*",))
-
-
-def write(path: Path, text: str) -> Path:
-    path.write_text(text)
-    return path
-
-
-def dense(path: Path | str, options: ReadOptions | None = None, **share: int) -> DenseData:
-    data = read(path, options=options, **share).data
-    assert isinstance(data, DenseData)
-    return data
-
-
-def sparse(path: Path | str, options: ReadOptions | None = None, **share: int) -> SparseData:
-    data = read(path, options=options, **share).data
-    assert isinstance(data, SparseData)
-    return data
 
 
 def info(**changes: Any) -> DataInfo:
@@ -56,7 +36,7 @@ def test_combine_unites_the_labels() -> None:
         ({"n_features": 5}, "n_features is"),
         ({"kind": "dense"}, "kind is"),
         ({"index_base": 1}, "index_base is"),
-        ({"n_local": 2}, "workers hold 4 of 5 samples"),
+        ({"n_local": 2}, "workers have 4 of 5 samples"),
     ],
 )
 def test_combine_refuses_workers_with_different_data(

@@ -1,4 +1,4 @@
-"""The LIBSVM parser against a plain Python one."""
+"""The LIBSVM parser, compared with one in plain Python."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Sample = tuple[float, list[tuple[int, float]]]
 
 
 def reference(text: str) -> list[Sample]:
-    """Read well-formed LIBSVM text the slow way; indices as written, ascending."""
+    """Read well-formed LIBSVM text in plain Python; indices as written, ascending."""
     samples = []
     for line in text.split("\n"):
         tokens = line.split("#")[0].split()
@@ -45,7 +45,7 @@ def as_float32(samples: list[Sample]) -> list[Sample]:
     return [(y, [(i, float(np.float32(v))) for i, v in row]) for y, row in samples]
 
 
-# Numbers as people and programs write them, the ends of float32 and long mantissas included.
+# Numbers as people and programs write them, with the ends of float32 and long mantissas.
 plain = st.floats(-1e30, 1e30, allow_nan=False)
 numbers = st.one_of(
     plain.map(repr),
@@ -56,7 +56,7 @@ numbers = st.one_of(
     st.decimals(-1000, 1000, places=6).map("{:f}".format),
     st.sampled_from(["0", "-0", "1.", ".5", "1e-400", "0." + "0" * 330 + "1", "3.4028234e38"]),
 )
-# Long forms: what counts is where the first digit that is not 0 stands.
+# Long forms: the place of the first digit that is not 0 decides.
 LONG = {
     "1" + "0" * 700 + "e-300": None,
     "0" + "1" * 400: None,
@@ -216,7 +216,7 @@ def test_largest_index_is_accepted() -> None:
 
 def test_index_zero_contradicts_base_one_in_any_share() -> None:
     for worker in range(2):
-        with pytest.raises(LibsvmError, match=r"^2:3: found '0:1': .*counted from 1"):
+        with pytest.raises(LibsvmError, match=r"^2:3: found '0:1': .*count from 1"):
             parse_libsvm(b"1 1:1\n1 0:1", 2, worker, 1)
 
 

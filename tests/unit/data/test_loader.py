@@ -1,4 +1,4 @@
-"""Order of samples, shares of workers, weights and resuming."""
+"""Loader: order of samples, shares of workers, weights and resuming."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZES = [
 
 
 def loader(n: int, workers: int, worker: int, batch: int, **options: object) -> Loader:
-    """Load samples whose label is their number in the whole."""
+    """Return a loader of samples whose label is their number in the whole data."""
     labels = np.arange(worker, n, workers)
     data = DenseData(labels[:, None].astype(np.float32), labels)
     return Loader(data, n, workers, worker, batch, **{"seed": 1, **options})  # type: ignore[arg-type]
@@ -108,11 +108,11 @@ def test_contradictory_numbers_are_refused(arguments: tuple[int, int, int, int])
 
 def test_share_of_another_size_is_refused() -> None:
     data = DenseData(np.zeros((4, 1), np.float32), np.zeros(4, np.int64))
-    with pytest.raises(ValueError, match="holds 4 of 9 samples, expected 5"):
+    with pytest.raises(ValueError, match="has 4 of 9 samples, expected 5"):
         Loader(data, 9, 2, 0, 1, seed=0)
 
 
 @pytest.mark.parametrize("cursor", [Cursor(0, 2), Cursor(0, -1), Cursor(-1, 0)])
 def test_cursor_outside_the_epoch_is_refused(cursor: Cursor) -> None:
-    with pytest.raises(ValueError, match="steps 0 to 1"):
+    with pytest.raises(ValueError, match="step from 0 to 1"):
         loader(4, 1, 0, 2, cursor=cursor)

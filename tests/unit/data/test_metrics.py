@@ -1,4 +1,4 @@
-"""Metrics against their definitions, spelt out."""
+"""Metrics, compared with their definitions."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_regression_metrics_are_their_definitions() -> None:
 
 
 def test_scores_of_the_wrong_number_or_shape_are_refused() -> None:
-    with pytest.raises(ValueError, match="a score for each label"):
+    with pytest.raises(ValueError, match="one score, or row of scores, for each label"):
         merge([EvalShare(np.zeros(3), np.zeros(2))])
     with pytest.raises(ValueError, match=r"shape \(2, 1\), expected \(n,\)"):
         merge([EvalShare(np.zeros((2, 1)), np.zeros(2), "values")])

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from reading import HASH, dense, sparse, write
 
 from mpips.data import (
     READERS,
@@ -21,24 +22,6 @@ from mpips.data.csv_table import hash_key
 from mpips.errors import CapabilityError, ConfigError, DataError
 
 DATA = Path(os.environ.get("MPIPS_TEST_DATA") or Path(__file__).parents[4] / "shared" / "data")
-HASH = ReadOptions(categorical=("C*",))
-
-
-def write(path: Path, text: str) -> Path:
-    path.write_text(text)
-    return path
-
-
-def dense(path: Path | str, options: ReadOptions | None = None, **share: int) -> DenseData:
-    data = read(path, options=options, **share).data
-    assert isinstance(data, DenseData)
-    return data
-
-
-def sparse(path: Path | str, options: ReadOptions | None = None, **share: int) -> SparseData:
-    data = read(path, options=options, **share).data
-    assert isinstance(data, SparseData)
-    return data
 
 
 def arrays(n: int, d: int = 3) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -100,7 +83,7 @@ def test_further_axes_of_x_are_flattened(tmp_path: Path) -> None:
         ({"x": np.zeros(2), "y": np.zeros(2)}, r"expected \(n, d\) and \(n,\)"),
         ({"x": np.zeros((2, 2)), "y": np.array(["a", "b"])}, "y has dtype <U1"),
         ({"x": np.zeros((2, 2), complex), "y": np.zeros(2)}, "x has dtype complex128"),
-        ({"x": np.full((2, 2), np.nan), "y": np.zeros(2)}, "holds NaN"),
+        ({"x": np.full((2, 2), np.nan), "y": np.zeros(2)}, "contains NaN"),
         ({"x": np.full((2, 2), 1e39), "y": np.zeros(2)}, "beyond float32"),
         ({"x": np.zeros((0, 2)), "y": np.zeros(0)}, "contains no samples"),
         ({"x": np.array([[None]]), "y": np.zeros(1)}, "plain arrays: Object arrays"),
@@ -171,10 +154,10 @@ def test_hdf5_that_leads_to_other_files_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cell", ["2021_05", "1_000", "\u0661\u0662", "\uff11", "0x10", "infinity"])
 def test_what_only_python_calls_a_number_is_no_number_in_csv(tmp_path: Path, cell: str) -> None:
     path = write(tmp_path / "a.csv", f"label,a\n1,{cell}\n")
-    with pytest.raises(DataError, match=f"column 'a' holds '{cell}'"):
+    with pytest.raises(DataError, match=f"column 'a' contains '{cell}'"):
         read(path)
     path = write(tmp_path / "b.csv", f"label,a\n{cell},1\n")
-    with pytest.raises(DataError, match=f"column 'label' holds '{cell}'"):
+    with pytest.raises(DataError, match=f"column 'label' contains '{cell}'"):
         read(path)
 
 
@@ -187,7 +170,7 @@ def test_missing_library_is_named(library: str, path: str, monkeypatch: pytest.M
 
 
 def test_unknown_format_and_ending_list_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=f"known: auto, {', '.join(READERS)}"):
+    with pytest.raises(ConfigError, match=f"valid are auto, {', '.join(READERS)}"):
         read("a.csv", options=ReadOptions(format="parquet"))
     with pytest.raises(
         ConfigError, match=r"extension '\.parquet'; add --set data\.format=libsvm \(or csv"
@@ -213,7 +196,9 @@ def test_csv_label_column_is_label_or_a_usual_name_or_chosen(tmp_path: Path) -> 
     with pytest.raises(DataError, match=r"not clear: columns \['y', 'class'\]; set data.label to"):
         read(write(tmp_path / "two.csv", "y,class,a\n5,1,2\n"))
     assert dense(unnamed, ReadOptions(label="b")).labels.tolist() == [1]
-    with pytest.raises(DataError, match=r"no label column 'c'; columns: \['a', 'b'\]"):
+    with pytest.raises(
+        DataError, match=r"no label column 'c'; set data[.]label to one of 'a', 'b'"
+    ):
         read(unnamed, options=ReadOptions(label="c"))
 
 
@@ -224,12 +209,12 @@ def test_csv_label_column_is_label_or_a_usual_name_or_chosen(tmp_path: Path) -> 
         ("y,a\n", "contains no samples"),
         ("y,a,a\n1,2,3\n", "names 'a' twice"),
         ("y,a\n1,2\n\n1,2,3\n", r":4: 3 cells, the header names 2"),
-        ("y,a\n1,red\n", r":2: column 'a' holds 'red': .*categorical = \[\"a\"\]"),
-        ("y,a\n1,\n", r":2: column 'a' holds an empty cell: set empty = \"zero\""),
-        ("y,a\n1,nan\n", "column 'a' holds 'nan'"),
-        ("y,a\n1,1e39\n", "column 'a' holds '1e39'"),
-        ("y,a\n,1\n", "column 'y' holds an empty cell: labels"),
-        ("y,a\nyes,1\n", "column 'y' holds 'yes': labels"),
+        ("y,a\n1,red\n", r":2: column 'a' contains 'red': .*categorical = \[\"a\"\]"),
+        ("y,a\n1,\n", r":2: column 'a' contains an empty cell: set data.empty = \"zero\""),
+        ("y,a\n1,nan\n", "column 'a' contains 'nan'"),
+        ("y,a\n1,1e39\n", "column 'a' contains '1e39'"),
+        ("y,a\n,1\n", "column 'y' contains an empty cell: labels"),
+        ("y,a\nyes,1\n", "column 'y' contains 'yes': labels"),
         ('y,a\n1,"2\n', "is not CSV"),
     ],
 )
@@ -247,7 +232,7 @@ def test_csv_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
 def test_csv_empty_cell_may_be_zero_but_not_as_label(tmp_path: Path) -> None:
     zero = ReadOptions(empty="zero")
     assert dense(write(tmp_path / "a.csv", "y,a\n1, \n"), zero).x.tolist() == [[0]]
-    with pytest.raises(DataError, match="column 'y' holds an empty cell"):
+    with pytest.raises(DataError, match="column 'y' contains an empty cell"):
         read(write(tmp_path / "b.csv", "y,a\n,1\n"), options=zero)
 
 

@@ -1,4 +1,4 @@
-"""Every sample of an epoch is read exactly once, whatever shapes of job follow each other in it."""
+"""Every sample of an epoch is read exactly once, for any sequence of job shapes in the epoch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mpips.data.shares import Shares, numbers
 
 
 def loaders(sampling: Sampling, cursors: list[Cursor]) -> list[Loader]:
-    """One per worker; the label of a sample is its number in the whole."""
+    """Return the loader of each worker; the label of a sample is its number in the whole data."""
     shape = sampling.shape
     made = []
     for worker, cursor in enumerate(cursors):
@@ -34,7 +34,7 @@ def loaders(sampling: Sampling, cursors: list[Cursor]) -> list[Loader]:
 
 
 def read(loader: Loader, n_steps: int, n_epochs: int, seen: dict[int, list[int]]) -> Cursor:
-    """Read some batches; where the loader stands after them."""
+    """Read some batches and return the cursor after them."""
     cursor = loader.cursor
     for at, batch in loader.until(n_epochs):
         if n_steps == 0:
@@ -68,7 +68,7 @@ def test_each_sample_is_read_once_an_epoch_over_any_chain_of_shapes(seed: int) -
         ]
         sampling = Sampling.from_config(json.loads(json.dumps(sampling.to_config())))
         if random.random() < 0.3:
-            continue  # the same shape goes on at its cursors
+            continue  # the same shape continues at its cursors
         shape = drawn()
         sampling = sampling.after([(c.epoch, c.step) for c in cursors], shape)
         first = min(c.epoch for c in cursors)

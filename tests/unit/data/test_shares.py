@@ -29,7 +29,7 @@ def test_each_sample_has_one_owner_and_blocks_are_spread_evenly(
     ]
     assert counts(n, n_workers, shares) == tuple(len(part) for part in parts)
     for part in parts:
-        # The j-th sample of a worker comes from block j, which loaders and metrics rely on.
+        # Loaders and metrics need that the j-th sample of a worker is in block j.
         assert (part // n_workers).tolist() == list(range(len(part)))
         flags = [
             kept for _, kept in zip(range(n), Share(n_workers, 0, shares).flags(), strict=False)
@@ -52,7 +52,7 @@ def test_a_file_that_repeats_gives_each_worker_all_its_classes(n_workers: int, p
     for worker in range(n_workers):
         own = labels[numbers(n, n_workers, worker, "mixed")]
         found = np.bincount(own, minlength=n_classes) / len(own)
-        # Five standard deviations of a random sample's share.
+        # Allow five standard deviations of the share of a random sample.
         room = 5 * math.sqrt(1 / n_classes * (1 - 1 / n_classes) / len(own))
         np.testing.assert_allclose(found, 1 / n_classes, atol=room)
 

@@ -1,4 +1,4 @@
-"""What users give as updates, base values, destinations, keys and descriptions: exact, or refused."""
+"""Updates, base values, destinations, keys and descriptions of users: taken exactly, or refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def masked(shape=(N,)):
 
 
 def rig():
-    """Every way of a push: the port, by parts, as rows; with base; clipped; through the ring in segments."""
+    """Tables for every way of a push: port, parts, rows, with base, clipped, in segments of the ring."""
     return Rig(
         dense(N, "port"),
         dense(N, "clipped", clip_norm=1e9),
@@ -43,10 +43,10 @@ def rig():
 
 
 BAD = [
-    (np.array([1j] * N), TypeError, "holds complex128"),
-    (ones(np.complex64), TypeError, "holds complex64"),
+    (np.array([1j] * N), TypeError, "has dtype complex128"),
+    (ones(np.complex64), TypeError, "has dtype complex64"),
     (np.array(["1.5"] * N), TypeError, "expected real numbers"),
-    (np.array([1.5] * (N - 1) + [None], object), TypeError, "holds object"),
+    (np.array([1.5] * (N - 1) + [None], object), TypeError, "has dtype object"),
     (np.array([b"1"] * N), TypeError, "expected real numbers"),
     (np.zeros(N, "M8[s]"), TypeError, "expected real numbers"),
     (np.zeros(N, [("a", "f4")]), TypeError, "expected real numbers"),
@@ -54,12 +54,20 @@ BAD = [
     (
         np.array([1] * (N - 1) + [2**24 + 1]),
         ValueError,
-        "holds 16777217 at position 7, which float32",
+        "contains 16777217 at position 7, which float32",
     ),
-    (np.array([1] * (N - 1) + [2**63 - 1]), ValueError, "holds 9223372036854775807 at position 7"),
-    (np.array([1] * (N - 1) + [2**64 - 1], np.uint64), ValueError, "holds 18446744073709551615"),
-    (np.array([1] * (N - 1) + [2**31 - 1], np.int32), ValueError, "holds 2147483647"),
-    (np.array([1.0] * (N - 1) + [1e39]), ValueError, "holds 1e.39 at position 7, which is beyond"),
+    (
+        np.array([1] * (N - 1) + [2**63 - 1]),
+        ValueError,
+        "contains 9223372036854775807 at position 7",
+    ),
+    (np.array([1] * (N - 1) + [2**64 - 1], np.uint64), ValueError, "contains 18446744073709551615"),
+    (np.array([1] * (N - 1) + [2**31 - 1], np.int32), ValueError, "contains 2147483647"),
+    (
+        np.array([1.0] * (N - 1) + [1e39]),
+        ValueError,
+        "contains 1e.39 at position 7, which is beyond",
+    ),
     (
         np.array([1.0] * (N - 1) + [-1e300], np.longdouble),
         ValueError,
@@ -99,9 +107,11 @@ def test_a_base_that_is_not_finite_is_refused(value):
     worker = r.worker()
     bad = ones()
     bad[3] = value
-    with pytest.raises(ValueError, match=r"the base of table 'base' holds .* at position 3 of 8"):
+    with pytest.raises(
+        ValueError, match=r"the base of table 'base' contains .* at position 3 of 8"
+    ):
         worker.table("base").push(ones(), bad)
-    with pytest.raises(ValueError, match="the base of table 'rows_base' holds"):
+    with pytest.raises(ValueError, match="the base of table 'rows_base' contains"):
         worker.table("rows_base").push(np.arange(2), np.ones((2, 4)), bad.reshape(2, 4))
     assert r.writers[0].next_sequence == 0
 
@@ -131,7 +141,7 @@ def test_rounding_of_other_floats_is_that_of_numpy():
 
 
 def destinations(shape):
-    """What cannot take values of this shape."""
+    """Destinations that cannot receive values of this shape."""
     fine = np.zeros(shape, np.float32)
     return [
         np.zeros((9, *shape[1:]), np.float32),
@@ -263,7 +273,7 @@ def test_a_value_of_the_wrong_type_is_a_config_error(make):
 
 
 class Tensor:
-    """As torch's: NumPy makes an array of it, unless it takes part in differentiation."""
+    """Imitation of a tensor of torch: NumPy converts it, unless it takes part in differentiation."""
 
     def __init__(self, values, requires_grad=False):
         self.values, self.requires_grad = np.asarray(values), requires_grad

@@ -1,4 +1,4 @@
-"""Initial values: bitwise the NumPy definition, whatever the order and the cut."""
+"""Initial values: equal to the NumPy definition in all bits, in any order and any pieces."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_ranges_are_the_definition(text: str, seed: int, first: int, n: int) -> 
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_large_samples_are_the_definition(text: str) -> None:
-    # Enough draws for all branches of the normal quantile but the far tail.
+    # These are enough values for all branches of the normal quantile except the far tail.
     initializer = Initializer.parse(text).native(11, 30, 20)
     expected = reference_range(initializer, 0, 500_000)
     assert same_bits(range_of(initializer, 0, 500_000), expected)
@@ -93,7 +93,7 @@ def test_rows_do_not_depend_on_who_asks_first(text: str) -> None:
     together = rows_of(initializer, keys, 24)
     order = np.random.default_rng(1).permutation(200)
     assert same_bits(rows_of(initializer, keys[order], 24), together[order])
-    # A narrower table begins with the same columns.
+    # A narrower table has the same first columns.
     assert same_bits(rows_of(initializer, keys, 10), together[:, :10].copy())
 
 
@@ -105,7 +105,7 @@ def test_every_place_and_seed_has_a_value_of_its_own() -> None:
     samples = np.stack([*(sample.ravel() for sample in rows), dense])
     assert abs(np.corrcoef(samples) - np.eye(4)).max() < 0.02
     assert abs(np.corrcoef(rows[0].T) - np.eye(8)).max() < 0.06
-    # Neighbouring keys: column by column, without the last and without the first.
+    # Compare neighbouring keys column by column, without the last and without the first.
     assert abs(np.corrcoef(rows[0][1:, 0], rows[0][:-1, 0])[0, 1]) < 0.06
     assert np.unique(rows[0]).size > 79_900
 
@@ -130,7 +130,7 @@ def test_moments(text: str, deviation: float, limit: float, dense: bool) -> None
     sample = (
         range_of(initializer, 0, N_SAMPLES) if dense else rows_of(initializer, keys, 16).ravel()
     ).astype(np.float64)
-    # Five standard errors each; the fourth moment tells uniform from normal.
+    # Allow five standard errors each; the fourth moment distinguishes uniform from normal.
     assert abs(sample.mean()) < 5 * deviation / math.sqrt(N_SAMPLES)
     assert sample.std() == pytest.approx(deviation, rel=5 / math.sqrt(2 * N_SAMPLES))
     kurtosis = 3.0 if "normal" in text else 1.8
@@ -145,7 +145,7 @@ def test_uniform_is_half_open() -> None:
 
 
 def index_with_bits(bits: int) -> int:
-    """The element of the dense tensor of seed 0 that is made from `bits`: the mixing undone."""
+    """Return the index in the dense tensor of seed 0 whose element is made from `bits`."""
 
     def unmixed(word: int) -> int:
         for shift, factor in ((31, 0x94D049BB133111EB), (27, 0xBF58476D1CE4E5B9), (30, 1)):
@@ -231,7 +231,7 @@ def test_impossible_numbers_are_refused() -> None:
     for seed, fan_in in ((-1, 1), (2**64, 1), (0, -1), (0, 2**32), (0, 0)):
         with pytest.raises(ConfigError):
             xavier.native(seed, fan_in, 0)
-    with pytest.raises(ValueError, match="there are zeros, constant"):
+    with pytest.raises(ValueError, match="must be one of zeros, constant"):
         _native.Initializer("ones", 1.0, 0, 1, 1)
     with pytest.raises(ValueError, match="needs a positive fan"):
         _native.Initializer("xavier_normal", 1.0, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""The worker's plan of a batch against NumPy: unique, add.at and fancy indexing."""
+"""The key plan of a batch, compared with NumPy: unique, add.at and fancy indexing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check_plan(plan: KeyPlan, keys: np.ndarray, partitioner: Partitioner) -> Non
     assert sorted(unique.tolist()) == np.unique(keys).tolist()
     assert (unique[inverse] == keys).all()
 
-    # Groups in order of server, keys of a group in order of first appearance.
+    # Order groups by server, and the keys of a group by first occurrence.
     appeared = list(dict.fromkeys(keys.tolist()))
     owners = partitioner.owners(int64(appeared)).tolist()
     pairs = sorted(zip(owners, range(len(appeared)), strict=True))
@@ -65,7 +65,7 @@ def check_rows(plan: KeyPlan, keys: np.ndarray, dim: int) -> None:
     dim=st.sampled_from((0, 1, 3, 16)),
 )
 def test_plan_agrees_with_numpy(batches: list[list[int]], n_servers: int, dim: int) -> None:
-    # One plan for all batches: what an earlier one left behind must not show.
+    # Use one plan for all batches, so that state of an earlier batch would show.
     plan = KeyPlan()
     for partitioner in partitioners(n_servers):
         for batch in batches:
@@ -185,12 +185,14 @@ def test_bucket_owner_is_the_table_entry_of_the_bucket() -> None:
 
 def test_wrong_partitions_are_refused() -> None:
     for n_servers in (0, 65536):
-        with pytest.raises(ValueError, match=f"1 to 65535 servers, not {n_servers}"):
+        with pytest.raises(
+            ValueError, match=f"n_servers = {n_servers}: a partition needs 1 to 65535"
+        ):
             Partitioner.hash(n_servers)
     for boundaries in ([], [1], [1, 1], [2, 1, 3]):
         with pytest.raises(ValueError, match="ascending boundaries"):
             Partitioner.range(int64(boundaries))
-    with pytest.raises(ValueError, match="names server 3 of 3"):
+    with pytest.raises(ValueError, match="belongs to server 3, but servers are 0 to 2"):
         Partitioner.buckets(np.array([0, 3], np.uint16), 3)
-    with pytest.raises(ValueError, match="buckets, not 0"):
+    with pytest.raises(ValueError, match="0 buckets: a bucket partition needs 1"):
         Partitioner.buckets(np.array([], np.uint16), 3)

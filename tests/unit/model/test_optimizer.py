@@ -1,4 +1,4 @@
-"""What the optimizers promise: closed forms, sparsity, and clear refusals."""
+"""Optimizers: closed forms, sparsity, and clear errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mpips.model.optimizer import (
 
 
 class Trainer:
-    """Values under one optimizer, on the chosen kernels."""
+    """Values that one optimizer updates, on the selected kernels."""
 
     def __init__(self, optimizer, values):
         self.config = optimizer.native()
@@ -45,7 +45,7 @@ class Trainer:
         return self.values
 
 
-# What each state holds after the first gradient, 0.5, in the order of its names.
+# The value of each state after the first gradient, 0.5, in the order of the names.
 FIRST_STATES = {
     SGD: {},
     Momentum: {"momentum": 0.5},
@@ -226,7 +226,8 @@ def test_bad_hyperparameters_are_refused_in_one_sentence(cls, field, bad):
     with pytest.raises(ConfigError) as caught:
         cls(**{field: bad})
     message = str(caught.value)
-    assert message.startswith(f"optimizer {cls.name}: {field} = {bad!r}: must be at least ")
+    assert message.startswith(f"optimizer {cls.name}: {field} = {bad!r}: must be ")
+    assert " from " in message or " at least " in message
     assert "\n" not in message
 
 

@@ -1,4 +1,4 @@
-"""Where tables lie: every element on exactly one server, no two things in one place."""
+"""Placement of tables: every element on exactly one server, no overlap in a region."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mpips.model.optimizer import SGD, Adagrad, Adam
 from mpips.model.placement import area_bytes, embedding_memory, place
 from mpips.model.table import DenseTable, EmbeddingTable
 from mpips.server.server import Server
-from mpips.session.local import LocalControl
+from mpips.session.local_scheduler import LocalScheduler
 from mpips.transport.channel import LocalChannel
 from mpips.transport.region import Regions, new_token
 from mpips.worker.connection import Connection
@@ -72,7 +72,7 @@ def test_no_two_parts_of_a_region_overlap(
     placement = place(tables, n_servers, n_workers, n_slots, 64 * lines, far, 1 << 20)
     for server, layout in enumerate(placement.layouts):
         ring = layout.geometry
-        pieces = [(0, 64), (layout.turn_offset, 64)]
+        pieces = [(0, 64), (layout.awaited_offset, 64)]
         pieces.append((layout.clocks_offset, n_workers * _native.CLOCK_LINE_BYTES))
         pieces += [(layout.head_offset(t), _native.HEAD_BYTES) for t in range(len(tables))]
         for w in range(n_workers):
@@ -118,9 +118,9 @@ def test_no_two_parts_of_a_region_overlap(
         ([16 << 20], 1, 256 << 20, 32 << 20),  # two of the longest
         ([16 << 20, 300_000], 4, 256 << 20, 32 << 20),
         ([(16 << 20) + 4], 1, 256 << 20, (32 << 20) + 8192),  # in whole pages
-        ([16 << 20], 10, 256 << 20, 26_841_088),  # a share of the limit
-        ([64 << 20, 1 << 20], 8, 256 << 20, 32 << 20),  # enough for the shorter
-        ([64 << 20], 8, 256 << 20, 0),  # not for one push
+        ([16 << 20], 10, 256 << 20, 26_841_088),  # an equal share of the limit
+        ([64 << 20, 1 << 20], 8, 256 << 20, 32 << 20),  # enough for the shorter push
+        ([64 << 20], 8, 256 << 20, 0),  # not enough for one push
         ([100_000], 1, 256 << 20, 0),  # small pushes go through the ring
         ([16 << 20], 0, 256 << 20, 0),
         ([16 << 20], 1, 0, 0),
@@ -147,13 +147,15 @@ def test_row_that_does_not_fit_into_a_slot_is_refused_with_the_size_it_needs(dim
         place([rows(dim)], 1, 1, 4, 1024)
         return
     needed = -(-(8 + 8 * dim + 64) // 1024)
-    with pytest.raises(ConfigError, match=rf"row of {dim} floats .*at least {needed} KiB.*= 1$"):
+    with pytest.raises(
+        ConfigError, match=rf"row of {dim} floats .*slot_kib = 1; set slot_kib to {needed} or more$"
+    ):
         place([rows(dim)], 1, 1, 4, 1024)
 
 
 def test_geometry_refuses_rings_that_cannot_work():
     for slots, slot_bytes in [(1, 1024), (4, 128), (4, 1000)]:
-        with pytest.raises(ValueError, match="a ring needs"):
+        with pytest.raises(ValueError, match="must have at least 2 slots"):
             place([dense(1)], 1, 1, slots, slot_bytes)
 
 
@@ -173,7 +175,9 @@ def test_worker_and_servers_agree_on_who_holds_what(n_servers):
         channels.append(LocalChannel(server.region, placement.layouts[s], writer, 1, server.drain))
         servers.append(server)
     worker = Worker(
-        Connection(0, ["worker 0"], tables, channels, LocalControl(), None, 20.0), tables, placement
+        Connection(0, ["worker 0"], tables, channels, LocalScheduler(), None, 20.0),
+        tables,
+        placement,
     )
     keys = np.array([3, 10**12, -5, 3, 77, 78, 79])
     handles = [worker.table(name) for name in ("w", "one", "e")]
@@ -225,9 +229,9 @@ def test_embedding_rows_take_the_memory_that_was_planned(optimizer, n_rows):
 
 @pytest.mark.parametrize(
     ("n_workers", "n_tables", "match"),
-    [(65537, 1, "workers, not 65,537"), (1, 65537, "tables, not 65,537")],
+    [(65537, 1, "workers"), (1, 65537, "tables")],
 )
 def test_more_workers_or_tables_than_records_can_number_are_refused(n_workers, n_tables, match):
     table = DenseTable("w", (8,))
-    with pytest.raises(ConfigError, match=f"at most 65,536 {match}"):
+    with pytest.raises(ConfigError, match=f"65,537 {match}: a job takes at most 65,536"):
         place([table] * n_tables, 1, n_workers, 4, 1024)

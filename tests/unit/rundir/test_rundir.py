@@ -1,4 +1,4 @@
-"""The directory of a supervised run: its files, and what a rank learns of it."""
+"""The directory of a supervised run: its files, and the identity that a rank reads from it."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def test_without_a_supervisor_there_is_nothing_to_learn() -> None:
 @pytest.mark.parametrize(
     ("env", "sentence"),
     [
-        ({"MPIPS_RUN_DIR": "/nowhere"}, "sets both"),
-        ({"MPIPS_GENERATION": "1"}, "sets both"),
-        ({"MPIPS_RUN_DIR": "/nowhere", "MPIPS_GENERATION": "-1"}, "sets both"),
+        ({"MPIPS_RUN_DIR": "/nowhere"}, "must both be set"),
+        ({"MPIPS_GENERATION": "1"}, "must both be set"),
+        ({"MPIPS_RUN_DIR": "/nowhere", "MPIPS_GENERATION": "-1"}, "must both be set"),
         ({"MPIPS_RUN_DIR": "/nowhere", "MPIPS_GENERATION": "1"}, "is no run directory"),
     ],
 )
@@ -145,6 +145,6 @@ def test_readers_never_see_half_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../../x", "a/b", "", "a\nb", "x" * 300])
 def test_a_run_of_a_name_that_leads_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match="the name of a run = "):
+    with pytest.raises(ConfigError, match="name of the run = "):
         RunFolder.create(tmp_path, name)
     assert not list(tmp_path.iterdir())

@@ -26,7 +26,9 @@ def test_a_heartbeat_is_unchanged_by_encoding() -> None:
 
 def test_rates_are_those_of_the_ranks_own_clock() -> None:
     rank_table = RankTable(PLACES)
-    rank_table.note_heartbeat(2, beat(100.0, 10, samples=1000, pushed_bytes=500, judged=4, staleness_sum=4))
+    rank_table.note_heartbeat(
+        2, beat(100.0, 10, samples=1000, pushed_bytes=500, judged=4, staleness_sum=4)
+    )
     rank_table.note_heartbeat(
         2, beat(102.0, 30, samples=3000, pushed_bytes=2500, judged=14, staleness_sum=29)
     )
@@ -52,8 +54,12 @@ def test_totals_are_of_the_workers_and_unknown_before_two_heartbeats() -> None:
     rank_table.note_heartbeat(3, beat(7.0, 0, pushed_bytes=0))
     assert rank_table.totals().push_bytes_per_s is None
     assert rank_table.totals().staleness is None
-    rank_table.note_heartbeat(2, beat(51.0, 1, pushed_bytes=100, pulled_bytes=10, judged=1, staleness_sum=0))
-    rank_table.note_heartbeat(3, beat(8.0, 1, pushed_bytes=200, pulled_bytes=20, judged=1, staleness_sum=3))
+    rank_table.note_heartbeat(
+        2, beat(51.0, 1, pushed_bytes=100, pulled_bytes=10, judged=1, staleness_sum=0)
+    )
+    rank_table.note_heartbeat(
+        3, beat(8.0, 1, pushed_bytes=200, pulled_bytes=20, judged=1, staleness_sum=3)
+    )
     totals = rank_table.totals()
     assert (totals.push_bytes_per_s, totals.pull_bytes_per_s) == (300.0, 30.0)
     assert (totals.pushed_bytes, totals.pulled_bytes) == (300, 30)

@@ -27,8 +27,9 @@ from mpips.recovery.saving import Saving
 from mpips.session.local_scheduler import LocalScheduler
 from mpips.tasks import StepResult, Task
 from mpips.training.epochs import Inputs
+from mpips.training.prepare import prepare, ready
 from mpips.training.resume import TrainingPlan, continue_in_memory
-from mpips.training.train import prepare, ready, train
+from mpips.training.train import train
 from mpips.worker.connection import Connection, ConnectionOptions
 from mpips.worker.worker import Worker
 
