@@ -136,7 +136,8 @@ without_native=(cli/test_checkpoint_cli.py cli/test_cli.py cli/test_memory_error
   config/test_config.py doctor/test_doctor.py doctor/test_doctor_clean.py doctor/test_doctor_launches.py
   mpi_package/test_launch.py mpi_package/test_roles.py plan/test_plan.py rundir/test_rundir.py
   supervisor/test_run_hosts.py supervisor/test_submit.py supervisor/test_supervisor.py
-  supervisor/test_verdict.py test_imports.py test_setup_scripts.py training/test_quality_local.py)
+  supervisor/test_verdict.py test_fault_layer.py test_imports.py test_setup_scripts.py test_site.py
+  training/test_quality_local.py)
 
 # The unit tests once more on a native module that stops at the first bad access or overflow.
 run_sanitize() {
@@ -174,7 +175,8 @@ run_sanitize() {
 }
 
 build_sanitized() {
-  cmake -S native -B build/sanitize -G Ninja -DMPIPS_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+  cmake -S native -B build/sanitize -G Ninja -DMPIPS_SANITIZE=ON -DMPIPS_FAULTS=ON \
+    -DCMAKE_BUILD_TYPE=RelWithDebInfo \
     -Dpybind11_DIR="$(python -m pybind11 --cmakedir)" -DPython_EXECUTABLE="$(command -v python)" &&
     cmake --build build/sanitize
 }

@@ -1,5 +1,6 @@
-"""`mpips bench`: how fast mpips is here, beside what it could be.
+"""`mpips bench`: measure mpips on this machine against baselines.
 
-Every figure stands next to a baseline that was measured in the same run, turn by turn, and the result is
-the ratio of the two: machines differ and are noisy, ratios are not.
+Each measurement alternates with its baseline in the same run, and the result is the ratio of the two. Ratios
+depend much less on the machine and on noise than times do. Open `suites.py` first: it lists the suites. One
+module per suite has `run(suite, options, nodes)`; `rank/` has the programs that a suite starts on ranks.
 """

@@ -1,7 +1,7 @@
-"""Suite `checkpoint`: how fast two servers write a checkpoint, beside plain files on the same disk,
-and what one costs a worker that goes on meanwhile.
+"""The suite `checkpoint`: compare checkpoints of two servers with plain files on the same disk.
 
-In the folder for temporary files: set TMPDIR to measure another disk.
+A second part measures what a checkpoint costs a worker that trains while it is written. Checkpoints are
+written to the folder for temporary files; set TMPDIR to measure another disk.
 """
 
 from __future__ import annotations
@@ -14,9 +14,13 @@ from mpips.bench.measure import Findings
 
 
 def run(suite: str, options: Options, nodes: int) -> Findings:
-    """Two servers on this machine."""
+    """Measure two ranks on this machine. `nodes` above 1 skips the suite.
+
+    Raises:
+        BenchError: A launch failed.
+    """
     if nodes > 1:
-        return Findings(skipped={"write_vs_raw": "the disk is the same: run it without --nodes"})
+        return Findings(skipped={"write_vs_raw": "needs only one node: run it without --nodes"})
     folder = tempfile.gettempdir()
     found = on_ranks("checkpoint", 2, options)
     found.add(on_ranks("cut", 2, options))

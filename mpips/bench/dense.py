@@ -1,4 +1,4 @@
-"""Dense pushes and pulls on one node: one server and one worker, a core each."""
+"""The suites `push` and `pull`: dense pushes and pulls of one worker and one server on one node."""
 
 from __future__ import annotations
 
@@ -7,5 +7,9 @@ from mpips.bench.measure import Findings
 
 
 def run(suite: str, options: Options, nodes: int) -> Findings:
-    """The suites "push" and "pull"; `nodes` means nothing here. See mpips.bench.rank.push and .pull."""
+    """Run the program `suite` ("push" or "pull") on two ranks of this machine. `nodes` has no effect.
+
+    Raises:
+        BenchError: The ranks failed.
+    """
     return on_ranks(suite, 2, options)

@@ -1,4 +1,4 @@
-"""The suite `embedding`: rows pushed and pulled on a node, one server and one worker."""
+"""The suite `embedding`: pushes and pulls of rows of one worker and one server on one node."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from mpips.bench.measure import Findings
 
 
 def run(suite: str, options: Options, nodes: int) -> Findings:
-    """Measure rows on two ranks. `nodes` changes nothing: both are on this machine.
+    """Measure rows on two ranks of this machine. `nodes` has no effect.
 
     Raises:
         BenchError: The ranks failed.

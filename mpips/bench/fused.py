@@ -1,4 +1,4 @@
-"""Steps of torch's fused optimizers on arrays of ours: what the kernels are compared with."""
+"""Steps of torch's fused optimizers on the arrays of mpips: a baseline of the suite `kernels`."""
 
 from __future__ import annotations
 
@@ -23,24 +23,25 @@ FUSED_RULES = {
 def fused_step(
     rule: str, values: Float32, states: Float32, gradient: Float32, lr: float
 ) -> Callable[[], None]:
-    """A function that makes one step in place, on one thread.
+    """Return a function that makes one step in place on one thread.
 
-    The first step, made here, lets torch create its state; from then on it uses `states`.
+    The first step is made here, so that torch creates its states. They are copied to `states`, and all later
+    steps work on `states`. The caller must not free or resize the arrays while it uses the function.
 
     Args:
         rule: A key of FUSED_RULES.
         values: float32, shape (n,).
         states: float32, shape (number of states of the rule, n).
         gradient: float32, shape (n,).
-        lr: Learning rate; everything else is torch's default.
+        lr: Learning rate; all other options have torch's defaults.
 
     Raises:
-        CapabilityError: There is no torch, or this one has no such fused rule for CPUs.
+        CapabilityError: torch is not installed, or it has no fused rule of this name for CPUs.
     """
     try:
         import torch
     except ImportError:
-        raise CapabilityError("torch is not installed (pip install torch)") from None
+        raise CapabilityError("torch is not installed: pip install torch") from None
     class_name, state_names = FUSED_RULES[rule]
     parameter: Any = torch.nn.Parameter(torch.from_numpy(values))
     parameter.grad = torch.from_numpy(gradient)
@@ -49,7 +50,7 @@ def fused_step(
         optimizer.step()
     except (TypeError, RuntimeError) as error:
         raise CapabilityError(
-            f"torch {torch.__version__} has no fused {class_name} here: {error}"
+            f"torch {torch.__version__} cannot run a fused {class_name} on this CPU: {error}"
         ) from None
     for name, array in zip(state_names, states, strict=True):
         mine = torch.from_numpy(array)

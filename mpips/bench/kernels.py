@@ -1,9 +1,9 @@
-"""The suite `kernels`: optimizers, memory and the key map, in one process on one core.
+"""The suite `kernels`: optimizers, memory and the row map, in one process on one core.
 
-Arrays lie as they do in a server's region: shared memory, one behind the other, each from a page on. So
-all of them have the same address modulo 64 KiB (and more), which is the worst case for caches. Every
-rule is measured turn by turn with `x *= a` over the same memory, the loop that changes memory with the
-least work, and with torch's fused rule on the same arrays, state included.
+Arrays have the layout of a server's region: they are consecutive in shared memory, and each starts on a page.
+So all of them have the same address modulo 64 KiB (and larger powers of two), which is the worst case for
+caches. The measurement of each rule alternates with two baselines: `x *= a` over the same memory, which is
+the loop that changes memory with the least work, and torch's fused rule on the same values and states.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mpips import kernels
 from mpips.bench.fused import FUSED_RULES, fused_step
 from mpips.bench.launching import Options
 from mpips.bench.maps import measure_map
-from mpips.bench.measure import Comparison, Figure, Findings, rates, take_turns
+from mpips.bench.measure import Comparison, Figure, Findings, measure_alternately, rates
 from mpips.bench.streams import best_of, in_place_streams, measure_streams
 from mpips.errors import CapabilityError
 from mpips.model.optimizer import OPTIMIZERS
@@ -33,12 +33,12 @@ CALLS = 3
 
 
 class Shard:
-    """Values, two states and a gradient of n parameters, float32, as in a server's region.
+    """Values, two states and a gradient of n parameters, float32, with the layout of a server's region.
 
     Attributes:
-        whole: All of the memory, shape (4 n,).
+        whole: The memory of all four, shape (4 n,).
         values: Random weights, shape (n,).
-        states: Room for two states, shape (2, n).
+        states: Two states, shape (2, n).
         gradient: Random, shape (n,).
     """
 
@@ -52,12 +52,12 @@ class Shard:
 
 
 def run(suite: str, options: Options, nodes: int) -> Findings:
-    """Measure everything; see `measure.BARS` for what is to be reached.
+    """Measure memory, the rules and the row map. `measure.BARS` contains the expected ratios.
 
     Args:
         suite: "kernels".
         options: Repetitions and sizes.
-        nodes: Not used: nothing leaves this process.
+        nodes: Not used: the suite has one process.
     """
     with one_core():
         shard = Shard(N_PARAMETERS_QUICK if options.quick else N_PARAMETERS)
@@ -71,7 +71,7 @@ def run(suite: str, options: Options, nodes: int) -> Findings:
 
 @contextmanager
 def one_core() -> Iterator[None]:
-    """Keep this thread on the last of its cores; afterwards it may use all of them again."""
+    """Bind this thread to the last of its cores until the end of the `with` block."""
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(allowed)})
     try:
@@ -81,7 +81,13 @@ def one_core() -> Iterator[None]:
 
 
 def measure_rule(rule: str, shard: Shard, options: Options) -> Findings:
-    """One rule beside the in-place stream and torch's fused rule, on the same arrays."""
+    """Compare one rule with the in-place stream and with torch's fused rule on the same arrays.
+
+    Args:
+        rule: A name in RULES.
+        shard: The arrays; changed.
+        options: Repetitions.
+    """
     n = shard.values.size
     config = OPTIMIZERS[rule](lr=LEARNING_RATE).native()
     states = shard.states[: config.n_state]
@@ -98,7 +104,7 @@ def measure_rule(rule: str, shard: Shard, options: Options) -> Findings:
             found.skipped[f"{rule}_vs_torch_fused"] = str(error)
     streams = in_place_streams(shard.whole)
 
-    ours, *others = take_turns(
+    ours, *others = measure_alternately(
         [*works, *streams.values()],
         [CALLS] * (len(works) + len(streams)),
         options.repetitions,
@@ -121,7 +127,7 @@ def measure_rule(rule: str, shard: Shard, options: Options) -> Findings:
 def _compare_with_stream(
     rule: str, n: int, n_state: int, ours: list[float], stream: list[float]
 ) -> Comparison:
-    # Values and states are read and written, the gradient is read.
+    # Count bytes: values and states are read and written, the gradient is read.
     n_bytes = n * 4 * (3 + 2 * n_state)
     return Comparison(
         name=f"{rule}_vs_stream",

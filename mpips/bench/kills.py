@@ -1,7 +1,8 @@
-"""Part of the suite `recovery`: launches end at places that are drawn at random, and every update is counted.
+"""A part of the suite `recovery`: end launches at random places and count every update.
 
-At the end of a run each feature must count exactly as often as it is in the data. Where all tables are BSP,
-every bit must be that of a run that nothing disturbed. What may happen is in matrix.py.
+At the end of a run the count of each feature must be exactly its number in the data times the epochs. If
+all tables are BSP, every bit must be equal to that of an undisturbed run. `mpips.testing.matrix` lists the
+faults.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
+from mpips import _native
 from mpips.bench.launching import Options
 from mpips.bench.measure import Figure, Findings
 from mpips.checkpoint import open_checkpoint
+from mpips.errors import CapabilityError
 from mpips.testing import beside, matrix
 from mpips.testing.counted import DIM
 from mpips.testing.errors import BenchError
@@ -30,22 +33,24 @@ FAULTS_OF_A_RUN = 6
 N_FEATURES = 400
 _SAMPLES = 704
 _PER_SAMPLE = 12
-_EPOCHS_FOR_A_LAUNCH = 4  # about a second of work
-_MORE_RESTARTS = 3  # than deaths, before the supervisor gives up
-_LINES = 12  # of a log in the notes
+_EPOCHS_FOR_A_LAUNCH = 4  # epochs for each fault: about a second of work
+_MORE_RESTARTS = 3  # restarts that the supervisor may make beyond the planned ones
+_LINES = 12  # lines of a log in the notes
 
-Content = dict[str, bytes]
+Content = dict[str, bytes]  # path of a dataset in a checkpoint -> its values
 
 
 @dataclasses.dataclass
 class RunVerdict:
-    """What became of one run.
+    """The result of one run.
 
     Attributes:
-        damage: What was done to it; None: it did not come to its end, and `error` says why.
-        lost: Updates that are missing.
-        double: Those that are there once more than they should.
-        different: Names of datasets with other bits than those of a run that nothing disturbed.
+        run: The planned faults.
+        damage: What was done to the run; None if it did not finish.
+        error: Why the run did not finish; "" if it did.
+        lost: Number of updates that are missing.
+        double: Number of updates that were applied more than once.
+        different: Names of datasets whose bits differ from those of an undisturbed run.
     """
 
     run: Run
@@ -57,7 +62,7 @@ class RunVerdict:
 
     @property
     def is_right(self) -> bool:
-        """Nothing is wrong with it."""
+        """Return True if the run finished with the expected values."""
         return not (self.error or self.lost or self.double or self.different)
 
     def __str__(self) -> str:
@@ -66,17 +71,22 @@ class RunVerdict:
 
 
 class Runs:
-    """Runs of one data set, in a folder; results of undisturbed ones are kept. Not thread-safe."""
+    """Runs on one data set. Results of undisturbed runs are cached. Not thread-safe."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` gets everything."""
+        """Write the data. `folder` receives the data and all runs."""
         self._folder = folder
         self._counts = _make_data(folder)
         self._calm: dict[tuple[str, int], Content] = {}
         self._number = 0
 
     def judge(self, run: Run, epochs: int) -> RunVerdict:
-        """Run a job, let its launches end, and look at what it leaves. Blocks."""
+        """Run a job, end its launches as planned, and check its last checkpoint. Blocks.
+
+        Args:
+            run: The job and its faults.
+            epochs: Epochs of the job.
+        """
         verdict = RunVerdict(run)
         try:
             found, verdict.damage = self._run(run.shape, run, epochs)
@@ -90,7 +100,7 @@ class Runs:
         return verdict
 
     def _undisturbed(self, task: str, epochs: int) -> Content:
-        """The fitted tables of a run that nothing disturbs; their bits are the same on any servers."""
+        """Return the fitted tables of an undisturbed run; the bits do not depend on the number of servers."""
         key = task, epochs
         if key not in self._calm:
             found, _ = self._run(JobShape(task, 1, "shm"), None, epochs)
@@ -98,7 +108,7 @@ class Runs:
         return self._calm[key]
 
     def _run(self, shape: JobShape, run: Run | None, epochs: int) -> tuple[Content, Damage]:
-        """Run a job to its end; what its tables held at the end, and what was done to it."""
+        """Run a job until it is done; return the content of its last checkpoint, and the damage."""
         folder = self._folder / f"run-{self._number}"
         folder.mkdir()
         self._number += 1
@@ -111,7 +121,7 @@ class Runs:
             damage = victim.suffer(random.Random(seed))
             mark = victim.run.finished()
             assert mark is not None
-            # The run's own name of the checkpoint may be another one here.
+            # Build the path from here: the run may have the folder at another path (beside.FullDisk).
             path = victim.run.path / "checkpoints" / Path(mark.checkpoint).name
             return content(path), damage
 
@@ -121,7 +131,16 @@ def _is_fitted(name: str) -> bool:
 
 
 def run(options: Options) -> Findings:
-    """End launches `options.kills` times."""
+    """Make runs until `options.kills` launches were ended; return what was lost.
+
+    Raises:
+        CapabilityError: The native module has no fault points.
+    """
+    if not _native.HAS_FAULT_POINTS:
+        raise CapabilityError(
+            "mpips bench recovery --kills needs a native module with fault points; "
+            "build one with MPIPS_SETUP_TESTS=1 bash jobs/setup.sh"
+        )
     seed = options.seed or time.time_ns() % 1_000_000
     rng = random.Random(seed)
     folder = Path(tempfile.mkdtemp(prefix="mpips-bench-kills-"))
@@ -138,17 +157,17 @@ def run(options: Options) -> Findings:
     if all(verdict.is_right for verdict in verdicts):
         shutil.rmtree(folder)
     else:
-        findings.notes.append(f"what was found wrong is in {folder}")
+        findings.notes.append(f"the files of the failed runs are in {folder}")
     return findings
 
 
 def epochs(n_faults: int) -> int:
-    """Epochs of a run with so many faults, most of which end one launch."""
+    """Return the epochs of a run with `n_faults` faults, most of which end one launch."""
     return 2 + _EPOCHS_FOR_A_LAUNCH * n_faults
 
 
 def _make_data(folder: Path) -> np.ndarray:
-    """Write samples of some features each, with random labels; how often each feature is there."""
+    """Write random samples; return the count of each feature, int64, shape (N_FEATURES,)."""
     rng = np.random.default_rng(1)
     keys = np.array(
         [np.sort(rng.choice(N_FEATURES, _PER_SAMPLE, replace=False)) for _ in range(_SAMPLES)]
@@ -181,7 +200,11 @@ def _job(
 
 
 def content(path: Path) -> Content:
-    """Every dataset of a checkpoint, which is verified, by its place."""
+    """Verify a checkpoint and return all its datasets.
+
+    Raises:
+        CheckpointError: The checkpoint is damaged.
+    """
     found = {}
     with open_checkpoint(path) as checkpoint:
         checkpoint.verify()
@@ -192,11 +215,11 @@ def content(path: Path) -> Content:
 
 
 def audit(found: Content, counts: np.ndarray) -> tuple[int, int]:
-    """Updates that are missing, and those that are there once more than they should.
+    """Return the number of updates that are missing, and of those that were applied more than once.
 
     Args:
-        found: What the tables held at the end.
-        counts: How often each feature must have been seen, (n,).
+        found: Content of the tables at the end.
+        counts: Expected count of each feature, shape (n,).
     """
     missed = more = 0
     for name in ("small", "seen", "whole"):
@@ -227,7 +250,7 @@ def _findings(verdicts: Sequence[RunVerdict], seed: int) -> Findings:
         "lost_updates": ("updates that are missing at the end", lost),
         "double_updates": ("updates that were applied more than once", double),
         "different_runs": ("BSP runs with other bits than an undisturbed one", different),
-        "failed_runs": ("runs that did not come to their end", failed),
+        "failed_runs": ("runs that did not finish", failed),
         "unplanned_ends": (
             "launches that ended by themselves before their work was done",
             unplanned,
@@ -240,14 +263,14 @@ def _findings(verdicts: Sequence[RunVerdict], seed: int) -> Findings:
         ]
     )
     if back_s:
-        what = "a process killed until the next attempt is at work"
+        what = "from a kill until the next attempt is at work"
         found.figures.append(Figure(name="kill_to_work_s", what=what, unit="s", values=back_s))
     who = ", ".join(f"{name} {n}" for name, n in sorted(kills.items()))
     found.notes.append(
         f"kills with seed {seed}: {who}; {sum(t.early for t in damage)} before the attempt was at work; "
-        f"{sum(t.warm for t in damage)} attempts went on in memory; {sum(t.missed for t in damage)} launches "
-        f"were done before; the supervisor was started again {sum(t.given_up for t in damage)} times after "
-        "it had given up"
+        f"{sum(t.warm for t in damage)} attempts continued in memory; {sum(t.missed for t in damage)} "
+        "launches finished before their kill; the supervisor gave up and was started again "
+        f"{sum(t.given_up for t in damage)} times"
     )
     found.notes += [f"wrong: {_short(verdict)}" for verdict in verdicts if not verdict.is_right]
     names = ("lost_updates", "double_updates", "different_runs", "failed_runs")

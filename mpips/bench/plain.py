@@ -1,8 +1,8 @@
-"""The models of `mpips bench train` as one plain NumPy process trains them.
+"""The models of `mpips bench train` in plain NumPy: the baseline in one process.
 
-The same arithmetic on the same batches as the tasks `mlp` and `logistic` under BSP with one worker:
-gradients of the mean loss, then the optimizer's update in place. Sparse models touch only the rows of
-their batch, as a table without a vocabulary must.
+They do the same arithmetic on the same batches as the tasks `mlp` and `logistic` under BSP with one worker:
+gradients of the mean loss, then the optimizer's update in place. The sparse model reads and changes only the
+rows of its batch, as an embedding table does.
 """
 
 from __future__ import annotations
@@ -23,12 +23,16 @@ Float32: TypeAlias = npt.NDArray[np.float32]
 
 
 class PlainMlp:
-    """The task `mlp` with one hidden layer; `weights` and `biases` are trained in place."""
+    """The task `mlp` with one hidden layer.
+
+    Attributes:
+        values: weight0, bias0, weight1, bias1, float32; trained in place.
+    """
 
     def __init__(
         self, data: Dataset, options: MlpOptions, optimizer: Adagrad, initial: list[Float32]
     ) -> None:
-        """`initial`: weight0, bias0, weight1, bias1, float32."""
+        """`initial`: Initial weight0, bias0, weight1, bias1, float32; copied."""
         mean, scale = Moments.of(data).standardise()
         self._mean, self._scale = mean.astype(np.float32), scale.astype(np.float32)
         self._l2 = options.l2
@@ -38,21 +42,21 @@ class PlainMlp:
         self._sums = [np.full_like(value, start) for value in initial]
 
     def step(self, batch: Batch) -> float:
-        """Train on one batch; returns the summed loss before it."""
+        """Train on one batch; return the summed loss before the update."""
         assert not isinstance(batch, SparseBatch)
         weight0, bias0, weight1, bias1 = self.values
         x = batch.x - self._mean
         x *= self._scale
         np.clip(x, -MAX_DEVIATION, MAX_DEVIATION, out=x)
 
-        # Forward.
+        # Compute the forward pass.
         hidden = x @ weight0
         hidden += bias0
         np.maximum(hidden, 0, out=hidden)
         logits = hidden @ weight1
         logits += bias1
 
-        # The loss and its gradient by the logits.
+        # Compute the loss and its gradient by the logits.
         rows = np.arange(batch.n)
         logits -= logits.max(axis=1, keepdims=True)
         picked = logits[rows, batch.labels]
@@ -64,7 +68,7 @@ class PlainMlp:
         error = logits
         error *= np.float32(batch.weight / batch.n)
 
-        # Back.
+        # Compute the backward pass and update.
         decay = np.float32(self._l2 * batch.weight)
         behind = error @ weight1.T
         behind *= hidden > 0
@@ -84,10 +88,14 @@ class PlainMlp:
 
 
 class PlainLogistic:
-    """The task `logistic` on counted features; row d of `weights` is the bias, d the features."""
+    """The task `logistic` on sparse features.
+
+    Attributes:
+        weights: float32, shape (d + 1,) with d features; the last value is the bias.
+    """
 
     def __init__(self, data: Dataset, options: LogisticOptions, optimizer: FTRL) -> None:
-        """Weights start at 0, as FTRL's do."""
+        """Start with weights of 0, as FTRL does."""
         moments = Moments.of(data)
         shift, scale = moments.standardise_present()
         self._shift, self._scale = shift.astype(np.float32), scale.astype(np.float32)
@@ -99,7 +107,7 @@ class PlainLogistic:
         self._n = np.zeros_like(self.weights)
 
     def step(self, batch: Batch) -> float:
-        """Train on one batch; returns the summed loss before it."""
+        """Train on one batch; return the summed loss before the update."""
         assert isinstance(batch, SparseBatch)
         values = batch.values - self._shift.take(batch.keys)
         values *= self._scale.take(batch.keys)
@@ -107,7 +115,7 @@ class PlainLogistic:
         keys, ids, counts = np.unique(batch.keys, return_inverse=True, return_counts=True)
         rows = np.repeat(np.arange(batch.n), np.diff(batch.indptr))
 
-        # Forward.
+        # Compute the forward pass.
         weights = self.weights[keys]
         logits = np.bincount(rows, weights[ids] * values, batch.n).astype(np.float32)
         logits += self.weights[-1]
@@ -117,7 +125,7 @@ class PlainLogistic:
         error = np.where(logits >= 0, np.float32(1), small) / (1 + small) - target
         error *= np.float32(batch.weight / batch.n)
 
-        # Back, with the prior's share of this batch.
+        # Compute the backward pass with the prior's share of this batch, and update.
         gradient = np.bincount(ids, error[rows] * values, len(keys)).astype(np.float32)
         share = np.float32(self._prior * batch.weight / batch.n)
         gradient += share * (counts / self._present[keys]).astype(np.float32) * weights
@@ -125,7 +133,7 @@ class PlainLogistic:
         return float(loss.sum(dtype=np.float64))
 
     def _update(self, keys: npt.NDArray[np.int64], gradient: Float32) -> None:
-        """FTRL-Proximal on the rows of the batch."""
+        """Apply FTRL-Proximal (McMahan et al., KDD 2013) to the rows of the batch."""
         o = self._optimizer
         n_old, w = self._n[keys], self.weights[keys]
         n = n_old + gradient * gradient

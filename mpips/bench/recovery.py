@@ -1,9 +1,9 @@
-"""Suite `recovery`: from the death of a server to the first step after it, under `mpips run`; what a
-journal costs (scratch.py), what partner copies do (rank/partners.py), whether updates are lost or doubled
-when processes are killed (kills.py).
+"""The suite `recovery`: failures under `mpips run`, and the cost of what survives them.
 
-What mpirun itself takes to start as many ranks is measured in turn and subtracted: mpips can do
-nothing about it.
+* Seconds from the kill of a server to the first step after it. mpips cannot change the time that mpirun needs
+  to start as many ranks, so this time is measured alternately and subtracted.
+* The cost of a journal (scratch.py) and of replicas (rank/partners.py).
+* Lost and doubled updates after random kills (kills.py), only with `options.kills`.
 """
 
 from __future__ import annotations
@@ -35,14 +35,20 @@ BAR_S = 3.0
 PARTNER_COSTS = ("partner_cost_sync", "partner_cost_lag")
 _RANKS = 4
 _LIMIT_S = 120.0
+# Each rank meets the others in a barrier; rank 0 prints a line.
 _HELLO = "from mpi4py import MPI; MPI.COMM_WORLD.Barrier(); MPI.COMM_WORLD.rank or print('up', flush=True)"
 
 
 def run(suite: str, options: Options, nodes: int) -> Findings:
-    """On this machine."""
+    """Measure on this machine. `nodes` above 1 skips the suite.
+
+    Raises:
+        BenchError: A launch failed.
+        CapabilityError: `options.kills` needs fault points that this build does not have.
+    """
     name = "server_kill_beyond_launch_s"
     if nodes > 1:
-        return Findings(skipped={name: "on this machine only"})
+        return Findings(skipped={name: "needs only this machine: run it without --nodes"})
     launches, recoveries = [], []
     for _ in range(1 if options.quick else options.repetitions):
         launches.append(_launch_s())
@@ -51,11 +57,16 @@ def run(suite: str, options: Options, nodes: int) -> Findings:
     figures = [
         Figure(
             name=name,
-            what="server killed until the first step after it, less a launch of mpirun",
+            what="from the kill of a server to the first step after it, less a launch of mpirun",
             unit="s",
             values=beyond,
         ),
-        Figure(name="empty_launch_s", what="mpirun until MPI is up", unit="s", values=launches),
+        Figure(
+            name="empty_launch_s",
+            what="from the start of mpirun until all ranks are in MPI",
+            unit="s",
+            values=launches,
+        ),
     ]
     found = Findings(figures=figures)
     verdict = "met" if figures[0].median <= BAR_S else "NOT met"
@@ -68,7 +79,7 @@ def run(suite: str, options: Options, nodes: int) -> Findings:
 
 
 def _partners(options: Options) -> Findings:
-    """Two imitated nodes with a server each."""
+    """Measure replicas on two imitated nodes with one server each."""
     if reason := why_not_on_nodes():
         return Findings(skipped=dict.fromkeys(PARTNER_COSTS, reason))
     with Nodes(2) as imitated:
@@ -76,7 +87,7 @@ def _partners(options: Options) -> Findings:
 
 
 def _launch_s() -> float:
-    """Seconds from the start of mpirun until all its ranks have met in MPI."""
+    """Return the seconds from the start of mpirun until all its ranks have passed a barrier."""
     command = [*mpirun_command(_RANKS), sys.executable, "-c", _HELLO]
     start = time.monotonic()
     with subprocess.Popen(
@@ -86,12 +97,12 @@ def _launch_s() -> float:
         line = process.stdout.readline()
         took = time.monotonic() - start
     if line.strip() != b"up":
-        raise BenchError(f"{' '.join(command)} ended with code {process.returncode}")
+        raise BenchError(f"{' '.join(command)} exited with code {process.returncode}")
     return took
 
 
 def _recovery_s() -> float:
-    """Seconds from SIGKILL of server 0 to the end of worker 0's first step after it."""
+    """Return the seconds from SIGKILL of server 0 to the end of worker 0's first step after it."""
     with tempfile.TemporaryDirectory(prefix="mpips-bench-") as folder:
         data = Path(folder) / "data.npz"
         np.savez(data, x=np.ones((20_000, 4), np.float32), y=np.arange(20_000) % 2)
@@ -116,6 +127,8 @@ def _recovery_s() -> float:
 
 
 def _kill_and_wait(process: subprocess.Popen[str], folder: Path) -> float:
+    """Kill server 0 after the first checkpoint; return the seconds until the next attempt made a step."""
+
     def look() -> tuple[RunFolder, Status] | None:
         for path in folder.glob("*/run.json"):
             status = RunFolder(path.parent).status()
@@ -133,11 +146,16 @@ def _kill_and_wait(process: subprocess.Popen[str], folder: Path) -> float:
 
 
 def _until(look: Callable[[], Found | None], process: subprocess.Popen[str]) -> Found:
-    """What `look` finds as soon as it finds something."""
+    """Poll `look` and return its first result that is not None.
+
+    Raises:
+        BenchError: `mpips run` ended, or there was no result in time.
+    """
     deadline = time.monotonic() + _LIMIT_S
     while (found := look()) is None:
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
-            raise BenchError(f"mpips run did not come back:\n{process.communicate()[1]}")
+            log = process.communicate()[1]
+            raise BenchError(f"mpips run did not recover within {_LIMIT_S:g} s; its log:\n{log}")
         time.sleep(0.01)
     return found

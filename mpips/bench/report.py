@@ -1,4 +1,4 @@
-"""Findings as a table for people, as JSON, as a plot, and as the calibration file of planning."""
+"""Findings as a table, as JSON, as a plot, and as the calibration file of `mpips plan`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mpips.errors import CapabilityError
 
 
 def calibration_path() -> Path:
-    """Where the calibration of this machine is kept: MPIPS_CALIBRATION, or the user's cache."""
+    """Return the path of the calibration file: MPIPS_CALIBRATION, or a file in the user's cache."""
     chosen = os.environ.get("MPIPS_CALIBRATION")
     if chosen:
         return Path(chosen)
@@ -22,7 +22,7 @@ def calibration_path() -> Path:
 
 
 def as_json(found: Findings) -> dict[str, Any]:
-    """Everything as plain values; `ratios` by name first."""
+    """Return all findings, the machine and the versions as plain values."""
     return {
         "ratios": {c.name: round(c.ratio, 4) for c in found.comparisons},
         "bars": {c.name: _bar_text(c) for c in found.comparisons if c.bar},
@@ -50,7 +50,7 @@ def as_json(found: Findings) -> dict[str, Any]:
 
 
 def as_text(found: Findings) -> str:
-    """A table: each ratio with its two sides, its spread and its bar; then figures and notes."""
+    """Return a table: each ratio with its range, its two sides and its bar; then figures and notes."""
     lines = []
     if found.comparisons:
         width = max(len(c.name) for c in found.comparisons)
@@ -79,7 +79,7 @@ def as_text(found: Findings) -> str:
 
 
 def write_calibration(found: Findings, path: Path) -> None:
-    """Keep medians for planning; values of other suites that are already in the file stay.
+    """Write the medians that `mpips plan` uses. Values of other suites of the same machine stay in the file.
 
     Raises:
         CapabilityError: The file cannot be written.
@@ -102,14 +102,14 @@ def write_calibration(found: Findings, path: Path) -> None:
         new.write_text(json.dumps(data, indent=1))
         new.replace(path)
     except OSError as error:
-        raise CapabilityError(f"the calibration file {path} cannot be written: {error}") from None
+        raise CapabilityError(f"cannot write the calibration file {path}: {error}") from None
 
 
 def plot(found: Findings, path: Path) -> None:
-    """Bars of all ratios, better to the right, with what each must reach.
+    """Draw a bar for each ratio, longer is better, with a tick at its bar.
 
     Raises:
-        CapabilityError: There is no matplotlib, or the file cannot be written.
+        CapabilityError: matplotlib is not installed, there is no ratio, or the file cannot be written.
     """
     try:
         import matplotlib
@@ -120,10 +120,10 @@ def plot(found: Findings, path: Path) -> None:
 
     shown = [c for c in found.comparisons if c.ratio > 0][::-1]
     if not shown:
-        raise CapabilityError("--plot: there is no ratio to draw")
+        raise CapabilityError("--plot: this suite has no ratio to draw; remove --plot")
     figure, axes = plt.subplots(figsize=(9, 1.4 + 0.32 * len(shown)), layout="constrained")
     for y, c in enumerate(shown):
-        # Times are turned round, so that longer is better for all.
+        # Invert ratios of times, so that longer is better for all bars.
         better = [1 / r if _smaller_is_better(c) else r for r in c.ratios]
         middle = 1 / c.ratio if _smaller_is_better(c) else c.ratio
         colour = {True: "#2a7f62", False: "#b3412e", None: "#4a6fa5"}[c.met]
@@ -143,7 +143,7 @@ def plot(found: Findings, path: Path) -> None:
     try:
         figure.savefig(path, dpi=130)
     except (OSError, ValueError) as error:
-        raise CapabilityError(f"the plot {path} cannot be written: {error}") from None
+        raise CapabilityError(f"cannot write the plot {path}: {error}") from None
     finally:
         plt.close(figure)
 

@@ -1,4 +1,4 @@
-"""`mpips bench scale`: what grows with ranks, rows and time, and what must not."""
+"""The suite `scale`: memory, messages and rates with more ranks, more rows and more time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SOAK_RANKS = 4
 
 
 def run(suite: str, options: Options, nodes: int) -> Findings:
-    """Ranks, then rows, then time, on this machine.
+    """Measure more ranks, then more rows, then a long run, on this machine. `nodes` has no effect.
 
     Raises:
         BenchError: A launch failed.
@@ -24,7 +24,7 @@ def run(suite: str, options: Options, nodes: int) -> Findings:
 
 
 def _crowds(options: Options) -> Findings:
-    """One launch per number of ranks; figures `ranks_<n>_<name>`, and all of them as a table."""
+    """Launch each number of ranks; return figures `ranks_<n>_<name>` and a note with a table of them."""
     sizes = _QUICK_SIZES if options.quick else _SIZES
     columns = {n: on_ranks("crowd", n, options).figures for n in sizes}
     found = Findings(notes=[_table(columns)])

@@ -1,7 +1,7 @@
-"""What a journal costs: the apply throughput that a server gives up to survive SIGKILL.
+"""Measure the cost of a journal: the share of its apply throughput that a server needs to survive SIGKILL.
 
-Two servers in one process hold the same tables, one with a journal and one without; both take the same
-records, turn by turn. Only the server's work is timed: records are written beforehand.
+Two servers in one process have the same tables, one with a journal and one without. They alternate and
+receive the same records. Only the server's work is timed: records are written beforehand.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from mpips.transport.region import Regions, new_token
 BAR = 0.15
 MIB = 1 << 20
 SLOTS, SLOT_BYTES = 32, 128 << 10
-TURN_BYTES = 256 * MIB  # that one turn of a measurement applies, about
+REPETITION_BYTES = 256 * MIB  # applied in one repetition, approximately
 DIM = 32
-ROWS = 4096  # of a push: 528 KiB in five records
-N_ROWS = 1 << 18  # of the table
+ROWS = 4096  # rows of a push: 528 KiB in five records
+N_ROWS = 1 << 18  # rows of the table
 
 
 class Side:
@@ -50,7 +50,7 @@ class Side:
         )
 
     def seconds(self, write: Callable[[_native.RingWriter], None], pushes: int) -> float:
-        """Seconds that the server works on so many pushes."""
+        """Return the seconds that the server needs to apply `pushes` pushes, each made by `write`."""
         total = 0.0
         for _ in range(pushes):
             write(self.writer)
@@ -62,7 +62,7 @@ class Side:
 
 @contextmanager
 def both(table: Table, staging_bytes: int) -> Iterator[tuple[Side, Side]]:
-    """The same server with a journal and without."""
+    """Make two servers with the same table, the first with a journal and the second without."""
     sides = Side(table, True, staging_bytes), Side(table, False, staging_bytes)
     try:
         yield sides
@@ -72,7 +72,10 @@ def both(table: Table, staging_bytes: int) -> Iterator[tuple[Side, Side]]:
 
 
 def run(options: Options) -> Findings:
-    """Measure each load; `scratch_cost` is the share of the throughput that the worst one loses."""
+    """Measure each load; `scratch_cost` is the share of the throughput that the worst one loses.
+
+    The loads are dense pushes of 4 and 64 MiB and pushes of rows, each with SGD and with Adam.
+    """
     found = Findings()
     costs: dict[str, list[float]] = {}
     for label, size in {"4m": 4 * MIB, "64m": 64 * MIB}.items():
@@ -102,7 +105,14 @@ def run(options: Options) -> Findings:
 def found_cost(
     found: Findings, name: str, with_s: list[float], without_s: list[float]
 ) -> list[float]:
-    """Add the comparison; returns the cost of each turn."""
+    """Add the comparison; return the share that the journal costs, by repetition.
+
+    Args:
+        found: Receives the comparison.
+        name: Name of the load.
+        with_s: Seconds with a journal, by repetition.
+        without_s: Seconds without, by repetition.
+    """
     comparison = Comparison(
         name=f"scratch_{name}",
         what=f"applying pushes ({name.replace('_', ' ')}) with a journal",
@@ -126,7 +136,7 @@ def _dense(optimizer: Optimizer, n_bytes: int, options: Options) -> tuple[list[f
         def write(writer: _native.RingWriter) -> None:
             assert writer.push_staged(0, 0, 0, None, n)
 
-        return _turns(sides, write, max(1, TURN_BYTES // n_bytes), options)
+        return _alternate(sides, write, max(1, REPETITION_BYTES // n_bytes), options)
 
 
 def _rows(optimizer: Optimizer, options: Options) -> tuple[list[float], list[float]]:
@@ -152,29 +162,29 @@ def _rows(optimizer: Optimizer, options: Options) -> tuple[list[float], list[flo
             at[0] += 1
             _push(writer, keys, rows[: keys.size])
 
-        return _turns(sides, write, 256, options)
+        return _alternate(sides, write, 256, options)
 
 
 def _push(writer: _native.RingWriter, keys: np.ndarray, rows: np.ndarray) -> None:
     assert writer.push_rows(0, 0, keys, rows, None, 0) == keys.size
 
 
-def _turns(
+def _alternate(
     sides: tuple[Side, Side],
     write: Callable[[_native.RingWriter], None],
     pushes: int,
     options: Options,
 ) -> tuple[list[float], list[float]]:
-    """Seconds of each turn, with and without."""
+    """Return seconds by repetition with a journal and without."""
     for side in sides:
         side.seconds(write, 2)
     times: tuple[list[float], list[float]] = ([], [])
-    for turn in range(options.repetitions):
-        # Who comes first changes, and within a turn they change often: drift hits both alike.
+    for repetition in range(options.repetitions):
+        # Alternate the two in small groups and swap their order, so that drift affects both alike.
         sums = [0.0, 0.0]
         groups = min(pushes, 8)
         for group in range(groups):
-            order = (0, 1) if (turn + group) % 2 else (1, 0)
+            order = (0, 1) if (repetition + group) % 2 else (1, 0)
             for i in order:
                 sums[i] += sides[i].seconds(write, pushes // groups)
         for i, total in enumerate(sums):

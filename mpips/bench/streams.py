@@ -1,4 +1,4 @@
-"""What memory gives one core: simple loops in C++, the best of all instruction sets."""
+"""Memory bandwidth of one core: simple loops in C++, the best of all instruction sets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mpips.bench import loops
 from mpips.bench.launching import Options
-from mpips.bench.measure import Figure, Findings, rates, take_turns
+from mpips.bench.measure import Figure, Findings, measure_alternately, rates
 
 Float32 = NDArray[np.float32]
 Works = dict[str, Callable[[], object]]  # by instruction set
@@ -18,32 +18,32 @@ CALLS = 3
 
 
 def in_place_streams(x: Float32) -> Works:
-    """`x *= 1` by every instruction set."""
+    """Return `x *= 1` by instruction set; each work changes `x` in place."""
     return {name: partial(loops.stream_in_place, x, 1.0, name) for name in loops.stream_names()}
 
 
 def best_of(seconds: Sequence[Sequence[float]], n_bytes: int) -> list[float]:
-    """GB/s of the fastest, repetition by repetition.
+    """Return GB/s of the fastest work, by repetition.
 
     Args:
-        seconds: For each work its times, as `take_turns` returns them.
-        n_bytes: That each work moves.
+        seconds: For each work its times in seconds, as `measure_alternately` returns them.
+        n_bytes: Bytes that each work moves.
     """
     return rates([min(times) for times in zip(*seconds, strict=True)], n_bytes / 1e9)
 
 
 def measure_streams(memory: Float32, options: Options) -> Findings:
-    """Copy, sum, triad, in-place stream and the bare traffic of updates; planning uses them.
+    """Measure copy, sum, triad, the in-place stream and the memory traffic of updates, for `mpips plan`.
 
     Args:
-        memory: float32, shape (4 n,), on a 64-byte line, n a multiple of 16; changed. The in-place stream
-            covers it, the others take quarters of it.
+        memory: float32, shape (4 n,), aligned to 64 bytes, n a multiple of 16; changed. The in-place stream
+            uses all of it, the other loops use quarters.
         options: Repetitions.
     """
     a, b, c, _ = memory.reshape(4, -1)
     names, past = loops.stream_names(), loops.stream_names(past_cache=True)
     line = a.nbytes
-    # name -> (what, bytes that count, one work for each instruction set)
+    # name -> (description, bytes that one call moves, one work for each instruction set)
     kinds: dict[str, tuple[str, int, list[Callable[[], object]]]] = {
         "memory_in_place": ("x *= a", 8 * line, list(in_place_streams(memory).values())),
         "memory_copy": (
@@ -62,7 +62,7 @@ def measure_streams(memory: Float32, options: Options) -> Findings:
             [partial(loops.stream_triad, a, b, c, 0.5, False, name) for name in names],
         ),
         "memory_triad_past_cache": (
-            "the same with non-temporal stores",
+            "a = b + s * c with non-temporal stores",
             3 * line,
             [partial(loops.stream_triad, a, b, c, 0.5, True, name) for name in past],
         ),
@@ -73,7 +73,7 @@ def measure_streams(memory: Float32, options: Options) -> Findings:
         ),
     }
     works = [work for _, _, some in kinds.values() for work in some]
-    times = iter(take_turns(works, [CALLS] * len(works), options.repetitions))
+    times = iter(measure_alternately(works, [CALLS] * len(works), options.repetitions))
     found = Findings()
     for name, (what, n_bytes, some) in kinds.items():
         values = best_of([next(times) for _ in some], n_bytes) if some else []

@@ -1,4 +1,4 @@
-"""`mpips bench train`: what mpips adds to a training step, and how it shares two cores."""
+"""The suite `train`: time that mpips adds to a training step, idle CPU, and more ranks than cores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FOUR_WORKERS = 1 + 1 + 4
 
 
 def run(suite: str, options: Options, nodes: int) -> Findings:
-    """Measure all of it on this machine.
+    """Measure all parts on this machine. `nodes` has no effect.
 
     Raises:
         BenchError: A launch failed.
@@ -25,9 +25,15 @@ def run(suite: str, options: Options, nodes: int) -> Findings:
 
 
 def alternate(program: str, sizes: tuple[int, int], options: Options) -> tuple[Findings, Findings]:
-    """Launch a program on so many ranks, and on so many others, in turn; one value per launch.
+    """Launch a program alternately on two numbers of ranks.
 
-    Figures of the same name are joined, in the order of the launches.
+    Args:
+        program: Name of a module of mpips.bench.rank.
+        sizes: The two numbers of ranks.
+        options: Repetitions and sizes.
+
+    Returns:
+        Findings of each number of ranks; a figure has one value per launch, in the order of the launches.
     """
     sides = Findings(), Findings()
     for _ in range(options.repetitions):
@@ -42,7 +48,10 @@ def alternate(program: str, sizes: tuple[int, int], options: Options) -> tuple[F
 
 
 def _oversubscribed(options: Options) -> Findings:
-    """The click model is the one with a bar: short steps, so waiting well is all that counts."""
+    """Compare six ranks with three.
+
+    Only w6a has a bar: its steps are short, so the way in which ranks wait decides the result.
+    """
     many, few = alternate("samples", (_CROWDED, _ALONE), options)
     found = Findings()
     for ours, baseline in zip(many.figures, few.figures, strict=True):

@@ -1,4 +1,4 @@
-"""Pushes and pulls between nodes, and by the same transports within one."""
+"""The suite `transport`: pushes and pulls between nodes, and by the same transports within a node."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _TIMEOUT_S = 600.0
 
 
 def run(suite: str, options: Options, nodes: int) -> Findings:
-    """One server and one worker: on two imitated nodes, then on this machine as it is.
+    """Measure one server and one worker on two imitated nodes, then on this machine.
 
     Args:
         suite: "transport".
         options: Repetitions and sizes.
-        nodes: 2: there must be nodes; 1: only this machine; 0: nodes where that is possible.
+        nodes: 2: only nodes; 1: only this machine; 0: this machine, and nodes if they can be imitated.
 
     Raises:
         CapabilityError: `nodes` is 2 and this machine cannot imitate nodes.

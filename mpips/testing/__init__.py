@@ -1,5 +1,6 @@
 """Runs that are disturbed on purpose: kills, full disks, clocks that jump, imitated nodes.
 
-Both `mpips bench recovery` and the tests use it. `matrix.py` lists what is combined, `killing.py` does it,
-`nodes.py` imitates nodes by network namespaces, `counted.py` is the task whose updates can be counted.
+`mpips bench recovery` and the fault tests use this package. Open `matrix.py` first: it lists the faults and
+their combinations. `killing.py` makes the faults happen in a run, `beside.py` adds a full disk or a clock
+that jumps, `nodes.py` imitates nodes by namespaces, and `counted.py` is the task that counts its updates.
 """

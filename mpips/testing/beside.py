@@ -1,4 +1,7 @@
-"""What goes on beside a run that is killed at: a disk that is full for a while, a wall clock that jumps."""
+"""Events during a run whose launches are killed: a disk that is full for some time, a wall clock that jumps.
+
+Both need special rights or tools: `why_not` returns what is missing.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,15 @@ from pathlib import Path
 
 from mpips.testing.errors import BenchError
 
-Steps = Callable[[], Mapping[int, int]]
+Steps = Callable[[], Mapping[int, int]]  # returns the steps of each worker so far, by index
 
-_JUMP_S = 100_000
-_STEPS = 30  # of each worker, while it goes on: more than between two checkpoints
-_LIMIT_S = 10.0
+_JUMP_S = 100_000  # seconds by which the clock jumps
+_STEPS = 30  # steps of each worker while the event lasts: more than between two checkpoints
+_LIMIT_S = 10.0  # seconds; the longest wait for steps
 _MOUNT = 'mount -t tmpfs -o size=64m tmpfs "$0" && echo ready && exec sleep 600'
 _MOUNTS = ("unshare", "--mount", "--propagation", "private")
 
-# CLOCK_REALTIME of a process that has it loaded is ahead by the seconds that a file says.
+# A library for LD_PRELOAD: it adds the seconds in a file to CLOCK_REALTIME of the process.
 _CLOCK = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -69,51 +72,57 @@ int gettimeofday(struct timeval *out, void *zone) {
 
 
 class Beside:
-    """Nothing.
+    """No event; subclasses add one.
 
     Attributes:
-        wrapper: Words before the command of the run.
-        environment: Added to the run's.
+        wrapper: Words in front of the command of the run.
+        environment: Environment variables added to those of the run.
     """
 
     wrapper: Sequence[str] = ()
     environment: Mapping[str, str] = {}
 
     def path(self, folder: Path) -> Path:
-        """Where this process finds what is a path for the run."""
+        """Return the path, valid in this process, of a path that is valid in the run."""
         return folder
 
     def begin(self, steps: Steps) -> None:
-        """Let it come, the run being at work; blocks while it lasts.
+        """Start the event in a run that makes steps. Blocks while the event lasts.
 
-        `steps` tells how far the workers are.
+        Args:
+            steps: Returns the steps of the workers so far.
         """
 
     def end(self) -> None:
-        """Undo all of it; the run is over."""
+        """Undo the event after the end of the run."""
 
 
 class FullDisk(Beside):
-    """The run directory lies on a small disk, which is full for a while."""
+    """A run directory on a small disk that is full for some time."""
 
     def __init__(self, folder: Path) -> None:
-        """Mount it at `folder`, for the run alone."""
+        """Mount a tmpfs at `folder` in a mount namespace that only the run enters.
+
+        Raises:
+            BenchError: The kernel refuses the mount.
+        """
         command = [*_MOUNTS, "sh", "-c", _MOUNT, str(folder)]
         self._holder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self._holder.stdout is not None
         if self._holder.stdout.readline() != "ready\n":
             self.end()
-            raise BenchError(f"cannot mount a small disk at {folder}")
+            raise BenchError(f"cannot mount a tmpfs at {folder}: this needs root or CAP_SYS_ADMIN")
         self.wrapper = ["nsenter", f"--mount=/proc/{self._holder.pid}/ns/mnt", "--"]
         self._folder = folder
 
     def path(self, folder: Path) -> Path:
-        """See Beside."""
+        """Return the path through /proc, since this process is in another mount namespace."""
         return Path(f"/proc/{self._holder.pid}/root") / folder.relative_to("/")
 
     def begin(self, steps: Steps) -> None:
-        """See Beside."""
-        _await_first(steps)  # its count needs a file
+        """Fill the disk, wait until all workers have made steps, and free it again."""
+        # Wait for the files in which the workers count their steps.
+        _await_first(steps)
         filler = self.path(self._folder) / "filler"
         with filler.open("wb", buffering=0) as file:
             try:
@@ -125,16 +134,20 @@ class FullDisk(Beside):
         filler.unlink()
 
     def end(self) -> None:
-        """See Beside."""
+        """Kill the process that owns the mount."""
         self._holder.kill()
         self._holder.communicate()
 
 
 class WallClock(Beside):
-    """The wall clock of all processes of the run jumps."""
+    """A wall clock that jumps for all processes of the run."""
 
     def __init__(self, by_s: int) -> None:
-        """Build what lets it jump."""
+        """Compile the library for LD_PRELOAD.
+
+        Args:
+            by_s: Seconds by which the clock jumps; may be negative.
+        """
         self._folder = Path(tempfile.mkdtemp(prefix="mpips-bench-clock-"))
         source, library = self._folder / "clock.c", self._folder / "clock.so"
         source.write_text(_CLOCK)
@@ -146,25 +159,25 @@ class WallClock(Beside):
         self.environment = {"LD_PRELOAD": str(library), "MPIPS_BENCH_CLOCK": str(self._ahead)}
 
     def begin(self, steps: Steps) -> None:
-        """See Beside."""
+        """Let the clock jump and wait until all workers have made steps."""
         with self._ahead.open("r+b", buffering=0) as file:
             file.write(self._by_s.to_bytes(8, "little", signed=True))
         _watch(steps)
 
     def end(self) -> None:
-        """See Beside."""
+        """Remove the library."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _await_first(steps: Steps) -> None:
-    """Wait for the first step of a worker, or for some seconds."""
+    """Wait for the first step of a worker, at most `_LIMIT_S`."""
     deadline = time.monotonic() + _LIMIT_S
     while not steps() and time.monotonic() < deadline:
         time.sleep(0.02)
 
 
 def _watch(steps: Steps) -> None:
-    """Wait until all workers have gone on for a while, or for some seconds."""
+    """Wait until all workers have made `_STEPS` more steps, at most `_LIMIT_S`."""
     deadline = time.monotonic() + _LIMIT_S
     before = dict(steps())
     while time.monotonic() < deadline:
@@ -180,25 +193,25 @@ def _compiler() -> list[str]:
 
 
 def why_not(event: str) -> str:
-    """What keeps an event from happening here; "": nothing."""
+    """Return why an event is impossible on this machine, or "" if it is possible."""
     if event in ("forward", "back") and not _compiler():
-        return "a wall clock that jumps needs a C compiler"
+        return "a wall clock that jumps needs a C compiler: install gcc or set CC"
     if event == "disk":
         command = [*_MOUNTS, "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
         try:
             done = subprocess.run(command, capture_output=True, timeout=10, check=False)
         except OSError:
-            return "there is no unshare"
+            return "a small disk needs the program unshare (package util-linux)"
         if done.returncode != 0:
-            return "a small disk needs a mount of one's own"
+            return "a small disk needs the right to mount: run it as root"
     return ""
 
 
 def make(event: str, folder: Path) -> Beside:
-    """What an event of the matrix is, for a run in `folder`.
+    """Make the event with this name of the matrix ("": none) for a run in `folder`.
 
     Raises:
-        BenchError: It cannot be had here.
+        BenchError: The event is impossible on this machine.
     """
     if event == "disk":
         return FullDisk(folder)

@@ -1,12 +1,13 @@
-"""The job of `bench recovery --kills` and of the fault tests: it counts how often each feature was seen.
+"""The task of `mpips bench recovery --kills` and of the fault tests: it counts the features of the samples.
 
-What is pushed are small whole numbers, whose sums float32 holds exactly in any order: under every
-consistency model a table holds, at the end, each feature as often as it is in the data, times the epochs.
-Two more tables are fitted to the labels: each of their updates depends on the bits of all those before, so
-under BSP their bits are those of a run that nothing has disturbed.
+Pushes are small whole numbers. float32 represents their sums exactly, in any order. So under every
+consistency model a table contains at the end, for each feature, its number in the data times the epochs.
 
-Rows that are pulled must hold at least what this process has seen of them and pushed since. An update
-that is lost is so found at once, and not only at the end.
+Two more tables are fitted to the labels. Each of their updates depends on the bits of all updates before it.
+So under BSP their bits at the end must be those of an undisturbed run.
+
+The values of pulled rows must be at least the values that this process last pulled plus what it has pushed
+since. This check finds a lost update at once, not only at the end.
 """
 
 from __future__ import annotations
@@ -32,34 +33,35 @@ from mpips.tasks import StepResult, Task
 from mpips.tasks.base import Float32, Keys, Worker
 
 DIM = 4
-COPIES = 8  # of the dense counts: a push of several records
+COPIES = 8  # rows of the dense counts, so that a push takes several records
 SMALL_COPIES = 16
-STEPS = "steps"  # file in an attempt's logs, with the worker's index: its number of steps so far
-_FAR = 1 << 40  # keys of other servers
-_AGAIN = 3  # steps of a process whose pushes may be there already
+# A worker writes its number of steps to the file "steps-<index>" in its attempt's logs.
+STEPS = "steps"
+_FAR = 1 << 40  # upper end of a range of keys; all features are at its beginning, on one server
+_AGAIN = 3  # first steps of a process, whose pushes an earlier attempt may have made already
 _HELP_EVERY = 8  # steps between two helper processes
-_HELPER_S = 60.0  # the longest life of a helper process
+_HELPER_S = 60.0  # seconds after which a helper process exits
 
 
 class LostUpdateError(MpipsError):
-    """A pull has found less than what was there before."""
+    """A pulled row is smaller than the updates that it must contain."""
 
 
 class Counting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Options of the task.
 
     Attributes:
-        pause_s: Seconds that a step sleeps, so that a run lasts and leaves the cores to others.
-        copies: Rows of the dense counts: decides in how many records, and on which way, they are pushed.
+        pause_s: Seconds that a step sleeps, so that a run takes long enough and leaves the cores to others.
+        copies: Rows of the dense counts; their size decides how they are pushed, and in how many records.
         dense: Push counts to a dense table.
-        small: Push them to a small dense table, too, before the large one.
+        small: Push counts to a small dense table, before the large one.
         rows: Push counts to an embedding table.
-        pulls: Pull the rows before, and for an evaluation.
-        fitted: Fit a dense table, and rows where they are pulled, to the labels.
-        gaps: Push counts to an embedding table all of whose rows lie on one server, and to a dense table
-            that one server holds.
-        helper: "terminated": now and then a pool of processes is started and terminated; "alive": a forked
-            child lives as long as the worker and longer.
+        pulls: Pull the rows before each push and for an evaluation.
+        fitted: Fit a dense table, and with `pulls` also rows, to the labels.
+        gaps: Push counts to an embedding table with all rows on one server, and to a dense table that lies
+            on one server.
+        helper: "terminated": start and terminate a pool of processes every few steps. "alive": fork a child
+            that outlives the worker. "": no helper process.
     """
 
     pause_s: float = 0.005
@@ -74,7 +76,7 @@ class Counting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Counted(Task):
-    """Pushes each sample's counts, and fits lines to the labels."""
+    """Push the counts of each batch, and fit linear models to the labels."""
 
     name = "counted"
     Options = Counting
@@ -83,14 +85,14 @@ class Counted(Task):
     metrics = tuple(BINARY_METRICS)
 
     def __init__(self, info: DataInfo, options: Counting, seed: int) -> None:
-        """See Task."""
+        """Start with step 0; no counts are known yet."""
         self._n = info.n_features
         self._options = options
         self._least = np.zeros(self._n, np.float32)
         self._steps = 0
 
     def tables(self) -> list[Table]:
-        """See Task."""
+        """Return the tables that the options choose."""
         own, found = self._options, list[Table]()
         if own.small:
             found.append(_counts("small", (SMALL_COPIES, self._n)))
@@ -109,7 +111,7 @@ class Counted(Task):
         return found
 
     def step(self, worker: Worker, batch: Batch) -> StepResult:
-        """See Task."""
+        """Record the step, sleep, push the counts and fit the models. Blocks."""
         self._note_step(worker)
         time.sleep(self._options.pause_s)
         assert isinstance(batch, SparseBatch)
@@ -137,7 +139,7 @@ class Counted(Task):
             worker.table("whole").push(-counts)
 
     def _fit(self, worker: Worker, batch: Batch, x: Float32, keys: Keys) -> float:
-        """Push the gradients of lines; the summed loss of the last one."""
+        """Push the gradients of the models; return the summed loss of the last one."""
         own, loss = self._options, 0.0
         share = batch.weight / batch.n
         if own.fitted and own.dense:
@@ -155,19 +157,23 @@ class Counted(Task):
         return loss
 
     def _look(self, worker: Worker, keys: Keys) -> Float32:
-        """The counts of these features as the rows hold them."""
+        """Pull the counts of these features, float32, shape (n,), and check them.
+
+        Raises:
+            LostUpdateError: A row contains less than this process pulled and pushed before.
+        """
         found: Float32 = worker.table("rows").pull(keys)
         least = self._least[keys]
         if not (found == found[:, :1]).all() or (found[:, 0] < least).any():
             at = int(np.argmin(found.min(axis=1) - least))
             raise LostUpdateError(
-                f"row {keys[at]} of table 'rows' holds {found[at].tolist()}, but {least[at]:g} was there"
+                f"row {keys[at]} of table 'rows' is {found[at].tolist()}, expected at least {least[at]:g}"
             )
         self._least[keys] = found[:, 0]
         return found[:, 0]
 
     def predict(self, worker: Worker, batch: Batch) -> Float32:
-        """See Task; a number that depends on what the rows hold, and says nothing of the labels."""
+        """Return a number that depends on the rows, not on the labels, to test evaluations."""
         if not self._options.pulls:
             return np.zeros(batch.n, np.float32)
         assert isinstance(batch, SparseBatch)
@@ -177,7 +183,7 @@ class Counted(Task):
         return (seen / (1 + seen)).astype(np.float32)
 
     def _note_step(self, worker: Worker) -> None:
-        """Let those who look from outside see that the worker goes on; start helper processes."""
+        """Write the number of steps for observers outside of the run; start helper processes."""
         self._steps += 1
         run = directory.current()
         if run is not None:
@@ -198,7 +204,7 @@ def _counts(
 
 
 def _fork_a_child() -> None:
-    """A child that does nothing, and is still there for a while when the worker is not."""
+    """Fork a child that does nothing and exits some time after the worker."""
     if os.fork():
         return
     deadline = time.monotonic() + _HELPER_S
@@ -208,7 +214,7 @@ def _fork_a_child() -> None:
 
 
 def write_steps(logs: Path, worker: int, steps: int) -> None:
-    """Leave a worker's number of steps in its attempt's folder of logs."""
+    """Write a worker's number of steps to the folder of logs of its attempt."""
     fd = os.open(logs / f"{STEPS}-{worker}", os.O_WRONLY | os.O_CREAT)
     try:
         os.pwrite(fd, f"{steps:12d}".encode(), 0)
@@ -217,7 +223,7 @@ def write_steps(logs: Path, worker: int, steps: int) -> None:
 
 
 def read_steps(logs: Path) -> dict[int, int]:
-    """The steps of an attempt's workers so far."""
+    """Return the steps so far of an attempt's workers, by index; workers without a file are left out."""
     found = {}
     for path in logs.glob(f"{STEPS}-*"):
         with contextlib.suppress(OSError, ValueError):

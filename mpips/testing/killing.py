@@ -1,8 +1,13 @@
-"""One run under `mpips run` whose launches are ended as planned (matrix.py), until it is done.
+"""Run a job under `mpips run` and end its launches as planned (matrix.py) until the job is done.
 
-A death from outside comes when the workers of a launch have made some steps, or while it is still starting;
-both are told from the run directory and /proc. One from inside comes where a process passes a point for the
-n-th time; MPIPS_FAULT says so for each launch. A supervisor that has ended is started again, as a user would.
+A launch is ended in one of two ways:
+
+* From outside, by a signal of this process: when the workers have made some steps, or while the launch is
+  starting. The run directory and /proc show both.
+* From inside: a process ends itself when it passes a fault point for the n-th time. The environment variable
+  MPIPS_FAULT contains the point and n for each launch.
+
+This process starts a supervisor that has ended again, as a user would.
 """
 
 from __future__ import annotations
@@ -30,16 +35,15 @@ from mpips.testing.counted import read_steps
 from mpips.testing.errors import BenchError
 from mpips.testing.matrix import RECOVERY, PlannedDeath
 
-LIMIT_S = 120.0  # for an attempt to be at work, or to end after a kill
-_MOMENT_S = (
-    0.03  # about two steps: the longest sleep before a kill, so that it comes anywhere in a step
-)
-_STOPPED_S = 0.5  # for which a process is stopped at most, before it is killed
-_LOOK_S = 0.02
-_OVERDUE_STEPS = 120  # of a launch that does not pass its point
-_TRIES = 3  # of a supervisor in a row, when nothing is killed any more
-# What the supervisor says of launches that are ended here.
-_OURS = ("SIGKILL", "SIGSTOP", "nobody said why", "ended with code 143")
+LIMIT_S = 120.0  # seconds in which an attempt must make steps, or end after a kill
+# Seconds of the longest sleep before a kill: about two steps, so that the kill hits any part of a step.
+_MOMENT_S = 0.03
+_STOPPED_S = 0.5  # seconds; the longest stop before a process is killed
+_LOOK_S = 0.02  # seconds between two polls
+_OVERDUE_STEPS = 120  # steps after which a launch is expected not to pass its fault point any more
+_TRIES = 3  # starts of a supervisor without a kill before the run counts as failed
+# Parts of the causes that the supervisor records for launches that were ended here.
+_OURS = ("SIGKILL", "SIGSTOP", "no rank reported a failure", "ended with code 143")
 _TAIL = 60  # lines of the log in an error
 
 Found = TypeVar("Found")
@@ -47,16 +51,16 @@ Found = TypeVar("Found")
 
 @dataclass
 class Damage:
-    """What became of a run whose launches were ended.
+    """What was done to a run, and how it recovered.
 
     Attributes:
-        kills: How often who was killed, or ended at which point.
-        early: Kills of attempts that were not at work yet.
-        missed: Deaths that did not come, since the run was done before.
-        causes: Why launches ended where nothing had ended them.
-        warm: Attempts that went on in memory.
-        back_s: Seconds from each kill to the next attempt being at work.
-        given_up: How often the supervisor gave up and was started again.
+        kills: Number of ended launches by the role that was killed, or by fault point.
+        early: Kills of attempts that had made no step yet.
+        missed: Planned ends that did not happen, since the run was done before.
+        causes: Causes of launches that ended without a planned end.
+        warm: Attempts that continued in memory.
+        back_s: For each kill the seconds until the next attempt makes steps.
+        given_up: Number of times that the supervisor gave up and was started again.
     """
 
     kills: Counter[str] = field(default_factory=Counter)
@@ -73,7 +77,7 @@ def _parent(pid: int) -> int:
 
 
 class Victim:
-    """`mpips run` as a child, and all its processes. Use it in a `with` block."""
+    """A child process `mpips run` and all processes of its job. Use it in a `with` block."""
 
     def __init__(
         self,
@@ -83,26 +87,26 @@ class Victim:
         environment: Mapping[str, str] | None = None,
         beside: Beside | None = None,
     ) -> None:
-        """Start it.
+        """Start `mpips run`.
 
         Args:
-            folder: Empty; gets the run directory.
-            arguments: Of `mpips run`.
-            deaths: The end of the first launches, by generation.
-            environment: Added to this process's own.
-            beside: What else goes on.
+            folder: An empty folder; receives the run directory.
+            arguments: Arguments of `mpips run`.
+            deaths: Planned ends of the first launches, by generation.
+            environment: Variables added to those of this process.
+            beside: An event during the run.
         """
         self._deaths = deaths
         self._beside = beside or Beside()
-        self._seen = folder  # by the run
-        self._folder = self._beside.path(folder)  # from here
+        self._seen = folder  # the path in the run's processes
+        self._folder = self._beside.path(folder)  # the path in this process
         self._log = folder.parent / f"{folder.name}.log"
         self._environment = {**mpi_environment(), **(environment or {}), **self._beside.environment}
         self._environment["MPIPS_FAULT"] = ",".join(death.fault for death in deaths)
         self._command = [*self._beside.wrapper, sys.executable, "-m", "mpips", "run", "--quiet"]
         self._process = self._start(["--folder", str(folder), *arguments])
         self._roles: dict[int, str] = {}
-        self._warm: set[int] = set()  # launches that went on in memory
+        self._warm: set[int] = set()  # generations that continued in memory
 
     def _start(self, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as log:
@@ -115,11 +119,11 @@ class Victim:
             )
 
     def __enter__(self) -> Victim:
-        """Nothing more."""
+        """Return this object; the run ends at the end of the block."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End all of it."""
+        """End the run, its processes and the event. Waits up to 30 s for the supervisor."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
         try:
@@ -131,7 +135,7 @@ class Victim:
 
     @property
     def run(self) -> RunFolder:
-        """The run directory, once it is there."""
+        """Wait for the run directory and return it."""
 
         def look() -> RunFolder | None:
             found = next(self._folder.glob("*/run.json"), None)
@@ -141,14 +145,17 @@ class Victim:
 
     @property
     def _own_path(self) -> Path:
-        """The run directory as the run's processes call it."""
+        """Return the path of the run directory in the run's processes."""
         return self._seen / self.run.path.name
 
     def suffer(self, rng: random.Random) -> Damage:
-        """End launches as planned, and wait until the run is done.
+        """End launches as planned and wait until the run is done. Blocks.
+
+        Args:
+            rng: Chooses the moment and the process of kills.
 
         Raises:
-            BenchError: A launch hung, or the run ended again and again although nothing was killed.
+            BenchError: A launch hung, or the run did not finish although nothing was killed.
         """
         damage = Damage()
         generation, killed_at, begun = 0, 0.0, False
@@ -170,7 +177,9 @@ class Victim:
                 self._until(functools.partial(self._has_begun, generation))
                 continue
             if status.generation != generation:
-                generation = status.generation  # launches in between ended by themselves
+                generation = (
+                    status.generation
+                )  # the launches in between ended without a planned end
                 continue
             if not death.early:
                 damage.back_s += [time.time() - killed_at] if killed_at else []
@@ -187,14 +196,14 @@ class Victim:
         last = self.run.finished()
         more = last.generation - sum(damage.kills.values()) if last is not None else 0
         if more > len(damage.causes):
-            damage.causes.append(f"{more} launches more than were ended")
+            damage.causes.append(f"{more} launches ended without a planned end")
         damage.warm = len(self._warm)
         return damage
 
     def _end(
         self, death: PlannedDeath, generation: int, damage: Damage, rng: random.Random
     ) -> bool:
-        """End a launch; False if the run was done before."""
+        """End a launch as planned; return False if the run was done before."""
         who = death.fault.partition(":")[0]
         if not death.fault:
             self._until(lambda: self._has_made(death.after_steps, generation))
@@ -203,7 +212,8 @@ class Victim:
             if not who:
                 return not self._is_done()
         elif self._until(lambda: self._overdue(death, generation)) == "overdue":
-            # Such as a point of the recovery, where the launch before has left no memory.
+            # Kill all ranks: the launch does not pass its point, for example a point of the recovery if the
+            # launch before left no memory.
             who = self._kill_all(list(self._ranks(generation).values()), generation) and "all ranks"
         self._until(functools.partial(self._is_over, generation))
         if self._is_done():
@@ -214,14 +224,14 @@ class Victim:
             if who == "supervisor":
                 self._process.wait()
                 self._process = self._start([str(self._own_path)])
-                # Until it holds the lease, what the files say is about the launch that it is to replace.
+                # Wait for its lease: until then the files describe the launch that it replaces.
                 self._until(functools.partial(self._is_over, generation))
             else:
                 self._again(damage)
         return True
 
     def _overdue(self, death: PlannedDeath, generation: int) -> str | None:
-        """ "over" once a launch has ended, "overdue" if it goes on without passing its point."""
+        """Return "over" if a launch has ended, "overdue" if it continues without passing its fault point."""
         if self._is_over(generation):
             return "over"
         most = 0 if death.fault.partition(":")[0] in RECOVERY else _OVERDUE_STEPS
@@ -229,16 +239,20 @@ class Victim:
         return "overdue" if made > most else None
 
     def _wait_done(self, damage: Damage) -> None:
-        """Wait until the run is done; the last kills may have made the supervisor give up."""
+        """Wait until the run is done; start the supervisor again if the last kills made it give up."""
         for _ in range(_TRIES):
             code = self._wait_ended()
             if self._is_done():
                 return
             self._again(damage)
-        raise self._failed(f"ended with code {code} again and again, although nothing was killed")
+        raise self._failed(f"exited with code {code} {_TRIES} times, although nothing was killed")
 
     def _wait_ended(self) -> int:
-        """Wait until the supervisor has ended, as long as workers make steps; its exit code."""
+        """Wait until the supervisor has ended, and return its exit code.
+
+        Raises:
+            BenchError: The workers made no step for LIMIT_S.
+        """
         deadline, before = time.monotonic() + LIMIT_S, (0, {0: 0})
         while (code := self._process.poll()) is None:
             lease = self.run.lease()
@@ -247,7 +261,7 @@ class Victim:
             if now != before:
                 deadline, before = time.monotonic() + LIMIT_S, now
             if time.monotonic() > deadline:
-                raise self._failed(f"has made no step for {LIMIT_S:g} s")
+                raise self._failed(f"made no step for {LIMIT_S:g} s")
             time.sleep(_LOOK_S)
         return code
 
@@ -260,7 +274,7 @@ class Victim:
         return found is not None and RunFolder(found.parent).finished() is not None
 
     def _again(self, damage: Damage) -> None:
-        """Start the supervisor that has given up once more."""
+        """Start the supervisor again after it has given up."""
         damage.given_up += 1
         self._process = self._start([str(self._own_path)])
 
@@ -274,7 +288,7 @@ class Victim:
         return True if lease is not None and lease.generation >= generation else None
 
     def _at_work(self) -> Status | None:
-        """The status of the newest attempt once its ranks are there; None: the supervisor has ended."""
+        """Wait until the newest attempt runs; return its status, or None if the supervisor has ended."""
 
         def look() -> Status | bool | None:
             if self._process.poll() is not None:
@@ -292,7 +306,7 @@ class Victim:
         return None
 
     def _attempt_starts(self) -> Status | None:
-        """A status with the number of the newest attempt, once it has a process of a rank."""
+        """Wait for a rank's process; return the status of its attempt, None if the supervisor has ended."""
 
         def look() -> Status | bool | None:
             if self._process.poll() is not None:
@@ -304,7 +318,7 @@ class Victim:
         return found if isinstance(found, Status) else None
 
     def _ranks(self, generation: int) -> dict[int, int]:
-        """Pids of an attempt's ranks."""
+        """Return the pids of an attempt's ranks, by rank."""
         found: dict[int, int] = {}
         for pid in sorted(processes_of(self._own_path, generation)):
             with contextlib.suppress(OSError):
@@ -313,13 +327,13 @@ class Victim:
                     Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
                 )
                 env = dict(line.partition("=")[::2] for line in lines)
-                # A rank may have children that look like it.
+                # Skip children of ranks, which have the same command line and environment.
                 if b"train" in words and "PMIX_RANK" in env and _parent(pid) not in found.values():
                     found[launched_rank(env)] = pid
         return found
 
     def _kill(self, death: PlannedDeath, generation: int, rng: random.Random) -> str:
-        """Send SIGKILL; who got it, "" if nobody was there."""
+        """Send SIGKILL; return the role that received it, "" if no such process exists."""
         who = death.who
         if who == "supervisor":
             self._process.kill()
@@ -340,7 +354,7 @@ class Victim:
         return self._kill_all([ranks[rank]], generation) and self._roles.get(rank, who)
 
     def _stop(self, pid: int, generation: int) -> None:
-        """Stop a process; return when it stands and workers have gone on as far as they can without it."""
+        """Stop a process; return after two more steps of all workers, at the latest after _STOPPED_S."""
         with contextlib.suppress(OSError):
             if belongs(pid, self._own_path, generation):
                 os.kill(pid, signal.SIGSTOP)
@@ -354,21 +368,21 @@ class Victim:
             time.sleep(_LOOK_S)
 
     def _has_made(self, steps: int, generation: int) -> bool | None:
-        """Whether a worker has made so many steps, or never will in this launch."""
+        """Return True if a worker has made so many steps or the launch is over, else None."""
         made = max(self._steps(generation).values(), default=0)
         return True if made >= steps or self._is_over(generation) else None
 
     def _steps(self, generation: int) -> dict[int, int]:
-        """Steps of an attempt's workers so far."""
+        """Return the steps so far of an attempt's workers, by index."""
         return read_steps(self.run.attempt(generation))
 
     def _children(self) -> list[int]:
-        """Pids of what the supervisor has started."""
+        """Return the pids of the supervisor's child processes."""
         pid = self._process.pid
         try:
             text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
         except OSError:
-            return []  # it has ended
+            return []  # the supervisor has ended
         return [int(word) for word in text.split()]
 
     def _kill_all(self, pids: Sequence[int], generation: int) -> str:
@@ -377,16 +391,20 @@ class Victim:
             with contextlib.suppress(OSError):
                 if belongs(pid, self._own_path, generation):
                     os.kill(pid, signal.SIGKILL)
-                    killed = "somebody"
+                    killed = "killed"
         return killed
 
     def _until(self, look: Callable[[], Found | None]) -> Found:
-        """What `look` finds, as soon as it finds something."""
+        """Poll `look` and return its first result that is not None.
+
+        Raises:
+            BenchError: There was no result for LIMIT_S.
+        """
         deadline = time.monotonic() + LIMIT_S
         while (found := look()) is None:
             self._note_start()
             if time.monotonic() > deadline:
-                raise self._failed(f"has hung for {LIMIT_S:g} s")
+                raise self._failed(f"hung for {LIMIT_S:g} s")
             time.sleep(_LOOK_S)
         return found
 

@@ -1,13 +1,14 @@
-"""The matrix of faults: what ends, where, in which job, and how.
+"""The matrix of faults: which process ends, where, in which job, and how.
 
 A cell is one fault in one job: (place, how) of the fault, (task, servers, transport) of the job. The tests
-run a fixed sample that holds the possible pairs of values (tests/fault/test_matrix.py); `mpips bench
-recovery --kills` draws cells at random. A new feature joins by a row in `PLACES`, `HOWS`, `TASKS` or
-`TRANSPORTS`. Places of one group count as one value for the sample, which has each of them somewhere.
+run a fixed sample that contains all possible pairs of values (tests/fault/test_matrix.py). `mpips bench
+recovery --kills` draws cells at random. To add a feature, add a row to `PLACES`, `HOWS`, `TASKS` or
+`TRANSPORTS`. Places of one group count as one value in the pairs, and the sample contains each place at
+least once.
 
-A fault ends one launch or several in a row (`PlannedDeath`), each from outside (killing.py finds the
-process and sends a signal) or from inside, where a process comes to a point of native/src/shm/fault.hpp for
-the n-th time.
+A fault ends one launch or several consecutive ones (`PlannedDeath`). A launch is ended from outside
+(killing.py finds the process and sends a signal) or from inside, when a process passes a fault point of
+native/src/shm/fault.hpp for the n-th time.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from dataclasses import dataclass
 
 N_WORKERS = 2
 SERVERS = (1, 2, 3)
-_CLOCKS = (4, 30)  # first and last one that a worker ends at
-_STEPS = (0, 40)  # of a launch, after which it is ended from outside
-_SOME = 80  # cells of a job that the search for a sample looks at, at a time
-_START_LAUNCHES = 1.5  # what start and end of a run cost
+_CLOCKS = (4, 30)  # first and last clock at which a worker ends
+_STEPS = (0, 40)  # least and greatest number of steps before a launch is ended from outside
+_SOME = 80  # cells of a job that each step of the search for a sample compares
+_START_LAUNCHES = 1.5  # cost of start and end of a run, in launches
 
 
 @dataclass(frozen=True)
 class FaultJob:
-    """Tables of a job, and how they are used.
+    """Tables of a job, and how the job uses them.
 
     Attributes:
-        settings: Of the configuration.
-        bits: All tables are BSP: the bits of the result are those of a run without a fault.
-        evaluates: There is a test file.
+        settings: Settings of the configuration, NAME=VALUE.
+        bits: True if all tables are BSP, so that the bits of the result are those of an undisturbed run.
+        evaluates: True if the job has a test file.
     """
 
     settings: tuple[str, ...]
@@ -44,8 +45,8 @@ class FaultJob:
 _SLOT = "cluster.slot_kib=1"  # so that a push takes several records
 _ROWS = ("options.dense=false", "options.pulls=true", "train.eval_every=1")
 _SUM = ("table.consistency=bsp", "table.reduce=sum")
-# Shards of 512 KiB and a little on any number of servers: {copies} is filled in by `settings`.
-# They follow records that travel in one put with theirs.
+# Shards of slightly more than 512 KiB on any number of servers: `JobShape.settings` replaces {copies}. The
+# small table comes first, so that its records travel in the same put as theirs.
 _LARGE = (
     "options.rows=false",
     "options.copies={copies}",
@@ -59,7 +60,7 @@ TASKS: Mapping[str, FaultJob] = {
     "rows-bsp": FaultJob((*_ROWS, *_SUM), bits=True, evaluates=True),
     "rows-asp": FaultJob((*_ROWS, "table.consistency=asp"), evaluates=True),
     "rows-ssp": FaultJob((*_ROWS, "table.consistency=ssp"), evaluates=True),
-    # Dense tables BSP, rows ASP.
+    # Dense tables under BSP, rows under ASP.
     "mixed": FaultJob(
         (
             "options.pulls=true",
@@ -70,11 +71,11 @@ TASKS: Mapping[str, FaultJob] = {
         ),
         evaluates=True,
     ),
-    # A server without a row, another without a part of a dense table.
+    # One server without rows, another without a shard of one dense table.
     "gaps": FaultJob(("options.gaps=true", "options.pulls=true", *_SUM), bits=True),
 }
 
-# Setting of the transport, and of MPI: over TCP a short message completes before it arrives.
+# (setting `transport`, environment of MPI). Over TCP a short message completes before it arrives.
 _TCP = {"OMPI_MCA_btl": "tcp,self"}
 TRANSPORTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "shm": ("auto", {}),
@@ -85,18 +86,18 @@ TRANSPORTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
 
 @dataclass(frozen=True)
 class FaultPlace:
-    """Where a launch ends.
+    """The place at which a launch ends.
 
     Attributes:
-        group: Of places that are alike.
-        who: From outside: a role, "worker" or "server" (any of them), "any rank", "all ranks", "mpirun" or
-            "supervisor". "": where `point` is passed.
-        point: See native/src/shm/fault.hpp.
-        passes: First and last number of passages of which one is drawn.
-        clocks: `passes` counts clocks of a worker: (passages of a clock, passage in it), by the number of
-            servers.
-        early: Before the launch is at work.
-        least_servers: That the place needs.
+        group: Name of the group of similar places.
+        who: From outside: "worker" or "server" (one at random), "scheduler", "any rank", "all ranks",
+            "mpirun" or "supervisor". "": from inside, at `point`.
+        point: Name of a fault point of native/src/shm/fault.hpp.
+        passes: Least and greatest number of the passage that is drawn.
+        clocks: "": `passes` counts passages. Otherwise it counts clocks of a worker, and `passage` computes
+            the number of the passage from the number of servers.
+        early: True if the launch ends before it makes steps.
+        least_servers: Least number of servers that the place needs.
     """
 
     group: str
@@ -108,12 +109,18 @@ class FaultPlace:
     least_servers: int = 1
 
     def passage(self, rng: random.Random, servers: int, again: bool) -> int:
-        """The passage at which the launch ends; `again`: where the launch before has ended."""
+        """Return the number of the passage at which the launch ends.
+
+        Args:
+            rng: Draws the passage.
+            servers: Number of servers.
+            again: True if the launch before ended at the same place; the new one ends where it ended.
+        """
         first = self.passes[0] if again else rng.randint(*self.passes)
         if self.clocks == "between ticks":
             return servers * (0 if again else first) + 2
         if self.clocks == "between sends":
-            # A clock sends the worker's place to all servers, then the ticks.
+            # Count the sends of a clock: the worker's position to each server, then a tick to each server.
             return 2 * servers * (0 if again else first) + servers + 2
         return 1 if again and self.clocks else first
 
@@ -126,24 +133,24 @@ PLACES: Mapping[str, FaultPlace] = {
     "mpirun": FaultPlace("launch", "mpirun"),
     "supervisor": FaultPlace("launch", "supervisor"),
     "start": FaultPlace("launch", "any rank", early=True),
-    # A worker's clock.
+    # In a worker's clock.
     "clock-begun": FaultPlace("clock", "", "clock-begun", _CLOCKS, "one"),
     "placed": FaultPlace("clock", "", "placed", _CLOCKS, "one"),
     "between ticks": FaultPlace("clock", "", "ticking", _CLOCKS, "between ticks", least_servers=2),
     "between sends": FaultPlace("clock", "", "sending", _CLOCKS, "between sends", least_servers=2),
     "clock-ended": FaultPlace("clock", "", "clock-ended", _CLOCKS, "one"),
-    # A worker in a push, often of several records.
+    # In a worker's push, often of several records.
     "payload": FaultPlace("push", "", "payload", (40, 150)),
     "stamped": FaultPlace("push", "", "stamped", (40, 150)),
-    # A server that applies and acknowledges.
+    # In a server that applies and acknowledges.
     "word-put": FaultPlace("apply", "", "word-put", (200, 800)),
     "committed": FaultPlace("apply", "", "committed", (30, 100)),
     "acknowledged": FaultPlace("apply", "", "acknowledged", (30, 100)),
-    # A checkpoint.
+    # In a checkpoint.
     "cut-copied": FaultPlace("save", "", "cut-copied", (1, 2)),
     "block-written": FaultPlace("save", "", "block-written", (1, 3)),
     "named": FaultPlace("save", "", "named", (1, 2)),
-    # The end of the run.
+    # At the end of the run.
     "unmarked": FaultPlace("save", "", "unmarked"),
 }
 
@@ -152,16 +159,16 @@ RECOVERY = ("recovering", "taken-over", "resumed")
 
 @dataclass(frozen=True)
 class How:
-    """What happens at a place.
+    """The way in which launches end at a place.
 
     Attributes:
-        places: At which ones it can; empty: at all of them.
-        tasks, servers, transports: The same of jobs.
-        options: Settings of the job.
-        launches: So many in a row end at the place.
-        returns: The next launch ends while it comes back.
-        stops: The process is stopped for a moment before it is killed.
-        event: What else goes on; see killing.py.
+        places: Places at which it is possible; empty: all.
+        tasks, servers, transports: Values of jobs in which it is possible; empty: all.
+        options: Settings of the job, NAME=VALUE.
+        launches: Number of consecutive launches that end at the place.
+        returns: True if the next launch ends during its recovery.
+        stops: True if the process is stopped for a moment before it is killed.
+        event: Name of an event during the run (`mpips.testing.beside.make`); "": none.
     """
 
     places: tuple[str, ...] = ()
@@ -176,12 +183,12 @@ class How:
 
     @property
     def n_launches(self) -> int:
-        """Launches that end."""
+        """Return the number of launches that end."""
         return self.launches + self.returns
 
     @property
     def is_beside(self) -> bool:
-        """Something else goes on in all of the run."""
+        """Return True if the whole run has an event or a special setting."""
         return bool(self.event or self.options)
 
 
@@ -194,7 +201,7 @@ _LASTING = tuple(
 
 
 def _beside(options: tuple[str, ...] = (), event: str = "") -> How:
-    """Something that goes on in a few jobs while one of their ranks is killed."""
+    """Return a way for a few jobs with an event or a setting, in which one rank is killed."""
     tasks = ("rows-bsp", "dense-asp")
     return How(_RANKS, tasks, (2,), ("shm",), options, event=event)
 
@@ -215,7 +222,13 @@ HOWS: Mapping[str, How] = {
 
 @dataclass(frozen=True)
 class JobShape:
-    """The job of a run."""
+    """The job of a run.
+
+    Attributes:
+        task: A key of TASKS.
+        servers: Number of servers.
+        transport: A key of TRANSPORTS.
+    """
 
     task: str
     servers: int
@@ -226,25 +239,31 @@ class JobShape:
 
     @property
     def n_ranks(self) -> int:
-        """Scheduler, servers and workers."""
+        """Return the number of ranks: scheduler, servers and workers."""
         return 1 + self.servers + N_WORKERS
 
     @property
     def settings(self) -> list[str]:
-        """Of the configuration."""
+        """Return the settings of the configuration, NAME=VALUE."""
         copies = str(330 * self.servers)
         task = [text.replace("{copies}", copies) for text in TASKS[self.task].settings]
         return [*task, _SLOT, f"cluster.transport={TRANSPORTS[self.transport][0]}"]
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Of mpirun."""
+        """Return the environment variables of mpirun."""
         return TRANSPORTS[self.transport][1]
 
 
 @dataclass(frozen=True)
 class FaultCell:
-    """One fault in one job."""
+    """One fault in one job.
+
+    Attributes:
+        place: A key of PLACES.
+        how: A key of HOWS.
+        shape: The job.
+    """
 
     place: str
     how: str
@@ -255,7 +274,7 @@ class FaultCell:
 
     @property
     def possible(self) -> bool:
-        """Whether there is such a fault."""
+        """Return True if this fault is possible in this job."""
         place, how, shape = PLACES[self.place], HOWS[self.how], self.shape
         return (
             shape.servers >= place.least_servers
@@ -267,7 +286,7 @@ class FaultCell:
 
     @functools.cached_property
     def pairs(self) -> set[tuple[str, str]]:
-        """What a sample must hold of the cell: its pairs of values, but for those of `how` and `task`."""
+        """Return the pairs of values that a sample must contain: all but those of `how` and `task`."""
         shape = self.shape
         group = f"group {PLACES[self.place].group}"
         job = [
@@ -285,11 +304,11 @@ class PlannedDeath:
     """The end of one launch.
 
     Attributes:
-        who: See FaultPlace.
-        fault: Of MPIPS_FAULT for this launch; "": from outside.
-        early: Before it is at work.
-        stops: Stopped first.
-        after_steps: From outside: when a worker has made so many steps.
+        who: As in FaultPlace.
+        fault: Part of MPIPS_FAULT for this launch, POINT:PASSAGE; "": the end comes from outside.
+        early: True if the launch ends before it makes steps.
+        stops: True if the process is stopped before it is killed.
+        after_steps: From outside: number of steps of a worker before the end.
     """
 
     who: str = ""
@@ -301,7 +320,12 @@ class PlannedDeath:
 
 @dataclass(frozen=True)
 class Run:
-    """One run and the faults in it, one after the other."""
+    """One run and its faults.
+
+    Attributes:
+        cells: The faults, in their order; all have the same job.
+        seed: Seed of the passages, steps and processes that are drawn.
+    """
 
     cells: tuple[FaultCell, ...]
     seed: int
@@ -311,23 +335,23 @@ class Run:
 
     @property
     def shape(self) -> JobShape:
-        """The job."""
+        """Return the job."""
         return self.cells[0].shape
 
     @property
     def settings(self) -> list[str]:
-        """Of the configuration."""
+        """Return the settings of the configuration, NAME=VALUE, with those of the faults."""
         options = [text for cell in self.cells for text in HOWS[cell.how].options]
         return [*self.shape.settings, *dict.fromkeys(options)]
 
     @property
     def event(self) -> str:
-        """What else goes on; "": nothing."""
+        """Return the name of the event during the run; "": none."""
         return "".join(HOWS[cell.how].event for cell in self.cells)
 
     @property
     def deaths(self) -> list[PlannedDeath]:
-        """The end of each launch but the last."""
+        """Return the end of each launch but the last; the same on every call."""
         rng = random.Random(self.seed)
         return [death for cell in self.cells for death in _deaths(cell, rng)]
 
@@ -345,14 +369,20 @@ def _deaths(cell: FaultCell, rng: random.Random) -> Iterator[PlannedDeath]:
 
 @functools.cache
 def cells() -> list[FaultCell]:
-    """All that are possible."""
+    """Return all possible cells."""
     shapes = [JobShape(*values) for values in itertools.product(TASKS, SERVERS, TRANSPORTS)]
     found = [FaultCell(*values) for values in itertools.product(PLACES, HOWS, shapes)]
     return [cell for cell in found if cell.possible]
 
 
 def draw(rng: random.Random, n_cells: int, without: Iterable[str] = ()) -> Run:
-    """A run with faults at random; each job, then each place and way of it, as often as another."""
+    """Draw a run with random faults. Jobs are equally likely, and so are places and ways.
+
+    Args:
+        rng: Source of random numbers.
+        n_cells: Number of faults.
+        without: Names of HOWS that are not drawn.
+    """
     shape = JobShape(rng.choice(list(TASKS)), rng.choice(SERVERS), rng.choice(list(TRANSPORTS)))
     hows = [how for how in HOWS if how not in set(without)]
     chosen: list[FaultCell] = []
@@ -365,28 +395,31 @@ def draw(rng: random.Random, n_cells: int, without: Iterable[str] = ()) -> Run:
 
 
 def _follows(cell: FaultCell, before: Sequence[FaultCell]) -> bool:
-    """Two launches in a row that end before they are at work are what the supervisor gives up on."""
+    """Return True if `cell` may come after the cells `before`.
+
+    The supervisor gives up after two consecutive launches that end before they make steps.
+    """
     last = before[-1] if before else None
     if last is not None and last.place == "unmarked":
-        return False  # the run is over
+        return False  # the run has ended
     if HOWS[cell.how].is_beside and any(HOWS[c.how].is_beside for c in before):
         return False
     hurried = PLACES[cell.place].early or cell.place == "unmarked"
     return not (hurried and (last is None or PLACES[last.place].early or HOWS[last.how].returns))
 
 
-# Faults that pairs do not bring together for sure.
+# Combinations of faults that the pairs alone do not guarantee.
 TOGETHER = (
     ("dense-bsp", 2, "rma", ("server", "stopped"), ("server", "stopped")),
     ("rows-bsp", 2, "p2p", ("server", "stopped"), ("between sends", "twice")),
     ("rows-bsp", 2, "shm", ("between ticks", "thrice"), ("unmarked", "once")),
-    # After the third death in a row the supervisor gives memory up.
+    # After the third consecutive failure the supervisor no longer uses memory.
     ("dense-asp", 2, "shm", ("placed", "twice"), ("worker", "once")),
 )
 
 
 def sample() -> list[Run]:
-    """What the tests run."""
+    """Return the runs of the fault tests: the covering runs and those of TOGETHER."""
     found = covering()
     for i, (task, servers, transport, *faults) in enumerate(TOGETHER):
         shape = JobShape(task, servers, transport)
@@ -395,9 +428,14 @@ def sample() -> list[Run]:
 
 
 def covering(seed: int = 1, n_cells: int = 2) -> list[Run]:
-    """Runs of up to `n_cells` faults (two or more) that hold all pairs; always the same for a seed.
+    """Return runs that together contain all pairs; always the same for a seed.
 
-    Greedy: of each job the faults that add most for each launch they end, of all jobs the best one.
+    The search is greedy. It repeats: choose for each job the faults that add most pairs per launch, then take
+    the best job.
+
+    Args:
+        seed: Seed of the search.
+        n_cells: Greatest number of faults in a run, 2 or more.
     """
     rng = random.Random(seed)
     by_shape: dict[JobShape, list[FaultCell]] = {}
@@ -419,7 +457,7 @@ def covering(seed: int = 1, n_cells: int = 2) -> list[Run]:
 def _best(
     own: Sequence[FaultCell], left: set[tuple[str, str]], n_cells: int, rng: random.Random
 ) -> tuple[float, list[FaultCell]]:
-    """Faults of one job that together hold much of `left`, and how much they do for each launch."""
+    """Return faults of one job that contain many pairs of `left`, and their pairs per launch in front."""
     chosen: list[FaultCell] = []
     held: set[tuple[str, str]] = set()
     launches = _START_LAUNCHES

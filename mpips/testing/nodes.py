@@ -1,14 +1,14 @@
-"""A cluster imitated on this machine, to measure and to test what only happens between nodes.
+"""A cluster imitated on this machine, to measure and to test what happens only between nodes.
 
-A node is a set of Linux namespaces: a network of its own, with one interface, a host name, processes
-(so pids of different nodes collide), mounts with a /dev/shm and an /etc/hosts of its own. All of it
-hangs on one process, the node's init: killing that is the node's power loss. A head, as the node
-on which a batch script runs, has the bridge that connects all; mpirun starts there and reaches the
-nodes by `node_agent.sh`, where a cluster has ssh. The head itself takes no ranks.
+A node is a set of Linux namespaces: its own network with one interface, host name, processes (so pids of
+different nodes collide), and mounts with its own /dev/shm and /etc/hosts. All namespaces of a node depend on
+one process, the node's init. To kill the init is to cut the node's power. The head imitates the node on which
+a batch script runs: it has the bridge that connects all nodes. mpirun starts there and reaches the nodes by
+`node_agent.sh`, where a cluster uses ssh. The head has no ranks.
 
-Nothing of this machine is changed and nothing has a name that could be left behind or taken: when
-this process goes, for whatever reason, the kernel takes every init with it, and with the inits all
-the rest. It needs root and a kernel that allows namespaces; `why_not` says what is in the way.
+Nothing outside the namespaces changes, and no object has a global name that could stay behind or be in use.
+When this process ends, for any reason, the kernel kills every init, and with an init everything in its
+namespaces. All this needs root and a kernel that allows namespaces; `why_not` returns what is missing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SUBNET = "10.77.0"
 HEAD_ADDRESS = f"{SUBNET}.254"
 _TOOLS = ("ip", "nsenter", "unshare", "setpriv", "mount", "hostname")
 
-# Where Open MPI (5 and 4) puts the shared memory that it loses when mpirun is killed.
+# Variables for the folder of Open MPI's (5 and 4) shared memory, which stays there when mpirun is killed.
 BACKING_DIRECTORIES = (
     "OMPI_MCA_btl_sm_backing_directory",
     "OMPI_MCA_btl_vader_backing_directory",
@@ -36,14 +36,15 @@ BACKING_DIRECTORIES = (
     "OMPI_MCA_osc_rdma_backing_directory",
 )
 
-# `unshare` forks the init into the new namespaces; whoever dies takes the next one along.
+# `unshare` forks the init into the new namespaces. The end of this process kills `unshare` (--pdeathsig),
+# and its end kills the init (--kill-child).
 _UNSHARE = ["setpriv", "--pdeathsig", "KILL", "unshare", "--fork", "--kill-child"]
 _HEAD = [*_UNSHARE, "--net", "--uts", "--ipc", "--mount"]
 _NODE = [*_HEAD, "--pid", "--mount-proc"]
 
-# A bridge without an address of its own takes that of a port: the head's would change when a node
-# dies, and the others would talk to the old one until it is forgotten. An init that ignores SIGCHLD
-# leaves no zombies of the orphans it inherits.
+# Give the bridge a fixed MAC address. Otherwise it uses that of a port: the head's address would change when
+# a node is killed, and the other nodes would send to the old one until their entry expires. The init ignores
+# SIGCHLD, so that the orphans that it inherits leave no zombies.
 _INIT = """
 set -e
 hostname "$1"
@@ -60,14 +61,14 @@ echo up
 exec env --ignore-signal=CHLD sleep infinity
 """
 
-# A node has a /dev/shm of its own for what MPI keeps there.
+# Each node has its own /dev/shm for the session files of MPI.
 _NODE_SESSION = [f"--unset={name}" for name in BACKING_DIRECTORIES]
 _NODE_SESSION += ["TMPDIR=/dev/shm/session"]
 
 
 @functools.cache
 def why_not() -> str:
-    """What keeps this machine from imitating nodes; empty if nothing does."""
+    """Return why this machine cannot imitate nodes, or "" if it can."""
     if os.geteuid() != 0:
         return "imitated nodes need root"
     lacking = [tool for tool in _TOOLS if shutil.which(tool) is None]
@@ -77,7 +78,7 @@ def why_not() -> str:
         with Nodes(2):
             return ""
     except OSError as error:
-        return f"the kernel does not let this process make nodes: {error}"
+        return f"the kernel refuses imitated nodes: {error}"
 
 
 class Nodes:
@@ -93,7 +94,7 @@ class Nodes:
         """Start the nodes. `prefix` begins the name of their temporary folder.
 
         Raises:
-            OSError: The kernel or a missing tool forbids it.
+            OSError: The kernel refuses a namespace, or a tool failed.
         """
         tag = f"{os.getpid()}-{uuid.uuid4().hex[:4]}"
         self.hosts = [f"node{i}-{tag}" for i in range(n)]
@@ -112,11 +113,11 @@ class Nodes:
         return len(self.hosts)
 
     def __enter__(self) -> Nodes:
-        """A block in which the nodes are there."""
+        """Return this object; the nodes exist until the end of the block."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Close them."""
+        """End the nodes."""
         self.close()
 
     def _start(self) -> None:
@@ -126,7 +127,7 @@ class Nodes:
         hosts_file.write_text(
             "127.0.0.1\tlocalhost\n" + "".join(f"{address}\t{host}\n" for address, host in lines)
         )
-        # An installed file may not be executable, and its path may hold spaces.
+        # Copy the agent: an installed file may not be executable, and its path may contain spaces.
         self._agent = Path(shutil.copy(AGENT, self._folder / "agent"))
         self._agent.chmod(0o700)
         init = ["sh", "-c", _INIT, "init"]
@@ -138,7 +139,7 @@ class Nodes:
             self._connect(index, pid)
 
     def _connect(self, index: int, pid: int) -> None:
-        """Give a node its interface, the other end of a port of the bridge."""
+        """Give a node its interface, connected to a new port of the bridge."""
         port = f"port{index}"
         on_head = ["nsenter", f"--target={self._head}", "--net", "ip", "link"]
         checked(*on_head, "add", port, "type", "veth", "peer", "eth0", "netns", str(pid))
@@ -168,7 +169,7 @@ class Nodes:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What makes an mpirun on the head know the nodes. Open MPI 5 only."""
+        """Return the environment with which an mpirun on the head reaches the nodes. Open MPI 5 only."""
         return {
             "MPIPS_NODES": str(self._folder),
             "PRTE_MCA_plm_ssh_agent": str(self._agent),
@@ -179,16 +180,16 @@ class Nodes:
         }
 
     def on_head(self, argv: Sequence[str], cwd: Path | None = None) -> list[str]:
-        """The command that runs `argv` on the head, as a batch script does; wants `environment`."""
+        """Return the command that runs `argv` on the head, as a batch script does; it needs `environment`."""
         enter = ["nsenter", f"--target={self._head}", "--net", "--uts", "--ipc", "--mount"]
         return [*enter, f"--wd={cwd or Path.cwd()}", "env", *_NODE_SESSION, *argv]
 
     def mpirun_flags(self, ranks_per_node: Sequence[int], env: Sequence[str] = ()) -> list[str]:
-        """What mpirun on the head needs for so many ranks on each node; 0 leaves a node out.
+        """Return the options of mpirun on the head.
 
         Args:
-            ranks_per_node: One number per node.
-            env: Names of environment variables that the ranks shall have.
+            ranks_per_node: Number of ranks of each node; 0 leaves a node out.
+            env: Names of environment variables that mpirun passes to the ranks.
         """
         flags = ["--hostfile", str(self._hostfile(ranks_per_node)), "-n", str(sum(ranks_per_node))]
         flags += ["--map-by", "slot", "--bind-to", "none"]
@@ -203,11 +204,11 @@ class Nodes:
         return path
 
     def wait_killed(self, node: int) -> None:
-        """Wait until a node whose init was killed is gone."""
+        """Wait until the processes of a node whose init was killed have ended."""
         self._outer[node + 1].wait(10)
 
     def close(self) -> None:
-        """End all nodes and all that runs on them. May be repeated."""
+        """Kill all nodes and every process on them. Further calls have no effect."""
         for process in self._outer:
             process.kill()
         for process in self._outer:
@@ -215,7 +216,7 @@ class Nodes:
             for pipe in (process.stdout, process.stderr):
                 if pipe is not None:
                     pipe.close()
-        # An init ends only when everything on its node has.
+        # Wait for the inits: an init ends only when all processes of its node have ended.
         deadline = time.monotonic() + 10.0
         while any(is_alive(init) for init in self.inits) and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -223,7 +224,7 @@ class Nodes:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that ended and was not waited for does not."""
+    """Return True if a process runs, False if it has ended or is a zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -235,7 +236,7 @@ def checked(*args: str, timeout_s: float = 10.0) -> str:
     """Run a command and return its stdout.
 
     Raises:
-        OSError: It failed; the message is what it wrote to stderr.
+        OSError: The command failed; the message contains its stderr.
     """
     done = subprocess.run(args, capture_output=True, text=True, timeout=timeout_s, check=False)
     if done.returncode:

@@ -79,7 +79,6 @@ def test_plan_gives_every_ratio() -> None:
     found = quick("plan")
     assert set(found["ratios"]) == {name for name in BARS if name.startswith("plan_")}
     assert all(ratio > 0 for ratio in found["ratios"].values())
-    assert found["figures"]["turn"]["median"] > 0
 
 
 def test_recovery_gives_its_figure() -> None:

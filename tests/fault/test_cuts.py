@@ -186,7 +186,7 @@ def test_a_checkpoint_that_cannot_be_written_is_said_and_tried_again(tmp_path: P
     assert said["failed"] >= 1
     assert said["written"] >= 1
     assert len(warnings) == said["failed"]
-    assert all(line.endswith("training goes on") for line in warnings)
+    assert all(line.endswith("training continues") for line in warnings)
 
 
 def test_a_full_disk_is_survived_by_a_job_of_one_process(tmp_path: Path) -> None:

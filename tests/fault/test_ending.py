@@ -67,7 +67,7 @@ def test_told_to_end_a_job_saves_leaves_with_75_and_goes_on_later(
         os.kill(max(pids), number)
         assert job.wait(30.0) == 75, job.tail()
         last = list_checkpoints(tmp_path / "run")[-1].path
-        said = f"mpips: leaving: {number.name}: wrote checkpoint {last}, exit 75; start again"
+        said = f"mpips: leaving: {number.name}: wrote checkpoint {last}, exit 75; run again"
         assert said in job.stderr()
         assert "mpips: error" not in job.stderr()
         assert not existing(regions)

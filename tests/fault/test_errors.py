@@ -18,7 +18,7 @@ PROGRAMS = Path(__file__).with_name("programs")
     ("how", "code", "parts"),
     [
         ("raise", 1, ["worker 1 (rank 3 on", "ValueError: the user's own mistake", "broken.py"]),
-        ("nan", 1, ["table 'dense' holds nan at position 7 of 10", "nothing was sent"]),
+        ("nan", 1, ["table 'dense' contains nan at position 7 of 10", "nothing was sent"]),
         ("shape", 1, ["shape (11,), expected (10,)"]),
         ("exit", 3, ["main called sys.exit(3)"]),
     ],
@@ -68,6 +68,25 @@ def test_what_run_refuses_is_printed_once(what: str) -> None:
     assert text.count(said) == 1, text
     assert "Traceback" not in text
     assert text.count("mpips: error:") == 1
+
+
+WITHOUT_HDF5 = "import sys; sys.modules['h5py'] = None; "
+SAVING = {
+    "script": "import mpips; mpips.run(print, [mpips.DenseTable('w', (4,))], save='saved')",
+    "train": (
+        "from mpips.cli import main; sys.argv = ['mpips', 'train', 'mlp', '--train', 'digits', "
+        "'--save', 'saved']; sys.exit(main())"
+    ),
+}
+
+
+@pytest.mark.parametrize("what", SAVING)
+def test_a_job_that_saves_without_h5py_ends_at_its_start(what: str) -> None:
+    with launch(3, [sys.executable, "-c", WITHOUT_HDF5 + SAVING[what]], timeout=30.0) as job:
+        assert job.wait() == 69, job.stderr()
+        text = job.stderr()
+    assert text.count("writing checkpoints needs h5py (pip install h5py)") == 1, text
+    assert "Traceback" not in text
 
 
 def test_what_run_refuses_on_one_rank_only_is_printed_with_the_rank() -> None:

@@ -56,8 +56,8 @@ def test_training_survives_a_full_disk(tmp_path: Path) -> None:
         disk = Disk(run.launched.pid, tmp_path / "runs")
         disk.fill()
         said = run.launched.stderr
-        assert processes.until(lambda: "training goes on" in said(), 30.0), run.launched.tail()
-        assert processes.until(lambda: "the run goes on without its record" in said(), 20.0)
+        assert processes.until(lambda: "training continues" in said(), 30.0), run.launched.tail()
+        assert processes.until(lambda: "the run continues, but status.json" in said(), 20.0)
         before = newest(folder)
         disk.free()
         assert processes.until(lambda: newest(folder) > before, 30.0), run.launched.tail()

@@ -64,9 +64,9 @@ def test_under_bsp_the_bits_are_those_of_an_undisturbed_run(
     # Node 0 has the scheduler and server 0, node 1 server 1, which moves to the spare.
     run = start_on(nodes3, tmp_path, [3, 3, 3], "--spares", "1", *arguments)
     said = lose(nodes3, run, 0)
-    assert f"server 0 goes on from its partner's copy on {nodes3.hosts[1]}" in said
+    assert f"server 0 continues from its partner's copy on {nodes3.hosts[1]}" in said
     assert "0 acknowledged records behind" in said
-    assert f"server 1 goes on from its memory, moved here from {nodes3.hosts[1]}" in said
+    assert f"server 1 continues from its memory, moved here from {nodes3.hosts[1]}" in said
     assert run.final() == calm.final()
 
 
@@ -77,7 +77,7 @@ def test_every_push_counts_once_and_without_another_host_there_are_no_partners(
     arguments = counting(tmp_path, *asp)
     run = start_on(nodes2, tmp_path, [2, 5], *arguments)
     said = lose(nodes2, run, 0)
-    assert "server 0 goes on from its partner's copy" in said
+    assert "server 0 continues from its partner's copy" in said
     assert "the servers have no partners: there is none on another host" in said
     check_counts(run, tmp_path)
 
@@ -88,7 +88,7 @@ def test_with_a_lag_every_push_counts_once(nodes3: multinode.Nodes, tmp_path: Pa
     arguments = counting(tmp_path, *lag)
     run = start_on(nodes3, tmp_path, [3, 3, 3], "--spares", "1", *arguments)
     said = lose(nodes3, run, 1)
-    assert "server 1 goes on from its partner's copy" in said
+    assert "server 1 continues from its partner's copy" in said
     assert "up to 40 records of each worker behind" in said
     check_counts(run, tmp_path)
 
@@ -106,7 +106,7 @@ def test_whoever_dies_with_partners_every_push_counts_once(
     said = run.launched.stderr()
     assert run.attempts == DEATHS[mode].count(",") + 2, said
     assert "from memory: step" in said
-    assert "not going on in memory" not in said
+    assert "not continuing in memory" not in said
     assert "no partners" not in said
     assert all(nodes2.segments(n) == set() for n in range(len(nodes2)))
     check_counts(run, tmp_path)

@@ -111,6 +111,6 @@ def test_another_model_is_refused_by_name(tmp_path: Path) -> None:
     )
     where = ["--resume", first["checkpoint"]["path"]]
     _, told = train(3, "mlp", "--train", "digits", "--set", "options.hidden=[32]", *where, code=2)
-    assert "table 'weight0' is dense of shape (64, 128) there" in told
+    assert "table 'weight0' is dense of shape (64, 128) in the checkpoint" in told
     _, told = train(3, "mlp", "--train", "digits", "--set", "table.optimizer=adam", *where, code=2)
-    assert "has the state of adagrad there; this job's optimizer is adam" in told
+    assert "has the state of adagrad, but this job's optimizer is adam" in told

@@ -87,13 +87,13 @@ def test_a_script_that_was_given_up_goes_on_by_its_run_directory(tmp_path: Path)
     assert found["argv"] == ["20", "kill", "--lr", "7"]
 
 
-def test_a_script_that_says_no_position_does_not_go_on_in_memory(tmp_path: Path) -> None:
+def test_a_script_that_says_no_position_does_not_continue_in_memory(tmp_path: Path) -> None:
     with run(tmp_path, str(SCRIPT), "20", "forgets") as job:
         assert job.wait() == 0, job.tail()
         found, said = value(job), job.stderr()
     assert found["values"] == [-20.0] * 4
     assert found["first"] == 0
-    assert "not going on in memory: main has not said where it stands (worker.set_cursor)" in said
+    assert "not continuing in memory: main has stored no cursor; call worker.set_cursor" in said
 
 
 ENDS = {
@@ -101,7 +101,7 @@ ENDS = {
     "no-run": (2, "has ended without calling mpips.run(main, tables)"),
     "twice": (2, "mpips.run was called a second time"),
     "after": (1, "failed after its job, on rank 0: after the job"),
-    "wrong-table": (2, "table 'w': shape (-4,) has a length below 1"),
+    "wrong-table": (2, "table 'w': shape = (-4,): each length must be 1 or more"),
 }
 
 
@@ -122,8 +122,8 @@ def test_what_ends_a_script_is_one_sentence_with_its_exit_code(tmp_path: Path, h
     ("arguments", "said"),
     [
         (("nosuch.py",), "nosuch.py: cannot be read: No such file or directory"),
-        (("--lr=0.1", str(SCRIPT)), "--lr: describes a task"),
-        (("--set", "train.epochs=3", str(SCRIPT)), "--set train.epochs=3: describes a task"),
+        (("--lr=0.1", str(SCRIPT)), "--lr: applies only to a task"),
+        (("--set", "train.epochs=3", str(SCRIPT)), "--set train.epochs=3: applies only to a task"),
     ],
     ids=["missing", "flag", "set"],
 )

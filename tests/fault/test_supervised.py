@@ -104,7 +104,7 @@ def test_dying_while_checkpoints_are_made_leaves_none_that_is_bad(
         ("raise", ["ValueError: planted", "self.go_wrong()", "it was"]),
         ("memory", ["MemoryError", "np.empty(1 << 60, np.uint8)"]),
         ("crash", ["killed by SIGSEGV (signal 11)", "in go_wrong", "Segmentation fault"]),
-        ("leave", ["ended with code 3, without last words"]),
+        ("leave", ["ended with code 3, without a failure report"]),
     ],
 )
 def test_a_worker_that_fails_is_named_with_its_reason(
@@ -132,7 +132,7 @@ def test_a_stopped_worker_is_a_named_stall(tmp_path: Path) -> None:
     assert "(stalled)" in said
     assert "worker 1 (rank 4" in said
     assert "stopped by a signal" in said
-    assert "restarts are spent" in said
+    assert "restarts are used up" in said
     assert not alive(run)
 
 
@@ -184,7 +184,7 @@ def test_sigterm_ends_everything_after_a_checkpoint(
         assert run.launched.wait(30) == 75, run.launched.tail()
         assert_nothing_is_left(run)
         newest = list_checkpoints(run.path / "checkpoints")[-1].path.name
-        said = f"SIGTERM: wrote checkpoint {newest}, exit 75; go on with: mpips run {run.path}"
+        said = f"SIGTERM: wrote checkpoint {newest}, exit 75; continue with: mpips run {run.path}"
         assert said in run.launched.stderr()
     again = start(tmp_path, str(run.path), "-n", "5")
     with again.launched:
@@ -219,7 +219,7 @@ def test_usr1_ends_with_75_and_the_run_goes_on(
         run.pid_of("worker 0")
         run.launched.send_signal(signal.SIGUSR1)
         assert run.launched.wait(30) == 75, run.launched.tail()
-        assert "go on with: mpips run" in run.launched.stderr()
+        assert "continue with: mpips run" in run.launched.stderr()
     again = start(tmp_path, str(run.path), "-n", "5")
     with again.launched:
         finish(again, undisturbed)

@@ -22,7 +22,7 @@ def finish(run: Run, deaths: int = 1) -> str:
     said = run.launched.stderr()
     assert run.attempts == deaths + 1, said
     assert "from memory: step" in said
-    assert "not going on in memory" not in said
+    assert "not continuing in memory" not in said
     assert not alive(run)
     token = json.loads((run.path / "run.json").read_text())["token"]
     assert not list(Path("/dev/shm").glob(f"*{token}*"))
@@ -79,7 +79,7 @@ def test_a_step_that_is_not_repeated_alike_falls_back_to_the_checkpoint_once(tmp
         said = run.launched.stderr()
     assert run.attempts == 3, said
     assert "repeats clock 59 and makes other pushes than before" in said
-    assert "not going on in memory: attempt 1 found it wrong" in run.launched.stdout() + said
+    assert "not continuing in memory: attempt 1 found it wrong" in run.launched.stdout() + said
     assert "from checkpoint step-" in said
 
 
@@ -95,13 +95,13 @@ def test_a_run_that_was_given_up_goes_on_in_its_memory(tmp_path):
         assert run.launched.wait() == 1, run.launched.tail()
     said = " ".join(run.launched.stderr().split())
     assert "was not written" in said
-    assert f"go on in it: mpips run {run.path}" in said
+    assert f"continue from it: mpips run {run.path}" in said
     checkpoints.unlink()
     again = start(tmp_path, str(run.path), "-n", "5")
     with again.launched:
         assert again.launched.wait() == 0, again.launched.tail()
     # Nothing is trained again: all of it was there.
-    assert "going on in memory at step" in again.launched.stderr()
+    assert "continuing in memory at step" in again.launched.stderr()
     check_counts(run, tmp_path)
     token = json.loads((run.path / "run.json").read_text())["token"]
     assert not list(Path("/dev/shm").glob(f"*{token}*"))
@@ -127,5 +127,5 @@ def test_lost_memory_is_said_and_a_checkpoint_serves(tmp_path):
         os.kill(pid, signal.SIGKILL)
         assert run.launched.wait() == 0, run.launched.tail()
     said = run.launched.stderr()
-    assert "not going on in memory" in said
+    assert "not continuing in memory" in said
     assert "from checkpoint step-" in said

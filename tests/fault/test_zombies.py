@@ -86,7 +86,7 @@ def test_a_node_that_was_cut_off_and_frozen_publishes_nothing_when_it_is_back(
     said = launched.stderr()
     assert f"{nodes3.hosts[0]} is left out" in said
     assert f"spare {nodes3.hosts[2]} is used" in said
-    assert "not going on in memory" in said
+    assert "not continuing in memory" in said
     assert run.attempts == 2
     assert run.final() == expected
     found = find_newest(run.path / "checkpoints")

@@ -17,7 +17,7 @@ from mpips.model.optimizer import SGD
 from mpips.model.placement import place
 from mpips.model.table import DenseTable, EmbeddingTable, Table
 from mpips.server.server import Server
-from mpips.session.local import LocalControl
+from mpips.session.local_scheduler import LocalScheduler
 from mpips.transport.channel import LocalChannel, ShmChannel
 from mpips.transport.region import Regions, attach, new_token
 from mpips.worker.connection import Connection
@@ -108,7 +108,7 @@ class Rig:
             [f"worker {i}" for i in range(self.n_workers)],
             self.tables,
             [channel or self.channel(w, local)],
-            LocalControl(),
+            LocalScheduler(),
             self.staging[w],
             timeout_s,
         )

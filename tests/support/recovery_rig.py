@@ -15,7 +15,7 @@ from mpips.model.table import Table
 from mpips.recovery.memory import At, Memory, Place, place_of
 from mpips.recovery.saving import Saving
 from mpips.server.server import Durability, Server
-from mpips.session.local import LocalControl
+from mpips.session.local_scheduler import LocalScheduler
 from mpips.transport.channel import LocalChannel
 from mpips.transport.region import Regions, attach, new_token, persistent, unlink_job
 from mpips.worker.connection import Connection, ConnectionOptions
@@ -45,18 +45,18 @@ class MortalConnection(Connection):
 
     def clock(self) -> None:
         """Tick, or end."""
-        say_place = self.snapshot.say_place
+        write_position = self.snapshot.write_position
 
         def say(now: int) -> None:
             self._in_place = True
-            say_place(now)
+            write_position(now)
             self._in_place = False
 
-        self.snapshot.say_place = say  # type: ignore[method-assign]
+        self.snapshot.write_position = say  # type: ignore[method-assign]
         try:
             super().clock()
         finally:
-            self.snapshot.say_place = say_place  # type: ignore[method-assign]
+            self.snapshot.write_position = write_position  # type: ignore[method-assign]
 
     def write(self, server: int, attempt: Callable[[], bool]) -> None:
         """Write a record, or end."""
@@ -168,7 +168,7 @@ class Launches:
             [f"worker {i}" for i in range(self.n_workers)],
             self.tables,
             self.channels[w],
-            LocalControl(),
+            LocalScheduler(),
             None,
             TIMEOUT_S,
             ConnectionOptions(position, 0, self.places[w].clock if self.places else 0, True),

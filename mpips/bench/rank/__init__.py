@@ -1,1 +1,5 @@
-"""Programs that run on the ranks of a benchmark: `run(ranks, options)` returns findings or None."""
+"""Programs that `mpips.bench.launching` starts on the ranks of a benchmark.
+
+Each module has `run(ranks, options) -> Findings | None`. All ranks call it. It returns findings on one rank
+and None on the others.
+"""

@@ -14,7 +14,7 @@ from mpips.mpi import launch
 
 
 def main() -> None:
-    """Called by mpirun only."""
+    """Run the chosen program and write its findings to FOLDER/<rank>.json. Only mpirun starts this module."""
     program, chosen, folder = sys.argv[1:]
     options = msgspec.json.decode(chosen, type=Options)
     ranks = BenchRanks(launch.load_mpi())

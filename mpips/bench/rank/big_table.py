@@ -1,4 +1,7 @@
-"""One embedding table filled row by row: its memory beside the plan, and its rate all along."""
+"""Fill one embedding table row by row; compare its memory with the plan, and its last rate with its first.
+
+The second comparison shows whether pushes slow down as the table grows.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +25,26 @@ N_SERVERS, DIM = 2, 16
 _BATCH = 1 << 15
 _PARTS = 10
 _WARM_PUSHES = 8
-# Odd, so that i -> i * _SPREAD is one to one in 64 bits: keys without any order.
+# Odd, so that i -> i * _SPREAD is one to one in 64 bits. The keys i * _SPREAD are in no order.
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 
 def run(ranks: BenchRanks, options: Options) -> Findings | None:
-    """Push every key once from one worker; findings on its rank."""
+    """Push every key once from one worker. Collective.
+
+    Returns:
+        Findings on the worker's rank, or on rank 0 if there is too little memory; None elsewhere.
+
+    Raises:
+        RuntimeError: The servers have another number of rows than the worker pushed.
+    """
     n_rows = 500_000 if options.quick else 50_000_000
     pids = ranks.comm.allgather(os.getpid())[1 : 1 + N_SERVERS]
     table = mpips.EmbeddingTable("rows", DIM, mpips.Adagrad(0.05), mpips.ASP())
     small = mpips.EmbeddingTable("small", DIM, mpips.Adagrad(0.05), mpips.ASP())
 
     def main(worker: Worker) -> tuple[list[float], list[int]]:
-        # Every slot of the rings has been full once before memory is looked at.
+        # Fill every slot of the rings once before memory is measured.
         for _ in range(_WARM_PUSHES):
             _fill(worker, "small", 0, _BATCH)
         before = [memory(pid)["VmRSS"] for pid in pids]
@@ -56,26 +66,28 @@ def run(ranks: BenchRanks, options: Options) -> Findings | None:
     servers = [s["tables"]["rows"] for s in outcome.statistics["servers"]]
     made = sum(s["rows"] for s in servers)
     if made != n_rows:
-        raise RuntimeError(f"{made} rows were made of {n_rows} keys")
+        raise RuntimeError(
+            f"the servers have {made} rows after pushes of {n_rows} keys, expected {n_rows}"
+        )
     return _findings(n_rows, rates, resident, planned.total_bytes)
 
 
 def _claim(n_bytes: int) -> str:
-    """Take so much memory and give it back; what is lacking for it, or "".
+    """Allocate `n_bytes` of shared memory and free them; return why this is impossible, or "".
 
-    A virtual machine may have to be given memory that it has not used for a while, which takes longer
-    than anything here: that must not happen during the first part of the table, or the last.
+    A hypervisor may hand memory to a virtual machine only at its first use. This takes longer than anything
+    that is measured here, so it must not happen while the first or the last part of the table is filled.
     """
     free = shutil.disk_usage(SHM).free
     if free < 1.1 * n_bytes:
-        return f"{SHM} has {free >> 20} MiB left, the table takes {n_bytes >> 20} MiB"
+        return f"{SHM} has {free >> 20} MiB free, the table needs {n_bytes >> 20} MiB"
     with tempfile.TemporaryFile(dir=SHM) as file:
         os.posix_fallocate(file.fileno(), 0, n_bytes)
     return ""
 
 
 def _fill(worker: Worker, name: str, start: int, stop: int) -> float:
-    """Push keys number start to stop - 1 to a table; rows per second, all applied."""
+    """Push the keys with numbers start to stop - 1; return applied rows per second. Blocks."""
     table = worker.table(name)
     rows = np.full((_BATCH, DIM), 1e-3, np.float32)
     begin = time.perf_counter()

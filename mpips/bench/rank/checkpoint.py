@@ -1,4 +1,8 @@
-"""Two servers write a checkpoint and, in turn, the same bytes to plain files."""
+"""Two ranks write a checkpoint and, alternating with it, the same number of bytes to plain files.
+
+Rows of an embedding table and dense values are measured separately. Each way writes new files, so all of them
+allocate memory (page cache) and disk blocks; only `in_place` overwrites.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +34,20 @@ _WARM_UP = 2
 
 
 class Bench:
-    """What both ranks do: the same number of bytes in all ways."""
+    """One rank's part of the measurement. Every way writes or reads the same number of bytes.
+
+    Attributes:
+        n_bytes: Bytes of all ranks together.
+    """
 
     def __init__(self, ranks: BenchRanks, folder: Path, n_bytes: int) -> None:
-        """`n_bytes`: of all ranks together. Collective."""
+        """Make the data and the plain files.
+
+        Args:
+            ranks: Both ranks.
+            folder: An empty folder that all ranks see.
+            n_bytes: Bytes of all ranks together.
+        """
         self._ranks = ranks
         self._folder = folder
         self.n_bytes = n_bytes
@@ -45,12 +59,12 @@ class Bench:
         )
         row_bytes = 8 + 4 * _DIM
         n = share // row_bytes
-        # A hash partition: keys of both ranks lie between each other.
+        # Interleave the keys of the ranks, as a hash partition does.
         keys = np.random.default_rng(7).permutation(n * ranks.size)[ranks.rank :: ranks.size]
         self._rows = keys.astype(np.int64), self._values[: n * _DIM].reshape(n, _DIM)
 
     def seconds(self, work: Callable[[], object]) -> float:
-        """Of the slowest rank. Collective."""
+        """Return the seconds that the slowest rank needs for `work`. Collective."""
         self._ranks.comm.Barrier()
         start = time.perf_counter()
         work()
@@ -58,11 +72,11 @@ class Bench:
         return time.perf_counter() - start
 
     def raw(self) -> None:
-        """Each rank a file of its own, empty before, block by block, then fsync."""
+        """Write this rank's values to its own empty file, block by block; then fsync."""
         self._write_plain(self._raw)
 
     def in_place(self) -> None:
-        """The same over a file whose memory and disk blocks are there already."""
+        """Overwrite a file that already has its page cache and disk blocks; then fsync."""
         self._write_plain(self._same)
 
     def _write_plain(self, fd: int) -> None:
@@ -72,7 +86,7 @@ class Bench:
         os.fsync(fd)
 
     def write(self, name: str) -> None:
-        """A new checkpoint. Collective."""
+        """Write a new checkpoint of the values ("dense") or of the rows ("rows"). Collective."""
         shard: ShardData
         table: mpips.DenseTable | mpips.EmbeddingTable
         if name == "dense":
@@ -86,13 +100,13 @@ class Bench:
         write_checkpoint(self._ranks.comm, self._folder / name, head, [shard])
 
     def find(self) -> None:
-        """Verify it, both ranks together. Collective."""
+        """Find the checkpoint "dense" and verify its checksums. Collective."""
         found = find_newest(self._folder / "dense", self._ranks.comm)
         assert found.checkpoint is not None
         found.checkpoint.close()
 
     def clear(self, *names: str) -> None:
-        """Give memory and disk blocks back for what comes next. Collective."""
+        """Free page cache and disk blocks: empty the raw file, remove the checkpoints `names`. Collective."""
         os.ftruncate(self._raw, 0)
         if self._ranks.rank == 0:
             for name in names:
@@ -100,13 +114,13 @@ class Bench:
         self._ranks.comm.Barrier()
 
     def close(self) -> None:
-        """Close files."""
+        """Close the plain files."""
         os.close(self._raw)
         os.close(self._same)
 
 
 def run(ranks: BenchRanks, options: Options) -> Findings | None:
-    """Called on both ranks; rank 0 reports."""
+    """Measure all ways on two ranks; return findings on rank 0, None on rank 1. Collective."""
     name = tempfile.mkdtemp(prefix="mpips-bench-checkpoint-") if ranks.rank == 0 else ""
     folder = Path(ranks.comm.bcast(name))
     bench = Bench(ranks, folder, (16 << 20) if options.quick else (1 << 30))
@@ -117,15 +131,15 @@ def run(ranks: BenchRanks, options: Options) -> Findings | None:
         "rows": lambda: bench.write("rows"),
         "in_place": bench.in_place,
     }
-    # All write new files, into memory and disk blocks that were in use just before.
+    # Remove these files after each way, so that the next way reuses their page cache and disk blocks.
     after = {"raw": (), "verify": ("dense",), "rows": ("rows",)}
     times: dict[str, list[float]] = {way: [] for way in ways}
     try:
-        # The first turns only touch memory and disk.
-        for turn in range(_WARM_UP + options.repetitions):
+        # The first repetitions warm up: they allocate memory and disk blocks.
+        for repetition in range(_WARM_UP + options.repetitions):
             for way, work in ways.items():
                 seconds = bench.seconds(work)
-                if turn >= _WARM_UP:
+                if repetition >= _WARM_UP:
                     times[way].append(seconds)
                 if way in after:
                     bench.clear(*after[way])
@@ -141,10 +155,10 @@ def run(ranks: BenchRanks, options: Options) -> Findings | None:
 
 
 def _findings(gib: dict[str, list[float]]) -> Findings:
-    baseline = "write + fsync, a file per process"
+    baseline = "write + fsync, one file per process"
     what = {
         "dense": ("write_vs_raw", "a dense tensor written by two servers"),
-        "rows": ("write_rows_vs_raw", "rows of an embedding table, sorted by key on the way"),
+        "rows": ("write_rows_vs_raw", "rows of an embedding table, sorted by key while written"),
     }
     comparisons = [
         Comparison(
@@ -160,7 +174,7 @@ def _findings(gib: dict[str, list[float]]) -> Findings:
     figures = [
         Figure(
             name="raw_in_place",
-            what="plain files overwritten where they are",
+            what="plain files overwritten in place",
             unit="GiB/s",
             values=gib["in_place"],
         ),

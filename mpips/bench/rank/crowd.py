@@ -1,4 +1,4 @@
-"""The same work per worker on any number of ranks: messages, memory and scheduler work."""
+"""Do the same work per worker on any number of ranks; measure messages, memory and scheduler work."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from mpips.worker.worker import Worker, connection_of
 
 DENSE, KEYS, DIM = 16_384, 4096, 8
 
-# name -> (unit, what it is)
+# name of a figure -> (unit, description)
 WHAT = {
     "records": ("records", "sent per worker, server and clock"),
     "region_bytes": ("bytes", "of mailboxes per worker and server"),
-    "seconds": ("s", "of the job, in which every rank sends a heartbeat each second"),
-    "messages": ("messages", "that the scheduler took per rank"),
-    "polls": ("1/s", "looks of the scheduler at its messages, all ranks together"),
+    "seconds": ("s", "of the job; every rank sends one heartbeat per second"),
+    "messages": ("messages", "received by the scheduler, per rank"),
+    "polls": ("1/s", "polls of the scheduler for messages, all ranks together"),
     "scheduler_cpu": ("cores", "used by the scheduler's rank per rank of the job"),
     "worker_anon": ("bytes", "of private memory of the largest worker"),
     "server_anon": ("bytes", "of private memory of the largest server"),
     "scheduler_anon": ("bytes", "of private memory of the scheduler"),
-    "rank_pss": ("bytes", "of memory per rank, shared pages shared out"),
+    "rank_pss": ("bytes", "of memory per rank; a page of k processes counts 1/k in each"),
 }
 
 
 def run(ranks: BenchRanks, options: Options) -> Findings | None:
-    """Fixed work per worker under BSP; findings on worker 0's rank."""
+    """Run fixed work per worker under BSP; return findings on worker 0's rank, None elsewhere. Collective."""
     steps = 10 if options.quick else 100
     pids = ranks.comm.allgather(os.getpid())
     tables: list[Table] = [
@@ -77,7 +77,7 @@ def run(ranks: BenchRanks, options: Options) -> Findings | None:
 
 
 def _work(worker: Worker, steps: int) -> None:
-    """Each step: push and pull a dense tensor and some rows, so that every server has a part."""
+    """Push and pull a dense tensor and some rows in each step, so that every server has work."""
     dense, rows = worker.table("dense"), worker.table("rows")
     rng = np.random.default_rng([worker.index, worker.now])
     update = np.full(DENSE, 1e-3, np.float32)
@@ -92,9 +92,14 @@ def _work(worker: Worker, steps: int) -> None:
 
 
 def _memory(pids: list[int], n_servers: int) -> dict[str, float]:
-    """Private memory by role; ranks stand in the order scheduler, servers, workers."""
+    """Return bytes of private memory of the largest process of each role, and the mean memory of a rank.
+
+    Args:
+        pids: By rank: scheduler, servers, workers.
+        n_servers: Number of servers.
+    """
     anon = [memory(pid)["RssAnon"] for pid in pids]
-    # One or two ranks play several roles at once.
+    # With one or two ranks, a rank has several roles.
     servers = anon[1 : 1 + n_servers] if len(pids) > 2 else anon[:1]
     workers = anon[1 + n_servers :] if len(pids) > 2 else anon[-1:]
     return {

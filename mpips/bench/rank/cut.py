@@ -1,9 +1,11 @@
-"""What a checkpoint in the middle of training costs a worker: the pause at the cut, and pushes meanwhile.
+"""Measure what a checkpoint during training costs a worker: the pause at the cut, and slower pushes after it.
 
-Rank 0 is scheduler and server, rank 1 a worker that pushes 64 KiB, waits until they are applied and ends its
-clock, again and again, beside a large table that only the checkpoint touches. The step that stands behind the
-cut record, and so waits for the copy, is compared with a memcpy of what the server holds, on the server's
-rank in the same run; the steps while the copy is written with those right before it.
+Rank 0 is scheduler and server, rank 1 the worker. In each step the worker pushes 64 KiB, waits until they are
+applied and ends its clock. A second, large table belongs only to the checkpoint. Two comparisons:
+
+* The step after the cut record waits until the server has copied its tables. It is compared with a memcpy of
+  as many bytes on the server's rank in the same run.
+* The step rate while the server writes the copy to disk is compared with the rate just before the checkpoint.
 """
 
 from __future__ import annotations
@@ -31,18 +33,21 @@ _PATIENCE_S = 60.0
 
 
 class _Cost(NamedTuple):
-    """Of one checkpoint: seconds of the step behind the cut and of the longest one while it is written;
-    steps per second meanwhile, and right before.
-    """
+    """What one checkpoint costs the worker."""
 
-    pause: float
-    longest: float
-    writing: float
-    before: float
+    pause: float  # seconds of the step after the cut
+    longest: float  # seconds of the longest step while the checkpoint is written
+    writing: float  # steps per second while the checkpoint is written
+    before: float  # steps per second just before the checkpoint
 
 
 class _Steps:
-    """A worker's steps and when each ended."""
+    """The steps of a worker and the times at which they ended.
+
+    Attributes:
+        ends: Value of `perf_counter` at the start and at the end of each step.
+        cut_at: Number of the step that ended with a cut record; None before the cut.
+    """
 
     def __init__(self, worker: Worker, folder: Path) -> None:
         self._worker = worker
@@ -51,25 +56,29 @@ class _Steps:
         self._update = np.ones(_SMALL, np.float32)
         self._writer = connection_of(worker).channels[0].writer
         self.ends: list[float] = []
-        self.cut_at: int | None = None  # the step that ended with a cut record
+        self.cut_at: int | None = None
 
     def until(self, end: float) -> None:
-        """Make steps until a time of `perf_counter`."""
+        """Make steps until `perf_counter` reaches `end`. Blocks."""
         while not self.ends or self.ends[-1] < end:
             before = self._writer.next_sequence
             self._table.push(self._update).wait()
             self._worker.clock()
-            # A push, a tick, and once a cut record.
+            # A step writes a push and a tick; a third record is the cut.
             if self._writer.next_sequence - before > 2:
                 self.cut_at = len(self.ends)
             self.ends.append(time.perf_counter())
 
     def published(self) -> set[str]:
-        """Checkpoints that are there."""
+        """Return the names of the published checkpoints."""
         return {name for name in os.listdir(self._folder) if name.startswith("step-")}
 
     def one_checkpoint(self) -> _Cost:
-        """Make steps before, during and up to the end of one."""
+        """Make steps before, during and until the end of one checkpoint; return its cost. Blocks.
+
+        Raises:
+            TimeoutError: No checkpoint was published within a minute.
+        """
         self.ends, self.cut_at = [time.perf_counter()], None
         before = self.published()
         asked = self.ends[-1] + _BEFORE_S
@@ -78,7 +87,9 @@ class _Steps:
         self._worker.checkpoint()
         while self.published() <= before:
             if self.ends[-1] > asked + _PATIENCE_S:
-                raise TimeoutError("no checkpoint was written")
+                raise TimeoutError(
+                    f"no checkpoint was published within {_PATIENCE_S:g} s of the request"
+                )
             self.until(self.ends[-1] + _LOOK_S)
         assert self.cut_at is not None
         behind = self.cut_at + 1
@@ -92,14 +103,14 @@ class _Steps:
 
 
 def run(ranks: BenchRanks, options: Options) -> Findings | None:
-    """Called on both ranks; the worker's rank reports."""
+    """Measure on two ranks; return findings on the worker's rank, None on the other. Collective."""
     ranks.pin()
     n = _LARGE >> (5 if options.quick else 0)
     name = tempfile.mkdtemp(prefix="mpips-bench-cut-") if ranks.rank == 0 else ""
     folder = Path(ranks.comm.bcast(name))
     copies: list[float] = []
     found: list[_Cost] = []
-    # In turn: memcpy on the server's rank, then a checkpoint in a session of its own.
+    # Alternate memcpy on the server's rank with a session that writes one checkpoint.
     try:
         for _ in range(options.repetitions):
             copies.append(ranks.comm.bcast(_copy(n) if ranks.rank == 0 else None))
@@ -114,7 +125,7 @@ def run(ranks: BenchRanks, options: Options) -> Findings | None:
 
 
 def _copy(n: int) -> float:
-    """Seconds for a copy of `n` floats into memory that was in use before."""
+    """Return the seconds of a copy of `n` float32 into memory that is already mapped."""
     source, to = np.ones(n, np.float32), np.zeros(n, np.float32)
     return typical_seconds(lambda: np.copyto(to, source), 5)
 
@@ -143,15 +154,15 @@ def _findings(copies: list[float], found: list[_Cost]) -> Findings:
                 unit="us",
                 ours=[1e6 * cost.pause for cost in found],
                 baseline=[1e6 * copy for copy in copies],
-                baseline_name="memcpy of as much",
+                baseline_name="memcpy of as many bytes",
             ),
             Comparison(
                 name="pushes_while_writing",
-                what="pushes of 64 KiB, each waited for, while a checkpoint is written",
+                what="pushes of 64 KiB, one at a time, while a checkpoint is written",
                 unit="1/s",
                 ours=[cost.writing for cost in found],
                 baseline=[cost.before for cost in found],
-                baseline_name="right before it",
+                baseline_name="just before it",
             ),
         ],
         figures=[

@@ -1,9 +1,8 @@
-"""Rows of an embedding table: mpips, a plain two-sided server, and torch in one process, in turn.
+"""Compare rows of an embedding table by mpips, by a plain two-sided server, and by torch in one process.
 
-Rank 0 is scheduler and server, rank 1 the worker. Each repetition is one session of mpips on a table
-whose rows all exist, then the same batches through the two-sided server of the same two ranks, then
-torch on the worker's core alone. All use the same rows; mpips finds them by hashed keys, the others
-index an array.
+Rank 0 is scheduler and server, rank 1 the worker. Each repetition has three parts: a session of mpips on a
+table in which all rows exist; the same batches through the two-sided server on the same two ranks; torch on
+the worker's core alone. All use the same rows. mpips looks them up by hashed keys, the others index an array.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ LR = 0.01
 _SERVER, _WORKER = 0, 1
 _SPREAD = np.int64(-7046029254386353131)  # odd, so that no two row numbers give the same key
 
-# name -> (what, the measurement of mpips, the baseline's measurement)
+# name of a ratio -> (description, measurement of mpips, measurement of the baseline)
 _RATIOS = {
     "rows_push_vs_two_sided": ("pushes of rows, SGD", "push", "two-sided push"),
     "rows_pull_vs_two_sided": ("pulls of rows", "pull", "two-sided pull"),
@@ -43,7 +42,15 @@ _RATIOS = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured: rows in the table, keys a call, batches, rounds over all batches."""
+    """Sizes of the measurement.
+
+    Attributes:
+        n_rows: Rows in the table.
+        dim: float32 values in a row.
+        keys: Keys in a batch, which is one call.
+        batches: Number of different batches.
+        rounds: Passes over all batches in one measurement.
+    """
 
     n_rows: int = 1_000_000
     dim: int = 64
@@ -53,29 +60,38 @@ class Sizes:
 
     @classmethod
     def of(cls, options: Options) -> Sizes:
-        """Small ones where it must only run."""
+        """Return the sizes for these options: small ones with `quick`."""
         return cls(n_rows=20_000, keys=500, batches=4, rounds=1) if options.quick else cls()
 
     @property
     def rows_measured(self) -> int:
-        """Rows in one measurement."""
+        """Return the number of rows in one measurement."""
         return self.keys * self.batches * self.rounds
 
 
 @dataclass
 class Work:
-    """The batches, made beforehand: random row numbers without repeats, their keys, and updates."""
+    """The batches, and the rates measured with them.
+
+    Attributes:
+        sizes: Sizes of the measurement.
+        numbers: For each batch random row numbers without repeats, int64, shape (keys,).
+        hashed: The keys of these rows in mpips, int64, shape (keys,).
+        updates: For each batch float32, shape (keys, dim).
+        out: Receives pulled rows, float32, shape (keys, dim).
+        rates: Name of a measurement -> rows per second by repetition.
+    """
 
     sizes: Sizes
     numbers: list[Int64]
     hashed: list[Int64]
     updates: list[Float32]
     out: Float32
-    rates: dict[str, list[float]] = field(default_factory=dict)  # name -> rows/s by repetition
+    rates: dict[str, list[float]] = field(default_factory=dict)
 
     @classmethod
     def make(cls, sizes: Sizes) -> Work:
-        """The same on every call."""
+        """Make the batches; the same ones on every call."""
         random = np.random.default_rng(1)
         numbers = [
             random.choice(sizes.n_rows, sizes.keys, replace=False) for _ in range(sizes.batches)
@@ -94,7 +110,14 @@ class Work:
         call: Callable[[Int64, Float32], object],
         settle: Callable[[], object] = lambda: None,
     ) -> None:
-        """Time `call` on all batches, a warm-up round first; `settle` waits for what is under way."""
+        """Measure the rate of `call` over all batches, after a warm-up round. Blocks.
+
+        Args:
+            name: Key in `rates`.
+            keys: One array for each batch.
+            call: Takes keys and the update of one batch.
+            settle: Waits until all calls are complete.
+        """
         for k, u in zip(keys, self.updates, strict=True):
             call(k, u)
         settle()
@@ -108,7 +131,7 @@ class Work:
 
 
 def run(ranks: BenchRanks, options: Options) -> Findings | None:
-    """Findings on the worker's rank. Collective."""
+    """Measure on two ranks; return findings on the worker's rank, None on the other. Collective."""
     sizes = Sizes.of(options)
     work = Work.make(sizes)
     table = np.full((sizes.n_rows, sizes.dim), 0.5, np.float32) if ranks.rank == _SERVER else None
@@ -120,16 +143,16 @@ def run(ranks: BenchRanks, options: Options) -> Findings | None:
         for name, optimizer in (("sgd", mpips.SGD(LR)), ("adagrad", mpips.Adagrad(LR)))
     ]
     for _ in range(options.repetitions):
-        ranks.session(lambda worker: _mpips_turn(worker, work), tables)
-        _two_sided_turn(ranks, work, table)
+        ranks.session(lambda worker: _measure_mpips(worker, work), tables)
+        _measure_two_sided(ranks, work, table)
         if alone is not None:
-            alone.turn(work)
+            alone.measure(work)
         ranks.comm.Barrier()
     return findings(work) if ranks.rank == _WORKER else None
 
 
-def _mpips_turn(worker: Worker, work: Work) -> None:
-    """All measurements of mpips in one session."""
+def _measure_mpips(worker: Worker, work: Work) -> None:
+    """Make all measurements of mpips in one session. Called by the worker."""
     sgd, adagrad = worker.table("sgd"), worker.table("adagrad")
     for handle in (sgd, adagrad):
         _make_rows(handle, work.sizes)
@@ -140,14 +163,14 @@ def _mpips_turn(worker: Worker, work: Work) -> None:
 
 
 def _make_rows(handle: Any, sizes: Sizes) -> None:
-    """Let every row of the table exist."""
+    """Push zeros to every row, so that all rows of the table exist."""
     nothing = np.zeros((sizes.keys, sizes.dim), np.float32)
     for part in np.split(np.arange(sizes.n_rows) * _SPREAD, sizes.n_rows // sizes.keys):
         handle.push(part, nothing)
 
 
-def _two_sided_turn(ranks: BenchRanks, work: Work, table: Float32 | None) -> None:
-    """The same through messages. Collective."""
+def _measure_two_sided(ranks: BenchRanks, work: Work, table: Float32 | None) -> None:
+    """Make the measurements of the two-sided server. Collective."""
     if table is not None:
         two_sided_rows.RowServer(ranks.comm, _WORKER, table, work.sizes.keys).serve(LR)
         return
@@ -164,7 +187,7 @@ def _two_sided_turn(ranks: BenchRanks, work: Work, table: Float32 | None) -> Non
 
 
 class _Alone:
-    """Tables in this process, on one thread: torch's, or NumPy's where torch is absent."""
+    """A table in this process, updated by one thread: by torch, or by NumPy where torch is not installed."""
 
     def __init__(self, sizes: Sizes) -> None:
         values = np.full((sizes.n_rows, sizes.dim), 0.5, np.float32)
@@ -181,8 +204,8 @@ class _Alone:
         self.weight = torch.nn.Parameter(self.table.clone())
         self.optimizer = torch.optim.Adagrad([self.weight], lr=LR)
 
-    def turn(self, work: Work) -> None:
-        """All measurements of one repetition."""
+    def measure(self, work: Work) -> None:
+        """Make all measurements of one repetition."""
         if self.torch is None:
             work.measure("index_add", work.numbers, self._subtract_at)
             return
@@ -206,7 +229,7 @@ class _Alone:
 
 
 def findings(work: Work) -> Findings:
-    """The ratios; what was not measured is skipped with the reason."""
+    """Return the ratios; those that were not measured are skipped with the reason."""
     found = Findings()
     names = {"index_add": "torch index_add_"}
     if "torch adagrad" not in work.rates:

@@ -1,4 +1,4 @@
-"""CPU that the scheduler and idle servers use while the workers sleep."""
+"""Measure the CPU time that the scheduler and the servers use while the worker sleeps."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _SETTLE_S = 0.5
 
 
 def run(ranks: BenchRanks, options: Options) -> Findings | None:
-    """Watch all processes from the worker while it sleeps; findings on its rank."""
+    """Measure all processes from the worker; return findings on its rank, None elsewhere. Collective."""
     pids = ranks.comm.allgather(os.getpid())
     seconds = (1.0 if options.quick else 10.0) / options.repetitions
 
     def main(worker: Worker) -> list[list[float]]:
-        # Everything has been in use once, and is idle since.
+        # Use the table and every server once; then let them become idle.
         table = worker.table("w")
         for _ in range(20):
             table.push(np.ones(table.shape, np.float32))
@@ -52,7 +52,7 @@ def _findings(rows: list[list[float]]) -> Findings:
         found.figures.append(
             Figure(
                 name=f"idle_cpu_{name}",
-                what=f"of the idle {name.replace('_', ' ')}, workers asleep",
+                what=f"of the idle {name.replace('_', ' ')} while workers sleep",
                 unit="cores",
                 values=[row[i] for row in rows],
             )

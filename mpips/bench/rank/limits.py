@@ -1,4 +1,4 @@
-"""What the memory of this machine allows, without any protocol: one process copies, the other sums."""
+"""Measure the memory of this machine without any protocol: one process copies, another one sums."""
 
 from __future__ import annotations
 
@@ -11,10 +11,19 @@ from mpips import kernels
 
 
 def copy_then_sum(comm: MPI.Intracomm, n: int, calls: int) -> float:
-    """Seconds per update of a bare pipeline. Collective over two ranks of one node.
+    """Return the seconds per update of a bare pipeline. Collective over two ranks of one node. Blocks.
 
-    Rank 1 copies `n` float32 from ordinary memory into one of two shared buffers, past the caches; rank 0
-    adds it to a tensor of its own. Two flags hand the buffers over. Meaningful on rank 1.
+    Rank 1 copies `n` float32 from ordinary memory into one of two shared buffers, past the caches. Rank 0
+    adds the buffer to its own tensor. Each buffer has a flag: rank 1 sets it when the buffer is full, rank 0
+    clears it when the buffer is added.
+
+    Args:
+        comm: Two ranks of one node.
+        n: float32 values in an update.
+        calls: Updates in the measurement.
+
+    Returns:
+        Seconds per update; only the value on rank 1 counts.
     """
     rank = comm.Get_rank()
     window = MPI.Win.Allocate_shared((2 * n * 4 + 128) if rank == 1 else 0, 1, comm=comm)
@@ -39,7 +48,8 @@ def copy_then_sum(comm: MPI.Intracomm, n: int, calls: int) -> float:
     return seconds
 
 
-# x86 keeps stores of one process in order, and the copy ends with a fence: good enough for a measurement.
+# Nothing else orders values and flag: x86 keeps the stores of one process in order, and `copy_finite` ends
+# its non-temporal stores with a fence. This is enough for a measurement.
 def _fill(full: np.ndarray, values: np.ndarray, calls: int) -> None:
     update = np.ones(values.shape[1], np.float32)
     for i in range(calls):

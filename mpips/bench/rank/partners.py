@@ -1,9 +1,12 @@
-"""Pushes with partner copies and without, on two nodes: a server on each, and a worker on the second.
+"""Measure pushes with and without replicas on two nodes: one server on each node, a worker on the second.
 
-Sessions without partners, in sync and in lag mode take turns; all of them keep a journal, as under `mpips
-run`. *near*: pushes to the server of the worker's node, which needs no network without a partner, so this is
-where a copy costs most; *far*: to the other one; *step*: push, clock and pull under BSP, where in sync mode
-the worker waits for the partners before it ticks.
+Sessions without replicas, with replicas in sync mode and in lag mode alternate. All of them write a journal,
+as under `mpips run`. What is measured:
+
+* near: pushes to the server on the worker's node. Without a replica they need no network, so a replica costs
+  most here.
+* far: pushes to the server on the other node.
+* step: push, clock and pull under BSP. In sync mode the worker waits for the replicas before it ticks.
 """
 
 from __future__ import annotations
@@ -36,21 +39,21 @@ _WHAT = {
     "far": "pushes of 64 KiB to another node",
     "step": "BSP steps",
 }
-Times = dict[str, float]  # seconds a call
+Times = dict[str, float]  # name of an operation -> seconds per call
 _TIMEOUT_S = 60.0
 
 
 def run(ranks: BenchRanks, options: Options) -> Findings | None:
-    """Called on all four ranks; findings on the worker's."""
+    """Measure all modes on four ranks; return findings on the worker's rank, None elsewhere. Collective."""
     calls = 20 if options.quick else 300
-    turns: list[dict[str, Times]] = []
+    repetitions: list[dict[str, Times]] = []
     for _ in range(options.repetitions):
-        turns.append({mode: session(ranks, bound, calls) for mode, bound in MODES.items()})
-    return findings(turns) if turns[0]["none"] else None
+        repetitions.append({mode: session(ranks, bound, calls) for mode, bound in MODES.items()})
+    return findings(repetitions) if repetitions[0]["none"] else None
 
 
 def tables() -> list[Table]:
-    """One on each server for pushes, and one for steps."""
+    """Return the tables: one on each server for pushes, and one for steps."""
     shape, whole = (BYTES // 4,), LayerPartition()
     return [
         DenseTable("a", shape, SGD(1e-3), ASP(), partition=whole),
@@ -60,9 +63,18 @@ def tables() -> list[Table]:
 
 
 def session(ranks: BenchRanks, bound: int | None, calls: int) -> Times:
-    """One supervised job; seconds a call, on the worker. Collective."""
+    """Run one job as an attempt of `mpips run`. Collective.
+
+    Args:
+        ranks: All four ranks.
+        bound: Records that a replica may lag; 0 is sync mode, None means no replicas.
+        calls: Pushes in a measurement.
+
+    Returns:
+        Seconds per call on the worker's rank; empty elsewhere.
+    """
     comm = ranks.comm
-    # Both nodes see the folder for findings; each has temporary folders of its own.
+    # Make the run directory in the folder for findings, which both nodes see; temporary folders are per node.
     parent = Path(sys.argv[-1])
     folder = comm.bcast(str(RunFolder.create(parent, "x").path) if ranks.rank == 0 else "")
     if ranks.rank == 0:
@@ -83,7 +95,13 @@ def session(ranks: BenchRanks, bound: int | None, calls: int) -> Times:
 
 
 def work(worker: Worker, servers: dict[str, int], calls: int) -> Times:
-    """What the worker does; `servers`: where each of the tables for pushes lies."""
+    """Measure on the worker; return seconds per call. Blocks.
+
+    Args:
+        worker: The only worker.
+        servers: Name of a table for pushes -> index of its server.
+        calls: Pushes in a measurement.
+    """
     update = np.random.default_rng(3).standard_normal(BYTES // 4, np.float32)
     near = next(
         s for s, channel in enumerate(connection_of(worker).channels) if channel.name == "shm"
@@ -110,29 +128,32 @@ def work(worker: Worker, servers: dict[str, int], calls: int) -> Times:
     return times
 
 
-def findings(turns: list[dict[str, Times]]) -> Findings:
-    """Costs of both modes."""
+def findings(repetitions: list[dict[str, Times]]) -> Findings:
+    """Return the ratios and the costs of both modes; `repetitions` has one entry per repetition."""
     found = Findings()
     for mode in ("sync", "lag"):
         for what, text in _WHAT.items():
             found.comparisons.append(
                 Comparison(
                     name=f"partner_{mode}_{what}",
-                    what=f"{text} with a copy ({mode})",
+                    what=f"{text} with a replica ({mode})",
                     unit="1/s",
-                    ours=[1 / turn[mode][what] for turn in turns],
-                    baseline=[1 / turn["none"][what] for turn in turns],
+                    ours=[1 / repetition[mode][what] for repetition in repetitions],
+                    baseline=[1 / repetition["none"][what] for repetition in repetitions],
                     baseline_name="without",
                 )
             )
         costs = {
-            what: [1 - turn["none"][what] / turn[mode][what] for turn in turns] for what in _WHAT
+            what: [
+                1 - repetition["none"][what] / repetition[mode][what] for repetition in repetitions
+            ]
+            for what in _WHAT
         }
         worst = max(costs, key=lambda what: float(np.median(costs[what])))
         found.figures.append(
             Figure(
                 name=f"partner_cost_{mode}",
-                what=f"share of the rate that a copy costs ({mode}), worst of three ({_WHAT[worst]})",
+                what=f"share of the rate that a replica costs ({mode}), worst of 3 ({_WHAT[worst]})",
                 unit="",
                 values=costs[worst],
             )

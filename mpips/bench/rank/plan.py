@@ -1,4 +1,4 @@
-"""Seconds per step of whole jobs, which `mpips plan` is held against."""
+"""Measure the seconds per step of whole jobs, to compare them with the predictions of `mpips plan`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mpips.bench.rank.workloads import planned_jobs, session, timed_epochs
 
 
 def run(ranks: BenchRanks, options: Options) -> Findings | None:
-    """Each job on all ranks, default consistency (BSP); on worker 0's rank its seconds per step."""
+    """Run each job under BSP; return its seconds per step on worker 0's rank. Collective."""
     servers = max(1, (ranks.size - 1) // 2)
     found = Findings()
     with tempfile.TemporaryDirectory(prefix="mpips-bench-") as folder:

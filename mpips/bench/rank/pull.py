@@ -1,4 +1,4 @@
-"""Dense pulls of one worker from one server, each with a core of its own."""
+"""Measure dense pulls of one worker from one server, each on its own core."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mpips.worker.worker import Worker
 
 
 def run(ranks: BenchRanks, options: Options) -> Findings | None:
-    """Pulls of all sizes into the caller's array; findings on the worker's rank."""
+    """Measure pulls of all sizes into the caller's array; return findings on rank 1. Collective."""
     found = Findings()
     for n_bytes in CALLS:
         comparisons = _pull(Sides(ranks, options, n_bytes))
@@ -38,7 +38,7 @@ def _pull(sides: Sides) -> list[Comparison]:
         seconds_per_call(lambda: client.pull(out), sides.calls // 10 + 1)
         return seconds_per_call(lambda: client.pull(out), sides.calls)
 
-    a, b = sides.turns(ours, theirs)
+    a, b = sides.alternate(ours, theirs)
     rows = {"vs_two_sided": (b, BASELINE), "vs_memcpy": (copies, "memcpy")}
     return [
         Comparison(

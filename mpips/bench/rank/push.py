@@ -1,4 +1,4 @@
-"""Dense pushes of one worker to one server, each with a core of its own."""
+"""Measure dense pushes of one worker to one server, each on its own core."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mpips.worker.worker import Worker
 
 
 def run(ranks: BenchRanks, options: Options) -> Findings | None:
-    """Pushes of all sizes; findings on the worker's rank."""
+    """Measure pushes of all sizes; return findings on the worker's rank, None on the other. Collective."""
     found = Findings()
     for n_bytes in CALLS:
         sides = Sides(ranks, options, n_bytes)
@@ -35,11 +35,11 @@ def _until_applied(sides: Sides) -> list[Comparison]:
         seconds_per_call(lambda: client.push(update), sides.calls // 10 + 1)
         return seconds_per_call(lambda: client.push(update), sides.calls)
 
-    a, b = sides.turns(ours, theirs)
+    a, b = sides.alternate(ours, theirs)
     return [
         Comparison(
             name=f"push_ack_{sides.size}_vs_two_sided",
-            what=f"{sides.size} dense push until applied is seen",
+            what=f"{sides.size} dense push until it is acknowledged",
             unit="us",
             ours=[s * 1e6 for s in a],
             baseline=[s * 1e6 for s in b],
@@ -49,10 +49,10 @@ def _until_applied(sides: Sides) -> list[Comparison]:
 
 
 def _stream(sides: Sides) -> list[Comparison]:
-    """Pushes in flight, each applied before its array is pushed again.
+    """Measure pushes of which two are in flight; an array is pushed again when its last push is applied.
 
-    The baselines do not look for NaN, and neither does the zero-copy push beside them: it would have to
-    read the update once more. Updates from ordinary memory are checked as they are copied.
+    The baselines do not check for NaN. The zero-copy push that is compared with them does not either, since
+    the check reads the update once more. Updates from ordinary memory are checked while they are copied.
     """
     update = np.ones(sides.n, np.float32)
     copied: list[float] = []
@@ -71,11 +71,11 @@ def _stream(sides: Sides) -> list[Comparison]:
         sums.append(_in_place_sum(sides.n, sides.calls))
         return result
 
-    zero_copy, server = sides.turns(ours, theirs, check_finite=False)
+    zero_copy, server = sides.alternate(ours, theirs, check_finite=False)
     zero_copy_sums = sums[:]
     sums.clear()
     bare: list[float] = []
-    checked, _ = sides.turns(
+    checked, _ = sides.alternate(
         ours_checked, theirs, between=lambda: bare.append(sides.bare_pipeline())
     )
     rows = {
@@ -111,7 +111,7 @@ def _seconds_per_push(sides: Sides, handle: Any, updates: list[Any]) -> float:
 
 
 def _pipelined(handle: Any, updates: list[Any], n: int) -> None:
-    """Push `n` times, in turn from `updates`; an array is pushed again when it has been applied."""
+    """Push `n` times from alternating `updates`; an array is pushed again when its last push is applied."""
     open_pushes: list[Any] = [None] * len(updates)
     for i in range(n):
         slot = i % len(updates)

@@ -1,4 +1,4 @@
-"""Pushes per second of 4 KiB (ASP, dense) into one server, from as many workers as there are ranks for."""
+"""Measure pushes of 4 KiB (ASP, dense) per second into one server; all other ranks but one are workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FLOATS = 1024
 
 
 def run(ranks: BenchRanks, options: Options) -> Findings | None:
-    """Push for a while from every worker; pushes applied per second on worker 0's rank."""
+    """Push from every worker; return applied pushes per second on worker 0's rank. Collective."""
     total = 4_000 if options.quick else 120_000
 
     def main(worker: Worker) -> float:
@@ -33,7 +33,7 @@ def run(ranks: BenchRanks, options: Options) -> Findings | None:
         worker.flush()
         seconds = time.perf_counter() - start
         parts = worker.gather("rates", repr(seconds).encode(), everyone=False)
-        # All start together; the last one ends it.
+        # All workers start together; the slowest one ends the measurement.
         return each * worker.n_workers / max(float(part) for part in parts) if parts else 0.0
 
     table = mpips.DenseTable("w", (_FLOATS,), mpips.SGD(0.01), mpips.ASP())

@@ -1,4 +1,4 @@
-"""The ranks of a benchmark: pinning, and turns between an mpips session and a baseline."""
+"""The ranks of a benchmark: their communicator, their cores, and mpips sessions on them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,23 @@ from mpips.worker.worker import Worker
 
 
 class BenchRanks:
-    """All ranks of one launch."""
+    """All ranks of one launch.
+
+    Attributes:
+        comm: Communicator of all ranks.
+        rank: This rank.
+        size: Number of ranks.
+    """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
-        """`comm`: all of them."""
+        """`comm`: Communicator of all ranks."""
         self.comm = comm
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
 
     def pin(self) -> None:
-        """Give each rank of a machine a core of its own where there are enough. Collective."""
-        # Imitated nodes do not share memory, but they share the kernel, and so the cores.
+        """Bind each rank to its own core if this machine has enough of them. Collective."""
+        # Count ranks by kernel: imitated nodes share no memory, but they share the kernel and its cores.
         kernel = Path("/proc/sys/kernel/random/boot_id").read_text()
         same = [r for r, k in enumerate(self.comm.allgather(kernel)) if k == kernel]
         cores = sorted(os.sched_getaffinity(0))
@@ -35,6 +41,10 @@ class BenchRanks:
     def session(
         self, main: Callable[[Worker], Any], tables: Sequence[Table], **options: Any
     ) -> Any:
-        """One mpips session on these ranks; what `main` returned, on workers. Collective."""
+        """Run one mpips session on these ranks. Collective.
+
+        Returns:
+            The value that `main` returned, on workers; None elsewhere.
+        """
         options.setdefault("timeout_s", 60.0)
         return mpips.run(main, tables, comm=self.comm, verbose=False, **options).value

@@ -1,4 +1,4 @@
-"""The job of the suite `recovery`: a dense table, and a note of when each attempt has made its first step."""
+"""The job of the suite `recovery`: it records when each attempt has completed its first step."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from mpips.tasks.base import Float32, Worker
 
 FIRST_STEP = "first-step"
 N_VALUES = 1 << 20
-_PAUSE_S = 0.005  # so that a run lasts, and leaves the cores to those who come back
+_PAUSE_S = 0.005  # seconds in each step, so that the run lasts and leaves the cores to the recovering ranks
 
 
 class Recovering(Task):
-    """Pushes a constant; worker 0 writes the time of its first complete step into the attempt's logs."""
+    """Push a constant; worker 0 writes the time at which its first step is complete to the attempt's logs."""
 
     name = "recovering"
 
     def __init__(self, info: DataInfo, options: Any, seed: int) -> None:
-        """See Task."""
+        """Start with step 0; data and options do not matter."""
         self._steps = 0
 
     def tables(self) -> list[Table]:
-        """See Task."""
+        """Return one dense table of 4 MiB."""
         return [DenseTable("w", (N_VALUES,), Adagrad(0.01))]
 
     def step(self, worker: Worker, batch: Batch) -> StepResult:
-        """See Task."""
+        """Pull, sleep and push a constant; record the end of the first step of worker 0."""
         self._steps += 1
         run = directory.current()
         if self._steps == 2 and worker.index == 0 and run is not None:
@@ -43,5 +43,5 @@ class Recovering(Task):
         return StepResult(0.0, batch.n)
 
     def predict(self, worker: Worker, batch: Batch) -> Float32:
-        """See Task; there is nothing to predict."""
+        """Raise NotImplementedError: the task predicts nothing."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Samples per second of whole jobs with as many servers and workers as there are ranks for."""
+"""Measure samples per second of whole jobs; about half of the ranks are servers, the others workers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mpips.worker.worker import Worker
 
 
 def run(ranks: BenchRanks, options: Options) -> Findings | None:
-    """Both jobs, default consistency (BSP); the rates on worker 0's rank."""
+    """Run both jobs under BSP; return their rates on worker 0's rank, None elsewhere. Collective."""
     servers = (ranks.size - 1) // 2
     found = Findings()
     with tempfile.TemporaryDirectory(prefix="mpips-bench-") as folder:
@@ -32,7 +32,7 @@ def run(ranks: BenchRanks, options: Options) -> Findings | None:
 
 
 def _rate(worker: Worker, inputs: Inputs, n_epochs: int) -> float:
-    """Samples per second of all workers together, on worker 0."""
+    """Return samples per second of all workers together on worker 0, and 0.0 elsewhere."""
     mine = timed_epochs(worker, inputs, n_epochs)
     parts = worker.gather("samples", f"{mine.samples} {mine.seconds!r}".encode(), everyone=False)
     rows = [part.decode().split() for part in parts]

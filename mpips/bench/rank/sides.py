@@ -1,4 +1,4 @@
-"""One size of dense table: turns of an mpips session and of the plain two-sided server."""
+"""One size of dense table, measured alternately by an mpips session and by the plain two-sided server."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ BASELINE = "two-sided mpi4py server"
 
 
 class Sides:
-    """Measures what rank 1 does; rank 0 serves both. Collective over two ranks.
+    """Measure rank 1 as the worker of mpips and as the client of the two-sided server; rank 0 is the server.
 
     Attributes:
+        n_bytes: Bytes of the table.
         n: float32 elements of the table.
-        calls: Calls that make one measurement.
-        small: Whether times per call matter, not bytes per second.
+        calls: Calls in one measurement.
+        size: Size in the names of figures.
+        small: True if times per call are reported, False if bytes per second are.
     """
 
     def __init__(self, ranks: BenchRanks, options: Options, n_bytes: int) -> None:
-        """A table of `n_bytes`."""
+        """`n_bytes`: Size of the table, a key of CALLS."""
         self._ranks = ranks
         self._repetitions = options.repetitions
         self.n_bytes = n_bytes
@@ -41,21 +43,31 @@ class Sides:
 
     @property
     def gigabytes(self) -> float:
-        """Size of the table in 1e9 bytes."""
+        """Return the size of the table in units of 1e9 bytes."""
         return self.n_bytes / 1e9
 
     def bare_pipeline(self) -> float:
-        """Seconds per update of two processes that copy and sum. Collective; see `copy_then_sum`."""
+        """Return the seconds per update of two processes that copy and sum (`copy_then_sum`). Collective."""
         return copy_then_sum(self._ranks.comm, self.n, self.calls)
 
-    def turns(
+    def alternate(
         self,
         ours: Callable[[Worker, Any], float],
         theirs: Callable[[TwoSidedClient], float],
         check_finite: bool = True,
         between: Callable[[], object] = lambda: None,
     ) -> tuple[list[float], list[float]]:
-        """What both return, one value per repetition; meaningful on rank 1. All do `between` after each."""
+        """Alternate between mpips and the two-sided server. Collective over two ranks.
+
+        Args:
+            ours: Measures the table of an mpips session. Called on the worker.
+            theirs: Measures the two-sided server. Called on rank 1.
+            check_finite: Option of the table in mpips.
+            between: Called on both ranks after each repetition.
+
+        Returns:
+            The values of `ours` and of `theirs`, one per repetition, on rank 1.
+        """
         a: list[float] = []
         b: list[float] = []
         table = DenseTable(

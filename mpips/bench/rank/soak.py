@@ -1,4 +1,4 @@
-"""Pushes and pulls without a pause, and whether memory or descriptors grow meanwhile."""
+"""Push and pull without pause; measure the growth of memory, shared memory and open files of all ranks."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from mpips.session.job import Job
 from mpips.worker.worker import Worker
 
 _SAMPLES = 40
-_WARM_SHARE = 0.1  # of the time: until every buffer has met its largest use
+_WARM_SHARE = 0.1  # of the time: no samples until buffers have reached their largest size
 _DENSE, _KEYS, _DIM = 16_384, 20_000, 8
 
+# Resident bytes by rank, open files by rank, (files, bytes) of the job in shared memory.
 Sample = tuple[list[int], list[int], tuple[int, int]]
 
 
 def run(ranks: BenchRanks, options: Options) -> Findings | None:
-    """Work for `options.seconds` on one server and all other ranks; findings on worker 0's rank."""
+    """Work for `options.seconds` with one server; return findings on worker 0's rank. Collective."""
     seconds = min(options.seconds, 3.0) if options.quick else options.seconds
     pids = ranks.comm.allgather(os.getpid())
     settings = SessionOptions(servers=1, timeout_s=60.0)
@@ -49,7 +50,17 @@ def run(ranks: BenchRanks, options: Options) -> Findings | None:
 def _work(
     worker: Worker, seconds: float, pids: list[int], token: str
 ) -> tuple[int, list[Sample]] | None:
-    """Step until the time is over; worker 0 looks at all processes at even intervals."""
+    """Make steps for `seconds`; worker 0 samples all processes at even intervals.
+
+    Args:
+        worker: This worker.
+        seconds: Length of the measurement.
+        pids: Process ids by rank; all on this node.
+        token: Token in the names of the job's shared-memory files.
+
+    Returns:
+        Number of steps and samples on worker 0; None elsewhere.
+    """
     names = ("dense", "free", "rows")
     dense, free, rows = (worker.table(name) for name in names)
     rng = np.random.default_rng(worker.index)
@@ -89,7 +100,7 @@ def _look(pids: list[int], token: str) -> Sample:
 
 
 def growth(values: list[float]) -> float:
-    """Median of the last quarter less that of the first one."""
+    """Return the median of the last quarter of `values` minus the median of the first quarter."""
     quarter = max(1, len(values) // 4)
     return statistics.median(values[-quarter:]) - statistics.median(values[:quarter])
 

@@ -1,6 +1,6 @@
-"""Time per training step: one server and one worker under BSP beside one plain NumPy process.
+"""Compare the time of a training step with one server and one worker under BSP with one plain NumPy process.
 
-Rank 0 is scheduler and server, rank 1 the worker. In each turn a session trains, then the worker's rank
+Rank 0 is scheduler and server, rank 1 the worker. In each repetition a session trains; then the worker's rank
 trains the same model on the same batches in NumPy, while rank 0 waits.
 """
 
@@ -26,7 +26,7 @@ from mpips.worker.worker import Worker
 
 
 def run(ranks: BenchRanks, options: Options) -> Findings | None:
-    """Measure both models; findings on the worker's rank."""
+    """Measure both models; return findings on the worker's rank, None on the other. Collective."""
     found = Findings()
     with tempfile.TemporaryDirectory(prefix="mpips-bench-") as folder:
         file, data = w6a_file(Path(folder))
@@ -35,7 +35,7 @@ def run(ranks: BenchRanks, options: Options) -> Findings | None:
             ("train_overhead_w6a", "logistic", file, data, 1 if options.quick else 12),
         ]
         for name, task, train, data, n_epochs in jobs:
-            pairs = _turns(ranks, job_config(task, train), options.repetitions, n_epochs)
+            pairs = _alternate(ranks, job_config(task, train), options.repetitions, n_epochs)
             if ranks.rank == 1:
                 found.comparisons.append(_comparison(name, f"{task} on {data}", pairs))
     return found if ranks.rank == 1 else None
@@ -52,10 +52,13 @@ def _comparison(name: str, job: str, pairs: list[tuple[Timed, Timed]]) -> Compar
     )
 
 
-def _turns(
+def _alternate(
     ranks: BenchRanks, config: JobConfig, repetitions: int, n_epochs: int
 ) -> list[tuple[Timed, Timed]]:
-    """(session, NumPy) by repetition, on the worker; the first of all is a warm-up."""
+    """Return (session, NumPy) by repetition on the worker, and [] on the other rank. Collective.
+
+    One more repetition before the others warms up.
+    """
     pairs = []
     for _ in range(1 + repetitions):
         got, inputs = session(ranks, config, lambda w, i: _train(w, i, n_epochs))
@@ -66,14 +69,19 @@ def _turns(
 
 
 def _train(worker: Worker, inputs: Inputs, n_epochs: int) -> tuple[Timed, list[object]]:
-    # The reference starts where the servers do.
+    # Pull the initial values, so that the NumPy model starts from them.
     dense = [t.name for t in inputs.tables if isinstance(t, DenseTable)]
     initial: list[object] = [worker.table(name).pull() for name in dense]
     return timed_epochs(worker, inputs, n_epochs), initial
 
 
 def plain_model(inputs: Inputs, initial: list[object]) -> PlainMlp | PlainLogistic:
-    """The same model without mpips; `initial`: its dense tables."""
+    """Make the same model without mpips.
+
+    Args:
+        inputs: Inputs of the job.
+        initial: Initial values of the dense tables, float32 arrays in the order of `inputs.tables`.
+    """
     assert inputs.train is not None
     optimizer = inputs.tables[0].optimizer
     if isinstance(optimizer, FTRL):
@@ -83,7 +91,7 @@ def plain_model(inputs: Inputs, initial: list[object]) -> PlainMlp | PlainLogist
 
 
 def plain_epochs(inputs: Inputs, initial: list[object], n_epochs: int) -> Timed:
-    """Train like `timed_epochs`, in this process alone."""
+    """Train the NumPy model like `timed_epochs`: `n_epochs` epochs after one that warms up. Blocks."""
     assert inputs.train is not None
     model = plain_model(inputs, initial)
     loader = Loader(inputs.train, inputs.train.n, 1, 0, inputs.batch_size, SEED)

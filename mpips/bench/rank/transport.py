@@ -1,8 +1,8 @@
-"""Rank 0 serves, rank 1 works: pushes and pulls by RMA and by messages, beside raw MPI.
+"""Compare pushes and pulls by RMA and by messages with raw MPI. Rank 0 is the server, rank 1 the worker.
 
-An mpips session and the raw baseline take turns on the same two ranks. The baseline is what a careful
-user would write: puts and gets into a window whose owner does nothing but enter MPI, in pieces of the
-length that is fastest here.
+An mpips session and the raw baseline alternate on the same two ranks. The baseline is what a careful user
+would write: puts and gets into a window, in pieces of the length that is fastest here, while the owner of the
+window does nothing but enter MPI.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from mpips.worker.worker import Worker
 
 SMALL, LARGE = 4 << 10, 16 << 20  # bytes
 ROWS, DIM = 10_000, 64
+# Lengths of one put or get that the baseline tries, in bytes.
 PIECES = (LARGE, 4 << 20, 1 << 20, 512 << 10, 256 << 10, 128 << 10, 64 << 10, 32 << 10)
 SERVER, WORKER = 0, 1
 _TAG, _STOP_TAG = 5, 6
 Bytes = NDArray[np.uint8]
-Times = dict[str, float]  # seconds a call
+Times = dict[str, float]  # name of an operation -> seconds per call
 
-# What, baseline, unit, bytes a call (0: the time itself).
+# Operation, baseline, unit, bytes per call (0: the time is reported, not a rate).
 _MEASURED = (
     ("push_ack_4k", "put_flush", "us", 0),
     ("push_16m", "put", "GB/s", LARGE),
@@ -43,15 +44,15 @@ _MEASURED = (
 _BASELINES = {
     "put_flush": "raw put + flush",
     "put": "raw put",
-    "bare": "raw put, looked at and added there",
+    "bare": "raw put, checked for NaN, added by the owner",
     "get": "raw get",
 }
-_QUEUED = 8  # pushes under way together
+_QUEUED = 8  # pushes in flight together
 TRANSPORTS = ("rma", "p2p")
 
 
 def ratio_name(place: str, transport: str, what: str, base: str) -> str:
-    """The name of a ratio; that of RMA between nodes is the short one."""
+    """Return the name of a ratio; it contains the transport except for RMA between nodes."""
     words = [place, what, "vs", base]
     if place != "tcp" or transport != "rma":
         words.insert(1, transport)
@@ -59,26 +60,35 @@ def ratio_name(place: str, transport: str, what: str, base: str) -> str:
 
 
 def run(ranks: BenchRanks, options: Options) -> Findings | None:
-    """Called on both ranks; findings on the worker's."""
+    """Measure on two ranks; return findings on the worker's rank, None on the other. Collective."""
     node = ranks.comm.Split_type(MPI.COMM_TYPE_SHARED)
     place = "tcp" if node.Get_size() == 1 else "node"
     node.Free()
     calls = (20, 2) if options.quick else (200, 10)
     with Raw(ranks.comm) as raw:
         raw.choose_pieces(2 if options.quick else 5)
-        turns: dict[str, list[tuple[Times, Times]]] = {name: [] for name in TRANSPORTS}
+        repetitions: dict[str, list[tuple[Times, Times]]] = {name: [] for name in TRANSPORTS}
         for _ in range(options.repetitions):
             for transport in TRANSPORTS:
                 ours = session(ranks, transport, calls)
-                turns[transport].append((ours, raw.measure(calls)))
+                repetitions[transport].append((ours, raw.measure(calls)))
         pieces = raw.pieces
     if ranks.rank != WORKER:
         return None
-    return findings(place, turns, pieces)
+    return findings(place, repetitions, pieces)
 
 
 def session(ranks: BenchRanks, transport: str, calls: tuple[int, int]) -> Times:
-    """One mpips session; seconds a call of each operation, on the worker."""
+    """Run one mpips session. Collective.
+
+    Args:
+        ranks: Both ranks.
+        transport: One of TRANSPORTS.
+        calls: (calls of small operations, calls of large ones).
+
+    Returns:
+        Seconds per call of each operation, on the worker.
+    """
     rule, consistency = SGD(1e-3), ASP()
     tables: list[Table] = [
         DenseTable("small", (SMALL // 4,), rule, consistency),
@@ -90,7 +100,7 @@ def session(ranks: BenchRanks, transport: str, calls: tuple[int, int]) -> Times:
 
 
 def work(worker: Worker, calls: tuple[int, int]) -> Times:
-    """What the worker of a session does: each operation until it is complete."""
+    """Measure each operation on the worker until it is complete; return seconds per call. Blocks."""
     small, large, rows = (worker.table(name) for name in ("small", "large", "rows"))
     rng = np.random.default_rng(3)
     update = rng.standard_normal(SMALL // 4, np.float32)
@@ -102,7 +112,7 @@ def work(worker: Worker, calls: tuple[int, int]) -> Times:
     own[:] = gradient
 
     def queued() -> None:
-        """Pushes of staging memory, the next one before the last is applied."""
+        """Push staging memory several times without waiting in between; then wait for all pushes."""
         for request in [large.push(own) for _ in range(_QUEUED)]:
             request.wait()
 
@@ -120,18 +130,18 @@ def work(worker: Worker, calls: tuple[int, int]) -> Times:
 
 
 def findings(
-    place: str, turns: dict[str, list[tuple[Times, Times]]], pieces: dict[str, int]
+    place: str, repetitions: dict[str, list[tuple[Times, Times]]], pieces: dict[str, int]
 ) -> Findings:
-    """Ratios and figures of all turns.
+    """Return the ratios and figures of all repetitions.
 
     Args:
         place: "tcp" (between nodes) or "node".
-        turns: For each transport the seconds of mpips and of raw MPI, turn by turn.
+        repetitions: For each transport the seconds of mpips and of raw MPI, by repetition.
         pieces: Bytes of one put and of one get of the baseline.
     """
     found = Findings()
     where = "between nodes" if place == "tcp" else "within a node"
-    for transport, pairs in turns.items():
+    for transport, pairs in repetitions.items():
         for what, base, unit, n_bytes in _MEASURED:
             how = _BASELINES[base]
             moved = "put" if base == "bare" else base
@@ -152,12 +162,18 @@ def findings(
             text = f"{ROWS} rows of {DIM} by {transport} {where}"
             name = f"{place}_{transport}_{what}"
             found.figures.append(Figure(name=name, what=text, unit="Mrows/s", values=values))
-    found.figures += link_figures(place, where, [raw for p in turns.values() for _, raw in p])
+    found.figures += link_figures(place, where, [raw for p in repetitions.values() for _, raw in p])
     return found
 
 
 def link_figures(place: str, where: str, raw: list[Times]) -> list[Figure]:
-    """Latency and bandwidth of messages, for planning."""
+    """Return latency and bandwidth of messages, which `mpips plan` uses.
+
+    Args:
+        place: "tcp" or "node".
+        where: The place in words.
+        raw: Seconds of raw MPI, by repetition.
+    """
     latency = [1e6 * r["ping_pong_8"] / 2 for r in raw]
     round_trip = [1e6 * r["ping_pong_4k"] for r in raw]
     bandwidth = [in_unit(r["message_16m"], LARGE) for r in raw]
@@ -166,7 +182,7 @@ def link_figures(place: str, where: str, raw: list[Times]) -> list[Figure]:
         Figure(name=f"{place}_latency", what=f"{half} {where}", unit="us", values=latency),
         Figure(
             name=f"{place}_ping_pong_4k",
-            what=f"there and back of 4 KiB {where}",
+            what=f"a round trip of 4 KiB {where}",
             unit="us",
             values=round_trip,
         ),
@@ -180,15 +196,21 @@ def link_figures(place: str, where: str, raw: list[Times]) -> list[Figure]:
 
 
 def in_unit(seconds: float, n_bytes: int) -> float:
-    """GB/s, or microseconds where no bytes are counted."""
+    """Return GB/s, or microseconds if `n_bytes` is 0."""
     return n_bytes / seconds / 1e9 if n_bytes else 1e6 * seconds
 
 
 class Raw:
-    """Plain MPI on the two ranks: a window on the server's, messages both ways. Collective."""
+    """Plain MPI on the two ranks: a window on the server's rank, and messages in both directions.
+
+    Creation, the end of the `with` block and all measurements are collective.
+
+    Attributes:
+        pieces: Bytes of one "put" and of one "get".
+    """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
-        """Make the window; page-aligned memory on both sides, as in mpips, and zeros in it."""
+        """Make the window. Memory is page-aligned on both ranks, as in mpips, and filled with zeros."""
         self._comm = comm.Dup()
         self._here: Bytes = np.frombuffer(mmap.mmap(-1, LARGE), np.uint8)
         self._here[:] = 0
@@ -199,18 +221,18 @@ class Raw:
         self.pieces = {"put": LARGE, "get": LARGE}
 
     def __enter__(self) -> Raw:
-        """A block in which the window is there."""
+        """Return this object; the window is open until the end of the block."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Free it, if both ranks come here."""
+        """Free the window. After an exception it stays open, since the other rank may not arrive here."""
         if error[0] is None:
             self._window.Unlock_all()
             self._window.Free()
             self._comm.Free()
 
     def choose_pieces(self, calls: int) -> None:
-        """Find the lengths of one put and one get with which 16 MiB go fastest."""
+        """Choose the lengths of one put and one get with which 16 MiB are fastest. Collective."""
         for what, move in (("put", self._put), ("get", self._get)):
             seconds = {}
             for piece in PIECES:
@@ -220,7 +242,7 @@ class Raw:
             self.pieces[what] = min(seconds, key=lambda piece: seconds[piece])
 
     def measure(self, calls: tuple[int, int]) -> Times:
-        """Seconds a call of everything, on the worker's rank; of no use on the other."""
+        """Return seconds per call of each operation, valid on the worker's rank. Collective."""
         many, few = calls
         return {
             "put_flush": self._one_sided(self._put_small, many),
@@ -254,8 +276,10 @@ class Raw:
         self._window.Flush(SERVER)
 
     def _bare(self, calls: int) -> float:
-        """A push without a parameter server: the worker looks for NaN, puts and says so; the server adds
-        what it has got to its values, and answers. One after the other, as each needs the one before.
+        """Return the seconds of a push without a parameter server.
+
+        The worker checks for NaN, puts the update and sends a message. The owner subtracts the update from
+        its values and answers. The four parts run one after the other, since each needs the one before.
         """
         update, word = self._here.view(np.float32), [self._here[:1], MPI.BYTE]
 
@@ -299,7 +323,7 @@ class Raw:
         return (time.perf_counter() - start) / calls
 
     def _messages(self, calls: int) -> float:
-        """Seconds of one message to the server, which says when it has the last."""
+        """Return the seconds of one message of 16 MiB to the server; a barrier follows the last message."""
         start = time.perf_counter()
         for _ in range(calls):
             if self._comm.Get_rank() == WORKER:

@@ -1,7 +1,8 @@
-"""The baseline to beat: a plain two-sided parameter server, as one writes it with mpi4py and NumPy.
+"""The dense baseline: a plain two-sided parameter server, as a user writes it with mpi4py and NumPy.
 
-Rank 0 keeps a tensor and receives into a buffer that is there already; it subtracts what comes (the
-learning rate is one, so that one pass over memory is enough) and answers. Rank 1 asks.
+Rank 0 is the server. It has a tensor and a receive buffer that it allocates once. It subtracts each update
+from the tensor (the learning rate is 1, so that one pass over memory is enough) and acknowledges it. Rank 1
+is the client.
 """
 
 from __future__ import annotations
@@ -18,32 +19,32 @@ _PUSH, _PUSH_NO_ACK, _PULL, _STOP = 1, 2, 3, 4
 
 
 class TwoSidedClient:
-    """What rank 1 does. Every call blocks."""
+    """The client on rank 1. Every call blocks."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
-        """The server is rank 0 of `comm`."""
+        """`comm`: Communicator of two ranks; rank 0 is the server."""
         self._comm = comm
         self._word = np.zeros(1, np.uint8)
 
     def push(self, update: Float32) -> None:
-        """Send an update and wait until it is applied."""
+        """Send an update, float32 of the tensor's shape, and wait until it is applied."""
         self._comm.Send([update, MPI.FLOAT], 0, _PUSH)
         self._comm.Recv([self._word, MPI.BYTE], 0, _PUSH)
 
     def push_many(self, update: Float32, n: int) -> None:
-        """Send an update `n` times and wait until the last is applied."""
+        """Send an update `n` times and wait until the last one is applied."""
         for _ in range(n - 1):
             self._comm.Send([update, MPI.FLOAT], 0, _PUSH_NO_ACK)
         self.push(update)
 
     def pull(self, out: Float32) -> None:
-        """Ask for the values and wait for them."""
+        """Receive the tensor in `out`, float32."""
         self._comm.Send([self._word, MPI.BYTE], 0, _PULL)
         self._comm.Recv([out, MPI.FLOAT], 0, _PULL)
 
 
 def two_sided(comm: MPI.Intracomm, n: int, work: Callable[[TwoSidedClient], None]) -> None:
-    """Serve a tensor of `n` float32 on rank 0 while rank 1 does `work`. Collective over two ranks."""
+    """Serve a tensor of `n` float32 on rank 0 while rank 1 calls `work`. Collective over two ranks."""
     if comm.Get_rank() == 1:
         work(TwoSidedClient(comm))
         comm.Send([np.zeros(1, np.uint8), MPI.BYTE], 0, _STOP)

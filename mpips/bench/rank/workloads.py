@@ -1,4 +1,4 @@
-"""The training jobs that are measured, as `mpips train` runs them."""
+"""The training jobs of the benchmarks, made of the same parts as `mpips train`."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from mpips.data import Cursor
 from mpips.mpi.cluster import Cluster
 from mpips.session.job import Job
 from mpips.training.epochs import Inputs, Result, train_epochs
-from mpips.training.train import prepare, ready
+from mpips.training.prepare import prepare, ready
 from mpips.worker.worker import Worker
 
 BATCH = 256
 SEED = 0
-# Samples, features, features of a sample and share of the first class of w6a.
+# Of w6a: number of samples, of features, of features in a sample; share of the class 1.
 _SHAPE = (17_188, 300, 12, 0.03)
 
 
 class Timed(NamedTuple):
-    """What one worker did: its seconds, samples and steps."""
+    """Time and amount of the work of one worker."""
 
     seconds: float
     samples: int
@@ -37,10 +37,10 @@ class Timed(NamedTuple):
 
 
 def w6a_file(folder: Path) -> tuple[str, str]:
-    """(file, its name for people): w6a where it is at hand, else data of its shape, made here.
+    """Return (file, description): the data set w6a if this machine has it, else generated data of its shape.
 
     Args:
-        folder: Where it is made; every rank may call this with a folder of its own.
+        folder: Receives generated data. Every rank may call this function with its own folder.
     """
     real = _data_folder() / "w6a.train.svm"
     if real.is_file():
@@ -52,7 +52,7 @@ def w6a_file(folder: Path) -> tuple[str, str]:
 
 
 def _generate(path: Path) -> None:
-    """Write sparse binary samples whose features are as unequally frequent as words."""
+    """Write sparse binary samples; the frequency of feature k is proportional to 1 / k (Zipf's law)."""
     n, d, k, share = _SHAPE
     rng = np.random.default_rng(6)
     frequency = 1.0 / np.arange(1, d + 1)
@@ -68,7 +68,13 @@ def _generate(path: Path) -> None:
 
 
 class PlannedJob(NamedTuple):
-    """A job that `mpips plan` is held against: epochs to measure, and one line for people."""
+    """A job whose step `mpips bench plan` compares with its prediction.
+
+    Attributes:
+        config: Configuration of the job.
+        n_epochs: Epochs that are measured.
+        what: Description in one line.
+    """
 
     config: JobConfig
     n_epochs: int
@@ -76,11 +82,11 @@ class PlannedJob(NamedTuple):
 
 
 def planned_jobs(folder: Path, servers: int) -> dict[str, PlannedJob]:
-    """Three kinds of jobs: dense, sparse with short steps, sparse with rows of factors.
+    """Return three jobs by name: dense, sparse with short steps, sparse with rows of factors.
 
     Args:
-        folder: Where data is made that is not at hand.
-        servers: Of each job.
+        folder: Receives generated data.
+        servers: Number of servers of each job.
     """
     file, data = w6a_file(folder)
     clicks, click_data = criteo_file(folder)
@@ -97,7 +103,7 @@ def planned_jobs(folder: Path, servers: int) -> dict[str, PlannedJob]:
 
 
 def criteo_file(folder: Path) -> tuple[str, str]:
-    """(file, its name for people): a sample of Criteo's clicks, or data of its shape; see `w6a_file`."""
+    """Return (file, description): a sample of Criteo's clicks, or generated data, as `w6a_file` does."""
     real = _data_folder() / "criteo_sample.csv"
     if real.is_file():
         return str(real), "criteo"
@@ -115,13 +121,20 @@ def criteo_file(folder: Path) -> tuple[str, str]:
 
 
 def _data_folder() -> Path:
-    """Where real data lies, if it is at hand."""
+    """Return the folder of real data, which may not exist."""
     root = Path(__file__).resolve().parents[3]
     return Path(os.environ.get("MPIPS_TEST_DATA", root.parent / "shared" / "data"))
 
 
 def job_config(task: str, train: str, servers: int = 0, **options: Any) -> JobConfig:
-    """The configuration of a job with all defaults of the task but the batch size."""
+    """Return the configuration of a job with the defaults of its task, except for the batch size.
+
+    Args:
+        task: Name of the task.
+        train: Training data.
+        servers: Number of servers; 0: the default.
+        options: Other sections of the configuration.
+    """
     return JobConfig(
         task=task,
         data=DataConfig(train=train),
@@ -134,7 +147,11 @@ def job_config(task: str, train: str, servers: int = 0, **options: Any) -> JobCo
 def session(
     ranks: BenchRanks, config: JobConfig, work: Callable[[Worker, Inputs], Any]
 ) -> tuple[Any, Inputs]:
-    """Run `work` on the workers of one job; its value there, and the inputs. Collective."""
+    """Run `work` on the workers of one job. Collective.
+
+    Returns:
+        The value of `work` (None on ranks that are no workers) and the inputs of the job.
+    """
     with Cluster(ranks.comm, config.cluster.servers or None, config.cluster.timeout_s) as cluster:
         inputs = prepare(cluster, len(cluster.assignment.workers), config)
         value, _ = Job(cluster, inputs.tables, config.cluster).run(lambda w: work(w, inputs))
@@ -142,9 +159,9 @@ def session(
 
 
 def timed_epochs(worker: Worker, inputs: Inputs, n_epochs: int) -> Timed:
-    """Train `n_epochs` epochs after one that warms up. Collective over workers, who start together.
+    """Train `n_epochs` epochs after one that warms up. Collective over workers, which start together. Blocks.
 
-    Ends when everything that was sent is applied.
+    The measurement ends when all updates of this worker are applied.
     """
     loader = ready(worker, inputs, SEED)
     train_epochs(worker, replace(inputs, n_epochs=1), loader, 0, Result())

@@ -1,4 +1,4 @@
-"""The suite `kernels` of `mpips bench`: it finds everything, and its baselines do what they say."""
+"""The suite `kernels`: it reports all ratios and figures, and its baselines compute the right values."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class NoRobinMap:
 
 
 def floats(n: int, seed: int, shift: int = 0) -> np.ndarray:
-    """Small integers, so that every order of rounding gives the same, off a 64-byte line."""
+    """Return small integers, which are exact in any order of sums; `shift` values past a 64-byte boundary."""
     memory = np.empty(n + 32, np.float32)
     start = (-memory.ctypes.data // 4) % 16 + shift
     out = memory[start : start + n]
@@ -79,13 +79,13 @@ def test_without_torch_and_robin_map_the_rest_is_measured(monkeypatch: pytest.Mo
     assert set(found.skipped) == {*torch_ratios, "map_lookup_vs_robin"}
     assert found.skipped["map_lookup_vs_robin"] == "built without it"
     assert {found.skipped[name] for name in torch_ratios} == {
-        "torch is not installed (pip install torch)"
+        "torch is not installed: pip install torch"
     }
     assert {c.name for c in found.comparisons} == {f"{rule}_vs_stream" for rule in suite.RULES}
     assert {f.name for f in found.figures} >= FIGURES
 
 
-def test_the_cores_come_back_when_a_measurement_fails() -> None:
+def test_the_thread_gets_its_cores_back_when_a_measurement_fails() -> None:
     cores = os.sched_getaffinity(0)
 
     def fail() -> None:
@@ -98,7 +98,7 @@ def test_the_cores_come_back_when_a_measurement_fails() -> None:
     assert os.sched_getaffinity(0) == cores
 
 
-def test_arrays_lie_as_in_a_region() -> None:
+def test_arrays_have_the_layout_of_a_region() -> None:
     shard = suite.Shard(suite.N_PARAMETERS_QUICK)
     addresses = [a.ctypes.data for a in (shard.values, *shard.states, shard.gradient)]
     assert {address % 4096 for address in addresses} == {0}
@@ -106,7 +106,9 @@ def test_arrays_lie_as_in_a_region() -> None:
     assert shard.whole.size == 4 * shard.values.size
 
 
-def test_the_command_prints_them(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_prints_ratios_and_skipped_ones(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setenv("MPIPS_CALIBRATION", str(tmp_path / "calibration.json"))
     command = ["bench", "kernels", "--quick", "--repetitions", "1", "--json"]
@@ -115,7 +117,7 @@ def test_the_command_prints_them(tmp_path, monkeypatch: pytest.MonkeyPatch) -> N
     result = json.loads(done.output.splitlines()[-1])
     assert set(result["ratios"]) >= {"adam_vs_stream", "ftrl_vs_stream"}
     assert "not measured: adam_vs_torch_fused: torch is not installed" in done.output
-    # What a quick run measures is nothing to plan with.
+    # The values of a quick run are not written for `mpips plan`.
     assert not (tmp_path / "calibration.json").exists()
 
 
@@ -130,7 +132,7 @@ def test_maps_that_disagree_are_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
             return self.rows
 
     monkeypatch.setattr(loops, "RobinMap", Wrong)
-    with pytest.raises(BenchError, match="do not agree"):
+    with pytest.raises(BenchError, match="return different rows"):
         maps.measure_map(QUICK)
 
 
@@ -153,7 +155,7 @@ def test_a_fused_step_does_what_the_kernel_does(rule: str) -> None:
 
 @pytest.mark.parametrize("name", STREAMS)
 @pytest.mark.parametrize("shift", [0, 5])
-def test_streams_do_what_they_say(name: str, shift: int) -> None:
+def test_streams_compute_their_definition(name: str, shift: int) -> None:
     for n in LENGTHS:
         a, b, c = (floats(n, seed, shift) for seed in range(3))
         expected = a * np.float32(3)
@@ -172,7 +174,7 @@ def test_streams_do_what_they_say(name: str, shift: int) -> None:
 
 
 @pytest.mark.parametrize("name", loops.stream_names(past_cache=True))
-def test_streams_past_the_cache_do_what_they_say(name: str) -> None:
+def test_streams_past_the_cache_compute_their_definition(name: str) -> None:
     for n in LENGTHS[1:]:
         a, b, c = (floats(n, seed) for seed in range(3))
         loops.stream_triad(a, b, c, 0.5, True, name)
@@ -191,11 +193,11 @@ def test_streams_leave_memory_around_them_alone() -> None:
 
 def test_streams_refuse_wrong_sizes_and_names() -> None:
     a = np.zeros(8, np.float32)
-    with pytest.raises(ValueError, match=f"'sse9'; there are {', '.join(STREAMS)}"):
+    with pytest.raises(ValueError, match=f"'sse9': must be one of {', '.join(STREAMS)}"):
         loops.stream_in_place(a, 1.0, "sse9")
-    with pytest.raises(ValueError, match="src holds 7 values, expected 8"):
+    with pytest.raises(ValueError, match="src has 7 values, expected 8"):
         loops.stream_copy(a, a[:7])
-    with pytest.raises(ValueError, match="a state holds 7 values"):
+    with pytest.raises(ValueError, match="a state has 7 values"):
         loops.stream_touch(a, [a[:7]], a, "plain")
     with pytest.raises(TypeError):
         loops.stream_touch(a, [a.astype(np.float64)], a, "plain")

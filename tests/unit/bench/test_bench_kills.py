@@ -1,4 +1,4 @@
-"""How lost and doubled updates are counted, and what faults there are."""
+"""The count of lost and doubled updates, and the matrix of faults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TIMES = 3
 
 
 def counted(**changes: float) -> dict[str, bytes]:
-    """Tables in which each of N features is there as often as it should, but for these."""
+    """Return tables with the expected count of each of N features, except for `changes`."""
     seen = np.full((COPIES, N), TIMES, np.float32)
     rows = np.full((N, DIM), TIMES, np.float32)
     seen[1, 3] += changes.get("seen", 0)
@@ -62,13 +62,13 @@ def test_the_sample_is_always_the_same_and_holds_all_pairs_and_every_row() -> No
         assert {getattr(cell.shape, name) for cell in chosen} == set(values)
 
 
-def test_every_run_can_be_made() -> None:
+def test_every_run_is_possible_and_the_supervisor_does_not_give_up() -> None:
     rng = random.Random(1)
     for run in [*matrix.sample(), *(matrix.draw(rng, 5) for _ in range(200))]:
         assert all(cell.possible and cell.shape == run.shape for cell in run.cells)
         deaths = run.deaths
         assert len(deaths) >= len(run.cells)
-        # Two launches in a row that are not at work before they end: the supervisor gives up.
+        # After two consecutive launches that end before they make steps, the supervisor gives up.
         assert not any(a.early and b.early for a, b in itertools.pairwise(deaths))
         assert all(bool(death.who) != bool(death.fault) for death in deaths)
 

@@ -1,4 +1,4 @@
-"""The NumPy models that the benchmark compares with do the same arithmetic as the tasks."""
+"""The NumPy models of `mpips bench train` do the same arithmetic as the tasks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mpips.session.driver import OneRank, run_alone
 from mpips.tasks.logistic import BIAS_KEY, Logistic, LogisticOptions
 from mpips.tasks.mlp import Mlp, MlpOptions
 from mpips.training.epochs import Inputs, Result, train_epochs
-from mpips.training.train import prepare, ready
+from mpips.training.prepare import prepare, ready
 from mpips.worker.worker import Worker
 
 N, D, BATCH, EPOCHS = 200, 17, 32, 4
@@ -107,7 +107,7 @@ def test_training_resumes_at_the_cursor_of_its_loader(first: int) -> None:
 
 
 def test_epochs_after_others_of_the_same_session_are_whole() -> None:
-    """What is timed starts at a clock above 0."""
+    """The measured epochs start at a clock above 0."""
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
     config = job_config("softmax", "digits")
     inputs = prepare(OneRank(), 1, config)

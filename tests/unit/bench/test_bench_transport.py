@@ -1,4 +1,4 @@
-"""The transport suite: names, units and what happens where nodes cannot be imitated."""
+"""The suite `transport`: names, units, and its result on machines that cannot imitate nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mpips.testing.nodes import AGENT
 
 @pytest.fixture
 def launches(monkeypatch):
-    """Programs that would be started on this machine, instead of starting them."""
+    """Record programs that the suite starts on this machine, instead of starting them."""
     started = []
 
     def note(program, n, options, timeout_s):
@@ -38,14 +38,14 @@ def test_without_nodes_their_ratios_are_skipped_with_the_reason(
     assert launches == [("transport", 2)]
 
 
-def test_nodes_that_were_asked_for_and_cannot_be_are_an_error(launches, monkeypatch):
+def test_requested_nodes_that_cannot_be_imitated_are_an_error(launches, monkeypatch):
     monkeypatch.setattr(transport, "why_not_on_nodes", lambda: "no root")
     with pytest.raises(CapabilityError, match=r"^--nodes 2: no root$"):
         transport.run("transport", launching.Options(), 2)
     assert launches == []
 
 
-def test_another_mpirun_than_that_of_open_mpi_5_is_named(monkeypatch):
+def test_another_mpirun_is_refused_with_the_name_of_open_mpi_5(monkeypatch):
     monkeypatch.setattr(launching, "find_mpirun", lambda: "/bin/echo")
     assert "Open MPI 5" in launching.why_not_on_nodes()
 
@@ -68,7 +68,7 @@ def test_typical_seconds_are_not_moved_by_one_interruption():
 
 
 def test_findings_of_the_ranks_program():
-    # The program imports MPI (without starting it): in a process of its own.
+    # The program imports MPI (without starting it), so run it in its own process.
     code = """
         import mpi4py
         mpi4py.rc.initialize = False
