@@ -1,9 +1,9 @@
 """A parameter server for MPI clusters.
 
-Importing this package initialises no MPI and opens nothing. `run` starts a job.
+`run` starts a job. Importing this package neither initialises MPI nor opens files.
 """
 
-# ruff: noqa: E402
+# ruff: noqa: E402, F403
 from mpips.mpi import early_signals
 
 early_signals.begin()
@@ -20,25 +20,17 @@ from mpips.errors import (
     StallError,
     TransportError,
 )
-from mpips.model.consistency import ASP, BSP, SSP, Accept, Compensate, Reject, Scale
+from mpips.model import consistency as _consistency
+from mpips.model import optimizer as _optimizer
+from mpips.model.consistency import *
 from mpips.model.initializer import Initializer
-from mpips.model.optimizer import (
-    FTRL,
-    SGD,
-    Adagrad,
-    Adam,
-    AdamW,
-    Momentum,
-    Nesterov,
-    RMSProp,
-)
+from mpips.model.optimizer import *
 from mpips.model.partition import (
     FrequencyPartition,
     HashPartition,
     LayerPartition,
     RangePartition,
 )
-from mpips.model.python_rule import PythonRule
 from mpips.model.table import DenseTable, EmbeddingTable
 from mpips.session.driver import Outcome
 from mpips.session.session import run
@@ -48,18 +40,8 @@ from mpips.worker.worker import Worker
 __version__ = "0.2.0"
 
 __all__ = [
-    "ASP",
-    "BSP",
-    "FTRL",
-    "SGD",
-    "SSP",
-    "Accept",
-    "Adagrad",
-    "Adam",
-    "AdamW",
     "CapabilityError",
     "CheckpointError",
-    "Compensate",
     "ConfigError",
     "DataError",
     "DenseTable",
@@ -69,21 +51,17 @@ __all__ = [
     "HashPartition",
     "Initializer",
     "LayerPartition",
-    "Momentum",
     "MpipsError",
-    "Nesterov",
     "Outcome",
     "ProtocolError",
     "PushResult",
-    "PythonRule",
-    "RMSProp",
     "RangePartition",
     "RegionError",
-    "Reject",
     "Request",
-    "Scale",
     "StallError",
     "TransportError",
     "Worker",
     "run",
 ]
+__all__ += _consistency.__all__
+__all__ += _optimizer.__all__

@@ -512,22 +512,18 @@ class Model(enum.Enum):
     SSP = ...
     ASP = ...
 
-class Policy(enum.Enum):
-    """The treatment of stale updates."""
-
-    ACCEPT = ...
-    SCALE = ...
-    REJECT = ...
-    COMPENSATE = ...
-
 class ConsistencyConfig:
-    """The consistency model of a table and its parameters."""
+    """The consistency model of a table and its parameters.
+
+    Raises:
+        ValueError: There is no such policy for stale updates; lists the names.
+    """
 
     def __init__(
         self,
         model: Model,
         bound: int,
-        policy: Policy,
+        policy: str,
         max_staleness: int,
         lambda_: float,
         mean: bool,

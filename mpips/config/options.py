@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from mpips.config.conversion import checked
+
+
+class TransportTraits(NamedTuple):
+    """The properties of a transport that start-up needs before workers and servers are connected.
+
+    Attributes:
+        needs_window: It uses an MPI window over the servers' regions, which all ranks make together.
+        shares_memory: Workers on the node of a server use the server's shared memory.
+    """
+
+    needs_window: bool
+    shares_memory: bool
+
+
+# By the names that SessionOptions.transport accepts. With shm, too, a window is made.
+TRANSPORTS = {
+    "auto": TransportTraits(needs_window=True, shares_memory=True),
+    "shm": TransportTraits(needs_window=True, shares_memory=True),
+    "rma": TransportTraits(needs_window=True, shares_memory=False),
+    "p2p": TransportTraits(needs_window=False, shares_memory=False),
+    "local": TransportTraits(needs_window=False, shares_memory=True),
+}
 
 
 class SessionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

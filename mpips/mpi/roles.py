@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mpips.config.options import TRANSPORTS
 from mpips.errors import ConfigError
 from mpips.terminal.table import text_table
 
@@ -33,7 +34,7 @@ class Assignment:
 
     def remote_workers(self, transport: str) -> list[list[int]]:
         """Return, for each server, the indices of the workers that do not use its shared memory."""
-        forced = transport in ("rma", "p2p")
+        forced = not TRANSPORTS[transport].shares_memory
         return [
             [w for w, r in enumerate(self.workers) if forced or self.node_of[r] != self.node_of[s]]
             for s in self.servers

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from mpi4py import MPI
 
-from mpips.config.options import SessionOptions
+from mpips.config.options import TRANSPORTS, SessionOptions
 from mpips.model.placement import Placement
 from mpips.mpi.cluster import Cluster
 from mpips.recovery.memory import At
@@ -110,7 +110,7 @@ class Links:
         c = self._cluster
         region = server.region if server is not None else None
         memory = region.view(0, region.n_bytes, True) if region is not None else None
-        if self._options.transport != "p2p":
+        if TRANSPORTS[self._options.transport].needs_window:
             c.arrive("making the MPI window")
             with c.watchdog.guard("making the MPI window"):
                 self._window = make_window(c.comm, memory)
@@ -167,7 +167,7 @@ class Links:
             start = layout.mailbox_offset(w)
             stop = start + layout.geometry.mailbox_bytes + layout.area_bytes(w)
             mailboxes[c.assignment.workers[w]] = (start, stop)
-            if row[server.index] != "shm":
+            if not TRANSPORTS[row[server.index]].shares_memory:
                 self.progress.remote = True
             elif staging is not None:
                 server.core.set_staging(w, attach(c.token, staging(w), 0))

@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from mpips.config.options import TRANSPORTS
 from mpips.model.consistency import needs_base
 from mpips.model.placement import AREA_FROM_BYTES
 from mpips.worker.paths.path import ONE_RECORD, DensePath
@@ -83,7 +84,7 @@ def choose_path(
     """
     channel = connection.channels[part.server]
     area = channel.area_way()
-    is_remote = channel.name not in ("shm", "local")
+    is_remote = not TRANSPORTS[channel.name].shares_memory
     name = path_to_server(table, part, is_remote, area.area.n_bytes if area is not None else 0)
     if name == SharedPath.name:
         return SharedPath(connection, index, part.server)

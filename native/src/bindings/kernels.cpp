@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "bindings/names.hpp"
 #include "bindings/register.hpp"
 #include "kernels/kernel_table.hpp"
 
@@ -34,16 +35,6 @@ void require_size(const Floats& array, std::size_t n, const char* name) {
                         " values, expected " + std::to_string(n));
 }
 
-OptimizerKind kind_named(const std::string& name) {
-  std::string names;
-  for (std::size_t k = 0; k < n_optimizers; ++k) {
-    const auto kind = static_cast<OptimizerKind>(k);
-    if (name == name_of(kind)) return kind;
-    names += (k == 0 ? "" : ", ") + std::string(name_of(kind));
-  }
-  throw py::value_error("optimizer = '" + name + "': must be one of " + names);
-}
-
 // Make a config. Every server makes one before its first update, so a wrong MPIPS_KERNELS is
 // reported here.
 OptimizerConfig make_config(const std::string& kind, double lr, double momentum, double beta1,
@@ -51,7 +42,7 @@ OptimizerConfig make_config(const std::string& kind, double lr, double momentum,
                             double weight_decay, double clip_value, double initial_accumulator) {
   table_named(std::nullopt);
   OptimizerConfig c;
-  c.kind = kind_named(kind);
+  c.kind = enumerator_named<OptimizerKind>("optimizer", kind, optimizer_names);
   c.lr = lr;
   c.momentum = momentum;
   c.beta1 = beta1;

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "bindings/arrays.hpp"
+#include "bindings/names.hpp"
 #include "bindings/register.hpp"
 #include "keys/initializer.hpp"
 #include "keys/row_map.hpp"
@@ -51,27 +52,11 @@ void bind_row_map(py::module_& m) {
   row_map.attr("npos") = py::int_(RowMap::npos);
 }
 
-constexpr std::pair<const char*, Initializer::Kind> kinds[] = {
-    {"zeros", Initializer::Kind::zeros},
-    {"constant", Initializer::Kind::constant},
-    {"uniform", Initializer::Kind::uniform},
-    {"normal", Initializer::Kind::normal},
-    {"xavier_uniform", Initializer::Kind::xavier_uniform},
-    {"xavier_normal", Initializer::Kind::xavier_normal},
-};
-
-Initializer::Kind kind_named(const std::string& name) {
-  std::string known;
-  for (const auto& [known_name, kind] : kinds) {
-    if (name == known_name) return kind;
-    known += (known.empty() ? "" : ", ") + std::string(known_name);
-  }
-  throw py::value_error("initializer = '" + name + "': must be one of " + known);
-}
-
 Initializer make_initializer(const std::string& kind, float scale, std::uint64_t seed,
                              std::uint32_t fan_in, std::uint32_t fan_out) {
-  const Initializer made{kind_named(kind), scale, seed, fan_in, fan_out};
+  const auto known =
+      enumerator_named<Initializer::Kind>("initializer", kind, Initializer::kind_names);
+  const Initializer made{known, scale, seed, fan_in, fan_out};
   const bool needs_fans = made.kind == Initializer::Kind::xavier_uniform ||
                           made.kind == Initializer::Kind::xavier_normal;
   if (needs_fans && fan_in == 0 && fan_out == 0)
@@ -104,8 +89,10 @@ void bind_initializer(py::module_& m) {
   py::class_<Initializer>(m, "Initializer")
       .def(py::init(&make_initializer), py::arg("kind"), py::arg("scale"), py::arg("seed"),
            py::arg("fan_in"), py::arg("fan_out"))
-      .def_property_readonly(
-          "kind", [](const Initializer& self) { return kinds[static_cast<int>(self.kind)].first; })
+      .def_property_readonly("kind",
+                             [](const Initializer& self) {
+                               return Initializer::kind_names[static_cast<std::size_t>(self.kind)];
+                             })
       .def_readonly("scale", &Initializer::scale)
       .def_readonly("seed", &Initializer::seed)
       .def_readonly("fan_in", &Initializer::fan_in)

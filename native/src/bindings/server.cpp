@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "bindings/arrays.hpp"
+#include "bindings/names.hpp"
 #include "bindings/register.hpp"
 #include "server/dense_shard.hpp"
 #include "server/embedding_shard.hpp"
@@ -336,15 +337,11 @@ void bind_consistency(py::module_& m) {
       .value("BSP", Model::bsp)
       .value("SSP", Model::ssp)
       .value("ASP", Model::asp);
-  py::enum_<Policy>(m, "Policy")
-      .value("ACCEPT", Policy::accept)
-      .value("SCALE", Policy::scale)
-      .value("REJECT", Policy::reject)
-      .value("COMPENSATE", Policy::compensate);
   py::class_<ConsistencyConfig>(m, "ConsistencyConfig")
-      .def(py::init([](Model model, std::uint32_t bound, Policy policy, std::uint32_t max_staleness,
-                       float lambda, bool mean) {
-             return ConsistencyConfig{model, bound, policy, max_staleness, lambda, mean};
+      .def(py::init([](Model model, std::uint32_t bound, const std::string& policy,
+                       std::uint32_t max_staleness, float lambda, bool mean) {
+             const auto treatment = enumerator_named<Policy>("policy", policy, policy_names);
+             return ConsistencyConfig{model, bound, treatment, max_staleness, lambda, mean};
            }),
            py::arg("model"), py::arg("bound"), py::arg("policy"), py::arg("max_staleness"),
            py::arg("lambda_"), py::arg("mean"));

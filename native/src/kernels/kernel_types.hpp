@@ -3,42 +3,12 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/rules.hpp"
+
 // Plain types that all instruction sets share. Files compiled with ISA flags include this header
 // and no standard header with inline functions: the linker could take a copy compiled there for the
 // baseline code.
 namespace mpips {
-
-enum class OptimizerKind : std::uint8_t {
-  sgd,
-  momentum,
-  nesterov,
-  adagrad,
-  rmsprop,
-  adam,
-  adamw,
-  ftrl
-};
-
-constexpr std::size_t n_optimizers = 8;
-
-// The constants that the inner loops read; made by `prepare`. A rule reads only the fields it
-// needs.
-struct UpdateArgs {
-  float gradient_scale;
-  // gradients are clipped to it; off: a bound whose square is finite, or infinity
-  float clip_value;
-  float coupled_decay;    // gradient += coupled_decay * w
-  float decoupled_decay;  // w -= decoupled_decay * w
-  float lr;               // times `rate`; adam, adamw: also divided by the first bias correction
-  float momentum;
-  float decay1, rest1;  // first moment: beta1 and 1 - beta1
-  float decay2, rest2;  // second moment: beta2 (rmsprop: rho) and 1 minus it
-  float root_scale;     // 1 / sqrt(second bias correction)
-  float eps;
-  float rate;  // factor of the learning rate by the policy for stale pushes; 1: none
-  float inverse_lr;
-  float l1, l2, beta;
-};
 
 // Change n weights and their state in place. A state that the rule does not have may be null.
 using UpdateFn = void (*)(float* w, float* s0, float* s1, const float* g, std::size_t n,

@@ -58,7 +58,7 @@ void update(float* w, float* s0, float* s1, const float* g, std::size_t n,
   sweep<V>(n, [=](auto lanes, std::size_t i) {
     using T = typename decltype(lanes)::Vector;
     const Rule<T> rule(args);
-    const Gradient<T> gradient(args);
+    const rules::Gradient<T> gradient(args);
     T weight = lanes.load(w + i);
     T a = n_state > 0 ? lanes.load(s0 + i) : T::zero();
     T b = n_state > 1 ? lanes.load(s1 + i) : T::zero();
@@ -112,7 +112,7 @@ inline void update_piece(float* w, float* s0, float* s1, const float* g, const U
   }
   keep(undo, position + UndoSlots::slot_floats);
   const Rule<V> rule(args);
-  const Gradient<V> gradient(args);
+  const rules::Gradient<V> gradient(args);
   for (std::size_t k = 0; k < n; ++k) {
     const std::size_t at = k * V::width;
     rule(gradient(V::load(g + at), weight[k]), weight[k], a[k], b[k]);
@@ -284,31 +284,34 @@ inline void hash_more(void* state, const void* data, std::size_t n) noexcept {
   XXH3_64bits_update(static_cast<XXH3_state_t*>(state), data, n);
 }
 
+// Entries of the tables below, one for each optimizer.
+#define MPIPS_UPDATE(kind, Rule, ...) update<V, rules::Rule>,
+#define MPIPS_UPDATE_LOGGED(kind, Rule, ...) update_logged<V, rules::Rule>,
+#define MPIPS_UPDATE_ROWS(kind, Rule, ...) update_rows<V, rules::Rule>,
+#define MPIPS_UPDATE_ROWS_LOGGED(kind, Rule, ...) update_rows_logged<V, rules::Rule>,
+
 template <class V>
 constexpr KernelTable table_of(const char* name) {
-  return {
-      name,
-      {update<V, Sgd>, update<V, Momentum>, update<V, Nesterov>, update<V, Adagrad>,
-       update<V, RmsProp>, update<V, Adam>, update<V, AdamW>, update<V, Ftrl>},
-      {update_logged<V, Sgd>, update_logged<V, Momentum>, update_logged<V, Nesterov>,
-       update_logged<V, Adagrad>, update_logged<V, RmsProp>, update_logged<V, Adam>,
-       update_logged<V, AdamW>, update_logged<V, Ftrl>},
-      {update_rows<V, Sgd>, update_rows<V, Momentum>, update_rows<V, Nesterov>,
-       update_rows<V, Adagrad>, update_rows<V, RmsProp>, update_rows<V, Adam>,
-       update_rows<V, AdamW>, update_rows<V, Ftrl>},
-      {update_rows_logged<V, Sgd>, update_rows_logged<V, Momentum>, update_rows_logged<V, Nesterov>,
-       update_rows_logged<V, Adagrad>, update_rows_logged<V, RmsProp>, update_rows_logged<V, Adam>,
-       update_rows_logged<V, AdamW>, update_rows_logged<V, Ftrl>},
-      add<V>,
-      scale<V>,
-      all_finite<V>,
-      all_within<V>,
-      copy_finite<V>,
-      stream_finite<V>,
-      compensate<V>,
-      hash,
-      hash_more};
+  return {name,
+          {MPIPS_OPTIMIZERS(MPIPS_UPDATE)},
+          {MPIPS_OPTIMIZERS(MPIPS_UPDATE_LOGGED)},
+          {MPIPS_OPTIMIZERS(MPIPS_UPDATE_ROWS)},
+          {MPIPS_OPTIMIZERS(MPIPS_UPDATE_ROWS_LOGGED)},
+          add<V>,
+          scale<V>,
+          all_finite<V>,
+          all_within<V>,
+          copy_finite<V>,
+          stream_finite<V>,
+          compensate<V>,
+          hash,
+          hash_more};
 }
+
+#undef MPIPS_UPDATE
+#undef MPIPS_UPDATE_LOGGED
+#undef MPIPS_UPDATE_ROWS
+#undef MPIPS_UPDATE_ROWS_LOGGED
 
 }  // namespace
 }  // namespace mpips

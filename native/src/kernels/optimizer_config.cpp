@@ -7,42 +7,15 @@
 namespace mpips {
 namespace {
 
-struct KindTraits {
-  const char* name;
-  std::size_t n_state;
-};
-
-constexpr KindTraits traits[n_optimizers] = {{"sgd", 0},     {"momentum", 1}, {"nesterov", 1},
-                                             {"adagrad", 1}, {"rmsprop", 1},  {"adam", 2},
-                                             {"adamw", 2},   {"ftrl", 2}};
-
 constexpr std::size_t longest_table = 32768;  // steps
 constexpr double infinity = std::numeric_limits<double>::infinity();
-// Bound of gradients whose squares enter a mean: the square is finite in float32, and so is a mean
-// of such squares, however it is rounded.
-constexpr double largest_root = 1.8e19;
-// Bound of gradients whose squares enter a sum that never decays: the sum is finite for 2^28 of
-// them.
-constexpr double largest_root_of_sum = 1125899906842624.0;  // 2^50
 
-const KindTraits& traits_of(OptimizerKind kind) noexcept {
-  return traits[static_cast<std::size_t>(kind)];
+const rules::Traits& traits_of(OptimizerKind kind) noexcept {
+  return rules::traits[static_cast<std::size_t>(kind)];
 }
 
-// Return the bound to which a rule with a second moment clips larger gradients; infinity for
-// others.
-double gradient_bound(OptimizerKind kind) noexcept {
-  switch (kind) {
-    case OptimizerKind::sgd:
-    case OptimizerKind::momentum:
-    case OptimizerKind::nesterov:
-      return infinity;
-    case OptimizerKind::adagrad:
-    case OptimizerKind::ftrl:
-      return largest_root_of_sum;
-    default:
-      return largest_root;
-  }
+bool has(OptimizerKind kind, rules::Property property) noexcept {
+  return (traits_of(kind).properties & property) != 0;
 }
 
 BiasCorrection correction(const OptimizerConfig& c, std::uint64_t step) noexcept {
@@ -57,16 +30,16 @@ bool is_final(const BiasCorrection& b) noexcept { return b.first == 1.0 && b.roo
 
 }  // namespace
 
-const char* name_of(OptimizerKind kind) noexcept { return traits_of(kind).name; }
+const char* name_of(OptimizerKind kind) noexcept {
+  return optimizer_names[static_cast<std::size_t>(kind)];
+}
 
 std::size_t n_state(OptimizerKind kind) noexcept { return traits_of(kind).n_state; }
 
-bool uses_step(OptimizerKind kind) noexcept {
-  return kind == OptimizerKind::adam || kind == OptimizerKind::adamw;
-}
+bool uses_step(OptimizerKind kind) noexcept { return has(kind, rules::bias_correction); }
 
 float initial_state(const OptimizerConfig& config, std::size_t slot) noexcept {
-  const bool is_accumulator = config.kind == OptimizerKind::adagrad && slot == 0;
+  const bool is_accumulator = has(config.kind, rules::starts_positive) && slot == 0;
   return is_accumulator ? static_cast<float>(config.initial_accumulator) : 0.0F;
 }
 
@@ -80,15 +53,14 @@ std::shared_ptr<const BiasTable> make_bias_table(const OptimizerConfig& config) 
 }
 
 UpdateArgs prepare(const OptimizerConfig& c, std::uint64_t step, const Factors& factors) noexcept {
-  const bool decoupled = c.kind == OptimizerKind::adamw;
-  const bool rms = c.kind == OptimizerKind::rmsprop;
-  const double decay2 = rms ? c.rho : c.beta2;
+  const bool decoupled = has(c.kind, rules::decoupled_decay);
+  const double decay2 = has(c.kind, rules::second_is_rho) ? c.rho : c.beta2;
   const auto rate = static_cast<double>(factors.rate);
 
-  // In momentum and nesterov, the rate scales what a gradient adds to the velocity.
-  const bool velocity = c.kind == OptimizerKind::momentum || c.kind == OptimizerKind::nesterov;
+  // Momentum and nesterov: the rate scales what a gradient adds to the velocity.
+  const bool velocity = has(c.kind, rules::velocity);
   const double entry = velocity ? rate : 1.0;
-  const double bound = gradient_bound(c.kind);
+  const double bound = traits_of(c.kind).gradient_bound;
 
   UpdateArgs a;
   a.rate = velocity ? 1.0F : factors.rate;

@@ -1,13 +1,38 @@
 #pragma once
 
-#include "kernels/kernel_types.hpp"
+#include <cstddef>
+#include <cstdint>
 
-// The optimizers' rules over a vector type V, in the order of operations that
-// mpips/kernels/reference.py defines. A rule takes the gradient and changes the weight and up to
-// two states. Sums and means of squares stay finite because the gradient is bounded
-// (optimizer_config.cpp). The namespace is unnamed for the reason given in loops.hpp.
-// loops.hpp.
+// The optimizers: their rules, and the list of them at the end, from which the kinds, the names and
+// the tables of kernels follow. A new optimizer needs no other change in C++, unless it has a
+// hyperparameter of its own.
+//
+// A rule is written over a vector type V, in the order of operations that
+// mpips/kernels/reference.py defines. It takes the gradient and changes the weight and up to two
+// states. Sums and means of squares stay finite because the gradient is bounded. The inner
+// namespace is unnamed for the reason given in loops.hpp.
 namespace mpips {
+
+// The constants that the inner loops read; made by `prepare`. A rule reads only the fields it
+// needs.
+struct UpdateArgs {
+  float gradient_scale;
+  // gradients are clipped to it; off: a bound whose square is finite, or infinity
+  float clip_value;
+  float coupled_decay;    // gradient += coupled_decay * w
+  float decoupled_decay;  // w -= decoupled_decay * w
+  float lr;               // times `rate`; adam, adamw: also divided by the first bias correction
+  float momentum;
+  float decay1, rest1;  // first moment: beta1 and 1 - beta1
+  float decay2, rest2;  // second moment: beta2 (rmsprop: rho) and 1 minus it
+  float root_scale;     // 1 / sqrt(second bias correction)
+  float eps;
+  float rate;  // factor of the learning rate by the policy for stale pushes; 1: none
+  float inverse_lr;
+  float l1, l2, beta;
+};
+
+namespace rules {
 namespace {
 
 // The steps that every gradient passes before its rule: scale, clip (NaN stays NaN), coupled decay.
@@ -144,4 +169,58 @@ struct Ftrl {
 };
 
 }  // namespace
+
+constexpr double unbounded = __builtin_inf();
+// Bound of gradients whose squares enter a mean: the square is finite in float32, and so is a mean
+// of such squares, however it is rounded.
+constexpr double largest_root = 1.8e19;
+// Bound of gradients whose squares enter a sum that never decays: the sum is finite for 2^28 of
+// them.
+constexpr double largest_root_of_sum = 1125899906842624.0;  // 2^50
+
+// The properties of a rule that decide how `prepare` makes its UpdateArgs and how its state begins.
+enum Property : unsigned {
+  none = 0,
+  velocity = 1,          // the rate scales what a gradient adds to the velocity, not `lr`
+  bias_correction = 2,   // `lr` and `root_scale` depend on the number of updates so far
+  decoupled_decay = 4,   // the weight decay is not added to the gradient
+  second_is_rho = 8,     // `decay2` is the hyperparameter rho, not beta2
+  starts_positive = 16,  // state 0 begins as the hyperparameter initial_accumulator, not as 0
+};
+
+// All optimizers, as X(kind, rule, gradient_bound, properties). The kind is also the name that
+// users write. Larger gradients are clipped to the bound.
+#define MPIPS_OPTIMIZERS(X)                                        \
+  X(sgd, Sgd, unbounded, none)                                     \
+  X(momentum, Momentum, unbounded, velocity)                       \
+  X(nesterov, Nesterov, unbounded, velocity)                       \
+  X(adagrad, Adagrad, largest_root_of_sum, starts_positive)        \
+  X(rmsprop, RmsProp, largest_root, second_is_rho)                 \
+  X(adam, Adam, largest_root, bias_correction)                     \
+  X(adamw, AdamW, largest_root, bias_correction | decoupled_decay) \
+  X(ftrl, Ftrl, largest_root_of_sum, none)
+
+struct Traits {
+  std::size_t n_state;  // float32 state values per weight
+  double gradient_bound;
+  unsigned properties;
+};
+
+#define MPIPS_TRAITS(kind, Rule, gradient_bound, properties) \
+  {Rule<float>::n_state, gradient_bound, properties},
+constexpr Traits traits[] = {MPIPS_OPTIMIZERS(MPIPS_TRAITS)};  // by OptimizerKind
+#undef MPIPS_TRAITS
+
+}  // namespace rules
+
+#define MPIPS_KIND(kind, ...) kind,
+enum class OptimizerKind : std::uint8_t { MPIPS_OPTIMIZERS(MPIPS_KIND) };
+#undef MPIPS_KIND
+
+#define MPIPS_NAME(kind, ...) #kind,
+constexpr const char* optimizer_names[] = {MPIPS_OPTIMIZERS(MPIPS_NAME)};  // by OptimizerKind
+#undef MPIPS_NAME
+
+constexpr std::size_t n_optimizers = sizeof(optimizer_names) / sizeof(*optimizer_names);
+
 }  // namespace mpips

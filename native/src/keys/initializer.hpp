@@ -22,6 +22,9 @@ struct Initializer {
     xavier_uniform,
     xavier_normal
   };
+  // by Kind: the names that users write
+  static constexpr const char* kind_names[] = {"zeros",  "constant",       "uniform",
+                                               "normal", "xavier_uniform", "xavier_normal"};
   Kind kind;
   float scale;
   std::uint64_t seed;

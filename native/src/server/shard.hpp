@@ -14,6 +14,7 @@ namespace mpips {
 
 enum class Model : std::uint8_t { bsp = 0, ssp = 1, asp = 2 };
 enum class Policy : std::uint8_t { accept = 0, scale = 1, reject = 2, compensate = 3 };
+constexpr const char* policy_names[] = {"accept", "scale", "reject", "compensate"};  // by Policy
 
 struct ConsistencyConfig {
   Model model = Model::bsp;
