@@ -26,9 +26,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mpips.config.options import TRANSPORTS
 from mpips.model.consistency import needs_base
 from mpips.model.placement import AREA_FROM_BYTES
+from mpips.transport.channel import MemoryChannel
 from mpips.worker.paths.path import ONE_RECORD, DensePath
 from mpips.worker.paths.rendezvous import RendezvousPath
 from mpips.worker.paths.ring import RingPath
@@ -84,7 +84,7 @@ def choose_path(
     """
     channel = connection.channels[part.server]
     area = channel.area_way()
-    is_remote = not TRANSPORTS[channel.name].shares_memory
+    is_remote = not isinstance(channel, MemoryChannel)
     name = path_to_server(table, part, is_remote, area.area.n_bytes if area is not None else 0)
     if name == SharedPath.name:
         return SharedPath(connection, index, part.server)
