@@ -260,7 +260,7 @@ def test_a_shard_that_a_journal_cannot_describe_is_refused_before_memory_is_made
 def test_values_of_a_long_table_need_no_fans():
     initializer = Initializer.parse("uniform(0.5)")
     assert initializer.native(3, 1 << 40, 1 << 40).seed == 3
-    with pytest.raises(ConfigError, match="must be from 0 to 2..32 - 1"):
+    with pytest.raises(ConfigError, match=r"must be from 0 to 2\*\*32 - 1"):
         Initializer.parse("xavier").native(3, 1 << 40, 1)
 
 
