@@ -134,9 +134,8 @@ run_jobs() { if has_tests tests/jobs; then run_pytest jobs tests/jobs; fi; }
 # Unit tests that start programs, which load the ordinary module, or that never enter it.
 without_native=(cli/test_checkpoint_cli.py cli/test_cli.py cli/test_memory_errors.py
   config/test_config.py doctor/test_doctor.py doctor/test_doctor_clean.py doctor/test_doctor_launches.py
-  mpi_package/test_launch.py mpi_package/test_roles.py plan/test_plan.py rundir/test_rundir.py
-  supervisor/test_run_hosts.py supervisor/test_submit.py supervisor/test_supervisor.py
-  supervisor/test_verdict.py test_fault_layer.py test_imports.py test_setup_scripts.py test_site.py
+  mpi_package/test_launch.py mpi_package/test_roles.py plan/test_plan.py rundir/test_rundir.py supervisor
+  test_documents.py test_fault_layer.py test_imports.py test_names.py test_setup_scripts.py test_site.py
   training/test_quality_local.py)
 
 # The unit tests once more on a native module that stops at the first bad access or overflow.
@@ -209,6 +208,10 @@ run_leftovers() {
 }
 
 finish() {
+  if [[ -n $(compgen -G "$out/*.xml") ]]; then
+    printf '\n=== the 30 slowest tests\n'
+    python tests/tally.py --slowest 30 "$out"/*.xml
+  fi
   printf '\n=== summary\n'
   if ((${#summary[@]})); then
     printf '%s\n' "${summary[@]}"
@@ -223,12 +226,19 @@ if ! MPIPS_SETUP_TESTS=1 bash jobs/setup.sh; then
 fi
 source jobs/env.sh
 mkdir -p "$out"
+rm -f "$out"/*.xml
 # What the set-up has written would make the tests' checkpoints wait for the disk, for minutes.
 timeout 300 sync || true
 
 export NO_COLOR=1 PY_COLORS=0
 # Launches that run beside each other must not be pinned to the same core.
 export PRTE_MCA_hwloc_default_binding_policy=none OMPI_MCA_hwloc_base_binding_policy=none
+# Open MPI searches for a fabric of libfabric for a second in each MPI_Init. Without a device there is none.
+if [[ -z ${OMPI_MCA_btl:-}${OMPI_MCA_pml:-} && -z $(ls /sys/class/infiniband /sys/class/cxi 2>/dev/null) ]]; then
+  export OMPI_MCA_btl=^ofi OMPI_MCA_pml=ob1
+fi
+# Without compiled modules each process would compile all of mpips and of the tests.
+unset PYTHONDONTWRITEBYTECODE
 # Every process of the tests has this in its environment.
 export MPIPS_TEST_RUN=$$-$RANDOM
 mapfile -t segments < <(python tests/support/processes.py segments)

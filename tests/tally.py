@@ -1,6 +1,9 @@
-"""Adds up what pytest reports: `python tally.py EXIT_CODE REPORT.xml...` prints three numbers.
+"""Add up what pytest reports.
 
-Passed, failed, skipped. Several reports are those of the ranks of one launch, where a test failed if
+`python tally.py EXIT_CODE REPORT.xml...` prints three numbers: passed, failed, skipped. `python tally.py
+--slowest N REPORT.xml...` prints the N slowest tests.
+
+Several reports are those of the ranks of one launch, where a test failed if
 it failed on any rank. A launch that went wrong in a way that no report tells counts as a failure, and
 so does one that tested nothing; the reason goes to stderr.
 """
@@ -58,7 +61,23 @@ def tally(code: int, reports: list[Path]) -> tuple[int, int, int, str]:
     return passed, failed + bool(trouble and not failed), skipped, trouble
 
 
-if __name__ == "__main__":
+def slowest(n: int, reports: list[Path]) -> list[str]:
+    """Return a line for each of the `n` slowest tests: seconds, report, name."""
+    found = []
+    for report in reports:
+        try:
+            cases = list(ElementTree.parse(report).iter("testcase"))
+        except (OSError, ElementTree.ParseError):
+            continue
+        for case in cases:
+            name = f"{case.get('classname')}::{case.get('name')}"
+            found.append((float(case.get("time", 0)), report.stem, name))
+    return [f"{time:7.1f} s  {stem:<9} {name}" for time, stem, name in sorted(found)[: -n - 1 : -1]]
+
+
+if __name__ == "__main__" and sys.argv[1] == "--slowest":
+    print(*slowest(int(sys.argv[2]), [Path(name) for name in sys.argv[3:]]), sep="\n")
+elif __name__ == "__main__":
     *counts, problem = tally(int(sys.argv[1]), [Path(name) for name in sys.argv[2:]])
     if problem:
         print(f"FAILED: {problem}", file=sys.stderr)

@@ -28,7 +28,8 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
     Attributes:
         repetitions: Measurements of each operation.
         quick: True for small sizes and few calls, to test that a suite runs; the figures mean nothing.
-        seconds: Length of the search for leaks in the suite `scale`, in seconds.
+        seconds: Length of the suite `soak`, in seconds.
+        steps: Length of the suite `soak` in steps of each worker, in place of `seconds`; 0: by `seconds`.
         kills: Number of launches that the suite `recovery` ends at random; 0: none.
         seed: Seed of random faults; 0: a new one in each run.
     """
@@ -36,6 +37,7 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
     repetitions: int = 5
     quick: bool = False
     seconds: float = 60.0
+    steps: int = 0
     kills: int = 0
     seed: int = 0
 

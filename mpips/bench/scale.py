@@ -1,4 +1,4 @@
-"""The suite `scale`: memory, messages and rates with more ranks, more rows and more time."""
+"""The suites `scale` (memory, messages and rates with more ranks and more rows) and `soak` (with time)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ _SOAK_RANKS = 4
 
 
 def run(suite: str, options: Options, nodes: int) -> Findings:
-    """Measure more ranks, then more rows, then a long run, on this machine. `nodes` has no effect.
+    """Run one of the two suites on this machine. `nodes` has no effect.
 
     Raises:
         BenchError: A launch failed.
     """
+    if suite == "soak":
+        return on_ranks("soak", _SOAK_RANKS, options, timeout_s=options.seconds + 120.0)
     found = _crowds(options)
     found.add(on_ranks("big_table", _BIG_TABLE_RANKS, options))
-    found.add(on_ranks("soak", _SOAK_RANKS, options, timeout_s=options.seconds + 120.0))
     return found
 
 

@@ -23,6 +23,7 @@ SUITES: dict[str, tuple[str, str]] = {
     ),
     "plan": ("plan", "seconds per step: prediction of mpips plan and measurement"),
     "scale": ("scale", "messages, memory and scheduler work from 1 to 32 ranks"),
+    "soak": ("scale", "growth of memory, open files and /dev/shm in a long run"),
 }
 ALL = ("kernels", "push", "pull", "embedding", "transport", "train", "checkpoint")
 

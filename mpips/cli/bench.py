@@ -15,7 +15,7 @@ _SUITE_LIST = "\n".join(f"  {name:<11} {what}" for name, (_, what) in SUITES.ite
 
 @click.command(
     help="Measure mpips and its baselines in the same run.\n\n\b\n"
-    f"{_SUITE_LIST}\n  all         all of these except recovery, plan and scale\n\n"
+    f"{_SUITE_LIST}\n  all         all of these except recovery, plan, scale and soak\n\n"
     "Measurements of mpips and of a baseline alternate; a reported ratio is the median over the "
     "repetitions. Suites that need ranks start mpirun themselves. Run nothing else on the machine "
     "meanwhile.",
@@ -37,7 +37,7 @@ _SUITE_LIST = "\n".join(f"  {name:<11} {what}" for name, (_, what) in SUITES.ite
     type=click.FloatRange(1.0),
     default=60.0,
     show_default=True,
-    help="scale: seconds to watch the memory of ranks for leaks.",
+    help="soak: length of the run in seconds.",
 )
 @click.option(
     "--kills",

@@ -516,3 +516,22 @@ def test_no_message_sends_anybody_to_an_index_that_has_no_mpips() -> None:
         if re.search(r"pip install [^#;,]*\bmpips\b", line)
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_the_slowest_tests_are_listed_first(tmp_path: Path) -> None:
+    report = tmp_path / "unit.xml"
+    cases = "".join(f'<testcase classname="t" name="{n}" time="{n}.5"/>' for n in (1, 3, 2))
+    report.write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
+    command = [
+        sys.executable,
+        str(ROOT / "tests/tally.py"),
+        "--slowest",
+        "2",
+        str(report),
+        "none.xml",
+    ]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert [line.split() for line in out.splitlines()] == [
+        ["3.5", "s", "unit", "t::3"],
+        ["2.5", "s", "unit", "t::2"],
+    ]

@@ -28,7 +28,11 @@ Sample = tuple[list[int], list[int], tuple[int, int]]
 
 
 def run(ranks: BenchRanks, options: Options) -> Findings | None:
-    """Work for `options.seconds` with one server; return findings on worker 0's rank. Collective."""
+    """Make steps with one server until the given number or time is over. Collective.
+
+    Returns:
+        Findings on worker 0's rank, else None.
+    """
     seconds = min(options.seconds, 3.0) if options.quick else options.seconds
     pids = ranks.comm.allgather(os.getpid())
     settings = SessionOptions(servers=1, timeout_s=60.0)
@@ -40,21 +44,22 @@ def run(ranks: BenchRanks, options: Options) -> Findings | None:
     with Cluster(ranks.comm, settings.servers, settings.timeout_s) as cluster:
         job = Job(cluster, tables, settings)
         token = cluster.token
-        value, _ = job.run(lambda worker: _work(worker, seconds, pids, token))
+        value, _ = job.run(lambda worker: _work(worker, options.steps, seconds, pids, token))
     if not value:
         return None
     steps, samples = value
-    return _findings(seconds, steps, samples, len(pids))
+    return _findings(steps, samples, len(pids))
 
 
 def _work(
-    worker: Worker, seconds: float, pids: list[int], token: str
+    worker: Worker, n_steps: int, seconds: float, pids: list[int], token: str
 ) -> tuple[int, list[Sample]] | None:
-    """Make steps for `seconds`; worker 0 samples all processes at even intervals.
+    """Make steps; worker 0 samples all processes at even intervals.
 
     Args:
         worker: This worker.
-        seconds: Length of the measurement.
+        n_steps: Number of steps; 0: as many as fit into `seconds`.
+        seconds: Length of the measurement, unless `n_steps` is given.
         pids: Process ids by rank; all on this node.
         token: Token in the names of the job's shared-memory files.
 
@@ -72,10 +77,15 @@ def _work(
     worker.clock()
 
     samples: list[Sample] = []
-    start = time.monotonic()
-    next_sample, steps = start + _WARM_SHARE * seconds, 0
-    interval = (1 - _WARM_SHARE) * seconds / _SAMPLES
-    while time.monotonic() < start + seconds:
+    # Measure progress in steps, or in seconds.
+    start, steps = time.monotonic(), 0
+    length = n_steps or seconds
+    next_sample, interval = _WARM_SHARE * length, (1 - _WARM_SHARE) * length / _SAMPLES
+
+    def progress() -> float:
+        return steps if n_steps else time.monotonic() - start
+
+    while progress() < length:
         keys = rng.integers(0, _KEYS, rng.integers(1, 500))
         rows.prefetch(keys)
         values = rows.pull(keys)
@@ -87,7 +97,7 @@ def _work(
         free.pull()
         request.wait()
         steps += 1
-        if worker.index == 0 and time.monotonic() >= next_sample:
+        if worker.index == 0 and progress() >= next_sample:
             next_sample += interval
             samples.append(_look(pids, token))
     worker.flush()
@@ -105,12 +115,10 @@ def growth(values: list[float]) -> float:
     return statistics.median(values[-quarter:]) - statistics.median(values[:quarter])
 
 
-def _findings(seconds: float, steps: int, samples: list[Sample], n_ranks: int) -> Findings:
+def _findings(steps: int, samples: list[Sample], n_ranks: int) -> Findings:
     roles = ["scheduler", "server_0", *(f"worker_{i}" for i in range(n_ranks - 2))]
     figures = [
-        Figure(
-            name="soak_steps", what=f"of one worker in {seconds:g} s", unit="steps", values=[steps]
-        ),
+        Figure(name="soak_steps", what="of one worker", unit="steps", values=[steps]),
         _figure("soak_shm_growth", "of the job in /dev/shm", [s[2][1] for s in samples], "bytes"),
         _figure(
             "soak_segments_growth", "of the job in /dev/shm", [s[2][0] for s in samples], "files"
