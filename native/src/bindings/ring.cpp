@@ -47,7 +47,8 @@ void bind_memory(py::module_& m) {
                   py::arg("reserve"))
       .def_static("create_sparse", &SharedMemory::create_sparse, py::arg("name"),
                   py::arg("n_bytes"))
-      .def_static("anonymous", &SharedMemory::anonymous, py::arg("n_bytes"), py::arg("reserve"))
+      .def_static("anonymous", &SharedMemory::anonymous, py::arg("n_bytes"), py::arg("reserve"),
+                  py::arg("huge") = true)
       .def_static("attach", &SharedMemory::attach, py::arg("name"), py::arg("writable"))
       .def_static("reopen", &SharedMemory::reopen, py::arg("name"), py::arg("reserve"))
       .def_static("remove_if_unused", &SharedMemory::remove_if_unused, py::arg("name"))
@@ -113,14 +114,15 @@ void bind_layout(py::module_& m) {
       .def(py::init(
                [](std::uint32_t n_workers, std::uint32_t n_tables, RingGeometry geometry,
                   const std::vector<std::tuple<std::uint32_t, std::uint64_t, std::uint32_t>>& dense,
-                  std::vector<std::size_t> areas) {
+                  std::size_t area_bytes, std::vector<std::uint32_t> near) {
                  std::vector<DenseExtent> extents;
                  for (const auto& [table, n, n_state] : dense)
                    extents.push_back({n, n_state, table});
-                 return Layout(n_workers, n_tables, geometry, std::move(extents), std::move(areas));
+                 return Layout(n_workers, n_tables, geometry, std::move(extents), area_bytes,
+                               std::move(near));
                }),
            py::arg("n_workers"), py::arg("n_tables"), py::arg("geometry"), py::arg("dense"),
-           py::arg("areas") = std::vector<std::size_t>())
+           py::arg("area_bytes") = 0, py::arg("near") = std::vector<std::uint32_t>())
       .def_property_readonly("n_workers", &Layout::n_workers)
       .def_property_readonly("geometry", &Layout::geometry)
       .def_property_readonly("awaited_offset", &Layout::awaited)

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
@@ -261,28 +262,29 @@ struct DenseExtent {
   std::size_t versions = 0, values = 0, state = 0;  // offsets, filled in by Layout
 };
 
+// All mailboxes have the same size, and so have all areas. So a layout takes memory for the workers
+// of the server's own node only, which have no area, and not for all workers of the job.
 class Layout {
  public:
-  // `areas`: bytes of each worker's rendezvous buffer; workers beyond its end have none.
+  // `area`: bytes of a worker's rendezvous buffer. `near`: workers that have none, ascending.
   Layout(std::uint32_t n_workers, std::uint32_t n_tables, RingGeometry geometry,
-         std::vector<DenseExtent> dense, std::vector<std::size_t> areas = {})
+         std::vector<DenseExtent> dense, std::size_t area = 0, std::vector<std::uint32_t> near = {})
       : n_workers_(n_workers),
         n_tables_(n_tables),
         geometry_(geometry),
         dense_(std::move(dense)),
-        areas_(std::move(areas)) {
+        area_(round_up(area, page_bytes)),
+        near_(std::move(near)) {
     if (geometry_.n_slots < 2 || geometry_.slot_bytes < 256 || geometry_.slot_bytes % line_bytes)
       throw std::invalid_argument(
           "ring with " + std::to_string(geometry_.n_slots) + " slots of " +
           std::to_string(geometry_.slot_bytes) +
           " bytes: must have at least 2 slots of 256 bytes or more, in multiples of 64");
-    areas_.resize(n_workers_, 0);
-    tables_ = round_up(heads() + n_tables_ * sizeof(TableHead), page_bytes);
-    for (std::size_t& bytes : areas_) {
-      bytes = round_up(bytes, page_bytes);
-      mailboxes_.push_back(tables_);
-      tables_ += geometry_.mailbox_bytes() + bytes;
-    }
+    for (std::size_t i = 0; i < near_.size(); ++i)
+      if (near_[i] >= n_workers_ || (i != 0 && near_[i] <= near_[i - 1]))
+        throw std::invalid_argument("workers of the server's node: must be ascending and exist");
+    mailboxes_ = round_up(heads() + n_tables_ * sizeof(TableHead), page_bytes);
+    tables_ = start_of(n_workers_);
     std::size_t end = tables_;
     for (DenseExtent& d : dense_) {
       d.versions = end;
@@ -307,12 +309,14 @@ class Layout {
   std::size_t head(std::uint32_t table) const noexcept {
     return heads() + table * sizeof(TableHead);
   }
-  std::size_t mailbox(std::uint32_t worker) const { return mailboxes_.at(worker); }
+  std::size_t mailbox(std::uint32_t worker) const { return start_of(checked(worker)); }
   // Offset of the worker's area: behind its mailbox, so that it writes one range.
   std::size_t area(std::uint32_t worker) const {
     return mailbox(worker) + geometry_.mailbox_bytes();
   }
-  std::size_t area_bytes(std::uint32_t worker) const { return areas_.at(worker); }
+  std::size_t area_bytes(std::uint32_t worker) const {
+    return std::binary_search(near_.begin(), near_.end(), checked(worker)) ? 0 : area_;
+  }
   std::size_t tables_offset() const noexcept { return tables_; }
   std::size_t total_bytes() const noexcept { return total_; }
 
@@ -323,12 +327,26 @@ class Layout {
   }
 
  private:
+  std::uint32_t checked(std::uint32_t worker) const {
+    if (worker >= n_workers_)
+      throw std::out_of_range("worker " + std::to_string(worker) + " of " +
+                              std::to_string(n_workers_));
+    return worker;
+  }
+  // Return where the mailbox of a worker starts; for `n_workers_` where the last one ends.
+  std::size_t start_of(std::uint32_t worker) const noexcept {
+    const auto before = std::lower_bound(near_.begin(), near_.end(), worker) - near_.begin();
+    return mailboxes_ + worker * geometry_.mailbox_bytes() +
+           (worker - static_cast<std::size_t>(before)) * area_;
+  }
+
   std::uint32_t n_workers_;
   std::uint32_t n_tables_;
   RingGeometry geometry_;
   std::vector<DenseExtent> dense_;
-  std::vector<std::size_t> areas_, mailboxes_;
-  std::size_t tables_ = 0, total_ = 0;
+  std::size_t area_;                                    // bytes, a multiple of the page size
+  std::vector<std::uint32_t> near_;                     // ascending
+  std::size_t mailboxes_ = 0, tables_ = 0, total_ = 0;  // offsets, and the size
 };
 
 }  // namespace mpips

@@ -13,7 +13,6 @@
 namespace mpips {
 namespace {
 
-constexpr std::size_t history = 4096;
 constexpr double reply_patience_s = 2.0;
 // Stores become visible in order, so each hint delays the copy by one transfer between the cores.
 constexpr std::size_t hint_floats = 4096;  // 16 KiB
@@ -40,8 +39,6 @@ RingWriter::RingWriter(std::uint8_t* mailbox, const RingGeometry& geometry, std:
       base_(n_tables, 0),
       named_(n_tables, unnamed),
       pushed_before_(n_tables, 0),
-      past_(history),
-      pulled_(history),
       role_(geometry.n_slots, 0) {}
 
 // Let a pull wait until the records of the earlier launch are applied, like this worker's own
@@ -398,7 +395,7 @@ std::size_t RingWriter::collect() {
     if (pull.first) {
       // Take the version of the first reply: it is the oldest one that a large pull brings.
       base_[pull.table] = h.version;
-      pulled_[pull.sequence % history] = {pull.sequence, h.version};
+      pulled_.put(pull.sequence, h.version);
     }
     pulls_.pop_front();
   }
@@ -427,7 +424,7 @@ std::uint64_t RingWriter::open_pulls_end() const noexcept {
 }
 
 void RingWriter::retire(std::uint64_t sequence, std::uint64_t result) noexcept {
-  past_[sequence % history] = {sequence, result};
+  past_.put(sequence, result);
   const std::uint8_t role = role_[sequence % box_.geometry.n_slots];
   auto& outcomes = counters_.outcomes;
   if (role == role_push_end) {
@@ -443,13 +440,11 @@ void RingWriter::retire(std::uint64_t sequence, std::uint64_t result) noexcept {
 
 std::uint64_t RingWriter::result(std::uint64_t sequence) noexcept {
   applied();
-  const Past& past = past_[sequence % history];
-  return past.sequence == sequence ? past.result : 0;
+  return past_.find(sequence, 0);
 }
 
 std::uint64_t RingWriter::pulled_version(std::uint64_t sequence) const noexcept {
-  const Past& past = pulled_[sequence % history];
-  return past.sequence == sequence ? past.result : unnamed;
+  return pulled_.find(sequence, unnamed);
 }
 
 const PushCounters& RingWriter::counters() noexcept {

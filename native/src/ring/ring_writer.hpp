@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -185,9 +186,32 @@ class RingWriter {
 
     std::size_t floats() const noexcept { return count * dim; }
   };
-  struct Past {
-    std::uint64_t sequence = ~std::uint64_t{0};
-    std::uint64_t result = 0;
+  // Values of the last records by sequence. Memory is taken as records are written, because a
+  // worker has a writer for every server of the job.
+  class History {
+   public:
+    static constexpr std::size_t size = 4096;
+
+    // Return the value of a record, or `none` if there is none or a later record has replaced it.
+    std::uint64_t find(std::uint64_t sequence, std::uint64_t none) const noexcept {
+      const Entry* part = parts_[sequence % size / part_size].get();
+      if (part == nullptr) return none;
+      const Entry& entry = part[sequence % part_size];
+      return entry.sequence == sequence ? entry.value : none;
+    }
+    void put(std::uint64_t sequence, std::uint64_t value) {
+      auto& part = parts_[sequence % size / part_size];
+      if (!part) part = std::make_unique<Entry[]>(part_size);
+      part[sequence % part_size] = {sequence, value};
+    }
+
+   private:
+    static constexpr std::size_t part_size = 128;
+    struct Entry {
+      std::uint64_t sequence = ~std::uint64_t{0};
+      std::uint64_t value = 0;
+    };
+    std::array<std::unique_ptr<Entry[]>, size / part_size> parts_;
   };
 
   RecordHeader header(RecordKind kind, std::uint16_t table, std::uint64_t clock) const noexcept;
@@ -214,8 +238,8 @@ class RingWriter {
   std::vector<std::uint64_t> base_, named_, pushed_before_;
   std::uint64_t push_base_ = 0;  // of the push that is being written
   std::deque<OpenPull> pulls_;
-  std::vector<Past> past_;
-  std::vector<Past> pulled_;        // versions, by the first record of a pull
+  History past_;                    // results
+  History pulled_;                  // versions, by the first record of a pull
   std::vector<std::uint8_t> role_;  // of the record in each slot: 1 end of a push, 2 tick
   std::size_t last_bytes_ = 0;      // of the last record's payload
   PushCounters counters_;

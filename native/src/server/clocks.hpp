@@ -15,10 +15,19 @@ namespace mpips {
 // timing. With b backup workers, every worker has a buffer of its own, and the clock closes when
 // all but b workers have ticked. The sum is then formed in worker order over the workers that
 // ticked in time (Chen et al., "Revisiting distributed synchronous SGD", 2016).
+//
+// A tick costs the same for any number of workers: counts answer what would need a look at every
+// worker. Only a change of the lowest clock looks at all of them, which is once for each clock of
+// the slowest worker.
 class Clocks {
  public:
   Clocks(std::size_t n_workers, std::uint32_t backup)
-      : clock_(n_workers, 0), finished_(n_workers, 0), ticked_(n_workers, 0), backup_(backup) {}
+      : clock_(n_workers, 0),
+        finished_(n_workers, 0),
+        ticked_(n_workers, 0),
+        backup_(backup),
+        working_(n_workers),
+        at_least_(n_workers) {}
 
   std::uint64_t current() const noexcept { return current_; }  // BSP: the clock that is open
   // The worker whose updates of the open clock are consumed now.
@@ -30,12 +39,7 @@ class Clocks {
   std::size_t size() const noexcept { return clock_.size(); }
 
   // Return the lowest clock of all workers that have not finished; the largest number if all have.
-  std::uint64_t min_clock() const noexcept {
-    std::uint64_t least = finished_clock;
-    for (std::size_t w = 0; w < clock_.size(); ++w)
-      if (!finished_[w]) least = std::min(least, clock_[w]);
-    return least;
-  }
+  std::uint64_t min_clock() const noexcept { return least_; }
 
   bool may_contribute(std::size_t worker) const noexcept {
     return uses_backup() || worker == awaited_;
@@ -43,26 +47,30 @@ class Clocks {
 
   // Record that a worker has sent everything of `clock`.
   void tick(std::size_t worker, std::uint64_t clock) noexcept {
+    const std::uint64_t before = clock_[worker];
     clock_[worker] = clock + 1;
-    if (clock == current_) ticked_[worker] = 1;
+    if (clock == current_ && !ticked_[worker]) {
+      ticked_[worker] = 1;
+      ++n_ticked_;
+    }
+    if (!finished_[worker]) leave(before, clock + 1);
     advance();
   }
 
   void finish(std::size_t worker) noexcept {
-    finished_[worker] = 1;
+    if (!finished_[worker]) {
+      finished_[worker] = 1;
+      if (!ticked_[worker]) --working_;
+      leave(clock_[worker], finished_clock);
+    }
     advance();
   }
 
   // Return true if the open clock can be closed.
   bool complete() const noexcept {
-    std::size_t working = 0, ticked = 0;
-    for (std::size_t w = 0; w < clock_.size(); ++w) {
-      ticked += ticked_[w];
-      working += !finished_[w] || ticked_[w];
-    }
-    if (ticked == 0) return false;
-    const std::size_t needed = working > backup_ ? working - backup_ : 1;
-    return uses_backup() ? ticked >= needed : awaited_ == clock_.size();
+    if (n_ticked_ == 0) return false;
+    const std::size_t needed = working_ > backup_ ? working_ - backup_ : 1;
+    return uses_backup() ? n_ticked_ >= needed : awaited_ == clock_.size();
   }
 
   // Return the workers whose updates belong to the open clock, in worker order.
@@ -76,13 +84,15 @@ class Clocks {
   void next_clock() noexcept {
     ++current_;
     std::fill(ticked_.begin(), ticked_.end(), 0);
+    count();
     awaited_ = 0;
     advance();
   }
 
-  // Restore the state that an earlier process had.
+  // Restore the state that an earlier process had: every worker first, then the open clock.
   void restore(std::uint64_t current) noexcept {
     current_ = current;
+    count();
     awaited_ = 0;
     advance();
   }
@@ -98,11 +108,39 @@ class Clocks {
     while (awaited_ < clock_.size() && (finished_[awaited_] || ticked_[awaited_])) ++awaited_;
   }
 
+  // Count that a worker goes from clock `from` to the later clock `to`.
+  void leave(std::uint64_t from, std::uint64_t to) noexcept {
+    if (from == least_ && to != from && --at_least_ == 0) find_least();
+  }
+
+  void find_least() noexcept {
+    least_ = finished_clock;
+    at_least_ = 0;
+    for (std::size_t w = 0; w < clock_.size(); ++w) {
+      if (finished_[w] || clock_[w] > least_) continue;
+      at_least_ = clock_[w] == least_ ? at_least_ + 1 : 1;
+      least_ = clock_[w];
+    }
+  }
+
+  void count() noexcept {
+    n_ticked_ = working_ = 0;
+    for (std::size_t w = 0; w < clock_.size(); ++w) {
+      n_ticked_ += ticked_[w];
+      working_ += !finished_[w] || ticked_[w];
+    }
+    find_least();
+  }
+
   std::vector<std::uint64_t> clock_;
   std::vector<std::uint8_t> finished_, ticked_;
   std::uint32_t backup_;
   std::uint64_t current_ = 0;
   std::size_t awaited_ = 0;
+  std::size_t n_ticked_ = 0;
+  std::size_t working_;      // workers that have not finished, or have ticked before they did
+  std::uint64_t least_ = 0;  // lowest clock of all workers that have not finished
+  std::size_t at_least_;     // workers that have not finished and are at that clock
 };
 
 }  // namespace mpips

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "server/shard_faults.hpp"
 
@@ -317,7 +318,8 @@ inline void EmbeddingShard::change_logged(LoggedUpdateFn change, float* r, std::
 std::uint32_t EmbeddingShard::steps_of(const float* r) const noexcept {
   std::uint32_t step = 0;
   std::memcpy(&step, r + stride_ - 1, sizeof step);
-  return step;
+  // Count no further at the end of 32 bits: after 0 the bias correction would begin again.
+  return std::min(step, std::numeric_limits<std::uint32_t>::max() - 1);
 }
 
 std::uint32_t EmbeddingShard::count_step(float* r) const noexcept {

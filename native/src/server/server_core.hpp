@@ -258,6 +258,7 @@ class ServerCore {
   void put_tick(std::size_t worker, const RecordHeader& header);
   void put_table(std::size_t table);
   void put_pair(std::size_t table, std::size_t worker);
+  void put_discarded(std::size_t worker);
   void put_all();
   void note_push(Ring* ring, const RecordHeader& header, const Update& part) const;
   void take_words();

@@ -76,9 +76,10 @@ void ServerCore::commit(std::size_t worker, const RecordHeader& h, const Verdict
   else if (is(h.kind, RecordKind::cut))
     journal_->put_text(worker, h.base_version, ring.position_text.data(),
                        ring.position_text.size());
-  else if (!is(h.kind, RecordKind::tick) || verdict.outcome == Outcome::late ||
-           journal_->word(Journal::current_clock) != clocks_.current())
+  else if (journal_->word(Journal::current_clock) != clocks_.current())
     put_all();
+  else if (!is(h.kind, RecordKind::tick) || verdict.outcome == Outcome::late)
+    put_discarded(worker);
   if (is(h.kind, RecordKind::tick)) put_tick(worker, h);
   publish_commit(&ring);
 }
@@ -169,6 +170,14 @@ void ServerCore::put_pair(std::size_t table, std::size_t worker) {
   const BufferWords words = t.shard->buffer_words(worker);
   for (std::size_t i = 0; i < words.size(); ++i)
     journal_->put(journal_->of_pair(table, worker, Journal::buffers) + i, words[i]);
+}
+
+// Write what a worker changes whose pushes of the open clock are dropped.
+void ServerCore::put_discarded(std::size_t worker) {
+  for (std::size_t t = 0; t < tables_.size(); ++t) {
+    put_table(t);
+    put_pair(t, worker);
+  }
 }
 
 void ServerCore::put_all() {

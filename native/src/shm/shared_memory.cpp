@@ -190,7 +190,7 @@ SharedMemory SharedMemory::create_sparse(const std::string& name, std::size_t by
   return m;
 }
 
-SharedMemory SharedMemory::anonymous(std::size_t bytes, std::size_t reserve) {
+SharedMemory SharedMemory::anonymous(std::size_t bytes, std::size_t reserve, bool huge) {
   SharedMemory m;
   m.bytes_ = m.writable_ = round_up(bytes ? bytes : 1, page_bytes);
   std::size_t reserved = round_up(std::max(reserve, m.bytes_), page_bytes);
@@ -198,9 +198,10 @@ SharedMemory SharedMemory::anonymous(std::size_t bytes, std::size_t reserve) {
   m.reserve_ = reserved;
   if (mprotect(m.data_, m.bytes_, PROT_READ | PROT_WRITE) != 0) fail("map", "(anonymous)", errno);
 
-  // Ask for huge pages: rows of a large table miss the TLB on 4 KiB pages. A refusal costs only
-  // speed.
-  madvise(m.data_, m.reserve_, MADV_HUGEPAGE);
+  // Ask for huge pages: rows of a large table miss the TLB on 4 KiB pages. Memory of which only
+  // parts are used must not have them, because each use takes 2 MiB then. A refusal costs only
+  // speed or memory.
+  madvise(m.data_, m.reserve_, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
   return m;
 }
 

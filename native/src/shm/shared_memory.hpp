@@ -42,7 +42,7 @@ class SharedMemory {
   // process alone. Up to `reserve` bytes, or fewer where address space is short, `grow` does not
   // move it.
   static SharedMemory create(const std::string& name, std::size_t bytes, std::size_t reserve);
-  static SharedMemory anonymous(std::size_t bytes, std::size_t reserve);
+  static SharedMemory anonymous(std::size_t bytes, std::size_t reserve, bool huge = true);
   // Attach a shared-memory file of this user. Its first `writable` bytes can be written, the rest
   // can only be read. A sparse file (see `create_sparse`) may be attached before its pages exist.
   static SharedMemory attach(const std::string& name, std::size_t writable);
