@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
+
 import numpy as np
 import numpy.typing as npt
 
@@ -21,16 +24,28 @@ def read_digits(path: str, options: ReadOptions, share: Share) -> Part:
     Raises:
         CapabilityError: scikit-learn is not installed.
     """
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise CapabilityError("digits come with scikit-learn: pip install scikit-learn") from error
-    x, y = load_digits(return_X_y=True)
+    x, y = _load()
     in_test = _draw_test(y, options.split_seed)
     rows = np.flatnonzero(in_test if options.split == "test" else ~in_test)
     own = rows[share.numbers(0, len(rows))]
     data = DenseData(np.ascontiguousarray(x[own], dtype=np.float32), y[own].astype(np.float64))
     return describe(data, len(rows), f"digits ({options.split})", wants=options.wants)
+
+
+def _load() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    """Return all images, shape (n, 64), and their classes, shape (n,)."""
+    spec = importlib.util.find_spec("sklearn")
+    if spec is None or not spec.submodule_search_locations:
+        raise CapabilityError("digits come with scikit-learn: pip install scikit-learn")
+    file = Path(spec.submodule_search_locations[0], "datasets/data/digits.csv.gz")
+    if not file.is_file():
+        from sklearn.datasets import load_digits
+
+        x, y = load_digits(return_X_y=True)
+        return x, y
+    # Read the file itself: the import of scikit-learn takes more than a second in every rank.
+    table = np.loadtxt(file, delimiter=",")
+    return table[:, :-1], table[:, -1].astype(np.int64)
 
 
 def _draw_test(labels: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.bool_]:

@@ -1,4 +1,4 @@
-"""Metrics of scores against labels, and the merge of the workers' shares of an evaluation.
+"""Metrics of scores against labels, for samples that are divided among workers.
 
 All arithmetic is in float64. All samples have equal weight. Every metric is nan if there are no samples, or
 if any score is nan.
@@ -14,8 +14,12 @@ Kinds of scores:
 
 Labels are classes, int64, shape (n,); for "values" the targets, float64.
 
-Definitions: AUC by Hanley and McNeil (Radiology 143, 1982), equal to the Mann-Whitney U statistic with
-mid-ranks divided by the number of pairs. Log-loss and cross-entropy: the negative mean log-likelihood
+The value of a sample (its loss, its error) is computed in float64. Sums of these values are exact
+(`mpips.data.exact`) and rounded once, at the end. So a metric has the same bits for any number of workers and
+any order of samples, and a worker sends `Totals`, a few hundred bytes. The AUC needs all scores:
+`mpips.data.ranking`.
+
+Definitions: AUC: see `mpips.data.ranking`. Log-loss and cross-entropy: the negative mean log-likelihood
 in nats (Bishop, "Pattern Recognition and Machine Learning", 2006, eq. 4.90 and 4.108). RMSE: square root of
 the mean squared error, divided by n. R2: the coefficient of determination 1 - SS_res / SS_tot with SS_tot
 about the mean of the evaluated targets (Draper and Smith, "Applied Regression Analysis", 1998); it is
@@ -25,132 +29,36 @@ negative for predictions worse than that mean, and nan where all targets are equ
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from mpips.data import exact
 from mpips.data.dataset import Labels
-from mpips.data.shares import Shares, numbers
+from mpips.data.exact import UNIT_BITS, ExactSum, ratio
+from mpips.data.ranking import Pairs, Ranking
 
 Scores: TypeAlias = npt.NDArray[np.floating[Any]]
-Classes: TypeAlias = npt.NDArray[np.int64]
 Float64: TypeAlias = npt.NDArray[np.float64]
 Kind: TypeAlias = Literal["probabilities", "logits", "values"]
 
 # Lower bound of probabilities whose logarithm is taken; logits have no such bound.
 PROBABILITY_FLOOR = 1e-15
 
+# Names of the metrics of two classes, of more classes, and of numbers.
+BINARY_METRICS = ("accuracy", "auc", "log_loss")
+CLASS_METRICS = ("accuracy", "cross_entropy")
+REGRESSION_METRICS = ("rmse", "r2")
 
-def accuracy(scores: Scores, labels: Labels) -> float:
-    """Return the share of samples whose most probable class is right; 0.5 counts as class 1.
-
-    `scores` are probabilities of shape (n,) or (n, k), or logits of shape (n, k).
-    """
-    guesses = scores >= 0.5 if scores.ndim == 1 else np.argmax(scores, axis=1)
-    return _mean(guesses == labels, scores)
-
-
-def logit_accuracy(scores: Scores, labels: Labels) -> float:
-    """Return the share of samples whose class is right, for logits of shape (n,); 0 counts as class 1."""
-    return _mean((scores >= 0) == labels, scores)
-
-
-def auc(scores: Scores, labels: Labels) -> float:
-    """Return the exact area under the ROC curve: P(score of a 1 > score of a 0), ties counting half.
-
-    Any increasing function of the score gives the same value, except for ties that rounding makes. The result
-    is nan if a class is absent or a score is nan.
-    """
-    positive = labels == 1
-    n_positive = int(np.count_nonzero(positive))
-    n_negative = len(labels) - n_positive
-    if n_positive == 0 or n_negative == 0 or np.isnan(scores).any():
-        return math.nan
-    _, group, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    mid_ranks = np.cumsum(counts) - (counts - 1) / 2
-    rank_sum = float(mid_ranks[group][positive].sum())
-    return (rank_sum - n_positive * (n_positive + 1) / 2) / (n_positive * n_negative)
-
-
-def log_loss(scores: Scores, labels: Labels) -> float:
-    """Return the mean of -log(probability of the true class), in nats, for probabilities (n,)."""
-    scores = scores.astype(np.float64)
-    return _mean_log_loss(np.where(labels == 1, scores, 1 - scores))
-
-
-def logit_log_loss(scores: Scores, labels: Labels) -> float:
-    """Return the mean of log(1 + exp(-z)) of class 1 and log(1 + exp(z)) of class 0, logits (n,)."""
-    z = scores.astype(np.float64)
-    with np.errstate(invalid="ignore"):  # _mean returns nan for nan
-        losses = np.logaddexp(0.0, np.where(labels == 1, -z, z))
-    return _mean(losses, z)
-
-
-def cross_entropy(scores: Scores, labels: Labels) -> float:
-    """Return the mean of -log(probability of the true class), in nats, for probabilities (n, k)."""
-    return _mean_log_loss(scores[np.arange(len(labels)), labels].astype(np.float64))
-
-
-def logit_cross_entropy(scores: Scores, labels: Labels) -> float:
-    """Return the mean of log(sum of exp(z)) - z of the true class, in nats, for logits (n, k)."""
-    z = scores.astype(np.float64)
-    with np.errstate(invalid="ignore"):  # _mean returns nan for nan, also for infinity - infinity
-        z -= z.max(axis=1, keepdims=True)
-        losses = np.log(np.exp(z).sum(axis=1)) - z[np.arange(len(labels)), labels]
-    return _mean(losses, z)
-
-
-def rmse(scores: Scores, labels: Labels) -> float:
-    """Return the square root of the mean squared error."""
-    errors = scores.astype(np.float64) - labels
-    return math.sqrt(_mean(errors * errors, scores)) if len(labels) else math.nan
-
-
-def r2(scores: Scores, labels: Labels) -> float:
-    """Return 1 - (sum of squared errors) / (sum of squares about the targets' mean)."""
-    if len(labels) == 0:
-        return math.nan
-    targets = np.asarray(labels, dtype=np.float64)
-    # Subtract the first target first, so that large equal targets give exactly 0.
-    shifted = targets - targets[0]
-    total = float(((shifted - shifted.mean()) ** 2).sum())
-    residual = float(((scores.astype(np.float64) - targets) ** 2).sum())
-    return 1 - residual / total if total > 0 else math.nan
-
-
-def _mean(values: npt.NDArray[Any], scores: Scores) -> float:
-    """Return the mean; nan if there are no samples or a score is nan."""
-    if len(values) == 0 or np.isnan(scores).any():
-        return math.nan
-    return float(np.mean(values))
-
-
-def _mean_log_loss(probabilities: Float64) -> float:
-    losses = -np.log(np.clip(probabilities, PROBABILITY_FLOOR, 1.0))
-    return _mean(losses, probabilities)
-
-
-Metric: TypeAlias = Callable[[Scores, Labels], float]
-BINARY_METRICS: dict[str, Metric] = {"accuracy": accuracy, "auc": auc, "log_loss": log_loss}
-CLASS_METRICS: dict[str, Metric] = {"accuracy": accuracy, "cross_entropy": cross_entropy}
-REGRESSION_METRICS: dict[str, Metric] = {"rmse": rmse, "r2": r2}
-LOGIT_BINARY_METRICS: dict[str, Metric] = {
-    "accuracy": logit_accuracy,
-    "auc": auc,
-    "log_loss": logit_log_loss,
-}
-LOGIT_CLASS_METRICS: dict[str, Metric] = {
-    "accuracy": accuracy,
-    "cross_entropy": logit_cross_entropy,
-}
+_ZERO = ExactSum()
 
 
 @dataclass(frozen=True)
 class EvalShare:
-    """One worker's part of an evaluation, with its samples in the order of the file.
+    """One worker's part of an evaluation.
 
     Attributes:
         scores: Shape (n,) or (n, k); see the kinds at the top of this module.
@@ -162,15 +70,150 @@ class EvalShare:
     labels: Labels
     kind: Kind = "probabilities"
 
+    @property
+    def form(self) -> str:
+        """Kind and shape of the scores, which are equal on all workers."""
+        sizes = "".join(f", {k}" for k in self.scores.shape[1:])
+        return f"{self.kind} of shape (n{sizes})"
 
-def merge(shares_of: Sequence[EvalShare], shares: Shares = "interleaved") -> dict[str, float]:
+    @property
+    def ranked(self) -> bool:
+        """True if there is an AUC."""
+        return self.kind != "values" and self.scores.ndim == 1
+
+    def ranking(self) -> Ranking:
+        """Return the ranking of the samples."""
+        return Ranking.of(self.scores.astype(np.float64), self.labels == 1)
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over samples, from which all metrics but the AUC follow. The totals of two workers can be added.
+
+    Attributes:
+        n: Number of samples.
+        n_nan: Number of scores that are nan.
+        n_right: Number of samples whose class is right; 0 for "values".
+        losses: Sum of the losses; for "values" of the squared errors.
+        targets: Sum of the targets of "values".
+        target_squares: Sum of their squares.
+    """
+
+    n: int = 0
+    n_nan: int = 0
+    n_right: int = 0
+    losses: ExactSum = _ZERO
+    targets: ExactSum = _ZERO
+    target_squares: ExactSum = _ZERO
+
+    @classmethod
+    def of(cls, share: EvalShare) -> Totals:
+        """Return the totals of one worker's samples.
+
+        Raises:
+            ValueError: There is not one score, or row of scores, for each label.
+        """
+        _check(share)
+        # Sums within a sample must not depend on the layout of the array.
+        scores = np.ascontiguousarray(share.scores, np.float64)
+        labels, n, n_nan = share.labels, len(share.labels), int(np.isnan(scores).sum())
+        if share.kind == "values":
+            targets = np.asarray(labels, np.float64)
+            return cls(
+                n,
+                n_nan,
+                0,
+                ExactSum.of_squares(scores - targets),
+                ExactSum.of(targets),
+                ExactSum.of_squares(targets),
+            )
+        n_right = int(np.count_nonzero(_guesses(scores, share.kind) == labels))
+        return cls(n, n_nan, n_right, ExactSum.of(_losses(scores, labels, share.kind)))
+
+    def __add__(self, other: Totals) -> Totals:
+        """Return the totals of the samples of both."""
+        return Totals(
+            self.n + other.n,
+            self.n_nan + other.n_nan,
+            self.n_right + other.n_right,
+            self.losses + other.losses,
+            self.targets + other.targets,
+            self.target_squares + other.target_squares,
+        )
+
+    def to_numbers(self) -> list[int]:
+        """Return all numbers, for `exact.pack`."""
+        sums = (self.losses, self.targets, self.target_squares)
+        rows = [[s.units, s.n_nan, s.n_up, s.n_down] for s in sums]
+        return [self.n, self.n_nan, self.n_right, *rows[0], *rows[1], *rows[2]]
+
+    @classmethod
+    def from_numbers(cls, numbers: Sequence[int]) -> Totals:
+        """Return the totals of which `to_numbers` returned the numbers."""
+        n, n_nan, n_right, *rest = numbers
+        sums = [ExactSum(*rest[i : i + 4]) for i in range(0, 12, 4)]
+        return cls(n, n_nan, n_right, *sums)
+
+    def metrics(self, share: EvalShare, pairs: Pairs) -> dict[str, float]:
+        """Return the value of each metric by its name.
+
+        Args:
+            share: Any worker's share; its kind and shape are used.
+            pairs: Pairs of all samples, if `share.ranked`.
+        """
+        known = self.n and not self.n_nan
+        mean = self.losses.over(self.n) if known else math.nan
+        right = self.n_right / max(self.n, 1)
+        if share.kind == "values":
+            found = dict(zip(REGRESSION_METRICS, (math.sqrt(mean), self._r2()), strict=True))
+        elif share.ranked:
+            found = dict(zip(BINARY_METRICS, (right, pairs.area(), mean), strict=True))
+        else:
+            found = dict(zip(CLASS_METRICS, (right, mean), strict=True))
+        return {name: value if known else math.nan for name, value in found.items()}
+
+    def _r2(self) -> float:
+        """Return 1 - (sum of squared errors) / (sum of squares about the targets' mean), rounded once."""
+        about_mean = ((self.n * self.target_squares.units) << UNIT_BITS) - self.targets.units**2
+        if about_mean == 0 or not self.targets.finite:
+            return math.nan
+        if not self.losses.finite:
+            return -self.losses.over(1)
+        return ratio(about_mean - ((self.n * self.losses.units) << UNIT_BITS), about_mean)
+
+
+def accuracy(scores: Scores, labels: Labels) -> float:
+    """Return the share of samples whose most probable class is right; 0.5 counts as class 1.
+
+    `scores` are probabilities of shape (n,) or (n, k).
+    """
+    return merge([EvalShare(scores, labels)])["accuracy"]
+
+
+def auc(scores: Scores, labels: Labels) -> float:
+    """Return the exact area under the ROC curve: P(score of a 1 > score of a 0), ties counting half.
+
+    Any increasing function of the score gives the same value, except for ties that rounding makes. The result
+    is nan if a class is absent or a score is nan.
+    """
+    return merge([EvalShare(scores, labels)])["auc"]
+
+
+def log_loss(scores: Scores, labels: Labels) -> float:
+    """Return the mean of -log(probability of the true class), in nats, for probabilities (n,)."""
+    return merge([EvalShare(scores, labels)])["log_loss"]
+
+
+def cross_entropy(scores: Scores, labels: Labels) -> float:
+    """Return the mean of -log(probability of the true class), in nats, for probabilities (n, k)."""
+    return merge([EvalShare(scores, labels)])["cross_entropy"]
+
+
+def merge(shares_of: Sequence[EvalShare]) -> dict[str, float]:
     """Compute the metrics of all samples from the shares of all workers.
 
-    Samples are sorted into the order of the file, so that sums round equally for any number of workers.
-
     Args:
-        shares_of: The share of each worker, in worker order.
-        shares: The rule that divided the samples among the workers.
+        shares_of: The share of each worker, in any order.
 
     Returns:
         The value of each metric by its name.
@@ -178,35 +221,69 @@ def merge(shares_of: Sequence[EvalShare], shares: Shares = "interleaved") -> dic
     Raises:
         ValueError: There are no shares, their shapes differ, or there is not one score per sample.
     """
-    if not shares_of or len({(s.scores.shape[1:], s.kind) for s in shares_of}) > 1:
+    if not shares_of or len({share.form for share in shares_of}) > 1:
         shapes = [share.scores.shape for share in shares_of]
         raise ValueError(
             f"scores of the workers have shapes {shapes}: there must be at least one share, and predict must "
             "return the same form on all workers"
         )
-    if any(len(share.scores) != len(share.labels) for share in shares_of):
-        found = [(share.scores.shape, len(share.labels)) for share in shares_of]
+    totals = sum((Totals.of(share) for share in shares_of), Totals())
+    pairs = Pairs()
+    if shares_of[0].ranked:
+        ranking = shares_of[0].ranking()
+        for share in shares_of[1:]:
+            ranking = ranking.merge(share.ranking())
+        pairs = ranking.pairs()
+    return totals.metrics(shares_of[0], pairs)
+
+
+def _check(share: EvalShare) -> None:
+    """Raise ValueError if the shapes of scores and labels do not fit."""
+    if share.kind == "values" and share.scores.ndim != 1:
         raise ValueError(
-            f"shapes of scores and numbers of labels are {found}: there must be one score, or row of scores, "
-            "for each label"
+            f"predicted values have shape {share.scores.shape}, expected (n,), one number for each sample"
         )
-    n_total = sum(len(share.labels) for share in shares_of)
-    places = [numbers(n_total, len(shares_of), w, shares) for w in range(len(shares_of))]
-    order = np.argsort(np.concatenate(places))
-    scores = np.concatenate([share.scores for share in shares_of])[order]
-    labels = np.concatenate([share.labels for share in shares_of])[order]
-    metrics = _metrics(scores, shares_of[0].kind)
-    return {name: metric(scores, labels) for name, metric in metrics.items()}
+    if len(share.scores) != len(share.labels):
+        raise ValueError(
+            f"scores have shape {share.scores.shape} and there are {len(share.labels)} labels: there must be "
+            "one score, or row of scores, for each label"
+        )
 
 
-def _metrics(scores: Scores, kind: Kind) -> dict[str, Metric]:
-    """Return the metrics that suit the kind and the shape of the scores."""
-    if kind == "values":
-        if scores.ndim != 1:
-            raise ValueError(
-                f"predicted values have shape {scores.shape}, expected (n,), one number for each sample"
-            )
-        return REGRESSION_METRICS
-    if kind == "logits":
-        return LOGIT_BINARY_METRICS if scores.ndim == 1 else LOGIT_CLASS_METRICS
-    return BINARY_METRICS if scores.ndim == 1 else CLASS_METRICS
+def _guesses(scores: Float64, kind: Kind) -> npt.NDArray[Any]:
+    """Return the most probable class of each sample; of equal ones 1 of two classes, else the lowest."""
+    if scores.ndim > 1:
+        guesses: npt.NDArray[Any] = np.argmax(scores, axis=1)
+    else:
+        guesses = scores >= (0.0 if kind == "logits" else 0.5)
+    return guesses
+
+
+def _losses(scores: Float64, labels: Labels, kind: Kind) -> Float64:
+    """Return -log(probability of the true class) of each sample, in nats."""
+    n = np.arange(len(labels))
+    if kind == "probabilities":
+        one = scores.ndim == 1
+        true = np.where(labels == 1, scores, 1 - scores) if one else scores[n, labels]
+        losses: Float64 = -np.log(np.clip(true, PROBABILITY_FLOOR, 1.0))
+        return losses
+    with np.errstate(invalid="ignore"):  # nan, and infinity - infinity
+        if scores.ndim == 1:
+            # log(1 + exp(-z)) of class 1, log(1 + exp(z)) of class 0
+            losses = np.logaddexp(0.0, np.where(labels == 1, -scores, scores))
+        else:
+            # log(sum of exp(z)) - z of the true class
+            z = scores - scores.max(axis=1, keepdims=True)
+            losses = np.log(np.exp(z).sum(axis=1)) - z[n, labels]
+    return losses
+
+
+def pack(totals: Totals, pairs: Pairs) -> npt.NDArray[np.int64]:
+    """Return totals and pairs as int64 values."""
+    return exact.pack([*totals.to_numbers(), pairs.wins, pairs.positives, pairs.negatives])
+
+
+def unpack(packed: npt.NDArray[np.int64]) -> tuple[Totals, Pairs]:
+    """Return the totals and pairs that `pack` packed."""
+    numbers = exact.unpack(packed)
+    return Totals.from_numbers(numbers[:-3]), Pairs(*numbers[-3:])

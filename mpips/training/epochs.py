@@ -8,24 +8,23 @@ and skips none.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import numpy as np
+import numpy.typing as npt
 
-from mpips.data import Batch, Cursor, DataInfo, Dataset, Loader, Sampling
-from mpips.data.metrics import EvalShare, Kind, Scores, merge
+from mpips.data import Cursor, DataInfo, Dataset, Loader, Sampling
 from mpips.errors import ConfigError
 from mpips.model.consistency import BSP
 from mpips.model.table import Table
 from mpips.scheduler.run_progress import RunProgress
 from mpips.tasks import StepResult, Task
+from mpips.training.evaluation import evaluate
 from mpips.worker.worker import Worker
 
 _REPORT_INTERVAL_S = 0.25  # seconds between two progress reports of a worker
-_EVAL_BATCH = 4096  # samples that are evaluated at a time
 _PACE_STEPS = 8  # steps between two checks whether the worker is too far ahead
 
 
@@ -41,6 +40,7 @@ class Inputs:
         batch_size: Samples of a step of one worker.
         train: Training data of this worker; None on ranks that are no worker.
         test: Test data of this worker; None without any.
+        n_test: Number of samples of the test data of all workers.
         first_epoch: Epochs that are complete at the start.
         sampling: The order of samples, with what was read of the epochs that are not complete.
         cursors: Position of each worker at the start; empty: all begin with what is left of `first_epoch`.
@@ -58,6 +58,7 @@ class Inputs:
     batch_size: int
     train: Dataset | None = None
     test: Dataset | None = None
+    n_test: int = 0
     first_epoch: int = 0
     sampling: Sampling | None = None
     cursors: tuple[Cursor, ...] = ()
@@ -185,28 +186,6 @@ def _checked(task: Task, step: object) -> StepResult:
     )
 
 
-def _checked_scores(task: Task, method: str, scores: object, n: int) -> Scores:
-    """Check the scores that a method of a task returned.
-
-    Args:
-        task: The task.
-        method: Name of the method.
-        scores: Its value: must have shape (n,) or (n, classes).
-        n: Number of samples.
-
-    Raises:
-        ConfigError: The value is not an array of such a shape.
-    """
-    shape = getattr(scores, "shape", None)
-    if not isinstance(scores, np.ndarray) or scores.ndim not in (1, 2) or len(scores) != n:
-        found = f"an array of shape {shape}" if shape is not None else f"{scores!r:.60}"
-        raise ConfigError(
-            f"{type(task).__name__}.{method} returned {found}: must be an array of shape ({n},) or "
-            f"({n}, classes)"
-        )
-    return scores
-
-
 def _clocks(worker: Worker, inputs: Inputs, loader: Loader) -> int:
     """Return the last clock of this worker; with backup workers, that of the one with the fewest steps."""
     own = worker.now + loader.steps_until(inputs.n_epochs)
@@ -230,25 +209,44 @@ def _evaluate_epoch(
     started = max((cursor.epoch for cursor in inputs.cursors), default=0)
     due = eval_every and (epoch + 1) % eval_every == 0 and epoch >= started
     if due and inputs.test is not None and epoch + 1 < inputs.n_epochs:
-        found = evaluate(worker, inputs.task, inputs.test, f"epoch {epoch + 1}")
+        found = evaluate(worker, inputs.task, inputs.test, inputs.n_test, f"epoch {epoch + 1}")
         if found is not None:
             result.evaluated[epoch] = found
             step = inputs.steps_before + worker.now
             worker.report_metrics(epoch + 1, step, found)
 
 
+def loss_sums(result: Result, last: tuple[float, int], n_epochs: int) -> npt.NDArray[np.float64]:
+    """Return this worker's losses as values to be added up over workers.
+
+    Args:
+        result: Losses by epoch and samples of this worker.
+        last: Summed loss and samples of its last epoch.
+        n_epochs: Epochs of the run.
+
+    Returns:
+        float64, shape (n_epochs + 1, 3): for each epoch summed loss, samples, and 1 if the worker has ended
+        it; at the end those of the last epoch, and the samples of this launch.
+    """
+    sums = np.zeros((n_epochs + 1, 3))
+    for epoch, (loss, n) in result.losses.items():
+        sums[epoch] = loss, n, 1
+    sums[-1] = *last, result.samples
+    return sums
+
+
 def history(
-    losses: Sequence[Mapping[int, tuple[float, int]]], evaluated: Mapping[int, dict[str, float]]
+    sums: npt.NDArray[np.float64], evaluated: Mapping[int, dict[str, float]]
 ) -> list[dict[str, float]]:
     """Return `Result.history`.
 
     Args:
-        losses: For each worker, the summed loss and the samples by epoch from 0.
+        sums: For each epoch, the values of `loss_sums` added up over workers.
         evaluated: Metrics by epoch from 0.
     """
     found = []
-    for epoch in sorted({epoch for own in losses for epoch in own} | set(evaluated)):
-        total, n = np.sum([own.get(epoch, (0.0, 0)) for own in losses], axis=0)
+    for epoch in sorted({*np.flatnonzero(sums[:, 2]).tolist(), *evaluated}):
+        total, n, _ = sums[epoch] if epoch < len(sums) else (0.0, 0, 0)
         loss = {"loss": float(total / n)} if n else {}
         found.append({"epoch": epoch + 1, **loss, **evaluated.get(epoch, {})})
     return found
@@ -296,55 +294,3 @@ class _Reporter:
             self._worker.report(epoch, step, self._samples, self._loss)
         self._samples, self._loss = 0, 0.0
         self._next = time.monotonic() + _REPORT_INTERVAL_S
-
-
-def evaluate(worker: Worker, task: Task, test: Dataset, name: str) -> dict[str, float] | None:
-    """Return the metrics over all workers' shares of the test data on worker 0; None on other workers.
-
-    Collective over workers: worker 0 waits for all shares, the others do not wait.
-
-    Args:
-        worker: The worker.
-        task: The task.
-        test: This worker's share of the test data.
-        name: Unique name of the evaluation.
-    """
-    batches = (
-        test.take(np.arange(i, min(i + _EVAL_BATCH, test.n)))
-        for i in range(0, max(test.n, 1), _EVAL_BATCH)
-    )
-    scored = [_score(worker, task, batch) for batch in batches]
-    kind = scored[0][0]
-    scores = np.concatenate([part for _, part in scored]).astype(np.float64)
-    labels = test.labels.astype(np.float64 if kind == "values" else np.int64)
-    row = [kind, list(scores.shape), scores.tobytes(), labels.tobytes()]
-    parts = worker.gather(f"evaluation {name}", msgspec.msgpack.encode(row), everyone=False)
-    if worker.index != 0:
-        return None
-    return merge([_unpack_share(part) for part in parts], shares="mixed")
-
-
-def _score(worker: Worker, task: Task, batch: Batch) -> tuple[Kind, Scores]:
-    """Return the kind and the values from which metrics are computed, one row or number for each sample."""
-    if getattr(task, "labels", "classes") == "targets":
-        return "values", _checked_scores(task, "predict", task.predict(worker, batch), batch.n)
-    # Prefer logits, from which metrics are more exact. A task that is no subclass of Task may have none.
-    logits = task.logits(worker, batch) if _has_logits(type(task)) else None
-    if logits is not None:
-        return "logits", _checked_scores(task, "logits", logits, batch.n)
-    return "probabilities", _checked_scores(task, "predict", task.predict(worker, batch), batch.n)
-
-
-def _has_logits(kind: type) -> bool:
-    """Return True if the logits of a task belong to its predict, which a subclass may have replaced."""
-    order = {name: i for i, base in reversed([*enumerate(kind.__mro__)]) for name in vars(base)}
-    return "logits" in order and order["logits"] <= order.get("predict", len(kind.__mro__))
-
-
-def _unpack_share(part: bytes) -> EvalShare:
-    """Return the share that another worker's `evaluate` has packed."""
-    kind, shape, scores, labels = msgspec.msgpack.decode(part)
-    numbers = np.frombuffer(scores, np.float64).reshape(shape)
-    if kind == "values":
-        return EvalShare(numbers, np.frombuffer(labels, np.float64), kind)
-    return EvalShare(numbers, np.frombuffer(labels, np.int64), kind)

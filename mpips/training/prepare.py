@@ -37,11 +37,10 @@ from mpips.model.table import Table
 from mpips.session.driver import JobRanks
 from mpips.tasks import Schedule, Task, load_task
 from mpips.training.epochs import Inputs
+from mpips.training.halving import sum_by_key
 from mpips.training.preflight import task_options
-from mpips.worker.worker import Worker
-
-_KEYS_PER_ROUND = 1 << 22  # keys of all workers together in one exchange: 64 MiB
-_ROUND_MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: the factor of Fibonacci hashing
+from mpips.worker.collectives import AnyArray, Collectives
+from mpips.worker.worker import Worker, connection_of
 
 
 def read_options(config: JobConfig, split: str, wants: Wants = "classes") -> ReadOptions:
@@ -108,13 +107,14 @@ def prepare(ranks: JobRanks, n_workers: int, config: JobConfig) -> Inputs:
         "reading the training data", lambda: load(config.data.train, "train", None), True
     )
     info = combine([DataInfo.from_config(row["info"]) for row in rows if row is not None])
-    notes = [summarise(config.data.train, info)]
+    notes, n_test = [summarise(config.data.train, info)], 0
     if config.data.test:
         rows = ranks.agree(
             "reading the test data", lambda: load(config.data.test, "test", info), True
         )
         found = [row for row in rows if row is not None]
         test_info = combine([DataInfo.from_config(row["info"]) for row in found])
+        n_test = test_info.n_samples_total
         notes += [summarise_test(config.data.test, test_info), *found[0]["notes"]]
     ranks.agree("matching labels", lambda: _align(own, info), True)
     data = own.get("train")
@@ -134,6 +134,7 @@ def prepare(ranks: JobRanks, n_workers: int, config: JobConfig) -> Inputs:
         batch_size,
         data,
         own.get("test"),
+        n_test,
         notes=tuple(notes),
         make_task=make_task,
     )
@@ -196,7 +197,8 @@ def ready(worker: Worker, inputs: Inputs, seed: int) -> Loader:
         The batches of this worker.
     """
     assert inputs.train is not None
-    inputs.task.prepare(worker, _moments(worker, Moments.of(inputs.train)))
+    collectives = connection_of(worker).collectives
+    inputs.task.prepare(worker, combine_moments(collectives, Moments.of(inputs.train)))
     if inputs.verbose and worker.index == 0:
         report = inputs.task.report() if hasattr(inputs.task, "report") else ""
         lines = (*inputs.notes, f"features: {report}") if report else inputs.notes
@@ -216,41 +218,36 @@ def ready(worker: Worker, inputs: Inputs, seed: int) -> Loader:
     )
 
 
-def _moments(worker: Worker, local: Moments) -> Moments:
+def combine_moments(collectives: Collectives, local: Moments) -> Moments:
     """Combine the moments of all workers; of hashed keys, only those in this worker's data. Collective.
 
-    If all keys were exchanged at once, every worker would need memory for all of them. So the keys are
-    exchanged in rounds (a hash gives the round of a key), and a worker takes the counts of its own keys from
-    each round.
+    The moments of two workers at a time are combined along the tree, so a worker needs memory for a few,
+    whatever the number of workers.
+
+    Args:
+        collectives: Gathers and reductions of this worker.
+        local: Moments of this worker's samples.
     """
-    sizes = msgspec.msgpack.encode([local.n_features, local.count, len(local.keys)])
-    shapes = [msgspec.msgpack.decode(part) for part in worker.gather("moments: sizes", sizes)]
-    if shapes[0][0]:
-        # The moments of few features fit into one exchange.
-        parts = worker.gather("moments", _pack_moments(local))
-        return Moments.combine([_unpack_moments(part) for part in parts])
-    n_rounds = -(-sum(n for _, _, n in shapes) // _KEYS_PER_ROUND) if worker.n_workers > 1 else 0
-    rounds = (local.keys.view(np.uint64) * _ROUND_MIX >> np.uint64(32)) % np.uint64(
-        max(n_rounds, 1)
-    )
-    present = local.present.copy()
-    for i in range(n_rounds):
-        mine = rounds == i
-        part = replace(local, keys=local.keys[mine], present=local.present[mine])
-        rows = worker.gather(f"moments: keys {i}", _pack_moments(part))
-        others = Moments.combine([_unpack_moments(row) for row in rows])
-        present[mine] = others.present[np.searchsorted(others.keys, part.keys)]
-    return replace(local, count=sum(count for _, count, _ in shapes), present=present)
+    if not local.n_features:
+        count = collectives.reduce("moments: samples", np.array([local.count]))
+        assert count is not None
+        sums = sum_by_key(collectives, "moments", local.keys, local.present.astype(np.int64))
+        return replace(local, count=int(count[0]), present=sums.astype(np.float64))
+    whole = collectives.reduce("moments", _pack_moments(local), _combine_two)
+    assert whole is not None
+    return _unpack_moments(whole)
 
 
-def _pack_moments(m: Moments) -> bytes:
-    """Return the moments as bytes, for other workers."""
-    arrays = (m.present, m.mean, m.squares, m.keys)
-    return msgspec.msgpack.encode([m.count, *(array.tobytes() for array in arrays)])
+def _combine_two(low: AnyArray, high: AnyArray) -> AnyArray:
+    return _pack_moments(Moments.combine([_unpack_moments(low), _unpack_moments(high)]))
 
 
-def _unpack_moments(data: bytes) -> Moments:
-    """Return the moments that another worker has packed."""
-    count, present, mean, squares, keys = msgspec.msgpack.decode(data)
-    present, mean, squares = (np.frombuffer(a, np.float64) for a in (present, mean, squares))
-    return Moments(count, present, mean, squares, np.frombuffer(keys, np.int64))
+def _pack_moments(m: Moments) -> AnyArray:
+    """Return the moments of features as float64 values; the number of samples is exact below 2**53."""
+    return np.concatenate([[float(m.count)], m.present, m.mean, m.squares])
+
+
+def _unpack_moments(array: AnyArray) -> Moments:
+    """Return the moments that `_pack_moments` packed."""
+    present, mean, squares = array[1:].reshape(3, -1)
+    return Moments(int(array[0]), present, mean, squares)

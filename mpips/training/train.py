@@ -11,7 +11,6 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
 from mpips.config.options import SessionOptions
@@ -29,7 +28,8 @@ from mpips.recovery.saving import Saving, SavingPlan
 from mpips.rundir import directory
 from mpips.scheduler.run_progress import RunProgress
 from mpips.session.driver import JobRanks, JobView, OneRank, Outcome, drive
-from mpips.training.epochs import Inputs, Result, evaluate, history, train_epochs
+from mpips.training.epochs import Inputs, Result, history, loss_sums, train_epochs
+from mpips.training.evaluation import evaluate
 from mpips.training.preflight import preflight
 from mpips.training.prepare import prepare, ready
 from mpips.training.resume import TrainingPlan, continue_in_memory
@@ -54,23 +54,25 @@ def train_worker(worker: Worker, inputs: Inputs, config: JobConfig) -> Result:
     start = time.monotonic()
     last = train_epochs(worker, inputs, loader, config.train.eval_every, result)
     worker.flush()
-    # Add up steps, samples and losses of all workers.
-    mine = msgspec.msgpack.encode([worker.now, result.samples, *last, result.losses])
-    parts = [msgspec.msgpack.decode(part) for part in worker.gather("end of training", mine)]
+    # Add up samples and losses of all workers.
+    steps = worker.reduce("steps", np.array([worker.now]), "max")
+    sums = worker.reduce("losses", loss_sums(result, last, inputs.n_epochs))
+    assert steps is not None
+    assert sums is not None
     result.seconds = time.monotonic() - start
     result.epochs = max(inputs.n_epochs, inputs.first_epoch)
-    result.steps = inputs.steps_before + max(part[0] for part in parts)
+    result.steps = inputs.steps_before + int(steps[0])
     result.n_samples, result.n_features = inputs.info.n_samples_total, inputs.info.n_features
-    result.samples = int(sum(part[1] for part in parts))
-    loss, n = np.sum([part[2:4] for part in parts], axis=0)
+    loss, n, samples = sums[-1]
+    result.samples = int(samples)
     result.metrics["loss"] = float(loss / n) if n else float("nan")
     if inputs.test is not None:
-        found = evaluate(worker, inputs.task, inputs.test, "final") or {}
+        found = evaluate(worker, inputs.task, inputs.test, inputs.n_test, "final") or {}
         result.metrics.update(found)
         if found:
             result.evaluated[max(result.epochs - 1, 0)] = found
             worker.report_metrics(result.epochs, result.steps, found)
-    result.history = history([part[4] for part in parts], result.evaluated)
+    result.history = history(sums[:-1], result.evaluated)
     return result
 
 
@@ -114,7 +116,7 @@ def rehearse(config: JobConfig, n_ranks: int | None = None) -> None:
             check_tables(inputs.tables)
         size = n_ranks or launch.launched_size()
         servers = config.cluster.servers or (default_servers(size, 1) if size > 1 else 1)
-        place(inputs.tables, servers, 1, config.cluster.ring_slots, config.cluster.slot_kib << 10)
+        place(inputs.tables, servers, 1, config.cluster.ring_slots, config.cluster.slot_bytes)
 
 
 def refuse_partner(config: JobConfig) -> None:

@@ -19,11 +19,13 @@ from mpips.errors import StallError
 from mpips.model.consistency import BSP, SSP
 from mpips.model.table import Table
 from mpips.mpi.messages import Figures
+from mpips.mpi.tree import WorkerTree
 from mpips.process import forked
 from mpips.recovery.replica import Partners
 from mpips.snapshot.worker_part import WorkerPart
 from mpips.transport.channel import Channel
 from mpips.worker.arrivals import Arrivals
+from mpips.worker.collectives import Collectives
 from mpips.worker.control_plane import ControlPlane
 from mpips.worker.staging import Staging
 
@@ -76,6 +78,7 @@ class Connection:
         position: The worker's start, its random stream and its cursor.
         snapshot: The worker's part in checkpoints.
         staging: The worker's staging memory.
+        collectives: Gathers, reductions and barriers.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class Connection:
         staging: _native.SharedMemory | None,
         timeout_s: float,
         start: ConnectionOptions | None = None,
+        tree: WorkerTree | None = None,
     ) -> None:
         """Make a connection.
 
@@ -100,6 +104,7 @@ class Connection:
             staging: Staging memory of this worker, or None.
             timeout_s: Bound of every wait, in seconds.
             start: Start of the worker; None: at clock 0, without duties.
+            tree: Messages to other workers; None: gathers contain this worker alone.
         """
         start = start or ConnectionOptions()
         self.index = index
@@ -113,6 +118,7 @@ class Connection:
         self.control = control
         self.timeout_s = timeout_s
         self._names = list(names)
+        self.collectives = Collectives(self, tree, self._names)
         self.staging = Staging(staging)
         self._finished = False
         self._samples = 0
@@ -141,6 +147,7 @@ class Connection:
         """Let every use in a forked child raise ForkError; see mpips.process.forked."""
         refusing: Any = forked.Refusing(f"worker {self.index}")
         self.channels = self.control = self.staging = self.snapshot = refusing
+        self.collectives = refusing
         for handle in self._handles:
             handle.disown()
 
@@ -181,6 +188,7 @@ class Connection:
         self.snapshot.note_tick(self.now)
         self.control.state = "computing"
         self.control.poll()
+        self.collectives.poll()
         if self.control.cut.pending is not None and not self._repeats:
             self.snapshot.at_tick(self.now, self.wait_until)
 
@@ -222,6 +230,7 @@ class Connection:
         if self._finished:
             return
         self._finished = True
+        self.collectives.end()
         if self.clock_state.pushed_at == self.now:
             self.clock()
         self.control.state = "finishing"
@@ -237,28 +246,9 @@ class Connection:
         for server, channel in enumerate(self.channels):
             self.wait_applied(server, channel.writer.next_sequence)
 
-    def gather(self, name: str, payload: bytes, everyone: bool) -> list[bytes]:
-        """Exchange payloads with all workers; see Worker.gather."""
-        self.control.contribute(name, payload, everyone)
-        if not everyone and self.index != 0:
-            return []
-        self.control.state = f"gathering {name!r}"
-        found: list[list[bytes]] = []
-
-        def arrived() -> bool:
-            self.control.poll()
-            parts = self.control.take_gathered(name)
-            if parts is not None:
-                found.append(parts)
-            else:
-                self.snapshot.check_in_gather(self._has_pushed)
-                time.sleep(0.001)
-            return bool(found)
-
-        self.wait_until(arrived, lambda: f"not all workers have come to {name!r}")
-        self.snapshot.end_gather()
-        self.control.state = "computing"
-        return found[0]
+    def check_cut_in_gather(self) -> None:
+        """Take part in a pending cut while the worker waits in a gather, or report that it cannot."""
+        self.snapshot.check_in_gather(self._has_pushed)
 
     def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
         """Count samples and report them to the scheduler; see Worker.report."""
@@ -386,6 +376,7 @@ class Connection:
     def poll(self) -> None:
         """Take control messages during a wait. Cheap; call it a few times per second at least."""
         self.control.poll()
+        self.collectives.poll()
         self.snapshot.report_wait()
 
     def blame(self, server: int) -> str:

@@ -30,11 +30,5 @@ class ControlPlane(Protocol):
     def tell(self, message: Message) -> None:
         """Send the scheduler a message; returns at once."""
 
-    def contribute(self, name: str, payload: bytes, everyone: bool) -> None:
-        """Send this worker's payload of a gather; returns at once."""
-
-    def take_gathered(self, name: str) -> list[bytes] | None:
-        """Return all workers' payloads of a gather; None until they have arrived."""
-
     def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
         """Report progress; returns at once."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from numpy.typing import NDArray
 
 from mpips.checkpoint.position import WorkerStart
@@ -14,6 +15,7 @@ from mpips.errors import ConfigError
 from mpips.model.placement import Placement
 from mpips.model.table import DenseTable, Table
 from mpips.mpi.messages import Evaluated
+from mpips.worker.collectives import Combine
 from mpips.worker.connection import Connection
 from mpips.worker.dense import DenseHandle
 from mpips.worker.embedding import EmbeddingHandle
@@ -177,14 +179,47 @@ class Worker:
         """Return the payloads of all workers, by worker index. Collective over workers; blocks.
 
         Args:
-            name: Name of the gather, unique in the run, the same on all workers.
-            payload: This worker's bytes.
+            name: Name of the gather, the same on all workers.
+            payload: This worker's bytes, of any length. Workers that receive payloads need memory for all of
+                them; for sums use `reduce`.
             everyone: False: only worker 0 waits and receives the payloads; others receive [] at once.
 
         Raises:
-            StallError: A worker did not call `gather` within the job's timeout.
+            ConfigError: Another worker called something else at this place of its program.
+            StallError: A worker did not call `gather` within the job's timeout; the message names it.
         """
-        return self._connection.gather(name, payload, everyone)
+        return self._connection.collectives.gather(name, payload, everyone)
+
+    def reduce(
+        self,
+        name: str,
+        array: npt.ArrayLike,
+        combine: Combine = "sum",
+        everyone: bool = True,
+    ) -> npt.NDArray[Any] | None:
+        """Combine the arrays of all workers along a tree. Collective over workers; blocks.
+
+        The order of combination is fixed: the bits of the result depend on the number of workers only. Each
+        worker sends and receives about log2(n_workers) arrays at most and needs memory for three, whatever
+        the number of workers.
+
+        Args:
+            name: Name of the reduction, the same on all workers.
+            array: Numbers, the same dtype on all workers; with "sum", "min" or "max" also the same shape.
+            combine: "sum", "min", "max", elementwise in the dtype of `array`; or a function of two arrays
+            that
+                returns an array of this dtype and any shape, and changes neither. The first array is that of
+                workers with lower indices, which are consecutive.
+            everyone: False: only worker 0 waits and receives the result; others receive None at once.
+
+        Returns:
+            A new array of the dtype of `array`.
+
+        Raises:
+            ConfigError: The arguments are wrong, or another worker called something else at this place.
+            StallError: A worker did not call `reduce` within the job's timeout; the message names it.
+        """
+        return self._connection.collectives.reduce(name, array, combine, everyone)
 
     def flush(self) -> None:
         """Wait until every server has consumed all that this worker has sent. Not collective; blocks."""
@@ -192,7 +227,7 @@ class Worker:
 
     def barrier(self, name: str) -> None:
         """Wait until all workers have called `barrier` with this name. Collective over workers; blocks."""
-        self.gather(name, b"")
+        self._connection.collectives.barrier(name)
 
     def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
         """Report progress to the scheduler, for `mpips top` and metrics.jsonl. Returns at once.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+import zlib
 
 import numpy as np
 import pytest
@@ -134,3 +136,32 @@ def test_cursors_of_a_checkpoint_without_a_rule_count_interleaved_shares() -> No
 
 def test_one_worker_goes_on_in_the_order_of_an_older_checkpoint() -> None:
     assert Shape.of_job(103, 1, 7, 5) == Shape(103, 1, 7, 5)
+
+
+def test_the_order_after_two_changes_is_the_one_on_which_checkpoints_rely() -> None:
+    cursors = [(1, 9), (1, 4), (0, 20), (1, 0), (1, 11)]
+    sampling = Sampling(Shape(997, 5, 7, 3, "mixed")).after(cursors, Shape(997, 4, 6, 3, "mixed"))
+    cursors = [(1, 8), (0, 3), (1, 20), (1, 5)]
+    sampling = sampling.after(cursors, Shape(997, 3, 8, 3, "mixed"))
+    assert [sampling.counts(epoch) for epoch in (1, 2)] == [(221, 203, 207), (332, 332, 333)]
+    found = [zlib.crc32(sampling.own(1, w).astype("<i8").tobytes()) for w in range(3)]
+    assert found == [1497193356, 1907144304, 4050515920]
+
+
+@pytest.mark.parametrize(("n_legs", "limit"), [(1, 0.0), (2, 0.125)])
+def test_the_rest_of_an_epoch_needs_memory_for_a_share_and_not_for_all_samples(
+    n_legs: int, limit: float
+) -> None:
+    n = 400_000
+    sampling = Sampling(Shape(n, 100, 32, 1, "mixed"))
+    for n_workers in (80, 50)[:n_legs]:
+        cursors = [(0, 40)] * sampling.shape.n_workers
+        sampling = sampling.after(cursors, Shape(n, n_workers, 32, 1, "mixed"))
+    tracemalloc.start()
+    sampling.counts(0)
+    sampling.own(0, 3)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    share = n / sampling.shape.n_workers
+    # A few arrays of 8 bytes for a share, and a bit for a sample of the data if there are two legs.
+    assert peak <= 100 * share + limit * n + 100_000

@@ -123,4 +123,4 @@ def test_merged_metrics_of_mixed_shares_have_the_bits_of_one_worker() -> None:
     for n_workers in (2, 3, 5, 40):
         own = [numbers(37, n_workers, w, "mixed") for w in range(n_workers)]
         shares = [EvalShare(scores[rows], labels[rows]) for rows in own]
-        assert merge(shares, shares="mixed") == whole
+        assert merge(shares) == whole

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from crowd import crowd
 
 from mpips.config.options import SessionOptions
 from mpips.config.schema import load_config
@@ -20,7 +20,7 @@ from mpips.session.driver import run_alone
 from mpips.tasks import TASKS
 from mpips.training.epochs import Inputs, Result, train_epochs
 from mpips.training.preflight import task_options
-from mpips.training.prepare import ready
+from mpips.training.prepare import combine_moments, ready
 from mpips.training.train import train
 
 rng = np.random.default_rng
@@ -228,52 +228,17 @@ def test_a_rare_event_of_hashed_data_is_predicted_with_its_rate() -> None:
     assert found == pytest.approx(rate, rel=0.1)
 
 
-class Crowd:
-    """Workers as threads, for collective calls."""
-
-    def __init__(self, n: int) -> None:
-        self._barrier = threading.Barrier(n, timeout=30)
-        self._slots: list[list[bytes]] = [[b""] * n for _ in range(2)]
-        self.n = n
-
-    def member(self, index: int) -> Any:
-        crowd, rounds = self, iter(range(10**6))
-
-        class Member:
-            n_workers = crowd.n
-
-            def gather(self, name: str, payload: bytes, everyone: bool = True) -> list[bytes]:
-                slot = crowd._slots[next(rounds) % 2]
-                slot[index] = payload
-                crowd._barrier.wait()
-                return list(slot)
-
-        member = Member()
-        member.index = index  # type: ignore[attr-defined]
-        return member
-
-
+@pytest.mark.parametrize("n_workers", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("per_round", [7, 1 << 22])
 def test_counts_of_hashed_keys_are_those_of_all_workers(
-    per_round: int, monkeypatch: pytest.MonkeyPatch
+    n_workers: int, per_round: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mpips.training.prepare import _moments
-
-    monkeypatch.setattr("mpips.training.prepare._KEYS_PER_ROUND", per_round)
+    monkeypatch.setattr("mpips.training.halving._KEYS_PER_ROUND", per_round)
     data = clicks(300, wide=True)
-    parts = [data.take(np.arange(w, 300, 3)) for w in range(3)]
+    parts = [data.take(np.arange(w, 300, n_workers)) for w in range(n_workers)]
     local = [Moments.of(SparseData(p.indptr, p.keys, p.values, p.labels, 1 << 62)) for p in parts]
-    crowd, found = Crowd(3), [local[0]] * 3
-
-    def run(w: int) -> None:
-        found[w] = _moments(crowd.member(w), local[w])
-
-    threads = [threading.Thread(target=run, args=(w,)) for w in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for w in range(3):
+    found = crowd(n_workers, lambda mine: combine_moments(mine, local[mine.index]))
+    for w in range(n_workers):
         assert found[w].count == 300
         assert found[w].keys.tolist() == local[w].keys.tolist()
         expected = [np.count_nonzero(data.indices == key) for key in found[w].keys]

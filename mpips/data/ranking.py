@@ -1,0 +1,134 @@
+"""The area under the ROC curve in whole numbers, for samples that are divided among workers.
+
+The area is the share of pairs of a positive and a negative sample in which the positive one has the higher
+score, ties counting half (Hanley and McNeil, Radiology 143, 1982; the Mann-Whitney U statistic). Twice the
+number of such pairs is a whole number, so the result does not depend on how the samples are divided.
+
+A `Ranking` contains the distinct scores of some samples with the numbers of positive and negative samples
+of each. Rankings of any samples can be merged. A ranking of one range of scores reduces to `Pairs`, three
+numbers, and the pairs of adjacent ranges can be added.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from mpips.data.exact import ratio
+
+Float64: TypeAlias = npt.NDArray[np.float64]
+Int64: TypeAlias = npt.NDArray[np.int64]
+
+_LOW_BITS = (
+    20  # bits of a factor that are multiplied at a time, so that int64 sums of products are exact
+)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The pairs of positive and negative samples within a range of scores.
+
+    Attributes:
+        wins: Twice the number of pairs whose positive sample has the higher score, plus the number of ties.
+        positives: Number of positive samples.
+        negatives: Number of negative samples.
+    """
+
+    wins: int = 0
+    positives: int = 0
+    negatives: int = 0
+
+    def below(self, higher: Pairs) -> Pairs:
+        """Return the pairs of both ranges; all scores of `higher` are greater than those of this one."""
+        return Pairs(
+            self.wins + higher.wins + 2 * higher.positives * self.negatives,
+            self.positives + higher.positives,
+            self.negatives + higher.negatives,
+        )
+
+    def area(self) -> float:
+        """Return the area under the ROC curve, correctly rounded; nan if a class is absent."""
+        n_pairs = self.positives * self.negatives
+        return ratio(self.wins, 2 * n_pairs) if n_pairs else math.nan
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The distinct scores of some samples.
+
+    Attributes:
+        scores: float64, shape (n,), ascending, without nan.
+        positives: int64, shape (n,): samples of class 1 with that score.
+        negatives: int64, shape (n,): other samples with that score.
+    """
+
+    scores: Float64
+    positives: Int64
+    negatives: Int64
+
+    @classmethod
+    def of(cls, scores: Float64, positive: npt.NDArray[np.bool_]) -> Ranking:
+        """Return the ranking of samples; samples whose score is nan are left out.
+
+        Args:
+            scores: float64, shape (n,).
+            positive: bool, shape (n,).
+        """
+        known = ~np.isnan(scores)
+        if not known.all():
+            scores, positive = scores[known], positive[known]
+        return _distinct(cls(scores, positive.astype(np.int64), (~positive).astype(np.int64)))
+
+    def merge(self, other: Ranking) -> Ranking:
+        """Return the ranking of the samples of both."""
+        if not len(other.scores):
+            return self
+        return _distinct(
+            Ranking(
+                np.concatenate([self.scores, other.scores]),
+                np.concatenate([self.positives, other.positives]),
+                np.concatenate([self.negatives, other.negatives]),
+            )
+        )
+
+    def part(self, start: int, stop: int) -> Ranking:
+        """Return the scores from place `start` up to place `stop`."""
+        where = slice(start, stop)
+        return Ranking(self.scores[where], self.positives[where], self.negatives[where])
+
+    def pairs(self) -> Pairs:
+        """Return the pairs of these samples."""
+        below = np.cumsum(self.negatives) - self.negatives
+        factor = 2 * below + self.negatives
+        high, low = factor >> _LOW_BITS, factor & ((1 << _LOW_BITS) - 1)
+        wins = (int(self.positives @ high) << _LOW_BITS) + int(self.positives @ low)
+        return Pairs(wins, int(self.positives.sum()), int(self.negatives.sum()))
+
+    def to_array(self) -> Int64:
+        """Return all numbers, int64, shape (3, n); scores as their bits."""
+        return np.stack([self.scores.view(np.int64), self.positives, self.negatives])
+
+    @classmethod
+    def from_array(cls, array: Int64) -> Ranking:
+        """Return the ranking of which `to_array` returned the numbers; an empty array means no samples."""
+        rows = array.reshape(3, -1)
+        return cls(rows[0].view(np.float64), rows[1], rows[2])
+
+
+def _distinct(found: Ranking) -> Ranking:
+    """Return a ranking of scores in any order that may occur several times."""
+    n = len(found.scores)
+    if not n:
+        return found
+    order = np.argsort(found.scores, kind="stable")
+    scores = found.scores[order]
+    starts = np.flatnonzero(np.concatenate([[True], scores[1:] != scores[:-1]]))
+    return Ranking(
+        scores[starts],
+        np.add.reduceat(found.positives[order], starts),
+        np.add.reduceat(found.negatives[order], starts),
+    )

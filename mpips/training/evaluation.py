@@ -1,0 +1,137 @@
+"""Evaluate the test data: each worker its share, sums and ranks along the tree of the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from mpips.data import Batch, Dataset
+from mpips.data.metrics import EvalShare, Kind, Scores, Totals, pack, unpack
+from mpips.data.ranking import Pairs, Ranking
+from mpips.errors import ConfigError
+from mpips.tasks import Task
+from mpips.training.halving import spread_ranking
+from mpips.worker.collectives import AnyArray, Collectives
+from mpips.worker.worker import Worker, connection_of
+
+_BATCH = 4096  # samples that are evaluated at a time
+# Samples whose scores worker 0 alone may rank: at most 24 MiB. More are divided by score among all workers.
+_ONE_RANK = 1 << 20
+
+
+def evaluate(
+    worker: Worker, task: Task, test: Dataset, n_total: int, name: str
+) -> dict[str, float] | None:
+    """Return the metrics over all workers' shares of the test data on worker 0; None on other workers.
+
+    Collective over workers. Worker 0 waits for all shares. The others do not wait, unless there is an AUC of
+    more than 2**20 samples: then all workers exchange scores (`mpips.training.halving`). For an AUC a worker
+    needs memory for the scores of a few shares, or of 2**20 samples; for other metrics, of one batch.
+
+    Args:
+        worker: The worker.
+        task: The task.
+        test: This worker's share of the test data.
+        n_total: Number of samples of the test data of all workers.
+        name: Unique name of the evaluation.
+    """
+    batches = (
+        test.take(np.arange(i, min(i + _BATCH, test.n))) for i in range(0, max(test.n, 1), _BATCH)
+    )
+    scored = (_scored(worker, task, batch) for batch in batches)
+    return combine(connection_of(worker).collectives, scored, n_total, f"evaluation {name}")
+
+
+def combine(
+    collectives: Collectives, scored: Iterator[EvalShare], n_total: int, name: str
+) -> dict[str, float] | None:
+    """Return the metrics over the samples of all workers on worker 0; None on others. Collective.
+
+    Args:
+        collectives: Gathers and reductions of this worker.
+        scored: This worker's samples in parts, one at least, each of which is used before the next is made.
+        n_total: Number of samples of all workers.
+        name: Name of the reductions.
+    """
+    totals, scores, positive = Totals(), [], []
+    for share in scored:
+        totals += Totals.of(share)
+        if share.ranked:
+            scores.append(share.scores.astype(np.float64))
+            positive.append(share.labels == 1)
+    name = f"{name}, {share.form}"
+    pairs = Pairs()
+    if share.ranked:
+        own = Ranking.of(np.concatenate(scores), np.concatenate(positive))
+        del scores, positive
+        pairs = _pairs(collectives, own, n_total, name)
+    packed = collectives.reduce(name, pack(totals, pairs), _add, everyone=False)
+    if packed is None:
+        return None
+    totals, pairs = unpack(packed)
+    return totals.metrics(share, pairs)
+
+
+def _pairs(collectives: Collectives, own: Ranking, n_total: int, name: str) -> Pairs:
+    """Return the pairs of a range of scores, which is higher on workers with greater indices. Collective."""
+    if n_total > _ONE_RANK:
+        return spread_ranking(collectives, name, own).pairs()
+    found = collectives.reduce(f"{name}: scores", own.to_array(), _merge, everyone=False)
+    return Ranking.from_array(found).pairs() if found is not None else Pairs()
+
+
+def _merge(low: AnyArray, high: AnyArray) -> AnyArray:
+    return Ranking.from_array(low).merge(Ranking.from_array(high)).to_array()
+
+
+def _add(low: AnyArray, high: AnyArray) -> AnyArray:
+    (low_totals, low_pairs), (high_totals, high_pairs) = unpack(low), unpack(high)
+    return pack(low_totals + high_totals, low_pairs.below(high_pairs))
+
+
+def _scored(worker: Worker, task: Task, batch: Batch) -> EvalShare:
+    """Return the scores and labels of a batch."""
+    kind, scores = _score(worker, task, batch)
+    if kind == "values":
+        return EvalShare(scores, batch.labels.astype(np.float64), kind)
+    return EvalShare(scores, batch.labels.astype(np.int64), kind)
+
+
+def _score(worker: Worker, task: Task, batch: Batch) -> tuple[Kind, Scores]:
+    """Return the kind and the values from which metrics are computed, one row or number for each sample."""
+    if getattr(task, "labels", "classes") == "targets":
+        return "values", _checked_scores(task, "predict", task.predict(worker, batch), batch.n)
+    # Prefer logits, from which metrics are more exact. A task that is no subclass of Task may have none.
+    logits = task.logits(worker, batch) if _has_logits(type(task)) else None
+    if logits is not None:
+        return "logits", _checked_scores(task, "logits", logits, batch.n)
+    return "probabilities", _checked_scores(task, "predict", task.predict(worker, batch), batch.n)
+
+
+def _has_logits(kind: type) -> bool:
+    """Return True if the logits of a task belong to its predict, which a subclass may have replaced."""
+    order = {name: i for i, base in reversed([*enumerate(kind.__mro__)]) for name in vars(base)}
+    return "logits" in order and order["logits"] <= order.get("predict", len(kind.__mro__))
+
+
+def _checked_scores(task: Task, method: str, scores: object, n: int) -> Scores:
+    """Check the scores that a method of a task returned.
+
+    Args:
+        task: The task.
+        method: Name of the method.
+        scores: Its value: must have shape (n,) or (n, classes).
+        n: Number of samples.
+
+    Raises:
+        ConfigError: The value is not an array of such a shape.
+    """
+    shape = getattr(scores, "shape", None)
+    if not isinstance(scores, np.ndarray) or scores.ndim not in (1, 2) or len(scores) != n:
+        found = f"an array of shape {shape}" if shape is not None else f"{scores!r:.60}"
+        raise ConfigError(
+            f"{type(task).__name__}.{method} returned {found}: must be an array of shape ({n},) or "
+            f"({n}, classes)"
+        )
+    return scores
