@@ -14,7 +14,7 @@ from mpips.monitor.terminal import Terminal, find_terminal
 
 if TYPE_CHECKING:
     from mpips.rundir.directory import Progress
-    from mpips.scheduler.rank_table import Totals
+    from mpips.scheduler.rank_table import RankTotals
     from mpips.scheduler.run_progress import RunProgress
 
 PLAIN_INTERVAL_S = 30.0  # seconds between two plain lines, at most
@@ -259,7 +259,7 @@ class ProgressMeter:
     """Updates a display from the workers' reports, and between them when `look` is called."""
 
     def __init__(
-        self, display: Display, run_progress: RunProgress, totals: Callable[[], Totals]
+        self, display: Display, run_progress: RunProgress, totals: Callable[[], RankTotals]
     ) -> None:
         """Show nothing yet.
 

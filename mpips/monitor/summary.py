@@ -77,12 +77,12 @@ def setbacks(events: Sequence[Event], end_s: float) -> dict[str, Any]:
     }
 
 
-def figures(statistics: Mapping[str, Any], transports: Sequence[Sequence[str]]) -> dict[str, Any]:
+def figures(statistics: Mapping[str, Any], transports: Mapping[str, int]) -> dict[str, Any]:
     """Return the counts that every job has, as plain values.
 
     Args:
         statistics: Statistics of the job, as `Outcome.statistics`.
-        transports: Name of the transport of each (worker, server) pair, by worker then server.
+        transports: Number of pairs of worker and server by transport, as `Outcome.transports`.
     """
     servers, workers = statistics["servers"], statistics["workers"]
     tables = [t for server in servers for t in server["tables"].values()]
@@ -98,7 +98,7 @@ def figures(statistics: Mapping[str, Any], transports: Sequence[Sequence[str]]) 
         **{f"updates_{kind}": sum(t[kind] for t in tables) for kind in kinds},
         "checkpoint": servers[0].get("checkpoint"),
         "staleness": staleness,
-        "transports": [list(row) for row in transports],
+        "transports": dict(transports),
     }
 
 
@@ -169,7 +169,7 @@ def _of_any_job(
         "hosts": list(dict.fromkeys(place.host for place in ranks)),
         "roles": dict(Counter(_roles(ranks))),
         "ranks": len(ranks),
-        "pairs": dict(Counter(name for row in report["transports"] for name in row)),
+        "pairs": dict(report["transports"]),
         "versions": {
             **{k: v for k, v in versions.items() if v},
             "Python": platform.python_version(),

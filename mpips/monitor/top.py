@@ -1,8 +1,8 @@
 """`mpips top`: show the state of a run from the files in its directory.
 
-No process of the run is asked: the scheduler replaces status.json and ranks.json about once a second, and
-the supervisor replaces the lease every two seconds. Ages are computed with this machine's clock, so they are
-wrong by the difference between it and the clocks of the run's hosts.
+No process of the run is asked: the scheduler replaces status.json about once a second and ranks.json as often
+or, with many ranks, less often; the supervisor replaces the lease every two seconds. Ages are computed with
+this machine's clock, so they are wrong by the difference between it and the clocks of the run's hosts.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import msgspec
 from mpips.errors import ConfigError
 from mpips.monitor.progress import Snapshot, fields, fit
 from mpips.rundir.directory import STALE_S, Lease, RunFolder, Status
-from mpips.rundir.files import Event, RankRow
+from mpips.rundir.files import Event, RankRow, Ranks
 
-_QUIET_S = 5.0  # seconds after the last heartbeat from which a rank is marked
+_LATE_S = 3.0  # seconds by which a heartbeat may be later than expected before its rank is marked
 _OVER = ("done", "failed", "stalled", "preempted", "interrupted")  # states at the end of a run
 _LONGEST_STATE = 24  # characters of a rank's activity that are shown
 
@@ -39,6 +39,7 @@ class View:
         ranks: Rows of ranks.json, if they are of the current attempt.
         events: Content of events.jsonl.
         now: Unix time of the view.
+        quiet_s: Seconds after the last heartbeat from which a rank is marked.
         summary: Content of summary.txt of a run that is done; "": there is none, or the run is not done.
     """
 
@@ -51,6 +52,7 @@ class View:
     ranks: tuple[RankRow, ...]
     events: tuple[Event, ...]
     now: float
+    quiet_s: float
     summary: str = ""
 
 
@@ -107,8 +109,14 @@ def look(run: RunFolder, now: float | None = None) -> View:
         ranks=table.ranks if table is not None and mine else (),
         events=tuple(run.events()),
         now=now,
+        quiet_s=_quiet_s(table or Ranks(generation=0, time_s=0.0)),
         summary=_summary(run) if state == "done" else "",
     )
+
+
+def _quiet_s(table: Ranks) -> float:
+    """Return the greatest age of a rank's last heartbeat in this table while all is well, seconds."""
+    return table.heartbeat_s + table.interval_s + _LATE_S
 
 
 def _summary(run: RunFolder) -> str:
@@ -191,10 +199,10 @@ def rows(view: View) -> list[tuple[str, ...]]:
 
     The rate of a worker is in samples if it reports them, else in clocks; that of a server is in records.
     """
-    return [_cells(row, view.now, view.alive) for row in view.ranks]
+    return [_cells(row, view.now, view.alive, view.quiet_s) for row in view.ranks]
 
 
-def _cells(row: RankRow, now: float, alive: bool) -> tuple[str, ...]:
+def _cells(row: RankRow, now: float, alive: bool, quiet_s: float) -> tuple[str, ...]:
     is_worker, is_server = "worker" in row.role, "server" in row.role
     rate = row.records_per_s if not is_worker else row.samples_per_s or row.clocks_per_s
     moved = (row.push_bytes_per_s + row.pull_bytes_per_s) / 1e6
@@ -202,7 +210,7 @@ def _cells(row: RankRow, now: float, alive: bool) -> tuple[str, ...]:
     if row.staleness is not None:
         stale = f"{row.staleness:.1f}/{row.max_staleness}"
     heard = _age(now - row.heard_s) if row.heard_s else "never"
-    if alive and row.heard_s and now - row.heard_s > _QUIET_S:
+    if alive and row.heard_s and now - row.heard_s > quiet_s:
         heard += " !"
     works = is_worker or is_server
     return (

@@ -3,13 +3,18 @@
 Ranks meet in non-blocking collectives and test them until a deadline. As long as all ranks come in time, no
 other message is sent.
 
-A rank whose deadline has passed sends a question (ASK) to all other ranks. A rank that waits for the same
-collective, or for any later one, reads questions between two tests of its own request and answers HERE.
-Reading a large file may take longer than the time limit: a rank that reads it within `lengthy` answers BUSY.
-A thread sends this answer, as long as the main thread uses the processor now and then. If all missing ranks
-are busy, the wait starts again with a new deadline. If all ranks are here, the last one came just now, and
-the wait starts again once. A rank that does not answer is late: its process is stopped, dead or cut off, or
-has been in one call for longer than the time limit.
+A rank whose deadline has passed sends a question (ASK) to all other ranks. Where many deadlines pass at the
+same time, low ranks ask first: a rank waits a tenth of a second for each binary digit of its number. If a
+lower rank asks it meanwhile, it leaves the rest to that rank, and asks itself only if the job still waits
+after the time that the lower rank needs. So one late rank costs one question to each rank, not one of each
+rank to each.
+
+A rank that waits for the same collective, or for any later one, reads questions between two tests of its own
+request and answers HERE. Reading a large file may take longer than the time limit: a rank that reads it
+within `lengthy` answers BUSY. A thread sends this answer, as long as the main thread uses the processor now
+and then. If all missing ranks are busy, the wait starts again with a new deadline. If all ranks are here, the
+last one came just now, and the wait starts again once. A rank that does not answer is late: its process is
+stopped, dead or cut off, or has been in one call for longer than the time limit.
 
 Messages: the asking rank sends one ASK to every other rank. A rank that is asked sends one HERE or BUSY for
 each ASK. All of them carry the number of the question and use the communicator of the collective, on a tag of
@@ -37,8 +42,11 @@ _ASK, _HERE, _BUSY = 0, 1, 2
 _ANSWER_S = 1.0  # s to wait for answers; waiting ranks read questions every few milliseconds
 _BUSY_ANSWER_S = 5.0  # s, where ranks may be in `lengthy`: one call may hold the interpreter's lock
 _LOOK_S = 0.02  # s between two looks for questions within `lengthy`
+_STAGGER_S = 0.1  # s for each binary digit of a rank before it asks; a question arrives sooner
+_MOST_NAMED = 16  # late ranks that the error names
 _SPEAKER_S = 2.0  # s that a lower rank has to report the same error first
 _SPINS = 2000  # tests of a request before the rank sleeps between two of them
+_SPINS_PER_ANSWER = 50  # tests between two looks for questions meanwhile
 _PAUSE_S = 1e-3  # s between two tests of a request
 
 
@@ -134,13 +142,28 @@ class Attendance:
         while not request.Test():
             looks += 1
             if looks < _SPINS:
+                # A test may take milliseconds where ranks share cores, and a lower rank may ask meanwhile.
+                if looks % _SPINS_PER_ANSWER == 0:
+                    self._answer()
                 continue
             self._answer()
             meanwhile()
             time.sleep(_PAUSE_S)
             if time.monotonic() - start > self._timeout_s:
-                self._ask(request, f"{phase} ({what})", _BUSY_ANSWER_S if lengthy else _ANSWER_S)
+                patience_s = _BUSY_ANSWER_S if lengthy else _ANSWER_S
+                if not self._ends_while_lower_asks(request, patience_s):
+                    self._ask(request, f"{phase} ({what})", patience_s)
                 start = time.monotonic()
+
+    def _ends_while_lower_asks(self, request: MPI.Request, patience_s: float) -> bool:
+        """Leave the questions to a lower rank if one asks; return True if the collective ends meanwhile."""
+        stagger_s = _STAGGER_S * self._comm.rank.bit_length()
+        if self._ends_within(request, stagger_s, self._is_asked_by_lower):
+            return True
+        return self._is_asked_by_lower() and self._ends_within(request, patience_s + _SPEAKER_S)
+
+    def _is_asked_by_lower(self) -> bool:
+        return any(rank < self._comm.rank for rank in self._asked_by)
 
     def _ask(self, request: MPI.Request, what: str, patience_s: float) -> None:
         """Ask all other ranks where they are, and end the process if some are late.
@@ -154,18 +177,19 @@ class Attendance:
         self._question += 1
         for rank in others:
             self._send(rank, _ASK, self._question)
-        if self._ends_within(request, patience_s, others):
+        if self._ends_within(request, patience_s, lambda: not others - self._here - self._busy):
             return
         late = sorted(others - self._here - self._busy)
         if not late and (self._busy or not self._all_were_here):
             self._all_were_here = not self._busy
             return
         # Leave the report to a lower rank that has asked, too: when it exits, the launcher ends this rank.
-        if any(rank < self._comm.rank for rank in self._asked_by) and self._ends_within(
-            request, _SPEAKER_S
-        ):
+        if self._is_asked_by_lower() and self._ends_within(request, _SPEAKER_S):
             return
-        names = ", ".join(self._name_of(rank) for rank in late) or "no rank that can be named"
+        names = ", ".join(self._name_of(rank) for rank in late[:_MOST_NAMED])
+        names = names or "no rank that can be named"
+        if len(late) > _MOST_NAMED:
+            names += f" and {len(late) - _MOST_NAMED} more"
         have = "has" if len(late) < 2 else "have"
         self._give_up(
             f"{what}: {names} {have} not come within {self._timeout_s:g} s; look there for the reason, "
@@ -174,17 +198,20 @@ class Attendance:
         )
 
     def _ends_within(
-        self, request: MPI.Request, seconds: float, asked: set[int] | None = None
+        self,
+        request: MPI.Request,
+        seconds: float,
+        is_enough: Callable[[], bool] = lambda: False,
     ) -> bool:
         """Return True if the collective ends in time.
 
         Args:
             request: The collective's request.
             seconds: Longest time to wait.
-            asked: Return False as soon as all these ranks have answered; None: wait for the whole time.
+            is_enough: Returns True if there is no need to wait longer; then the result is False.
         """
         end = time.monotonic() + seconds
-        while time.monotonic() < end and (asked is None or asked - self._here - self._busy):
+        while time.monotonic() < end and not is_enough():
             if request.Test():
                 return True
             self._answer()

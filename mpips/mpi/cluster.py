@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
@@ -15,7 +15,7 @@ from mpi4py import MPI
 from mpips import errors
 from mpips.errors import MpipsError, StallError
 from mpips.mpi.attendance import Attendance
-from mpips.mpi.exchange import exchange
+from mpips.mpi.exchange import deliver, exchange
 from mpips.mpi.roles import Assignment, assign
 from mpips.mpi.siblings import process_state
 from mpips.mpi.topology import Topology, find_topology
@@ -98,14 +98,12 @@ class Cluster:
     @property
     def server(self) -> int | None:
         """This rank's server index, or None."""
-        servers = self.assignment.servers
-        return servers.index(self.rank) if self.rank in servers else None
+        return self.assignment.server_of.get(self.rank)
 
     @property
     def worker(self) -> int | None:
         """This rank's worker index, or None."""
-        workers = self.assignment.workers
-        return workers.index(self.rank) if self.rank in workers else None
+        return self.assignment.worker_of.get(self.rank)
 
     def name_of(self, rank: int) -> str:
         """Return the name of a rank for errors: role, rank and host."""
@@ -153,6 +151,18 @@ class Cluster:
         prefix = "" if same else f"{self.name_of(rank)}: "
         kind = getattr(errors, row["kind"], MpipsError)
         raise kind(prefix + row["error"]) from cause
+
+    def deliver(self, what: str, values: Mapping[int, Any]) -> dict[int, Any]:
+        """Send a value to each of some ranks. Collective, blocking; start-up only.
+
+        Args:
+            what: Names this step in the error of a start-up that hangs.
+            values: Values that msgpack can encode, by receiver.
+
+        Returns:
+            The values that were sent to this rank, by sender.
+        """
+        return deliver(self.comm, values, self._waiting(what))
 
     def duplicate(self, what: str) -> MPI.Intracomm:
         """Return a duplicate of the communicator, owned by the caller. Collective, blocking; start-up only.

@@ -9,23 +9,24 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
+import msgspec
 from mpi4py import MPI
 
 from mpips.errors import LeavingError, ProtocolError, StallError
+from mpips.mpi.intervals import heartbeat_interval_s, report_interval_s
 from mpips.mpi.messages import (
     Abandon,
     Ask,
     Bye,
     Commit,
-    Contribution,
     Done,
+    Evaluated,
     Failure,
     Figures,
-    Gathered,
     Heartbeat,
     Leave,
     Message,
@@ -39,6 +40,7 @@ from mpips.mpi.messages import (
     encode,
 )
 from mpips.mpi.pending import PendingCut
+from mpips.mpi.reports import PendingReport
 
 TAG = 21
 POLL_INTERVAL_S = 0.005  # s, least time between two looks for messages
@@ -63,8 +65,13 @@ class Endpoint:
 
     def send(self, rank: int, message: Message) -> None:
         """Start to send a message to a rank; return at once."""
+        self.send_to_all((rank,), message)
+
+    def send_to_all(self, ranks: Iterable[int], message: Message) -> None:
+        """Start to send one message to each of these ranks; return at once. It is encoded once."""
         data = encode(message)
-        self._sends.append((self.comm.Isend([data, MPI.BYTE], rank, TAG), data))
+        for rank in ranks:
+            self._sends.append((self.comm.Isend([data, MPI.BYTE], rank, TAG), data))
 
     def receive(self) -> list[tuple[int, Message]]:
         """Return all messages that have arrived, each with the rank of its sender.
@@ -111,7 +118,8 @@ class Client:
 
     Attributes:
         stopped: True once the scheduler has sent Stop.
-        final_statistics: Statistics of the job as JSON, from the scheduler's Bye; None before it.
+        final_statistics: Statistics of the job as JSON, from the scheduler's Bye; None before it. See
+            `mpips.scheduler.job_statistics` for their form.
         state: Current activity of this rank, as heartbeats show it.
         clock: Clock of this rank, as heartbeats show it.
         cut: The next cut of a worker.
@@ -124,6 +132,8 @@ class Client:
         where: str,
         timeout_s: float,
         signalled: Callable[[], Ask | None] = lambda: None,
+        rank: int = 0,
+        n_ranks: int = 1,
     ) -> None:
         """Make the client of one rank; not collective.
 
@@ -133,15 +143,20 @@ class Client:
             where: Host name of the scheduler's node, for errors.
             timeout_s: Time that the scheduler has to answer a heartbeat, seconds.
             signalled: Returns what signals have requested since the last call; see mpips.mpi.signals.
+            rank: This rank.
+            n_ranks: Number of ranks of the job, from which intervals of messages follow.
         """
         self._endpoint = endpoint
         self._scheduler = scheduler
         self._where = where
         self._timeout_s = timeout_s
-        self._beat_s = min(1.0, timeout_s / 8)
+        self._beat_s = heartbeat_interval_s(n_ranks, timeout_s)
+        # The first interval is shorter, by rank, so that the ranks send at different times from then on.
+        self._first_beat_s = self._beat_s * (rank + 1) / n_ranks
         self._next_poll = self._next_beat = 0.0
+        self._reports = PendingReport(report_interval_s(n_ranks), self._send)
+        self._own_statistics = b"{}"
         self._waiting_since: float | None = None
-        self._gathered: dict[str, list[bytes]] = {}
         self.stopped = False
         self.final_statistics: bytes | None = None
         self.state = "starting"
@@ -176,10 +191,11 @@ class Client:
         ask = self._signalled()
         if ask is not None:
             self.tell(ask)
+        self._reports.poll(now)
         # Send a heartbeat. The scheduler answers each; its silence counts from the first unanswered one.
         if now >= self._next_beat and self.final_statistics is None:
-            self._endpoint.send(self._scheduler, self.heartbeat())
-            self._next_beat = now + self._beat_s
+            self._send(self.heartbeat())
+            self._next_beat = now + (self._beat_s if self._next_beat else self._first_beat_s)
             self._work.each_heartbeat()
             if self._waiting_since is None:
                 self._waiting_since = now
@@ -196,12 +212,10 @@ class Client:
 
     def _take(self, message: Message) -> None:
         self._waiting_since = None
-        if isinstance(message, Gathered):
-            self._gathered[message.name] = message.payloads
-        elif isinstance(message, Stop):
+        if isinstance(message, Stop):
             self.stopped = True
         elif isinstance(message, Bye):
-            self.final_statistics = message.statistics
+            self.final_statistics = self._statistics_in(message)
         elif isinstance(message, Leave):
             raise LeavingError(message.why)
         elif isinstance(message, Propose | Commit | Abandon | Write):
@@ -220,33 +234,33 @@ class Client:
             if answer is not None:
                 self.tell(answer)
 
+    def _statistics_in(self, message: Bye) -> bytes:
+        """Return the statistics of the job; where they are totals, with the statistics of this rank."""
+        if message.complete:
+            return message.statistics
+        found = msgspec.json.decode(message.statistics, type=dict[str, msgspec.Raw])
+        return msgspec.json.encode({**found, "own": msgspec.Raw(self._own_statistics)})
+
+    def _send(self, message: Message) -> None:
+        self._endpoint.send(self._scheduler, message)
+
     def tell(self, message: Message) -> None:
         """Send a message to the scheduler; return at once."""
         if isinstance(message, Ask):
             message = message.across(time.monotonic())
-        self._endpoint.send(self._scheduler, message)
-
-    def contribute(self, name: str, payload: bytes, everyone: bool) -> None:
-        """Send this worker's part of a gather; return at once.
-
-        Args:
-            name: Name of the gather, unique in the run.
-            payload: This worker's part.
-            everyone: True: all workers receive the parts; False: only worker 0.
-        """
-        self._endpoint.send(self._scheduler, Contribution(name, payload, everyone))
-
-    def take_gathered(self, name: str) -> list[bytes] | None:
-        """Return and forget the parts of a gather by worker index, or None if they have not arrived."""
-        return self._gathered.pop(name, None)
+        if isinstance(message, Evaluated):
+            self._reports.flush()  # the progress that the evaluation is about comes first
+        self._send(message)
 
     def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
-        """Send the scheduler this worker's progress since its last report; return at once."""
-        self._endpoint.send(self._scheduler, Report(epoch, step, samples, loss_sum, self.clock))
+        """Add to this worker's progress, which is sent to the scheduler when it is due; return at once."""
+        self._reports.add(Report(epoch, step, samples, loss_sum, self.clock))
 
     def done(self, statistics: bytes) -> None:
         """Send the scheduler that this rank has finished, with its statistics as JSON."""
-        self._endpoint.send(self._scheduler, Done(statistics))
+        self._own_statistics = statistics
+        self._reports.flush()
+        self._send(Done(statistics))
 
     def fail(self, message: str, exit_code: int, patience_s: float) -> None:
         """Report an error of this rank to the scheduler, which then ends the job. Blocking.
@@ -256,7 +270,8 @@ class Client:
             exit_code: Exit code of the job.
             patience_s: Seconds that the scheduler has; the call returns after them if the job still runs.
         """
-        self._endpoint.send(self._scheduler, Failure(message, exit_code))
+        self._reports.flush()
+        self._send(Failure(message, exit_code))
         end = time.monotonic() + patience_s
         while time.monotonic() < end:
             self._endpoint.receive_none()

@@ -37,7 +37,7 @@ class Figures(msgspec.Struct, array_like=True):
 
 
 class Heartbeat(msgspec.Struct, tag="beat"):
-    """A heartbeat to the scheduler, about once a second from every rank."""
+    """A heartbeat to the scheduler from every rank; see mpips.mpi.intervals for its interval."""
 
     state: str
     clock: int
@@ -80,27 +80,6 @@ class Evaluated(msgspec.Struct, tag="evaluated"):
     metrics: dict[str, float]
 
 
-class Contribution(msgspec.Struct, tag="part"):
-    """A worker's part of a gather.
-
-    Attributes:
-        name: Name of the gather, unique in the run.
-        payload: This worker's part.
-        everyone: True: all parts go to every worker; False: to worker 0 only.
-    """
-
-    name: str
-    payload: bytes
-    everyone: bool
-
-
-class Gathered(msgspec.Struct, tag="whole"):
-    """The parts of all workers in a gather, by worker index."""
-
-    name: str
-    payloads: list[bytes]
-
-
 class Done(msgspec.Struct, tag="done"):
     """Sent when a worker has finished or a server has stopped, with its statistics as JSON."""
 
@@ -112,9 +91,15 @@ class Stop(msgspec.Struct, tag="stop"):
 
 
 class Bye(msgspec.Struct, tag="bye"):
-    """Sent to all ranks when all are done, so that they leave; with the statistics of all as JSON."""
+    """Sent to all ranks when all are done, so that they leave.
+
+    Attributes:
+        statistics: Statistics of the job as JSON; see mpips.scheduler.job_statistics.
+        complete: True if they contain the entries of all ranks; False: totals only.
+    """
 
     statistics: bytes
+    complete: bool = False
 
 
 class Leave(msgspec.Struct, tag="leave"):
@@ -250,8 +235,6 @@ Message = (
     | Pong
     | Report
     | Evaluated
-    | Contribution
-    | Gathered
     | Done
     | Stop
     | Bye

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from mpips.config.options import TRANSPORTS
 from mpips.errors import ConfigError
@@ -12,6 +14,7 @@ from mpips.terminal.table import text_table
 SCHEDULER = "scheduler"
 SERVER = "server"
 WORKER = "worker"
+_MOST_ROWS = 64  # ranks that a table of roles names
 
 
 @dataclass(frozen=True)
@@ -32,28 +35,50 @@ class Assignment:
     servers: tuple[int, ...]
     workers: tuple[int, ...]
 
-    def remote_workers(self, transport: str) -> list[list[int]]:
-        """Return, for each server, the indices of the workers that do not use its shared memory."""
-        forced = not TRANSPORTS[transport].shares_memory
-        return [
-            [w for w, r in enumerate(self.workers) if forced or self.node_of[r] != self.node_of[s]]
-            for s in self.servers
-        ]
+    @cached_property
+    def server_of(self) -> Mapping[int, int]:
+        """The server index of each rank that is a server, by rank."""
+        return {rank: server for server, rank in enumerate(self.servers)}
+
+    @cached_property
+    def worker_of(self) -> Mapping[int, int]:
+        """The worker index of each rank that is a worker, by rank."""
+        return {rank: worker for worker, rank in enumerate(self.workers)}
+
+    def near_workers(self, transport: str) -> list[tuple[int, ...]]:
+        """Return, for each server, the indices of the workers that use its shared memory, ascending.
+
+        Servers of one node have the same tuple. So the result is no longer than servers and workers together.
+        """
+        if not TRANSPORTS[transport].shares_memory:
+            return [()] * len(self.servers)
+        on_node: dict[int, list[int]] = defaultdict(list)
+        for worker, rank in enumerate(self.workers):
+            on_node[self.node_of[rank]].append(worker)
+        near = {node: tuple(workers) for node, workers in on_node.items()}
+        return [near.get(self.node_of[rank], ()) for rank in self.servers]
 
     def roles_of(self, rank: int) -> str:
         """Return the roles of a rank as text, such as "worker 2" or "scheduler + server 0"."""
         names = [SCHEDULER] if rank == self.scheduler else []
-        if rank in self.servers:
-            names.append(f"{SERVER} {self.servers.index(rank)}")
-        if rank in self.workers:
-            names.append(f"{WORKER} {self.workers.index(rank)}")
+        if rank in self.server_of:
+            names.append(f"{SERVER} {self.server_of[rank]}")
+        if rank in self.worker_of:
+            names.append(f"{WORKER} {self.worker_of[rank]}")
         return " + ".join(names)
 
     def describe(self) -> str:
-        """Return a table of roles, ranks and nodes as text."""
+        """Return a table of roles, ranks and nodes as text; of many ranks only the first are named."""
         rows = [("role", "rank", "node")]
-        rows += [(self.roles_of(r), str(r), self.node_names[n]) for r, n in enumerate(self.node_of)]
-        return "\n".join(text_table(rows, right=[1]))
+        for rank, node in enumerate(self.node_of[:_MOST_ROWS]):
+            rows.append((self.roles_of(rank), str(rank), self.node_names[node]))
+        lines = text_table(rows, right=[1])
+        if len(self.node_of) > _MOST_ROWS:
+            lines.append(
+                f"and {len(self.node_of) - _MOST_ROWS:,} more ranks: in all {len(self.servers):,} servers "
+                f"and {len(self.workers):,} workers on {len(self.node_names):,} nodes"
+            )
+        return "\n".join(lines)
 
 
 def default_servers(size: int, n_nodes: int) -> int:
@@ -96,10 +121,14 @@ def shares(counts: Sequence[int], n_servers: int) -> list[int]:
     total = sum(counts)
     exact = [n_servers * c / total for c in counts]
     got = [min(int(e), c) for e, c in zip(exact, counts, strict=True)]
-    while sum(got) < n_servers:
-        open_nodes = [i for i, c in enumerate(counts) if got[i] < c]
-        neediest = max(open_nodes, key=lambda i: (exact[i] - got[i], -i))
-        got[neediest] += 1
+    # The whole parts leave out less than one server per node, so one round is enough but for rounding errors.
+    missing = n_servers - sum(got)
+    order = sorted(range(len(counts)), key=lambda i: (got[i] - exact[i], i))
+    while missing:
+        for i in order:
+            if missing and got[i] < counts[i]:
+                got[i] += 1
+                missing -= 1
     return got
 
 
@@ -120,10 +149,13 @@ def assign(node_of: Sequence[int], node_names: Sequence[str], n_servers: int | N
     if size == 2:
         return Assignment(tuple(node_of), tuple(node_names), 0, (0,), (1,))
     # Make the lowest ranks of each node servers. Rank 0 is the scheduler.
-    free = [[r for r in range(1, size) if node_of[r] == k] for k in range(len(node_names))]
+    free: list[list[int]] = [[] for _ in node_names]
+    for rank in range(1, size):
+        free[node_of[rank]].append(rank)
     servers: list[int] = []
     for ranks, count in zip(free, shares([len(f) for f in free], n), strict=True):
         servers += ranks[:count]
     servers.sort()
-    workers = tuple(r for r in range(1, size) if r not in servers)
+    chosen = set(servers)
+    workers = tuple(r for r in range(1, size) if r not in chosen)
     return Assignment(tuple(node_of), tuple(node_names), 0, tuple(servers), workers)

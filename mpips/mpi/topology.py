@@ -69,8 +69,9 @@ def find_topology(comm: MPI.Intracomm, wait: Callable[[MPI.Request], object]) ->
     mine = (int(first[0]), socket.gethostname(), os.getpid(), os.cpu_count() or 1, pid_space())
     rows = exchange(comm, mine, wait)
     firsts = sorted({row[0] for row in rows})
+    node_at = {first: node for node, first in enumerate(firsts)}
     return Topology(
-        node_of=tuple(firsts.index(row[0]) for row in rows),
+        node_of=tuple(node_at[row[0]] for row in rows),
         node_names=tuple(rows[r][1] for r in firsts),
         pids=tuple(row[2] for row in rows),
         cores=tuple(rows[r][3] for r in firsts),

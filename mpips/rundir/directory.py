@@ -5,10 +5,14 @@
     lease.json        the generation that may publish; the supervisor replaces it every few seconds
     status.json       state and progress of the run; written by the scheduler during an attempt, else by
                       the supervisor
+    places.json       role, host and process of every rank of the attempt; written with the first status.json
+                      of an attempt
     ranks.json        activity of every rank of the attempt; written by the scheduler, shown by `mpips top`
     events.jsonl      failures and restarts, one line each; written by the supervisor and, at the start of
                       an attempt, by the scheduler
-    metrics.jsonl     one line per report interval; written by the scheduler
+    metrics.jsonl     one line per report interval; written by the scheduler, which merges older lines now
+                      and then, see `mpips.rundir.thinning`
+    statistics.json   statistics of every rank at the end of the run; written by the scheduler
     finished.json     mark that the run is done and all of it is durable; the last file that the
                       scheduler writes
     result.json       result of the run at its end
@@ -22,9 +26,13 @@ number is the generation of the launch. Ranks get directory and generation from 
 Without these variables a job has no run directory.
 
 Every file except the logs and the .jsonl files is replaced by a rename, so a reader reads either all of the
-old content or all of the new content. Lines are appended to a .jsonl file in one write each. Each file has
-one writer at a time: the supervisor writes `status.json` only when no process of an attempt is left, and a
-scheduler that finds another generation in `lease.json` has been replaced and does not write any more.
+old content or all of the new content. Lines are appended to a .jsonl file in one write each; metrics.jsonl
+with merged lines replaces the old one by a rename. Each file has one writer at a time: the supervisor writes
+`status.json` only when no process of an attempt is left, and a scheduler that finds another generation in
+`lease.json` has been replaced and does not write any more.
+
+Files that grow with time: metrics.jsonl, as `mpips.rundir.thinning` describes, events.jsonl by two lines for
+each restart, and logs/ by what the program and its libraries print.
 """
 
 from __future__ import annotations
@@ -171,7 +179,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         start: The start of the attempt.
         progress: Progress of the run.
         checkpoint: Newest checkpoint that this attempt has written; "": none.
-        ranks: Role and place of each rank.
+        ranks: Role and place of each rank. Not in this file but in places.json; only mpips 0.2 and earlier
+            wrote them here.
         message: A sentence on the state, for people.
     """
 
@@ -184,6 +193,18 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str = ""
     ranks: tuple[RankPlace, ...] = ()
     message: str = ""
+
+
+class Places(msgspec.Struct, frozen=True, kw_only=True):
+    """places.json, which is written once for each attempt.
+
+    Attributes:
+        generation: Generation number of the attempt.
+        ranks: Role and place of each rank.
+    """
+
+    generation: int
+    ranks: tuple[RankPlace, ...]
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
@@ -291,13 +312,17 @@ class RunFolder:
         self.config_file = self.path / "config.json"
         self.lease_file = self.path / "lease.json"
         self.status_file = self.path / "status.json"
+        self.places_file = self.path / "places.json"
         self.ranks_file = self.path / "ranks.json"
         self.events_file = self.path / "events.jsonl"
         self.metrics_file = self.path / "metrics.jsonl"
+        self.statistics_file = self.path / "statistics.json"
         self.finished_file = self.path / "finished.json"
         self.result_file = self.path / "result.json"
         self.checkpoints = self.path / "checkpoints"
         self.logs = self.path / "logs"
+        self._places: Places | None = None  # content of places.json, as last read or written
+        self._places_version = (0, 0, 0)  # version of the file with that content
 
     @classmethod
     def create(cls, parent: Path, name: str) -> RunFolder:
@@ -360,8 +385,44 @@ class RunFolder:
         return read_json(self.lease_file, Lease)
 
     def status(self) -> Status | None:
-        """Read the state of the run; None before the first attempt."""
-        return read_json(self.status_file, Status)
+        """Read the state of the run, with the places of the ranks; None before the first attempt."""
+        status = read_json(self.status_file, Status)
+        if status is None or status.ranks:
+            return status
+        places = self._read_places()
+        if places is None or places.generation != status.generation:
+            return status
+        return msgspec.structs.replace(status, ranks=places.ranks)
+
+    def _read_places(self) -> Places | None:
+        """Return the content of places.json; it is read again only if another attempt has written it."""
+        version = version_of(self.places_file)
+        if version != self._places_version:
+            self._places, self._places_version = read_json(self.places_file, Places), version
+        return self._places
+
+    def write_status(self, status: Status) -> None:
+        """Replace status.json, and before it places.json if that has other places.
+
+        Raises:
+            OSError: A file cannot be written; its old content is unchanged.
+        """
+        if status.ranks and not self._has_places(status):
+            places = Places(generation=status.generation, ranks=status.ranks)
+            replace_json(self.places_file, places)
+            self._places, self._places_version = places, version_of(self.places_file)
+        names = (name for name in Status.__struct_fields__ if name != "ranks")
+        replace_json(self.status_file, {name: getattr(status, name) for name in names})
+
+    def _has_places(self, status: Status) -> bool:
+        """Return True if places.json has the places of the ranks of a status."""
+        if self._places is None:
+            with contextlib.suppress(ConfigError):
+                self._read_places()
+        places = self._places
+        if places is None or places.generation != status.generation:
+            return False
+        return places.ranks is status.ranks or places.ranks == status.ranks
 
     def ranks(self) -> Ranks | None:
         """Read the activity of every rank; None before the first attempt."""

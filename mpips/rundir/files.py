@@ -51,11 +51,15 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True):
         generation: Generation number of the attempt.
         time_s: Unix time of this content.
         ranks: One row for each rank.
+        interval_s: Seconds between two writes of this file; more for many ranks.
+        heartbeat_s: Seconds between two heartbeats of a rank; more for many ranks.
     """
 
     generation: int
     time_s: float
     ranks: tuple[RankRow, ...] = ()
+    interval_s: float = 1.0
+    heartbeat_s: float = 1.0
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

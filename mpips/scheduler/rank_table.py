@@ -1,7 +1,11 @@
 """The activity of every rank, from its last heartbeats. It is shown to people; no decision depends on it.
 
 A heartbeat carries what a rank has counted since its start. The rank table computes rates over the last few
-seconds from these counts. Rates use the sender's clock, so late messages do not distort them.
+seconds from these counts. Rates use the sender's clock, so late messages do not distort them. Where
+heartbeats are rare, because there are many ranks, a rate is that between the last two.
+
+Each heartbeat changes the sums over all workers by the difference that it makes, so the totals take the same
+time for any number of ranks. The sums are integers, so no rounding errors add up.
 """
 
 from __future__ import annotations
@@ -10,17 +14,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from mpips.mpi.messages import Evaluated, Figures, Heartbeat
 from mpips.rundir.directory import RankPlace
 from mpips.rundir.files import RankRow
 
-_WINDOW = 6  # heartbeats over which rates are measured
+_WINDOW = 6  # heartbeats over which rates are measured, at most
+_WINDOW_S = 5.0  # s over which rates are measured, if this is two heartbeats or more
 _LEAST_S = 0.2  # s, least time over which a rate is measured
+_MILLI = 1000  # rates in sums are integers, in thousandths of a byte per second
 
 
 @dataclass
-class Totals:
+class RankTotals:
     """Sums over all workers.
 
     Attributes:
@@ -37,6 +44,12 @@ class Totals:
     staleness: float | None = None
 
 
+# Contribution of a worker to the sums over all workers: pushed bytes, pulled bytes, updates judged and their
+# staleness in the window, pushed and pulled bytes per second in thousandths, 1 if the rates are known.
+_Part = tuple[int, int, int, int, int, int, int]
+_NOTHING: _Part = (0, 0, 0, 0, 0, 0, 0)
+
+
 @dataclass
 class _Rank:
     """A rank and its last heartbeats."""
@@ -47,37 +60,50 @@ class _Rank:
     received_s: float = 0.0  # Unix time of the last heartbeat; 0: none yet
     # Clock and counts of the last heartbeats, the oldest first.
     figures: deque[tuple[int, Figures]] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    part: _Part = _NOTHING  # its contribution to the sums over all workers
+
+    def add(self, clock: int, figures: Figures) -> None:
+        """Store the counts of a heartbeat, and forget those before the window."""
+        known = self.figures
+        known.append((clock, figures))
+        while len(known) > 2 and figures.at - known[1][1].at >= _WINDOW_S:
+            known.popleft()
 
     @property
     def last(self) -> Figures:
         """The newest counts; zeros if there are none yet."""
         return self.figures[-1][1] if self.figures else Figures()
 
-    def gained(self, name: str) -> int:
-        """Return the increase of a counter over the window."""
-        if not self.figures:
-            return 0
-        return int(getattr(self.last, name) - getattr(self.figures[0][1], name))
-
-    def per_s(self, grown: float) -> float:
-        """Return an increase over the window per second; 0.0 if the window is too short."""
+    @property
+    def seconds(self) -> float:
+        """Length of the window; 0.0 if it is too short for rates."""
         seconds = self.last.at - self.figures[0][1].at if self.figures else 0.0
-        return round(grown / seconds, 3) if seconds >= _LEAST_S else 0.0
+        return seconds if seconds >= _LEAST_S else 0.0
 
-    @property
-    def clocks(self) -> int:
-        """The increase of the clock over the window."""
-        return self.clock - self.figures[0][0] if self.figures else 0
-
-    @property
-    def staleness(self) -> float | None:
-        """The mean staleness of the updates judged in the window, clocks; None: there were none."""
-        judged = self.gained("judged")
-        return self.gained("staleness_sum") / judged if judged else None
+    def contribution(self) -> _Part:
+        """Return the contribution of this rank, a worker that has sent counts, to the sums."""
+        first, last, seconds = self.figures[0][1], self.figures[-1][1], self.seconds
+        pushed, pulled = (
+            last.pushed_bytes - first.pushed_bytes,
+            last.pulled_bytes - first.pulled_bytes,
+        )
+        return (
+            last.pushed_bytes,
+            last.pulled_bytes,
+            last.judged - first.judged,
+            last.staleness_sum - first.staleness_sum,
+            round(_MILLI * pushed / seconds) if seconds else 0,
+            round(_MILLI * pulled / seconds) if seconds else 0,
+            1 if len(self.figures) > 1 else 0,
+        )
 
 
 class RankTable:
-    """The last heartbeats of all ranks. One per job, on the scheduler's rank. No method blocks."""
+    """The last heartbeats of all ranks. One per job, on the scheduler's rank. No method blocks.
+
+    Attributes:
+        places: Role, host and process of every rank, by rank.
+    """
 
     def __init__(self, places: Sequence[RankPlace]) -> None:
         """Begin without heartbeats.
@@ -85,7 +111,10 @@ class RankTable:
         Args:
             places: Role, host and process of every rank, by rank.
         """
+        self.places = tuple(places)
         self._ranks = [_Rank(place) for place in places]
+        self._is_worker = ["worker" in place.role for place in places]
+        self._sums: _Part = _NOTHING
         self._own_rank = next((r for r, p in enumerate(places) if "scheduler" in p.role), 0)
         self._next_own = 0.0
         self._own: Callable[[], Heartbeat] | None = None
@@ -111,17 +140,19 @@ class RankTable:
         """Call `evaluated` with the metrics of each evaluation from here on."""
         self._on_evaluated.append(evaluated)
 
-    @property
-    def places(self) -> tuple[RankPlace, ...]:
-        """Role, host and process of every rank, by rank."""
-        return tuple(rank.place for rank in self._ranks)
-
     def note_heartbeat(self, rank: int, beat: Heartbeat) -> None:
         """Store a heartbeat of a rank."""
         known = self._ranks[rank]
         known.state, known.clock, known.received_s = beat.state, beat.clock, time.time()
-        if beat.figures is not None:
-            known.figures.append((beat.clock, beat.figures))
+        if beat.figures is None:
+            return
+        known.add(beat.clock, beat.figures)
+        if self._is_worker[rank]:
+            before, known.part = known.part, known.contribution()
+            self._sums = cast(
+                "_Part",
+                tuple(s + n - b for s, n, b in zip(self._sums, known.part, before, strict=True)),
+            )
 
     def evaluated(self, found: Evaluated) -> None:
         """Pass the metrics of an evaluation to all listeners."""
@@ -147,31 +178,29 @@ class RankTable:
         """Return all ranks in the form of `ranks.json`, by rank."""
         return tuple(_row(rank) for rank in self._ranks)
 
-    def totals(self) -> Totals:
-        """Return the sums over all workers."""
-        workers = [rank for rank in self._ranks if "worker" in rank.place.role]
-        judged = sum(rank.gained("judged") for rank in workers)
-        stale = sum(rank.gained("staleness_sum") for rank in workers)
-        found = Totals(
-            pushed_bytes=sum(rank.last.pushed_bytes for rank in workers),
-            pulled_bytes=sum(rank.last.pulled_bytes for rank in workers),
+    def totals(self) -> RankTotals:
+        """Return the sums over all workers. Cheap, so call it often."""
+        pushed, pulled, judged, stale, push_rate, pull_rate, n_known = self._sums
+        return RankTotals(
+            pushed_bytes=pushed,
+            pulled_bytes=pulled,
+            # A rate needs two heartbeats.
+            push_bytes_per_s=push_rate / _MILLI if n_known else None,
+            pull_bytes_per_s=pull_rate / _MILLI if n_known else None,
             staleness=stale / judged if judged else None,
         )
-        # A rate needs two heartbeats.
-        if any(len(rank.figures) > 1 for rank in workers):
-            found.push_bytes_per_s = sum(
-                rank.per_s(rank.gained("pushed_bytes")) for rank in workers
-            )
-            found.pull_bytes_per_s = sum(
-                rank.per_s(rank.gained("pulled_bytes")) for rank in workers
-            )
-        return found
 
 
 def _row(rank: _Rank) -> RankRow:
     """Return the row of a rank in `ranks.json`."""
-    place, last = rank.place, rank.last
-    stale = rank.staleness
+    place, last, seconds = rank.place, rank.last, rank.seconds
+    clock, first = rank.figures[0] if rank.figures else (rank.clock, last)
+    judged = last.judged - first.judged
+    stale = (last.staleness_sum - first.staleness_sum) / judged if judged else None
+
+    def per_s(grown: int) -> float:
+        return round(grown / seconds, 3) if seconds else 0.0
+
     return RankRow(
         rank=place.rank,
         role=place.role,
@@ -179,11 +208,11 @@ def _row(rank: _Rank) -> RankRow:
         pid=place.pid,
         state=rank.state,
         clock=rank.clock,
-        clocks_per_s=rank.per_s(rank.clocks),
-        samples_per_s=rank.per_s(rank.gained("samples")),
-        records_per_s=rank.per_s(rank.gained("records")),
-        push_bytes_per_s=rank.per_s(rank.gained("pushed_bytes")),
-        pull_bytes_per_s=rank.per_s(rank.gained("pulled_bytes")),
+        clocks_per_s=per_s(rank.clock - clock),
+        samples_per_s=per_s(last.samples - first.samples),
+        records_per_s=per_s(last.records - first.records),
+        push_bytes_per_s=per_s(last.pushed_bytes - first.pushed_bytes),
+        pull_bytes_per_s=per_s(last.pulled_bytes - first.pulled_bytes),
         staleness=round(stale, 3) if stale is not None else None,
         max_staleness=last.max_staleness,
         queue=last.queue,

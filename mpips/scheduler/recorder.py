@@ -1,6 +1,7 @@
 """The files that the scheduler of a supervised run writes: status, ranks, metrics, and the finished mark.
 
-The recorder writes each file about once a second at most, and does not wait until it is on the disk. These
+The recorder writes each file about once a second at most, and does not wait until it is on the disk. With
+many ranks it writes their activity less often, because that takes a time proportional to their number. These
 files are for people and for the supervisor, and training continues if they cannot be written, as on a full
 disk. Only the finished mark is made durable, and the run is not finished without it. A scheduler whose
 attempt has been replaced by a later one learns it here, from the lease, and stops.
@@ -17,6 +18,7 @@ from typing import Any
 import msgspec
 
 from mpips.errors import ConfigError, MpipsError
+from mpips.mpi.intervals import heartbeat_interval_s
 from mpips.mpi.messages import Evaluated, Report
 from mpips.recovery.saving import Saving
 from mpips.rundir.directory import (
@@ -28,11 +30,14 @@ from mpips.rundir.directory import (
     replace_json,
 )
 from mpips.rundir.files import Event, Ranks
+from mpips.scheduler.job_statistics import last_checkpoint
+from mpips.scheduler.metrics_file import MetricsFile
 from mpips.scheduler.rank_table import RankTable
 from mpips.scheduler.run_progress import RunProgress
 from mpips.snapshot.coordinator import Coordinator
 
 INTERVAL_S = 1.0  # s, least time between two writes of the status
+_RANKS_PER_S = 500.0  # rows of ranks.json that are written per second, if INTERVAL_S is not longer
 OnReport = Callable[[int, Report], None]
 
 
@@ -46,7 +51,7 @@ def is_saved(statistics: Mapping[str, Any]) -> bool:
     Args:
         statistics: Statistics of the job, as in `Outcome.statistics`.
     """
-    return "error" not in (statistics["servers"][0].get("checkpoint") or {})
+    return "error" not in last_checkpoint(statistics)
 
 
 class RunRecorder:
@@ -60,6 +65,8 @@ class RunRecorder:
         first_clock: int = 0,
         run_progress: RunProgress | None = None,
         in_memory: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        timeout_s: float = math.inf,
     ) -> None:
         """Write the first status and the event "began". Blocks for these writes.
 
@@ -70,8 +77,12 @@ class RunRecorder:
             first_clock: Least clock of a worker at `start`.
             run_progress: Progress of the run, to which the program adds the workers' reports; None: unknown.
             in_memory: True: the next launch can continue in the shared memory that this one leaves.
+            clock: Returns monotonic time, seconds.
+            timeout_s: Timeout of the job, which bounds the interval of heartbeats.
         """
         self._run = run
+        self._clock = clock
+        self._metrics = MetricsFile(run)
         self._rank_table = rank_table
         self._run_progress = run_progress
         self._start = start
@@ -84,7 +95,12 @@ class RunRecorder:
         # Samples of this attempt; samples, losses and begin of the present line of the metrics.
         self._samples = self._window_samples = 0
         self._window_loss = 0.0
-        self._window_since = self._next = time.monotonic()
+        self._window_since = self._next = self._next_ranks = clock()
+        n_ranks = len(rank_table.places)
+        self._ranks_s = max(
+            INTERVAL_S, n_ranks / _RANKS_PER_S
+        )  # s between two writes of ranks.json
+        self._heartbeat_s = heartbeat_interval_s(n_ranks, timeout_s)
         self._checkpoint = ""
         self._warned = False
         rank_table.listen(self.evaluated)
@@ -124,15 +140,13 @@ class RunRecorder:
         """Write the metrics of an evaluation as a line of metrics.jsonl, unless the attempt is replaced."""
         # Other lines count epochs from 0, `found` counts those that are done.
         line = {
-            "time_s": round(time.time(), 3),
-            "generation": self._run.generation,
             "epoch": max(found.epochs - 1, 0),
             "step": found.step,
             "test": {name: _finite(value) for name, value in found.metrics.items()},
         }
         try:
             if self._run.holds_lease():
-                self._append(line)
+                self._metrics.append(line)
         except (OSError, ConfigError) as error:
             self._warn(error)
 
@@ -155,7 +169,7 @@ class RunRecorder:
         Raises:
             ReplacedError: A later attempt has the lease.
         """
-        now = time.monotonic()
+        now = self._clock()
         if now < self._next:
             return
         self._next = now + INTERVAL_S
@@ -196,11 +210,11 @@ class RunRecorder:
         n = self._window_samples
         changes: dict[str, Any] = {"samples": self._samples}
         if clocks:
-            changes["step"] = self._start.step + max(max(clocks.values()) - self._first_clock, 0)
+            gained = [max(clock - self._first_clock, 0) for clock in clocks.values()]
+            changes["step"] = self._start.step + max(gained)
             if self._in_memory:
-                least = max(min(clocks.values()) - self._first_clock, 0)
-                changes["recoverable"] = self._start.step + least
-            changes["updates"] = sum(max(c - self._first_clock, 0) for c in clocks.values())
+                changes["recoverable"] = self._start.step + min(gained)
+            changes["updates"] = sum(gained)
         if n:
             changes["loss"] = self._window_loss / n
             changes["samples_per_s"] = round(n / seconds, 1)
@@ -210,6 +224,10 @@ class RunRecorder:
             self._write_metrics()
             self._window_samples, self._window_loss, self._window_since = 0, 0.0, now
         self._write_status("running")
+        if now >= self._next_ranks:
+            self._next_ranks = now + self._ranks_s
+            self._write_ranks()
+        self._metrics.thin_if_due()
 
     def _pace(self) -> dict[str, Any]:
         """Return the fields of the progress that come from the rank table and the progress of the run."""
@@ -229,8 +247,6 @@ class RunRecorder:
         """Add a line with the present progress to metrics.jsonl."""
         p = self._progress
         line = {
-            "time_s": round(time.time(), 3),
-            "generation": self._run.generation,
             "epoch": p.epoch,
             "step": p.step,
             "samples": p.samples,
@@ -240,15 +256,10 @@ class RunRecorder:
             "push_bytes_per_s": p.push_bytes_per_s,
             "pull_bytes_per_s": p.pull_bytes_per_s,
         }
-        self._append(line)
-
-    def _append(self, line: dict[str, Any]) -> None:
-        """Add a line to metrics.jsonl in one write, so that a killed rank leaves no part of a line."""
-        with self._run.folder.metrics_file.open("ab", buffering=0) as file:
-            file.write(msgspec.json.encode(line) + b"\n")
+        self._metrics.append(line)
 
     def _write_status(self, state: str) -> None:
-        """Write status.json and ranks.json."""
+        """Write status.json, and places.json the first time."""
         status = Status(
             state=state,
             generation=self._run.generation,
@@ -259,30 +270,42 @@ class RunRecorder:
             checkpoint=self._checkpoint,
             ranks=self._rank_table.places,
         )
-        replace_json(self._run.folder.status_file, status)
+        self._run.folder.write_status(status)
+
+    def _write_ranks(self) -> None:
+        """Write ranks.json."""
         ranks = Ranks(
-            generation=self._run.generation, time_s=time.time(), ranks=self._rank_table.rows()
+            generation=self._run.generation,
+            time_s=time.time(),
+            ranks=self._rank_table.rows(),
+            interval_s=self._ranks_s,
+            heartbeat_s=self._heartbeat_s,
         )
         replace_json(self._run.folder.ranks_file, ranks)
 
     def finish(self, statistics: Mapping[str, Any]) -> None:
-        """Write the last status and, if the last checkpoint did not fail, the durable finished mark. Blocks.
+        """Write the last status, the statistics and, if the last checkpoint did not fail, the finished mark.
+
+        Blocks until the mark is durable.
 
         Args:
-            statistics: Statistics of the job, as in `Outcome.statistics`.
+            statistics: Statistics of the job with the entries of all ranks, as in `Outcome.statistics`.
 
         Raises:
             ReplacedError: A later attempt has the lease.
             OSError: The mark cannot be written.
         """
-        self._next = 0.0
-        saved = statistics["servers"][0].get("checkpoint") or {}
-        self._checkpoint = saved.get("path", self._checkpoint)
+        self._next = self._next_ranks = -math.inf
+        self._checkpoint = last_checkpoint(statistics).get("path", self._checkpoint)
         self.look({row["worker"]: row["clock"] for row in statistics["workers"]})
-        if not is_saved(statistics):
-            return
         if not self._run.holds_lease():
             raise self._replaced()
+        try:
+            replace_json(self._run.folder.statistics_file, statistics)
+        except OSError as error:
+            self._warn(error)
+        if not is_saved(statistics):
+            return
         mark = Finished(
             generation=self._run.generation,
             time_s=time.time(),
@@ -308,6 +331,7 @@ def open_recorder(
     saving: Saving | None,
     run_progress: RunProgress | None = None,
     in_memory: bool = False,
+    timeout_s: float = math.inf,
 ) -> RunRecorder | None:
     """Return the recorder of this attempt, or None without a supervisor.
 
@@ -317,11 +341,14 @@ def open_recorder(
         saving: State from which the job starts; None: it starts from nothing.
         run_progress: Progress of the run; None: unknown.
         in_memory: True: the next launch can continue in the shared memory that this one leaves.
+        timeout_s: Timeout of the job, which bounds the interval of heartbeats.
     """
     if run is None:
         return None
     start, first_clock = _start_of(saving)
-    return RunRecorder(run, rank_table, start, first_clock, run_progress, in_memory)
+    return RunRecorder(
+        run, rank_table, start, first_clock, run_progress, in_memory, timeout_s=timeout_s
+    )
 
 
 def _start_of(saving: Saving | None) -> tuple[StartPoint, int]:

@@ -1,4 +1,4 @@
-"""The scheduler: it receives every rank's heartbeat, collects gathers of the workers, and ends the job.
+"""The scheduler: it receives every rank's heartbeat and ends the job.
 
 All state is in one process and one thread: messages arrive on `Endpoint`, `poll` processes them, and nothing
 blocks. The scheduler never spins: it sleeps between two polls. In a job of two ranks it has no loop of its
@@ -7,30 +7,29 @@ own; the loop of the server on the same rank polls it.
 Ranks send heartbeats, and the scheduler answers each. If a rank sends no message for the job's timeout, the
 scheduler ends the job. Time during which the scheduler itself was stopped does not count.
 
+A poll without messages takes the same time for any number of ranks, and so does each message. The times of
+the last messages are compared only when the oldest known one could have reached the timeout: messages only
+make them later, so no rank can have exceeded it before.
+
 Order of the end: when all workers have sent their statistics and no cut is under way, the scheduler sends
-Stop to the servers. When all servers have sent theirs, after the last checkpoint, it sends Bye with the
-statistics of all ranks to every rank.
+Stop to the servers. When all servers have sent theirs, after the last checkpoint, it sends Bye to every rank:
+with the statistics of all ranks to the first worker, with their totals to the others.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
-from typing import Any
-
-import msgspec
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any
 
 from mpips.errors import ProtocolError, StallError
-from mpips.mpi.control import Endpoint
 from mpips.mpi.messages import (
     Agreed,
     Ask,
     Bye,
-    Contribution,
     Done,
     Evaluated,
     Failure,
-    Gathered,
     Heartbeat,
     Leave,
     Message,
@@ -44,14 +43,22 @@ from mpips.mpi.messages import (
 )
 from mpips.mpi.roles import Assignment
 from mpips.mpi.siblings import process_state
+from mpips.scheduler.job_statistics import JobStatistics
 from mpips.scheduler.rank_table import RankTable
 from mpips.snapshot.coordinator import Coordinator
 
+if TYPE_CHECKING:
+    from mpips.mpi.control import Endpoint
+
 # Share of the timeout. Once a rank has exceeded the timeout, all that are silent for so long are suspects.
 _SUSPECT_SHARE = 0.7
+_MOST_NAMED = 16  # silent ranks that a message names
+# s between two polls: after a message, the same per rank, its limit; and the limit while there are none
+_PAUSE_S, _PAUSE_PER_RANK_S, _MOST_PAUSE_S = 0.001, 5e-6, 0.005
+_IDLE_PAUSE_S = 0.02
 
 OnReport = Callable[[int, Report], None]
-OnPoll = Callable[[Coordinator | None, dict[int, int]], None]
+OnPoll = Callable[[Coordinator | None, Mapping[int, int]], None]
 ToOneWorker = Callable[[int, Message], None]
 ToAllServers = Callable[[ToServer], None]
 MakeCoordinator = Callable[[ToOneWorker, ToAllServers], Coordinator]
@@ -80,6 +87,7 @@ class Scheduler:
     Attributes:
         finished: True once all ranks have sent their statistics.
         summary: Statistics of all ranks as JSON, once `finished`.
+        clocks: The clock of every worker at its last message, by rank.
     """
 
     def __init__(
@@ -123,9 +131,13 @@ class Scheduler:
         self._watched = {*assignment.servers, *assignment.workers} - {assignment.scheduler}
         now = time.monotonic()
         self._last_seen = dict.fromkeys(self._watched, now)
+        # Monotonic s before which no rank can have been silent for too long.
+        self._next_check = now + timeout_s
         self._states = dict.fromkeys(self._watched, ("starting", 0))  # activity and clock, by rank
-        self._parts: dict[str, dict[int, bytes]] = {}  # gathers under way: by name, then rank
-        self._statistics: dict[int, msgspec.Raw] = {}  # of ranks that have finished
+        self._statistics = JobStatistics()
+        # Workers that still work, and ranks whose statistics have not come yet.
+        self._working = set(assignment.workers)
+        self._unfinished = {*assignment.servers, *assignment.workers}
         self._stop_sent = False
         self._last_poll = now
         self._work = {"messages": 0, "polls": 0}
@@ -139,6 +151,7 @@ class Scheduler:
         )
         self.finished = False
         self.summary: bytes = b"{}"
+        self.clocks: dict[int, int] = dict.fromkeys(assignment.workers, 0)
 
     def join_server(self, take: Callable[[ToServer], None]) -> None:
         """Send messages about cuts to the server on this rank, too, by a call of `take`. Called once."""
@@ -166,7 +179,8 @@ class Scheduler:
         if now - self._last_poll > self._timeout_s / 2:
             self._last_seen = dict.fromkeys(self._last_seen, now)
         self._last_poll = now
-        self._check_silence(now)
+        if now > self._next_check:
+            self._check_silence(now)
         self._advance()
         if self._rank_table is not None:
             self._rank_table.look()
@@ -184,8 +198,9 @@ class Scheduler:
             if ask is not None:
                 self._coordinator.ask(ask)
             self._coordinator.poll()
-        all_done = all(w in self._statistics for w in self._assignment.workers)
-        if all_done and not self._stop_sent and not (self._coordinator and self._coordinator.busy):
+        if self._working or self._stop_sent:
+            return
+        if self._coordinator is None or not self._coordinator.busy:
             self._stop_sent = True
             for server in self._others(self._assignment.servers):
                 self._endpoint.send(server, Stop())
@@ -220,18 +235,17 @@ class Scheduler:
     def run(self) -> None:
         """Poll until the job is over; sleep between polls, longer while no messages arrive.
 
+        With many ranks some message has nearly always arrived, so the shortest sleep grows with their number,
+        up to the interval at which the ranks look for messages.
+
         Raises:
             JobFailure, LeavingError, ProtocolError: See `poll`.
         """
-        pause = 0.001
+        shortest = min(max(_PAUSE_S, len(self._pids) * _PAUSE_PER_RANK_S), _MOST_PAUSE_S)
+        pause = shortest
         while not self.finished:
-            pause = 0.001 if self.poll() else min(pause * 1.5, 0.02)
+            pause = shortest if self.poll() else min(pause * 1.5, _IDLE_PAUSE_S)
             time.sleep(pause)
-
-    @property
-    def clocks(self) -> dict[int, int]:
-        """The clock of every worker at its last message, by rank."""
-        return {rank: self._states[rank][1] for rank in self._assignment.workers}
 
     @property
     def workers_done(self) -> bool:
@@ -249,22 +263,19 @@ class Scheduler:
 
     def _take(self, source: int, message: object) -> None:
         """Process one message from a rank."""
+        a = self._assignment
         if isinstance(message, Heartbeat):
-            self._states[source] = (message.state, message.clock)
+            self._note_state(source, message.state, message.clock)
             if self._rank_table is not None:
                 self._rank_table.note_heartbeat(source, message)
-            if self._coordinator is not None and source in self._assignment.workers:
-                self._coordinator.note_clock(self._assignment.workers.index(source), message.clock)
             self._endpoint.send(source, Pong())
         elif isinstance(message, Report):
-            self._states[source] = (self._states[source][0], message.clock)
+            self._note_state(source, self._states[source][0], message.clock)
             if self._on_report is not None:
-                self._on_report(self._assignment.workers.index(source), message)
+                self._on_report(a.worker_of[source], message)
         elif isinstance(message, Evaluated):
             if self._rank_table is not None:
                 self._rank_table.evaluated(message)
-        elif isinstance(message, Contribution):
-            self._gather(source, message)
         elif isinstance(message, Done):
             self._take_done(source, message)
         elif isinstance(message, Failure):
@@ -273,51 +284,48 @@ class Scheduler:
             if self._coordinator is not None:
                 self._coordinator.ask(message.across(time.monotonic()))
         elif isinstance(message, Agreed) and self._coordinator is not None:
-            self._coordinator.agreed(self._assignment.workers.index(source), message)
+            self._coordinator.agreed(a.worker_of[source], message)
         elif isinstance(message, Waits) and self._coordinator is not None:
-            self._coordinator.waits(self._assignment.workers.index(source), message)
+            self._coordinator.waits(a.worker_of[source], message)
         elif isinstance(message, Taken | Saved):
-            self.take_cut(self._assignment.servers.index(source), message)
+            self.take_cut(a.server_of[source], message)
         else:
             raise ProtocolError(
                 f"rank {source} sent an unexpected {type(message).__name__}; run the same mpips on all ranks "
                 "(check by `mpips doctor --mpi`)"
             )
 
-    def _gather(self, source: int, part: Contribution) -> None:
-        """Store a worker's part of a gather; send all parts when the last one has arrived."""
-        parts = self._parts.setdefault(part.name, {})
-        parts[source] = part.payload
-        workers = self._assignment.workers
-        if len(parts) < len(workers):
-            return
-        whole = Gathered(part.name, [parts[w] for w in workers])
-        for worker in workers if part.everyone else workers[:1]:
-            self._endpoint.send(worker, whole)
-        del self._parts[part.name]
+    def _note_state(self, rank: int, state: str, clock: int) -> None:
+        """Store the activity and, of a worker, the clock of a rank."""
+        self._states[rank] = (state, clock)
+        worker = self._assignment.worker_of.get(rank)
+        if worker is not None:
+            self.clocks[rank] = clock
+            if self._coordinator is not None:
+                self._coordinator.note_clock(worker, clock)
 
     def _take_done(self, source: int, done: Done) -> None:
         """Store the statistics of a rank that has finished; end the job when all have."""
-        self._statistics[source] = msgspec.Raw(done.statistics)
+        a = self._assignment
         self._watched.discard(source)
-        if self._coordinator is not None and source in self._assignment.workers:
-            self._coordinator.worker_done(self._assignment.workers.index(source))
-        everyone = {*self._assignment.servers, *self._assignment.workers}
-        if everyone <= self._statistics.keys():
+        self._unfinished.discard(source)
+        if source in a.worker_of:
+            self._working.discard(source)
+            self._statistics.add_worker(a.worker_of[source], done.statistics)
+            if self._coordinator is not None:
+                self._coordinator.worker_done(a.worker_of[source])
+        else:
+            self._statistics.add_server(a.server_of[source], done.statistics)
+        if not self._unfinished:
             self._send_bye()
 
     def _send_bye(self) -> None:
-        """Send the statistics of all ranks to every rank."""
-        a = self._assignment
-        self.summary = msgspec.json.encode(
-            {
-                "servers": [self._statistics[r] for r in a.servers],
-                "workers": [self._statistics[r] for r in a.workers],
-                "scheduler": self._scheduler_statistics(),
-            }
-        )
-        for rank in self._others((*a.servers, *a.workers)):
-            self._endpoint.send(rank, Bye(self.summary))
+        """Send the statistics of all ranks to the first worker, and their totals to all other ranks."""
+        a, own = self._assignment, self._scheduler_statistics()
+        self.summary = self._statistics.complete(own)
+        first, *others = self._others((*a.workers, *a.servers))
+        self._endpoint.send(first, Bye(self.summary, complete=True))
+        self._endpoint.send_to_all(others, Bye(self._statistics.brief(own)))
         self.finished = True
 
     def send_leave(self, why: str) -> None:
@@ -327,8 +335,7 @@ class Scheduler:
             why: Reason, for the error of each rank.
         """
         a = self._assignment
-        for rank in self._others((*a.servers, *a.workers)):
-            self._endpoint.send(rank, Leave(why))
+        self._endpoint.send_to_all(self._others((*a.servers, *a.workers)), Leave(why))
 
     def _scheduler_statistics(self) -> dict[str, Any]:
         """Return the statistics of the scheduler, by name."""
@@ -340,24 +347,30 @@ class Scheduler:
         return [rank for rank in ranks if rank != self._assignment.scheduler]
 
     def _check_silence(self, now: float) -> None:
-        """Raise JobFailure if a rank has sent nothing for the timeout."""
-        silent = {rank: now - self._last_seen[rank] for rank in self._watched}
-        if max(silent.values(), default=0.0) <= self._timeout_s:
+        """Raise JobFailure if a rank has sent nothing for the timeout; else set the next check."""
+        oldest = min((self._last_seen[rank] for rank in self._watched), default=now)
+        self._next_check = oldest + self._timeout_s
+        if now <= self._next_check:
             return
+        raise self._silence(now)
+
+    def _silence(self, now: float) -> JobFailure:
+        """Return the failure of the rank that explains the silence best, with the other silent ranks."""
+        a = self._assignment
+        silent = {rank: now - self._last_seen[rank] for rank in self._watched}
         # A worker that is blocked in MPI by a stopped server is silent, too. Name processes whose state
         # explains the silence first, then servers, because a server waits for no other rank.
         suspects = [rank for rank, s in silent.items() if s > _SUSPECT_SHARE * self._timeout_s]
-        suspects.sort(
-            key=lambda r: (not self._process_state(r), r not in self._assignment.servers, r)
-        )
+        suspects.sort(key=lambda r: (not self._process_state(r), r not in a.server_of, r))
         message = self._describe(suspects[0], silent[suspects[0]])
         if len(suspects) > 1:
-            others = ", ".join(self._assignment.roles_of(rank) for rank in suspects[1:])
-            message += f"; also silent: {others}"
+            others = ", ".join(a.roles_of(rank) for rank in suspects[1:_MOST_NAMED])
+            more = len(suspects) - _MOST_NAMED
+            message += f"; also silent: {others}" + (f" and {more} more" if more > 0 else "")
         message += (
             "; look at its process and host, or raise cluster.timeout_s if a step takes longer"
         )
-        raise JobFailure(message, StallError.exit_code, suspects[0], silent=True)
+        return JobFailure(message, StallError.exit_code, suspects[0], silent=True)
 
     def _process_state(self, rank: int) -> str:
         """Return the state of a rank's process if it is visible and explains silence ("stopped"), else ""."""

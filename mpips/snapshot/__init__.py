@@ -31,9 +31,10 @@ later.
 Only one cut is under way at a time. The next one begins after the last `Saved` of the one before, so
 checkpoints never overlap. Triggers in between are skipped and counted.
 
-Gathers. A worker that waits for other workers in a gather can write its cut record there only if the cut has
-no common clock, the worker has pushed nothing since its tick, and its position is known. Otherwise (it has
-pushed since then, or it is at a clock before the common one) it must leave the gather first, so the other
+Gathers; reductions and barriers are meant, too. A worker that waits for other workers in a gather can write
+its cut record there only if the cut has no common clock, the worker has pushed nothing since its tick,
+and its position is known. Otherwise (it has pushed since then, or it is at a clock before the common one) it
+must leave the gather first, so the other
 workers must come to the gather. They cannot come if they wait for an answer to a record behind their own cut
 records: servers hold those rings until the first worker comes to the cut. Such a cut would last until the
 servers give it up. Three messages prevent this. Each worker sends them about itself, in its program's order,
@@ -92,7 +93,7 @@ From the decision to the copies:
     mpi/control.py          Client._take_cut: calls PendingCut.take on a worker, ServerPart.take on a server
     server_part.py          ServerPart.take: makes the server's core expect the cut
     worker/connection.py    Connection.clock: calls WorkerPart.at_tick after the tick
-    worker/connection.py    Connection.gather: calls WorkerPart.check_in_gather while it waits
+    worker/collectives.py   Collectives._wait: calls WorkerPart.check_in_gather while it waits
     worker/connection.py    Connection.keep_pace: calls WorkerPart.while_waiting while it waits
     worker_part.py          WorkerPart.at_tick, WorkerPart.while_waiting: _put_tick at the place of the cut
     checkpoint/position.py  Position.part: makes the payload of clock, cursor and random state at the tick

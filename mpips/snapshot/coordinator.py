@@ -1,7 +1,8 @@
 """The scheduler's part of snapshots: it decides when there is a cut and at which clock, and counts results.
 
 `mpips.snapshot` describes the protocol. Nothing here blocks: `poll` and the messages of workers and servers
-drive the coordinator, one step each.
+drive the coordinator, one step each. Only the beginning and the end of a phase take a time that grows with
+the number of workers and servers; polls and single messages do not.
 
 A request to end the job after a checkpoint stays in force until a checkpoint is durable. Only the coordinator
 writes and reads the request, and it runs on one thread, the scheduler's, so nothing has to be ordered. Every
@@ -75,7 +76,8 @@ class _Cut:
     clock: int  # the clock at which all workers cut; 0: each at its next tick
     since: float  # monotonic s of its begin
     phase: str  # "proposed", "committed", "writing", "abandoned"
-    answers: dict[int, bool] = field(default_factory=dict)  # Agreed.ok by worker
+    unanswered: set[int] = field(default_factory=set)  # workers whose Agreed is awaited
+    refused: set[int] = field(default_factory=set)  # workers that have passed the proposed clock
     taken: set[int] = field(default_factory=set)  # servers that have their copies
     behind: set[int] = field(default_factory=set)  # workers that wait behind their cut records
     saved: dict[int, Saved] = field(default_factory=dict)  # by server
@@ -165,7 +167,9 @@ class Coordinator:
         self._working.discard(worker)
         self._gathering.discard(worker)
         if self._cut is not None and self._cut.phase == "proposed":
-            self._decide()
+            self._cut.unanswered.discard(worker)
+            self._cut.refused.discard(worker)
+            self._decide(self._cut)
         if self._working:
             return
         # All workers have finished: the checkpoint at the end replaces what is not copied yet.
@@ -272,6 +276,7 @@ class Coordinator:
         if not clock:
             self._commit(cut)
             return
+        cut.unanswered = set(self._working)
         for worker in self._working:
             self._send_to_worker(worker, Propose(cut.id, clock))
 
@@ -287,16 +292,16 @@ class Coordinator:
         self._pace[worker].update(answer.clock, time.monotonic())
         cut = self._cut
         if cut is not None and cut.id == answer.id and cut.phase == "proposed":
-            cut.answers[worker] = answer.ok
-            self._decide()
+            cut.unanswered.discard(worker)
+            if not answer.ok and worker in self._working:
+                cut.refused.add(worker)
+            self._decide(cut)
 
-    def _decide(self) -> None:
+    def _decide(self, cut: _Cut) -> None:
         """Commit the proposed cut when all workers at work have agreed; give it up if one has not."""
-        cut = self._cut
-        assert cut is not None
-        if not self._working <= cut.answers.keys():
+        if cut.unanswered:
             return
-        if all(cut.answers[w] for w in self._working):
+        if not cut.refused:
             self._margin = max(_MARGIN, self._margin // 2)
             self._commit(cut)
             return

@@ -126,7 +126,10 @@ def session(comm: MPI.Intracomm) -> Session:
             int(role.rpartition(" ")[2]): value for role, value in rows if "worker" in role
         }
         values = [by_worker[w] for w in sorted(by_worker)]
-        return Played(values, outcome.statistics, [role for role, _ in rows], outcome.transports)
+        # Only the first worker has the entries of all ranks.
+        first = next(rank for rank, (role, _) in enumerate(rows) if role.endswith("worker 0"))
+        statistics = comm.bcast(outcome.statistics, first)
+        return Played(values, statistics, [role for role, _ in rows], outcome.transports)
 
     return play
 

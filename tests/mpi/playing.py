@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ class Played:
     values: list[Any]
     statistics: dict[str, Any]
     roles: list[str]
-    transports: list[list[str]]
+    transports: Mapping[str, int]
 
     def server_total(self, table: str, what: str) -> int:
         """Return a statistic of a table, summed over servers."""

@@ -66,3 +66,40 @@ def test_a_collective_that_does_not_end_though_all_are_here_is_given_up(
         attendance.wait(Pending(attendance, float("inf")), "a collective")  # type: ignore[arg-type]
     meet(comm, attendance)
     assert attendance.asked == 1
+
+
+class Never:
+    """The request of a collective that this rank has started and that does not end."""
+
+    def Test(self) -> bool:
+        return False
+
+
+def test_a_late_rank_costs_one_question_to_each_rank(comm: MPI.Intracomm) -> None:
+    """All deadlines pass at the same time; the lowest rank asks, and the others leave it to that rank."""
+    asking = waits(comm)
+    asking._timeout_s = 1.0
+    last = comm.size - 1
+    comm.Barrier()
+    if comm.rank == last:
+        # The late rank reads no question until the lowest rank has given up.
+        comm.recv(source=0, tag=77)
+    elif comm.rank == 0:
+        with pytest.raises(GivenUpError, match=rf"rank {last} has not come within 1 s"):
+            asking.wait(Never(), "a collective")  # type: ignore[arg-type]
+        for rank in range(1, comm.size):
+            comm.send(None, rank, 77)
+    else:
+        asking.wait(FromRankZero(comm), "a collective")  # type: ignore[arg-type]
+        assert asking.asked == 0
+    meet(comm, asking)
+
+
+class FromRankZero:
+    """A request that ends when a message of rank 0 has arrived."""
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._request = comm.irecv(source=0, tag=77)
+
+    def Test(self) -> bool:
+        return bool(self._request.test()[0])

@@ -8,7 +8,7 @@ import secrets
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -26,6 +26,9 @@ from mpips import (
 )
 from mpips.mpi.cluster import Cluster
 from mpips.worker.worker import connection_of
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 several_ranks = pytest.mark.mpi(min_size=2)
 several_workers = pytest.mark.mpi(min_size=5)
@@ -74,6 +77,31 @@ def test_every_rank_has_the_role_that_the_number_of_servers_gives(
     assert [row["worker"] for row in played.statistics["workers"]] == list(range(n_workers))
 
 
+def test_every_rank_has_the_totals_and_its_own_statistics(comm: MPI.Intracomm) -> None:
+    def main(worker: Worker) -> None:
+        worker.table("w").push(np.ones(3, np.float32))
+        worker.flush()
+
+    outcome = mpips.run(main, [DenseTable("w", (3,))], comm=comm, verbose=False)
+    found, rows = outcome.statistics, comm.allgather((outcome.role, outcome.statistics))
+    whole = next(statistics for role, statistics in rows if role.endswith("worker 0"))
+    totals = found["totals"]
+    assert totals["workers"]["number"] == len(whole["workers"])
+    assert totals["servers"]["number"] == len(whole["servers"])
+    pushed = [row["pushes"]["pushed"] for row in whole["workers"]]
+    assert totals["workers"]["pushes"]["pushed"] == sum(pushed) >= len(pushed)
+    applied = [row["tables"]["w"]["applied"] for row in whole["servers"]]
+    assert totals["servers"]["tables"]["w"]["applied"] == sum(applied) > 0
+    assert all(statistics["totals"] == totals for _, statistics in rows)
+    assert all(statistics["scheduler"] == whole["scheduler"] for _, statistics in rows)
+    if outcome.is_first_worker or "scheduler" in outcome.role:
+        assert found == whole
+    else:
+        role, _, index = outcome.role.partition(" ")
+        assert found["own"] == whole[f"{role}s"][int(index)]
+        assert found.keys() == {"totals", "scheduler", "own"}
+
+
 def test_the_transport_asked_for_is_the_one_reported(
     session: Session, transport: str, servers: int
 ) -> None:
@@ -81,13 +109,13 @@ def test_the_transport_asked_for_is_the_one_reported(
         return [channel.name for channel in connection_of(worker).channels]
 
     played = session(main, [DenseTable("w", (3,))], transport=transport, servers=servers)
-    assert played.transports == [[transport] * servers] * workers_with(servers)
-    assert played.values == played.transports
+    assert played.transports == {transport: servers * workers_with(servers)}
+    assert played.values == [[transport] * servers] * workers_with(servers)
 
 
 def test_auto_takes_shared_memory_on_one_node(session: Session) -> None:
     played = session(index_of, [DenseTable("w", (3,))])
-    assert {name for row in played.transports for name in row} == {"local" if SIZE == 1 else "shm"}
+    assert played.transports.keys() == {"local" if SIZE == 1 else "shm"}
 
 
 def broken_options(comm: Any) -> list[tuple[type[MpipsError], str, list[Any], dict[str, Any]]]:

@@ -30,7 +30,7 @@ from mpips.monitor.progress import (
 )
 from mpips.monitor.terminal import Terminal, find_terminal
 from mpips.scheduler import run_progress as run_progress_module
-from mpips.scheduler.rank_table import Totals
+from mpips.scheduler.rank_table import RankTotals
 from mpips.scheduler.run_progress import RunProgress
 from mpips.training.epochs import Inputs
 
@@ -346,7 +346,7 @@ def inputs(n_epochs: int, cursors: tuple[Cursor, ...] = (), first: int = 0) -> I
         n_samples_total = 103
 
     sampling = Sampling(Shape(103, 2, 10, 0))
-    return Inputs(Info(), None, [], n_epochs, 10, None, None, first, sampling, cursors)  # type: ignore[arg-type]
+    return Inputs(Info(), None, [], n_epochs, 10, None, None, 0, first, sampling, cursors)  # type: ignore[arg-type]
 
 
 def test_a_run_that_begins_counts_from_nothing() -> None:
@@ -395,7 +395,7 @@ def test_the_meter_shows_reports_and_looks_in_between(clock: Time) -> None:
             self.seen.append(now)
 
     display = Shown()
-    totals = Totals(push_bytes_per_s=5.0, pull_bytes_per_s=7.0, staleness=0.5)
+    totals = RankTotals(push_bytes_per_s=5.0, pull_bytes_per_s=7.0, staleness=0.5)
     meter = ProgressMeter(display, RunProgress(2, 100), lambda: totals)
     meter.look()
     assert display.seen == []  # no step was made yet

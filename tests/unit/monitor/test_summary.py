@@ -33,7 +33,7 @@ REPORT: dict[str, Any] = {
     "updates_compensated": 0,
     "updates_late": 0,
     "staleness": [600, 270, 9, 1],
-    "transports": [["shm", "rma"], ["shm", "shm"]],
+    "transports": {"shm": 3, "rma": 1},
     "checkpoint": {"path": "/far/step-1", "bytes": 5_000_000, "notes": ["by server 0 alone"]},
 }
 RANKS = [

@@ -283,3 +283,17 @@ def test_a_killed_top_leaves_the_cursor_visible(tmp_path: Path) -> None:
         process.kill()
     os.close(master)
     assert shown.rfind(b"\x1b[?25l") < shown.rfind(b"\x1b[?25h") < shown.find(b"server 0")
+
+
+def test_a_rank_of_a_large_job_is_marked_when_its_heartbeat_is_overdue(tmp_path: Path) -> None:
+    run = made(tmp_path)
+    rows = tuple(
+        RankRow(rank=r, role=f"worker {r}", host="a", pid=1, heard_s=NOW - age)
+        for r, age in enumerate((1.0, 34.0, 37.0))
+    )
+    table = {"generation": 2, "time_s": NOW, "ranks": rows}
+    replace_json(run.ranks_file, Ranks(**table, interval_s=22.0, heartbeat_s=11.0))
+    assert [line.endswith("!") for line in page(look(run, NOW), 100)[-3:]] == [False, False, True]
+    # Files of earlier versions have no intervals.
+    replace_json(run.ranks_file, table)
+    assert [line.endswith("!") for line in page(look(run, NOW), 100)[-3:]] == [False, True, True]

@@ -109,11 +109,17 @@ def test_the_table_of_roles_names_rank_and_node() -> None:
     ]
 
 
-def test_workers_are_remote_on_other_nodes_or_where_the_transport_is_forced() -> None:
+def test_workers_are_near_on_the_same_node_unless_the_transport_is_forced() -> None:
     a = on_nodes(3, 3, servers=2)
-    for server, workers in zip(a.servers, a.remote_workers("auto"), strict=True):
-        assert workers == [w for w, r in enumerate(a.workers) if a.node_of[r] != a.node_of[server]]
+    for server, workers in zip(a.servers, a.near_workers("auto"), strict=True):
+        same = [w for w, r in enumerate(a.workers) if a.node_of[r] == a.node_of[server]]
+        assert list(workers) == same
         assert 0 < len(workers) < len(a.workers)
-    everybody = [list(range(len(a.workers)))] * 2
-    assert a.remote_workers("rma") == a.remote_workers("p2p") == everybody
-    assert on_nodes(4).remote_workers("shm") == [[]]
+    assert a.near_workers("rma") == a.near_workers("p2p") == [(), ()]
+    assert on_nodes(4).near_workers("shm") == [(0, 1)]
+
+
+def test_a_table_of_many_ranks_names_the_first_and_counts_the_others() -> None:
+    lines = on_nodes(*[10] * 20, servers=40).describe().splitlines()
+    assert len(lines) == 1 + 64 + 1
+    assert lines[-1] == "and 136 more ranks: in all 40 servers and 159 workers on 20 nodes"

@@ -13,6 +13,7 @@ from mpips.errors import CheckpointError, ConfigError
 from mpips.rundir.directory import (
     Finished,
     Lease,
+    RankPlace,
     RunFolder,
     Status,
     current,
@@ -148,3 +149,44 @@ def test_a_run_of_a_name_that_leads_elsewhere_is_refused(tmp_path: Path, name: s
     with pytest.raises(ConfigError, match="name of the run = "):
         RunFolder.create(tmp_path, name)
     assert not list(tmp_path.iterdir())
+
+
+def status_of(generation: int, n_ranks: int, state: str = "running") -> Status:
+    ranks = tuple(
+        RankPlace(rank=r, role=f"worker {r}", host="a", pid=generation) for r in range(n_ranks)
+    )
+    return Status(state=state, generation=generation, time_s=1.0, ranks=ranks)
+
+
+def test_a_status_comes_back_with_the_places_of_its_attempt(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path, "job")
+    reader = RunFolder(run.path)
+    for generation in range(3):
+        starting = Status(state="starting", generation=generation, time_s=0.0)
+        run.write_status(starting)
+        # Places of an earlier attempt are not those of this one.
+        assert reader.status() == starting
+        for state in ("running", "done"):
+            written = status_of(generation, 4, state)
+            run.write_status(written)
+            assert reader.status() == written
+            assert RunFolder(run.path).status() == written
+
+
+def test_places_that_are_there_are_not_written_again(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path, "job")
+    run.write_status(status_of(0, 4))
+    before = run.places_file.stat().st_ino
+    run.write_status(status_of(0, 4))
+    # Another writer, such as the supervisor after the scheduler.
+    RunFolder(run.path).write_status(status_of(0, 4, "restarting"))
+    assert run.places_file.stat().st_ino == before
+    run.write_status(status_of(1, 4))
+    assert run.places_file.stat().st_ino != before
+
+
+def test_a_run_of_an_earlier_version_has_the_places_in_its_status(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path, "job")
+    status = status_of(3, 2, "failed")
+    replace_json(run.status_file, status)
+    assert run.status() == status

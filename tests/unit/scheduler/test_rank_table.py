@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
+
 from mpips.mpi.messages import Figures, Heartbeat, decode, encode
 from mpips.rundir.directory import RankPlace
 from mpips.scheduler.rank_table import RankTable
@@ -89,3 +92,37 @@ def test_a_rank_without_a_heartbeat_has_a_row() -> None:
         0.0,
         None,
     )
+
+
+def test_totals_are_the_sums_of_the_rows_after_any_heartbeats() -> None:
+    random = np.random.default_rng(3)
+    places = [
+        RankPlace(rank=r, role=f"{'server' if r < 3 else 'worker'} {r}", host="a", pid=r)
+        for r in range(9)
+    ]
+    rank_table = RankTable(places)
+    counts = np.zeros((9, 4), np.int64)
+    times = np.zeros(9)
+    for _ in range(400):
+        rank = int(random.integers(9))
+        # Whole numbers of bytes per eighth of a second, so that all rates are exact.
+        times[rank] += float(random.choice([0.5, 1.0, 4.0, 16.0]))
+        counts[rank] += random.integers(0, 100, 4) * 1024
+        pushed, pulled, judged, stale = counts[rank].tolist()
+        figures = {"pushed_bytes": pushed, "pulled_bytes": pulled}
+        figures |= {"judged": judged, "staleness_sum": stale}
+        rank_table.note_heartbeat(rank, beat(times[rank], 0, **figures))
+        totals, rows = rank_table.totals(), rank_table.rows()[3:]
+        assert (totals.pushed_bytes, totals.pulled_bytes) == tuple(counts[3:, :2].sum(axis=0))
+        if totals.push_bytes_per_s is not None:
+            for name in ("push_bytes_per_s", "pull_bytes_per_s"):
+                expected = sum(getattr(row, name) for row in rows)
+                assert getattr(totals, name) == pytest.approx(expected, abs=0.01)
+        assert (totals.staleness is None) == all(row.staleness is None for row in rows)
+
+
+def test_a_rate_of_rare_heartbeats_is_that_between_the_last_two() -> None:
+    rank_table = RankTable(PLACES)
+    for at, samples in ((0.0, 0), (11.0, 1100), (22.0, 3300)):
+        rank_table.note_heartbeat(2, beat(at, 0, samples=samples))
+    assert rank_table.rows()[2].samples_per_s == 200.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 
 import pytest
@@ -548,3 +549,39 @@ def test_before_the_first_heartbeat_a_cut_is_proposed_after_the_clock_of_the_sta
     stage.coordinator.begin_at(1000)
     stage.coordinator.ask(Ask("call", 0.0, 0))
     assert stage.proposed().clock > 1000
+
+
+def test_a_worker_that_has_refused_and_then_finishes_is_not_counted() -> None:
+    stage = Stage(n_workers=3)
+    stage.coordinator.ask(Ask("call"))
+    proposal = stage.proposed()
+    stage.coordinator.agreed(0, Agreed(proposal.id, True, 0))
+    stage.coordinator.agreed(1, Agreed(proposal.id, False, proposal.clock))
+    stage.coordinator.worker_done(1)
+    assert stage.take() == []
+    stage.coordinator.worker_done(2)
+    commit = Commit(proposal.id, proposal.clock)
+    assert stage.take() == [("servers", commit), (0, commit)]
+
+
+def test_answers_of_workers_take_the_same_time_for_any_number_of_them() -> None:
+    def calls(n_workers: int) -> int:
+        stage = Stage(n_workers=n_workers)
+        stage.coordinator.ask(Ask("call"))
+        proposal = stage.proposed()
+        count = 0
+
+        def profile(frame: object, event: str, argument: object) -> None:
+            nonlocal count
+            count += event in ("call", "c_call")
+
+        sys.setprofile(profile)
+        try:
+            stage.coordinator.agreed(0, Agreed(proposal.id, True, 0))
+            stage.coordinator.poll()
+            stage.coordinator.worker_done(1)
+        finally:
+            sys.setprofile(None)
+        return count
+
+    assert calls(3) == calls(300)

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 from harness import Rig, dense, rows
+from late_tree import LateTree
 
 import mpips
 from mpips.checkpoint import list_checkpoints, open_checkpoint
@@ -57,19 +58,9 @@ class Counting(Task):
         return np.zeros(batch.n, np.float32)
 
 
-class LateOthers(LocalScheduler):
-    """A control plane whose other workers come to a gather only after a cut is ordered."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.waited = 0
-
-    def take_gathered(self, name: str) -> list[bytes] | None:
-        self.waited += 1
-        if self.waited == 1:
-            self.cut.pending = Commit(1, 0)
-            return None
-        return super().take_gathered(name)
+def late_others(control: LocalScheduler) -> Any:
+    """Return a tree whose other workers come to a gather only after a cut is ordered."""
+    return LateTree(1, lambda: setattr(control.cut, "pending", Commit(1, 0)))
 
 
 @pytest.fixture(scope="module")
@@ -132,20 +123,22 @@ def part_in_first_gather(
 ) -> PositionPart:
     """Return the content of the cut record that a worker writes while it waits for the moments of others."""
     rig = Rig(*inputs.tables, n_workers=n_workers, n_slots=8)
+    control = LocalScheduler()
     connection = Connection(
         index,
         [f"worker {i}" for i in range(n_workers)],
         rig.tables,
         [rig.channel(index, True)],
-        control := LateOthers(),
+        control,
         None,
         60.0,
         ConnectionOptions(saving.position(0, index, n_workers)),
+        tree := late_others(control),
     )
     worker = Worker(connection, rig.tables, rig.placement)
     rig.core.expect_cut(1)
     ready(worker, inputs, 0)
-    assert control.waited >= 2
+    assert tree.looked >= 2
     assert rig.core.holds_cut()
     return decode_part(rig.core.position_text(index))
 
@@ -230,7 +223,7 @@ def test_a_script_whose_position_is_unknown_is_in_no_cut_before_its_first_tick(
     position = script_saving(interrupted).position(0, 0, 2)
     assert position.start is not None
     assert position.start.cursor is None
-    control = LateOthers()
+    control = LocalScheduler()
     connection = Connection(
         0,
         ["worker 0", "worker 1"],
@@ -240,6 +233,7 @@ def test_a_script_whose_position_is_unknown_is_in_no_cut_before_its_first_tick(
         None,
         60.0,
         ConnectionOptions(position),
+        late_others(control),
     )
     worker = Worker(connection, rig.tables, rig.placement)
     rig.core.expect_cut(1)

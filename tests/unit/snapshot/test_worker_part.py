@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from harness import Rig, dense, rows
+from late_tree import LateTree
 
 from mpips.checkpoint.position import Position, decode_part
 from mpips.errors import StallError
@@ -16,28 +19,30 @@ from mpips.worker.worker import Worker, connection_of
 
 
 class Recording(LocalScheduler):
-    """Stores the messages of a worker; the others come to a gather after `looks` polls."""
+    """Stores the messages of a worker."""
 
-    def __init__(self, looks: int = 0) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.sent: list[Message] = []
-        self.looks = looks
-        self.committed: Commit | None = None
 
     def tell(self, message: Message) -> None:
         self.sent.append(message)
 
-    def take_gathered(self, name: str) -> list[bytes] | None:
-        if self.looks == 0:
-            return super().take_gathered(name)
-        self.looks -= 1
-        if self.committed is not None:
-            self.cut.take(self.committed, self.clock)
-            self.committed = None
-        return None
+
+def late_others(control: Recording, commit: Commit) -> Any:
+    """Return a tree whose other workers come to a gather after a cut is ordered."""
+    commits = [commit]
+
+    def order() -> None:
+        if commits:
+            control.cut.take(commits.pop(), control.clock)
+
+    return LateTree(3, order)
 
 
-def worker_of(rig: Rig, control: Recording, *, drained: bool = True) -> Worker:
+def worker_of(
+    rig: Rig, control: Recording, *, drained: bool = True, commit: Commit | None = None
+) -> Worker:
     connection = Connection(
         0,
         [f"worker {i}" for i in range(rig.n_workers)],
@@ -46,6 +51,7 @@ def worker_of(rig: Rig, control: Recording, *, drained: bool = True) -> Worker:
         control,
         rig.staging[0],
         60.0,
+        tree=late_others(control, commit) if commit is not None else None,
     )
     return Worker(connection, rig.tables, rig.placement)
 
@@ -63,9 +69,8 @@ def test_a_gather_in_which_a_cut_cannot_be_made_is_reported_once_and_withdrawn(
     consistency, pushes, clock
 ):
     rig = Rig(dense(consistency=consistency), n_slots=8)
-    control = Recording(looks=3)
-    control.committed = Commit(7, clock)
-    worker = worker_of(rig, control)
+    control = Recording()
+    worker = worker_of(rig, control, commit=Commit(7, clock))
     worker.clock()
     if pushes:
         push(worker)
@@ -81,9 +86,8 @@ def test_a_gather_in_which_a_cut_cannot_be_made_is_reported_once_and_withdrawn(
 
 def test_a_gather_in_which_the_cut_can_be_made_is_not_reported():
     rig = Rig(dense(), n_slots=8)
-    control = Recording(looks=3)
-    control.committed = Commit(7, 0)
-    worker = worker_of(rig, control)
+    control = Recording()
+    worker = worker_of(rig, control, commit=Commit(7, 0))
     push(worker)
     worker.clock()
     rig.core.expect_cut(7)

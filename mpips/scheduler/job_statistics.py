@@ -1,0 +1,120 @@
+"""The statistics of a job: the entry of every rank that has finished, and their totals.
+
+The entries of all ranks together grow with the number of ranks. So they go to one rank, that of the first
+worker, and stay on the scheduler's. All other ranks get the totals, whose size does not depend on the number
+of ranks, and add their own entry.
+
+    first worker, scheduler   {"totals": ..., "scheduler": ..., "servers": [...], "workers": [...]}
+    every other rank          {"totals": ..., "scheduler": ..., "own": entry of this rank}
+
+The totals have the keys of the entries: {"servers": {"number": ..., "tables": ...}, "workers":
+{"number": ..., "pushes": ...}}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+# Values of which the totals contain the greatest; of other numbers they contain the sum.
+_GREATEST = frozenset(
+    ("clock", "version", "max_staleness", "greatest_lag", "longest_copy_s", "longest_hold_s")
+)
+_INDICES = frozenset(("server", "worker"))  # numbers of servers and workers, which have no total
+_OF_THE_JOB = "checkpoint"  # the last checkpoint: equal on all servers, so server 0 reports it
+
+
+class JobStatistics:
+    """Collects the statistics of all servers and workers. One per job, on the scheduler's rank."""
+
+    def __init__(self) -> None:
+        """Begin without entries."""
+        self._servers: dict[int, bytes] = {}
+        self._workers: dict[int, bytes] = {}
+        self._totals: dict[str, dict[str, Any]] = {
+            "servers": {"number": 0},
+            "workers": {"number": 0},
+        }
+
+    def add_server(self, server: int, entry: bytes) -> None:
+        """Add the statistics of a server of this index, as JSON."""
+        self._servers[server] = entry
+        plain = msgspec.json.decode(entry)
+        saved = plain.pop(_OF_THE_JOB, None)
+        self._add("servers", plain)
+        if server == 0 and saved is not None:
+            self._totals["servers"][_OF_THE_JOB] = saved
+
+    def add_worker(self, worker: int, entry: bytes) -> None:
+        """Add the statistics of a worker of this index, as JSON."""
+        self._workers[worker] = entry
+        self._add("workers", msgspec.json.decode(entry))
+
+    def _add(self, role: str, entry: Mapping[str, Any]) -> None:
+        total = self._totals[role]
+        total["number"] += 1
+        _add(total, entry)
+
+    def brief(self, scheduler: Mapping[str, Any]) -> bytes:
+        """Return the statistics for most ranks as JSON: totals, and the scheduler's own."""
+        return msgspec.json.encode({"totals": self._totals, "scheduler": scheduler})
+
+    def complete(self, scheduler: Mapping[str, Any]) -> bytes:
+        """Return the statistics with the entries of all servers and workers, by index, as JSON."""
+        return msgspec.json.encode(
+            {
+                "totals": self._totals,
+                "servers": [msgspec.Raw(self._servers[i]) for i in sorted(self._servers)],
+                "workers": [msgspec.Raw(self._workers[i]) for i in sorted(self._workers)],
+                "scheduler": scheduler,
+            }
+        )
+
+
+def _add(total: dict[str, Any], entry: Mapping[str, Any]) -> None:
+    """Add an entry to a total, key by key."""
+    for key, value in entry.items():
+        if key in _INDICES:
+            continue
+        if isinstance(value, dict):
+            _add(total.setdefault(key, {}), value)
+        elif isinstance(value, list):
+            before = total.get(key) or [0] * len(value)
+            total[key] = [a + b for a, b in zip(before, value, strict=True)]
+        elif key in _GREATEST:
+            total[key] = max(total.get(key, value), value)
+        else:
+            total[key] = total.get(key, 0) + value
+
+
+def complete_statistics(
+    servers: Iterable[Mapping[str, Any]],
+    workers: Iterable[Mapping[str, Any]],
+    scheduler: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the statistics of a job whose entries are all in this process.
+
+    Args:
+        servers: Entries of the servers, by index.
+        workers: Entries of the workers, by index.
+        scheduler: Statistics of the scheduler.
+    """
+    found = JobStatistics()
+    for i, entry in enumerate(servers):
+        found.add_server(i, msgspec.json.encode(entry))
+    for i, entry in enumerate(workers):
+        found.add_worker(i, msgspec.json.encode(entry))
+    plain: dict[str, Any] = msgspec.json.decode(found.complete(scheduler))
+    return plain
+
+
+def last_checkpoint(statistics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entry on the checkpoint at the end of a job, on any rank; {} if the job had none.
+
+    Args:
+        statistics: Statistics of the job, as in `Outcome.statistics`.
+    """
+    found: dict[str, Any] = statistics["totals"]["servers"].get(_OF_THE_JOB) or {}
+    return found

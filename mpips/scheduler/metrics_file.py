@@ -1,0 +1,54 @@
+"""metrics.jsonl as the scheduler writes it: lines are added, and old ones are merged from time to time."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+from mpips.rundir.directory import Supervised, version_of
+from mpips.rundir.thinning import thin_file
+
+_THIN_S = 600.0  # s between two rewrites of the file with old lines merged
+# bytes; a longer file, as earlier versions of mpips left after days, is not rewritten, because that would
+# stop the scheduler for seconds
+_MOST_BYTES = 64 << 20
+
+
+class MetricsFile:
+    """The writer of one attempt's metrics.jsonl. One per job, on the scheduler's rank."""
+
+    def __init__(self, run: Supervised) -> None:
+        """Write nothing yet. `run`: the run and this attempt of it."""
+        self._run = run
+        self._next_thinning = 0.0  # Unix time from which the file is to be rewritten
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Add a line in one write, so that a killed rank leaves no part of it. The attempt holds the lease.
+
+        Args:
+            line: Fields of the line besides time_s and generation.
+
+        Raises:
+            OSError: The file cannot be written, as on a full disk.
+        """
+        fields = {"time_s": round(time.time(), 3), "generation": self._run.generation, **line}
+        with self._run.folder.metrics_file.open("ab", buffering=0) as file:
+            file.write(msgspec.json.encode(fields) + b"\n")
+
+    def thin_if_due(self) -> None:
+        """Merge old lines of the file if it is time, and if this attempt holds the lease at the end, too.
+
+        Raises:
+            OSError: The new file cannot be written, as on a full disk; the old one is unchanged.
+            ConfigError: The lease cannot be read; the old file is unchanged.
+        """
+        now = time.time()
+        # Do not wait for long if the clock was set back.
+        if self._next_thinning - _THIN_S <= now < self._next_thinning:
+            return
+        self._next_thinning = now + _THIN_S
+        path = self._run.folder.metrics_file
+        if version_of(path)[1] <= _MOST_BYTES:
+            thin_file(path, now, self._run.holds_lease)
