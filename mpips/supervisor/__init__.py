@@ -3,6 +3,8 @@
 Open `supervise.py` first: the loop over attempts. `plan.py` is what it is given, `attempt.py` runs one
 mpirun, `stopping.py` passes signals on, `verdict.py` finds the cause of an end, `conclusion.py` records it
 and `restarts.py` decides whether another attempt follows. `lease.py` lets one supervisor at a time run a run
-directory; `hosts.py`, `launcher.py` and `reap.py` choose hosts, build the command, and end what is left of
-earlier attempts. `script.py` runs a user's own script in a rank; `submit.py` writes batch scripts.
+directory; `hosts.py` and `launcher.py` choose hosts and build the command. `clearing.py` ends what is left of
+earlier attempts on all hosts: `reap.py` is the command that it runs there, `asking.py` decides when which
+host is asked and which one is bad, `host_step.py` starts the processes. `script.py` runs a user's own script
+in a rank; `submit.py` writes batch scripts.
 """

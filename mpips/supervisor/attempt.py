@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import re
 import select
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +31,10 @@ from mpips.supervisor.hosts import is_here
 from mpips.supervisor.reap import belongs, reap, state_of
 
 LAUNCHER_LOG = "launcher.log"
+# The last bytes of stderr that stay in memory, where the launcher's text about an end is: ranks may print for
+# months. launcher.log has all of it.
+_STDERR_BYTES = 1 << 20
+_LINE_BYTES = 1 << 16  # bytes after which a line without an end is handled as a line
 _RULE = re.compile(r"^[-=]{40,}\s*$")
 # Text that Open MPI and MPICH print once a rank has failed. The launcher should end soon after, but the
 # prterun of Open MPI 5.0.11 can lose track of ranks that abort on several hosts; it then waits for ever for
@@ -50,7 +56,7 @@ class Ended:
         code: Exit code as of subprocess: negative if a signal ended the launcher.
         pid: Process of the launcher; in a job of one rank it is the rank.
         seconds: Seconds from start to end.
-        stderr: All text of the launcher's stderr.
+        stderr: The last text of the launcher's stderr, about 1 MiB at most.
         stopped: Monotonic time at which each stopped rank of this host was first seen stopped by a signal.
         gone: Ranks of this host in the order in which their processes ended.
         cut_off: Why the supervisor ended the attempt by itself, or "".
@@ -104,7 +110,8 @@ class Attempt:
         """
         self._run = run
         self._generation = generation
-        self._stderr: list[str] = []
+        self._stderr: deque[str] = deque()
+        self._stderr_bytes = 0
         self._stopped: dict[int, float] = {}
         self._gone: list[int] = []
         self._failure_seen = False  # set by the thread that copies stderr, once
@@ -265,12 +272,15 @@ class Attempt:
         """
         assert self._process.stderr is not None
         in_rules = held = False
-        for raw in self._process.stderr:
+        for raw in iter(functools.partial(self._process.stderr.readline, _LINE_BYTES), b""):
             # A full disk must not stop the reading: the launcher would block on a full pipe.
             with contextlib.suppress(OSError):
                 self._log.write(raw)
             line = raw.decode(errors="replace")
             self._stderr.append(line)
+            self._stderr_bytes += len(line)
+            while self._stderr_bytes > _STDERR_BYTES:
+                self._stderr_bytes -= len(self._stderr.popleft())
             self._failure_seen = self._failure_seen or bool(_END.search(line))
             held = held or line.startswith("mpips: error:")
             rule = bool(_RULE.match(line))
@@ -284,7 +294,7 @@ class Attempt:
     def _copy_stdout(self) -> None:
         """Copy stdout line by line to this process's stdout."""
         assert self._process.stdout is not None
-        for raw in self._process.stdout:
+        for raw in iter(functools.partial(self._process.stdout.readline, _LINE_BYTES), b""):
             with contextlib.suppress(OSError, ValueError):
                 sys.stdout.write(raw.decode(errors="replace"))
                 sys.stdout.flush()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable
 
 from mpips.monitor.progress import plural
 from mpips.mpi.signals import name_of
@@ -24,8 +25,15 @@ class Conclusion:
         settled: `settle` was called, so this supervisor starts no other attempt.
     """
 
-    def __init__(self, plan: SupervisionPlan, record: RunRecord) -> None:
-        """Conclude attempts of `plan`, writing to `record`."""
+    def __init__(self, plan: SupervisionPlan, record: RunRecord, hurry: Callable[[], bool]) -> None:
+        """Conclude attempts of `plan`, writing to `record`.
+
+        Args:
+            plan: The plan.
+            record: The record of the run.
+            hurry: Returns True if a signal asks for the end, which then waits for no host.
+        """
+        self._hurry = hurry
         self.settled = False
         self._restarts = Restarts(plan)
         # Monotonic time of the last failure, until a later attempt is at work.
@@ -57,6 +65,8 @@ class Conclusion:
             self._run.info().token,
             saved,
             self._plan.config.redundancy.warm,
+            tell=self._record.tell,
+            hurry=self._hurry,
         )
         for line in settled.foreign():
             self._record.tell_once(line)
@@ -165,18 +175,19 @@ class Conclusion:
         self._record.write_status("restarting", generation, ended.status, cause)
         return None
 
-    def end_between(self, generation: int, number: int) -> int:
+    def end_between(self, generation: int, number: int, waited_for: str) -> int:
         """Conclude a run that a signal ends while no attempt is running; return its exit code.
 
         Args:
             generation: Generation number of the last attempt.
             number: The signal.
+            waited_for: What the supervisor waited for.
         """
         self._record.write_status("interrupted", generation)
         memory = self.settle(generation, saved=False)
         code = 128 + number
         self._record.tell(
-            f"mpips run: stopped by {name_of(number)} while it waited for room on the disk, exit {code}; "
+            f"mpips run: stopped by {name_of(number)} while it waited for {waited_for}, exit {code}; "
             f"newest checkpoint: {self._newest_name()}; continue with: mpips run {self._run.path}"
         )
         self.tell_of_memory(memory)

@@ -1,28 +1,21 @@
-"""The hosts of a run: read their list, ask which ones answer, choose those of the next attempt."""
+"""The hosts of a run: read their list, and choose those of the next attempt."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
 import socket
 import subprocess
-import sys
-import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from mpips.errors import ConfigError, MpipsError
 from mpips.monitor.progress import plural
 from mpips.mpi.roles import default_servers
-from mpips.supervisor import reap
-
-PROBE_S = 10.0  # seconds in which a host must answer
-# Environment variables that name the program by which mpirun starts processes on other hosts.
-_AGENTS = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "HYDRA_LAUNCHER_EXEC")
+from mpips.supervisor.host_names import be, by_reason, compact
 
 
 class HostsError(MpipsError):
@@ -94,11 +87,11 @@ def _unique(hosts: list[Host], where: str) -> list[Host]:
     """
     if not hosts:
         raise ConfigError(f"{where!r} names no host: write node1 or node1:4 for each")
-    for host in hosts:
-        if sum(other.name == host.name for other in hosts) > 1:
-            raise ConfigError(
-                f"{where!r} names host {host.name} more than once: name it once, with all its slots"
-            )
+    name, n = Counter(host.name for host in hosts).most_common(1)[0]
+    if n > 1:
+        raise ConfigError(
+            f"{where!r} names host {name} more than once: name it once, with all its slots"
+        )
     return hosts
 
 
@@ -133,99 +126,6 @@ def is_here(name: str) -> bool:
     """Return True if this process runs on the host `name`."""
     here = socket.gethostname()
     return name in ("localhost", "127.0.0.1", here, here.partition(".")[0])
-
-
-def _reach(host: str, command: Sequence[str], env: Mapping[str, str]) -> list[str]:
-    """Return the command that runs `command` on a host: by mpirun's agent, srun or ssh."""
-    agent = next((env[name] for name in _AGENTS if env.get(name)), "")
-    if agent:
-        return [*shlex.split(agent), host, shlex.join(command)]
-    if env.get("SLURM_JOB_ID"):
-        return ["srun", "--overlap", "-N1", "-n1", "-w", host, *command]
-    options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={int(PROBE_S / 2)}"]
-    return ["ssh", *options, host, shlex.join(command)]
-
-
-class Cleared(NamedTuple):
-    """The answers of hosts that were asked to end what is left of a run.
-
-    Attributes:
-        failed: The error of each host that did not answer.
-        memory: The run's shared memory on each host that answered.
-    """
-
-    failed: dict[str, str]
-    memory: dict[str, reap.LeftMemory]
-
-
-def clear(
-    names: Sequence[str],
-    run_dir: Path,
-    generation: int,
-    token: str = "",
-    env: Mapping[str, str] = os.environ,
-    limit_s: float = PROBE_S,
-    keep: bool = False,
-) -> Cleared:
-    """End what is left of a run on some hosts, on all of them at the same time. Blocks up to `limit_s`.
-
-    Args:
-        names: The hosts.
-        run_dir: The run directory.
-        generation: Generation number of the last attempt to end; processes of later ones are left alone.
-        token: Names the run's shared memory, which is removed as well; "": it is left alone.
-        env: Environment of the commands, and where an agent is looked up.
-        limit_s: Seconds in which a host must answer.
-        keep: Leave the memory from which a launch can continue.
-    """
-    command = [sys.executable, str(Path(reap.__file__)), str(run_dir), str(generation)]
-    command += ["--keep" if keep else "--forget", token] if token else []
-    # Start the command on all hosts before waiting for any.
-    started = []
-    failed: dict[str, str] = {}
-    memory: dict[str, reap.LeftMemory] = {}
-    for name in names:
-        argv = command if is_here(name) else _reach(name, command, env)
-        try:
-            process = subprocess.Popen(
-                argv,
-                env=dict(env),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                start_new_session=True,
-            )
-        except OSError as error:
-            failed[name] = f"{argv[0]}: {error.strerror}"
-            continue
-        started.append((name, process))
-    # Collect the answers; all hosts share one deadline.
-    deadline = time.monotonic() + limit_s
-    for name, process in started:
-        try:
-            answer, complaint = process.communicate(timeout=max(deadline - time.monotonic(), 0.01))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            failed[name] = f"no answer within {limit_s:g} s"
-            continue
-        if process.returncode:
-            lines = complaint.strip().splitlines()
-            failed[name] = lines[-1] if lines else f"ended with code {process.returncode}"
-            continue
-        if token:
-            memory[name] = _memory_of(answer)
-    return Cleared(failed, memory)
-
-
-def _memory_of(answer: str) -> reap.LeftMemory:
-    """Parse the answer of reap.py, which is the last line: a login script may print others before it."""
-    try:
-        found = json.loads(answer.strip().splitlines()[-1])
-        return reap.LeftMemory(found["removed"], found["remaining_bytes"], tuple(found["foreign"]))
-    except (IndexError, KeyError, TypeError, ValueError):
-        return reap.LeftMemory()
 
 
 @dataclass(frozen=True)
@@ -303,7 +203,10 @@ class HostPool:
 
     def describe(self, n: int) -> str:
         """Return the first `n` hosts with their slots, for people."""
-        return ", ".join(f"{h.name}:{h.slots}" for h in self._hosts[:n])
+        names: dict[int, list[str]] = {}
+        for host in self._hosts[:n]:
+            names.setdefault(host.slots, []).append(host.name)
+        return ", ".join(f"{compact(group)}:{slots}" for slots, group in names.items())
 
     @property
     def names(self) -> list[str]:
@@ -345,9 +248,11 @@ class HostPool:
         slots = sum(host.slots for host in chosen)
         n = min(self.n_ranks, slots)
         workers = n_workers(n, self._servers, len(chosen)) if n else 0
-        notes = [f"{name} is left out: {why}" for name, why in bad.items()]
-        first = self._hosts[: len(self._hosts) - self._spares]
-        notes += [f"spare {host.name} is used" for host in chosen if host not in first]
+        notes = [f"{be(names)} left out: {why}" for names, why in by_reason(bad)]
+        first = set(self._hosts[: len(self._hosts) - self._spares])
+        used = [host.name for host in chosen if host not in first]
+        if used:
+            notes.append(f"{'spare' if len(used) == 1 else 'spares'} {be(used)} used")
         if workers < max(self._min_workers, 1):
             raise HostsError(
                 f"{len(good)} of {len(self._hosts)} hosts are left, enough for "

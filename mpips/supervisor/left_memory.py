@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpips.rundir.directory import RunFolder
-from mpips.supervisor.hosts import clear, is_here
+from mpips.supervisor.clearing import clear
+from mpips.supervisor.host_names import by_reason, compact
+from mpips.supervisor.hosts import is_here
 from mpips.supervisor.lease import LeaseHolder
 from mpips.supervisor.reap import LeftMemory, forget, keep, reap, segments
 from mpips.transport.region import KEEP_S, MARK
@@ -48,11 +50,11 @@ class Settled:
         if hosts:
             what = f"step {step} or later, " if step else ""
             parts.append(
-                f"{what}in /dev/shm of {', '.join(hosts)} ({self.remaining_bytes / 2**20:.1f} MiB); it stays "
+                f"{what}in /dev/shm of {compact(hosts)} ({self.remaining_bytes / 2**20:.1f} MiB); it stays "
                 f"until no process has used it for {KEEP_S / 3600:.0f} hours or the host restarts"
             )
-        for host, why in self.silent.items():
-            parts.append(f"{host} did not answer ({why}): memory there stays as long")
+        for silent, why in by_reason(self.silent):
+            parts.append(f"{compact(silent)} did not answer ({why}): memory there stays as long")
         if parts:
             parts.append(f"continue from it: mpips run {run}")
             parts.append(f"remove it: mpips run --discard-memory {run}")
@@ -60,12 +62,18 @@ class Settled:
 
     def foreign(self) -> list[str]:
         """Return a line for each file of another user that has the name of a segment."""
-        return [foreign_line(name, host) for host, m in self.memory.items() for name in m.foreign]
+        hosts: dict[str, list[str]] = {}
+        for host, memory in self.memory.items():
+            for name in memory.foreign:
+                hosts.setdefault(name, []).append(host)
+        return [foreign_line(name, compact(where)) for name, where in hosts.items()]
 
 
-def foreign_line(name: str, host: str) -> str:
+def foreign_line(name: str, hosts: str) -> str:
     """Return a warning about a file of another user that has the name of a segment."""
-    return f"mpips run: warning: {name} on {host} belongs to another user: it is not used and stays"
+    return (
+        f"mpips run: warning: {name} on {hosts} belongs to another user: it is not used and stays"
+    )
 
 
 def foreign_here(token: str) -> list[str]:
@@ -80,7 +88,15 @@ def is_memory_here(token: str) -> bool:
 
 
 def settle(
-    names: Sequence[str], run: Path, generation: int, token: str, saved: bool, warm: bool = True
+    names: Sequence[str],
+    run: Path,
+    generation: int,
+    token: str,
+    saved: bool,
+    warm: bool = True,
+    *,
+    tell: Callable[[str], None],
+    hurry: Callable[[], bool] = lambda: False,
 ) -> Settled:
     """End every process of a run, and remove its shared memory except what must stay. Blocks.
 
@@ -91,6 +107,8 @@ def settle(
         token: Names the shared memory of the run.
         saved: A checkpoint contains what the memory contains.
         warm: Launches of this run can continue from memory.
+        tell: Receives lines for people, if most hosts are slow.
+        hurry: True: hosts that have not answered are not waited for.
 
     Raises:
         TimeoutError: A process of this host does not end.
@@ -99,7 +117,7 @@ def settle(
     reap(run, generation)
     here = keep(token) if holds else forget(token)
     away = [name for name in names if not is_here(name)]
-    cleared = clear(away, run, generation, token, keep=holds)
+    cleared = clear(away, run, generation, token, keep=holds, tell=tell, hurry=hurry)
     return Settled({socket.gethostname(): here, **cleared.memory}, cleared.failed)
 
 
@@ -109,7 +127,7 @@ def discard(run: RunFolder, names: Sequence[str], tell: Callable[[str], None]) -
     Args:
         run: The run directory.
         names: Hosts of the run.
-        tell: Receives a line for each host.
+        tell: Receives lines for people.
 
     Returns:
         True if all hosts have answered.
@@ -119,13 +137,19 @@ def discard(run: RunFolder, names: Sequence[str], tell: Callable[[str], None]) -
     """
     with LeaseHolder(run, tell) as lease:
         info = run.info()
-        settled = settle(names, run.path, lease.generation, info.token, saved=True)
+        settled = settle(names, run.path, lease.generation, info.token, saved=True, tell=tell)
+    removed: dict[int, list[str]] = {}
     for host, memory in settled.memory.items():
+        removed.setdefault(memory.removed, []).append(host)
+    for n, hosts in removed.items():
+        each = "each of " if len(hosts) > 1 else ""
         tell(
-            f"mpips run: {memory.removed} segments of {info.run_id} removed from /dev/shm of {host}"
+            f"mpips run: {n} segments of {info.run_id} removed from /dev/shm of {each}{compact(hosts)}"
         )
     for line in settled.foreign():
         tell(line)
-    for host, why in settled.silent.items():
-        tell(f"mpips run: {host} did not answer ({why}): memory there stays; run this again later")
+    for hosts, why in by_reason(settled.silent):
+        tell(
+            f"mpips run: {compact(hosts)} did not answer ({why}): memory there stays; run this again later"
+        )
     return not settled.silent

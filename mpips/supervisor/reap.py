@@ -8,7 +8,8 @@ mpips:
     python reap.py RUN_DIR GENERATION [--forget TOKEN | --keep TOKEN]
 
 Processes of a later generation than the given one are left alone. The answer is one line of JSON: the number
-of processes, and the fields of `LeftMemory`. Files of other users are left alone and named.
+of processes, and the fields of `LeftMemory`; or "error", if processes do not end. Files of other users are
+left alone and named.
 """
 
 from __future__ import annotations
@@ -196,6 +197,7 @@ def main() -> int:
         n_processes = reap(arguments.run_dir, arguments.generation)
     except TimeoutError as error:
         print(error, file=sys.stderr)
+        print(json.dumps({"error": str(error)}))
         return 1
     memory = keep(arguments.keep) if arguments.keep else forget(arguments.forget)
     print(json.dumps({"processes": n_processes, **asdict(memory)}))

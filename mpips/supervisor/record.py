@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from mpips.rundir.directory import RunFolder, StartPoint, Status, replace_json
+from mpips.rundir.directory import RunFolder, StartPoint, Status
 from mpips.rundir.files import Event
 
 
@@ -76,7 +76,7 @@ class RunRecord:
             ranks=before.ranks if last is not None else (),
         )
         try:
-            replace_json(self._run.status_file, status)
+            self._run.write_status(status)
         except OSError as error:
             self.warn(str(error))
 

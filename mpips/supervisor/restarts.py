@@ -8,6 +8,9 @@ step.
 
 from __future__ import annotations
 
+import math
+
+from mpips.mpi.intervals import heartbeat_interval_s
 from mpips.rundir.directory import Status
 from mpips.supervisor.attempt import Ended
 from mpips.supervisor.block import newest_checkpoint
@@ -15,7 +18,8 @@ from mpips.supervisor.plan import SupervisionPlan
 from mpips.supervisor.verdict import CONFIG, MISSING, Verdict
 
 _FUTILE = 2  # attempts in a row without progress after which the run is given up
-_UNKNOWN_S = 2.5  # an attempt at work for less may have made steps that no status.json shows
+# s; an attempt at work for less, besides an interval of heartbeats, may have made steps that no status shows
+_UNKNOWN_S = 1.5
 
 
 class Restarts:
@@ -57,7 +61,8 @@ class Restarts:
             self._starts.add(start)
         # The progress of a short attempt shows only in the step at which the next one starts.
         in_memory = self._plan.config.redundancy.warm and self._plan.pool.n_ranks > 1
-        unknown = in_memory and new_start and ended.worked_s < _UNKNOWN_S
+        unknown_s = _UNKNOWN_S + heartbeat_interval_s(self._plan.pool.n_ranks, math.inf)
+        unknown = in_memory and new_start and ended.worked_s < unknown_s
         self._futile = 0 if now > self._best or unknown else self._futile + 1
         self._best = max(self._best, now)
         run = self._plan.run.path

@@ -18,11 +18,11 @@ from typing import TypeVar
 from mpips.errors import MpipsError
 from mpips.monitor.progress import Snapshot
 from mpips.rundir.directory import FULL, Status, replace_json
-from mpips.supervisor import hosts as hosts_module
 from mpips.supervisor import launcher as launching
 from mpips.supervisor.attempt import LAUNCHER_LOG, Attempt, Ended
+from mpips.supervisor.clearing import clear
 from mpips.supervisor.conclusion import Conclusion
-from mpips.supervisor.hosts import HostsError, Layout
+from mpips.supervisor.hosts import HostsError, Layout, is_here
 from mpips.supervisor.lease import LeaseHolder, LeaseLostError
 from mpips.supervisor.left_memory import foreign_here
 from mpips.supervisor.plan import SupervisionPlan
@@ -39,9 +39,10 @@ Value = TypeVar("Value")
 class _Interrupted(Exception):
     """A signal that ends the run came while no attempt was running."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, waited_for: str) -> None:
         super().__init__(number)
         self.number = number
+        self.waited_for = waited_for
 
 
 def silence_limit_s(timeout_s: float) -> float:
@@ -60,7 +61,7 @@ class Supervisor:
         self._run = plan.run
         self._signals = signals
         self._record = RunRecord(plan.run, tell)
-        self._conclusion = Conclusion(plan, self._record)
+        self._conclusion = Conclusion(plan, self._record, lambda: bool(signals.ending()))
 
     def run(self) -> int:
         """Run attempts until the run is done or given up; return the exit code. Blocks.
@@ -89,6 +90,7 @@ class Supervisor:
                 raise
             finally:
                 if not self._conclusion.settled and lease.is_held:
+                    self._signals.take()
                     memory = self._conclusion.settle(lease.generation, saved=False)
                     self._conclusion.tell_of_memory(memory)
 
@@ -100,7 +102,11 @@ class Supervisor:
                 write = functools.partial(self._write_attempt, generation, layout)
                 command = self._when_there_is_room(lease, write)
             except _Interrupted as interrupted:
-                return self._conclusion.end_between(lease.generation, interrupted.number)
+                # Another signal makes the end wait for no host.
+                self._signals.take()
+                return self._conclusion.end_between(
+                    lease.generation, interrupted.number, interrupted.waited_for
+                )
             ended = self._attempt(lease, generation, command)
             lease.check()
             verdict = judge(ended, self._run.finished() is not None, self._run.attempt(generation))
@@ -109,15 +115,24 @@ class Supervisor:
                 return code
 
     def _prepare(self, lease: LeaseHolder) -> tuple[int, Layout]:
-        """Take a new generation number, end what is left of earlier attempts, and choose the hosts."""
+        """Take a new generation number, end what is left of earlier attempts, and choose the hosts.
+
+        Raises:
+            HostsError: Too few hosts are left.
+            _Interrupted: A signal asks for the end of the run meanwhile.
+        """
         generation = self._when_there_is_room(lease, lease.advance)
         pool = self._plan.pool
         reap(self._run.path, generation - 1)
-        pool.bad = hosts_module.clear(
-            [name for name in pool.names if not hosts_module.is_here(name)],
+        pool.bad = clear(
+            [name for name in pool.names if not is_here(name)],
             self._run.path,
             generation - 1,
+            tell=self._record.tell,
+            hurry=functools.partial(self._must_end, lease),
         ).failed
+        if number := self._signals.ending():
+            raise _Interrupted(number, "answers of the hosts")
         try:
             layout = pool.layout()
         except HostsError as error:
@@ -126,6 +141,11 @@ class Supervisor:
         for note in layout.notes:
             self._record.tell(f"mpips run: {note}")
         return generation, layout
+
+    def _must_end(self, lease: LeaseHolder) -> bool:
+        """Renew the lease during a long wait; return True if a signal asks for the end of the run."""
+        self._record.warn(lease.renew())
+        return bool(self._signals.ending())
 
     def _write_attempt(self, generation: int, layout: Layout) -> list[str]:
         """Make the folder of an attempt with the files that its start needs; return its command.
@@ -168,7 +188,7 @@ class Supervisor:
                     "is room: free space, or end the run with Ctrl-C"
                 )
             if number := self._signals.ending():
-                raise _Interrupted(number)
+                raise _Interrupted(number, "room on the disk")
             lease.renew()
             time.sleep(_ROOM_S)
 

@@ -1,10 +1,10 @@
 """Stands in for mpirun: does for each attempt what FAKE_MPIRUN (JSON, a list) says, without any MPI.
 
-Keys of an attempt: words (list of fields), say (text for stderr), code, signal (to itself), finish (true),
-hang (seconds, after that), recoverable, start (steps), ranks (table for status.json), sleep (seconds,
-before the end), beats (true: meanwhile it shows that it is alive), ahead (seconds by which the
-scheduler's clock is ahead), mute (true: no status is written), ignore (numbers of signals), log ({rank:
-text}), spawn (number of processes that stay), stop (those are stopped).
+Keys of an attempt: words (list of fields), say (text for stderr), chatter (lines of 100 bytes before it),
+code, signal (to itself), finish (true), hang (seconds, after that), recoverable, start (steps), ranks (table
+for status.json), sleep (seconds, before the end), beats (true: meanwhile it shows that it is alive), ahead
+(seconds by which the scheduler's clock is ahead), mute (true: no status is written), ignore (numbers of
+signals), log ({rank: text}), spawn (number of processes that stay), stop (those are stopped).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
         write_status(run, generation, act, children)
     for i, words in enumerate(act.get("words", [])):
         write_words(logs, i, words)
-    sys.stderr.write(act.get("say", ""))
+    sys.stderr.write(act.get("chatter", 0) * ("x" * 99 + "\n") + act.get("say", ""))
     sys.stderr.flush()
     if "sleep" in act:
         (logs / "asleep").write_text("now")

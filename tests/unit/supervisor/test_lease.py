@@ -15,9 +15,10 @@ import pytest
 from supervisor_rig import Background, Case, running, wait_for
 
 from mpips.errors import ConfigError, MpipsError
+from mpips.rundir import directory
 from mpips.rundir.directory import Lease, replace_json, version_of
 from mpips.supervisor import lease as lease_module
-from mpips.supervisor import record, supervise
+from mpips.supervisor import supervise
 from mpips.supervisor.lease import LeaseHolder, LeaseLostError
 
 
@@ -127,7 +128,7 @@ class Room:
 
     def __init__(self, case: Case, monkeypatch: pytest.MonkeyPatch, number: int = errno.ENOSPC):
         self.case, self.left, self.number = case, 3, number
-        for module in (lease_module, supervise, record):
+        for module in (lease_module, supervise, directory):
             monkeypatch.setattr(module, "replace_json", self.write)
         monkeypatch.setattr(supervise, "_ROOM_S", 0.01)
 

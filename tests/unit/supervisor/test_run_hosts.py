@@ -16,12 +16,13 @@ import pytest
 
 from mpips.errors import ConfigError
 from mpips.supervisor import reap
+from mpips.supervisor.asking import AskingLimits
+from mpips.supervisor.clearing import clear
 from mpips.supervisor.hosts import (
     Host,
     HostPool,
     HostsError,
     Layout,
-    clear,
     n_workers,
     parse_hosts,
     read_hostfile,
@@ -195,7 +196,7 @@ def test_hosts_are_cleared_through_the_agent_of_the_launcher(tmp_path: Path) -> 
     agent = tmp_path / "agent"
     agent.write_text(
         f'#!/bin/sh\necho "$1" >> {tmp_path}/asked\n[ "$1" = good ] && exec sh -c "$2"\n'
-        'echo "no route" >&2; exit 255\n'
+        'echo "No route to host" >&2; exit 255\n'
     )
     agent.chmod(0o700)
     run = tmp_path / "a run's"
@@ -204,8 +205,8 @@ def test_hosts_are_cleared_through_the_agent_of_the_launcher(tmp_path: Path) -> 
     region.write_text("x")
     try:
         env = {**os.environ, "PRTE_MCA_plm_ssh_agent": str(agent)}
-        failed, memory = clear(["good", "bad"], run, 0, "0123456789abcdef", env)
-        assert failed == {"bad": "no route"}
+        failed, memory = clear(["good", "bad"], run, 0, "0123456789abcdef", env=env)
+        assert failed == {"bad": "No route to host"}
         assert memory == {"good": reap.LeftMemory(1)}
         assert left.wait(5) == -signal.SIGKILL
         assert not region.exists()
@@ -221,8 +222,62 @@ def test_a_host_that_hangs_is_one_that_does_not_answer(tmp_path: Path) -> None:
     agent.write_text("#!/bin/sh\nexec sleep 600\n")
     agent.chmod(0o700)
     env = {**os.environ, "PRTE_MCA_plm_ssh_agent": str(agent)}
-    cleared = clear(["silent"], tmp_path, 0, "", env, limit_s=0.5)
-    assert cleared.failed == {"silent": "no answer within 0.5 s"}
+    limits = AskingLimits(start_s=0.2, pause_s=0.1)
+    cleared = clear(["silent"], tmp_path, 0, "", env=env, limits=limits)
+    assert cleared.failed == {"silent": "the command did not start within 0.2 s (3 times)"}
+
+
+def test_a_host_that_answers_late_after_its_start_is_good(tmp_path: Path) -> None:
+    # The shell starts from the host's own disk, Python from a slow one.
+    agent = tmp_path / "agent"
+    agent.write_text(f'#!/bin/sh\nexport PATH={tmp_path}:$PATH\nexec sh -c "$2"\n')
+    agent.chmod(0o700)
+    slow = tmp_path / "python"
+    slow.write_text(f'#!/bin/sh\nsleep 1\nexec {sys.executable} "$@"\n')
+    slow.chmod(0o700)
+    env = {**os.environ, "PRTE_MCA_plm_ssh_agent": str(agent)}
+    limits = AskingLimits(start_s=0.5, tries=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", str(slow))
+        assert clear(["slow"], tmp_path, 0, "", env=env, limits=limits).failed == {}
+
+
+def test_one_srun_clears_all_hosts_of_an_allocation(tmp_path: Path) -> None:
+    # Stands in for srun: runs the command for each host of -w, except a lost one.
+    srun = tmp_path / "srun"
+    srun.write_text(
+        f'#!/bin/sh\nprintf "%s\\n" "$*" >> {tmp_path}/asked\nwhile [ "$1" != -w ]; do shift; done\n'
+        'hosts=$2; shift 2\ncase $hosts in n3) echo "srun: error: Node failure on n3" >&2; exit 1;; esac\n'
+        'for host in n1 n2; do SLURMD_NODENAME=$host "$@" & done; wait\n'
+        'echo "srun: error: n3: node failure" >&2; exit 1\n'
+    )
+    srun.chmod(0o700)
+    env = {**os.environ, "SLURM_JOB_ID": "7", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    run = tmp_path / "run"
+    limits = AskingLimits(start_s=5.0, pause_s=0.01)
+    failed, memory = clear(["n1", "n2", "n3"], run, 0, uuid.uuid4().hex, env=env, limits=limits)
+    assert failed == {"n3": "srun: error: Node failure on n3"}
+    assert memory == dict.fromkeys(["n1", "n2"], reap.LeftMemory())
+    first, second = (tmp_path / "asked").read_text().splitlines()
+    assert " -N 3 -n 3 --ntasks-per-node=1 -w n[1-3] " in first
+    assert " -N 1 -n 1 --ntasks-per-node=1 -w n3 " in second
+
+
+def test_a_host_whose_processes_do_not_end_is_bad_by_its_own_answer(tmp_path: Path) -> None:
+    answer = '{"error": "processes [7] did not end"}'
+    agent = tmp_path / "agent"
+    agent.write_text(f"#!/bin/sh\necho hello\necho 'mpips-answer - {answer}'\nexit 1\n")
+    agent.chmod(0o700)
+    env = {**os.environ, "PRTE_MCA_plm_ssh_agent": str(agent)}
+    assert clear(["a"], tmp_path, 0, env=env).failed == {"a": "processes [7] did not end"}
+
+
+def test_many_hosts_are_named_in_one_sentence() -> None:
+    hosts = HostPool([Host(f"n{i:03d}", 4) for i in range(1, 101)], 320, 20, 2, 0)
+    hosts.bad = dict.fromkeys((f"n{i:03d}" for i in range(3, 18)), "no answer")
+    notes = hosts.layout().notes
+    assert notes == ("n[003-017] are left out: no answer", "spares n[081-095] are used")
+    assert hosts.describe(80) == "n[001-080]:4"
 
 
 def test_reaping_is_a_program_of_its_own(tmp_path: Path) -> None:

@@ -10,8 +10,11 @@ import pytest
 from supervisor_rig import Case, running
 
 from mpips.errors import CapabilityError
+from mpips.supervisor import supervise, verdict
+from mpips.supervisor.attempt import LAUNCHER_LOG, Ended
 from mpips.supervisor.hosts import Host, HostPool, HostsError
 from mpips.supervisor.launcher import Launcher
+from mpips.supervisor.verdict import Verdict
 
 RULE = "-" * 74
 KILLED = f"""{RULE}
@@ -160,11 +163,31 @@ def test_the_only_rank_of_a_run_is_named(case: Case) -> None:
     assert "killed by SIGSEGV" in case.text
 
 
+def test_memory_does_not_grow_with_the_text_of_the_ranks(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[Ended] = []
+
+    def judge(ended: Ended, *rest: Any) -> Verdict:
+        ends.append(ended)
+        return verdict.judge(ended, *rest)
+
+    monkeypatch.setattr(supervise, "judge", judge)
+    script = {"chatter": 30_000, "say": KILLED, "code": 137, "ranks": TABLE}
+    assert case.run(script, {"finish": True}) == 0
+    assert len(ends[0].stderr) <= 1 << 20
+    # The end is found behind the text, and the log has all of it.
+    assert "killed by SIGKILL (signal 9)" in case.text
+    assert (case.run_folder.attempt(0) / LAUNCHER_LOG).stat().st_size > 3_000_000
+
+
 def test_too_few_hosts_end_the_run_with_their_reasons(case: Case) -> None:
     # The hosts do not answer, because the agent fails.
     case.pool = HostPool([Host("nohost-a", 2), Host("nohost-b", 2)], 4, 0, 1, 0)
     case.patch.setenv("PRTE_MCA_plm_ssh_agent", "/bin/false")
-    with pytest.raises(HostsError, match=r"0 of 2 hosts are left(.|\n)*nohost-a is left out"):
+    with pytest.raises(
+        HostsError, match=r"0 of 2 hosts are left(.|\n)*nohost-a,nohost-b are left out"
+    ):
         case.run({"finish": True})
     assert case.state == "failed"
 
