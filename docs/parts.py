@@ -26,6 +26,7 @@ from mpips.mpi.failure_report import FailureReport
 from mpips.rundir.directory import (
     Finished,
     Lease,
+    Places,
     Progress,
     RankPlace,
     RunInfo,
@@ -290,7 +291,8 @@ FILES: dict[str, type[msgspec.Struct]] = {
     "status.json": Status,
     "status.json: start": StartPoint,
     "status.json: progress": Progress,
-    "status.json: ranks": RankPlace,
+    "places.json": Places,
+    "places.json: ranks": RankPlace,
     "ranks.json": Ranks,
     "ranks.json: ranks": RankRow,
     "events.jsonl": Event,

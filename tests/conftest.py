@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 
+import pytest
 from hypothesis import settings
 
 # A loaded machine, a sanitizer or five ranks on two cores say nothing about a property.
@@ -13,7 +14,11 @@ settings.register_profile("mpips", deadline=None, derandomize=True, print_blob=T
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "mpips"))
 
 
-def pytest_collection_finish() -> None:
-    """What was collected lives to the end: no collection of garbage looks at it again."""
+@pytest.fixture(autouse=True, scope="module")
+def _freeze() -> None:
+    """Exempt what lives to the end from the collections of garbage that tests start.
+
+    Modules and reports of thousands of tests would make each of them take 0.1 s.
+    """
     gc.collect()
     gc.freeze()

@@ -129,7 +129,8 @@ run_mpi() {
 
 run_fault() { if has_tests tests/fault; then run_lanes fault --timeout=300 tests/fault; fi; }
 
-run_jobs() { if has_tests tests/jobs; then run_pytest jobs tests/jobs; fi; }
+# Each lane has a Slurm of its own, so tests of one file share it.
+run_jobs() { if has_tests tests/jobs; then run_lanes jobs --dist loadfile --no-loadscope-reorder tests/jobs; fi; }
 
 # Unit tests that start programs, which load the ordinary module, or that never enter it.
 without_native=(cli/test_checkpoint_cli.py cli/test_cli.py cli/test_memory_errors.py

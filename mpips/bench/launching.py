@@ -30,6 +30,8 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
         quick: True for small sizes and few calls, to test that a suite runs; the figures mean nothing.
         seconds: Length of the suite `soak`, in seconds.
         steps: Length of the suite `soak` in steps of each worker, in place of `seconds`; 0: by `seconds`.
+        workers: Number of imitated workers in the suite `scale`; 0: it starts real ranks.
+        servers: Number of imitated servers there; 0: a tenth of `workers`.
         kills: Number of launches that the suite `recovery` ends at random; 0: none.
         seed: Seed of random faults; 0: a new one in each run.
     """
@@ -38,6 +40,8 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
     quick: bool = False
     seconds: float = 60.0
     steps: int = 0
+    workers: int = 0
+    servers: int = 0
     kills: int = 0
     seed: int = 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mpips.bench import growth
 from mpips.bench.launching import Options, on_ranks
 from mpips.bench.measure import Figure, Findings
 
@@ -17,6 +18,8 @@ def run(suite: str, options: Options, nodes: int) -> Findings:
     Raises:
         BenchError: A launch failed.
     """
+    if suite == "scale" and options.workers:
+        return growth.run(options.workers, options.servers or max(options.workers // 10, 1))
     if suite == "soak":
         return on_ranks("soak", _SOAK_RANKS, options, timeout_s=options.seconds + 120.0)
     found = _crowds(options)

@@ -170,8 +170,16 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     cursor: dict[str, Any] = {}
 
 
+# Pairs of worker and server whose sequence numbers a manifest contains: about a megabyte of text.
+MOST_APPLIED = 100_000
+
+
 class ServerEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A server at the cut: `applied[w]` is the sequence number of the last applied record of worker w."""
+    """A server at the cut: `applied[w]` is the sequence number of the last applied record of worker w.
+
+    `applied` is empty in a job of more than MOST_APPLIED pairs of worker and server. Nothing reads it back: a
+    restart numbers records anew.
+    """
 
     server: int
     applied: tuple[int, ...] = ()

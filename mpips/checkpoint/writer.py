@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from mpips import _native
 from mpips.checkpoint import folder as folders
 from mpips.checkpoint.agreement import Agreement
-from mpips.checkpoint.manifest import DTYPES, STATE, Manifest, Piece
+from mpips.checkpoint.manifest import DTYPES, MOST_APPLIED, STATE, Manifest, Piece
 from mpips.checkpoint.plan import BLOCK_BYTES, Hello, TablePlan, describe_shards, plan_tables
 from mpips.checkpoint.record import (
     PieceSums,
@@ -197,7 +197,8 @@ class CheckpointWriter:
         kind = "serial" if self._parallel is False and hdf5_kind() != "none" else hdf5_kind()
         shards = self._all.attempt(lambda: describe_shards(self._peers.rank, self._shards))
         run = (self._head.run_id, self._head.generation, self._head.step)
-        applied = [int(number) for number in self._server.applied]
+        few = len(self._server.applied) * self._peers.size <= MOST_APPLIED
+        applied = [int(number) for number in self._server.applied] if few else []
         hello = Hello(run=run, hdf5=kind, shards=shards or {}, applied=applied)
         plain = yield from self._all.meet(msgspec.to_builtins(hello))
         return msgspec.convert(plain, list[Hello])

@@ -40,6 +40,16 @@ _SUITE_LIST = "\n".join(f"  {name:<11} {what}" for name, (_, what) in SUITES.ite
     help="soak: length of the run in seconds.",
 )
 @click.option(
+    "--workers",
+    type=click.IntRange(1000, 65_536),
+    help="scale: imitate this number of workers in one process, and measure how figures grow.",
+)
+@click.option(
+    "--servers",
+    type=click.IntRange(1, 65_535),
+    help="scale: number of imitated servers [default: a tenth of --workers].",
+)
+@click.option(
     "--kills",
     type=click.IntRange(0),
     help="recovery: number of processes to kill at random [default: 10; with --quick 0].",
@@ -70,6 +80,8 @@ def command(
     repetitions: int,
     quick: bool,
     seconds: float,
+    workers: int | None,
+    servers: int | None,
     kills: int | None,
     seed: int | None,
     nodes: int | None,
@@ -85,7 +97,13 @@ def command(
     if kills is None:
         kills = 0 if quick else 10
     options = Options(
-        repetitions=repetitions, quick=quick, seconds=seconds, kills=kills, seed=seed or 0
+        repetitions=repetitions,
+        quick=quick,
+        seconds=seconds,
+        workers=workers or 0,
+        servers=servers or 0,
+        kills=kills,
+        seed=seed or 0,
     )
     found = run_suite(suite, options, nodes or 0)
     click.echo(report.as_text(found))

@@ -14,7 +14,12 @@ from mpips.errors import ConfigError
 @click.command(short_help="Predict what a job needs and how fast it runs.")
 @click.argument("job")
 @click.option(
-    "-n", "n_ranks", type=click.IntRange(1, 1 << 20), required=True, help="Number of ranks."
+    "-n",
+    "--ranks",
+    "n_ranks",
+    type=click.IntRange(1, 1 << 20),
+    required=True,
+    help="Number of ranks.",
 )
 @click.option("--ppn", type=click.IntRange(1), help="Ranks per node [default: all on one node].")
 @with_options((*DATA, SERVERS, SET))
@@ -74,8 +79,8 @@ def command(
 
     JOB is a TOML file or a task, as for `mpips train`. The command reads the data and runs some steps of
     the task in this process, so roles, rows, memory, messages and the size of a checkpoint are those of the
-    job. The time of a step is predicted for one node with a core for each worker and server. Exit code 2 if
-    the job does not fit into the nodes.
+    job. It names the limits that more ranks would meet. The time of a step is predicted for one node with a
+    core for each worker and server. Exit code 2 if the job does not fit into the nodes.
 
     \b
     mpips plan job.toml -n 64 --ppn 8 --cores 8 --memory 32 --shm 16

@@ -61,19 +61,19 @@ class SessionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         ),
     ] = 300.0
     ring_slots: Annotated[
-        int,
+        Annotated[int, Meta(ge=2, le=1 << 16)] | None,
         Meta(
-            ge=2, le=1 << 16, description="Records that a worker can have in flight at one server."
+            description="Records that a worker can have in flight at one server. Default: 32, fewer where "
+            "many workers share a server's 512 MiB for rings."
         ),
-    ] = 32
+    ] = None
     slot_kib: Annotated[
-        int,
+        Annotated[int, Meta(ge=1, le=1 << 16)] | None,
         Meta(
-            ge=1,
-            le=1 << 16,
-            description="Size of a record in KiB. Larger pushes are sent in segments.",
+            description="Size of a record in KiB. Larger pushes are sent in segments. Default: 128, less for "
+            "small dense tables, or where many workers share a server's 512 MiB for rings."
         ),
-    ] = 128
+    ] = None
     staging_mib: Annotated[
         int,
         Meta(
@@ -108,6 +108,11 @@ class SessionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             "whose arrival the worker waits for. All other records between nodes always have checksums."
         ),
     ] = False
+
+    @property
+    def slot_bytes(self) -> int:
+        """Size of a record in bytes; 0: `mpips.model.placement.ring_geometry` chooses it."""
+        return (self.slot_kib or 0) << 10
 
     def check(self) -> SessionOptions:
         """Return these options if all values are accepted.

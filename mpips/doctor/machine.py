@@ -32,7 +32,7 @@ def mailboxes(n_ranks: int) -> int:
     n_servers = default_servers(max(n_ranks, 2), 1)
     n_workers = max(1, n_ranks - 1 - n_servers)
     tables = [EmbeddingTable("rows", 1)]
-    placed = place(tables, n_servers, n_workers, options.ring_slots, options.slot_kib * 1024)
+    placed = place(tables, n_servers, n_workers, options.ring_slots, options.slot_bytes)
     return sum(layout.total_bytes for layout in placed.layouts)
 
 

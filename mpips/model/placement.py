@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mpips import _native
@@ -14,6 +14,14 @@ from mpips.model.table import DenseTable, EmbeddingTable, Table
 # bytes; dense pushes to shards of this size or larger go into the rendezvous buffer of a remote worker
 AREA_FROM_BYTES = 256 << 10
 MOST_NUMBERED = 1 << 16  # workers, or tables, that the header of a record can number
+MOST_SLOTS, MOST_SLOT_BYTES = 32, 128 << 10  # of a ring whose size is not configured
+RINGS_BYTES = 512 << 20  # of all such rings of a server together,
+LEAST_RING_BYTES = 64 << 10  # unless a ring would be smaller than this
+_LEAST_SLOT_BYTES, _FAIR_SLOT_BYTES = 4 << 10, 16 << 10
+_CURSOR_BYTES = (
+    16 << 10
+)  # a slot takes a worker's position in a checkpoint, with the cursor of its program
+_FEW_SLOTS = 8
 
 
 @dataclass(frozen=True)
@@ -110,12 +118,75 @@ def as_partition(table: Table) -> Partition:
     return table.partition
 
 
-def _check_slots(tables: Sequence[Table], geometry: _native.RingGeometry) -> None:
+def _row_slot(table: EmbeddingTable) -> int:
+    """Return the bytes of the smallest slot that takes a row of a table with its key and base."""
+    return 8 + 2 * 4 * table.dim + _native.LINE_BYTES
+
+
+def ring_geometry(
+    tables: Sequence[Table],
+    longest_shard: int,
+    n_workers: int,
+    n_slots: int | None,
+    slot_bytes: int,
+) -> _native.RingGeometry:
+    """Return the geometry of the rings of a job, the same for all pairs of worker and server.
+
+    A size that is chosen here is as large as pushes can use: slots of 128 KiB, or less if all tables are
+    dense and small. The rings of all workers at a server take RINGS_BYTES at most, so they shrink with more
+    workers, though not below LEAST_RING_BYTES each.
+
+    Args:
+        tables: All tables of the job.
+        longest_shard: float32 elements of the largest part of a dense table on a server.
+        n_workers: Number of workers.
+        n_slots: Slots of a ring; None: chosen here.
+        slot_bytes: Bytes of a slot; 0: chosen here.
+
+    Raises:
+        ConfigError: A row does not fit into a slot of `slot_bytes`.
+    """
+    embeddings = [t for t in tables if isinstance(t, EmbeddingTable)]
+    least = max([_LEAST_SLOT_BYTES, *(-(-_row_slot(t) // 64) * 64 for t in embeddings)])
+
+    slots, size = n_slots or MOST_SLOTS, slot_bytes
+    if not slot_bytes:
+        # A record has a header, and with base values twice the shard.
+        used = 2 * 4 * longest_shard + _native.LINE_BYTES
+        size = MOST_SLOT_BYTES if embeddings else min(MOST_SLOT_BYTES, max(used, _CURSOR_BYTES))
+        size = max(least, -(-size // 64) * 64)
+    most = max(LEAST_RING_BYTES, RINGS_BYTES // max(n_workers, 1))
+    sizes = _shrinking(slots, size, 2 if n_slots is None else slots, size if slot_bytes else least)
+    for slots, size in sizes:
+        found = _native.RingGeometry(slots, size, bool(embeddings))
+        if found.mailbox_bytes <= most:
+            break
+    _check_slots(embeddings, found)
+    return found
+
+
+def _shrinking(
+    slots: int, size: int, least_slots: int, least_size: int
+) -> Iterator[tuple[int, int]]:
+    """Yield numbers and sizes of slots, from the given ones to the least ones.
+
+    Several records shall be in flight, so slots become smaller first, then fewer, then as small as possible.
+    """
+    yield slots, size
+    steps = ((_FEW_SLOTS, _FAIR_SLOT_BYTES), (least_slots, least_size))
+    for n, n_bytes in steps:
+        while size > max(n_bytes, least_size):
+            size = max(n_bytes, least_size, size // 2 // 64 * 64)
+            yield slots, size
+        while slots > max(n, least_slots):
+            slots -= 1
+            yield slots, size
+
+
+def _check_slots(tables: Sequence[EmbeddingTable], geometry: _native.RingGeometry) -> None:
     """Refuse embedding tables of which not one row with its key and base fits into a slot."""
     for table in tables:
-        if not isinstance(table, EmbeddingTable):
-            continue
-        needed = 8 + 2 * 4 * table.dim + _native.LINE_BYTES
+        needed = _row_slot(table)
         if needed > geometry.slot_bytes:
             raise ConfigError(
                 f"table {table.name!r}: a row of {table.dim} floats does not fit into a ring slot, "
@@ -156,9 +227,9 @@ def place(
     tables: Sequence[Table],
     n_servers: int,
     n_workers: int,
-    n_slots: int,
+    n_slots: int | None,
     slot_bytes: int,
-    remote: Sequence[Sequence[int]] = (),
+    near: Sequence[Sequence[int]] | None = None,
     remote_staging_bytes: int = 0,
 ) -> Placement:
     """Split all tables over the servers and lay out the regions; arithmetic only.
@@ -167,9 +238,9 @@ def place(
         tables: All tables of the job.
         n_servers: Number of servers.
         n_workers: Number of workers.
-        n_slots: Slots of a ring.
-        slot_bytes: Bytes of a slot.
-        remote: For each server the workers on other nodes; (): there are none.
+        n_slots: Slots of a ring; None: see `ring_geometry`.
+        slot_bytes: Bytes of a slot; 0: see `ring_geometry`.
+        near: For each server the workers that use its shared memory, ascending; None: all do.
         remote_staging_bytes: Bytes of all rendezvous buffers of one server.
 
     Raises:
@@ -177,20 +248,19 @@ def place(
     """
     _check_counts(n_workers, len(tables))
     embeddings = [t for t in tables if isinstance(t, EmbeddingTable)]
-    geometry = _native.RingGeometry(n_slots, slot_bytes, bool(embeddings))
-    _check_slots(tables, geometry)
     dense = _dense_ranges(tables, n_servers)
+    extents: list[list[tuple[int, int, int]]] = [[] for _ in range(n_servers)]
+    for i, table in enumerate(tables):
+        for part in dense.get(table.name, []):
+            extents[part.server].append((i, part.stop - part.start, table.optimizer.n_state))
+    longest = max((n for held in extents for _, n, _ in held), default=0)
+    geometry = ring_geometry(tables, longest, n_workers, n_slots, slot_bytes)
     layouts = []
-    for server in range(n_servers):
-        extents = [
-            (i, part.stop - part.start, table.optimizer.n_state)
-            for i, table in enumerate(tables)
-            for part in dense.get(table.name, [])
-            if part.server == server
-        ]
-        far = remote[server] if remote else ()
-        area = area_bytes([4 * n for _, n, _ in extents], len(far), remote_staging_bytes)
-        areas = [area if worker in far else 0 for worker in range(n_workers)]
-        layouts.append(_native.Layout(n_workers, len(tables), geometry, extents, areas))
+    for server, held in enumerate(extents):
+        here = range(n_workers) if near is None else near[server]
+        area = area_bytes([4 * n for _, n, _ in held], n_workers - len(here), remote_staging_bytes)
+        # Without areas nobody needs to know who has none.
+        without = here if area else ()
+        layouts.append(_native.Layout(n_workers, len(tables), geometry, held, area, without))
     partitioners = {t.name: as_partition(t).partitioner(n_servers) for t in embeddings}
     return Placement(n_servers, dense, partitioners, layouts)

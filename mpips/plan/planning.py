@@ -17,6 +17,7 @@ from mpips.model.placement import Placement, place
 from mpips.model.table import EmbeddingTable
 from mpips.mpi.roles import Assignment, assign
 from mpips.plan import needs as need
+from mpips.plan.limits import Growth, Limit, limits
 from mpips.plan.predict import Costs, Prediction, predict, why_no_time
 from mpips.plan.rehearsal import Rehearsal, rehearse
 from mpips.session.driver import OneRank
@@ -72,6 +73,7 @@ class Plan:
         no_time: Why no time is predicted, if there was a rehearsal; else "".
         cells: The prediction for other numbers of servers and workers.
         problems: Reasons why the job cannot run on these nodes; empty if it can.
+        limits: Limits of the number of such ranks, the one that is met first at the front.
     """
 
     config: JobConfig
@@ -87,6 +89,7 @@ class Plan:
     no_time: str
     cells: list[Cell]
     problems: list[str]
+    limits: list[Limit]
 
     @property
     def samples_per_s(self) -> float:
@@ -180,8 +183,8 @@ def make_plan(
         n_servers,
         n_workers,
         options.ring_slots,
-        options.slot_kib * 1024,
-        a.remote_workers(options.transport),
+        options.slot_bytes,
+        a.near_workers(options.transport),
         0 if config.redundancy.partner else options.remote_staging_mib << 20,
     )
     threads = max(1, hardware.cores // min(per_node, n_ranks))
@@ -208,6 +211,15 @@ def make_plan(
         if with_range:
             cells = _range(config, inputs, a, hardware.cores, costs, rehearsal, threads)
     assert inputs.train is not None
+    growth = Growth(
+        tables,
+        options,
+        found,
+        n_ranks,
+        min(per_node, n_ranks),
+        inputs.train.n,
+        config.redundancy.warm,
+    )
     return Plan(
         config,
         inputs,
@@ -222,6 +234,7 @@ def make_plan(
         no_time,
         cells,
         _problems(found, hardware),
+        limits(growth, hardware.shm, hardware.memory),
     )
 
 

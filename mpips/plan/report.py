@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from mpips.errors import CapabilityError
 from mpips.model.table import DenseTable
 from mpips.monitor.progress import plural
+from mpips.plan.limits import MOST_RANKS
 from mpips.plan.needs import Needs
 from mpips.plan.planning import Plan
 from mpips.plan.predict import server_seconds
@@ -19,6 +21,7 @@ from mpips.worker.paths import has_direct_path, path_to_server
 _FEW_RANKS = 24  # up to so many ranks, each has a line of its own
 _FEW_SERVERS = 16  # servers that have a line
 _FEW_NODES = 8  # nodes that have a line: those that need the most memory
+_FEW_LIMITS = 3
 
 
 def as_text(plan: Plan) -> str:
@@ -28,6 +31,7 @@ def as_text(plan: Plan) -> str:
         parts += [_steps(plan), _time(plan), _range(plan)]
     else:
         parts.append("no steps were made here, so messages and time are unknown")
+    parts.append(_limits(plan))
     parts.append("\n".join(f"cannot run: {p}" for p in plan.problems) or "it fits")
     return "\n\n".join(part for part in parts if part)
 
@@ -48,13 +52,19 @@ def _roles(plan: Plan) -> str:
     if len(a.node_of) <= _FEW_RANKS:
         return a.describe()
     rows = [["node", "ranks", "servers", "workers"]]
-    for k, name in enumerate(a.node_names):
-        ranks = [r for r, node in enumerate(a.node_of) if node == k]
-        servers = sum(r in a.servers for r in ranks)
-        workers = sum(r in a.workers for r in ranks)
+    ranks_of: dict[int, list[int]] = defaultdict(list)
+    for rank, node in enumerate(a.node_of):
+        ranks_of[node].append(rank)
+    for node in range(min(len(a.node_names), _FEW_NODES)):
+        ranks = ranks_of[node]
+        servers = sum(r in a.server_of for r in ranks)
+        workers = sum(r in a.worker_of for r in ranks)
         also = " + scheduler" if a.scheduler in ranks else ""
+        name = a.node_names[node]
         rows.append([name, f"{ranks[0]}-{ranks[-1]}", f"{servers}{also}", str(workers)])
-    return _aligned(rows, first_right=len(rows[0]))
+    more = len(a.node_names) - _FEW_NODES
+    end = f"\n(and {plural(more, 'node')} more)" if more > 0 else ""
+    return _aligned(rows, first_right=len(rows[0])) + end
 
 
 def _tables(plan: Plan) -> str:
@@ -78,11 +88,11 @@ def _tables(plan: Plan) -> str:
 def update_paths(plan: Plan, table: DenseTable) -> list[str]:
     """Return the names of the paths that a table's updates take, over all workers; see mpips.worker.paths."""
     a, parts = plan.assignment, plan.placement.dense[table.name]
-    remote = a.remote_workers(plan.config.cluster.transport)
+    near = [set(workers) for workers in a.near_workers(plan.config.cluster.transport)]
     names = set()
     # Workers of one node have the same servers on their node.
     for w in {a.node_of[rank]: w for w, rank in enumerate(a.workers)}.values():
-        is_remote = [w in remote[part.server] for part in parts]
+        is_remote = [w not in near[part.server] for part in parts]
         if has_direct_path(table, parts, is_remote):
             names.add("direct")
             continue
@@ -134,6 +144,17 @@ def _beside(needs: Needs) -> str:
     parts += [f"{_size(journal)} for a journal under mpips run"] if journal else []
     parts += [f"{_size(copy)} for the copy that a checkpoint is written from"] if copy else []
     return f"a server takes, too: {', '.join(parts)}\n" if parts else ""
+
+
+def _limits(plan: Plan) -> str:
+    """Return a line for each of the first limits that more ranks of the same kind would meet."""
+    rows = [["ranks", "limit"]]
+    for limit in plan.limits[:_FEW_LIMITS]:
+        beyond = limit.n_ranks >= MOST_RANKS
+        rows.append([f"{limit.n_ranks:,}{' or more' if beyond else ''}", limit.what])
+    return "more ranks of the same kind meet these limits:\n" + "\n".join(
+        text_table(rows, right=[0])
+    )
 
 
 def per_step(plan: Plan) -> dict[str, float]:
@@ -280,6 +301,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         ],
         "checkpoint_bytes": needs.checkpoint,
         "steps_per_epoch": plan.steps_per_epoch,
+        "limits": [{"ranks": limit.n_ranks, "limit": limit.what} for limit in plan.limits],
         "costs": {"values": plan.costs.values, "defaults": list(plan.costs.defaults)},
     }
     if plan.rehearsal is not None:

@@ -104,7 +104,7 @@ class Stage:
         """
         self.tables = {table.name: table for table in inputs.tables}
         self.placement: Placement = place(
-            inputs.tables, n_servers, 1, options.ring_slots, options.slot_kib * 1024
+            inputs.tables, n_servers, 1, options.ring_slots, options.slot_bytes
         )
         regions = _Regions(new_token(), shared=False)
         self.servers = [

@@ -7,7 +7,7 @@ fails during its start-up loses nothing. For this time the copies take twice the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from mpips.errors import ConfigError, MpipsError, RegionError
@@ -167,17 +167,22 @@ class Partnership:
         """Bring the chosen sets to their servers' nodes, see the function `bring`. Collective, blocking."""
         bring(self._sources, self._a, self._comm, self._token, self._guard)
 
-    def tell(self, clocks: Sequence[Sequence[int]]) -> None:
+    @property
+    def copied(self) -> list[int]:
+        """Servers that continue from their partner's copy, by index."""
+        return [i for i, source in enumerate(self._sources) if source.held.is_copy]
+
+    def tell(self, behind: Mapping[int, int]) -> None:
         """Add notes about the sources of the memory.
 
         Args:
-            clocks: For each server, the clock of each worker there.
+            behind: For each server in `copied`, the greatest number of clocks that it lacks of a worker.
         """
         a = self._a
         for i, source in enumerate(self._sources):
             host = a.node_names[a.node_of[source.rank]]
             if source.held.is_copy:
-                back = max(max(column) - column[i] for column in zip(*clocks, strict=True))
+                back = behind[i]
                 self.notes.append(
                     f"server {i} continues from its partner's copy on {host}{self._behind()}; "
                     f"workers go back by {back} clock{'' if back == 1 else 's'}"

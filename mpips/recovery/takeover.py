@@ -37,7 +37,7 @@ class Takeover:
 
     Attributes:
         server: This rank's server, if it has one and the job continues in memory; else None.
-        at: For each server, the position of each worker, if the job continues in memory; else empty.
+        at: On a worker, its position at each server, if the job continues in memory; else empty.
         cold: Reason for which the memory of the launch before is not used; "": it is used, or there was none.
     """
 
@@ -71,7 +71,7 @@ class Takeover:
         self._make_copy = make_copy
         self._skips_clocks = skips_clocks
         self.server: Server | None = None
-        self.at: list[list[At]] = []
+        self.at: list[At] = []
         self.cold = ""
         self._refused = ""
         self._places: tuple[Place, ...] = ()
@@ -127,36 +127,61 @@ class Takeover:
             c.agree("bringing memory to its server", p.bring)
         except RegionError as error:
             return str(error)
-        # Attach the servers, and find the places of the workers.
+        # Attach the servers.
         found = c.agree("continuing in memory", self._attach)
         if reason := next((row["reason"] for row in found if row["reason"]), ""):
             return reason
-        self.at = [msgspec.convert(found[r]["at"], list[At]) for r in c.assignment.servers]
-        try:
-            self._places = tuple(
-                place_of(w, [server[w] for server in self.at], memory, self._skips_clocks)
-                for w in range(self._shape[1])
-            )
-        except RecoveryError as error:
-            return str(error)  # the same on all ranks, since all have the same positions
-        if any(not place.at_start and not place.state.cursor for place in self._places):
-            return "main has stored no cursor; call worker.set_cursor before each worker.clock"
+        if reason := self._find_places(memory):
+            return reason
         # Remove staging memory of earlier launches, except that to which records still point.
         used = {part for row in found for part in row["staging"]}
         unlink_staging(c.token, self._run.generation, used)
-        p.tell([[place.clock for place in server] for server in self.at])
+        return ""
+
+    def _find_places(self, memory: Memory) -> str:
+        """Find the places of the workers. Return the reason why one cannot continue, or "".
+
+        A worker receives its positions at all servers, and a server sends those of all workers. No rank needs
+        memory for all pairs.
+        """
+        c, copies = self._cluster, self._partnership.copied
+        mine: dict[int, Any] = {}
+        if self.server is not None:
+            for w, rank in enumerate(c.assignment.workers):
+                mine[rank] = msgspec.to_builtins(At.of(self.server.core.position(w)))
+        received = c.deliver("exchanging the workers' positions", mine)
+        self.at = [msgspec.convert(received[r], At) for r in c.assignment.servers if r in received]
+
+        def find() -> dict[str, Any]:
+            if c.worker is None:
+                return {}
+            try:
+                place = place_of(c.worker, self.at, memory, self._skips_clocks)
+            except RecoveryError as error:
+                return {"reason": str(error)}
+            behind = {i: place.ahead - self.at[i].clock for i in copies}
+            return {"place": msgspec.to_builtins(place), "behind": behind}
+
+        rows = c.agree("finding the workers' places", find)
+        found = [rows[rank] for rank in c.assignment.workers]
+        if reason := next((row["reason"] for row in found if "reason" in row), ""):
+            return str(reason)
+        self._places = tuple(msgspec.convert(row["place"], Place) for row in found)
+        if any(not place.at_start and not place.state.cursor for place in self._places):
+            return "main has stored no cursor; call worker.set_cursor before each worker.clock"
+        self._partnership.tell({i: max(row["behind"][i] for row in found) for i in copies})
         return ""
 
     def _attach(self) -> dict[str, Any]:
         """Attach this rank's server to its memory.
 
         Returns:
-            "reason": why this is impossible, or ""; "at": the workers' positions at this server; "staging":
-            the parts of the workers' old staging memory to which records still point.
+            "reason": why this is impossible, or ""; "staging": the parts of the workers' old staging memory
+            to which records still point.
         """
         c = self._cluster
         if c.server is None:
-            return {"reason": "", "at": [], "staging": []}
+            return {"reason": "", "staging": []}
         staging: list[str] = []
 
         def attach_staging(worker: int, generation: int) -> _native.SharedMemory:
@@ -168,10 +193,8 @@ class Takeover:
             self.server.finish_recovery(attach_staging)
             _native.fault_point("taken-over")
         except (RegionError, RecoveryError) as error:
-            return {"reason": str(error), "at": [], "staging": []}
-        positions = [self.server.core.position(w) for w in range(self._shape[1])]
-        at = [msgspec.to_builtins(At.of(position)) for position in positions]
-        return {"reason": "", "at": at, "staging": staging}
+            return {"reason": str(error), "staging": []}
+        return {"reason": "", "staging": staging}
 
     def _gone_on(self, memory: Memory, saving: Saving) -> Saving:
         return saving.in_memory(memory, self._places, tuple(self._partnership.notes))

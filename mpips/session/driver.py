@@ -7,7 +7,7 @@ several ranks   load MPI, give every rank a role, prepare, make a `Job`, run it
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -39,15 +39,18 @@ class Outcome:
     Attributes:
         value: Return value of the worker function, on workers; None elsewhere.
         role: Roles of this rank: "scheduler", "server 0", "worker 2", ...
-        statistics: {"servers": [...], "workers": [...], "scheduler": {...}} of the whole job.
-        transports: Name of the transport of each (worker, server) pair, by worker then server.
+        statistics: On the ranks of the first worker and of the scheduler {"totals": {...}, "servers": [...],
+            "workers": [...], "scheduler": {...}}; on all other ranks {"totals": {...}, "scheduler": {...},
+            "own": {...}} with this rank's entry only. "totals" is {"servers": {...}, "workers": {...}} with
+            the keys of the entries: sums, or the greatest value of clocks, versions and maxima.
+        transports: Number of pairs of worker and server by the name of their transport.
         ranks: Place of every rank.
     """
 
     value: Any = None
     role: str = ""
     statistics: dict[str, Any] = field(default_factory=dict)
-    transports: list[list[str]] = field(default_factory=list)
+    transports: Mapping[str, int] = field(default_factory=dict)
     ranks: tuple[RankPlace, ...] = ()
 
     @property
@@ -171,8 +174,8 @@ class AnyJob(Protocol):
         """Folder for checkpoints, and the start of the job."""
 
     @property
-    def transports(self) -> list[list[str]]:
-        """Names of transports, by worker then server."""
+    def transports(self) -> Mapping[str, int]:
+        """Number of pairs of worker and server by the name of their transport."""
 
     @property
     def role(self) -> str:

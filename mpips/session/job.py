@@ -11,7 +11,7 @@ the scheduler prints one message and ends all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -88,8 +88,8 @@ class Job:
         return self._parts.placement
 
     @property
-    def transports(self) -> list[list[str]]:
-        """Names of transports, by worker then server."""
+    def transports(self) -> Mapping[str, int]:
+        """Number of pairs of worker and server by the name of their transport."""
         return self._parts.links.transports
 
     @property
@@ -125,32 +125,43 @@ class Job:
         node = c.assignment.node_of[c.assignment.scheduler]
         where = c.assignment.node_names[node]
         requests = SignalRequests(p.saving.folder is not None, p.saving.triggers.grace_s, p.run)
-        client = Client(endpoint, c.assignment.scheduler, where, p.options.timeout_s, requests.take)
+        client = Client(
+            endpoint,
+            c.assignment.scheduler,
+            where,
+            p.options.timeout_s,
+            requests.take,
+            c.rank,
+            c.size,
+        )
         self._client = client
         # Only memory that outlives this launch can be refused to the next one.
         ending = Ending(c, p.regions, p.saving.folder, requests, p.run if p.warm else None)
         scheduler = recorder = None
         try:
             if c.is_scheduler:
-                recorder = open_recorder(p.run, self.rank_table, p.saving, run_progress, p.warm)
+                recorder = open_recorder(
+                    p.run, self.rank_table, p.saving, run_progress, p.warm, p.options.timeout_s
+                )
                 scheduler = self._make_scheduler(endpoint, on_report, recorder, requests)
             with requests:
                 c.watchdog.allow_checkpoint(requests, self._has_lost_ranks)
                 with forked.children_end_here("the job"):
                     value, summary = Roles(p, client, scheduler, self.rank_table).play(main)
+                statistics = msgspec.json.decode(summary)
                 self.rank_table.end()
-                meet(p, endpoint, is_saved(msgspec.json.decode(summary)))
+                meet(p, endpoint, is_saved(statistics))
                 self._client = None
                 self.rank_table.show_own(None)
             if recorder is not None:
                 _native.fault_point("unmarked")
-                recorder.finish(msgspec.json.decode(summary))
+                recorder.finish(statistics)
         except (KeyboardInterrupt, SystemExit) as error:
             self.rank_table.end()
             ending.die(error)
         except BaseException as error:
             ending.fail(error, client, scheduler)
-        return value, msgspec.json.decode(summary)
+        return value, statistics
 
     def _make_scheduler(
         self,

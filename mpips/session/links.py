@@ -6,7 +6,9 @@ own end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from mpi4py import MPI
 
@@ -49,8 +51,8 @@ class Links:
 
     Attributes:
         channels: On a worker, one channel for each server.
-        transports: Names of transports, by worker then server.
-        notes: Sentences for the user about the choice of transports.
+        transports: Number of pairs of worker and server by the name of their transport.
+        notes: Sentences for the user about the choice of transports, one for each reason.
         progress: Progress of MPI for this rank's server.
     """
 
@@ -85,14 +87,14 @@ class Links:
         self._window: MPI.Win | None = None
         self._comm: MPI.Intracomm | None = None
         self.channels: list[Channel] = []
-        self.transports: list[list[str]] = []
+        self.transports: dict[str, int] = {}
         self.notes: list[str] = []
         self.progress = MpiProgress()
 
     def open(
         self,
         server: Server | None,
-        at: Sequence[Sequence[At]],
+        at: Sequence[At],
         staging: Callable[[int], str] | None,
         oversubscribed: bool,
     ) -> None:
@@ -100,7 +102,7 @@ class Links:
 
         Args:
             server: This rank's server, or None.
-            at: Each worker's position, by server, if the job continues in memory; else empty.
+            at: On a worker, its position at each server, if the job continues in memory; else empty.
             staging: Returns the name of a worker's staging memory; None: workers have none.
             oversubscribed: There are more ranks than cores on this node.
 
@@ -118,19 +120,31 @@ class Links:
         rows = c.agree(
             "connecting workers and servers", lambda: self._connect(comm, at, oversubscribed)
         )
-        workers = c.assignment.workers
-        self.transports = [rows[r]["names"] for r in workers]
-        self.notes = [note for r in workers for note in rows[r]["notes"]]
+        found = [rows[rank] for rank in c.assignment.workers]
+        counts: Counter[str] = Counter()
+        for row in found:
+            counts.update(row["transports"])
+        self.transports = dict(counts)
+        self.notes = _notes(row["notes"] for row in found)
+        apart = [row["apart"] for row in found]
         c.agree(
-            "attaching the workers' staging memory", lambda: self._attach(comm, server, staging)
+            "attaching the workers' staging memory",
+            lambda: self._attach(comm, server, staging, apart),
         )
 
     def _connect(
-        self, comm: MPI.Intracomm, at: Sequence[Sequence[At]], oversubscribed: bool
-    ) -> dict[str, list[str]]:
+        self, comm: MPI.Intracomm, at: Sequence[At], oversubscribed: bool
+    ) -> dict[str, Any]:
+        """Make a worker's channels.
+
+        Returns:
+            "transports": number of servers by transport. "apart": servers that share a node with the worker,
+            but no memory. "notes": see Connector. {} on other ranks.
+        """
         c, a = self._cluster, self._cluster.assignment
         if c.worker is None:
-            return {"names": [], "notes": []}
+            return {}
+        apart = []
         connector = Connector(
             worker=c.worker,
             name=c.name_of(c.rank),
@@ -152,22 +166,37 @@ class Links:
             layout = self._placement.layouts[s]
             channel = connector.connect(s, c.name_of(rank), rank, same, layout)
             if at:
-                resume(channel, at[s][c.worker], self._skips_clocks)
+                resume(channel, at[s], self._skips_clocks)
             self.channels.append(channel)
-        return {"names": [channel.name for channel in self.channels], "notes": connector.notes}
+            if same and not TRANSPORTS[channel.name].shares_memory:
+                apart.append(s)
+        counts = Counter(channel.name for channel in self.channels)
+        return {"transports": counts, "apart": apart, "notes": connector.notes}
 
     def _attach(
-        self, comm: MPI.Intracomm, server: Server | None, staging: Callable[[int], str] | None
+        self,
+        comm: MPI.Intracomm,
+        server: Server | None,
+        staging: Callable[[int], str] | None,
+        apart: Sequence[Sequence[int]],
     ) -> None:
+        """On a server: attach the staging memory of the workers that share memory with it.
+
+        Args:
+            comm: Communicator of messages.
+            server: This rank's server, or None.
+            staging: Returns the name of a worker's staging memory; None: workers have none.
+            apart: For each worker the servers of its node with which it shares no memory.
+        """
         if server is None:
             return
-        c, layout = self._cluster, server.layout
+        c, a, layout = self._cluster, self._cluster.assignment, server.layout
         mailboxes = {}
-        for w, row in enumerate(self.transports):
+        for w, rank in enumerate(a.workers):
             start = layout.mailbox_offset(w)
             stop = start + layout.geometry.mailbox_bytes + layout.area_bytes(w)
-            mailboxes[c.assignment.workers[w]] = (start, stop)
-            if not TRANSPORTS[row[server.index]].shares_memory:
+            mailboxes[rank] = (start, stop)
+            if a.node_of[rank] != a.node_of[c.rank] or server.index in apart[w]:
                 self.progress.remote = True
             elif staging is not None:
                 server.core.set_staging(w, attach(c.token, staging(w), 0))
@@ -178,9 +207,9 @@ class Links:
 
     def describe(self) -> str:
         """Return the transports and the number of pairs that use each, for people."""
-        names = sorted({name for row in self.transports for name in row})
-        counts = {n: sum(row.count(n) for row in self.transports) for n in names}
-        pairs = ", ".join(f"{n} for {k} pair{'s' if k != 1 else ''}" for n, k in counts.items())
+        pairs = ", ".join(
+            f"{n} for {k} pair{'s' if k != 1 else ''}" for n, k in sorted(self.transports.items())
+        )
         return f"transport: {pairs}"
 
     def close(self) -> None:
@@ -193,3 +222,16 @@ class Links:
         self._window = self._comm = None
         self.channels.clear()
         self.progress.service = None
+
+
+def _notes(of_workers: Iterable[Mapping[str, tuple[str, int]]]) -> list[str]:
+    """Return one sentence for each reason, with the number of other pairs that have it, too."""
+    found: dict[str, tuple[str, int]] = {}
+    for notes in of_workers:
+        for reason, (sentence, n) in notes.items():
+            first, before = found.get(reason, (sentence, 0))
+            found[reason] = (first, before + n)
+    return [
+        sentence if n == 1 else f"{sentence} (and {n - 1} more pair{'s' if n > 2 else ''})"
+        for sentence, n in found.values()
+    ]

@@ -23,6 +23,7 @@ from mpips.process import forked
 from mpips.recovery.restore import restore
 from mpips.recovery.saving import FixedPlan, Saving, SavingPlan
 from mpips.rundir.directory import RankPlace, Supervised
+from mpips.scheduler.job_statistics import complete_statistics
 from mpips.scheduler.rank_table import RankTable
 from mpips.scheduler.recorder import OnReport, open_recorder
 from mpips.scheduler.run_progress import RunProgress
@@ -69,11 +70,11 @@ class LocalJob:
             MpipsError: The tables do not fit, or the checkpoint is damaged.
         """
         self.rank_table = RankTable([_this_process()])
-        self.transports = [["local"]]
+        self.transports = {"local": 1}
         self._tables = tables
         self._options = options
         self._run = run
-        self._placement = place(tables, 1, 1, options.ring_slots, options.slot_kib * 1024)
+        self._placement = place(tables, 1, 1, options.ring_slots, options.slot_bytes)
         self._regions = Regions(new_token(), shared=False)
         self.saving = (plan or FixedPlan(Saving(None, self._regions.token))).choose()
         self._server = Server(0, tables, self._placement, self._regions, options.seed, True, None)
@@ -121,11 +122,11 @@ class LocalJob:
                 code = error.code if isinstance(error, TerminatedError) else 130
                 requests.say_end(code, newest_name(folder))
                 raise
-        statistics = {
-            "servers": [{**self._server.statistics(), **server_part.statistics()}],
-            "workers": [{"worker": 0, "clock": worker.now, "pushes": worker.counters()}],
-            "scheduler": scheduler.statistics(),
-        }
+        statistics = complete_statistics(
+            [{**self._server.statistics(), **server_part.statistics()}],
+            [{"worker": 0, "clock": worker.now, "pushes": worker.counters()}],
+            scheduler.statistics(),
+        )
         if recorder is not None:
             recorder.finish(statistics)
         return value, statistics

@@ -28,8 +28,7 @@ from mpips.worker.connection import needs_common_clock
 class LocalScheduler:
     """The scheduler of one worker and one server. The worker uses it as its control plane.
 
-    A gather consists of the only worker's payload. Nothing arrives by itself: `poll` begins checkpoints that
-    are due and writes the record of the run.
+    Nothing arrives by itself: `poll` begins checkpoints that are due and writes the record of the run.
 
     Attributes:
         state: Current activity of the worker.
@@ -57,7 +56,6 @@ class LocalScheduler:
         self._recorder = recorder
         self._rank_table = rank_table
         self._coordinator: Coordinator | None = None
-        self._parts: dict[str, bytes] = {}
 
     def coordinate(
         self, saving: Saving, tables: Sequence[Table], server_part: ServerPart, timeout_s: float
@@ -122,14 +120,6 @@ class LocalScheduler:
         answer = self.cut.take(message, self.clock)
         if answer is not None:
             self.tell(answer)
-
-    def contribute(self, name: str, payload: bytes, everyone: bool) -> None:
-        """See mpips.worker.control_plane.ControlPlane."""
-        self._parts[name] = payload
-
-    def take_gathered(self, name: str) -> list[bytes] | None:
-        """See mpips.worker.control_plane.ControlPlane."""
-        return [self._parts.pop(name)]
 
     def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
         """See mpips.worker.control_plane.ControlPlane."""

@@ -12,6 +12,7 @@ from mpips.model.consistency import BSP
 from mpips.model.placement import Placement
 from mpips.model.table import Table
 from mpips.mpi.cluster import Cluster
+from mpips.mpi.tree import WorkerTree
 from mpips.recovery.memory import At
 from mpips.recovery.mirror import Mirror
 from mpips.recovery.replica import SYNC, Partners
@@ -40,12 +41,14 @@ class Parts:
         saving: Folder for checkpoints, and the start of the job.
         cold: Reason why the job does not continue in the previous launch's memory; "" if it does, or if
             there is no such memory.
-        at: Each worker's position, by server, where the job continues in memory; else empty.
+        at: On a worker, its position at each server, where the job continues in memory; else empty.
         server: This rank's server, or None.
         staging: This rank's staging memory, where it is a worker without partners.
         partnership: Replicas of servers on other nodes, where memory outlives a launch.
         mirror: Carries records to and from replicas; None where this rank has none.
         control_comm: Communicator of messages to and from the scheduler.
+        tree_comm: Communicator of messages between workers; None in a job of one worker.
+        tree: The worker's gathers and reductions, from its start to its end; None on other ranks.
         server_comm: Communicator of all servers; on servers.
         comms: Communicators to free, in the order in which they were made.
         notes: Sentences for the user about start-up.
@@ -62,12 +65,14 @@ class Parts:
     links: Links
     saving: Saving
     cold: str = ""
-    at: list[list[At]] = field(default_factory=list)
+    at: list[At] = field(default_factory=list)
     server: Server | None = None
     staging: _native.SharedMemory | None = None
     partnership: Partnership | None = None
     mirror: Mirror | None = None
     control_comm: MPI.Intracomm | None = None
+    tree_comm: MPI.Intracomm | None = None
+    tree: WorkerTree | None = None
     server_comm: MPI.Intracomm | None = None
     comms: list[MPI.Intracomm] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

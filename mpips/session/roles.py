@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -19,6 +19,8 @@ from mpips import _native
 from mpips.errors import ReplayError
 from mpips.mpi.control import Client, RoleWork
 from mpips.mpi.launch import asked_threads
+from mpips.mpi.mail import Mail
+from mpips.mpi.tree import WorkerTree, neighbours_of
 from mpips.process import forked
 from mpips.scheduler.rank_table import RankTable
 from mpips.scheduler.scheduler import Scheduler
@@ -78,7 +80,9 @@ class Roles:
         statistics = {"worker": index, "clock": worker.now, "pushes": worker.counters()}
         client.done(msgspec.json.encode(statistics))
         client.state = "waiting for the others to finish"
-        return value, self._await_final_statistics()
+        found = self._await_final_statistics(connection.collectives.poll)
+        connection.collectives.settle()
+        return value, found
 
     def _connect(self) -> Connection:
         p, c, saving = self._parts, self._parts.cluster, self._parts.saving
@@ -90,16 +94,34 @@ class Roles:
             p.warm,
             p.partners(),
         )
+        names = [c.name_of(r) for r in c.assignment.workers]
         return Connection(
             c.worker,
-            [c.name_of(r) for r in c.assignment.workers],
+            names,
             p.tables,
             p.links.channels,
             self._client,
             p.staging,
             p.options.timeout_s,
             start,
+            self._make_tree(names),
         )
+
+    def _make_tree(self, names: Sequence[str]) -> WorkerTree | None:
+        """Make the tree over the workers with these names; None if there is only one."""
+        p, client, worker = self._parts, self._client, self._parts.cluster.worker
+        if p.tree_comm is None or worker is None:
+            return None
+        ranks = p.cluster.assignment.workers
+        mail = Mail(p.tree_comm, {w: ranks[w] for w in neighbours_of(worker, len(ranks))})
+        p.tree = WorkerTree(
+            mail,
+            worker,
+            names,
+            p.options.timeout_s,
+            lambda: f"{client.state} at clock {client.clock}",
+        )
+        return p.tree
 
     def _serve(self) -> bytes:
         p, client, scheduler = self._parts, self._client, self._scheduler
@@ -169,9 +191,10 @@ class Roles:
         server_part.save(poll)
         return {**p.server.statistics(), **server_part.statistics(), **mirrored}
 
-    def _await_final_statistics(self) -> bytes:
+    def _await_final_statistics(self, meanwhile: Callable[[], object] = lambda: None) -> bytes:
         while self._client.final_statistics is None:
             self._client.poll()
+            meanwhile()
             time.sleep(_FINAL_POLL_S)
         return self._client.final_statistics
 

@@ -144,7 +144,7 @@ def run(
         verbose: Print the table of roles and the transports at start.
         save: Folder for checkpoints. The last one, of all tables, is written when all workers have returned.
             None: the folder of the run directory under `mpips run`, else no checkpoints. If the last one
-            fails, `statistics["servers"][0]["checkpoint"]["error"]` contains the reason.
+            fails, `statistics["totals"]["servers"]["checkpoint"]["error"]` contains the reason.
         resume: "auto": start from the newest good checkpoint in `save`, if there is one; "never"; or the path
             of a checkpoint. Its job may have had another number of servers. See `Worker.start`.
         every_steps: Write a checkpoint at each multiple of this many steps; 0: do not. Needs `save`.
@@ -156,7 +156,8 @@ def run(
         **options: See `mpips.config.options.SessionOptions`.
 
     Returns:
-        The value of `main` (on workers) and the statistics of the job (on all ranks).
+        The value of `main` (on workers) and the statistics of the job: their totals on all ranks, the entries
+        of all ranks only on the ranks of the first worker and of the scheduler. See `Outcome`.
 
     Until `run` returns, mpips handles SIGUSR1, SIGTERM and (without a prompt) SIGINT. Before it, SIGUSR1 ends
     a program that has no handler. `Worker.checkpoint` requests a checkpoint from the program. A checkpoint

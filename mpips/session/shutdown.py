@@ -15,9 +15,15 @@ def meet(parts: Parts, endpoint: Endpoint, saved: bool) -> None:
     Persistent memory is removed only if the last checkpoint was `saved`: else the next launch saves it. The
     call does not return if a rank does not arrive; see `Cluster.arrive`.
     """
+
     # Receive last heartbeats: MPICH does not free a communicator with messages that nobody has received.
-    parts.cluster.arrive("leaving", phase="the end", meanwhile=endpoint.receive)
-    endpoint.receive()
+    def receive() -> None:
+        endpoint.receive()
+        if parts.tree is not None:
+            parts.tree.poll()
+
+    parts.cluster.arrive("leaving", phase="the end", meanwhile=receive)
+    receive()
     release(parts, for_good=saved or not parts.warm)
 
 

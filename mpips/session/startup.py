@@ -3,7 +3,7 @@
     ranks compare tables and options
     servers take over the memory of the previous launch, or
         ranks choose a checkpoint, and servers make regions
-    communicators: control plane, servers
+    communicators: control plane, workers, servers
     window, channels, staging memory
     replicas on other nodes
 
@@ -72,8 +72,8 @@ def start_up(
         len(a.servers),
         len(a.workers),
         options.ring_slots,
-        options.slot_kib * 1024,
-        a.remote_workers(options.transport),
+        options.slot_bytes,
+        a.near_workers(options.transport),
         options.remote_staging_mib << 20 if partner_bound is None else 0,
     )
     sweep(spare=cluster.token)
@@ -149,6 +149,9 @@ class _StartUp:
         c.agree("making the regions", self._make_regions, lengthy=True)
         p.control_comm = c.duplicate("connecting the control plane")
         p.comms.append(p.control_comm)
+        if len(c.assignment.workers) > 1:
+            p.tree_comm = c.duplicate("connecting the workers")
+            p.comms.append(p.tree_comm)
         self._connect_servers()
         staging = self._staging_part if p.partner_bound is None else None
         p.links.open(p.server, p.at, staging, p.oversubscribed)

@@ -43,7 +43,8 @@ class Connector:
         guard: `guard(what)` is a context in which a call that never returns ends the process.
         idle: Called while a message waits to be taken.
         generation: Generation of this launch's records.
-        notes: For each pair, why a faster transport is not used, as text for users.
+        notes: Why a faster transport is not used, by reason: a sentence for users about the first pair, and
+            the number of pairs.
     """
 
     worker: int
@@ -60,7 +61,7 @@ class Connector:
     guard: Guard
     idle: Callable[[], None]
     generation: int = 0
-    notes: list[str] = field(default_factory=list)
+    notes: dict[str, tuple[str, int]] = field(default_factory=dict)
 
     def connect(
         self, server: int, server_name: str, rank: int, same_node: bool, layout: _native.Layout
@@ -113,7 +114,7 @@ class Connector:
                     f"transport = 'shm' between {pair}: {error}; use transport = 'auto' (containers on one "
                     "node share memory with --ipc=host)"
                 ) from None
-            self.notes.append(f"no shared memory between {pair}: {error}")
+            self._note("memory", f"no shared memory between {pair}: {error}")
             return None
         writer = _native.RingWriter(
             memory,
@@ -134,7 +135,7 @@ class Connector:
         if self.window is None:
             if forced:
                 raise TransportError(f"transport = 'rma' between {pair}: {NO_WINDOW}")
-            self.notes.append(f"no window between {pair}: {NO_WINDOW}")
+            self._note("window", f"no window between {pair}: {NO_WINDOW}")
             return None
         # Read the region's header through the window, to see that one-sided access works for this pair.
         memory = RmaMemory(self.window, self._messages(rank), rank, self.guard)
@@ -149,9 +150,13 @@ class Connector:
             text = f"a test read through the window between {pair} failed"
             if forced:
                 raise TransportError(f"transport = 'rma': {text}; use transport = 'p2p'")
-            self.notes.append(text)
+            self._note("read", text)
             return None
         return self._remote(memory, rank, layout)
+
+    def _note(self, reason: str, sentence: str) -> None:
+        first, n = self.notes.get(reason, (sentence, 0))
+        self.notes[reason] = (first, n + 1)
 
     def _messages(self, rank: int) -> P2pMemory:
         return P2pMemory(self.p2p_comm, rank, self.timeout_s, self.idle)

@@ -137,7 +137,8 @@ class RemoteChannel:
         self._n_workers = n_workers
         self._ring = layout.geometry
         self._at = layout.mailbox_offset(worker)
-        mirror = _native.SharedMemory.anonymous(self._ring.mailbox_bytes, 0)
+        # Take 4 KiB pages: a worker has a mirror for each remote server, and small records use little of it.
+        mirror = _native.SharedMemory.anonymous(self._ring.mailbox_bytes, 0, huge=False)
         self.writer = make_writer(mirror)
         self.area = Area(layout.area_bytes(worker), self.writer)
         self._area_at = self._at + self._ring.mailbox_bytes

@@ -39,7 +39,7 @@ def test_a_job_of_three_nodes_trains_and_finishes(
     result = result_of(output)
     assert result["accuracy"] > 0.5  # type: ignore[operator]
     # Workers on the node of a server use shared memory, the others a window.
-    assert {t for row in result["transports"] for t in row} == {"shm", "rma"}, output  # type: ignore[attr-defined]
+    assert result["transports"].keys() == {"shm", "rma"}, output  # type: ignore[attr-defined]
     with open_checkpoint(tmp_path / "run/checkpoints/latest") as checkpoint:
         assert len(checkpoint.manifest.tables) == 4
     assert f"mpips-{job}.out" in shown["StdOut"]

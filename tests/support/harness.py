@@ -74,8 +74,9 @@ class Rig:
         """`remote`: workers that get an area for large pushes."""
         self.tables = list(tables)
         self.n_workers = n_workers
+        near = [[w for w in range(n_workers) if w not in remote]]
         self.placement = place(
-            self.tables, 1, n_workers, n_slots, slot_bytes, [list(remote)], remote_staging_bytes
+            self.tables, 1, n_workers, n_slots, slot_bytes, near, remote_staging_bytes
         )
         self.layout = self.placement.layouts[0]
         self.regions = Regions(new_token(), shared=shared)

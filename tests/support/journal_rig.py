@@ -86,20 +86,39 @@ class Rig:
         return positions
 
     def set_clock(self, clock: int) -> None:
-        """Let the image of the journal say that worker 0, alone, and all tables stand at a clock.
+        """Let the image of the journal say that worker 0, alone, and all tables stand at a clock."""
+        self.stand_at(clock=clock, version=clock)
+
+    def stand_at(
+        self, *, sequence: int | None = None, clock: int | None = None, version: int | None = None
+    ) -> None:
+        """Change the journal's image as after a long run; the next launch goes on there.
 
         The image lies one page into the segment: the current clock, then the words of each worker and of
         each table (Journal::GlobalWord, WorkerWord, TableWord in native/src/journal/journal.hpp).
+
+        Args:
+            sequence: Number of consumed records of each worker; its ring must be empty.
+            clock: The current clock, and that of each worker.
+            version: Version of each table.
         """
-        assert self.n_workers == 1
         n_worker_words, n_table_words = 15, 83
-        worker_clock, position = 6, 9
+        next_record, worker_clock, position = 0, 6, 9
         memory = attach(self.token, "s0-journal", 1 << 20)
         words = memory.view(4096, 1 << 13, True).view(np.uint64)
-        words[0] = words[1 + worker_clock] = words[1 + position] = clock
+        for w in range(self.n_workers):
+            worker = words[1 + w * n_worker_words :]
+            if sequence is not None:
+                worker[next_record] = sequence
+            if clock is not None:
+                worker[worker_clock] = worker[position] = clock
+        if clock is not None:
+            words[0] = clock
+        first_table = 1 + self.n_workers * n_worker_words
         for table in range(len(self.tables)):
-            words[1 + n_worker_words + table * n_table_words] = clock
-        del words
+            if version is not None:
+                words[first_table + table * n_table_words] = version
+        del words, worker
 
     def drain(self) -> int:
         """Consume what can be consumed."""

@@ -61,10 +61,14 @@ class Run:
             return None
 
     def until(self, condition: Callable[[dict[str, Any]], bool], timeout_s: float = 60.0) -> dict:
-        """Wait until a condition on status.json holds; the status."""
+        """Wait until a condition on status.json, with the places of the ranks, holds; the status."""
         deadline = time.monotonic() + timeout_s
         while True:
             status = self.read("status.json")
+            if status is not None:
+                places = self.read("places.json") or {"generation": None}
+                mine = places["generation"] == status["generation"]
+                status["ranks"] = places["ranks"] if mine else []
             if status is not None and condition(status):
                 return status
             assert self.launched.poll() is None, self.launched.tail(80)

@@ -15,10 +15,10 @@ from mpips.checkpoint import list_checkpoints, open_checkpoint
 N_SAMPLES = 211
 
 
-def train(n: int, *arguments: str, code: int = 0) -> tuple[dict, str]:
+def train(n: int, *arguments: str, code: int = 0, timeout: float = 90) -> tuple[dict, str]:
     """`mpips train` on n ranks; its JSON and what it said on stderr."""
     command = [sys.executable, "-m", "mpips", "train", *arguments, "--progress", "none", "--json"]
-    with launch(n, command, timeout=90) as job:
+    with launch(n, command, timeout=timeout) as job:
         assert job.wait() == code, job.tail()
         lines = job.stdout().strip().splitlines()
         found = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}

@@ -43,7 +43,7 @@ def test_the_last_line_of_json_output_parses() -> None:
     assert report["epochs"] == 1
     assert report["samples"] == 1438
     assert report["updates_pushed"] == report["updates_applied"] > 0
-    assert report["transports"] == [["local"]]
+    assert report["transports"] == {"local": 1}
     assert 0.0 < report["accuracy"] <= 1.0
     assert len(done.stdout.splitlines()) > 1
 

@@ -14,7 +14,13 @@ from mpips import _native
 from mpips.errors import ConfigError
 from mpips.model.consistency import BSP
 from mpips.model.optimizer import SGD, Adagrad, Adam
-from mpips.model.placement import area_bytes, embedding_memory, place
+from mpips.model.placement import (
+    LEAST_RING_BYTES,
+    RINGS_BYTES,
+    area_bytes,
+    embedding_memory,
+    place,
+)
 from mpips.model.table import DenseTable, EmbeddingTable
 from mpips.server.server import Server
 from mpips.session.local_scheduler import LocalScheduler
@@ -68,8 +74,8 @@ def test_no_two_parts_of_a_region_overlap(
     sizes, n_servers, n_workers, n_slots, lines, replies, remote
 ):
     tables = tables_of(sizes) + ([rows(1, "e")] if replies else [])
-    far = [[w for w in range(n_workers) if w in remote]] * n_servers
-    placement = place(tables, n_servers, n_workers, n_slots, 64 * lines, far, 1 << 20)
+    near = [[w for w in range(n_workers) if w not in remote]] * n_servers
+    placement = place(tables, n_servers, n_workers, n_slots, 64 * lines, near, 1 << 20)
     for server, layout in enumerate(placement.layouts):
         ring = layout.geometry
         pieces = [(0, 64), (layout.awaited_offset, 64)]
@@ -151,6 +157,38 @@ def test_row_that_does_not_fit_into_a_slot_is_refused_with_the_size_it_needs(dim
         ConfigError, match=rf"row of {dim} floats .*slot_kib = 1; set slot_kib to {needed} or more$"
     ):
         place([rows(dim)], 1, 1, 4, 1024)
+
+
+@pytest.mark.parametrize("tables", [[dense(1 << 20)], [rows(16)], [dense(1 << 20), rows(300)]])
+def test_rings_of_few_workers_are_large_and_those_of_many_share_the_memory_of_a_server(tables):
+    found = [place(tables, 1, n, None, 0).layouts[0].geometry for n in (1, 60, 1000, 10_000)]
+    few, more, many, most = found
+    assert (few.n_slots, few.slot_bytes) == (more.n_slots, more.slot_bytes) == (32, 128 << 10)
+    assert 1000 * many.mailbox_bytes <= RINGS_BYTES
+    assert most.mailbox_bytes <= LEAST_RING_BYTES
+    assert most.n_slots >= 4
+    assert all(g.slot_bytes >= 8 + 2 * 4 * 300 + 64 for g in found)
+
+
+def test_slots_are_as_large_as_the_pushes_of_small_tables():
+    small, bsp = (place([dense(n)], 1, 2, None, 0).layouts[0].geometry for n in (10, 5000))
+    assert (small.n_slots, small.slot_bytes) == (32, 16 << 10)  # takes a cursor
+    assert bsp.payload_capacity == 2 * 4 * 5000  # values and base values in one record
+
+
+def test_configured_rings_stay_as_they_are_for_any_number_of_workers():
+    geometry = place([dense(10)], 1, 10_000, 32, 128 << 10).layouts[0].geometry
+    assert (geometry.n_slots, geometry.slot_bytes) == (32, 128 << 10)
+    geometry = place([dense(1 << 20)], 1, 10_000, 32, 0).layouts[0].geometry
+    assert geometry.n_slots == 32
+    assert geometry.slot_bytes < 16 << 10
+    geometry = place([dense(1 << 20)], 1, 10_000, None, 64 << 10).layouts[0].geometry
+    assert (geometry.n_slots, geometry.slot_bytes) == (2, 64 << 10)
+
+
+def test_slots_take_rows_that_are_longer_than_the_usual_slot():
+    geometry = place([rows(99_999)], 1, 10_000, None, 0).layouts[0].geometry
+    assert geometry.slot_bytes >= 8 + 2 * 4 * 99_999 + 64
 
 
 def test_geometry_refuses_rings_that_cannot_work():

@@ -12,25 +12,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+from planning_rig import BIG, DEFAULTS, job, planned
 
 from mpips.bench.measure import Comparison
 from mpips.checkpoint.structure import hdf5_kind
-from mpips.config.schema import JobConfig, load_config
 from mpips.errors import ConfigError
 from mpips.model.consistency import ASP
 from mpips.model.table import DenseTable
 from mpips.plan import planning
 from mpips.plan.needs import ServerNeeds, staging_bytes, steps_per_epoch
-from mpips.plan.planning import Hardware, Plan, make_plan, read_inputs, roles
+from mpips.plan.planning import Hardware, read_inputs, roles
 from mpips.plan.predict import FIGURES, Costs, load_costs, predict, why_no_time
 from mpips.plan.rehearsal import Rehearsal, rehearse
 from mpips.plan.report import as_json, as_text, per_step
 from mpips.plan.stage import Tally
 from mpips.training.train import train
 
-DEFAULTS = Costs({name: default for name, (_, _, default) in FIGURES.items()}, tuple(FIGURES), "")
 LEAVING = 2  # last records of a worker at each server: no more checkpoints, no more pushes
-BIG = Hardware(cores=4, memory=1 << 40, shm=1 << 39)
 
 
 @pytest.fixture
@@ -44,17 +42,6 @@ def svm(tmp_path: Path) -> Path:
     path = tmp_path / "a.svm"
     path.write_text("\n".join(lines) + "\n")
     return path
-
-
-def job(task: str, path: Path | str, *overrides: tuple[str, Any]) -> JobConfig:
-    return load_config(None, [("task", task), ("data.train", str(path)), *overrides])
-
-
-def planned(config: JobConfig, n: int, per_node: int = 0, **changes: Any) -> Plan:
-    settings = {"n_steps": 4, "program": 1 << 20, "rows": {}, "with_range": False} | changes
-    hardware = settings.pop("hardware", BIG)
-    inputs = read_inputs(config, n)
-    return make_plan(config, inputs, n, per_node or n, hardware, DEFAULTS, **settings)
 
 
 def test_a_rehearsal_writes_the_records_of_a_run(svm: Path) -> None:

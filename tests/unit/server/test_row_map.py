@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from native_words import set_generation
 
 from mpips._native import KeyPlan, Partitioner, RowMap
 
@@ -118,6 +119,21 @@ def test_clear_forgets_every_key_and_keeps_capacity(batches: list[list[int]]) ->
         assert len(rows) == 0
         assert rows.capacity == capacity
         assert (rows.find(int64(batch)) == NPOS).all()
+
+
+def test_keys_of_all_generations_stay_forgotten_after_the_last_generation() -> None:
+    # After 2**29 calls of clear the numbers of generations begin again.
+    rows = RowMap(0)
+    batches = [int64(np.arange(50)) + 1000 * i for i in range(6)]
+    rows.find_or_insert(batches[0])
+    rows.clear()
+    set_generation(rows, 2**29 - 3)
+    for i, batch in enumerate(batches[1:], 1):
+        for old in batches[:i]:
+            assert (rows.find(old) == NPOS).all()
+        assert rows.find_or_insert(batch)[1] == 50
+        rows.clear()
+        assert len(rows) == 0
 
 
 def test_rows_are_kept_while_the_map_grows() -> None:

@@ -58,7 +58,7 @@ def test_an_outcome_tells_value_role_transports_and_statistics() -> None:
     assert outcome.value == "worker 0 of 1"
     assert outcome.role == "scheduler + server 0 + worker 0"
     assert outcome.is_first_worker
-    assert outcome.transports == [["local"]]
+    assert outcome.transports == {"local": 1}
     assert outcome.statistics["servers"][0]["tables"]["w"]["applied"] == 1
     assert outcome.statistics["workers"][0]["pushes"]["pushed"] == 1
 
@@ -108,7 +108,7 @@ def test_an_error_of_the_users_own_comes_out_unchanged_and_the_next_run_works() 
         ([DenseTable("w", (1,))], {"servres": 2}, ConfigError, "unknown option 'servres'"),
         ([DenseTable("w", (1,))], {"transport": "rma"}, ConfigError, "needs several ranks"),
         ([EmbeddingTable("e", 9999)], {}, None, ""),
-        ([EmbeddingTable("e", 99999)], {}, ConfigError, "slot_kib = 128"),
+        ([EmbeddingTable("e", 99999)], {"slot_kib": 128}, ConfigError, "slot_kib = 128"),
     ],
 )
 def test_what_cannot_work_is_refused_before_it_starts(
