@@ -133,9 +133,9 @@ run_fault() { if has_tests tests/fault; then run_lanes fault --timeout=300 tests
 run_jobs() { if has_tests tests/jobs; then run_lanes jobs --dist loadfile --no-loadscope-reorder tests/jobs; fi; }
 
 # Unit tests that start programs, which load the ordinary module, or that never enter it.
-without_native=(cli/test_checkpoint_cli.py cli/test_cli.py cli/test_memory_errors.py
+without_native=(bench/test_growth.py cli/test_checkpoint_cli.py cli/test_cli.py cli/test_memory_errors.py
   config/test_config.py doctor/test_doctor.py doctor/test_doctor_clean.py doctor/test_doctor_launches.py
-  mpi_package/test_launch.py mpi_package/test_roles.py plan/test_plan.py rundir/test_rundir.py supervisor
+  mpi_package/test_launch.py mpi_package/test_roles.py plan/test_plan.py rundir scheduler supervisor
   test_documents.py test_fault_layer.py test_imports.py test_names.py test_setup_scripts.py test_site.py
   training/test_quality_local.py)
 

@@ -164,6 +164,7 @@ class WorkerTree:
         ] = {}  # heads that have arrived, by sender and number
         self._asked: dict[tuple[int, int], float] = {}  # monotonic s of the first question
         self._answers: dict[tuple[int, int], Late] = {}
+        self._answered: dict[tuple[int, int], float] = {}  # monotonic s of the last answer
         self._next_question = self._next_poll = 0.0
         self.waits = False
 
@@ -226,12 +227,15 @@ class WorkerTree:
         operation = self._waiting_one()
         for worker in operation.awaited if operation is not None else ():
             key = worker, operation.number  # type: ignore[union-attr]
-            if key in self._answers:
-                found.update((w, text) for w, text in self._answers[key] if not found.get(w))
-                continue
-            silent_s = time.monotonic() - self._asked.get(key, time.monotonic())
-            text = f"no answer for {silent_s:.1f} s" if silent_s > self._timeout_s / 8 else ""
-            found[worker] = found.get(worker) or text
+            # A neighbour that has stopped since its last answer is late itself, whomever it named.
+            now = time.monotonic()
+            silent_s = now - self._answered.get(key, self._asked.get(key, now))
+            if silent_s > self._timeout_s / 8:
+                found[worker] = found.get(worker) or f"no answer for {silent_s:.1f} s"
+            elif key not in self._answers:
+                found.setdefault(worker, "")
+            answer = self._answers.get(key, ())
+            found.update((w, text) for w, text in answer if not found.get(w))
         return list(found.items())
 
     def _waiting_one(self) -> Operation | None:
@@ -258,6 +262,7 @@ class WorkerTree:
         if not self._open:
             self._asked.clear()
             self._answers.clear()
+            self._answered.clear()
 
     def _reduction(
         self, operation: Operation, value: Buffer, merge: Merge, everyone: bool
@@ -309,6 +314,7 @@ class WorkerTree:
             self._mail.tell(worker, self._answer(note.number))
         else:
             self._answers[worker, note.number] = note.late
+            self._answered[worker, note.number] = time.monotonic()
 
     def _check(self, operation: Operation) -> None:
         """Compare the call with those of all heads of its number."""

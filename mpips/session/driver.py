@@ -251,9 +251,15 @@ def _drive(
     saving = job.saving
     program.begin(saving, n_workers)
     run_progress = None
-    try:
+
+    def show() -> None:
+        nonlocal run_progress
         if ranks.is_scheduler:
             run_progress = program.show(JobView(saving, job.rank_table, job.describe()))
+
+    try:
+        # All ranks wait for it, so that the roles are printed before anything that a worker prints.
+        ranks.agree("showing the job", show)
         value, statistics = job.run(
             program.main,
             lambda _, r: program.report(

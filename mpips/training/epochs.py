@@ -145,7 +145,7 @@ def train_epochs(
     in_step = all(isinstance(t.consistency, BSP) for t in inputs.tables)
     done = _EpochSum.of(worker, loader.cursor)
     worker.set_cursor(done.cursor(loader.cursor))
-    last = (0.0, 0)
+    last, epoch = (0.0, 0), loader.cursor.epoch
     for cursor, batch in loader.until(inputs.n_epochs):
         # With backup workers a late worker skips clocks, so its clock may end before its batches do.
         if worker.now >= n_clocks:
@@ -169,6 +169,10 @@ def train_epochs(
         if ends:
             report.flush(cursor.epoch, cursor.step)
             _evaluate_epoch(worker, inputs, cursor.epoch, eval_every, result)
+        epoch = following.epoch
+    # A worker that skipped clocks ends before its last epochs; the others evaluate them with it.
+    for missed in range(epoch, inputs.n_epochs):
+        _evaluate_epoch(worker, inputs, missed, eval_every, result)
     return last
 
 
@@ -189,13 +193,17 @@ def _checked(task: Task, step: object) -> StepResult:
 def _clocks(worker: Worker, inputs: Inputs, loader: Loader) -> int:
     """Return the last clock of this worker; with backup workers, that of the one with the fewest steps."""
     own = worker.now + loader.steps_until(inputs.n_epochs)
-    backup = any(isinstance(t.consistency, BSP) and t.consistency.backup for t in inputs.tables)
-    if not backup or not inputs.cursors:
+    if not _has_backup(inputs) or not inputs.cursors:
         return own
     clocks = inputs.clocks or [0] * len(inputs.cursors)
     begun = worker.now - clocks[worker.index]
     left = [loader.steps_until(inputs.n_epochs, cursor) for cursor in inputs.cursors]
     return begun + min(clock + steps for clock, steps in zip(clocks, left, strict=True))
+
+
+def _has_backup(inputs: Inputs) -> bool:
+    """Return True if there are backup workers, so that a late worker may skip clocks."""
+    return any(isinstance(t.consistency, BSP) and t.consistency.backup for t in inputs.tables)
 
 
 def _evaluate_epoch(
@@ -209,7 +217,10 @@ def _evaluate_epoch(
     started = max((cursor.epoch for cursor in inputs.cursors), default=0)
     due = eval_every and (epoch + 1) % eval_every == 0 and epoch >= started
     if due and inputs.test is not None and epoch + 1 < inputs.n_epochs:
-        found = evaluate(worker, inputs.task, inputs.test, inputs.n_test, f"epoch {epoch + 1}")
+        # With backup workers only worker 0 may wait here: the pulls of a late worker wait for clocks that the
+        # others have not ended yet. So the scores are ranked by worker 0.
+        n_total = 0 if _has_backup(inputs) else inputs.n_test
+        found = evaluate(worker, inputs.task, inputs.test, n_total, f"epoch {epoch + 1}")
         if found is not None:
             result.evaluated[epoch] = found
             step = inputs.steps_before + worker.now

@@ -143,6 +143,7 @@ class Collectives:
         if tree is None:
             return
         deadline = time.monotonic() + self._connection.timeout_s
+        tree.waits = True
         while not tree.idle:
             tree.poll()
             if time.monotonic() > deadline:
@@ -167,9 +168,12 @@ class Collectives:
             time.sleep(_PAUSE_S)
             return operation.done
 
-        connection.wait_until(arrived, lambda: self._late(call))
-        tree.waits = False
-        connection.snapshot.end_gather()
+        try:
+            connection.wait_until(arrived, lambda: self._late(call))
+        finally:
+            # A program may catch the error and go on: cuts must not wait for this gather.
+            tree.waits = False
+            connection.snapshot.end_gather()
         control.state = "computing"
         return operation.result
 

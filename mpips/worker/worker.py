@@ -207,9 +207,9 @@ class Worker:
             name: Name of the reduction, the same on all workers.
             array: Numbers, the same dtype on all workers; with "sum", "min" or "max" also the same shape.
             combine: "sum", "min", "max", elementwise in the dtype of `array`; or a function of two arrays
-            that
-                returns an array of this dtype and any shape, and changes neither. The first array is that of
-                workers with lower indices, which are consecutive.
+                that returns an array of this dtype and any shape, and changes neither. The first array is
+                that of workers with lower indices, which are consecutive. The function must not raise, and
+                must not call the worker.
             everyone: False: only worker 0 waits and receives the result; others receive None at once.
 
         Returns:

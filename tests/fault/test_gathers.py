@@ -7,6 +7,7 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from launcher import launch
 
@@ -64,3 +65,24 @@ def test_a_worker_that_computes_for_too_long_is_named_by_all_that_wait(odd: int)
     late = f"not all workers have come to barrier 'measured'; late: worker {odd} (rank {odd + 2} on"
     silent = f"worker {odd} (rank {odd + 2} on"
     assert late in text or ("has sent no heartbeat" in text and silent in text), text
+
+
+@pytest.mark.parametrize("divided", [False, True])
+@pytest.mark.parametrize("slow", [0, 2])
+def test_a_late_worker_takes_part_in_every_evaluation(
+    tmp_path: Path, slow: int, divided: bool
+) -> None:
+    # With a backup worker the others close clocks without it, and it ends before its last epochs.
+    path = tmp_path / "data.npz"
+    x = np.random.default_rng(0).normal(size=(240, 3)).astype(np.float32)
+    np.savez(path, x=x, y=np.arange(240) % 2)
+    data = ["--train", str(path), "--test", str(path), "--servers", "1"]
+    sets = ["train.eval_every=1", "cluster.timeout_s=20", f"options.slow={slow}"]
+    arguments = [word for text in sets for word in ("--set", text)]
+    command = [sys.executable, "-m", "mpips", "train", "slow_task:Slow", *data, *arguments]
+    env = {"PYTHONPATH": str(PROGRAM.parent), **({"DIVIDED_AUC": "1"} if divided else {})}
+    with launch(5, [*command, "--progress", "none", "--json"], timeout=60.0, env=env) as job:
+        assert job.wait() == 0, job.tail()
+        found = json.loads(job.stdout().strip().splitlines()[-1])
+    # The scores do not depend on what was learned: each evaluation finds the same pairs, however divided.
+    assert [row["auc"] for row in found["history"]] == [pytest.approx(121 / 240, abs=1e-12)] * 4

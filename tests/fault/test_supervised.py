@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -350,4 +351,11 @@ def test_ranks_of_a_replaced_attempt_publish_nothing_and_end(tmp_path: Path) -> 
 
 def ranks_of(run: Run) -> list[int]:
     """Ranks that are at work."""
-    return [p for p in alive(run) if b"train" in Path(f"/proc/{p}/cmdline").read_bytes()]
+    found = []
+    for pid in alive(run):
+        with contextlib.suppress(
+            FileNotFoundError, ProcessLookupError
+        ):  # it may have ended meanwhile
+            if b"train" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
