@@ -13,7 +13,8 @@ started there, for which it reads no shared file system, and its answer when the
     slow disk   Where more hosts fail than have answered, the cause is the shared file system or the
                 controller of the batch system. No failure is counted then: hosts that have started get
                 more time; the others are asked again with more time to start, and if steps are refused,
-                new ones wait. All are given up when `patience_s` have passed without a further answer.
+                new ones wait. When `patience_s` have passed without a further answer, hosts that have
+                started make room for those that were not asked yet, and after these all are given up.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ _UNREACHABLE = re.compile(
     re.IGNORECASE,
 )
 _NEVER_STARTS = (errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR)
+# This host lacks processes, memory or descriptors, or the names of the hosts are too many for one command.
+_LACKS = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.E2BIG)
 
 
 @dataclass(frozen=True)
@@ -214,8 +217,11 @@ class Inquiry:
             step = self._launcher.start(names)
         except OSError as error:
             why = f"{error.filename or 'the command'}: {error.strerror}"
+            final = error.errno in _NEVER_STARTS
+            # What lasts longer than patience does, ends the wait.
+            lacks = error.errno in _LACKS and self._silence_s() <= self._limits.patience_s
             for asked in group:
-                self._fail(asked, why, counts=True, final=error.errno in _NEVER_STARTS, size=1)
+                self._fail(asked, why, counts=not lacks, final=final, size=len(group))
             return
         # Failures that were not the host's own allow more time.
         n_common = max(asked.n_tries - asked.n_failures for asked in group)
@@ -332,7 +338,7 @@ class Inquiry:
             if at > now:
                 continue
             has_started = name in running.started
-            if has_started and self._is_common:
+            if has_started and self._is_common and not self._must_make_room():
                 running.deadlines[name] = now + self._answer_limit_s()
                 continue
             self._leave(running, name, now)
@@ -341,6 +347,12 @@ class Inquiry:
                 why = f"no answer within {self._limits.answer_s:g} s of the start of the command"
             counts = not self._is_common and (len(running.names) == 1 or bool(running.started))
             self._fail(self._open[name], why, counts, False, len(running.names))
+
+    def _must_make_room(self) -> bool:
+        """Return True if only hosts that have been silent for too long keep others from being asked."""
+        if len(self._running) < RUNNING_AT_ONCE or self._silence_s() <= self._limits.patience_s:
+            return False
+        return self._is_due()
 
     def _fail(self, asked: _Asked, why: str, counts: bool, final: bool, size: int) -> None:
         """Ask a host again after a pause, or count it as bad.

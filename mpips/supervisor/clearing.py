@@ -71,13 +71,21 @@ def clear(
     has_wide_steps = not agent and bool(env.get("SLURM_JOB_ID"))
     with ProcessLauncher(argv_of, env, has_wide_steps) as launcher:
         found = ask_hosts(names, launcher, limits, tell, hurry)
-    memory = {name: _memory_of(answer) for name, answer in found.answers.items()} if token else {}
-    return Cleared(found.failed, memory)
+    failed, memory = dict(found.failed), {}
+    for name, answer in found.answers.items() if token else ():
+        left = _memory_of(answer)
+        if left is None:
+            failed[name] = "its answer cannot be read"
+        else:
+            memory[name] = left
+    return Cleared(failed, memory)
 
 
 def _agent(env: Mapping[str, str]) -> str:
     """Return the command that reaches a host for mpirun; "": none is set."""
-    return next((env[name] for name in _AGENTS if env.get(name)), "")
+    agent = next((env[name] for name in _AGENTS if env.get(name)), "")
+    # Open MPI accepts a list such as "ssh : rsh".
+    return agent.partition(":")[0].strip()
 
 
 def reach(
@@ -97,16 +105,18 @@ def reach(
         return [*shlex.split(agent), hosts[0], shlex.join(command)]
     if env.get("SLURM_JOB_ID"):
         n = str(len(hosts))
-        places = ["-N", n, "-n", n, "--ntasks-per-node=1", "-w", compact(hosts)]
+        # Slurm reads no name with a domain after brackets.
+        names = ",".join(hosts) if any("." in host for host in hosts) else compact(hosts)
+        places = ["-N", n, "-n", n, "--ntasks-per-node=1", "-w", names]
         return [*_SRUN, *places, *command]
     options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={max(1, int(limits.start_s / 2))}"]
     return ["ssh", *options, hosts[0], shlex.join(command)]
 
 
-def _memory_of(answer: str) -> reap.LeftMemory:
-    """Return the memory that an answer of reap.py names."""
+def _memory_of(answer: str) -> reap.LeftMemory | None:
+    """Return the memory that an answer of reap.py names; None: the answer cannot be read."""
     try:
         found = json.loads(answer)
         return reap.LeftMemory(found["removed"], found["remaining_bytes"], tuple(found["foreign"]))
     except (KeyError, TypeError, ValueError):
-        return reap.LeftMemory()
+        return None

@@ -31,7 +31,8 @@ class Conclusion:
         Args:
             plan: The plan.
             record: The record of the run.
-            hurry: Returns True if a signal asks for the end, which then waits for no host.
+            hurry: Returns True if a signal asks for the end, which then waits for no host. Called several
+                times a second during a wait.
         """
         self._hurry = hurry
         self.settled = False

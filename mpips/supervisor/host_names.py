@@ -11,14 +11,14 @@ _NUMBERED = re.compile(r"([^.]*[^.\d])(\d{1,18})((?:\..*)?)")
 
 def compact(names: Iterable[str]) -> str:
     """Return names in the form that Slurm reads and prints, such as "node[001-017,020],login"."""
-    groups: dict[tuple[str, str], list[str]] = {}
+    groups: dict[tuple[str, str | None], list[str]] = {}
     for name in dict.fromkeys(names):
         match = _NUMBERED.fullmatch(name)
-        key = (match[1], match[3]) if match else (name, "")
+        key = (match[1], match[3]) if match else (name, None)
         groups.setdefault(key, []).append(match[2] if match else "")
     parts = []
     for (prefix, domain), numbers in groups.items():
-        if numbers == [""]:
+        if domain is None:
             parts.append(prefix)
         elif len(numbers) == 1:
             parts.append(f"{prefix}{numbers[0]}{domain}")

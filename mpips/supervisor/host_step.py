@@ -105,6 +105,8 @@ class ProcessStep:
         )
         assert self._process.stdout is not None
         assert self._process.stderr is not None
+        # srun has a child that ends the tasks on the hosts after srun itself was killed.
+        self._ends_by_child = argv[0] == "srun"
         self._out, self._err = self._process.stdout, self._process.stderr
         self._selector = selector
         self._text = self._errors = b""
@@ -152,16 +154,23 @@ class ProcessStep:
         return taken
 
     def stop(self) -> None:
-        """Send SIGTERM, so that srun ends its tasks; `kill_overdue` sends SIGKILL later."""
+        """Send SIGTERM, with which srun ends its tasks; `kill_overdue` sends SIGKILL later."""
         if self._kill_at is None and self._process.poll() is None:
             self._kill_at = time.monotonic() + _STOPPING_S
-            self._process.terminate()
+            self._signal(signal.SIGTERM)
 
     def kill_overdue(self, now: float) -> None:
-        """Kill the process and its children if it was stopped and did not end."""
+        """Kill the process if it was stopped and did not end."""
         if self._kill_at is not None and now >= self._kill_at and self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        """Send a signal to the process; unless it is srun, also to its children, as of an agent's script."""
+        with contextlib.suppress(ProcessLookupError):
+            if self._ends_by_child:
+                self._process.send_signal(number)
+            else:
+                os.killpg(self._process.pid, number)
 
 
 def _report(line: bytes) -> HostReport | None:

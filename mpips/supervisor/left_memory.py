@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpips.errors import MpipsError
 from mpips.rundir.directory import RunFolder
 from mpips.supervisor.clearing import clear
 from mpips.supervisor.host_names import by_reason, compact
@@ -134,10 +135,26 @@ def discard(run: RunFolder, names: Sequence[str], tell: Callable[[str], None]) -
 
     Raises:
         ConfigError: A supervisor is at work on the run.
+        MpipsError: The lease cannot be written, or another supervisor has taken the run meanwhile.
     """
     with LeaseHolder(run, tell) as lease:
         info = run.info()
-        settled = settle(names, run.path, lease.generation, info.token, saved=True, tell=tell)
+        # From here on a supervisor on another host sees that the run is taken.
+        try:
+            generation = lease.advance()
+        except OSError as error:
+            raise MpipsError(
+                f"{error.filename or run.path}: cannot be written: {error.strerror}; make it writable, "
+                f"then repeat: mpips run --discard-memory {run.path}"
+            ) from None
+
+        def hurry() -> bool:
+            lease.renew()
+            return False
+
+        settled = settle(
+            names, run.path, generation, info.token, saved=True, tell=tell, hurry=hurry
+        )
     removed: dict[int, list[str]] = {}
     for host, memory in settled.memory.items():
         removed.setdefault(memory.removed, []).append(host)

@@ -8,8 +8,8 @@ mpips:
     python reap.py RUN_DIR GENERATION [--forget TOKEN | --keep TOKEN]
 
 Processes of a later generation than the given one are left alone. The answer is one line of JSON: the number
-of processes, and the fields of `LeftMemory`; or "error", if processes do not end. Files of other users are
-left alone and named.
+of processes, and the fields of `LeftMemory`; or "error", if processes do not end, or if a later attempt was
+started, whose memory stays. Files of other users are left alone and named.
 """
 
 from __future__ import annotations
@@ -184,6 +184,19 @@ def _named(paths: list[Path]) -> tuple[str, ...]:
     return tuple(str(path) for path in paths)
 
 
+def has_moved_on(run_dir: Path, generation: int) -> bool:
+    """Return True if the lease names an attempt after this generation, or cannot be read.
+
+    The memory of a later attempt has the same names. A run directory without a lease had no attempt.
+    """
+    try:
+        return int(json.loads((run_dir / "lease.json").read_bytes())["generation"]) > generation
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError, KeyError, TypeError):
+        return True
+
+
 def main() -> int:
     """End what is left and print the answer, which also shows that this node can be reached."""
     parser = argparse.ArgumentParser()
@@ -198,6 +211,11 @@ def main() -> int:
     except TimeoutError as error:
         print(error, file=sys.stderr)
         print(json.dumps({"error": str(error)}))
+        return 1
+    if (arguments.keep or arguments.forget) and has_moved_on(
+        arguments.run_dir, arguments.generation
+    ):
+        print(json.dumps({"error": "the run was continued meanwhile: its memory stays"}))
         return 1
     memory = keep(arguments.keep) if arguments.keep else forget(arguments.forget)
     print(json.dumps({"processes": n_processes, **asdict(memory)}))

@@ -61,7 +61,8 @@ class Supervisor:
         self._run = plan.run
         self._signals = signals
         self._record = RunRecord(plan.run, tell)
-        self._conclusion = Conclusion(plan, self._record, lambda: bool(signals.ending()))
+        self._lease: LeaseHolder | None = None
+        self._conclusion = Conclusion(plan, self._record, self._must_end)
 
     def run(self) -> int:
         """Run attempts until the run is done or given up; return the exit code. Blocks.
@@ -70,6 +71,7 @@ class Supervisor:
             MpipsError: No attempt can be started, or another supervisor has the run.
         """
         with LeaseHolder(self._run, self._record.tell) as lease:
+            self._lease = lease
             if finished := self._run.finished():
                 when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(finished.time_s))
                 self._conclusion.settle(lease.generation, saved=True)
@@ -129,7 +131,7 @@ class Supervisor:
             self._run.path,
             generation - 1,
             tell=self._record.tell,
-            hurry=functools.partial(self._must_end, lease),
+            hurry=self._must_end,
         ).failed
         if number := self._signals.ending():
             raise _Interrupted(number, "answers of the hosts")
@@ -142,9 +144,10 @@ class Supervisor:
             self._record.tell(f"mpips run: {note}")
         return generation, layout
 
-    def _must_end(self, lease: LeaseHolder) -> bool:
+    def _must_end(self) -> bool:
         """Renew the lease during a long wait; return True if a signal asks for the end of the run."""
-        self._record.warn(lease.renew())
+        if self._lease is not None:
+            self._record.warn(self._lease.renew())
         return bool(self._signals.ending())
 
     def _write_attempt(self, generation: int, layout: Layout) -> list[str]:

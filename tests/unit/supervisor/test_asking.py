@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from collections.abc import Sequence
+
 import pytest
-from fake_hosts import NEVER, FakeHosts, Reply
+from fake_hosts import NEVER, FakeHosts, FakeStep, Reply
 
 from mpips.supervisor.asking import RUNNING_AT_ONCE, STARTING_AT_ONCE, AskingLimits
 from mpips.supervisor.host_names import by_reason, compact
@@ -133,14 +137,63 @@ def test_steps_that_start_only_after_half_a_minute_make_no_host_bad() -> None:
     assert_few_steps(hosts)
 
 
+class Lacking(FakeHosts):
+    """A launcher that cannot start a process for some seconds."""
+
+    number = errno.EAGAIN
+    lasts_s = 0.0
+
+    def start(self, hosts: Sequence[str]) -> FakeStep:
+        """Start a step, or fail."""
+        if self.seconds < self.lasts_s:
+            raise OSError(self.number, os.strerror(self.number))
+        return super().start(hosts)
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE])
+@pytest.mark.parametrize("n", [3, N])
+def test_what_the_asking_host_lacks_makes_no_host_bad(number: int, n: int) -> None:
+    hosts = Lacking(lambda name, n_before, at_s: Reply())
+    hosts.number, hosts.lasts_s = number, 60.0
+    failed, answers = hosts.ask(NAMES[:n])
+    assert (failed, len(answers)) == ({}, n)
+    hosts.lasts_s = NEVER
+    failed, answers = hosts.ask(NAMES[:n])
+    assert (len(failed), answers) == (n, {})
+    assert set(failed.values()) == {f"the command: {os.strerror(number)} (3 times)"}
+
+
+def test_names_that_are_too_long_for_one_command_are_divided() -> None:
+    class Short(FakeHosts):
+        def start(self, hosts: Sequence[str]) -> FakeStep:
+            if len(hosts) > 40:
+                raise OSError(errno.E2BIG, os.strerror(errno.E2BIG))
+            return super().start(hosts)
+
+    hosts = Short(lambda name, n, at_s: Reply())
+    assert (hosts.ask(NAMES).failed, len(hosts.asked)) == ({}, N)
+
+
+@pytest.mark.parametrize("wide", [True, False])
 @pytest.mark.parametrize("reply", [Reply(NEVER), Reply(0.2, NEVER), Reply(refused="busy")])
-def test_the_wait_for_all_hosts_ends_and_blames_none(reply: Reply) -> None:
-    hosts = FakeHosts(lambda name, n, at_s: reply)
+def test_the_wait_for_all_hosts_ends_and_blames_none(reply: Reply, wide: bool) -> None:
+    hosts = FakeHosts(lambda name, n, at_s: reply, wide)
     failed, answers = hosts.ask(NAMES)
     assert not answers
     (why,) = set(failed.values())
     assert why.startswith("no answer for 240 s, as from most hosts")
-    assert hosts.seconds < LIMITS.patience_s + 5
+    # In narrow steps 128 hosts at a time, of which each has `answer_s`, are asked before the wait ends.
+    rounds_s = 0 if wide else -(-N // RUNNING_AT_ONCE) * (LIMITS.start_s + LIMITS.answer_s)
+    assert hosts.seconds < LIMITS.patience_s + rounds_s + 5
+    assert_few_steps(hosts)
+
+
+@pytest.mark.parametrize("wide", [True, False])
+def test_a_rack_that_starts_and_hangs_hides_no_other_host(wide: bool) -> None:
+    rack = set(NAMES[:200])
+    hosts = FakeHosts(lambda name, n, at_s: Reply(0.2, NEVER if name in rack else 0.1), wide)
+    failed, answers = hosts.ask(NAMES)
+    assert (set(failed), len(answers)) == (rack, N - 200)
     assert_few_steps(hosts)
 
 
@@ -189,6 +242,7 @@ def test_a_signal_ends_the_wait() -> None:
         (["n9", "n10", "n11"], "n[9-11]"),
         (["n09", "n9", "n10"], "n[9,09-10]"),
         (["n1.site", "n2.site", "n3"], "n[1-2].site,n3"),
+        (["hal", "hal1", "hal2"], "hal,hal[1-2]"),
         (["10.0.0.1", "10.0.0.2", "login", "login"], "10.0.0.1,10.0.0.2,login"),
         ([], ""),
     ],

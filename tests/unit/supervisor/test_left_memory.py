@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from supervisor_rig import Background, Case
 
-from mpips.errors import CapabilityError
+from mpips.errors import CapabilityError, MpipsError
+from mpips.supervisor import lease, left_memory
+from mpips.supervisor.clearing import Cleared
 from mpips.supervisor.launcher import Launcher
 
 
@@ -115,6 +118,55 @@ def test_memory_is_removed_when_a_person_asks_for_it(case: Case, memory: list[Pa
     assert done.returncode == 0, done.stderr
     assert "4 segments of" in done.stderr
     assert not any(path.exists() for path in memory)
+
+
+@pytest.fixture
+def renewals(case: Case, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Renewals of the lease that each question to the hosts at an end adds; unreleased meanwhile."""
+    added: list[int] = []
+
+    def asked(*args: Any, hurry: Callable[[], bool], **options: Any) -> Cleared:
+        before = case.run_folder.lease()
+        assert not hurry()
+        after = case.run_folder.lease()
+        assert after is not None
+        assert not after.released
+        added.append(after.renewals - (before.renewals if before is not None else 0))
+        return Cleared({}, {})
+
+    monkeypatch.setattr(left_memory, "clear", asked)
+    monkeypatch.setattr(lease, "RENEW_S", 0.0)
+    return added
+
+
+def test_the_lease_is_renewed_while_hosts_are_asked_at_the_end(
+    case: Case, renewals: list[int]
+) -> None:
+    case.max_restarts = 0
+    assert case.run({"code": 1}) == 1
+    assert renewals == [1]
+
+
+def test_the_lease_is_held_and_renewed_while_memory_is_removed(
+    case: Case, renewals: list[int]
+) -> None:
+    assert left_memory.discard(case.run_folder, [], lambda text: None)
+    assert renewals == [1]
+    after = case.run_folder.lease()
+    assert after is not None
+    assert after.released
+
+
+def test_memory_is_not_removed_without_a_lease(
+    case: Case, memory: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "lease.json")
+
+    monkeypatch.setattr(lease, "replace_json", full)
+    with pytest.raises(MpipsError, match=r"lease\.json: cannot be written: No space left"):
+        left_memory.discard(case.run_folder, [], lambda text: None)
+    assert all(path.exists() for path in memory)
 
 
 def test_a_file_of_another_user_ends_no_run(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import selectors
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
 from pathlib import Path
 
@@ -17,7 +19,8 @@ import pytest
 from mpips.errors import ConfigError
 from mpips.supervisor import reap
 from mpips.supervisor.asking import AskingLimits
-from mpips.supervisor.clearing import clear
+from mpips.supervisor.clearing import clear, reach
+from mpips.supervisor.host_step import ProcessStep
 from mpips.supervisor.hosts import (
     Host,
     HostPool,
@@ -240,6 +243,86 @@ def test_a_host_that_answers_late_after_its_start_is_good(tmp_path: Path) -> Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", str(slow))
         assert clear(["slow"], tmp_path, 0, "", env=env, limits=limits).failed == {}
+
+
+def test_a_stopped_agent_leaves_no_child(tmp_path: Path) -> None:
+    # A script that is no `exec` of its program: its child must end with it.
+    agent = tmp_path / "agent"
+    agent.write_text(f"#!/bin/sh\nsh -c 'echo $$ >> {tmp_path}/pids; exec sleep 600'\n:\n")
+    agent.chmod(0o700)
+    env = {**os.environ, "PRTE_MCA_plm_ssh_agent": str(agent)}
+    clear(["silent"], tmp_path, 0, env=env, limits=AskingLimits(start_s=1.0, tries=1))
+    (pid,) = map(int, (tmp_path / "pids").read_text().split())
+    deadline = time.monotonic() + 10
+    while reap.state_of(pid) not in "ZX" and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert reap.state_of(pid) in "ZX"
+
+
+def test_srun_alone_gets_the_signal_that_ends_its_tasks(tmp_path: Path) -> None:
+    # Stands in for srun and its child, which ends the tasks when srun has ended.
+    srun = tmp_path / "srun"
+    srun.write_text(
+        f"#!/bin/sh\ntrap 'echo ended > {tmp_path}/srun.end; exit 1' TERM\n"
+        f'sh -c \'trap "echo killed > {tmp_path}/child.end" TERM; read x < {tmp_path}/go; '
+        f"echo cleaned > {tmp_path}/child.done' &\necho run > {tmp_path}/up\nwait\n"
+    )
+    srun.chmod(0o700)
+    os.mkfifo(tmp_path / "go")
+    os.mkfifo(tmp_path / "up")
+    with selectors.DefaultSelector() as selector:
+        env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        step = ProcessStep(["srun"], env, selector)
+        assert (tmp_path / "up").read_text() == "run\n"
+        step.stop()
+        while step.ended() is None:
+            time.sleep(0.01)
+        (tmp_path / "go").write_text("go\n")
+    deadline = time.monotonic() + 10
+    while not (tmp_path / "child.done").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert (tmp_path / "child.done").exists()
+    assert not (tmp_path / "child.end").exists()
+
+
+def test_the_first_agent_of_a_list_is_used() -> None:
+    env = {"PRTE_MCA_plm_ssh_agent": "ssh -q : rsh", "SLURM_JOB_ID": "7"}
+    assert reach(["n1"], ["true"], env, AskingLimits()) == ["ssh", "-q", "n1", "true"]
+
+
+def test_slurm_gets_names_with_domains_one_by_one() -> None:
+    command = reach(["n1.a", "n2.a", "n3"], ["true"], {"SLURM_JOB_ID": "7"}, AskingLimits())
+    assert command[-3:] == ["-w", "n1.a,n2.a,n3", "true"]
+
+
+@pytest.mark.parametrize("line", ["", "echo 'mpips-answer - {}'", "echo '0: mpips-answer - {}'"])
+def test_an_answer_that_cannot_be_read_says_nothing_about_memory(tmp_path: Path, line: str) -> None:
+    agent = tmp_path / "agent"
+    agent.write_text(f"#!/bin/sh\n{line}\n")
+    agent.chmod(0o700)
+    env = {**os.environ, "PRTE_MCA_plm_ssh_agent": str(agent)}
+    cleared = clear(["a"], tmp_path, 0, uuid.uuid4().hex, env=env)
+    assert cleared == ({"a": "its answer cannot be read"}, {})
+
+
+@pytest.mark.parametrize("what", ["--forget", "--keep"])
+def test_a_late_command_leaves_the_memory_of_a_later_attempt(tmp_path: Path, what: str) -> None:
+    token = uuid.uuid4().hex
+    path = Path(f"/dev/shm/mpips-{os.geteuid()}-{token}-w0")
+    command = [sys.executable, "-I", "-S", reap.__file__, str(tmp_path), "3", what, token]
+    path.write_bytes(b"3")
+    try:
+        for lease in ('{"generation": 4}', '{"generation": ', "[]"):
+            (tmp_path / "lease.json").write_text(lease)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+            assert done.returncode == 1
+            assert "continued meanwhile" in json.loads(done.stdout)["error"]
+            assert path.exists()
+        (tmp_path / "lease.json").write_text('{"generation": 3}')
+        subprocess.run(command, capture_output=True, timeout=30, check=True)
+        assert not path.exists()
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def test_one_srun_clears_all_hosts_of_an_allocation(tmp_path: Path) -> None:
