@@ -156,11 +156,16 @@ class Attendance:
                 start = time.monotonic()
 
     def _ends_while_lower_asks(self, request: MPI.Request, patience_s: float) -> bool:
-        """Leave the questions to a lower rank if one asks; return True if the collective ends meanwhile."""
+        """Leave the questions to a lower rank if one asks; return False if this rank is to ask."""
         stagger_s = _STAGGER_S * self._comm.rank.bit_length()
         if self._ends_within(request, stagger_s, self._is_asked_by_lower):
             return True
-        return self._is_asked_by_lower() and self._ends_within(request, patience_s + _SPEAKER_S)
+        if not self._is_asked_by_lower():
+            return False
+        self._ends_within(request, patience_s + _SPEAKER_S)
+        # Ask at the next deadline, unless a lower rank asks again.
+        self._asked_by.clear()
+        return True
 
     def _is_asked_by_lower(self) -> bool:
         return any(rank < self._comm.rank for rank in self._asked_by)

@@ -146,9 +146,13 @@ class Takeover:
         """
         c, copies = self._cluster, self._partnership.copied
         mine: dict[int, Any] = {}
-        if self.server is not None:
-            for w, rank in enumerate(c.assignment.workers):
-                mine[rank] = msgspec.to_builtins(At.of(self.server.core.position(w)))
+
+        def read() -> None:
+            if self.server is not None:
+                for w, rank in enumerate(c.assignment.workers):
+                    mine[rank] = msgspec.to_builtins(At.of(self.server.core.position(w)))
+
+        c.agree("reading the workers' positions", read)
         received = c.deliver("exchanging the workers' positions", mine)
         self.at = [msgspec.convert(received[r], At) for r in c.assignment.servers if r in received]
 
@@ -160,7 +164,7 @@ class Takeover:
             except RecoveryError as error:
                 return {"reason": str(error)}
             behind = {i: place.ahead - self.at[i].clock for i in copies}
-            return {"place": msgspec.to_builtins(place), "behind": behind}
+            return {"place": msgspec.to_builtins(place, builtin_types=(bytes,)), "behind": behind}
 
         rows = c.agree("finding the workers' places", find)
         found = [rows[rank] for rank in c.assignment.workers]

@@ -395,10 +395,15 @@ class RunFolder:
         return msgspec.structs.replace(status, ranks=places.ranks)
 
     def _read_places(self) -> Places | None:
-        """Return the content of places.json; it is read again only if another attempt has written it."""
+        """Return the content of places.json; it is read again only if another attempt has written it.
+
+        A damaged file counts as none: it is for people, and the next attempt replaces it.
+        """
         version = version_of(self.places_file)
         if version != self._places_version:
-            self._places, self._places_version = read_json(self.places_file, Places), version
+            self._places, self._places_version = None, version
+            with contextlib.suppress(ConfigError):
+                self._places = read_json(self.places_file, Places)
         return self._places
 
     def write_status(self, status: Status) -> None:
@@ -417,8 +422,7 @@ class RunFolder:
     def _has_places(self, status: Status) -> bool:
         """Return True if places.json has the places of the ranks of a status."""
         if self._places is None:
-            with contextlib.suppress(ConfigError):
-                self._read_places()
+            self._read_places()
         places = self._places
         if places is None or places.generation != status.generation:
             return False

@@ -98,12 +98,12 @@ def _read(encoded: bytes, done: dict[int, int], now: float) -> _Line | None:
         fields = msgspec.json.decode(encoded, type=dict[str, Any])
         time_s, generation, samples, _, rate = (fields[name] for name in _NEEDED)
         n = samples - done.get(generation, 0)
-        if "test" in fields or n <= 0:
+        if "test" in fields or n <= 0 or not _are_numbers(fields):
             return None
         interval = _interval_of(time_s, now)
         place = (generation, *interval) if interval is not None else None
         line = _Line(encoded, fields, n, n / rate if rate else 0.0, place)
-    except (msgspec.DecodeError, KeyError, TypeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, OverflowError):
         return None
     done[generation] = samples
     return line
@@ -127,6 +127,12 @@ def _merged(lines: list[_Line]) -> Iterator[bytes]:
     for name in _RATES:
         fields[name] = _mean(lines, name, lambda line: line.seconds)
     yield msgspec.json.encode(fields)
+
+
+def _are_numbers(fields: dict[str, Any]) -> bool:
+    """Return True if all values that are averaged are numbers or unknown."""
+    values = (fields.get(name) for name in ("loss", "staleness", *_RATES))
+    return all(value is None or isinstance(value, int | float) for value in values)
 
 
 def _mean(lines: list[_Line], name: str, weight: Callable[[_Line], float]) -> float | None:
@@ -157,6 +163,7 @@ def thin_file(path: Path, now: float, may_replace: Callable[[], bool]) -> None:
             before = os.fstat(old.fileno())
             file.writelines(line + b"\n" for line in thin(old, now))
             file.flush()
+            os.fsync(file.fileno())
             shrunk = file.tell() < before.st_size
         after = path.stat()
         unchanged = (after.st_ino, after.st_size) == (before.st_ino, before.st_size)

@@ -14,14 +14,21 @@ _THIN_S = 600.0  # s between two rewrites of the file with old lines merged
 # bytes; a longer file, as earlier versions of mpips left after days, is not rewritten, because that would
 # stop the scheduler for seconds
 _MOST_BYTES = 64 << 20
+_BYTES_PER_S = 8e6  # that a rewrite reads
 
 
 class MetricsFile:
     """The writer of one attempt's metrics.jsonl. One per job, on the scheduler's rank."""
 
-    def __init__(self, run: Supervised) -> None:
-        """Write nothing yet. `run`: the run and this attempt of it."""
+    def __init__(self, run: Supervised, timeout_s: float) -> None:
+        """Write nothing yet.
+
+        Args:
+            run: The run and this attempt of it.
+            timeout_s: Timeout of the job, seconds; a rewrite must take a small part of it.
+        """
         self._run = run
+        self._most_bytes = int(min(_MOST_BYTES, timeout_s / 4 * _BYTES_PER_S))
         self._next_thinning = 0.0  # Unix time from which the file is to be rewritten
 
     def append(self, line: dict[str, Any]) -> None:
@@ -50,5 +57,5 @@ class MetricsFile:
             return
         self._next_thinning = now + _THIN_S
         path = self._run.folder.metrics_file
-        if version_of(path)[1] <= _MOST_BYTES:
+        if version_of(path)[1] <= self._most_bytes:
             thin_file(path, now, self._run.holds_lease)

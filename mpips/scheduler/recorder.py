@@ -82,7 +82,7 @@ class RunRecorder:
         """
         self._run = run
         self._clock = clock
-        self._metrics = MetricsFile(run)
+        self._metrics = MetricsFile(run, timeout_s)
         self._rank_table = rank_table
         self._run_progress = run_progress
         self._start = start

@@ -297,6 +297,8 @@ class Scheduler:
 
     def _note_state(self, rank: int, state: str, clock: int) -> None:
         """Store the activity and, of a worker, the clock of a rank."""
+        # A progress report may be older than the last heartbeat.
+        clock = max(clock, self._states[rank][1])
         self._states[rank] = (state, clock)
         worker = self._assignment.worker_of.get(rank)
         if worker is not None:

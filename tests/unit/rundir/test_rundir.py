@@ -190,3 +190,19 @@ def test_a_run_of_an_earlier_version_has_the_places_in_its_status(tmp_path: Path
     status = status_of(3, 2, "failed")
     replace_json(run.status_file, status)
     assert run.status() == status
+
+
+@pytest.mark.parametrize("damage", [b"", b"\0" * 64, b"[]"])
+def test_damaged_places_end_nothing_and_are_replaced(tmp_path: Path, damage: bytes) -> None:
+    run = RunFolder.create(tmp_path, "job")
+    places = (RankPlace(rank=0, role="scheduler", host="h", pid=1),)
+    run.write_status(Status(state="running", generation=0, time_s=0.0, ranks=places))
+    run.places_file.write_bytes(damage)
+    later = RunFolder(run.path)
+    found = later.status()
+    assert found is not None
+    assert (found.state, found.ranks) == ("running", ())
+    later.write_status(Status(state="running", generation=1, time_s=1.0, ranks=places))
+    again = RunFolder(run.path).status()
+    assert again is not None
+    assert again.ranks == places

@@ -259,3 +259,23 @@ def test_a_reader_sees_a_whole_file_at_any_time(old_file: Path) -> None:
     new = [json.loads(text) for text in old_file.read_bytes().splitlines()]
     assert len(old) == 20_000
     assert sums(new)[0][:2] == pytest.approx(sums(old)[0][:2])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b'{"time_s":1.0,"generation":0,"test":{"pr\xc3{"time_s":2.0}\n',
+        b'{"time_s":1e999,"generation":0,"samples":3,"loss":1.0,"samples_per_s":1.0}\n',
+        encoded([line(START, 8, loss="much")])[0],  # type: ignore[arg-type]
+        encoded([line(START, 8, staleness=[1])])[0],
+        b"\0" * 64 + b"\n",
+    ],
+)
+def test_a_damaged_line_stays_and_ends_nothing(tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = encoded([line(START + k, 8 * (k + 2)) for k in range(60)])
+    path.write_bytes(b"".join([damage, *lines]))
+    thin_file(path, START + DAY, lambda: True)
+    found = path.read_bytes()
+    assert damage in found
+    assert len(found.splitlines()) < 60

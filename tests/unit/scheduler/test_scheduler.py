@@ -288,3 +288,12 @@ def test_with_two_ranks_the_server_beside_the_scheduler_gets_no_message(
     assert isinstance(bye, Bye)
     assert (rank, bye.complete, bye.statistics) == (1, True, scheduler.summary)
     assert msgspec.json.decode(scheduler.summary)["servers"][0]["server"] == 0
+
+
+def test_a_report_that_is_older_than_a_heartbeat_takes_no_clock_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = Job(monkeypatch, 2, 1)
+    job.poll((2, beat(5000)), (3, beat(4000)))
+    job.poll((2, Report(0, 20, 8, 4.0, 20)))
+    assert job.clocks[-1] == {2: 5000, 3: 4000}
