@@ -259,7 +259,7 @@ def place(
     for server, held in enumerate(extents):
         here = range(n_workers) if near is None else near[server]
         area = area_bytes([4 * n for _, n, _ in held], n_workers - len(here), remote_staging_bytes)
-        # Without areas nobody needs to know who has none.
+        # A layout needs the list of workers without an area only if others have one.
         without = here if area else ()
         layouts.append(_native.Layout(n_workers, len(tables), geometry, held, area, without))
     partitioners = {t.name: as_partition(t).partitioner(n_servers) for t in embeddings}

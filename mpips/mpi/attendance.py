@@ -238,6 +238,7 @@ class Attendance:
 
     def _send(self, rank: int, kind: int, question: int) -> None:
         word = np.array([kind, question], np.int64)
+        self._sends = [send for send in self._sends if not send[0].Test()]
         self._sends.append((self._comm.Isend(word, rank, _TAG), word))
 
 

@@ -111,10 +111,15 @@ class IncomingValue:
 
 
 class OutgoingValue:
-    """A note or value that is being sent. It holds its buffers until the sends are complete."""
+    """A note or value that is being sent. It holds its buffers until the sends are complete.
 
-    def __init__(self, sends: list[tuple[Pending, Buffer]]) -> None:
+    Attributes:
+        worker: The worker that receives it.
+    """
+
+    def __init__(self, worker: int, sends: list[tuple[Pending, Buffer]]) -> None:
         """Watch these sends, each with its buffer."""
+        self.worker = worker
         self._sends = sends
 
     def complete(self) -> bool:
@@ -147,7 +152,7 @@ class Mail:
 
     def tell(self, worker: int, note: Note) -> None:
         """Start to send a note; return at once."""
-        self._sends.append(OutgoingValue([self._send_note(worker, note)]))
+        self._sends.append(OutgoingValue(worker, [self._send_note(worker, note)]))
 
     def send(self, worker: int, head: Head, value: Buffer) -> OutgoingValue:
         """Start to send a value; return at once. `value` must not change until the result is complete.
@@ -160,11 +165,11 @@ class Mail:
         head = msgspec.structs.replace(head, n_bytes=len(value), value=b"")
         if len(value) <= INLINE_BYTES:
             head.value = value.tobytes()
-            return OutgoingValue([self._send_note(worker, head)])
+            return OutgoingValue(worker, [self._send_note(worker, head)])
         sends = [self._send_note(worker, head)]
         for piece in self._pieces(value):
             sends.append((self._comm.Isend(piece, self._rank_of[worker], PIECE_TAG), piece))
-        return OutgoingValue(sends)
+        return OutgoingValue(worker, sends)
 
     def receive(self, worker: int, head: Head) -> IncomingValue:
         """Start to receive the value of a head, into a new buffer. Take the heads of a worker in order."""

@@ -20,10 +20,11 @@ advances them. MPI makes progress only in calls, so a worker polls in every wait
 
 Late workers. A worker that has waited for a quarter of the time limit sends questions to the workers for
 which it waits directly. A worker that has not come to the operation answers with its activity; one that waits
-itself sends such questions, too, and answers with what it was told. So the names of late workers go along the
-tree to all that wait. A question is repeated after a 64th of the time limit, and a tree of 10,000 workers has
-27 edges between two workers, so the names arrive in time. Questions go only to neighbours, so no worker
-receives more than log2(workers) of them in that interval.
+itself sends such questions, too, and answers with the names that it has received. So the names of late
+workers go along the tree to all that wait. A question is repeated after a 64th of the time limit, and a tree
+of 10,000 workers has 27 edges between two workers, so the names arrive in time. A neighbour that has stopped
+to answer is late itself. Questions go only to neighbours, so no worker receives more than log2(workers) of
+them in that interval.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ class Operation:
         result: The value of this worker, once `done`; None before.
         done: True once nothing is left to receive or send.
         awaited: Workers whose messages are needed next.
+        sending: Workers that have not received a value yet, while nothing else is needed.
         asking: True: questions about late workers are sent.
         since: Monotonic s of the call.
     """
@@ -105,6 +107,7 @@ class Operation:
         self.result: Buffer | None = None
         self.done = False
         self.awaited: tuple[int, ...] = ()
+        self.sending: tuple[int, ...] = ()
         self.asking = False
         self.since = time.monotonic()
         self._steps: Steps | None = None
@@ -225,8 +228,12 @@ class WorkerTree:
         """Return the workers that are late, as far as known, each with its activity or ""."""
         found: dict[int, str] = {}
         operation = self._waiting_one()
-        for worker in operation.awaited if operation is not None else ():
-            key = worker, operation.number  # type: ignore[union-attr]
+        if operation is None:
+            # Everybody has come, but a long value is not taken.
+            receivers = [worker for waiting in self._open for worker in waiting.sending]
+            return [(worker, "does not receive a value") for worker in receivers]
+        for worker in operation.awaited:
+            key = worker, operation.number
             # A neighbour that has stopped since its last answer is late itself, whomever it named.
             now = time.monotonic()
             silent_s = now - self._answered.get(key, self._asked.get(key, now))
@@ -282,7 +289,7 @@ class WorkerTree:
             # Send first to the child with the most workers below it.
             for child in reversed(self._children):
                 sends.append(self._mail.send(child, operation.head(), value))
-        yield from _sent(sends)
+        yield from _sent(operation, sends)
         return value
 
     def _exchange(self, operation: Operation, value: Buffer, partner: int) -> Steps:
@@ -291,7 +298,7 @@ class WorkerTree:
         sends = [self._mail.send(partner, operation.head(), value)]
         found = yield from self._receive(operation, [partner])
         operation.received = True
-        yield from _sent(sends)
+        yield from _sent(operation, sends)
         return found
 
     def _receive(self, operation: Operation, workers: Sequence[int]) -> Steps:
@@ -354,8 +361,12 @@ class WorkerTree:
         return answer(number, late)
 
 
-def _sent(sends: Iterable[OutgoingValue]) -> Generator[tuple[int, ...], None, None]:
-    """Wait until all these values have been sent."""
+def _sent(
+    operation: Operation, sends: Iterable[OutgoingValue]
+) -> Generator[tuple[int, ...], None, None]:
+    """Wait until all these values have been sent; `operation.sending` has the workers that lack one."""
     left = list(sends)
     while left := [send for send in left if not send.complete()]:
+        operation.sending = tuple(send.worker for send in left)
         yield ()
+    operation.sending = ()

@@ -218,7 +218,7 @@ class Inquiry:
         except OSError as error:
             why = f"{error.filename or 'the command'}: {error.strerror}"
             final = error.errno in _NEVER_STARTS
-            # What lasts longer than patience does, ends the wait.
+            # After `patience_s` without an answer, lack of resources counts, too, so that the wait ends.
             lacks = error.errno in _LACKS and self._silence_s() <= self._limits.patience_s
             for asked in group:
                 self._fail(asked, why, counts=not lacks, final=final, size=len(group))

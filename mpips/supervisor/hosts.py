@@ -248,7 +248,9 @@ class HostPool:
         slots = sum(host.slots for host in chosen)
         n = min(self.n_ranks, slots)
         workers = n_workers(n, self._servers, len(chosen)) if n else 0
-        notes = [f"{be(names)} left out: {why}" for names, why in by_reason(bad)]
+        # Name hosts in the order of the allocation, not in the order in which they turned out bad.
+        ordered = {name: bad[name] for name in self.names if name in bad}
+        notes = [f"{be(names)} left out: {why}" for names, why in by_reason(ordered)]
         first = set(self._hosts[: len(self._hosts) - self._spares])
         used = [host.name for host in chosen if host not in first]
         if used:

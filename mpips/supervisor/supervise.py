@@ -70,31 +70,40 @@ class Supervisor:
         Raises:
             MpipsError: No attempt can be started, or another supervisor has the run.
         """
-        with LeaseHolder(self._run, self._record.tell) as lease:
-            self._lease = lease
-            if finished := self._run.finished():
-                when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(finished.time_s))
-                self._conclusion.settle(lease.generation, saved=True)
-                self._record.tell(
-                    f"mpips run: {self._run.path} is finished since {when}; nothing to do"
-                )
-                return 0
-            for line in foreign_here(self._run.info().token):
-                self._record.tell_once(line)
-            self._conclusion.begin()
-            try:
-                return self._attempts(lease)
-            except TimeoutError as error:
-                raise HostsError(f"{socket.gethostname()}: {error}") from None
-            except LeaseLostError:
-                # Later generations and the shared memory belong to the other supervisor now.
-                reap(self._run.path, lease.generation)
-                raise
-            finally:
-                if not self._conclusion.settled and lease.is_held:
-                    self._signals.take()
-                    memory = self._conclusion.settle(lease.generation, saved=False)
-                    self._conclusion.tell_of_memory(memory)
+        try:
+            with LeaseHolder(self._run, self._record.tell) as lease:
+                self._lease = lease
+                return self._run_with(lease)
+        except TimeoutError as error:
+            raise HostsError(f"{socket.gethostname()}: {error}") from None
+
+    def _run_with(self, lease: LeaseHolder) -> int:
+        """Run attempts while this process has the lease.
+
+        Raises:
+            TimeoutError: A process of this host does not end.
+        """
+        if finished := self._run.finished():
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(finished.time_s))
+            self._conclusion.settle(lease.generation, saved=True)
+            self._record.tell(
+                f"mpips run: {self._run.path} is finished since {when}; nothing to do"
+            )
+            return 0
+        for line in foreign_here(self._run.info().token):
+            self._record.tell_once(line)
+        self._conclusion.begin()
+        try:
+            return self._attempts(lease)
+        except LeaseLostError:
+            # Later generations and the shared memory belong to the other supervisor now.
+            reap(self._run.path, lease.generation)
+            raise
+        finally:
+            if not self._conclusion.settled and lease.is_held:
+                self._signals.take()
+                memory = self._conclusion.settle(lease.generation, saved=False)
+                self._conclusion.tell_of_memory(memory)
 
     def _attempts(self, lease: LeaseHolder) -> int:
         """Start one attempt after the other; return the exit code of the run."""

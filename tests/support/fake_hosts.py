@@ -44,16 +44,16 @@ class FakeStep:
         self.new: list[HostReport] = []
 
     def ended(self) -> str | None:
-        """See HostStep."""
+        """Return the error with which the step has ended; None: it runs."""
         return self.error
 
     def reports(self) -> list[HostReport]:
-        """See HostStep."""
+        """Return the reports since the last call."""
         taken, self.new = self.new, []
         return taken
 
     def stop(self) -> None:
-        """See HostStep."""
+        """End the step."""
         if self.error is None:
             self.error = "stopped"
 
@@ -64,7 +64,7 @@ class FakeHosts:
 
     Attributes:
         reply: Returns the behaviour of a host by name, number of times it was asked, seconds since the start.
-        has_wide_steps: See StepLauncher.
+        has_wide_steps: One step can run on several hosts.
         time_s: Simulated time.
         asked: How often each host was asked.
         n_steps: Steps that were started.
@@ -90,7 +90,7 @@ class FakeHosts:
         self._steps: list[FakeStep] = []
 
     def start(self, hosts: Sequence[str]) -> FakeStep:
-        """See StepLauncher."""
+        """Start a step on these hosts."""
         step = FakeStep(hosts)
         for host in hosts:
             reply = self.reply(host, self.asked[host], self.time_s - self._began)
@@ -134,7 +134,7 @@ class FakeHosts:
                 step.error = ""
 
     def now(self) -> float:
-        """See StepLauncher."""
+        """Return the simulated time, seconds."""
         return self.time_s
 
     def ask(self, names: Sequence[str], hurry_at_s: float = NEVER) -> Answers:

@@ -1,4 +1,4 @@
-"""What every rank computes when a job starts and writes a checkpoint: roles, placement, plan of the file."""
+"""The arithmetic of every rank: roles and placement at the start of a job, the plan of a checkpoint."""
 
 from __future__ import annotations
 

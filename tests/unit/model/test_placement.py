@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from mpips import _native
 from mpips.errors import ConfigError
+from mpips.model import placement as placement_module
 from mpips.model.consistency import BSP
 from mpips.model.optimizer import SGD, Adagrad, Adam
 from mpips.model.placement import (
@@ -168,6 +169,21 @@ def test_rings_of_few_workers_are_large_and_those_of_many_share_the_memory_of_a_
     assert most.mailbox_bytes <= LEAST_RING_BYTES
     assert most.n_slots >= 4
     assert all(g.slot_bytes >= 8 + 2 * 4 * 300 + 64 for g in found)
+
+
+def test_a_layout_is_made_of_the_workers_of_one_node_only(monkeypatch):
+    passed = []
+    layout = _native.Layout
+
+    def note(n_workers, n_tables, geometry, extents, area, without):
+        passed.append((area, len(without)))
+        return layout(n_workers, n_tables, geometry, extents, area, without)
+
+    monkeypatch.setattr(placement_module._native, "Layout", note)
+    near = [range(4 * (s % 250), 4 * (s % 250) + 4) for s in range(500)]
+    place([dense(1 << 26)], 500, 1000, None, 0, near, 1 << 30)
+    assert all(area > 0 for area, _ in passed)
+    assert [n for _, n in passed] == [4] * 500
 
 
 def test_slots_are_as_large_as_the_pushes_of_small_tables():

@@ -316,3 +316,58 @@ def test_payloads_of_any_length_are_framed() -> None:
     parts = [b"", b"abc", b"x" * 300]
     whole = join(join(frame(parts[:1]), frame(parts[1:2])), frame(parts[2:]))
     assert unframe(whole) == parts
+
+
+@pytest.fixture
+def passed(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Let simulated seconds pass for all trees."""
+    now = [100.0]
+
+    def advance(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr("mpips.mpi.tree.time.monotonic", lambda: now[0])
+    return advance
+
+
+def barriers(trees: list[WorkerTree], workers: list[int]) -> None:
+    for w in workers:
+        trees[w].waits = True
+        trees[w].reduce("barrier 'x'", np.zeros(0, np.uint8), joined, True)
+
+
+def test_a_neighbour_that_stops_after_an_answer_is_named_itself(
+    passed: Callable[[float], None],
+) -> None:
+    # Worker 0 hears of worker 3 from worker 2. Then worker 2 stops, and worker 3 comes.
+    network = Network(0, 0)
+    trees = [tree_of(network, w, 4, timeout_s=64.0, doing=lambda: "computing") for w in range(4)]
+    barriers(trees, [0, 1, 2])
+    for _ in range(30):
+        passed(1.0)
+        for tree in trees:
+            tree.poll()
+    assert trees[0].late() == [(3, "computing")]
+    barriers(trees, [3])
+    for _ in range(20):
+        passed(1.0)
+        for w in (0, 1, 3):
+            trees[w].poll()
+    (first, text), *_ = trees[0].late()
+    assert first == 2
+    assert text.startswith("no answer for ")
+
+
+def test_a_worker_that_stops_before_it_has_received_a_long_value_is_named(
+    passed: Callable[[float], None],
+) -> None:
+    network = Network(0, 0)
+    trees = [tree_of(network, w, 2, timeout_s=64.0, doing=lambda: "computing") for w in range(2)]
+    trees[1].reduce("sum 'x'", np.zeros(0, np.uint8), lambda low, high: low, True)
+    long = trees[0].reduce("sum 'x'", np.zeros(10_000, np.uint8), lambda low, high: low, True)
+    trees[0].waits = True
+    for _ in range(60):
+        passed(1.0)
+        trees[0].poll()
+    assert not long.done
+    assert trees[0].late() == [(1, "does not receive a value")]

@@ -42,6 +42,19 @@ def test_only_the_durable_mark_makes_a_run_done(case: Case) -> None:
     assert case.state == "done"
 
 
+def test_a_process_that_does_not_end_is_one_sentence_at_the_end_of_a_run_too(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert case.run({"finish": True}) == 0
+
+    def hang(*arguments: object, **more: object) -> None:
+        raise TimeoutError("processes [7] did not end within 10 s of SIGKILL")
+
+    monkeypatch.setattr("mpips.supervisor.conclusion.Conclusion.settle", hang)
+    with pytest.raises(HostsError, match=r": processes \[7\] did not end"):
+        case.run({"finish": True})
+
+
 def test_a_finished_run_is_not_run_again(case: Case) -> None:
     assert case.run({"finish": True}) == 0
     assert case.run({"code": 1}) == 0
