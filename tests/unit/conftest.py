@@ -1,39 +1,46 @@
-"""Unit tests can run on another build of the native module, such as one with sanitizers."""
+"""Unit tests can run on another build of the native module, such as one with sanitizers.
+
+The other build must be found by the first import: pybind11 returns the module that is loaded already when a
+second file of the same module is loaded, so a later replacement would have no effect.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
-
-def _load(folder: Path, package: ModuleType, name: str) -> None:
-    """Put a module built in `folder` where `from package import name` looks first."""
-    (path,) = folder.glob(f"{name}.*.so")
-    full = f"{package.__name__}.{name}"
-    spec = importlib.util.spec_from_file_location(full, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[full] = module
-    spec.loader.exec_module(module)
-    setattr(package, name, module)
+_NATIVE = {"mpips._native": "_native", "mpips.bench._loops": "_loops"}
 
 
-def _load_all(folder: Path) -> None:
-    import mpips
+class _NativeFinder:
+    """A finder that finds the native modules in one folder."""
 
-    _load(folder, mpips, "_native")
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
 
-    import mpips.bench
-
-    _load(folder, mpips.bench, "_loops")
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name not in _NATIVE:
+            return None
+        (file,) = self._folder.glob(f"{_NATIVE[name]}.*.so")
+        return importlib.util.spec_from_file_location(name, file)
 
 
 if "MPIPS_NATIVE_DIR" in os.environ:
-    _load_all(Path(os.environ["MPIPS_NATIVE_DIR"]))
+    folder = Path(os.environ["MPIPS_NATIVE_DIR"]).resolve()
+    assert not any(name in sys.modules for name in _NATIVE), "mpips was imported before this file"
+    sys.meta_path.insert(0, _NativeFinder(folder))  # type: ignore[arg-type]
+    from mpips import _native
+    from mpips.bench import _loops
+
+    for module in (_native, _loops):
+        assert Path(str(module.__file__)).parent == folder, module.__file__
 
 
 def pytest_report_header() -> list[str]:
