@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpips import _native
+from mpips.errors import ConfigError
 from mpips.model.consistency import BSP, judges_staleness, needs_base
+from mpips.model.optimizer import Optimizer, PythonRule
 from mpips.model.table import DenseTable, EmbeddingTable
 from mpips.worker.noted import NotedPulls
 from mpips.worker.requests import PolledRequest, PushResult, Request, push_result
@@ -31,9 +34,18 @@ class Handle:
     """A worker's access to one table. Not thread-safe."""
 
     def __init__(
-        self, connection: Connection, index: int, table: DenseTable | EmbeddingTable
+        self,
+        connection: Connection,
+        index: int,
+        table: DenseTable | EmbeddingTable,
+        servers: Sequence[int],
     ) -> None:
+        """`servers`: those that have a part of the table."""
         self.name = table.name
+        self._servers = servers
+        self._change = (0, 0)  # clock of the newest `set_optimizer`, and their number in that clock
+        # The newest hyperparameters. Adam's correction table is made once and lives as long as they do.
+        self._hyperparameters: _native.OptimizerConfig | None = None
         self._connection = connection
         connection.add(self)
         self._index = index
@@ -44,6 +56,76 @@ class Handle:
     def disown(self) -> None:
         """Give up operations under way, in a forked child: they belong to the parent; see process.forked."""
         raise NotImplementedError
+
+    def set_optimizer(self, optimizer: Optimizer) -> None:
+        """Change the hyperparameters of the table's rule from this worker's current clock on.
+
+        Not collective; returns at once unless a ring is full. But every worker must make the same call, with
+        the same values, at the same clock and before its pushes of that clock. Values and optimizer state do
+        not change; Adam counts its steps on.
+
+        Under BSP the change applies to the updates of this clock and later ones, on all servers, whichever
+        worker is first. Under SSP and ASP it applies to all updates that a server applies after the first
+        worker's call has arrived; a worker that is behind does not set later values back. Of several calls
+        in one clock the last one counts.
+
+        A checkpoint does not contain the change: in a job that starts from one, the table has its declared
+        optimizer until the program calls this again. A warm restart continues with the newest change. A
+        worker that repeats a clock then must make the same calls in it, as for pushes.
+
+        Weights under FTRL follow from its state by lr, beta, l1 and l2. A change of these moves each weight
+        at its next update.
+
+        Args:
+            optimizer: An optimizer of the same class as the table's, with the new values.
+
+        Raises:
+            ConfigError: It is of another class, or the table has a PythonRule, or initial_accumulator
+                differs, with which the state of new rows begins.
+            StallError: A server has taken no records for the job's timeout.
+        """
+        self._check_optimizer(optimizer)
+        connection = self._connection
+        connection.control.state = f"configuring {self.name!r}"
+        config = self._hyperparameters = optimizer.native()
+        clock, n_changes = self._change
+        ordinal = n_changes if clock == connection.now else 0
+        self._change = (connection.now, ordinal + 1)
+        for server in self._servers:
+            writer = connection.channels[server].writer
+            connection.write(
+                server,
+                lambda w=writer: w.configure(self._index, connection.now, ordinal, config),  # type: ignore[misc]
+            )
+        self._start_sending(self._servers)
+        connection.control.state = "computing"
+
+    def _check_optimizer(self, optimizer: object) -> None:
+        """Raise ConfigError if the table's rule cannot have these hyperparameters from now on."""
+        rule = self._table.optimizer
+        if isinstance(rule, PythonRule):
+            raise ConfigError(
+                f"table {self.name!r} has the Python rule {rule.name}, which set_optimizer cannot change: "
+                "let the function compute its own hyperparameters, for example from `step`"
+            )
+        if not isinstance(optimizer, Optimizer) or optimizer.name != rule.name:
+            raise ConfigError(
+                f"set_optimizer of table {self.name!r}: {optimizer!r} must be an optimizer of the table's "
+                f"kind, {type(rule).__name__}"
+            )
+        old, new = rule.to_config(), optimizer.to_config()
+        if new.get("initial_accumulator") != old.get("initial_accumulator"):
+            raise ConfigError(
+                f"set_optimizer of table {self.name!r}: initial_accumulator = "
+                f"{new['initial_accumulator']!r} must remain {old['initial_accumulator']!r}, with which the "
+                "table's state has begun"
+            )
+
+    def _start_sending(self, servers: Iterable[int]) -> None:
+        """Start to send the records of a push, or of new hyperparameters, to these servers."""
+        # Under BSP a server applies nothing before the clock ends: the records travel with the tick.
+        if not isinstance(self._table.consistency, BSP):
+            self._connection.send(servers)
 
     def _name_base(self, base: object) -> bool:
         """Let the next push count as computed on the pull that filled `base`, if a pull did.
@@ -100,9 +182,7 @@ class Handle:
         """Return the request of a push whose last records are `ends` (server -> sequence number)."""
         self._connection.note_push()
         connection = self._connection
-        # Under BSP a server applies nothing before the clock ends: the records travel with the tick.
-        if not isinstance(self._table.consistency, BSP):
-            connection.send(ends)
+        self._start_sending(ends)
         missing = dict(ends)
 
         def advance(max_s: float) -> bool:

@@ -36,7 +36,7 @@ class DenseHandle(Handle):
         self, connection: Connection, index: int, table: DenseTable, shards: Sequence[ShardRange]
     ) -> None:
         """`shards`: the servers' ranges of the flattened tensor."""
-        super().__init__(connection, index, table)
+        super().__init__(connection, index, table, [part.server for part in shards])
         self.shape = table.shape
         self._shards = shards
         self._writers = [(s.server, connection.channels[s.server].writer) for s in shards]

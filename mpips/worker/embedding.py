@@ -40,7 +40,7 @@ class EmbeddingHandle(Handle):
         partitioner: _native.Partitioner,
     ) -> None:
         """`partitioner` maps keys to servers."""
-        super().__init__(connection, index, table)
+        super().__init__(connection, index, table, range(len(connection.channels)))
         self.dim = table.dim
         self._partitioner = partitioner
         # Plans that no request uses; making a new one costs more than a batch.

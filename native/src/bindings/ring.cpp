@@ -234,6 +234,8 @@ void bind_writer(py::module_& m) {
             return w.write_cut(clock, id, described, bytes.data(), bytes.size());
           },
           py::arg("clock"), py::arg("id"), py::arg("described"), py::arg("payload"))
+      .def("configure", &RingWriter::configure, py::arg("table"), py::arg("clock"),
+           py::arg("ordinal"), py::arg("config"))
       .def(
           "push_dense",
           [](RingWriter& w, std::uint16_t table, std::uint64_t clock, const FloatArray& update,

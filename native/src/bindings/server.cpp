@@ -437,6 +437,16 @@ void register_server(py::module_& m) {
           "version", [](Server& s, std::uint16_t t) { return s.core().version(t); },
           py::arg("table"))
       .def(
+          "optimizer",
+          [](Server& s, std::uint16_t t) -> std::optional<OptimizerConfig> {
+            const OptimizerConfig* config = s.core().optimizer(t);
+            return config != nullptr ? std::optional<OptimizerConfig>(*config) : std::nullopt;
+          },
+          py::arg("table"))
+      .def(
+          "configured_at", [](Server& s, std::uint16_t t) { return s.core().configured_at(t); },
+          py::arg("table"))
+      .def(
           "applied", [](Server& s, std::size_t w) { return s.core().applied(w); },
           py::arg("worker"))
       .def(

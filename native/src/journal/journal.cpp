@@ -10,7 +10,7 @@ namespace mpips {
 namespace {
 
 constexpr std::uint64_t journal_magic = 0x4c4e524a5350504dULL;
-constexpr std::uint64_t journal_version = 3;
+constexpr std::uint64_t journal_version = 4;
 constexpr std::size_t first_scratch_bytes = std::size_t{1} << 18;
 
 }  // namespace
@@ -18,7 +18,7 @@ constexpr std::size_t first_scratch_bytes = std::size_t{1} << 18;
 std::size_t Journal::bytes(std::size_t n_workers, std::size_t n_tables,
                            std::size_t text_bytes) noexcept {
   const std::size_t words = global_words + n_workers * worker_words + n_tables * table_words +
-                            n_tables * n_workers * pair_words;
+                            n_tables * n_workers * pair_words + n_tables * rule_words;
   const std::size_t texts = n_texts * round_up(text_bytes + sizeof(std::uint64_t), 8);
   return round_up(page_bytes + words * (sizeof(std::uint64_t) + sizeof(Logged)) +
                       n_workers * (texts + history * sizeof(Ended)),

@@ -4,10 +4,11 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
-#include "kernels/kernel_types.hpp"
+#include "kernels/optimizer_config.hpp"
 #include "shm/fault.hpp"
 #include "shm/shared_memory.hpp"
 
@@ -24,7 +25,8 @@
 // stays in its ring until then. Its large parts that are complete are skipped. Three kinds of
 // memory take part:
 //
-// 1. Words (clocks, versions, counts, numbers of records). Their image is in this file. The server
+// 1. Words (clocks, versions, counts, numbers of records, hyperparameters). Their image is in this
+// file. The server
 //    works with private copies and updates the image at the end of an operation. For each word,
 //    `put` writes the old word into the log, then the log's length, then the new word. Then one
 //    store, `active` = 0, commits the operation. After a kill before the commit, all old words are
@@ -93,6 +95,14 @@ class Journal {
   enum TableWord : std::size_t { version, steps_before, n_rows, stats, table_words = stats + 80 };
   // Words of one worker's pushes to one table, and of the table's buffers of that worker.
   enum PairOffset : std::size_t { taken, pending, buffers, pair_words = buffers + 4 };
+  // Words of the change of a table's hyperparameters that is in force (server_configure.cpp). While
+  // `configured_at` is 0 there is none, and the others mean nothing.
+  enum RuleWord : std::size_t {
+    configured_at,  // one more than the clock of the change
+    ordinal,        // number of changes of the table that its worker made in that clock before
+    config,         // ConfigWords
+    rule_words = config + std::tuple_size<ConfigWords>::value
+  };
 
   // `text_bytes`: the longest text of a worker (see server_snapshot.cpp).
   Journal(SharedMemory& memory, std::size_t n_workers, std::size_t n_tables,
@@ -118,6 +128,9 @@ class Journal {
   std::size_t of_pair(std::size_t t, std::size_t w, std::size_t word) const noexcept {
     return global_words + n_workers_ * worker_words + n_tables_ * table_words +
            (t * n_workers_ + w) * pair_words + word;
+  }
+  std::size_t of_rule(std::size_t t, std::size_t word) const noexcept {
+    return of_pair(n_tables_, 0, 0) + t * rule_words + word;
   }
   std::uint64_t word(std::size_t index) const noexcept { return words_[index]; }
   // Change a word outside operations, or where the change must stay whatever happens to the
@@ -279,7 +292,7 @@ class Journal {
   static void copy(std::uint8_t* to, const std::uint8_t* from, std::size_t bytes) noexcept {
     __builtin_memcpy(to, from, bytes);
   }
-  std::size_t n_words() const noexcept { return of_pair(n_tables_, 0, 0); }
+  std::size_t n_words() const noexcept { return of_rule(n_tables_, 0); }
   void locate() noexcept;
   static constexpr std::uint64_t n_texts = 3;  // places per worker
   std::string text_at(std::size_t worker, std::uint64_t word) const;

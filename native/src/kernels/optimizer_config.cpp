@@ -2,7 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <utility>
 
 namespace mpips {
 namespace {
@@ -28,7 +34,75 @@ BiasCorrection correction(const OptimizerConfig& c, std::uint64_t step) noexcept
 // 1 they remain so.
 bool is_final(const BiasCorrection& b) noexcept { return b.first == 1.0 && b.root_scale == 1.0F; }
 
+std::shared_ptr<const BiasTable> new_bias_table(const OptimizerConfig& config) {
+  auto table = std::make_shared<BiasTable>();
+  do {
+    table->push_back(correction(config, table->size() + 1));
+  } while (!is_final(table->back()) && table->size() < longest_table);
+  return table;
+}
+
+struct Range {
+  double least, most;  // both are accepted
+};
+// The ranges of mpips/model/optimizer.py: in these all products and quotients of hyperparameters
+// are finite in float32.
+constexpr Range rate{0.0, 1e18}, positive{1e-18, 1e18}, epsilon{1e-30, 1e18}, unused{0.0, 0.0};
+// The largest double below 1.
+constexpr Range fraction{0.0, 1.0 - std::numeric_limits<double>::epsilon() / 2};
+
+// Return the range of a hyperparameter; that of one which the rule does not have is 0 alone.
+Range range_of(double OptimizerConfig::* field, OptimizerKind kind) noexcept {
+  using C = OptimizerConfig;
+  using K = OptimizerKind;
+  const auto only = [&](bool used, Range range) { return used ? range : unused; };
+  const bool adam = uses_step(kind);
+  if (field == &C::lr) return kind == K::ftrl ? positive : rate;
+  if (field == &C::momentum) return only(kind == K::momentum || kind == K::nesterov, fraction);
+  if (field == &C::beta1 || field == &C::beta2) return only(adam, fraction);
+  if (field == &C::rho) return only(kind == K::rmsprop, fraction);
+  if (field == &C::eps) return only(adam || kind == K::adagrad || kind == K::rmsprop, epsilon);
+  if (field == &C::l1 || field == &C::l2) return only(kind == K::ftrl, rate);
+  if (field == &C::beta) return only(kind == K::ftrl, positive);
+  if (field == &C::initial_accumulator) return only(has(kind, rules::starts_positive), rate);
+  return rate;  // weight_decay, clip_value
+}
+
+constexpr const char* hyperparameter_names[] = {
+    "lr", "momentum", "beta1", "beta2",        "rho",        "eps",
+    "l1", "l2",       "beta",  "weight_decay", "clip_value", "initial_accumulator"};
+static_assert(std::size(hyperparameter_names) == std::size(hyperparameters));
+
 }  // namespace
+
+ConfigWords words_of(const OptimizerConfig& config) noexcept {
+  ConfigWords words{static_cast<std::uint64_t>(config.kind)};
+  for (std::size_t i = 0; i < std::size(hyperparameters); ++i)
+    std::memcpy(&words[1 + i], &(config.*hyperparameters[i]), sizeof(double));
+  return words;
+}
+
+OptimizerConfig config_of(const ConfigWords& words, OptimizerKind kind) {
+  if (words[0] != static_cast<std::uint64_t>(kind))
+    throw std::invalid_argument(
+        "optimizer " +
+        (words[0] < n_optimizers ? optimizer_names[words[0]] : std::to_string(words[0])) +
+        ", expected " + name_of(kind));
+  OptimizerConfig config;
+  config.kind = kind;
+  for (std::size_t i = 0; i < std::size(hyperparameters); ++i) {
+    double value = 0;
+    std::memcpy(&value, &words[1 + i], sizeof value);
+    const Range range = range_of(hyperparameters[i], kind);
+    // NaN fails both comparisons.
+    if (!(value >= range.least && value <= range.most))
+      throw std::invalid_argument(std::string(hyperparameter_names[i]) + " = " +
+                                  std::to_string(value) + ", which " + name_of(kind) +
+                                  " does not accept");
+    config.*hyperparameters[i] = value;
+  }
+  return config;
+}
 
 const char* name_of(OptimizerKind kind) noexcept {
   return optimizer_names[static_cast<std::size_t>(kind)];
@@ -45,10 +119,16 @@ float initial_state(const OptimizerConfig& config, std::size_t slot) noexcept {
 
 std::shared_ptr<const BiasTable> make_bias_table(const OptimizerConfig& config) {
   if (!uses_step(config.kind)) return nullptr;
-  auto table = std::make_shared<BiasTable>();
-  do {
-    table->push_back(correction(config, table->size() + 1));
-  } while (!is_final(table->back()) && table->size() < longest_table);
+  static std::mutex mutex;
+  static std::map<std::pair<double, double>, std::weak_ptr<const BiasTable>> made;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const std::pair<double, double> betas{config.beta1, config.beta2};
+  if (const auto found = made.find(betas); found != made.end())
+    if (auto table = found->second.lock()) return table;
+  for (auto it = made.begin(); it != made.end();)
+    it = it->second.expired() ? made.erase(it) : std::next(it);
+  auto table = new_bias_table(config);
+  made[betas] = table;
   return table;
 }
 

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <array>
+#include <cstdint>
+#include <iterator>
 #include <memory>
 #include <vector>
 
@@ -26,6 +29,25 @@ struct OptimizerConfig {
   std::shared_ptr<const BiasTable> bias_table;
 };
 
+// All hyperparameters, in the order of ConfigWords.
+constexpr double OptimizerConfig::* hyperparameters[] = {
+    &OptimizerConfig::lr,         &OptimizerConfig::momentum,
+    &OptimizerConfig::beta1,      &OptimizerConfig::beta2,
+    &OptimizerConfig::rho,        &OptimizerConfig::eps,
+    &OptimizerConfig::l1,         &OptimizerConfig::l2,
+    &OptimizerConfig::beta,       &OptimizerConfig::weight_decay,
+    &OptimizerConfig::clip_value, &OptimizerConfig::initial_accumulator,
+};
+
+// A config without its bias table, as records and the journal have it: the kind, then the bits of
+// each hyperparameter.
+using ConfigWords = std::array<std::uint64_t, 1 + std::size(hyperparameters)>;
+ConfigWords words_of(const OptimizerConfig& config) noexcept;
+// Return the config of these words, without a bias table. `kind`: of the rule that the words are
+// for. Throw std::invalid_argument, with the name of what is wrong, for another kind and for a
+// value outside the range that the rule accepts (mpips/model/optimizer.py).
+OptimizerConfig config_of(const ConfigWords& words, OptimizerKind kind);
+
 // Return the name that users write: "sgd", "momentum", ...
 const char* name_of(OptimizerKind kind) noexcept;
 // Return the number of float32 state values per parameter: 0, 1 or 2.
@@ -36,8 +58,8 @@ bool uses_step(OptimizerKind kind) noexcept;
 float initial_state(const OptimizerConfig& config, std::size_t slot) noexcept;
 
 // Return the corrections of steps 1, 2, ... until they no longer change, at most 32768 of them;
-// null for rules that have none. The table depends on the config's beta1 and beta2: make a new one
-// if these change.
+// null for rules that have none. The table depends on the config's beta1 and beta2 only; configs
+// with the same two share one table for as long as any of them has it. Safe for several threads.
 std::shared_ptr<const BiasTable> make_bias_table(const OptimizerConfig& config);
 
 // Factors of one update.

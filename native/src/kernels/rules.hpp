@@ -4,8 +4,8 @@
 #include <cstdint>
 
 // The optimizers: their rules, and the list of them at the end, from which the kinds, the names and
-// the tables of kernels follow. A new optimizer needs no other change in C++, unless it has a
-// hyperparameter of its own.
+// the tables of kernels follow. A new optimizer needs no other change in C++, except that
+// `range_of` in optimizer_config.cpp must accept its hyperparameters.
 //
 // A rule is written over a vector type V, in the order of operations that
 // mpips/kernels/reference.py defines. It takes the gradient and changes the weight and up to two

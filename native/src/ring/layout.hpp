@@ -23,7 +23,7 @@ namespace mpips {
 
 constexpr std::uint64_t region_magic = 0x3153504950534d31ULL;
 constexpr std::uint16_t record_magic = 0x504dU;
-constexpr std::uint32_t layout_version = 3;
+constexpr std::uint32_t layout_version = 4;
 constexpr std::size_t line_bytes = 64;
 constexpr std::size_t page_bytes = 4096;
 // A stamp lies this far before its record. So one put carries both, and processors that fetch lines
@@ -42,7 +42,8 @@ enum class RecordKind : std::uint8_t {
   pull_rows = 3,
   tick = 4,
   finish = 5,
-  cut = 6,  // a worker's place in a checkpoint; see server/server_snapshot.cpp
+  cut = 6,        // a worker's place in a checkpoint; see server/server_snapshot.cpp
+  configure = 7,  // new hyperparameters of a table's rule; see server/server_configure.cpp
 };
 
 enum RecordFlags : std::uint16_t {
@@ -70,8 +71,10 @@ struct RecordHeader {
   // version of the values; in a cut record the clock that its text describes
   std::uint64_t base_version;
   std::uint64_t clock;
-  std::uint64_t offset;  // first element or row of this segment in its push
-  std::uint32_t count;   // elements or rows in this segment
+  // first element or row of this segment in its push; in a cut record its number; in a configure
+  // record the number of changes of this table that the worker made in this clock before
+  std::uint64_t offset;
+  std::uint32_t count;  // elements or rows in this segment
   std::uint32_t payload_bytes;
   std::uint32_t header_checksum;
   std::uint32_t payload_checksum;

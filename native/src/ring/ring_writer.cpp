@@ -227,6 +227,21 @@ bool RingWriter::write_cut(std::uint64_t clock, std::uint64_t id, std::uint64_t 
   return true;
 }
 
+bool RingWriter::configure(std::uint16_t table, std::uint64_t clock, std::uint64_t ordinal,
+                           const OptimizerConfig& config) {
+  static_assert(sizeof(RecordHeader) + sizeof(ConfigWords) <= 256, "fits into every slot");
+  if (!mismatch_.empty()) throw ReplayMismatch(mismatch_);
+  if (has_ended(clock)) return true;
+  if (credits() == 0) return false;
+  RecordHeader h = header(RecordKind::configure, table, clock);
+  const ConfigWords words = words_of(config);
+  h.offset = ordinal;
+  h.payload_bytes = sizeof words;
+  append(box_.slot(next_) + sizeof h, words.data(), sizeof words);
+  finish_record(&h, role_other);
+  return true;
+}
+
 std::size_t RingWriter::push_dense(std::uint16_t table, std::uint64_t clock, const float* update,
                                    const float* base, std::size_t n, std::size_t done) {
   if (done == 0 && skips_push(table, clock, n, nullptr)) return n;

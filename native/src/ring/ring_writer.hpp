@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/optimizer_config.hpp"
 #include "keys/key_plan.hpp"
 #include "ring/layout.hpp"
 #include "ring/push_tag.hpp"
@@ -118,6 +119,11 @@ class RingWriter {
   // describes the worker's position at clock `described`.
   bool write_cut(std::uint64_t clock, std::uint64_t id, std::uint64_t described,
                  const void* payload, std::size_t bytes);
+  // Write new hyperparameters of a table's rule, in force from clock `clock` on. `ordinal`: number
+  // of changes of this table that the worker has made in this clock before. After a warm restart
+  // nothing is written to a server on which the worker has ended the clock: it has the record.
+  bool configure(std::uint16_t table, std::uint64_t clock, std::uint64_t ordinal,
+                 const OptimizerConfig& config);
   // Push from element (row) `done` on; return the element (row) reached when credits ran out.
   std::size_t push_dense(std::uint16_t table, std::uint64_t clock, const float* update,
                          const float* base, std::size_t n, std::size_t done);

@@ -15,10 +15,10 @@ constexpr std::size_t unit_bytes = 16 << 10;
 
 DenseShard::DenseShard(std::uint8_t* region, const DenseExtent& extent, Rule rule,
                        std::size_t n_workers, Progress progress, const Durable& durable)
-    : n_(extent.n),
+    : Shard(std::move(rule)),
+      n_(extent.n),
       versions_(reinterpret_cast<PairWord*>(region + extent.versions)),
       values_(reinterpret_cast<float*>(region + extent.values)),
-      rule_(std::move(rule)),
       progress_(std::move(progress)),
       assembly_(n_workers),
       accumulator_(n_workers),

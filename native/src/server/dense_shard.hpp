@@ -57,7 +57,6 @@ class DenseShard final : public Shard {
   float* values_;
   std::array<float*, 2> state_{};
   std::vector<float*> python_state_;
-  Rule rule_;
   Progress progress_;
   std::vector<Buffer> assembly_;     // by worker: pushes larger than a record
   std::vector<Buffer> accumulator_;  // by buffer: the sum of a clock

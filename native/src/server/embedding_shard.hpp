@@ -100,7 +100,6 @@ class EmbeddingShard final : public Shard {
   bool counts_steps_;
   SharedMemory row_memory_, key_memory_;
   RowMap map_;
-  Rule rule_;
   Initializer initializer_;
   Progress progress_;
   std::vector<Buffer> assembly_, accumulator_;

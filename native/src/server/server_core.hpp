@@ -43,8 +43,9 @@
 // again before the record that ends the push there is consumed.
 //
 // A record that may not be consumed yet (a BSP update before its worker's place in the order, a
-// pull ahead of its clock) stays at the head of its ring. This cannot deadlock: within a clock a
-// worker waits only for workers of lower index, and the worker of lowest index waits for none.
+// pull or a change of hyperparameters ahead of its clock) stays at the head of its ring. This
+// cannot deadlock: within a clock a worker waits only for workers of lower index, and the worker of
+// lowest index waits for none.
 namespace mpips {
 
 // A record that no correct worker or server sends.
@@ -164,9 +165,28 @@ class ServerCore {
   std::uint64_t applied(std::size_t worker) const { return rings_.at(worker).next; }
   std::size_t n_workers() const { return rings_.size(); }
   std::uint64_t version(std::uint16_t table) const { return tables_.at(table).version; }
+  // Return the hyperparameters in force; null if this server has no part of the table.
+  const OptimizerConfig* optimizer(std::uint16_t table) const {
+    const Shard* shard = tables_.at(table).shard.get();
+    return shard != nullptr ? &shard->rule().optimizer : nullptr;
+  }
+  // Return one more than the clock of the change that set them; 0: they are as declared.
+  std::uint64_t configured_at(std::uint16_t table) const {
+    return tables_.at(table).change.configured_at;
+  }
   const Clocks& clocks() const { return clocks_; }
 
  private:
+  // The place of a change of hyperparameters in the worker's program; the later change counts.
+  struct Change {
+    std::uint64_t configured_at = 0;  // one more than its clock; 0: there was no change
+    std::uint64_t ordinal = 0;        // number of changes before it in that clock
+
+    bool operator<(const Change& other) const noexcept {
+      return configured_at != other.configured_at ? configured_at < other.configured_at
+                                                  : ordinal < other.ordinal;
+    }
+  };
   struct Table {
     std::unique_ptr<Shard> shard;  // null: this server has no part of the table
     EmbeddingShard* embedding = nullptr;
@@ -177,6 +197,7 @@ class ServerCore {
     // The number of the next update, for the optimizer. A BSP clock without a push raises the
     // version but makes no update. The journal restores the count together with the other words.
     std::uint64_t next_step() const noexcept { return steps_before + stats.updates + 1; }
+    Change change;  // of the hyperparameters, the one in force
     TableHead* head = nullptr;
     std::vector<std::uint64_t> pending;  // by buffer: pushes of the open clock
   };
@@ -234,6 +255,10 @@ class ServerCore {
   Verdict handle_pull(std::size_t worker, const RecordHeader& header, const std::uint8_t* payload);
   Verdict handle_tick(std::size_t worker, const RecordHeader& header);
   Verdict handle_cut(std::size_t worker, const RecordHeader& header, const std::uint8_t* payload);
+  Verdict handle_configure(std::size_t worker, const RecordHeader& header,
+                           const std::uint8_t* payload);
+  OptimizerConfig parse_configure(std::size_t worker, const RecordHeader& header,
+                                  const std::uint8_t* payload) const;
   Verdict handle_segment(std::size_t worker, const RecordHeader& header, const Update& part);
   Verdict apply_logged(std::size_t worker, const RecordHeader& header);
   void let_go(std::size_t worker);
@@ -257,6 +282,8 @@ class ServerCore {
   void put_push(std::size_t worker, const RecordHeader& header, const Verdict& verdict);
   void put_tick(std::size_t worker, const RecordHeader& header);
   void put_table(std::size_t table);
+  void put_rule(std::size_t table);
+  void take_rule(std::size_t table);
   void put_pair(std::size_t table, std::size_t worker);
   void put_discarded(std::size_t worker);
   void put_all();

@@ -59,6 +59,7 @@ void ServerCore::set_journal(std::unique_ptr<Journal> journal) {
 
 void ServerCore::begin_journal() {
   put_all();
+  for (std::size_t t = 0; t < tables_.size(); ++t) put_rule(t);
   journal_->begin_use();
 }
 
@@ -73,6 +74,8 @@ void ServerCore::commit(std::size_t worker, const RecordHeader& h, const Verdict
   else if (is(h.kind, RecordKind::pull_rows))
     journal_->put(journal_->of_table(h.table, Journal::stats) + n_plain_stats - 1,
                   tables_[h.table].stats.pulled_rows);
+  else if (is(h.kind, RecordKind::configure))
+    put_rule(h.table);
   else if (is(h.kind, RecordKind::cut))
     journal_->put_text(worker, h.base_version, ring.position_text.data(),
                        ring.position_text.size());
@@ -256,6 +259,7 @@ void ServerCore::take_words() {
     for (std::size_t k = 0; k < n_stat_words; ++k)
       stats[k] = journal_->word(journal_->of_table(i, Journal::stats) + k);
     if (t.shard == nullptr) continue;
+    take_rule(i);
     for (std::size_t w = 0; w < rings_.size(); ++w) take_pair(i, w);
     t.shard->take_over();
     fault::at(fault::Point::recovering);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "kernels/kernel_table.hpp"
@@ -61,7 +62,7 @@ struct Rule {
   OptimizerConfig optimizer;
   std::size_t n_state = 0;  // state values per parameter
   PythonUpdate python;      // set: replaces the kernel
-};  // a user's rule; replaces the kernel
+};
 
 // Apply only a share of what a user's rule changed. This has the effect of a factor of the learning
 // rate if the rule moves the values in proportion to it.
@@ -76,6 +77,14 @@ using BufferWords = std::array<std::uint64_t, 4>;
 class Shard {
  public:
   virtual ~Shard() = default;
+
+  const Rule& rule() const noexcept { return rule_; }
+  // Let all later updates use these hyperparameters; the kind and what new state begins with must
+  // be those of the present ones. Changes no value and no state.
+  void set_optimizer(const OptimizerConfig& config) {
+    rule_.optimizer = config;
+    rule_.optimizer.bias_table = make_bias_table(config);
+  }
 
   virtual BufferWords buffer_words(std::size_t number) const noexcept = 0;
   virtual void set_buffer_words(std::size_t number, const BufferWords& words) = 0;
@@ -99,6 +108,10 @@ class Shard {
                                  std::uint64_t step) = 0;
   virtual void discard(std::size_t buffer) = 0;
   virtual std::size_t memory_bytes() const = 0;
+
+ protected:
+  explicit Shard(Rule rule) : rule_(std::move(rule)) {}
+  Rule rule_;
 };
 
 }  // namespace mpips
