@@ -12,7 +12,7 @@
 #   HDF5_DIR=DIR                 prefix of parallel HDF5, if h5pcc is not on PATH
 #   MPIPS_PYTHON=PYTHON          interpreter for .venv; 3.10 or newer
 #   MPIPS_XXHASH_DIR=DIR         folder of xxhash.h
-#   MPIPS_SETUP_TESTS=1          also what only the tests use (shellcheck, a Slurm, what builds docs/, a
+#   MPIPS_SETUP_TESTS=1          also what only the tests use (shellcheck, a Slurm, what builds docs/, PyTorch, a
 #                                native module with fault points, which works for users, too); set by
 #                                tests/run.sh
 # Exit codes: 0 ready, 1 a step failed, 2 bad usage, 69 you must install something first.
@@ -296,6 +296,21 @@ install_docs() {
   fi
 }
 
+# install_torch: install PyTorch for the tests of mpips.torch, the build without CUDA, which is small. A failure
+# is no error, because the tests then skip mpips.torch.
+install_torch() {
+  local package="torch==2.13.0+cpu"
+  [[ -n ${MPIPS_SETUP_TESTS:-} ]] || return 0
+  # Leave any torch that is there already as it is.
+  if compgen -G "$venv/lib/python3*/site-packages/torch-*.dist-info" >/dev/null; then
+    return 0
+  fi
+  say "installing what tests mpips.torch ..."
+  if ! (pip_install "installing $package" "$package"); then
+    say "no PyTorch can be installed here; the tests of mpips.torch will be skipped (pip install torch into .venv to run them)"
+  fi
+}
+
 main() {
   local mpi hdf5 faults started=$SECONDS
   (($# == 0)) || fail 2 "takes no arguments (got: $*); use environment variables, see the top of jobs/setup.sh"
@@ -330,6 +345,7 @@ main() {
   install_h5py "$mpi" "$hdf5"
   install_mpips "$faults"
   install_docs
+  install_torch
   say "ready: .venv with $("$venv/bin/python" --version), $(<"$state/mpi.version") ($mpi)," \
     "$(<"$state/hdf5.version") ($hdf5), in $((SECONDS - started)) s"
 }

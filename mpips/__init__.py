@@ -1,6 +1,7 @@
 """A parameter server for MPI clusters.
 
-`run` starts a job. Importing this package neither initialises MPI nor opens files.
+`run` starts a job with a worker function; `init` starts one whose script does the work of the worker.
+Importing this package neither initialises MPI nor opens files.
 """
 
 # ruff: noqa: E402, F403
@@ -33,6 +34,7 @@ from mpips.model.partition import (
 )
 from mpips.model.table import DenseTable, EmbeddingTable
 from mpips.session.driver import Outcome
+from mpips.session.script import init, rank, report, world_size
 from mpips.session.session import run
 from mpips.worker.requests import PushResult, Request
 from mpips.worker.worker import Worker
@@ -61,7 +63,11 @@ __all__ = [
     "StallError",
     "TransportError",
     "Worker",
+    "init",
+    "rank",
+    "report",
     "run",
+    "world_size",
 ]
 __all__ += _consistency.__all__
 __all__ += _optimizer.__all__

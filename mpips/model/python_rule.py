@@ -83,6 +83,11 @@ class PythonRule:
         return {"name": self.path, "n_state": self.n_state}
 
 
+def replace_values(values: Float32, state: Sequence[Float32], gradient: Float32, step: int) -> None:
+    """Replace the values by the pushed ones: the rule of a table that holds what workers set."""
+    values[:] = gradient
+
+
 def import_function(path: str) -> RuleFunction:
     """Import the function that "module:function" names; the part after the colon may have dots.
 

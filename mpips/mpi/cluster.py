@@ -6,7 +6,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
@@ -152,6 +152,21 @@ class Cluster:
         kind = getattr(errors, row["kind"], MpipsError)
         raise kind(prefix + row["error"]) from cause
 
+    @property
+    def n_cores(self) -> int:
+        """This rank's share of its node's cores, at least 1."""
+        t = self.topology
+        node = t.node_of[self.rank]
+        return max(1, t.cores[node] // t.node_of.count(node))
+
+    def lengthy(self) -> AbstractContextManager[None]:
+        """Allow the block to take longer than the job's timeout. Not collective; start-up only.
+
+        Other ranks wait meanwhile in `agree(..., lengthy=True)`. The block must not call MPI, and must use
+        the processor now and then.
+        """
+        return self._attendance.lengthy(self._show_heartbeat)
+
     def deliver(self, what: str, values: Mapping[int, Any]) -> dict[int, Any]:
         """Send a value to each of some ranks. Collective, blocking; start-up only.
 
@@ -163,6 +178,15 @@ class Cluster:
             The values that were sent to this rank, by sender.
         """
         return deliver(self.comm, values, self._waiting(what))
+
+    def complete(self, what: str, request: MPI.Request) -> None:
+        """Wait for a message between two ranks. Blocking; start-up only, between two collectives.
+
+        Args:
+            what: Names this step in the error of a start-up that hangs.
+            request: The message's request.
+        """
+        self._attendance.wait(request, what)
 
     def duplicate(self, what: str) -> MPI.Intracomm:
         """Return a duplicate of the communicator, owned by the caller. Collective, blocking; start-up only.

@@ -39,7 +39,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 from mpips.mpi import early_signals
 from mpips.mpi.messages import Ask
@@ -53,7 +53,19 @@ _OPENMPI = "OMPI_COMM_WORLD_SIZE"  # set by Open MPI's mpirun, not by srun
 
 
 class TerminatedError(SystemExit):
-    """Raised for SIGTERM, so that the stack unwinds and everything is cleaned up; exit code 143."""
+    """Raised for SIGTERM, so that the stack unwinds and everything is cleaned up; exit code 143.
+
+    Attributes:
+        newest: The newest one of this process. A script that `mpips.init` started ends without a call that
+            could catch the exception, and its exit handler looks here.
+    """
+
+    newest: ClassVar[TerminatedError | None] = None
+
+    def __init__(self, code: int) -> None:
+        """`code`: exit code of the process."""
+        super().__init__(code)
+        TerminatedError.newest = self
 
 
 def unwinding_s(env: Mapping[str, str] = os.environ) -> float:

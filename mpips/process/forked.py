@@ -161,19 +161,24 @@ def _finalize_mpi() -> None:
         mpi.Finalize()
 
 
+def is_helper() -> bool:
+    """Return True in a helper process of a rank: a forked child, or a process of `multiprocessing`."""
+    module = sys.modules.get("multiprocessing.process")
+    # While a process of multiprocessing imports the program it has no parent yet, but `_inheriting` is set.
+    started = module is not None and (
+        module.parent_process() is not None
+        or getattr(module.current_process(), "_inheriting", False)
+    )
+    return started or _rank not in ([], [os.getpid()])
+
+
 def refuse_children() -> None:
     """Raise ForkError in a helper process of a rank; call this before a job touches anything else.
 
     Raises:
         ForkError: This process is a forked child of a rank, or `multiprocessing` started it.
     """
-    module = sys.modules.get("multiprocessing.process")
-    # While a process of multiprocessing imports the program it has no parent yet, but `_inheriting` is set.
-    helper = module is not None and (
-        module.parent_process() is not None
-        or getattr(module.current_process(), "_inheriting", False)
-    )
-    if not helper and _rank in ([], [os.getpid()]):
+    if not is_helper():
         _rank[:] = [os.getpid()]
         return
     raise ForkError(

@@ -1,28 +1,37 @@
 """From a program to its outcome: the one path of `mpips.run` and of `mpips train`.
 
-one rank        prepare, make a `LocalJob` with all roles in this process, run it
-several ranks   load MPI, give every rank a role, prepare, make a `Job`, run it
+gathered    with several ranks: load MPI, give every rank a role
+at_work     prepare, make a `Job` (with one rank a `LocalJob`, which has all roles), play this rank's roles
+
+Both are blocks: `drive` calls the program's worker function in them, `mpips.init` leaves them open until the
+end of the script.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mpips.config.options import SessionOptions
 from mpips.errors import LeavingError
 from mpips.model.table import Table
 from mpips.mpi import launch
+from mpips.mpi.messages import Report
 from mpips.mpi.signals import signals_unwind
 from mpips.recovery.saving import Saving, SavingPlan
 from mpips.rundir.directory import RankPlace, Supervised, run_id
 from mpips.scheduler.rank_table import RankTable
 from mpips.scheduler.recorder import OnReport
 from mpips.scheduler.run_progress import RunProgress
+from mpips.session.calling import call
 from mpips.session.local import LocalJob
+from mpips.session.running import RunningJob
 from mpips.transport.region import new_token
 from mpips.worker.worker import Worker
 
@@ -30,6 +39,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 Value = TypeVar("Value")
+Float32 = NDArray[np.float32]
 
 
 @dataclass
@@ -76,6 +86,16 @@ class JobRanks(Protocol):
     def worker(self) -> int | None:
         """This rank's worker index, or None."""
 
+    @property
+    def n_cores(self) -> int:
+        """This rank's share of its node's cores, at least 1."""
+
+    def lengthy(self) -> AbstractContextManager[None]:
+        """Allow the block to take longer than the job's timeout. Not collective.
+
+        Other ranks wait meanwhile in `agree(..., lengthy=True)`.
+        """
+
     def agree(self, what: str, work: Callable[[], Value], lengthy: bool = False) -> list[Value]:
         """Call `work` on every rank; return all results, or raise the first error on all ranks.
 
@@ -95,6 +115,11 @@ class OneRank:
     def __init__(self) -> None:
         """Make a token."""
         self.token = new_token()
+        self.n_cores = launch.n_cores()
+
+    def lengthy(self) -> AbstractContextManager[None]:
+        """See JobRanks."""
+        return nullcontext()
 
     def agree(self, what: str, work: Callable[[], Value], lengthy: bool = False) -> list[Value]:
         """See JobRanks."""
@@ -144,6 +169,13 @@ class Program(Protocol):
     def tables(self) -> list[Table]:
         """Return the job's tables. Called after `prepare`."""
 
+    def initial_values(self) -> Mapping[str, Float32] | None:
+        """Return the initial values of dense tables, by name, where worker 0 has them.
+
+        None on every rank: tables have those of their `init`. Else worker 0 returns float32 arrays of the
+        tables' shapes, and other ranks return {}. Called after `prepare`.
+        """
+
     def begin(self, saving: Saving, n_workers: int) -> None:
         """Take the start of the job. Called on every rank after start-up."""
 
@@ -184,10 +216,116 @@ class AnyJob(Protocol):
     def describe(self) -> str:
         """Return roles and transports, for people."""
 
-    def run(
-        self, main: Callable[[Worker], Any], on_report: OnReport, run_progress: RunProgress | None
-    ) -> tuple[Any, dict[str, Any]]:
-        """Play this rank's roles; returns the value of `main` and the statistics."""
+    def at_work(
+        self, on_report: OnReport | None, run_progress: RunProgress | None
+    ) -> AbstractContextManager[RunningJob]:
+        """Play this rank's roles; the block does the work of the worker, if this rank has one.
+
+        An error of the block ends the job. Servers and the scheduler work after the block, which should do
+        nothing on their ranks.
+        """
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The ranks of a job that has not started yet.
+
+    Attributes:
+        ranks: The ranks.
+        n_workers: Number of workers.
+        comm: Communicator of all ranks; None: this process alone.
+        run: The supervised run of which this launch is an attempt.
+        make_job: Starts the job of a program. Collective over the ranks.
+    """
+
+    ranks: JobRanks
+    n_workers: int
+    comm: MPI.Intracomm | None
+    run: Supervised | None
+    make_job: Callable[[Program, SavingPlan], AnyJob]
+
+
+@contextmanager
+def gathered(
+    options: SessionOptions, run: Supervised | None, comm: MPI.Intracomm | None, size: int
+) -> Iterator[Gathered]:
+    """Give every rank of a launch or of `comm` a role, for the block. Collective over them.
+
+    Args:
+        options: Options of the session.
+        run: The supervised run of which this launch is an attempt.
+        comm: All ranks; None: those of the launch.
+        size: Number of ranks.
+    """
+    with signals_unwind(run):
+        if size == 1:
+            with leaves_after_checkpoint():
+                yield Gathered(
+                    OneRank(),
+                    1,
+                    None,
+                    run,
+                    lambda program, plan: LocalJob(
+                        program.tables(), options, plan, run, program.initial_values()
+                    ),
+                )
+            return
+        if comm is None:
+            comm = launch.load_mpi(launch.start_limit(options.timeout_s))
+        from mpips.mpi.cluster import Cluster
+        from mpips.session.job import Job
+
+        with Cluster(comm, options.servers or None, options.timeout_s, run) as cluster:
+            yield Gathered(
+                cluster,
+                len(cluster.assignment.workers),
+                cluster.comm,
+                run,
+                lambda program, plan: Job(
+                    cluster,
+                    program.tables(),
+                    options,
+                    plan,
+                    run,
+                    program.warm,
+                    program.partner_bound,
+                    program.initial_values(),
+                ),
+            )
+
+
+@contextmanager
+def at_work(program: Program, ranks: Gathered) -> Iterator[tuple[RunningJob, Outcome]]:
+    """Prepare the program, start the job and play this rank's roles. Collective over the ranks.
+
+    The block does the work of the worker, if this rank has one; see `AnyJob.at_work`. The outcome has no
+    `value`, and its statistics are set when the block has ended.
+    """
+    plan = program.prepare(
+        ranks.ranks, ranks.n_workers, run_id(ranks.run, ranks.ranks.token), ranks.comm
+    )
+    job = ranks.make_job(program, plan)
+    saving = job.saving
+    program.begin(saving, ranks.n_workers)
+    run_progress = None
+
+    def show() -> None:
+        nonlocal run_progress
+        if ranks.ranks.is_scheduler:
+            run_progress = program.show(JobView(saving, job.rank_table, job.describe()))
+
+    def on_report(_: int, r: Report) -> None:
+        program.report(r.epoch, saving.steps_before + r.clock, r.samples, r.loss_sum)
+
+    outcome = Outcome(None, job.role, {}, job.transports, job.rank_table.places)
+    try:
+        # All ranks wait for it, so that the roles are printed before anything that a worker prints.
+        ranks.ranks.agree("showing the job", show)
+        with job.at_work(on_report, run_progress) as work:
+            yield work, outcome
+        outcome.statistics = work.statistics
+    finally:
+        program.close()
 
 
 def drive(
@@ -201,75 +339,13 @@ def drive(
         comm: All ranks; None: those of the launch.
         size: Number of ranks.
     """
-    options = program.options
-    with signals_unwind(run):
-        if size == 1:
-            with leaves_after_checkpoint():
-                return _drive(
-                    program,
-                    run,
-                    OneRank(),
-                    1,
-                    None,
-                    lambda plan: LocalJob(program.tables(), options, plan, run),
-                )
-        if comm is None:
-            comm = launch.load_mpi(launch.start_limit(options.timeout_s))
-        from mpips.mpi.cluster import Cluster
-        from mpips.session.job import Job
-
-        with Cluster(comm, options.servers or None, options.timeout_s, run) as cluster:
-            return _drive(
-                program,
-                run,
-                cluster,
-                len(cluster.assignment.workers),
-                cluster.comm,
-                lambda plan: Job(
-                    cluster,
-                    program.tables(),
-                    options,
-                    plan,
-                    run,
-                    program.warm,
-                    program.partner_bound,
-                ),
-            )
-
-
-def _drive(
-    program: Program,
-    run: Supervised | None,
-    ranks: JobRanks,
-    n_workers: int,
-    comm: MPI.Intracomm | None,
-    make_job: Callable[[SavingPlan], AnyJob],
-) -> Outcome:
-    """Prepare the program, start the job, run it. Collective over the ranks."""
-    plan = program.prepare(ranks, n_workers, run_id(run, ranks.token), comm)
-    job = make_job(plan)
-    saving = job.saving
-    program.begin(saving, n_workers)
-    run_progress = None
-
-    def show() -> None:
-        nonlocal run_progress
-        if ranks.is_scheduler:
-            run_progress = program.show(JobView(saving, job.rank_table, job.describe()))
-
-    try:
-        # All ranks wait for it, so that the roles are printed before anything that a worker prints.
-        ranks.agree("showing the job", show)
-        value, statistics = job.run(
-            program.main,
-            lambda _, r: program.report(
-                r.epoch, saving.steps_before + r.clock, r.samples, r.loss_sum
-            ),
-            run_progress,
-        )
-    finally:
-        program.close()
-    return Outcome(value, job.role, statistics, job.transports, job.rank_table.places)
+    with (
+        gathered(program.options, run, comm, size) as ranks,
+        at_work(program, ranks) as (work, outcome),
+    ):
+        if work.worker is not None:
+            outcome.value = call(program.main, work.worker, alone=size == 1)
+    return outcome
 
 
 @contextmanager

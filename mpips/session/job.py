@@ -11,10 +11,13 @@ the scheduler prints one message and ends all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from mpips import _native
 from mpips.config.options import SessionOptions
@@ -31,12 +34,18 @@ from mpips.scheduler.rank_table import RankTable
 from mpips.scheduler.recorder import OnReport, RunRecorder, is_saved, open_recorder, recorded
 from mpips.scheduler.run_progress import RunProgress
 from mpips.scheduler.scheduler import Scheduler, ToAllServers, ToOneWorker
+from mpips.session.calling import call
 from mpips.session.ending import Ending
-from mpips.session.roles import Main, Roles
+from mpips.session.roles import Roles
+from mpips.session.running import RunningJob
 from mpips.session.shutdown import meet
 from mpips.session.startup import start_up
 from mpips.snapshot.coordinator import Coordinator
 from mpips.worker.connection import needs_common_clock
+from mpips.worker.worker import Worker
+
+Main = Callable[[Worker], Any]
+Float32 = NDArray[np.float32]
 
 
 class Job:
@@ -55,6 +64,7 @@ class Job:
         run: Supervised | None = None,
         warm: bool = True,
         partner_bound: int | None = None,
+        initial: Mapping[str, Float32] | None = None,
     ) -> None:
         """Make regions, window and channels; continue in memory or start from a checkpoint. Blocks.
 
@@ -68,6 +78,8 @@ class Job:
                 memory of the previous one: then `saving.places` contains the workers' positions.
             partner_bound: Each server has a replica on another node, which may lack this number of
                 records; None: no replicas. See `mpips.recovery.replica_start.Partnership`.
+            initial: Initial values of dense tables by name, on the rank of worker 0; on other ranks {}. None
+                on all ranks: tables have those of their `init`.
 
         Raises:
             MpipsError: The first error of any rank; all ranks raise it.
@@ -75,7 +87,9 @@ class Job:
         self.rank_table = RankTable(_places(cluster))
         self._client: Client | None = None
         plan = plan or FixedPlan(Saving(None, cluster.token))
-        self._parts = start_up(cluster, tables, options, plan, run, warm, partner_bound, self._idle)
+        self._parts = start_up(
+            cluster, tables, options, plan, run, warm, partner_bound, self._idle, initial
+        )
 
     @property
     def saving(self) -> Saving:
@@ -119,25 +133,34 @@ class Job:
             on_report: Called with every progress report, on the scheduler's rank.
             run_progress: Progress of the run; `on_report` counts in it.
         """
+        value = None
+        with self.at_work(on_report, run_progress) as work:
+            if work.worker is not None:
+                value = call(main, work.worker, alone=False)
+        return value, work.statistics
+
+    @contextmanager
+    def at_work(
+        self, on_report: OnReport | None = None, run_progress: RunProgress | None = None
+    ) -> Iterator[RunningJob]:
+        """Play this rank's roles; the block does the work of the worker, if this rank has one.
+
+        The end of the block waits until the job is over. It does not return if any rank fails: the job ends
+        with the exit code of that rank.
+
+        Args:
+            on_report: Called with every progress report, on the scheduler's rank.
+            run_progress: Progress of the run; `on_report` counts in it.
+        """
         p, c = self._parts, self._parts.cluster
+        requests = SignalRequests(p.saving.folder is not None, p.saving.triggers.grace_s, p.run)
         assert p.control_comm is not None
         endpoint = Endpoint(p.control_comm, c.watchdog.guard)
-        node = c.assignment.node_of[c.assignment.scheduler]
-        where = c.assignment.node_names[node]
-        requests = SignalRequests(p.saving.folder is not None, p.saving.triggers.grace_s, p.run)
-        client = Client(
-            endpoint,
-            c.assignment.scheduler,
-            where,
-            p.options.timeout_s,
-            requests.take,
-            c.rank,
-            c.size,
-        )
-        self._client = client
+        client = self._client = self._make_client(endpoint, requests)
         # Only memory that outlives this launch can be refused to the next one.
         ending = Ending(c, p.regions, p.saving.folder, requests, p.run if p.warm else None)
         scheduler = recorder = None
+        work = RunningJob()
         try:
             if c.is_scheduler:
                 recorder = open_recorder(
@@ -147,21 +170,34 @@ class Job:
             with requests:
                 c.watchdog.allow_checkpoint(requests, self._has_lost_ranks)
                 with forked.children_end_here("the job"):
-                    value, summary = Roles(p, client, scheduler, self.rank_table).play(main)
-                statistics = msgspec.json.decode(summary)
+                    roles = Roles(p, client, scheduler, self.rank_table)
+                    with roles.at_work() as work.worker:
+                        yield work
+                work.statistics = msgspec.json.decode(roles.summary)
                 self.rank_table.end()
-                meet(p, endpoint, is_saved(statistics))
+                meet(p, endpoint, is_saved(work.statistics))
                 self._client = None
                 self.rank_table.show_own(None)
             if recorder is not None:
                 _native.fault_point("unmarked")
-                recorder.finish(statistics)
+                recorder.finish(work.statistics)
         except (KeyboardInterrupt, SystemExit) as error:
             self.rank_table.end()
             ending.die(error)
         except BaseException as error:
             ending.fail(error, client, scheduler)
-        return value, statistics
+
+    def _make_client(self, endpoint: Endpoint, requests: SignalRequests) -> Client:
+        p, c = self._parts, self._parts.cluster
+        return Client(
+            endpoint,
+            c.assignment.scheduler,
+            c.assignment.node_names[c.assignment.node_of[c.assignment.scheduler]],
+            p.options.timeout_s,
+            requests.take,
+            c.rank,
+            c.size,
+        )
 
     def _make_scheduler(
         self,

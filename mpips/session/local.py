@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mpips import _native
 from mpips.checkpoint.start import newest_name
@@ -30,12 +34,14 @@ from mpips.scheduler.run_progress import RunProgress
 from mpips.server.server import Server
 from mpips.session.calling import call
 from mpips.session.local_scheduler import LocalScheduler
+from mpips.session.running import RunningJob
 from mpips.snapshot.server_part import ServerPart
 from mpips.transport.channel import LocalChannel
 from mpips.transport.region import Regions, new_token
 from mpips.worker.connection import Connection, ConnectionOptions
 from mpips.worker.worker import Worker
 
+Float32 = NDArray[np.float32]
 ALL_ROLES = "scheduler + server 0 + worker 0"
 
 
@@ -57,6 +63,7 @@ class LocalJob:
         options: SessionOptions,
         plan: SavingPlan | None = None,
         run: Supervised | None = None,
+        initial: Mapping[str, Float32] | None = None,
     ) -> None:
         """Make the server, and restore its tables if the job starts from a checkpoint.
 
@@ -65,6 +72,7 @@ class LocalJob:
             options: Options of the session.
             plan: Folder for checkpoints and the checkpoint to start from; None: no checkpoints.
             run: The supervised run of this process, or None.
+            initial: Initial values of dense tables by name; None: tables have those of their `init`.
 
         Raises:
             MpipsError: The tables do not fit, or the checkpoint is damaged.
@@ -80,6 +88,10 @@ class LocalJob:
         self._server = Server(0, tables, self._placement, self._regions, options.seed, True, None)
         if self.saving.start is not None:
             restore(self._server, self._placement, tables, self.saving.start)
+        elif initial is not None:
+            for i, table in enumerate(tables):
+                if table.name in initial:
+                    self._server.core.set_dense(i, initial[table.name].reshape(-1))
 
     def describe(self) -> str:
         """Return an empty text: one process has no roles and transports to show."""
@@ -101,20 +113,36 @@ class LocalJob:
         Raises:
             Exception: Any exception of `main`.
         """
+        with self.at_work(on_report, run_progress) as work:
+            assert work.worker is not None
+            value = call(main, work.worker, alone=True)
+        return value, work.statistics
+
+    @contextmanager
+    def at_work(
+        self, on_report: OnReport | None = None, run_progress: RunProgress | None = None
+    ) -> Iterator[RunningJob]:
+        """Play all roles; the block does the work of the worker, and its end finishes the job.
+
+        Args:
+            on_report: Called with 0 and each progress report.
+            run_progress: Progress of the run; `on_report` counts in it.
+        """
         recorder = open_recorder(self._run, self.rank_table, self.saving, run_progress)
         scheduler = LocalScheduler(on_report, recorder, self.rank_table)
         server_part = self._make_server_part(scheduler)
         folder = self.saving.folder
+        work = RunningJob()
         with (
             SignalRequests(folder is not None, self.saving.triggers.grace_s, self._run) as requests,
             watching(requests),
         ):
             connection = self._connect(scheduler, server_part, requests)
-            worker = Worker(connection, self._tables, self._placement)
+            worker = work.worker = Worker(connection, self._tables, self._placement)
             try:
                 with forked.children_end_here("the job"):
                     with forked.children_end_here("main"):
-                        value = call(main, worker, alone=True)
+                        yield work
                     connection.finish()
                     scheduler.end_cuts(server_part)
                     server_part.save(scheduler.poll)
@@ -122,14 +150,13 @@ class LocalJob:
                 code = error.code if isinstance(error, TerminatedError) else 130
                 requests.say_end(code, newest_name(folder))
                 raise
-        statistics = complete_statistics(
+        work.statistics = complete_statistics(
             [{**self._server.statistics(), **server_part.statistics()}],
             [{"worker": 0, "clock": worker.now, "pushes": worker.counters()}],
             scheduler.statistics(),
         )
         if recorder is not None:
-            recorder.finish(statistics)
-        return value, statistics
+            recorder.finish(work.statistics)
 
     def _make_server_part(self, scheduler: LocalScheduler) -> ServerPart:
         timeout_s = self._options.timeout_s

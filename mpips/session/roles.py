@@ -1,6 +1,6 @@
 """The roles of one rank at work: worker, server, scheduler, or server and scheduler in one.
 
-worker      calls main, reports to the scheduler that it is done, waits for the final statistics
+worker      does the worker's work, reports to the scheduler that it is done, waits for the final statistics
 server      applies updates until the scheduler stops it, saves, reports, waits for the final statistics
 scheduler   polls until all ranks have reported that they are done
 """
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -24,21 +25,22 @@ from mpips.mpi.tree import WorkerTree, neighbours_of
 from mpips.process import forked
 from mpips.scheduler.rank_table import RankTable
 from mpips.scheduler.scheduler import Scheduler
-from mpips.session.calling import call
 from mpips.session.parts import Parts
 from mpips.snapshot.server_part import ServerPart
 from mpips.transport.region import TOUCH_S
 from mpips.worker.connection import Connection, ConnectionOptions
 from mpips.worker.worker import Worker
 
-Main = Callable[[Worker], Any]
-
 _SCHEDULER_POLL_S = 0.002  # between two polls of a scheduler on a server's rank
 _FINAL_POLL_S = 0.005  # between two looks for the final statistics
 
 
 class Roles:
-    """The work of this rank between start-up and shutdown."""
+    """The work of this rank between start-up and shutdown.
+
+    Attributes:
+        summary: Final statistics of the job as JSON; set at the end of `at_work`.
+    """
 
     def __init__(
         self, parts: Parts, client: Client, scheduler: Scheduler | None, rank_table: RankTable
@@ -49,18 +51,25 @@ class Roles:
         self._scheduler = scheduler
         self._rank_table = rank_table
         self._touched = time.monotonic()
+        self.summary = b""
 
-    def play(self, main: Main) -> tuple[Any, bytes]:
-        """Play this rank's roles until the job is over; returns main's value and the statistics as JSON."""
+    @contextmanager
+    def at_work(self) -> Iterator[Worker | None]:
+        """Play this rank's roles until the job is over. The block does the work of the worker, if any."""
         if self._parts.cluster.worker is not None:
-            return self._work(main)
+            with self._working() as worker:
+                yield worker
+            return
+        yield None
         if self._parts.server is not None:
-            return None, self._serve()
+            self.summary = self._serve()
+            return
         assert self._scheduler is not None
         self._scheduler.run()
-        return None, self._scheduler.summary
+        self.summary = self._scheduler.summary
 
-    def _work(self, main: Main) -> tuple[Any, bytes]:
+    @contextmanager
+    def _working(self) -> Iterator[Worker]:
         client, connection = self._client, self._connect()
         worker = Worker(connection, self._parts.tables, self._parts.placement)
         client.state = "computing"
@@ -68,7 +77,7 @@ class Roles:
         with threadpool_limits(self._threads):
             try:
                 with forked.children_end_here("main"):
-                    value = call(main, worker, alone=False)
+                    yield worker
                 connection.finish()
             except _native.ReplayMismatch as error:
                 raise ReplayError(
@@ -80,9 +89,8 @@ class Roles:
         statistics = {"worker": index, "clock": worker.now, "pushes": worker.counters()}
         client.done(msgspec.json.encode(statistics))
         client.state = "waiting for the others to finish"
-        found = self._await_final_statistics(connection.collectives.poll)
+        self.summary = self._await_final_statistics(connection.collectives.poll)
         connection.collectives.settle()
-        return value, found
 
     def _connect(self) -> Connection:
         p, c, saving = self._parts, self._parts.cluster, self._parts.saving
@@ -212,8 +220,4 @@ class Roles:
         The last bits of a product depend on this number. A configured number therefore gives the same bits on
         any layout of ranks.
         """
-        if asked := asked_threads():
-            return asked
-        t = self._parts.cluster.topology
-        node = t.node_of[self._parts.cluster.rank]
-        return max(1, t.cores[node] // t.node_of.count(node))
+        return asked_threads() or self._parts.cluster.n_cores

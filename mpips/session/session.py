@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 
 Main = Callable[[Worker], Any]
 after_run: list[Callable[[Outcome], None]] = []  # each is called with the outcome of every `run`
+scripts: list[Any] = []  # the Script of `mpips.init`, whose job is that of this process; else empty
 
 
 @dataclass(frozen=True)
-class _FunctionPlan:
+class FunctionPlan:
     """The SavingPlan of `run`: its arguments `save` and `resume`."""
 
     saving: Saving
@@ -40,9 +41,11 @@ class _FunctionPlan:
     comm: MPI.Intracomm | None
 
     def draft(self) -> Saving:
+        """See SavingPlan."""
         return self.saving
 
     def choose(self) -> Saving:
+        """See SavingPlan."""
         start = find_start(self.saving.folder, self.resume, self.comm)
         manifest = start.manifest
         return replace(
@@ -83,11 +86,14 @@ class FunctionProgram:
     ) -> SavingPlan:
         """Return the plan; no data is read."""
         draft = Saving(self._folder, run_id, triggers=self._triggers)
-        return _FunctionPlan(draft, self._resume, comm)
+        return FunctionPlan(draft, self._resume, comm)
 
     def tables(self) -> list[Table]:
         """Return the tables given to `run`."""
         return self._tables
+
+    def initial_values(self) -> None:
+        """Return None: tables have the values of their `init`."""
 
     def begin(self, saving: Saving, n_workers: int) -> None:
         """Do nothing: `main` reads worker.start."""
@@ -179,6 +185,10 @@ def run(
     """
     if comm is not None or launch.launched_size() > 1 or directory.current() is not None:
         forked.refuse_children()
+    if scripts:
+        raise ConfigError(
+            "mpips.run was called in a script that mpips.init has begun: use one of the two"
+        )
     size = comm.Get_size() if comm is not None else launch.launched_size()
     # Let one rank print an error that all ranks of a launch have.
     with one_report() if comm is None and size > 1 else nullcontext():

@@ -12,10 +12,12 @@ Every step ends on all ranks alike: an error of one rank is raised on all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
+import numpy as np
 from mpi4py import MPI
+from numpy.typing import NDArray
 
 from mpips.config.options import SessionOptions
 from mpips.errors import ConfigError, MpipsError
@@ -29,10 +31,13 @@ from mpips.recovery.saving import Saving, SavingPlan
 from mpips.recovery.takeover import Takeover
 from mpips.rundir.directory import Supervised
 from mpips.server.server import Durability, Server, backup_workers
+from mpips.session.initial_values import send_values
 from mpips.session.links import Links
 from mpips.session.parts import Parts
 from mpips.session.shutdown import release
 from mpips.transport.region import Regions, attach, persistent, staging_part, sweep
+
+Float32 = NDArray[np.float32]
 
 
 def start_up(
@@ -44,6 +49,7 @@ def start_up(
     warm: bool,
     partner_bound: int | None,
     idle: Callable[[], None],
+    initial: Mapping[str, Float32] | None = None,
 ) -> Parts:
     """Make this rank's parts of a job. Collective; blocks.
 
@@ -56,6 +62,8 @@ def start_up(
         warm: Its servers leave their memory to the next launch and take over that of the previous one.
         partner_bound: Number of records that a replica on another node may lack; None: no replicas.
         idle: Called by a worker while it waits until a server receives a message.
+        initial: Initial values of dense tables by name, on the rank of worker 0; on other ranks {}. None on
+            all ranks: tables have those of their `init`.
 
     Raises:
         MpipsError: The first error of any rank; all ranks raise it.
@@ -100,7 +108,7 @@ def start_up(
         plan.draft(),
     )
     try:
-        _StartUp(parts, plan, prints).connect()
+        _StartUp(parts, plan, prints, initial).connect()
     except MpipsError:
         release(parts, for_good=False)
         raise
@@ -134,8 +142,11 @@ def _check_partners(tables: Sequence[Table], warm: bool) -> None:
 class _StartUp:
     """The steps that fill `Parts`."""
 
-    def __init__(self, parts: Parts, plan: SavingPlan, prints: str) -> None:
-        """`prints`: fingerprint of tables and options."""
+    def __init__(
+        self, parts: Parts, plan: SavingPlan, prints: str, initial: Mapping[str, Float32] | None
+    ) -> None:
+        """`prints`: fingerprint of tables and options; `initial`: see `start_up`."""
+        self._initial = initial
         self._parts = parts
         self._plan = plan
         self._prints = prints
@@ -147,6 +158,10 @@ class _StartUp:
         if takeover is None:
             p.saving = self._choose()
         c.agree("making the regions", self._make_regions, lengthy=True)
+        if self._initial is not None and not p.saving.places and p.saving.start is None:
+            send_values(c, p.tables, p.placement, self._initial, p.server)
+        if p.warm and p.server is not None and not p.server.durability.warm:
+            p.server.begin_journal()
         p.control_comm = c.duplicate("connecting the control plane")
         p.comms.append(p.control_comm)
         if len(c.assignment.workers) > 1:
@@ -203,8 +218,6 @@ class _StartUp:
             p.server = self._make_server(warm=False)
             if p.saving.start is not None:
                 restore(p.server, p.placement, p.tables, p.saving.start)
-            if p.warm:
-                p.server.begin_journal()
         if c.worker is not None and p.partner_bound is None:
             p.staging = p.regions.create_sparse(
                 self._staging_part(c.worker), p.options.staging_mib << 20

@@ -16,8 +16,9 @@ from mpips import __version__
 from mpips.errors import ConfigError, MpipsError
 from mpips.monitor import summary
 from mpips.mpi import failure_report, launch
+from mpips.process import forked
 from mpips.rundir import directory
-from mpips.session import session
+from mpips.session import script, session
 from mpips.session.driver import Outcome
 
 
@@ -48,14 +49,19 @@ def execute(path: str) -> None:
     try:
         runpy.run_path(path, run_name="__main__")
     except SystemExit as error:
+        script.end(error.code)
         if error.code not in (None, 0):
             raise
-    run = directory.current()
+    # The job of `mpips.init` ends with the script.
+    script.end()
+    # A forked child may come here as well.
+    run = directory.current() if not forked.is_helper() else None
     # Rank 0 is the scheduler, which marks the run as finished before its `mpips.run` returns.
     if run is not None and launch.launched_rank() == 0 and run.folder.finished() is None:
         raise ConfigError(
-            f"{path} has ended without calling mpips.run(main, tables), so there was nothing to supervise; "
-            "call it on every rank, or start the program without `mpips run`"
+            f"{path} has ended without calling mpips.run(main, tables), or without a pull after "
+            "mpips.init(), so there was nothing to supervise; do it on every rank, "
+            "or start the program without `mpips run`"
         )
 
 

@@ -158,6 +158,9 @@ class TrainingProgram:
         """Return the task's tables."""
         return self._inputs.tables
 
+    def initial_values(self) -> None:
+        """Return None: tables have the values of their `init`."""
+
     def begin(self, saving: Saving, n_workers: int) -> None:
         """Set the place of the inputs to that of the workers, if the job continues in memory."""
         self._notes = saving.notes

@@ -146,3 +146,12 @@ def test_one_process_is_supervised_as_well_and_a_finished_run_is_not_run_again(
     with run(tmp_path, str(folder)) as job:
         assert job.wait() == 0, job.tail()
         assert "nothing to do" in job.stderr()
+
+
+def test_a_flat_script_in_one_process_is_supervised(tmp_path: Path) -> None:
+    flat = SCRIPT.with_name("flat.py")
+    with run(tmp_path, str(flat), n=1) as job:
+        assert job.wait() == 0, job.tail()
+    with run(tmp_path, "--max-restarts", "0", str(flat), "step=raise", n=1) as job:
+        assert job.wait() == 1, job.tail()
+        assert "ValueError: at step" in job.stderr()

@@ -94,6 +94,11 @@ def _blocks(path: Path) -> Iterator[Block]:
         start = None
 
 
+def lacks_torch(text: str) -> bool:
+    """Return True if a program imports torch, which is not installed."""
+    return "import torch" in text and importlib.util.find_spec("torch") is None
+
+
 def commands(block: Block) -> list[tuple[str, str]]:
     """Return each command of a console block with the output that is shown after it."""
     found: list[tuple[str, str]] = []

@@ -30,7 +30,7 @@ LAYERS = [
     ["scheduler"],
     ["worker"],
     ["session"],
-    ["tasks", "monitor"],
+    ["tasks", "monitor", "torch"],
     ["training"],
     ["supervisor"],
     ["testing", "plan", "doctor"],

@@ -120,7 +120,7 @@ def test_every_example_is_on_a_page() -> None:
 def test_readme_is_short_and_its_example_is_one_of_the_pages() -> None:
     readme = ROOT / "README.md"
     assert len(readme.read_text().splitlines()) <= 150
-    program = (EXAMPLES / "dense.py").read_text().partition('"""\n\n')[2]
+    program = (EXAMPLES / "digits_torch.py").read_text().partition('"""\n\n')[2]
     assert program in [block.text for block in blocks(readme)]
 
 

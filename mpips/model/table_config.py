@@ -1,0 +1,83 @@
+"""Tables as mappings of plain values: a table of one process can be made anew in another one.
+
+Only the module and name of a Python rule are in the mapping, so the other process must be able to import it.
+Arrays of initial values are not in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from mpips.errors import ConfigError
+from mpips.model.consistency import MODELS, POLICIES, Consistency
+from mpips.model.initializer import Initializer
+from mpips.model.optimizer import from_config as optimizer_from_config
+from mpips.model.partition import Partition
+from mpips.model.python_rule import PythonRule
+from mpips.model.table import DenseTable, EmbeddingTable, Table
+
+
+def to_config(table: Table) -> dict[str, Any]:
+    """Return the mapping from which `from_config` makes an equal table.
+
+    Raises:
+        ConfigError: The table has an array of initial values, or a Python rule of the program itself.
+    """
+    if not isinstance(table.init, Initializer):
+        raise ConfigError(f"table {table.name!r}: an array as init cannot be sent to other ranks")
+    assert isinstance(table.partition, Partition)
+    if isinstance(table.optimizer, PythonRule):
+        module, _, function = table.optimizer.path.partition(":")
+        if module == "__main__" or "<" in function:
+            raise ConfigError(
+                f"table {table.name!r}: the rule {table.optimizer.path} is defined in the script, which "
+                "servers do not run: define the function in a module that the script imports"
+            )
+    shape = {"shape": list(table.shape)} if isinstance(table, DenseTable) else {"dim": table.dim}
+    return {
+        "name": table.name,
+        **shape,
+        "optimizer": table.optimizer.to_config(),
+        "consistency": _consistency_config(table.consistency),
+        "init": table.init.to_config(),
+        "partition": table.partition.to_config(),
+        "clip_norm": float(table.clip_norm),
+        "check_finite": bool(table.check_finite),
+    }
+
+
+def from_config(config: Mapping[str, Any]) -> Table:
+    """Make the table that `to_config` describes.
+
+    Raises:
+        ConfigError: A Python rule cannot be imported.
+    """
+    given = {
+        **config,
+        "optimizer": optimizer_from_config(config["optimizer"]),
+        "consistency": _consistency(config["consistency"]),
+        "partition": Partition.from_config(config["partition"]),
+    }
+    if "shape" in config:
+        return DenseTable(**{**given, "shape": tuple(config["shape"])})
+    return EmbeddingTable(**given)
+
+
+def _consistency_config(value: Consistency) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": value.name, **msgspec.to_builtins(value)}
+    if "policy" in found:
+        policy = getattr(value, "policy")  # noqa: B009 - BSP has none
+        found["policy"] = {"name": policy.name, **found["policy"]}
+    return found
+
+
+def _consistency(config: Mapping[str, Any]) -> Consistency:
+    options = dict(config)
+    model = MODELS[options.pop("name")]
+    if "policy" in options:
+        policy = dict(options["policy"])
+        options["policy"] = POLICIES[policy.pop("name")](**policy)
+    return model(**options)

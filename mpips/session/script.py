@@ -1,0 +1,556 @@
+"""`mpips.init`: a script that runs on all ranks, with its worker's work in the script itself.
+
+    init             servers and the scheduler serve in it and never return; workers return
+    declare, ...     the script declares its tables: `mpips.torch.prepare` does
+    start            at the first pull all ranks make the job together; later declarations are refused
+    end              at the end of the script, by an exit handler or, with an exception, by sys.excepthook
+
+The blocks of `mpips.session.driver` stay open from `init` to the end of the script. A script that ends by an
+exception throws it into the blocks, so that the job ends as it does with an error of a worker function.
+Python calls no hook for SystemExit. So sys.exit, exit and quit are replaced by a function that notes its code
+(mpips.session.exits), and TerminatedError (SIGTERM) notes itself. The code of `raise SystemExit(code)` is not
+known here: the job of such a script ends as at its last line, and the process ends with that code.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+
+from mpips.checkpoint.structure import load_writer
+from mpips.config.options import SessionOptions
+from mpips.config.triggers import OnUsr1, Triggers
+from mpips.errors import ConfigError, MpipsError
+from mpips.model.table import Table
+from mpips.mpi import failure_report, launch
+from mpips.mpi.signals import TerminatedError
+from mpips.process import forked
+from mpips.recovery.saving import Saving, SavingPlan
+from mpips.rundir import directory
+from mpips.session.calling import ExitedError
+from mpips.session.declared import Declared, EndedEarlyError, Float32, Values
+from mpips.session.driver import Gathered, JobRanks, JobView, Outcome, at_work, gathered
+from mpips.session.exits import ExitFunctions, code_of, exit_now, exited
+from mpips.session.session import (
+    FunctionPlan,
+    after_run,
+    check_launch,
+    make_options,
+    one_report,
+    refuse_second,
+    scripts,
+)
+from mpips.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from mpips.mpi.cluster import Cluster
+
+_FIRST_RANK_S = (
+    2.0  # s that the first worker has to print an error before other workers print theirs
+)
+Part = TypeVar("Part")
+_current: list[Script] = scripts  # the script of this process; empty before `init`
+
+
+class ScriptProgram:
+    """The program of a script: its tables are declared until the first pull."""
+
+    def __init__(
+        self,
+        options: SessionOptions,
+        folder: Path | None,
+        resume: str,
+        triggers: Triggers,
+        verbose: bool,
+    ) -> None:
+        """Take checked arguments of `init`."""
+        self.options = options
+        self.warm = True
+        self.partner_bound: int | None = None
+        self.declared = Declared()
+        self.has_ended = False
+        self.saving: Saving | None = None
+        self._tables: list[Table] = []
+        self._values: dict[str, Float32] = {}
+        self._folder = folder
+        self._resume = resume
+        self._triggers = triggers
+        self._verbose = verbose
+
+    def prepare(
+        self, ranks: JobRanks, n_workers: int, run_id: str, comm: MPI.Intracomm | None
+    ) -> SavingPlan:
+        """Wait for the first pull of all workers, and learn the tables of worker 0. Collective; blocks."""
+        self._tables = self.declared.meet(ranks, self.has_ended)
+
+        def read() -> None:
+            if ranks.worker == 0:
+                self._values = self.declared.initial_values()
+
+        ranks.agree("reading the initial values", read, lengthy=True)
+        draft = Saving(self._folder, run_id, triggers=self._triggers)
+        return FunctionPlan(draft, self._resume, comm)
+
+    def tables(self) -> list[Table]:
+        """Return the tables of worker 0."""
+        return self._tables
+
+    def initial_values(self) -> Mapping[str, Float32]:
+        """Return the initial values that the script declared, once; {} where this rank is not worker 0."""
+        values, self._values = self._values, {}
+        return values
+
+    def begin(self, saving: Saving, n_workers: int) -> None:
+        """Take the start of the job."""
+        self.saving = saving
+
+    def show(self, view: JobView) -> None:
+        """Print roles and transports of several ranks."""
+        if self._verbose and view.description:
+            print(view.description, file=sys.stderr, flush=True)
+
+    def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
+        """Show nothing."""
+
+    def main(self, worker: Worker) -> NoReturn:
+        """Raise RuntimeError: the script does the work of the worker."""
+        raise RuntimeError("a script has no worker function")
+
+    def close(self) -> None:
+        """Do nothing: `show` has begun nothing."""
+
+
+class Script:
+    """The job of the script in this process, from `init` to the end of the script.
+
+    Attributes:
+        worker: The worker; None before the first pull.
+        rank: Index of this worker.
+        n_workers: Number of workers.
+        n_cores: This rank's share of its node's cores.
+        seed: Seed of the job.
+        before_end: Called at the end of the script without an error, before the job ends.
+    """
+
+    def __init__(self, program: ScriptProgram, run: directory.Supervised | None, size: int) -> None:
+        """Take a checked program. `size`: number of ranks of the launch."""
+        self.worker: Worker | None = None
+        self.seed = program.options.seed
+        self.before_end: list[Callable[[], object]] = []
+        self._program = program
+        self._run = run
+        self._size = size
+        self._pid = os.getpid()
+        self._blocks = ExitStack()
+        self._waiting = ExitStack()  # open from `init` to the first pull, on workers
+        self._ranks: Gathered | None = None
+        self._outcome: Outcome | None = None
+        self._is_over = False
+        self._parts: dict[Callable[[Script], Any], Any] = {}  # of other libraries, by their makers
+        self._exit_code: object = None  # of the sys.exit that ends the process
+        self._exits = ExitFunctions(self.note_exit)
+        self._old_hook = sys.excepthook
+        self._old_error = getattr(sys, "last_value", None)
+
+    def begin(self) -> None:
+        """Give every rank a role. Collective. Does not return on servers and the scheduler."""
+        with self._reporting():
+            try:
+                self._ranks = self._blocks.enter_context(
+                    gathered(self._program.options, self._run, None, self._size)
+                )
+            except (KeyboardInterrupt, TerminatedError) as error:
+                # Other ranks may not come, and MPI cannot be finalized without them.
+                exit_now(code_of(error))
+            ranks = self._ranks.ranks
+            if ranks.worker is None:
+                self._serve()
+        self.rank, self.n_workers, self.n_cores = ranks.worker, self._ranks.n_workers, ranks.n_cores
+        self._waiting.enter_context(ranks.lengthy())
+        # The exit handler runs before the one that finalizes MPI, which was registered earlier.
+        atexit.register(self._at_exit)
+        sys.excepthook = self._on_exception
+        self._exits.replace()
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """End the job before the end of the process; `init` can be called again afterwards.
+
+        For programs that run several scripts in one process without a launcher, such as tests. Blocks. The
+        exit handler, sys.excepthook and sys.exit are those of before `init` again.
+
+        Args:
+            error: The error by which the script ends; None: it ends as at its last line.
+
+        Raises:
+            Exception: The job could not be ended; or any `error` that the job's blocks do not handle.
+        """
+        atexit.unregister(self._at_exit)
+        sys.excepthook = self._old_hook
+        self._exits.restore()
+        _current.remove(self)
+        if not self._is_over:
+            self._is_over = True
+            self._waiting.close()
+            if error is None:
+                self._finish()
+            elif not self._blocks.__exit__(type(error), error, error.__traceback__):
+                raise error
+
+    def _finish(self) -> None:
+        """End the job at the end of a script without an error."""
+        try:
+            for call in self.before_end:
+                call()
+        except BaseException as error:
+            self._blocks.__exit__(type(error), error, error.__traceback__)
+            raise
+        self._blocks.close()
+
+    def part(self, kind: Callable[[Script], Part]) -> Part:
+        """Return what `kind` made for this script at the first call with it."""
+        if kind not in self._parts:
+            self._parts[kind] = kind(self)
+        return cast(Part, self._parts[kind])
+
+    def declare(self, table: Table, values: Values | None = None) -> None:
+        """Declare a table; see Declared.add.
+
+        Raises:
+            ConfigError: The job has started, or the name is used already.
+        """
+        if self.worker is not None or self._is_over:
+            raise ConfigError(
+                f"{table.name!r} comes too late: the job has started with the first pull; prepare all models "
+                "and embeddings before the first forward pass"
+            )
+        self._program.declared.add(table, values)
+
+    def start(self) -> Worker:
+        """Return the worker; at the first call start the job. Collective over all ranks then; blocks.
+
+        Raises:
+            ForkError: This process is a forked child.
+            SystemExit: With several ranks: the job could not start. The error has been printed once.
+            MpipsError: With one rank: the job could not start.
+        """
+        if self.worker is None:
+            forked.refuse_children()
+            if self._is_over:
+                raise ConfigError("the job is over: it ended with an error")
+            assert self._ranks is not None
+            self._waiting.close()
+            with self._reporting():
+                work, self._outcome = self._enter(self._ranks)
+            assert work is not None
+            self.worker = work
+        return self.worker
+
+    def _enter(self, ranks: Gathered) -> tuple[Worker | None, Outcome]:
+        """Start the job; if it cannot start, leave all blocks."""
+        try:
+            work, outcome = self._blocks.enter_context(at_work(self._program, ranks))
+        except BaseException as error:
+            self._is_over = True
+            if self._size > 1 and not isinstance(error, MpipsError | EndedEarlyError):
+                self._fail(error)  # other ranks do not have this error
+            self._blocks.__exit__(type(error), error, error.__traceback__)
+            raise
+        return work.worker, outcome
+
+    def _serve(self) -> NoReturn:
+        """Serve until the job is over, then exit."""
+        assert self._ranks is not None
+        try:
+            _, outcome = self._enter(self._ranks)
+        except EndedEarlyError:
+            sys.exit(0)
+        self._is_over = True
+        self._blocks.close()
+        for listener in after_run:
+            listener(outcome)
+        sys.exit(0)
+
+    def _reporting(self) -> AbstractContextManager[None]:
+        """Let one rank of several print an error that all ranks have."""
+        return one_report() if self._size > 1 else nullcontext()
+
+    def note_exit(self, code: object) -> None:
+        """Store the code of the SystemExit that ends the process."""
+        self._exit_code = code
+
+    def _on_exception(
+        self, kind: type[BaseException], error: BaseException, tb: TracebackType | None
+    ) -> None:
+        """Handle the exception that ends the script. With several ranks it does not return."""
+        if os.getpid() != self._pid or self._is_over:
+            self._old_hook(kind, error, tb)
+            return
+        # Under `python -i` a prompt follows, and the job goes on until its end.
+        if isinstance(error, SystemExit) and not isinstance(error, TerminatedError):
+            self._old_hook(kind, error, tb)
+            return
+        self._is_over = True
+        sys.stdout.flush()
+        if self._size > 1 and self.worker is None:
+            self._fail(error)
+        try:
+            self._blocks.__exit__(kind, error, tb)
+        except BaseException as other:
+            kind, error, tb = type(other), other, other.__traceback__
+        if isinstance(error, SystemExit):
+            exit_now(code_of(error))
+        self._old_hook(kind, error, tb)
+
+    def _fail(self, error: BaseException) -> NoReturn:
+        """End all ranks: this one fails before the job is at work, others are anywhere in the script."""
+        assert self._ranks is not None
+        ranks, code = cast("Cluster", self._ranks.ranks), code_of(error)
+        if isinstance(error, KeyboardInterrupt | TerminatedError):
+            failure_report.write(
+                kind=type(error).__name__,
+                message=f"ended with code {code}",
+                exit_code=code,
+                secondary=True,
+            )
+            ranks.clean_shared_memory()
+            exit_now(code)
+        if isinstance(error, SystemExit):
+            error = exited(error.code) or ExitedError("the script ended while the job started")
+            code = error.exit_code
+        if ranks.worker:
+            _let_first_worker_print()
+        failure_report.write(**{**failure_report.fields_of(error), "exit_code": code})
+        text = f"{ranks.name_of(ranks.rank)}: {error}"
+        if not isinstance(error, MpipsError):
+            trace = "".join(traceback.format_exception(error)).rstrip()
+            text = f"{ranks.name_of(ranks.rank)} raised {type(error).__name__}: {error}\n{trace}"
+        launch.print_error(text)
+        sys.stdout.flush()
+        self._waiting.close()  # its thread must not be inside MPI
+        ranks.abort(code)
+        os._exit(code)
+
+    def end(self) -> None:
+        """End the job as the end of the process would. Blocks."""
+        atexit.unregister(self._at_exit)
+        self._at_exit()
+
+    def _at_exit(self) -> None:
+        """End the job at the end of the script, unless an exception ended it."""
+        self._exits.restore()
+        if os.getpid() != self._pid or self._is_over:
+            return
+        self._is_over = True
+        error = self._noted_error()
+        try:
+            if self.worker is None:
+                self._end_early(error)
+                return
+            if error is not None:
+                self._blocks.__exit__(type(error), error, error.__traceback__)
+                return
+            self._finish()
+        except (SystemExit, KeyboardInterrupt) as ending:
+            exit_now(code_of(ending))
+        except MpipsError as problem:
+            if problem is not error:
+                launch.print_error(str(problem))
+            exit_now(problem.exit_code)
+        except BaseException as other:
+            if other is not error:
+                traceback.print_exc()
+            exit_now(1)
+        assert self._outcome is not None
+        for listener in after_run:
+            listener(self._outcome)
+
+    def _noted_error(self) -> BaseException | None:
+        """Return the error by which the script ended, if no hook has received it."""
+        if TerminatedError.newest is not None:
+            return TerminatedError.newest
+        # A program that has replaced sys.excepthook has printed the exception that ended it.
+        last: BaseException | None = getattr(sys, "last_value", None)
+        is_new = last is not None and last is not self._old_error
+        if is_new and sys.excepthook != self._on_exception and not hasattr(sys, "ps1"):
+            return last
+        return exited(self._exit_code)
+
+    def _end_early(self, error: BaseException | None) -> None:
+        """End a script that has made no pull."""
+        if self._size == 1:
+            self._blocks.close()
+            return
+        if error is not None:
+            self._fail(error)
+        self._program.has_ended = True
+        self._waiting.close()
+        assert self._ranks is not None
+        try:
+            with self._reporting():
+                self._enter(self._ranks)
+        except EndedEarlyError:
+            return
+
+
+def _let_first_worker_print() -> None:
+    """Wait a moment: workers often fail alike, and the launcher ends all of them when the first one has."""
+    try:
+        time.sleep(_FIRST_RANK_S)
+    except (SystemExit, KeyboardInterrupt) as ending:
+        exit_now(code_of(ending))
+
+
+def init(
+    *,
+    verbose: bool = True,
+    save: str | Path | None = None,
+    resume: str = "auto",
+    every_steps: int = 0,
+    every_s: float = 0.0,
+    on_usr1: OnUsr1 = "continue",
+    grace_s: float = 25.0,
+    **options: Any,
+) -> None:
+    """Begin the job of this script. Collective over all ranks of the launch; call it first, once.
+
+    Servers and the scheduler serve in this call until the job is over, and end their processes in it. On
+    workers it returns, and the script goes on. The job starts at the first pull, for example the first
+    forward pass of a model that `mpips.torch.prepare` has prepared. It ends with the script: at its last
+    line, by sys.exit, or by an exception, which ends all ranks. In one process, without a launcher, the same
+    script runs with all roles in this process.
+
+    In a helper process of a worker (a process of `multiprocessing` that imports the script again, such as one
+    of a DataLoader) the call does nothing.
+
+    Args:
+        verbose: Print the table of roles and the transports at start.
+        save: See `mpips.run`.
+        resume: See `mpips.run`.
+        every_steps: See `mpips.run`.
+        every_s: See `mpips.run`.
+        on_usr1: See `mpips.run`.
+        grace_s: See `mpips.run`.
+        **options: See `mpips.config.options.SessionOptions`.
+
+    Raises:
+        ConfigError: Options are invalid, or `init` has been called before. With several ranks the error is
+            printed once and the process exits; see SystemExit.
+        CapabilityError: h5py is missing and checkpoints would be written.
+        SystemExit: With several ranks: the job could not start (the error has been printed once); or, on
+            servers and the scheduler, the job is over.
+    """
+    if forked.is_helper():
+        return
+    forked.refuse_children()
+    if _current:
+        raise ConfigError("mpips.init was called a second time: a script has one job")
+    size = launch.launched_size()
+    if size > 1 and sys.flags.interactive:
+        _refuse_prompt(size)
+    with one_report() if size > 1 else nullcontext():
+        failure_report.begin()
+        if threading.current_thread() is not threading.main_thread():
+            raise ConfigError("mpips.init was called in a thread: call it in the main thread")
+        settings = make_options(options)
+        check_launch(settings, size)
+        triggers = Triggers(every_steps, every_s, on_usr1, grace_s).check()
+        supervised = directory.current()
+        if supervised is not None:
+            refuse_second(supervised)
+            triggers = triggers.supervised()
+        folder = Path(save) if save is not None else None
+        if folder is None and supervised is not None:
+            folder = supervised.folder.checkpoints
+        if folder is not None:
+            # Without h5py the job would end without its checkpoint: raise CapabilityError now.
+            load_writer()
+    with one_report():
+        launch.refuse_lonely_tasks()
+    script = Script(ScriptProgram(settings, folder, resume, triggers, verbose), supervised, size)
+    _current.append(script)
+    script.begin()
+
+
+def _refuse_prompt(size: int) -> NoReturn:
+    """Exit with an error: Python would open a prompt on servers, and ignore SystemExit."""
+    try:
+        launch.say_and_exit(
+            f"python -i opens a prompt on each of {size} ranks: start the script without -i, or without a "
+            "launcher",
+            ConfigError.exit_code,
+        )
+    except SystemExit as error:
+        exit_now(code_of(error))
+
+
+def end(exit_code: object = None) -> None:
+    """End the job that `init` has begun in this process, if any, before the end of the process. Blocks.
+
+    For `mpips run`, which looks at the finished job.
+
+    Args:
+        exit_code: Code of the SystemExit that ended the script. If it is not that of a success, the call only
+            stores it: the exit handler ends the job with it.
+    """
+    if not _current or forked.is_helper():
+        return
+    if exited(exit_code) is None:
+        _current[0].end()
+    else:
+        _current[0].note_exit(exit_code)
+
+
+def current(what: str) -> Script:
+    """Return the script's job. `what` names the caller in the error.
+
+    Raises:
+        ConfigError: `init` has not been called.
+    """
+    if not _current:
+        raise ConfigError(f"{what} needs a job: call mpips.init() at the beginning of the script")
+    return _current[0]
+
+
+def rank() -> int:
+    """Return the index of this worker, 0 .. world_size()-1. Not collective; needs `init`."""
+    return current("mpips.rank").rank
+
+
+def world_size() -> int:
+    """Return the number of workers. Not collective; needs `init`."""
+    return current("mpips.world_size").n_workers
+
+
+def report(
+    *, loss: float | None = None, samples: int = 1, epoch: int = 0, **metrics: float
+) -> None:
+    """Report progress, for `mpips top`, metrics.jsonl and the progress line. Not collective; returns at once.
+
+    Args:
+        loss: Mean loss of the last samples; None: none is reported.
+        samples: Number of these samples.
+        epoch: Index of the current epoch, from 0.
+        **metrics: Results of an evaluation by name; one worker reports them.
+
+    Raises:
+        ConfigError: There has been no pull yet, so that the job has not started.
+    """
+    script = current("mpips.report")
+    if script.worker is None:
+        raise ConfigError("mpips.report comes before the first pull: report after a training step")
+    worker = script.worker
+    if loss is not None:
+        worker.report(epoch, worker.now, samples, float(loss) * samples)
+    if metrics:
+        worker.report_metrics(epoch, worker.now, {k: float(v) for k, v in metrics.items()})

@@ -1,0 +1,271 @@
+"""`Embedding` and `EmbeddingBag`: layers whose rows lie on the servers.
+
+    forward   unique ids, one pull of their rows, then torch's own embedding or embedding_bag on these rows
+    backward  torch sums the gradients of equal ids into the gradient of the pulled rows
+    step      one push of all rows of the step; the servers apply the table's rule to these rows only
+
+Ids are any int64 numbers; there is no vocabulary, and a row exists from its first update on. The rows of a
+forward pass are a leaf of the graph. From the backward pass on the layer holds those with a gradient, until
+the next step of an optimizer; so several passes, also of accumulated gradients, add up in one push.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+from mpips.errors import ConfigError
+from mpips.model.consistency import Consistency
+from mpips.model.consistency import of_name as consistency_of
+from mpips.model.initializer import Initializer
+from mpips.model.optimizer import SGD, Optimizer
+from mpips.model.python_rule import PythonRule
+from mpips.model.table import EmbeddingTable
+from mpips.torch.job import TorchJob
+from mpips.worker.embedding import EmbeddingHandle
+from mpips.worker.worker import Worker
+
+Int64 = NDArray[np.int64]
+
+
+class Access:
+    """The access of a prepared layer and its copies to the rows of its table; nothing in pickles.
+
+    Attributes:
+        layer: The layer that `prepare` was given. Gradients of copies are not pushed.
+        job: The job.
+        name: Name of the table.
+        handle: Handle of the table; None before the start of the job.
+    """
+
+    def __init__(self, layer: Embedding, job: TorchJob, name: str) -> None:
+        """Take the place of the layer in the job."""
+        self.layer = layer
+        self.job = job
+        self.name = name
+        self.handle: EmbeddingHandle | None = None
+
+    def __deepcopy__(self, memo: Any) -> Access:
+        return self
+
+    def __reduce__(self) -> Any:
+        return type(None), ()
+
+
+Mode = Literal["sum", "mean", "max"]
+
+
+class Embedding(torch.nn.Module):
+    """A table of rows of `dim` float32 values, one for each int64 id. `prepare` the model that has it.
+
+    `forward(ids)` takes an int64 tensor of any shape on the CPU and returns float32 rows of shape
+    (*ids.shape, dim). It blocks like a pull. Under torch.no_grad and in evaluation an id without a row gives
+    its initial row, and nothing is created or pushed.
+
+    Several features share one table if they use the same layer. A deep copy, for example in a moving average
+    of a model, reads the rows of the original and trains none. An unpickled layer is a new one without rows.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        optimizer: Optimizer | PythonRule | None = None,
+        init: Initializer | str = "normal(0.01)",
+        consistency: Consistency | str | None = None,
+    ) -> None:
+        """Make the layer; its table is declared by `prepare`.
+
+        Args:
+            dim: Length of a row.
+            optimizer: Rule of the rows; None: SGD(0.01). An optimizer of torch has no part in them.
+            init: Initial values of a row, a function of its id and of the job's seed.
+            consistency: Consistency of the table; None: that of `prepare`.
+
+        Raises:
+            ConfigError: A value is not accepted.
+        """
+        super().__init__()
+        self.dim = dim
+        self.optimizer = optimizer if optimizer is not None else SGD(0.01)
+        self.consistency = (
+            consistency_of(consistency) if isinstance(consistency, str) else consistency
+        )
+        self._init = init
+        # Raise the table's errors here, where the script names the values.
+        self.table("embedding", self.consistency or consistency_of("bsp"))
+        self._access: Access | None = None
+        self._pending: list[tuple[Int64, torch.Tensor]] = []
+
+    def table(self, name: str, consistency: Consistency) -> EmbeddingTable:
+        """Return the table of this layer.
+
+        Args:
+            name: Name of the table.
+            consistency: Consistency of `prepare`; the layer's own one counts if it has one.
+        """
+        return EmbeddingTable(
+            name,
+            self.dim,
+            optimizer=self.optimizer,
+            consistency=self.consistency or consistency,
+            init=self._init,
+        )
+
+    def join(self, job: TorchJob, name: str) -> None:
+        """Become a part of a job. `prepare` calls this."""
+        if self._access is not None:
+            raise ConfigError(
+                f"the embedding {self._access.name!r} has been prepared already: prepare one module that "
+                "contains all its uses"
+            )
+        self._access = Access(self, job, name)
+
+    def open(self, worker: Worker) -> None:
+        """Take the table's handle at the start of the job."""
+        assert self._access is not None
+        self._access.handle = worker.table(self._access.name)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the rows of `ids`; see the class."""
+        rows, places = self.rows(ids)
+        return functional.embedding(places, rows)
+
+    def rows(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Pull the rows of unique ids. Blocks like a pull.
+
+        Args:
+            ids: int64, any shape, on the CPU.
+
+        Returns:
+            rows: float32, shape (n_unique, dim), a leaf that collects gradients if they are enabled.
+            places: int64, of the shape of `ids`: index of each id's row.
+
+        Raises:
+            ConfigError: `ids` are no int64 tensor of the CPU, or the layer has not been prepared.
+        """
+        access = self._access
+        if access is None:
+            raise ConfigError(
+                "this mpips.torch.Embedding is in no prepared model: call mpips.torch.prepare(model, ...)"
+            )
+        if (
+            not isinstance(ids, torch.Tensor)
+            or ids.dtype != torch.int64
+            or ids.device.type != "cpu"
+        ):
+            found = (
+                f"{ids.dtype} on {ids.device}"
+                if isinstance(ids, torch.Tensor)
+                else type(ids).__name__
+            )
+            raise ConfigError(
+                f"ids of the embedding {access.name!r} are {found}: must be an int64 tensor on the CPU"
+            )
+        access.job.start()
+        access.job.settle()
+        assert access.handle is not None
+        keys, places = np.unique(ids.detach().numpy().reshape(-1), return_inverse=True)
+        rows = torch.from_numpy(access.handle.pull(keys))
+        if torch.is_grad_enabled() and access.layer is self:
+            rows.requires_grad_()
+            hook: Any = rows.register_post_accumulate_grad_hook  # torch has no annotation for it
+            hook(lambda leaf: self._note(keys, leaf))
+        return rows, torch.from_numpy(places).view(ids.shape)
+
+    def _note(self, keys: Int64, rows: torch.Tensor) -> None:
+        """Note rows whose gradient has come; a second backward pass adds to the same gradient."""
+        if not any(rows is other for _, other in self._pending):
+            self._pending.append((keys, rows))
+
+    def push(self) -> None:
+        """Push the gradients of all rows since the last step, in one push. `step` calls this."""
+        parts = [(keys, rows.grad.numpy()) for keys, rows in self._pending if rows.grad is not None]
+        self._pending.clear()
+        if not parts:
+            return
+        assert self._access is not None
+        assert self._access.handle is not None
+        keys = parts[0][0] if len(parts) == 1 else np.concatenate([k for k, _ in parts])
+        values = parts[0][1] if len(parts) == 1 else np.concatenate([v for _, v in parts])
+        self._access.handle.push(keys, np.ascontiguousarray(values))
+
+    def drop(self) -> None:
+        """Drop the gradients since the last step: `zero_grad` calls this."""
+        for _, rows in self._pending:
+            rows.grad = None
+        self._pending.clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_pending": []}
+
+    def extra_repr(self) -> str:
+        """Return the settings, for print(model)."""
+        return f"{self.dim}, optimizer={self.optimizer}"
+
+
+class EmbeddingBag(Embedding):
+    """Sums, means or maxima of bags of rows; as torch.nn.EmbeddingBag, with ids as in `Embedding`.
+
+    `forward(ids, offsets, per_sample_weights)`: ids of shape (n_bags, length), or of shape (n,) with
+    `offsets`, int64 of shape (n_bags,): the first place of each bag. Weights, float32 of the shape of the
+    ids, need mode "sum". Ids equal to `padding_idx` do not count.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        mode: Mode = "mean",
+        padding_idx: int | None = None,
+        include_last_offset: bool = False,
+        optimizer: Optimizer | PythonRule | None = None,
+        init: Initializer | str = "normal(0.01)",
+        consistency: Consistency | str | None = None,
+    ) -> None:
+        """Make the layer; see `Embedding` for what is not listed.
+
+        Args:
+            dim: Length of a row.
+            mode: "sum", "mean" or "max" of the rows of a bag; an empty bag gives zeros.
+            padding_idx: Id that fills bags; None: none.
+            include_last_offset: The last of `offsets` is the number of ids and begins no bag.
+            optimizer: Rule of the rows.
+            init: Initial values of a row.
+            consistency: Consistency of the table.
+        """
+        super().__init__(dim, optimizer=optimizer, init=init, consistency=consistency)
+        if mode not in ("sum", "mean", "max"):
+            raise ConfigError(f"EmbeddingBag: mode = {mode!r}: must be 'sum', 'mean' or 'max'")
+        self.mode = mode
+        self.padding_idx = padding_idx
+        self.include_last_offset = include_last_offset
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        offsets: torch.Tensor | None = None,
+        per_sample_weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return one row for each bag, float32, shape (n_bags, dim); see the class."""
+        rows, places = self.rows(ids)
+        padding = None
+        if self.padding_idx is not None:
+            found = (ids == self.padding_idx).nonzero()
+            padding = int(places[tuple(found[0])]) if len(found) else None
+        if not len(rows):
+            # torch refuses an empty table, also for empty bags.
+            rows = rows.new_zeros(1, self.dim, requires_grad=rows.requires_grad)
+        return functional.embedding_bag(
+            places,
+            rows,
+            offsets,
+            mode=self.mode,
+            per_sample_weights=per_sample_weights,
+            include_last_offset=self.include_last_offset,
+            padding_idx=padding,
+        )

@@ -1,0 +1,126 @@
+"""A prepared model: the class that `prepare` gives a module, and the hooks of its submodules.
+
+The model keeps its identity; its class becomes a subclass of its own class, with the same name. Copies and
+pickles of a prepared model are plain models again, with the values at that time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from mpips.errors import ConfigError
+from mpips.torch.embedding import Embedding
+from mpips.torch.job import ModelPart
+
+
+class Refresh:
+    """A forward-pre-hook that pulls the model's values if they are stale; nothing in copies of the model."""
+
+    def __init__(self, part: ModelPart | None) -> None:
+        """Take the model's tables; None: do nothing."""
+        self._part = part
+
+    def __call__(self, *arguments: Any) -> None:
+        """Pull the values if they are stale."""
+        # torch.compile reads this condition, so that the graph is interrupted only where values are pulled.
+        if self._part is not None and self._part.is_stale:
+            self._pull()
+
+    @torch.compiler.disable  # type: ignore[misc,untyped-decorator,unused-ignore]
+    def _pull(self) -> None:
+        assert self._part is not None
+        self._part.refresh()
+
+    def __deepcopy__(self, memo: Any) -> Refresh:
+        return Refresh(None)
+
+    def __reduce__(self) -> Any:
+        return Refresh, (None,)
+
+
+class PreparedModule(torch.nn.Module):
+    """Methods of a prepared model. Each that reads values first pulls them if a step has changed them."""
+
+    _mpips_part: ModelPart
+    _mpips_plain: type[torch.nn.Module]
+
+    def named_parameters(self, *arguments: Any, **named: Any) -> Iterator[Any]:
+        """As in torch, with the current values. Blocks like a pull after a step."""
+        if self._mpips_part.is_started:
+            self._mpips_part.refresh()
+        return super().named_parameters(*arguments, **named)
+
+    def named_buffers(self, *arguments: Any, **named: Any) -> Iterator[Any]:
+        """As in torch, with the current values. Blocks like a pull after a step."""
+        if self._mpips_part.is_started:
+            self._mpips_part.refresh()
+        return super().named_buffers(*arguments, **named)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As in torch; also drops gradients of embeddings that no step has pushed."""
+        super().zero_grad(set_to_none)
+        for module in self.modules():
+            if isinstance(module, Embedding):
+                module.drop()
+
+    def state_dict(self, *arguments: Any, **named: Any) -> Any:
+        """As in torch, with the current values: a plain dict of torch. Blocks like a pull after a step."""
+        if self._mpips_part.is_started:
+            self._mpips_part.refresh()
+        return super().state_dict(*arguments, **named)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """As in torch, before the first forward pass: the values of worker 0 become those of the job.
+
+        Raises:
+            ConfigError: The job has started, so the values are on the servers; or `assign` is True.
+        """
+        if self._mpips_part.is_started:
+            raise ConfigError(
+                "load_state_dict comes too late: the job has started with the first forward pass; load the "
+                "values before it"
+            )
+        if assign:
+            raise ConfigError(
+                "load_state_dict with assign=True would replace the parameters that mpips.torch.prepare was "
+                "given: use assign=False, or load the values before prepare"
+            )
+        return super().load_state_dict(state_dict, strict)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate gradients, as with DistributedDataParallel. Gradients are sent by `step` alone."""
+        yield
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self._mpips_part.is_started:
+            self._mpips_part.refresh()
+        reduced: Any = super().__reduce_ex__(protocol)
+        _, (_, *arguments), state, *rest = reduced
+        state = {k: v for k, v in state.items() if not k.startswith("_mpips")}
+        return make_plain, (self._mpips_plain, *arguments), state, *rest
+
+
+def make_plain(plain: type[Any], *arguments: Any) -> Any:
+    """Return a new object without attributes: copies and pickles of prepared objects begin with it.
+
+    pickle accepts `copyreg.__newobj__` only with the class of the object itself.
+    """
+    return plain.__new__(plain, *arguments)
+
+
+def make_prepared(model: torch.nn.Module, part: ModelPart) -> None:
+    """Turn a model into a prepared one, in place."""
+    plain = type(model)
+    body = {"__module__": plain.__module__, "__qualname__": plain.__qualname__}
+    model.__class__ = type(plain.__name__, (PreparedModule, plain), body)
+    model._mpips_part = part  # type: ignore[assignment]
+    model._mpips_plain = plain  # type: ignore[assignment]
+    for module in model.modules():
+        module.register_forward_pre_hook(Refresh(part), prepend=True)

@@ -1,0 +1,205 @@
+"""The tables of a model's parameters: one dense table for each, by its torch name.
+
+A table holds float32 values. Parameters in bfloat16 or float16 receive them rounded, so the server has the
+master values. A worker writes pulled values into the memory of the parameter itself where that memory is a
+contiguous float32 array of the CPU, and through a buffer elsewhere.
+
+The worker is the only writer of a parameter between two pulls, and a script must not change parameters in
+place once the job has started: the next pull would overwrite the change. torch counts changes of a tensor
+in place, so `ParameterTable` notices one and raises ConfigError.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.parameter import UninitializedParameter
+
+from mpips.errors import ConfigError
+from mpips.model.consistency import Consistency
+from mpips.model.optimizer import SGD, Optimizer
+from mpips.model.table import DenseTable
+from mpips.worker.dense import DenseHandle
+from mpips.worker.worker import Worker
+
+Float32 = NDArray[np.float32]
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class ParameterTable:
+    """One parameter and its table.
+
+    Attributes:
+        name: Name of the table: the parameter's torch name, behind the prefix of the model.
+        parameter: The parameter.
+        rule: Rule of the table; None: no optimizer has the parameter, and its values never change.
+    """
+
+    def __init__(self, name: str, parameter: torch.nn.Parameter, rule: Optimizer | None) -> None:
+        """Check the parameter.
+
+        Raises:
+            ConfigError: The parameter cannot be a table.
+        """
+        _check(name, parameter)
+        self.name = name
+        self.parameter = parameter
+        self.rule = rule
+        self._is_rule_known = True
+        self._handle: DenseHandle | None = None
+        self._can_change = False  # the parameter was trained since the start
+        self._buffer: Float32 | None = None
+        self._version = (
+            -1
+        )  # torch's count of changes in place after the newest pull; -1: no pull yet
+        self._array: Float32 | None = None  # the parameter's memory, if pulls can write into it
+        self._place = 0  # address of that memory
+
+    def table(self, consistency: Consistency) -> DenseTable:
+        """Return the table to declare."""
+        return DenseTable(
+            self.name,
+            self._shape,
+            optimizer=self.rule or SGD(0.0),
+            consistency=consistency,
+        )
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        """Shape of the table. A table has at least one dimension."""
+        return tuple(self.parameter.shape) or (1,)
+
+    def initial_values(self) -> Float32:
+        """Return the parameter's values as float32, C-contiguous, of the table's shape."""
+        return _as_array(self.parameter.detach()).reshape(self._shape)
+
+    def open(self, worker: Worker) -> None:
+        """Take the table's handle at the start of the job."""
+        self._handle = worker.table(self.name)
+
+    @property
+    def is_fixed(self) -> bool:
+        """True while nothing trains the parameter: it is frozen, or no optimizer has it."""
+        return self.rule is None or not self.parameter.requires_grad
+
+    def configure(self, rule: Optimizer) -> None:
+        """Send new hyperparameters, if they differ from those in force. See Handle.set_optimizer."""
+        if rule != self.rule or not self._is_rule_known:
+            assert self._handle is not None
+            self._handle.set_optimizer(rule)
+            self.rule = rule
+            self._is_rule_known = True
+
+    def forget_rule(self) -> None:
+        """Note that servers may have other hyperparameters in force, since the job continues a run."""
+        self._is_rule_known = False
+
+    def pull(self) -> None:
+        """Fetch the values into the parameter. Blocks like DenseHandle.pull.
+
+        A parameter that has been fixed since the start is pulled once: its values cannot change. One that is
+        frozen later is pulled on, since a server may still apply updates to it.
+        """
+        self._can_change = self._can_change or not self.is_fixed
+        if self._version >= 0 and not self._can_change:
+            return
+        assert self._handle is not None
+        self.check_unchanged()
+        p = self.parameter
+        target = self._memory()
+        if target is not None:
+            self._handle.pull(target)
+        else:
+            if self._buffer is None:
+                self._buffer = np.empty(self._shape, np.float32)
+            self._handle.pull(self._buffer)
+            with torch.no_grad():
+                p.copy_(torch.from_numpy(self._buffer).view(p.shape))
+        # A graph that was recorded before the pull must not be used with the new values.
+        torch.autograd.graph.increment_version(p)
+        self._version = p._version
+
+    def check_unchanged(self) -> None:
+        """Raise ConfigError if the script has changed the parameter since the newest pull.
+
+        Raises:
+            ConfigError: Names the parameter.
+        """
+        if self._version >= 0 and self.parameter._version != self._version:
+            raise ConfigError(
+                f"the parameter {self.name!r} was changed in place after the job had started; its values are "
+                "those of the servers, and the next pull would overwrite the change: change parameters "
+                "before the first forward pass"
+            )
+
+    def push(self) -> None:
+        """Push the gradient, if there is one. Blocks only while a ring is full.
+
+        Raises:
+            ConfigError: The gradient is sparse.
+            ValueError: The gradient contains NaN or infinity; the message names the table.
+        """
+        gradient = self.parameter.grad
+        if gradient is None or self.rule is None:
+            return
+        self._can_change = True
+        if gradient.layout != torch.strided:
+            raise ConfigError(
+                f"the parameter {self.name!r} has a sparse gradient: use mpips.torch.Embedding, which pushes "
+                "only the rows of a step, or sparse=False"
+            )
+        assert self._handle is not None
+        self._handle.push(_as_array(gradient.detach()).reshape(self._shape))
+
+    def _memory(self) -> Float32 | None:
+        """Return the parameter's memory as an array of the table's shape; None: pull through a buffer."""
+        data = self.parameter.data
+        if data.data_ptr() != self._place or data.dtype != torch.float32:
+            direct = (
+                data.dtype == torch.float32 and data.device.type == "cpu" and data.is_contiguous()
+            )
+            self._array = data.numpy().reshape(self._shape) if direct else None
+            self._place = data.data_ptr()
+        return self._array
+
+
+def _as_array(tensor: torch.Tensor) -> Float32:
+    """Return a tensor as a float32, C-contiguous array; without a copy where it is one already."""
+    array: Float32 = tensor.to("cpu", torch.float32).contiguous().numpy()
+    return array
+
+
+def _check(name: str, parameter: torch.nn.Parameter) -> None:
+    if isinstance(parameter, UninitializedParameter):
+        raise ConfigError(
+            f"the parameter {name!r} has no shape yet (a lazy module): call the model once before prepare"
+        )
+    if parameter.dtype not in DTYPES:
+        raise ConfigError(
+            f"the parameter {name!r} is {_dtype(parameter)}: parameters must be float32, bfloat16 or "
+            "float16; convert the model, for example by model.float()"
+        )
+    if parameter.device.type == "meta":
+        raise ConfigError(f"the parameter {name!r} is on the meta device: materialise it first")
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def table_names(model: torch.nn.Module, prefix: str) -> dict[str, Any]:
+    """Return the model's parameters by the names of their tables; a shared parameter once, by its first name.
+
+    Args:
+        model: The model.
+        prefix: Text before each name; "": none.
+    """
+    return {
+        f"{prefix}.{name}" if prefix else name: parameter
+        for name, parameter in model.named_parameters()
+        if isinstance(parameter, UninitializedParameter) or parameter.numel()
+    }

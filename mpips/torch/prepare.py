@@ -1,0 +1,265 @@
+"""`prepare`: model, optimizer and loader of a plain torch script become parts of the script's job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from mpips.errors import ConfigError
+from mpips.model.consistency import Consistency
+from mpips.model.consistency import of_name as consistency_of
+from mpips.mpi.launch import asked_threads
+from mpips.torch.buffers import BUFFER_RULES, BufferRule, BufferTable, buffer_tables
+from mpips.torch.embedding import Embedding
+from mpips.torch.job import ModelPart, Pushed, SchedulerState, TorchJob, job_of
+from mpips.torch.module import PreparedModule, make_prepared
+from mpips.torch.parameters import ParameterTable, table_names
+from mpips.torch.rules import rule_of
+from mpips.torch.sampling import PreparedLoader, split
+from mpips.torch.stepping import PreparedOptimizer, Stepping, make_stepping
+
+
+class StartingLoader(PreparedLoader):
+    """A prepared loader whose first iteration starts the job: a restart continues at a place in the data."""
+
+    __slots__ = ("_job",)
+
+    def __init__(self, loader: DataLoader[Any], job: TorchJob, seed: int) -> None:
+        """Split `loader` for this worker.
+
+        Raises:
+            ConfigError: The loader cannot be split; see `split`.
+        """
+        rank, n_workers = job.script.rank, job.script.n_workers
+        split(loader, rank, n_workers, seed)
+        super().__init__(loader, rank, n_workers, seed)
+        self._job = job
+
+    @property
+    def has_arrived(self) -> bool:
+        """True from the beginning of the epoch of the restart on."""
+        return self._resumed == (0, 0) or (self._begun > 0 and self._epoch >= self._resumed[0])
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin an epoch. The first call is collective over all ranks and blocks: it starts the job."""
+        self._job.start()
+        self._job.settle()
+        batches = super().__iter__()
+        self._job.arrive()
+        return _SettlingBatches(self._job, batches)
+
+
+class _SettlingBatches(Iterator[Any]):
+    """The batches of one epoch. The clock of a step ends before the next batch."""
+
+    def __init__(self, job: TorchJob, batches: Iterator[Any]) -> None:
+        self._job = job
+        self._batches = batches
+
+    def __next__(self) -> Any:
+        self._job.settle()
+        return next(self._batches)
+
+
+def prepare(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    loader: DataLoader[Any] | None = None,
+    *,
+    scheduler: Any = None,
+    consistency: Consistency | str = "bsp",
+    buffers: BufferRule = "worker 0",
+    name: str = "",
+) -> Any:
+    """Let the servers of the job hold and train a model. Call it before the first forward pass.
+
+    Not collective. Every parameter becomes a dense table with its torch name, every mpips.torch.Embedding an
+    embedding table.
+    The script goes on as before: `loss.backward()` computes gradients, `optimizer.step()` pushes them and
+    ends the worker's clock, and the next forward pass first pulls the new values. At the first forward pass,
+    or the first iteration of the loader, all ranks start the job together; the values of worker 0 are the
+    initial ones.
+
+    Under BSP a step applies the mean of all workers' gradients, as DistributedDataParallel does. Under SSP
+    and ASP each worker's gradient is a step of its own, with the whole learning rate.
+
+    A restart (`mpips run`, or `mpips.init(save=...)`) runs the script from its beginning: epochs that are
+    complete yield no batches, and the epoch of the restart yields the rest of its batches. Random numbers of
+    a step depend on the job's seed, the worker and its clock only, so dropout repeats.
+
+    Args:
+        model: The model; parameters in float32, bfloat16 or float16. It is changed in place.
+        optimizer: torch.optim.SGD, Adam, AdamW, Adagrad or RMSprop over parameters of the model. It is
+            changed in place. None: only for a model without parameters (its embeddings have their own rules),
+            or one that is not trained.
+        loader: A DataLoader, which is divided among the workers; see mpips.torch.sampling. None: the script
+            divides its data by mpips.rank() and mpips.world_size().
+        scheduler: A learning-rate scheduler of the optimizer, or several in a list, whose states restarts
+            restore. Schedulers that are stepped once per epoch need not be given.
+        consistency: Consistency model of all tables: "bsp", "ssp", "asp" or a value such as SSP(bound=2).
+        buffers: "worker 0": its buffers count, as with DistributedDataParallel; "average": the mean of all
+            workers' buffers, only with BSP.
+        name: Prefix of the tables' names, for a second model.
+
+    Returns:
+        The model; or a tuple of model, optimizer and loader as far as given, in this order.
+
+    Raises:
+        ConfigError: A parameter, option or loader is not accepted; the message names it. Or the job has
+            started, `mpips.init` has not been called, or the model has been prepared before.
+    """
+    job = job_of("mpips.torch.prepare")
+    rules = consistency_of(consistency) if isinstance(consistency, str) else consistency
+    _check(model, optimizer, job, rules, buffers)
+    tables = _parameter_tables(model, optimizer, name)
+    own_buffers = list(buffer_tables(model, name, buffers))
+    embeddings = _embeddings(model, name)
+    schedulers = _schedulers(scheduler)
+    prepared = StartingLoader(loader, job, job.script.seed) if loader is not None else None
+    part = ModelPart(job, [*tables, *own_buffers])
+    for table in tables:
+        job.claim(table.parameter, table.name)
+    for path, embedding in embeddings.items():
+        embedding.join(job, path)
+    for table in tables:
+        job.script.declare(table.table(rules), table.initial_values)
+        job.add(table)
+    for buffer in own_buffers:
+        job.script.declare(buffer.table(rules), buffer.initial_values)
+        job.add(buffer)
+    for path, embedding in embeddings.items():
+        job.script.declare(embedding.table(path, rules))
+        job.add(embedding)
+    make_prepared(model, part)
+    result: list[Any] = [model]
+    trained = _stepping(optimizer, job, tables, own_buffers, embeddings, part)
+    if trained is not None:
+        result.append(trained)
+    if prepared is not None:
+        job.add_loader(prepared)
+        result.append(prepared)
+    for one in schedulers:
+        job.restore("scheduler", SchedulerState(one))
+    if not asked_threads() and job.script.n_workers > 1:
+        torch.set_num_threads(job.script.n_cores)
+    return tuple(result) if len(result) > 1 else model
+
+
+def _check(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    job: TorchJob,
+    consistency: Consistency,
+    buffers: BufferRule,
+) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError(f"prepare: model is {type(model).__name__}: must be a torch.nn.Module")
+    if job.has_started:
+        raise ConfigError(
+            "prepare comes too late: the job has started with the first forward pass; prepare all models "
+            "before it"
+        )
+    if isinstance(model, PreparedModule):
+        raise ConfigError("the model has been prepared already: call prepare once for each model")
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(
+            f"prepare: optimizer is {type(optimizer).__name__}: must be a torch.optim.Optimizer; pass a "
+            "loader by its name, loader=..."
+        )
+    if isinstance(optimizer, PreparedOptimizer):
+        raise ConfigError(
+            "the optimizer has been prepared already: use one optimizer for each model"
+        )
+    # Adagrad makes its state, with step 0, in its constructor; SGD counts no steps.
+    if optimizer is not None and any(s.get("step", 1) for s in optimizer.state.values() if s):
+        raise ConfigError(
+            "the optimizer has made steps before prepare, whose moments the servers would not have: prepare "
+            "it before its first step"
+        )
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        raise ConfigError(
+            "the model is a DistributedDataParallel: prepare the module in it instead"
+        )
+    if buffers not in BUFFER_RULES:
+        raise ConfigError(f"prepare: buffers = {buffers!r}: must be 'worker 0' or 'average'")
+    if buffers == "average" and consistency.name != "bsp":
+        raise ConfigError(
+            f"prepare: buffers = 'average' needs consistency 'bsp', not {consistency.name!r}: without "
+            "common clocks there is no mean"
+        )
+
+
+def _parameter_tables(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, prefix: str
+) -> list[ParameterTable]:
+    """Return the tables of all parameters, with the rules of their param groups."""
+    named = table_names(model, prefix)
+    rules = {}
+    if optimizer is not None:
+        known = {id(p) for p in model.parameters()}
+        for i, group in enumerate(optimizer.param_groups):
+            rule = rule_of(optimizer, group)
+            for p in group["params"]:
+                if id(p) not in known:
+                    raise ConfigError(
+                        f"the optimizer's param group {i} has a parameter of shape {tuple(p.shape)} that is "
+                        "not in the model: prepare the model that contains it, with this optimizer"
+                    )
+                rules[id(p)] = rule
+    return [ParameterTable(name, p, rules.get(id(p))) for name, p in named.items()]
+
+
+def _schedulers(given: Any) -> list[Any]:
+    """Return the argument `scheduler` as a list.
+
+    Raises:
+        ConfigError: One of them has no state that can be restored.
+    """
+    found = list(given) if isinstance(given, list | tuple) else [given] * (given is not None)
+    for one in found:
+        if not hasattr(one, "state_dict") or not hasattr(one, "load_state_dict"):
+            raise ConfigError(
+                f"prepare: scheduler is {type(one).__name__}: must be an LRScheduler of torch, or have its "
+                "methods state_dict and load_state_dict"
+            )
+    return found
+
+
+def _embeddings(model: torch.nn.Module, prefix: str) -> dict[str, Embedding]:
+    """Return the model's embeddings by the names of their tables; a shared one once."""
+    return {
+        ".".join(filter(None, (prefix, path))) or "embedding": module
+        for path, module in model.named_modules()
+        if isinstance(module, Embedding)
+    }
+
+
+def _stepping(
+    optimizer: torch.optim.Optimizer | None,
+    job: TorchJob,
+    tables: Sequence[ParameterTable],
+    buffers: Sequence[BufferTable],
+    embeddings: dict[str, Embedding],
+    part: ModelPart,
+) -> torch.optim.Optimizer | None:
+    """Prepare the optimizer; make one for a model that has embeddings and no parameters."""
+    if optimizer is None and (tables or not embeddings):
+        return None
+    layers = list(embeddings.values())
+    if optimizer is None:
+        # torch's optimizers want a tensor; this one is no parameter of the model and never gets a gradient.
+        optimizer = torch.optim.SGD([torch.zeros(0)], 0.0)
+    by_parameter = {id(table.parameter): table for table in tables}
+    groups = [
+        [by_parameter[id(p)] for p in group["params"] if id(p) in by_parameter]
+        for group in optimizer.param_groups
+    ]
+    # Gradients come from the last layer to the first; rows are pushed before the buffers.
+    pushed: list[Pushed] = [*reversed(tables), *layers, *buffers]
+    stepping = Stepping(job, optimizer, groups, pushed, part)
+    make_stepping(optimizer, stepping, layers)
+    job.restore("optimizer", stepping)
+    return optimizer

@@ -1,0 +1,226 @@
+"""A DataLoader of a plain torch script, divided among workers.
+
+`mpips.torch.order` defines the order of an epoch and the batches of each worker. The worker's DataLoader has
+the options of the script's; only its batch sampler and its generator differ.
+
+Random numbers in child processes (num_workers > 0) depend on (seed, epoch, worker, child). An epoch that a
+restart enters in its middle draws them from the beginning, for other batches. Children of a loader with
+persistent_workers are seeded in their first epoch only. With num_workers = 0 a restart repeats the draws
+exactly, if each step calls `mpips.torch.generators.reseed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sized
+from typing import Any, cast
+
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+
+from mpips.errors import ConfigError
+from mpips.torch.generators import CHILDREN_TAG, mix
+from mpips.torch.order import WorkerBatches, nested, source_of
+
+# Arguments that the DataLoader of a worker has in common with the script's; in_order: from torch 2.6.
+_SAME = (
+    "dataset",
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "prefetch_factor",
+    "persistent_workers",
+    "pin_memory_device",
+    "in_order",
+)
+
+
+def split(loader: DataLoader[Any], worker: int, n_workers: int, seed: int) -> PreparedLoader:
+    """Return a loader of the batches of one worker. Not collective; does not block or draw numbers.
+
+    Args:
+        loader: The loader of the plain script; the same on all workers. It stays as it is.
+        worker: Rank among the workers, 0 to n_workers - 1.
+        n_workers: Number of workers.
+        seed: Seed of the run, the same on all workers.
+
+    Raises:
+        ConfigError: The loader cannot be split; the message says why and what to do.
+    """
+    _check(loader)
+    prepared = PreparedLoader(loader, worker, n_workers, seed)
+    if len(prepared) == 0 and len(loader) > 0:
+        raise ConfigError(
+            f"drop_last = True drops all {len(cast(Sized, loader.sampler))} samples: a step of {n_workers} "
+            f"workers takes {loader.batch_size} x {n_workers}; use a smaller batch_size or drop_last = False"
+        )
+    return prepared
+
+
+class PreparedLoader:
+    """An iterable of one worker's batches, in place of the script's DataLoader.
+
+    The n-th call of `iter` begins epoch n, counted from 0, also if the loop before it was left by `break`. Of
+    two iterators, the newer one defines `epoch`, `batch` and `position`. With persistent_workers the older
+    one cannot be used any more. With in_order=False torch yields batches in the order in which children
+    finish them, so a resumed epoch can repeat or omit batches.
+
+    Attributes that this class does not have are those of the script's DataLoader (batch_size, dataset,
+    sampler ...).
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_batch",
+        "_begun",
+        "_epoch",
+        "_inner",
+        "_own",
+        "_resumed",
+        "_script",
+        "_seeds",
+    )
+
+    def __init__(self, loader: DataLoader[Any], worker: int, n_workers: int, seed: int) -> None:
+        self._script = loader
+        self._own = WorkerBatches(loader, worker, n_workers, seed)
+        same = {name: getattr(loader, name) for name in _SAME if hasattr(loader, name)}
+        generator = torch.Generator()
+        self._inner: DataLoader[Any] = DataLoader(
+            batch_sampler=self._own, generator=generator, **same
+        )
+        self._seeds = (seed, worker)
+        self._begun = 0  # number of calls of iter
+        self._epoch = 0
+        self._batch = 0
+        self._resumed = (0, 0)
+
+    @property
+    def epoch(self) -> int:
+        """Number of the current epoch, from 0: that of the newest iterator."""
+        return self._epoch
+
+    @property
+    def batch(self) -> int:
+        """Number of batches of this epoch that were yielded, including those before `resume`."""
+        return self._batch
+
+    def position(self) -> dict[str, int]:
+        """Return {"epoch": e, "batch": k} after k batches of epoch e were yielded, for `resume`.
+
+        Batches that children have loaded in advance do not count. While the epochs before the position of
+        `resume` pass, this is that position. Not collective; does not block.
+        """
+        epoch, batch = max(self._resumed, (self._epoch, self._batch))
+        return {"epoch": epoch, "batch": batch}
+
+    def resume(self, position: Mapping[str, int]) -> None:
+        """Begin at a position, before the first iteration. Not collective; does not block.
+
+        Epochs before it yield nothing. Its epoch begins behind its first batches, and yields nothing if these
+        are all. Later epochs are whole. `len` is always the length of a whole epoch.
+
+        Args:
+            position: What `position` returned on this worker, in a run with equally many workers, the same
+                seed and the same loader.
+
+        Raises:
+            ConfigError: Iteration has begun, or no epoch of this loader has such a position.
+        """
+        if self._begun:
+            raise ConfigError("the loader's iteration has begun: call resume before the first loop")
+        valid = position.keys() == {"epoch", "batch"} and all(
+            type(number) is int and number >= 0 for number in position.values()
+        )
+        if not valid or position["batch"] > len(self):
+            raise ConfigError(
+                f"position {dict(position)} of a loader: must have epoch, 0 or more, and batch, 0 to "
+                f"{len(self)}; use the data, the batch size and the number of workers with which it was saved"
+            )
+        self._resumed = (position["epoch"], position["batch"])
+
+    def __len__(self) -> int:
+        """Return the number of steps of a whole epoch; equal on all workers."""
+        return len(self._own)
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch, (resumed, done) = self._begun, self._resumed
+        first = done if epoch == resumed else 0
+        batches: Iterator[Any] = iter(())
+        if epoch >= resumed:
+            self._own.start = (epoch, first)
+            cast(torch.Generator, self._inner.generator).manual_seed(
+                mix(CHILDREN_TAG, self._seeds[0], epoch, self._seeds[1])
+            )
+            batches = _EpochBatches(self, iter(self._inner), epoch, first)
+        self._begun += 1
+        self._epoch, self._batch = epoch, first
+        return batches
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(self._script, name)
+
+
+class _EpochBatches(Iterator[Any]):
+    """The batches of one epoch; counts those that it yields.
+
+    `first` is the number of batches of the epoch that come before.
+    """
+
+    def __init__(
+        self, loader: PreparedLoader, batches: Iterator[Any], epoch: int, first: int
+    ) -> None:
+        self._loader = loader
+        self._batches = batches
+        self._epoch = epoch
+        self._count = first
+
+    def __next__(self) -> Any:
+        newest = self._epoch == self._loader._epoch
+        if not newest and self._loader._inner.persistent_workers:
+            raise ConfigError(
+                "two iterators of one loader with persistent_workers = True share their children: "
+                "finish one before the next, or use persistent_workers = False"
+            )
+        batch = next(self._batches)
+        self._count += 1
+        if newest:
+            self._loader._batch = self._count
+        return batch
+
+
+def _check(loader: DataLoader[Any]) -> None:
+    """Raise ConfigError for a loader that cannot be split."""
+    cls = type(loader)
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    if not isinstance(loader, DataLoader):
+        raise ConfigError(f"loader of class {name}: must be a torch.utils.data.DataLoader")
+    if cls.__iter__ is not DataLoader.__iter__ or cls._get_iterator is not DataLoader._get_iterator:
+        raise ConfigError(
+            f"loader of class {name}: its own iteration cannot be split; use torch.utils.data.DataLoader"
+        )
+    if isinstance(loader.dataset, IterableDataset):
+        raise ConfigError(
+            f"dataset of class {type(loader.dataset).__qualname__} is an IterableDataset, which has no "
+            "indices to divide: split it by mpips.rank() and prepare the model without the loader"
+        )
+    if loader.batch_size is None and loader.batch_sampler is None:
+        raise ConfigError(
+            "batch_size = None: must be 1 or more, or give the loader a batch_sampler"
+        )
+    source = source_of(loader)
+    if any(isinstance(part, DistributedSampler) for part in nested(source)):
+        raise ConfigError(
+            "sampler = DistributedSampler: pass an ordinary sampler; prepare splits it"
+        )
+    try:
+        len(cast(Sized, source))
+    except (TypeError, NotImplementedError):
+        raise ConfigError(
+            f"sampler of class {type(source).__qualname__} has no length: define __len__, so that all "
+            "workers make equally many steps"
+        ) from None

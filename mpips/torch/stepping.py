@@ -1,0 +1,187 @@
+"""A prepared optimizer: still the script's torch.optim object, whose step is done by the servers.
+
+`zero_grad`, `param_groups`, hooks of steps and learning-rate schedulers work as before. The optimizer's class
+becomes a subclass of its own class, with the same name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from mpips.errors import ConfigError
+from mpips.torch.embedding import Embedding
+from mpips.torch.job import ModelPart, Pushed, TorchJob
+from mpips.torch.module import make_plain
+from mpips.torch.parameters import ParameterTable
+from mpips.torch.rules import rule_of
+
+_ABSENT = object()
+
+
+class Stepping:
+    """The tables that one optimizer steps, and its place in the cursor."""
+
+    def __init__(
+        self,
+        job: TorchJob,
+        optimizer: torch.optim.Optimizer,
+        groups: Sequence[Sequence[ParameterTable]],
+        pushed: Sequence[Pushed],
+        model: ModelPart,
+    ) -> None:
+        """Take the tables of each param group, all that a step pushes, and the model of the values."""
+        self._job = job
+        self._optimizer = optimizer
+        self._groups = groups
+        self._pushed = pushed
+        self._model = model
+        self._made = [_hyperparameters(group) for group in optimizer.param_groups]
+        self._known = list(self._made)  # those that the script gives at its beginning
+
+    def step(self) -> None:
+        """Send changed hyperparameters, push all gradients."""
+        self._job.start()
+        self._job.settle()
+        if len(self._optimizer.param_groups) != len(self._groups):
+            raise ConfigError(
+                "a param group was added after prepare: add all groups before mpips.torch.prepare"
+            )
+        for i, (group, tables) in enumerate(
+            zip(self._optimizer.param_groups, self._groups, strict=True)
+        ):
+            found = _hyperparameters(group)
+            if found != self._known[i]:
+                rule = rule_of(self._optimizer, group)
+                for table in tables:
+                    table.configure(rule)
+                self._known[i] = found
+        self._job.push(self._pushed, [self._model])
+
+    def position(self) -> dict[str, Any]:
+        """Return the hyperparameters that have changed since prepare, by the index of their param group.
+
+        A cursor has no room for all hyperparameters of hundreds of groups.
+        """
+        found = {}
+        for i, (group, made) in enumerate(
+            zip(self._optimizer.param_groups, self._made, strict=False)
+        ):
+            now = _hyperparameters(group)
+            changed = {name: now[name] for name in now if now[name] != made.get(name, _ABSENT)}
+            if changed:
+                found[str(i)] = changed
+        return {"groups": len(self._made), "changed": found}
+
+    def resume(self, position: Mapping[str, Any]) -> None:
+        """Set the hyperparameters of all param groups; the next step sends them.
+
+        Raises:
+            ConfigError: The optimizer of the checkpoint has another number of param groups.
+        """
+        if position["groups"] != len(self._made):
+            raise ConfigError(
+                f"the checkpoint's optimizer has {position['groups']} param groups, this one has "
+                f"{len(self._made)}: use the same script, or resume='never'"
+            )
+        # Tensors, such as a learning rate that a compiled step reads, stay tensors.
+        for i, (group, made) in enumerate(
+            zip(self._optimizer.param_groups, self._made, strict=True)
+        ):
+            for name, value in {**made, **position["changed"].get(str(i), {})}.items():
+                present = group.get(name)
+                if isinstance(present, torch.Tensor):
+                    present.fill_(value)
+                else:
+                    group[name] = tuple(value) if isinstance(present, tuple) else value
+        # Each server has the values of its newest step or of the declaration: send these with the next step.
+        self._known = [{} for _ in self._groups]
+        for table in (table for tables in self._groups for table in tables):
+            table.forget_rule()
+        # A scheduler warns of steps before the first optimizer step, which a restart does not repeat.
+        setattr(self._optimizer, "_opt_called", True)  # noqa: B010 - an attribute of schedulers only
+
+
+def _hyperparameters(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers and flags of a param group, as values that a cursor can hold."""
+    found: dict[str, Any] = {}
+    for name, value in group.items():
+        if name == "params":
+            continue
+        if isinstance(value, torch.Tensor):
+            value = value.item()
+        if isinstance(value, tuple | list):
+            value = [v.item() if isinstance(v, torch.Tensor) else v for v in value]
+        if value is None or isinstance(value, bool | int | float | str | list):
+            found[name] = value
+    return found
+
+
+class PreparedOptimizer(torch.optim.Optimizer):
+    """Methods of a prepared optimizer."""
+
+    _mpips_stepping: Stepping
+    _mpips_plain: type[torch.optim.Optimizer]
+    _mpips_embeddings: Sequence[Embedding]
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Push the gradients and end the worker's clock; the servers apply the rule.
+
+        Not collective; blocks only while a ring is full. The next forward pass waits for the values.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._opt_called = True
+        self._mpips_stepping.step()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As in torch; also drops gradients of embeddings that no step has pushed."""
+        super().zero_grad(set_to_none)
+        for embedding in self._mpips_embeddings:
+            embedding.drop()
+
+    def state_dict(self) -> dict[str, Any]:
+        """As in torch, with an empty "state": moments and sums lie on the servers and in checkpoints."""
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the hyperparameters of the param groups.
+
+        Raises:
+            ConfigError: The dict has moments or sums, which lie on the servers.
+        """
+        if state_dict.get("state"):
+            raise ConfigError(
+                "load_state_dict of a prepared optimizer cannot load the moments of each parameter: they lie "
+                "on the servers; restart from a checkpoint of mpips, or pass "
+                "{'state': {}, 'param_groups': ...}"
+            )
+        super().load_state_dict(state_dict)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return make_plain, (self._mpips_plain,), self.__getstate__()
+
+
+# Schedulers wrap `step` to note that it was called; this one notes it itself.
+_step = torch.optim.Optimizer.profile_hook_step(PreparedOptimizer.step)
+_step.hooked = True  # type: ignore[attr-defined]
+_step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+PreparedOptimizer.step = _step  # type: ignore[method-assign]
+
+
+def make_stepping(
+    optimizer: torch.optim.Optimizer, stepping: Stepping, embeddings: Sequence[Embedding]
+) -> None:
+    """Turn an optimizer into a prepared one, in place."""
+    plain = type(optimizer)
+    optimizer.__dict__.pop("step", None)  # the wrapper of a scheduler, around torch's own step
+    body = {"__module__": plain.__module__, "__qualname__": plain.__qualname__}
+    optimizer.__class__ = type(plain.__name__, (PreparedOptimizer, plain), body)
+    optimizer._mpips_stepping = stepping  # type: ignore[attr-defined]
+    optimizer._mpips_plain = plain  # type: ignore[attr-defined]
+    optimizer._mpips_embeddings = embeddings  # type: ignore[attr-defined]

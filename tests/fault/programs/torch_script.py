@@ -1,0 +1,96 @@
+"""A plain torch script on the parameter server; each worker prints a line of JSON with its result."""
+
+import argparse
+import hashlib
+import json
+import os
+import signal
+
+import mpips
+
+options = argparse.ArgumentParser()
+options.add_argument("--servers", type=int, default=1)
+options.add_argument("--transport", default="auto")
+options.add_argument("--consistency", default="bsp")
+options.add_argument("--batch", type=int, default=12)
+options.add_argument("--epochs", type=int, default=2)
+options.add_argument("--optimizer", default="SGD")
+options.add_argument("--noise", action="store_true", help="dropout, batch norm and a scheduler")
+options.add_argument("--unseeded", action="store_true")
+options.add_argument("--kill", default="", help="worker 0 kills itself at these clocks")
+options = options.parse_args()
+
+mpips.init(servers=options.servers, transport=options.transport, timeout_s=40, verbose=False)
+
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+
+import mpips.torch  # noqa: E402
+from mpips.session.script import current  # noqa: E402
+
+
+class Model(nn.Module):
+    """Two linear layers and an embedding bag."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag = mpips.torch.EmbeddingBag(
+            4, mode="mean", optimizer=mpips.SGD(0.5), init="uniform(0.1)"
+        )
+        self.first = nn.Linear(6, 16)
+        self.norm = nn.BatchNorm1d(16) if options.noise else nn.Identity()
+        self.drop = nn.Dropout(0.3 if options.noise else 0.0)
+        self.last = nn.Linear(20, 3)
+
+    def forward(self, x, ids):
+        hidden = self.drop(torch.relu(self.norm(self.first(x))))
+        return self.last(torch.cat([hidden, self.bag(ids)], dim=1))
+
+
+torch.manual_seed(7)
+x = torch.randn(144, 6)
+ids = torch.randint(-(2**60), 2**60, (9,))[torch.randint(0, 9, (144, 3))]
+y = (x[:, 0] > 0).long() + (ids[:, 0] > 0).long()
+if options.unseeded:
+    torch.manual_seed(100 + mpips.rank())
+model = Model()
+optimizer = getattr(torch.optim, options.optimizer)(model.parameters(), lr=0.05)
+size = 144 // options.batch // mpips.world_size() * options.epochs
+scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=size + 1)
+loader = DataLoader(TensorDataset(x, ids, y), batch_size=options.batch, shuffle=True)
+model, optimizer, loader = mpips.torch.prepare(
+    model, optimizer, loader, consistency=options.consistency, scheduler=scheduler
+)
+deaths = [int(clock) for clock in options.kill.split(",") if clock]
+run = os.environ.get("MPIPS_GENERATION", "0")
+losses = []
+for _ in range(options.epochs):
+    for a, b, c in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(a, b), c)
+        loss.backward()
+        worker = current("the test").worker
+        # One death in each launch: the n-th launch dies at the n-th clock of the list.
+        if mpips.rank() == 0 and int(run) < len(deaths) and worker.now == deaths[int(run)]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        optimizer.step()
+        losses.append(loss.item())
+        if options.noise:
+            scheduler.step()
+state = {name: value.clone() for name, value in model.state_dict().items()}
+with torch.no_grad():
+    rows = model.bag(torch.unique(ids).view(-1, 1))
+state["bag"] = rows
+digest = hashlib.sha256()
+for name, value in state.items():
+    digest.update(name.encode() + value.contiguous().numpy().tobytes())
+found = {
+    "worker": mpips.rank(),
+    "digest": digest.hexdigest(),
+    "losses": losses,
+    "lr": optimizer.param_groups[0]["lr"],
+    "values": {name: value.double().flatten().tolist() for name, value in state.items()},
+}
+# One write, so that lines of ranks do not mix.
+os.write(1, (json.dumps(found) + "\n").encode())

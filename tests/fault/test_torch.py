@@ -1,0 +1,100 @@
+"""A torch script on several ranks: as one process with the joined batch, and with equal bits in each run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import launcher
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+SCRIPT = Path(__file__).with_name("programs") / "torch_script.py"
+Launch = Callable[..., launcher.Launch]
+
+
+def results(launched: launcher.Launch) -> list[dict[str, Any]]:
+    """What each worker printed, by worker."""
+    assert launched.wait() == 0, launched.tail(60)
+    lines = [json.loads(x) for x in launched.stdout().splitlines() if x.startswith("{")]
+    return sorted(lines, key=lambda found: found["worker"])
+
+
+def ranks(launch: Launch, n: int, *arguments: str, env: dict[str, str] | None = None) -> list[Any]:
+    command = [sys.executable, str(SCRIPT), *arguments]
+    return results(launch(n, command, env=env, timeout=100.0))
+
+
+def alone(folder: Path, *arguments: str) -> dict[str, Any]:
+    command = [sys.executable, str(SCRIPT), *arguments]
+    with launcher.Launch(command, launcher.site_environment(), 60.0, folder) as launched:
+        (found,) = results(launched)
+    return found
+
+
+def supervised(folder: Path, *arguments: str) -> tuple[list[dict[str, Any]], str]:
+    command = [sys.executable, "-m", "mpips", "run", "-n", "5", "--max-restarts", "20"]
+    command += [str(SCRIPT), "--servers", "2", *arguments]
+    with launcher.Launch(command, launcher.site_environment(), 200.0, folder) as launched:
+        return results(launched), launched.stderr()
+
+
+@pytest.mark.parametrize(("optimizer", "tolerance"), [("SGD", 1e-5), ("Adam", 1e-2)])
+def test_workers_do_what_one_process_does_with_the_joined_batch(
+    launch: Launch, tmp_path: Path, optimizer: str, tolerance: float
+) -> None:
+    whole = alone(tmp_path, "--batch", "36", "--optimizer", optimizer, "--epochs", "5")
+    parts = ranks(launch, 6, "--servers", "2", "--optimizer", optimizer, "--epochs", "5")
+    assert len(parts) == 3
+    assert len(whole["losses"]) == len(parts[0]["losses"]) == 20
+    assert len({found["digest"] for found in parts}) == 1
+    for name, values in whole["values"].items():
+        got, wanted = np.array(parts[0]["values"][name]), np.array(values)
+        if optimizer == "SGD":
+            assert np.abs(got - wanted).max() <= tolerance * np.abs(wanted).max(), name
+    losses = np.mean([found["losses"] for found in parts], axis=0)
+    assert np.abs(losses - whole["losses"]).max() <= tolerance * max(whole["losses"])
+
+
+def test_bits_are_the_same_on_every_transport_and_servers_take_the_values_of_worker_0(
+    launch: Launch,
+) -> None:
+    arguments = ("--noise", "--unseeded", "--optimizer", "Adam")
+    first = ranks(launch, 4, *arguments)
+    tcp = {"OMPI_MCA_btl": "tcp,self"}
+    others = [
+        ranks(launch, 5, *arguments, "--servers", "2", "--transport", "rma", env=tcp),
+        ranks(launch, 4, *arguments, "--transport", "p2p", env=tcp),
+    ]
+    assert len({found["digest"] for run in [first, *others] for found in run}) == 1
+    assert len(first) == len(others[0]) == len(others[1]) == 2
+
+
+@pytest.mark.timeout(300)
+def test_a_run_that_is_killed_ends_with_the_bits_of_an_undisturbed_one(tmp_path: Path) -> None:
+    arguments = ("--noise", "--optimizer", "Adam", "--epochs", "4", "--batch", "8")
+    (tmp_path / "calm").mkdir()
+    (tmp_path / "killed").mkdir()
+    calm, said = supervised(tmp_path / "calm", *arguments)
+    assert "killed by" not in said
+    killed, said = supervised(tmp_path / "killed", *arguments, "--kill", "0,1,1,9,10,20,35")
+    assert said.count("killed by SIGKILL") >= 7, said
+    assert {found["digest"] for found in killed} == {calm[0]["digest"]}
+    assert killed[0]["lr"] == calm[0]["lr"]
+    # The last launch made only the steps behind the last death.
+    assert len(calm[0]["losses"]) == 36
+    assert len(killed[0]["losses"]) == 1
+    assert killed[0]["losses"][-1] == calm[0]["losses"][-1]
+
+
+@pytest.mark.parametrize("consistency", ["ssp", "asp"])
+def test_asynchronous_workers_train(launch: Launch, consistency: str) -> None:
+    arguments = ("--servers", "2", "--consistency", consistency, "--epochs", "20")
+    found = ranks(launch, 5, *arguments)
+    for worker in found:
+        assert np.mean(worker["losses"][-6:]) < 0.8 * np.mean(worker["losses"][:6])
