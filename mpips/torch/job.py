@@ -18,6 +18,8 @@ at their places: the script has passed the complete epochs by then, and has step
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -204,6 +206,13 @@ class TorchJob:
         self._is_open = False
         self._reseed(worker)
 
+    def warn_of_late_schedulers(self) -> None:
+        """Warn if a scheduler was stepped after the clock of its step had ended. Called within an epoch."""
+        if not self._is_open:
+            for part in self._restored.values():
+                if isinstance(part, SchedulerState):
+                    part.warn_if_late()
+
     def _own_cursor(self) -> dict[str, int]:
         return {"torch": 1, "workers": self.script.n_workers, "steps": self._steps}
 
@@ -227,10 +236,7 @@ class TorchJob:
         self._steps = cursor["steps"]
         for name, part in self._restored.items():
             position = cursor[name]
-            if part in self._loaders:
-                batch = position["batch"] * cursor["workers"] // worker.n_workers
-                position = {**position, "batch": batch}
-            elif self._loaders:
+            if self._loaders and part not in self._loaders:
                 self._coming[name] = position
             part.resume(position)
 
@@ -241,14 +247,25 @@ class SchedulerState:
     def __init__(self, scheduler: Any) -> None:
         """Take the scheduler."""
         self._scheduler = scheduler
+        self._saved: dict[str, Any] | None = None  # in the newest cursor
 
     def position(self) -> dict[str, Any]:
         """Return the numbers, flags and lists of numbers of the state."""
-        return _plain(self._scheduler.state_dict())
+        self._saved = _plain(self._scheduler.state_dict())
+        return self._saved
 
     def resume(self, position: Mapping[str, Any]) -> None:
         """Load a state."""
         self._scheduler.load_state_dict(_merged(self._scheduler.state_dict(), position))
+
+    def warn_if_late(self) -> None:
+        """Warn if the scheduler was stepped after the clock of its optimizer's step had ended."""
+        if self._saved is not None and _plain(self._scheduler.state_dict()) != self._saved:
+            warnings.warn(
+                "the values of the model were read between optimizer.step() and scheduler.step(): step the "
+                "scheduler directly after the optimizer, or a restart is one scheduler step behind",
+                stacklevel=4,
+            )
 
 
 def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,12 +275,24 @@ def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, torch.Tensor) and value.numel() == 1:
             value = value.item()
         if value is None or isinstance(value, bool | int | float | str):
-            found[name] = value
+            found[name] = _finite(value)
         elif isinstance(value, list | tuple) and all(isinstance(v, int | float) for v in value):
-            found[name] = list(value)
+            found[name] = [_finite(v) for v in value]
         elif isinstance(value, list | tuple) and all(isinstance(v, dict) for v in value):
             found[name] = [_plain(v) for v in value]
     return found
+
+
+def _finite(value: Any) -> Any:
+    """Return infinity and NaN, which the JSON of a checkpoint lacks, as {"float": text}; others as given."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": repr(value)}
+    return value
+
+
+def _number(value: Any) -> Any:
+    """Return the value that `_finite` was given."""
+    return float(value["float"]) if isinstance(value, Mapping) else value
 
 
 def _merged(state: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -271,10 +300,15 @@ def _merged(state: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any
     merged = dict(state)
     for name, value in saved.items():
         old = state.get(name)
-        if isinstance(value, list) and any(isinstance(v, dict) for v in value) and old:
-            merged[name] = [_merged(a, b) for a, b in zip(old, value, strict=True)]
+        if isinstance(value, list) and isinstance(old, list | tuple):
+            inner = all(isinstance(v, dict) for v in old) and len(old) == len(value)
+            merged[name] = (
+                [_merged(a, b) for a, b in zip(old, value, strict=True)]
+                if inner
+                else [_number(v) for v in value]
+            )
         else:
-            merged[name] = value
+            merged[name] = _number(value)
     return merged
 
 

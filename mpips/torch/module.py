@@ -48,6 +48,18 @@ class PreparedModule(torch.nn.Module):
     _mpips_part: ModelPart
     _mpips_plain: type[torch.nn.Module]
 
+    def __getattr__(self, name: str) -> Any:
+        """As in torch; a parameter of the model itself has its current value.
+
+        A method other than `forward` may read one before it calls a layer. The hook of the layer would pull
+        into its memory in the middle of the graph.
+        """
+        part: ModelPart | None = self.__dict__.get("_mpips_part")
+        is_old = part is not None and part.is_started and part.is_stale
+        if part is not None and is_old and name in self.__dict__.get("_parameters", ()):
+            part.refresh()
+        return super().__getattr__(name)
+
     def named_parameters(self, *arguments: Any, **named: Any) -> Iterator[Any]:
         """As in torch, with the current values. Blocks like a pull after a step."""
         if self._mpips_part.is_started:
@@ -61,8 +73,19 @@ class PreparedModule(torch.nn.Module):
         return super().named_buffers(*arguments, **named)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As in torch; also drops gradients of embeddings that no step has pushed."""
-        super().zero_grad(set_to_none)
+        """As in torch; also drops gradients of embeddings that no step has pushed.
+
+        Does not pull: a script that calls it before `scheduler.step()` still has the step's clock open.
+        """
+        for _, parameter in super().named_parameters():
+            if set_to_none:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                if parameter.grad.grad_fn is not None:
+                    parameter.grad.detach_()
+                else:
+                    parameter.grad.requires_grad_(False)
+                parameter.grad.zero_()
         for module in self.modules():
             if isinstance(module, Embedding):
                 module.drop()

@@ -45,13 +45,13 @@ class WorkerBatches:
         self._seed = seed
 
     @property
-    def _per_step(self) -> int:
+    def per_step(self) -> int:
         """Items of the source that all workers take in one step."""
         return (self._batch_size or 1) * self._n_workers
 
     def __len__(self) -> int:
         length = len(cast(Sized, self._source))
-        return length // self._per_step if self._drop_last else -(-length // self._per_step)
+        return length // self.per_step if self._drop_last else -(-length // self.per_step)
 
     def __iter__(self) -> Iterator[Any]:
         # The body of a generator runs at the first `next`, when `start` can be that of a newer iterator.
@@ -59,9 +59,9 @@ class WorkerBatches:
 
     def _from(self, epoch: int, first: int) -> Iterator[Any]:
         order = draw(self._source, self._seed, epoch)
-        for begin in range(first * self._per_step, len(order), self._per_step):
-            items = order[begin : begin + self._per_step]
-            if len(items) < self._per_step:
+        for begin in range(first * self.per_step, len(order), self.per_step):
+            items = order[begin : begin + self.per_step]
+            if len(items) < self.per_step:
                 if self._drop_last:
                     return
                 items = [*items, *islice(cycle(order), -len(items) % self._n_workers)]

@@ -105,10 +105,10 @@ class ParameterTable:
         frozen later is pulled on, since a server may still apply updates to it.
         """
         self._can_change = self._can_change or not self.is_fixed
+        self.check_unchanged()
         if self._version >= 0 and not self._can_change:
             return
         assert self._handle is not None
-        self.check_unchanged()
         p = self.parameter
         target = self._memory()
         if target is not None:
@@ -133,7 +133,7 @@ class ParameterTable:
             raise ConfigError(
                 f"the parameter {self.name!r} was changed in place after the job had started; its values are "
                 "those of the servers, and the next pull would overwrite the change: change parameters "
-                "before the first forward pass"
+                "before the first forward pass; for values that the script itself sets, use a buffer"
             )
 
     def push(self) -> None:

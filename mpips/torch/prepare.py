@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,6 +43,21 @@ class StartingLoader(PreparedLoader):
         """True from the beginning of the epoch of the restart on."""
         return self._resumed == (0, 0) or (self._begun > 0 and self._epoch >= self._resumed[0])
 
+    def position(self) -> dict[str, int]:
+        """Return the place after the batches that were yielded, with the samples of a step."""
+        return {**super().position(), "per_step": self._own.per_step, "steps": len(self)}
+
+    def resume(self, position: Mapping[str, int]) -> None:
+        """Continue at a place, also of a run whose steps had another number of samples.
+
+        The number of workers or the batch size may differ. A place within a step of this run is rounded down,
+        so less than one step is repeated; a complete epoch stays complete.
+        """
+        done = position["batch"] * position["per_step"] // self._own.per_step
+        if position["batch"] >= position["steps"]:
+            done = len(self)
+        super().resume({"epoch": position["epoch"], "batch": min(done, len(self))})
+
     def __iter__(self) -> Iterator[Any]:
         """Begin an epoch. The first call is collective over all ranks and blocks: it starts the job."""
         self._job.start()
@@ -58,8 +73,13 @@ class _SettlingBatches(Iterator[Any]):
     def __init__(self, job: TorchJob, batches: Iterator[Any]) -> None:
         self._job = job
         self._batches = batches
+        self._has_begun = False
 
     def __next__(self) -> Any:
+        # Between two epochs a scheduler may be stepped behind the end of the clock.
+        if self._has_begun:
+            self._job.warn_of_late_schedulers()
+        self._has_begun = True
         self._job.settle()
         return next(self._batches)
 

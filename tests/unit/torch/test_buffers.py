@@ -8,12 +8,17 @@ import pytest
 
 pytest.importorskip("torch", reason="mpips.torch needs PyTorch")
 
+import numpy as np
 import torch
+from harness import Rig, in_threads
 from torch import nn
 from torch.optim import SGD
 from torch_rig import assert_equal, batches, both, pulled, relative, torch_job, values_of
 
+from mpips.model.consistency import BSP
 from mpips.torch import prepare
+from mpips.torch.buffers import BufferTable
+from mpips.worker.worker import Worker
 
 RULES = ["worker 0", "average"]
 
@@ -179,3 +184,29 @@ def test_a_buffer_that_nothing_changes_is_pushed_once_at_most():
             optimizer.step()
         assert script.worker.counters()["pushed"] == 2 * 3
         assert pulled(script, "mask").tolist() == [0.0, float("-inf")]
+
+
+def test_the_average_counts_a_worker_whose_buffer_did_not_change():
+    owners = [nn.Module(), nn.Module()]
+    for owner in owners:
+        owner.register_buffer("most", torch.tensor([4.0]))
+    buffers = [BufferTable("most", owner, "most", "average") for owner in owners]
+    rig = Rig(buffers[0].table(BSP()), n_workers=2)
+
+    def work(worker: Worker) -> None:
+        own = buffers[worker.index]
+        own.open(worker)
+        worker.table("most").push(np.array([4.0], np.float32))  # the initial value of both
+        worker.clock()
+        for _ in range(3):
+            own.pull()
+            if worker.index == 0:
+                owners[0].most.add_(1.0)
+            own.push()
+            worker.clock()
+        own.pull()
+
+    with rig.serving():
+        workers = [rig.worker(w, local=False) for w in range(2)]
+        in_threads([lambda w=w: work(w) for w in workers])
+    assert [owner.most.item() for owner in owners] == [5.5, 5.5]

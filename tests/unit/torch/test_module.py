@@ -18,7 +18,7 @@ from torch.optim import SGD, Adam
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch_rig import assert_equal, batches, relative, torch_job, values_of
 
-from mpips.torch import prepare
+from mpips.torch import prepare, steps
 from mpips.torch.module import PreparedModule
 from mpips.torch.stepping import PreparedOptimizer
 
@@ -265,3 +265,45 @@ def test_a_compiled_submodule_alone_sees_current_values(prepared):
         with torch.no_grad():
             x = torch.ones(2, 4)
             assert relative(first(x), expected.first(x)) <= 1e-5
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_zero_grad_of_the_model_leaves_the_clock_of_the_step_open(job, prepared, to_none):
+    model, optimizer = prepared
+    train(model, optimizer, 1)
+    # A scheduler is stepped behind this call, and the cursor of the clock must have its new state.
+    before = job.worker.now
+    model.zero_grad(set_to_none=to_none)
+    assert job.worker.now == before
+    grads = [p.grad for p in model.parameters()]
+    assert job.worker.now == before + 1
+    assert all(g is None if to_none else not g.any() for g in grads)
+
+
+class Scaled(nn.Module):
+    """A model whose method reads its own parameters before it calls a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(4))
+        self.scale = nn.Parameter(torch.ones(4))
+        self.layer = nn.Linear(4, 1)
+
+    def loss(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer((x + self.bias) * self.scale).square().mean()
+
+
+def test_a_method_other_than_forward_reads_current_parameters_of_the_model(job):
+    torch.manual_seed(3)
+    plain = Scaled()
+    model = copy.deepcopy(plain)
+    expected: Any = SGD(plain.parameters(), 0.1)
+    model, optimizer = prepare(model, SGD(model.parameters(), 0.1))
+    steps()  # starts the job, as the first batch of a prepared loader does
+    for x in batches(6, 6, 4):
+        for one, step in ((plain, expected), (model, optimizer)):
+            step.zero_grad()
+            one.loss(x).backward()
+            step.step()
+    for name, value in plain.state_dict().items():
+        assert relative(model.state_dict()[name], value) <= 1e-5, name

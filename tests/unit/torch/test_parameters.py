@@ -289,3 +289,15 @@ def test_a_prepared_model_trains_after_a_change_of_dtype():
         step(model, optimizer)
         assert values_of(model)["a"].dtype == torch.float16
         assert values_of(model)["a"].tolist() == [4.0, 2.0, 0.0]
+
+
+def test_a_change_in_place_of_a_frozen_parameter_is_an_error():
+    with torch_job():
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+        model[0].requires_grad_(False)
+        model, optimizer = prepare(model, SGD(model.parameters(), 0.1))
+        step(model, optimizer, torch.ones(1, 2))
+        with torch.no_grad():
+            model[0].weight.mul_(0.5)
+        with pytest.raises(ConfigError, match=r"'0\.weight' was changed in place .* use a buffer"):
+            model(torch.ones(1, 2))

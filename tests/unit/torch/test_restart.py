@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from torch.optim.lr_scheduler import (
     SequentialLR,
     StepLR,
 )
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torch_rig import State, assert_equal, pulled, torch_job, values_of, wait_for_checkpoint
 
 import mpips
@@ -103,6 +104,7 @@ PLANS: dict[str, Plan] = {
     "lambda per epoch": ("epoch", False, lambda o: LambdaLR(o, lambda n: 1 / (n + 1))),
     "plateau per batch": ("batch loss", True, lambda o: ReduceLROnPlateau(o, patience=1)),
     "plateau": ("loss", False, lambda o: ReduceLROnPlateau(o, patience=0)),
+    "plateau, given": ("loss", True, lambda o: ReduceLROnPlateau(o, patience=0)),
 }
 
 
@@ -302,3 +304,63 @@ def test_a_restart_continues_the_numbers_of_a_script_without_a_loader(tmp_path):
     run(0, 4)
     found = run(4, 9)
     assert_equal(found, run(0, 9, save=None))
+
+
+def seen_of(folder: Path, n_workers: int, batch_size: int, crash_at: int = -1) -> list[int]:
+    """Return the samples that worker 0 of as many workers trains on, up to a step."""
+    seen: list[int] = []
+    with torch_job(save=folder, every_steps=1, seed=4) as script:
+        script.n_workers = (
+            n_workers  # the batches of worker 0 of so many; one process makes the steps
+        )
+        model = nn.Linear(1, 1)
+        samples = torch.arange(80.0).view(-1, 1)
+        loader = DataLoader(TensorDataset(samples), batch_size=batch_size)
+        model, optimizer, loader = prepare(model, SGD(model.parameters(), 1e-6), loader)
+        for n, (x,) in enumerate(loader):
+            if n == crash_at:
+                break
+            seen += x.flatten().int().tolist()
+            model(x).sum().backward()
+            optimizer.step()
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("before", "steps", "after", "first"),
+    [
+        ((2, 4), 4, (1, 8), 32),  # 8 samples a step before and after
+        ((2, 4), 6, (1, 8), 48),
+        ((1, 8), 5, (4, 2), 40),
+        ((1, 8), 5, (2, 8), 32),  # 16 samples a step: half a step is repeated
+        ((2, 8), 3, (1, 8), 48),
+        ((3, 16), 2, (1, 16), None),  # two steps of 48 are the whole epoch
+    ],
+)
+def test_a_restart_with_other_workers_continues_with_the_next_samples(
+    tmp_path, before, steps, after, first
+):
+    seen_of(tmp_path, *before, crash_at=steps)
+    assert seen_of(tmp_path, *after)[:1] == ([] if first is None else [first])
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_a_look_at_the_values_before_the_scheduler_is_told(looks):
+    with torch_job():
+        model = nn.Linear(1, 1)
+        optimizer = SGD(model.parameters(), 0.1)
+        scheduler = StepLR(optimizer, 1, gamma=0.5)
+        loader = DataLoader(TensorDataset(torch.ones(4, 1)), batch_size=2)
+        model, optimizer, loader = prepare(model, optimizer, loader, scheduler=scheduler)
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            for (x,) in loader:
+                model(x).sum().backward()
+                optimizer.step()
+                if looks:
+                    model.state_dict()
+                scheduler.step()
+        said = [str(one.message) for one in found]
+        assert (
+            any("step the scheduler directly after the optimizer" in one for one in said) == looks
+        )
