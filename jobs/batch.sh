@@ -9,6 +9,8 @@
 
 # shellcheck disable=SC2154
 
+start_s=10 # s in which a launcher and its ranks install their handlers of signals
+
 log() { printf 'mpips job: %s\n' "$*"; }
 
 fail() {
@@ -79,12 +81,14 @@ need_pmix() {
 # launch COMMAND...: run a command, pass signals on to it, and set `code` to its exit code. The command runs
 # in the background, so that the shell can handle signals. USR1 is passed on as `usr1_as`, and the first
 # TERM as `term_as`, if they are set: on TERM mpirun kills its ranks before they can write a checkpoint.
+# A warning by USR1 would end a launcher or a rank that has not installed its handler yet. So they begin with
+# USR1 and USR2 ignored, and a warning that comes in the first seconds is sent once more when these are over.
 launch() {
-  local child signalled
+  local child signalled started=$SECONDS
   log "\$ $*"
-  "$@" &
+  (trap '' USR1 USR2 && exec "$@") &
   child=$!
-  trap 'signalled=1; kill -"${usr1_as:-USR1}" "$child" 2>/dev/null || true' USR1
+  trap 'signalled=1; warn "$child" "$started"' USR1
   trap 'signalled=1; kill -USR2 "$child" 2>/dev/null || true' USR2
   trap 'signalled=1; kill -"${term_as:-TERM}" "$child" 2>/dev/null || true; term_as=TERM' TERM
   # Wait again if a signal ended `wait`, which then returns a code of its own.
@@ -95,6 +99,15 @@ launch() {
   done
   trap '' USR1 USR2
   trap - TERM
+}
+
+# warn CHILD STARTED: pass a warning on to a command that was started at this time of the shell.
+warn() {
+  local child=$1 left=$((start_s - (SECONDS - $2)))
+  kill -"${usr1_as:-USR1}" "$child" 2>/dev/null || true
+  if ((left > 0)); then
+    (trap - USR1 USR2 TERM && sleep "$left" && kill -"${usr1_as:-USR1}" "$child" 2>/dev/null) &
+  fi
 }
 
 # finish CODE: print what an exit code means, requeue the job on 75, and exit.
