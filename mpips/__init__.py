@@ -34,7 +34,7 @@ from mpips.model.partition import (
 )
 from mpips.model.table import DenseTable, EmbeddingTable
 from mpips.session.driver import Outcome
-from mpips.session.script import init, rank, report, world_size
+from mpips.session.init import init, rank, report, world_size
 from mpips.session.session import run
 from mpips.worker.requests import PushResult, Request
 from mpips.worker.worker import Worker

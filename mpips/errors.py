@@ -51,6 +51,10 @@ class ForkError(MpipsError):
     """A forked child used an object that belongs to its parent: the worker, a table or the job."""
 
 
+class EndedError(MpipsError):
+    """The worker or a table was used after the end of its job."""
+
+
 class RecoveryError(MpipsError):
     """Shared memory of an earlier launch cannot be taken over; the job must start from a checkpoint."""
 

@@ -17,7 +17,7 @@ from mpips.rundir.directory import RUN_DIR
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-_RANK_0_FIRST_S = 2.0  # s that rank 0 has to print an error before other ranks print theirs
+FIRST_RANK_S = 2.0  # s that the first rank has to print an error before other ranks print theirs
 _IMPORTS_S = 60.0  # s by which the imports of ranks may differ where programs load from a busy disk
 # Environment variables in which launchers give (size, rank), most specific first.
 _SIZE_RANK = (
@@ -119,7 +119,7 @@ def say_and_exit(message: str, code: int) -> NoReturn:
     if rank != 0 and mpi_is_up():
         sys.exit(code)
     if rank != 0:
-        time.sleep(_RANK_0_FIRST_S)
+        time.sleep(FIRST_RANK_S)
         message = f"rank {rank}: {message}"
     print_error(message)
     sys.exit(code)

@@ -38,21 +38,12 @@ class Inherited(Protocol):
         """Give up what belongs to the parent. Runs in the child; must not block or raise."""
 
 
-class Refusing:
-    """A stand-in, in a child, for an object of the parent: every use raises ForkError."""
-
-    def __init__(self, what: str) -> None:
-        """`what` names the object in the error."""
-        object.__setattr__(self, "_what", what)
-
-    def _refuse(self, *arguments: object) -> NoReturn:
-        what = object.__getattribute__(self, "_what")
-        raise ForkError(
-            f"{what} was used in process {os.getpid()}, a forked child of the worker's process; only the "
-            "process that called mpips.run may use it: return data from child processes and push it there"
-        )
-
-    __getattr__ = __setattr__ = __getitem__ = __iter__ = __len__ = __call__ = _refuse
+def used_in_child(what: str) -> ForkError:
+    """Return the error of a use of `what`, an object of the parent, in this child."""
+    return ForkError(
+        f"{what} was used in process {os.getpid()}, a forked child of the worker's process; only the "
+        "process that called mpips.run may use it: return data from child processes and push it there"
+    )
 
 
 _inherited: list[weakref.ref[Inherited]] = []

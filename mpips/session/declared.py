@@ -29,7 +29,7 @@ class EndedEarlyError(Exception):
 
 
 class _Row(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a worker brings to the first pull.
+    """The entry of one worker at the first pull.
 
     Attributes:
         worker: Index of the worker.

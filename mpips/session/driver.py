@@ -118,7 +118,7 @@ class OneRank:
         self.n_cores = launch.n_cores()
 
     def lengthy(self) -> AbstractContextManager[None]:
-        """See JobRanks."""
+        """Return an empty block: no other rank waits."""
         return nullcontext()
 
     def agree(self, what: str, work: Callable[[], Value], lengthy: bool = False) -> list[Value]:

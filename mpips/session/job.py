@@ -178,6 +178,7 @@ class Job:
                 meet(p, endpoint, is_saved(work.statistics))
                 self._client = None
                 self.rank_table.show_own(None)
+                roles.retire()
             if recorder is not None:
                 _native.fault_point("unmarked")
                 recorder.finish(work.statistics)

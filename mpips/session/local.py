@@ -136,8 +136,8 @@ class LocalJob:
         with (
             SignalRequests(folder is not None, self.saving.triggers.grace_s, self._run) as requests,
             watching(requests),
+            self._connected(scheduler, server_part, requests) as connection,
         ):
-            connection = self._connect(scheduler, server_part, requests)
             worker = work.worker = Worker(connection, self._tables, self._placement)
             try:
                 with forked.children_end_here("the job"):
@@ -150,11 +150,11 @@ class LocalJob:
                 code = error.code if isinstance(error, TerminatedError) else 130
                 requests.say_end(code, newest_name(folder))
                 raise
-        work.statistics = complete_statistics(
-            [{**self._server.statistics(), **server_part.statistics()}],
-            [{"worker": 0, "clock": worker.now, "pushes": worker.counters()}],
-            scheduler.statistics(),
-        )
+            work.statistics = complete_statistics(
+                [{**self._server.statistics(), **server_part.statistics()}],
+                [{"worker": 0, "clock": worker.now, "pushes": worker.counters()}],
+                scheduler.statistics(),
+            )
         if recorder is not None:
             recorder.finish(work.statistics)
 
@@ -174,10 +174,15 @@ class LocalJob:
         scheduler.coordinate(self.saving, self._tables, server_part, timeout_s)
         return server_part
 
-    def _connect(
+    @contextmanager
+    def _connected(
         self, scheduler: LocalScheduler, server_part: ServerPart, requests: SignalRequests
-    ) -> Connection:
-        """Connect the worker with the server."""
+    ) -> Iterator[Connection]:
+        """Connect the worker with the server for the block.
+
+        Its end cuts the cycles of references that would hold the tables: the process may go on, and run
+        other jobs.
+        """
         options, server, saving = self._options, self._server, self.saving
         layout = self._placement.layouts[0]
         writer = _native.RingWriter(
@@ -210,10 +215,18 @@ class LocalJob:
         connection = Connection(
             0, ["worker 0"], self._tables, [channel], scheduler, staging, options.timeout_s, start
         )
-        self.rank_table.show_own(
-            lambda: Heartbeat(scheduler.state, connection.now, _figures(connection, server))
-        )
-        return connection
+
+        def heartbeat() -> Heartbeat:
+            return Heartbeat(scheduler.state, connection.now, _figures(connection, server))
+
+        self.rank_table.show_own(heartbeat)
+        try:
+            yield connection
+        finally:
+            last = heartbeat()
+            self.rank_table.show_own(lambda: last)
+            connection.retire()
+            scheduler.close()
 
 
 def run_local(

@@ -134,6 +134,10 @@ class LocalScheduler:
         while self._coordinator.busy:
             server_part.poll()
 
+    def close(self) -> None:
+        """Drop the coordinator, which refers to the server and its tables. Call it when all is saved."""
+        self._coordinator = None
+
     def statistics(self) -> dict[str, Any]:
         """Return the scheduler's part of the job's statistics."""
         cuts = {} if self._coordinator is None else {"checkpoints": self._coordinator.statistics}

@@ -52,6 +52,7 @@ class Roles:
         self._rank_table = rank_table
         self._touched = time.monotonic()
         self.summary = b""
+        self._connection: Connection | None = None
 
     @contextmanager
     def at_work(self) -> Iterator[Worker | None]:
@@ -68,9 +69,15 @@ class Roles:
         self._scheduler.run()
         self.summary = self._scheduler.summary
 
+    def retire(self) -> None:
+        """Let every later use of the worker raise EndedError. Call it when no rank is at work any more."""
+        if self._connection is not None:
+            self._connection.retire()
+
     @contextmanager
     def _working(self) -> Iterator[Worker]:
-        client, connection = self._client, self._connect()
+        client = self._client
+        connection = self._connection = self._connect()
         worker = Worker(connection, self._parts.tables, self._parts.placement)
         client.state = "computing"
         client.begin(RoleWork(figures=connection.figures, each_heartbeat=self._touch))

@@ -17,118 +17,35 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
-from mpips.checkpoint.structure import load_writer
-from mpips.config.options import SessionOptions
-from mpips.config.triggers import OnUsr1, Triggers
 from mpips.errors import ConfigError, MpipsError
 from mpips.model.table import Table
 from mpips.mpi import failure_report, launch
 from mpips.mpi.signals import TerminatedError
 from mpips.process import forked
-from mpips.recovery.saving import Saving, SavingPlan
 from mpips.rundir import directory
 from mpips.session.calling import ExitedError
-from mpips.session.declared import Declared, EndedEarlyError, Float32, Values
-from mpips.session.driver import Gathered, JobRanks, JobView, Outcome, at_work, gathered
+from mpips.session.declared import EndedEarlyError, Values
+from mpips.session.driver import Gathered, Outcome, at_work, gathered
 from mpips.session.exits import ExitFunctions, code_of, exit_now, exited
+from mpips.session.script_program import ScriptProgram
 from mpips.session.session import (
-    FunctionPlan,
     after_run,
-    check_launch,
-    make_options,
     one_report,
-    refuse_second,
     scripts,
 )
 from mpips.worker.worker import Worker
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
-
     from mpips.mpi.cluster import Cluster
 
-_FIRST_RANK_S = (
-    2.0  # s that the first worker has to print an error before other workers print theirs
-)
 Part = TypeVar("Part")
-_current: list[Script] = scripts  # the script of this process; empty before `init`
-
-
-class ScriptProgram:
-    """The program of a script: its tables are declared until the first pull."""
-
-    def __init__(
-        self,
-        options: SessionOptions,
-        folder: Path | None,
-        resume: str,
-        triggers: Triggers,
-        verbose: bool,
-    ) -> None:
-        """Take checked arguments of `init`."""
-        self.options = options
-        self.warm = True
-        self.partner_bound: int | None = None
-        self.declared = Declared()
-        self.has_ended = False
-        self.saving: Saving | None = None
-        self._tables: list[Table] = []
-        self._values: dict[str, Float32] = {}
-        self._folder = folder
-        self._resume = resume
-        self._triggers = triggers
-        self._verbose = verbose
-
-    def prepare(
-        self, ranks: JobRanks, n_workers: int, run_id: str, comm: MPI.Intracomm | None
-    ) -> SavingPlan:
-        """Wait for the first pull of all workers, and learn the tables of worker 0. Collective; blocks."""
-        self._tables = self.declared.meet(ranks, self.has_ended)
-
-        def read() -> None:
-            if ranks.worker == 0:
-                self._values = self.declared.initial_values()
-
-        ranks.agree("reading the initial values", read, lengthy=True)
-        draft = Saving(self._folder, run_id, triggers=self._triggers)
-        return FunctionPlan(draft, self._resume, comm)
-
-    def tables(self) -> list[Table]:
-        """Return the tables of worker 0."""
-        return self._tables
-
-    def initial_values(self) -> Mapping[str, Float32]:
-        """Return the initial values that the script declared, once; {} where this rank is not worker 0."""
-        values, self._values = self._values, {}
-        return values
-
-    def begin(self, saving: Saving, n_workers: int) -> None:
-        """Take the start of the job."""
-        self.saving = saving
-
-    def show(self, view: JobView) -> None:
-        """Print roles and transports of several ranks."""
-        if self._verbose and view.description:
-            print(view.description, file=sys.stderr, flush=True)
-
-    def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
-        """Show nothing."""
-
-    def main(self, worker: Worker) -> NoReturn:
-        """Raise RuntimeError: the script does the work of the worker."""
-        raise RuntimeError("a script has no worker function")
-
-    def close(self) -> None:
-        """Do nothing: `show` has begun nothing."""
 
 
 class Script:
@@ -198,7 +115,7 @@ class Script:
         atexit.unregister(self._at_exit)
         sys.excepthook = self._old_hook
         self._exits.restore()
-        _current.remove(self)
+        scripts.remove(self)
         if not self._is_over:
             self._is_over = True
             self._waiting.close()
@@ -406,151 +323,6 @@ class Script:
 def _let_first_worker_print() -> None:
     """Wait a moment: workers often fail alike, and the launcher ends all of them when the first one has."""
     try:
-        time.sleep(_FIRST_RANK_S)
+        time.sleep(launch.FIRST_RANK_S)
     except (SystemExit, KeyboardInterrupt) as ending:
         exit_now(code_of(ending))
-
-
-def init(
-    *,
-    verbose: bool = True,
-    save: str | Path | None = None,
-    resume: str = "auto",
-    every_steps: int = 0,
-    every_s: float = 0.0,
-    on_usr1: OnUsr1 = "continue",
-    grace_s: float = 25.0,
-    **options: Any,
-) -> None:
-    """Begin the job of this script. Collective over all ranks of the launch; call it first, once.
-
-    Servers and the scheduler serve in this call until the job is over, and end their processes in it. On
-    workers it returns, and the script goes on. The job starts at the first pull, for example the first
-    forward pass of a model that `mpips.torch.prepare` has prepared. It ends with the script: at its last
-    line, by sys.exit, or by an exception, which ends all ranks. In one process, without a launcher, the same
-    script runs with all roles in this process.
-
-    In a helper process of a worker (a process of `multiprocessing` that imports the script again, such as one
-    of a DataLoader) the call does nothing.
-
-    Args:
-        verbose: Print the table of roles and the transports at start.
-        save: See `mpips.run`.
-        resume: See `mpips.run`.
-        every_steps: See `mpips.run`.
-        every_s: See `mpips.run`.
-        on_usr1: See `mpips.run`.
-        grace_s: See `mpips.run`.
-        **options: See `mpips.config.options.SessionOptions`.
-
-    Raises:
-        ConfigError: Options are invalid, or `init` has been called before. With several ranks the error is
-            printed once and the process exits; see SystemExit.
-        CapabilityError: h5py is missing and checkpoints would be written.
-        SystemExit: With several ranks: the job could not start (the error has been printed once); or, on
-            servers and the scheduler, the job is over.
-    """
-    if forked.is_helper():
-        return
-    forked.refuse_children()
-    if _current:
-        raise ConfigError("mpips.init was called a second time: a script has one job")
-    size = launch.launched_size()
-    if size > 1 and sys.flags.interactive:
-        _refuse_prompt(size)
-    with one_report() if size > 1 else nullcontext():
-        failure_report.begin()
-        if threading.current_thread() is not threading.main_thread():
-            raise ConfigError("mpips.init was called in a thread: call it in the main thread")
-        settings = make_options(options)
-        check_launch(settings, size)
-        triggers = Triggers(every_steps, every_s, on_usr1, grace_s).check()
-        supervised = directory.current()
-        if supervised is not None:
-            refuse_second(supervised)
-            triggers = triggers.supervised()
-        folder = Path(save) if save is not None else None
-        if folder is None and supervised is not None:
-            folder = supervised.folder.checkpoints
-        if folder is not None:
-            # Without h5py the job would end without its checkpoint: raise CapabilityError now.
-            load_writer()
-    with one_report():
-        launch.refuse_lonely_tasks()
-    script = Script(ScriptProgram(settings, folder, resume, triggers, verbose), supervised, size)
-    _current.append(script)
-    script.begin()
-
-
-def _refuse_prompt(size: int) -> NoReturn:
-    """Exit with an error: Python would open a prompt on servers, and ignore SystemExit."""
-    try:
-        launch.say_and_exit(
-            f"python -i opens a prompt on each of {size} ranks: start the script without -i, or without a "
-            "launcher",
-            ConfigError.exit_code,
-        )
-    except SystemExit as error:
-        exit_now(code_of(error))
-
-
-def end(exit_code: object = None) -> None:
-    """End the job that `init` has begun in this process, if any, before the end of the process. Blocks.
-
-    For `mpips run`, which looks at the finished job.
-
-    Args:
-        exit_code: Code of the SystemExit that ended the script. If it is not that of a success, the call only
-            stores it: the exit handler ends the job with it.
-    """
-    if not _current or forked.is_helper():
-        return
-    if exited(exit_code) is None:
-        _current[0].end()
-    else:
-        _current[0].note_exit(exit_code)
-
-
-def current(what: str) -> Script:
-    """Return the script's job. `what` names the caller in the error.
-
-    Raises:
-        ConfigError: `init` has not been called.
-    """
-    if not _current:
-        raise ConfigError(f"{what} needs a job: call mpips.init() at the beginning of the script")
-    return _current[0]
-
-
-def rank() -> int:
-    """Return the index of this worker, 0 .. world_size()-1. Not collective; needs `init`."""
-    return current("mpips.rank").rank
-
-
-def world_size() -> int:
-    """Return the number of workers. Not collective; needs `init`."""
-    return current("mpips.world_size").n_workers
-
-
-def report(
-    *, loss: float | None = None, samples: int = 1, epoch: int = 0, **metrics: float
-) -> None:
-    """Report progress, for `mpips top`, metrics.jsonl and the progress line. Not collective; returns at once.
-
-    Args:
-        loss: Mean loss of the last samples; None: none is reported.
-        samples: Number of these samples.
-        epoch: Index of the current epoch, from 0.
-        **metrics: Results of an evaluation by name; one worker reports them.
-
-    Raises:
-        ConfigError: There has been no pull yet, so that the job has not started.
-    """
-    script = current("mpips.report")
-    if script.worker is None:
-        raise ConfigError("mpips.report comes before the first pull: report after a training step")
-    worker = script.worker
-    if loss is not None:
-        worker.report(epoch, worker.now, samples, float(loss) * samples)
-    if metrics:
-        worker.report_metrics(epoch, worker.now, {k: float(v) for k, v in metrics.items()})

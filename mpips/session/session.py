@@ -33,6 +33,23 @@ scripts: list[Any] = []  # the Script of `mpips.init`, whose job is that of this
 
 
 @dataclass(frozen=True)
+class CheckedArguments:
+    """The arguments that `run` and `init` have in common.
+
+    Attributes:
+        options: Options of the session.
+        folder: Folder for checkpoints; None: none are written.
+        triggers: When checkpoints are written before the end.
+        run: The supervised run of this launch, or None.
+    """
+
+    options: SessionOptions
+    folder: Path | None
+    triggers: Triggers
+    run: directory.Supervised | None
+
+
+@dataclass(frozen=True)
 class FunctionPlan:
     """The SavingPlan of `run`: its arguments `save` and `resume`."""
 
@@ -41,11 +58,11 @@ class FunctionPlan:
     comm: MPI.Intracomm | None
 
     def draft(self) -> Saving:
-        """See SavingPlan."""
+        """Return what is saved, without a start."""
         return self.saving
 
     def choose(self) -> Saving:
-        """See SavingPlan."""
+        """Choose the checkpoint to start from. Collective over `comm`, blocking."""
         start = find_start(self.saving.folder, self.resume, self.comm)
         manifest = start.manifest
         return replace(
@@ -64,21 +81,19 @@ class FunctionProgram:
         self,
         main: Main,
         tables: list[Table],
-        options: SessionOptions,
-        folder: Path | None,
+        checked: CheckedArguments,
         resume: str,
-        triggers: Triggers,
         verbose: bool,
     ) -> None:
         """Take checked arguments of `run`."""
-        self.options = options
+        self.options = checked.options
         self.warm = True
         self.partner_bound: int | None = None
         self.main = main
         self._tables = tables
-        self._folder = folder
+        self._folder = checked.folder
         self._resume = resume
-        self._triggers = triggers
+        self._triggers = checked.triggers
         self._verbose = verbose
 
     def prepare(
@@ -196,28 +211,48 @@ def run(
         tables = list(tables)
         check_tables(tables)
         refuse_generator(main)
-        settings = make_options(options)
-        check_launch(settings, size)
-        triggers = Triggers(every_steps, every_s, on_usr1, grace_s).check()
-        supervised = directory.current()
-        if supervised is not None:
-            refuse_second(supervised)
-            triggers = triggers.supervised()
-        folder = Path(save) if save is not None else None
-        if folder is None and supervised is not None:
-            folder = supervised.folder.checkpoints
-        if folder is not None:
-            # Without h5py the job would end without its checkpoint: raise CapabilityError now.
-            load_writer()
-    program = FunctionProgram(main, tables, settings, folder, resume, triggers, verbose)
+        checked = check_arguments(
+            options, size, save, Triggers(every_steps, every_s, on_usr1, grace_s)
+        )
+    program = FunctionProgram(main, tables, checked, resume, verbose)
     if comm is None:
         with one_report():
             launch.refuse_lonely_tasks()
     with one_report() if comm is None and size > 1 else nullcontext():
-        outcome = drive(program, supervised, comm, size)
+        outcome = drive(program, checked.run, comm, size)
     for listener in after_run:
         listener(outcome)
     return outcome
+
+
+def check_arguments(
+    options: dict[str, Any], size: int, save: str | Path | None, triggers: Triggers
+) -> CheckedArguments:
+    """Return the checked arguments that `run` and `init` have in common.
+
+    Args:
+        options: Keyword arguments of SessionOptions.
+        size: Number of ranks.
+        save: Folder for checkpoints as given, or None.
+        triggers: When checkpoints are written, as given.
+
+    Raises:
+        ConfigError: An argument is invalid, or the supervised run is finished.
+        CapabilityError: h5py is missing and checkpoints would be written.
+    """
+    settings = make_options(options)
+    check_launch(settings, size)
+    triggers = triggers.check()
+    run = directory.current()
+    folder = Path(save) if save is not None else None
+    if run is not None:
+        refuse_second(run)
+        triggers = triggers.supervised()
+        folder = folder or run.folder.checkpoints
+    if folder is not None:
+        # Without h5py the job would end without its checkpoint: raise CapabilityError now.
+        load_writer()
+    return CheckedArguments(settings, folder, triggers, run)
 
 
 def refuse_second(run: directory.Supervised) -> None:

@@ -18,7 +18,7 @@ from mpips.monitor import summary
 from mpips.mpi import failure_report, launch
 from mpips.process import forked
 from mpips.rundir import directory
-from mpips.session import script, session
+from mpips.session import init, session
 from mpips.session.driver import Outcome
 
 
@@ -49,11 +49,11 @@ def execute(path: str) -> None:
     try:
         runpy.run_path(path, run_name="__main__")
     except SystemExit as error:
-        script.end(error.code)
+        init.end(error.code)
         if error.code not in (None, 0):
             raise
     # The job of `mpips.init` ends with the script.
-    script.end()
+    init.end()
     # A forked child may come here as well.
     run = directory.current() if not forked.is_helper() else None
     # Rank 0 is the scheduler, which marks the run as finished before its `mpips.run` returns.

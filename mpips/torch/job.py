@@ -26,7 +26,8 @@ from typing import Any, Protocol
 import torch
 
 from mpips.errors import ConfigError
-from mpips.session.script import Script, current
+from mpips.session.init import current
+from mpips.session.script import Script
 from mpips.torch.generators import reseed
 from mpips.worker.worker import Worker
 

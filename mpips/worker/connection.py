@@ -15,12 +15,13 @@ from typing import Any, Protocol
 
 from mpips import _native
 from mpips.checkpoint.position import Position
-from mpips.errors import StallError
+from mpips.errors import EndedError, MpipsError, StallError
 from mpips.model.consistency import BSP, SSP
 from mpips.model.table import Table
 from mpips.mpi.messages import Figures
 from mpips.mpi.tree import WorkerTree
 from mpips.process import forked
+from mpips.process.refusing import Refusing
 from mpips.recovery.replica import Partners
 from mpips.snapshot.worker_part import WorkerPart
 from mpips.transport.channel import Channel
@@ -145,7 +146,26 @@ class Connection:
 
     def disown(self) -> None:
         """Let every use in a forked child raise ForkError; see mpips.process.forked."""
-        refusing: Any = forked.Refusing(f"worker {self.index}")
+        self._refuse(lambda: forked.used_in_child(f"worker {self.index}"))
+
+    def retire(self) -> None:
+        """Let every later use raise EndedError, and drop the memory of the job. The job calls it at its end.
+
+        Without it the references between this connection and its handles would hold the tables of a job in
+        one process until Python's cyclic garbage collector runs.
+        """
+        forked.forget(self)
+        self._refuse(
+            lambda: EndedError(
+                f"worker {self.index} or one of its tables was used after the end of its job: read values "
+                "before the worker function returns"
+            )
+        )
+        self._destinations.clear()
+        self._handles.clear()
+
+    def _refuse(self, error: Callable[[], MpipsError]) -> None:
+        refusing: Any = Refusing(error)
         self.channels = self.control = self.staging = self.snapshot = refusing
         self.collectives = refusing
         for handle in self._handles:

@@ -14,7 +14,7 @@ import torch
 
 import mpips
 import mpips.torch
-from mpips.session import script
+from mpips.session.init import current
 from mpips.session.script import Script
 from mpips.torch.job import TorchJob
 from mpips.worker.worker import connection_of
@@ -31,7 +31,7 @@ def torch_job(**options: Any) -> Iterator[Script]:
     n_threads, generator = torch.get_num_threads(), torch.get_rng_state()
     torch.set_num_threads(1)
     mpips.init(**{"verbose": False, "timeout_s": 20, **options})
-    begun = script.current("the rig")
+    begun = current("the rig")
     try:
         yield begun
     except BaseException as error:

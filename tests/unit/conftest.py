@@ -6,13 +6,16 @@ second file of the same module is loaded, so a later replacement would have no e
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
+
+import pytest
 
 _NATIVE = {"mpips._native": "_native", "mpips.bench._loops": "_loops"}
 
@@ -41,6 +44,24 @@ if "MPIPS_NATIVE_DIR" in os.environ:
 
     for module in (_native, _loops):
         assert Path(str(module.__file__)).parent == folder, module.__file__
+
+
+def _addresses() -> int:
+    """Return the bytes of address space of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+
+
+# A server reserves up to 3 TiB of addresses for an embedding table, and a process has 128 TiB. Rigs of single
+# parts, which no session ends, are cycles of references, which the garbage collector may find too late.
+_AT_START = _addresses()  # sanitizers take 20 TiB
+_MOST_ADDRESSES = 16 << 40
+
+
+@pytest.fixture(autouse=True)
+def _few_addresses() -> Iterator[None]:
+    yield
+    if _addresses() - _AT_START > _MOST_ADDRESSES:
+        gc.collect()
 
 
 def pytest_report_header() -> list[str]:

@@ -89,7 +89,7 @@ timeout_s = float(given.get("timeout", 30))
 saving = {name: given[name] for name in ("save", "resume", "on_usr1") if name in given}
 mpips.init(servers=int(given.get("servers", 0)), timeout_s=timeout_s, verbose=False, **saving)
 
-from mpips.session.script import current  # noqa: E402
+from mpips.session.init import current  # noqa: E402
 
 do("mid")
 script = current("the test")

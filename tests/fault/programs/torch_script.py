@@ -27,7 +27,7 @@ from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 import mpips.torch  # noqa: E402
-from mpips.session.script import current  # noqa: E402
+from mpips.session.init import current  # noqa: E402
 
 
 class Model(nn.Module):

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from harness import Rig, dense, floats, python, rows
+from worker_uses import uses
 
 from mpips.checkpoint.folder import FolderLock
 from mpips.errors import ForkError
@@ -118,30 +119,13 @@ def test_a_child_is_refused_whatever_it_does_with_the_worker(local):
     rig = Rig(dense(8), rows(2))
     worker = rig.worker(local=local)
     w, e = worker.table("w"), worker.table("e")
-    one, key, row = floats(8), np.array([3]), np.ones((1, 2), np.float32)
+    one, key = floats(8), np.array([3])
     own = worker.allocate((8,))
     request = w.push(one)
     prefetched = e.prefetch(key)
     calls = [
-        lambda: w.push(one),
-        lambda: w.push(own),
-        lambda: w.push(one.astype(np.float64)),
-        lambda: w.pull(),
-        lambda: w.prefetch(),
-        lambda: w.push_pull(one),
-        lambda: w.view(),
-        lambda: e.push(key, row),
-        lambda: e.pull(key),
-        lambda: e.prefetch(key),
-        lambda: e.push_pull(key, row),
+        *uses(worker, own),
         lambda: prefetched.wait(),
-        lambda: worker.clock(),
-        lambda: worker.allocate((8,)),
-        lambda: worker.gather("x", b""),
-        lambda: worker.barrier("x"),
-        lambda: worker.flush(),
-        lambda: worker.checkpoint(),
-        lambda: worker.report(0, 0, 0, 0.0),
         lambda: connection_of(worker).finish(),
     ]
     before = (rig.writers[0].next_sequence, rig.values().tolist())

@@ -19,7 +19,7 @@ from torch_rig import torch_job
 
 import mpips
 from mpips.errors import ConfigError, ForkError
-from mpips.session import script
+from mpips.session.session import scripts
 from mpips.torch import Embedding, EmbeddingBag, prepare
 from mpips.torch.module import PreparedModule
 from mpips.torch.stepping import PreparedOptimizer
@@ -66,14 +66,14 @@ def test_init_twice(job):
 
 
 def test_a_script_that_has_left_leaves_nothing_behind():
-    before = sys.excepthook, sys.exit, list(script._current)
+    before = sys.excepthook, sys.exit, list(scripts)
     with torch_job():
         assert sys.excepthook != before[0]
         assert sys.exit != before[1]
-    assert (sys.excepthook, sys.exit, script._current) == before
+    assert (sys.excepthook, sys.exit, scripts) == before
     with pytest.raises(ZeroDivisionError), torch_job():
         raise ZeroDivisionError
-    assert (sys.excepthook, sys.exit, script._current) == before
+    assert (sys.excepthook, sys.exit, scripts) == before
 
 
 def test_a_report_before_the_start(job):
