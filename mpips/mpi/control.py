@@ -166,7 +166,7 @@ class Client:
         self._work = RoleWork()
 
     def begin(self, work: RoleWork) -> None:
-        """Serve the work of this rank's role from here on. Called once, when the role's parts exist."""
+        """Serve the work of this rank's role from here on; at its end that of a new RoleWork."""
         self._work = work
 
     def hurry(self) -> None:

@@ -157,6 +157,10 @@ class Scheduler:
         """Send messages about cuts to the server on this rank, too, by a call of `take`. Called once."""
         self._own_server = take
 
+    def leave_server(self) -> None:
+        """Undo `join_server`, if it was called, when all is saved."""
+        self._own_server = None
+
     def poll(self) -> bool:
         """Process all messages that have arrived, then check for silent ranks. Does not block.
 

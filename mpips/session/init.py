@@ -150,4 +150,4 @@ def report(
     if loss is not None:
         worker.report(epoch, worker.now, samples, float(loss) * samples)
     if metrics:
-        worker.report_metrics(epoch, worker.now, {k: float(v) for k, v in metrics.items()})
+        worker.report_metrics(epoch + 1, worker.now, {k: float(v) for k, v in metrics.items()})

@@ -70,7 +70,14 @@ class Roles:
         self.summary = self._scheduler.summary
 
     def retire(self) -> None:
-        """Let every later use of the worker raise EndedError. Call it when no rank is at work any more."""
+        """Let every later use of the worker raise EndedError, and free the tables of a server.
+
+        Call it when no rank is at work any more. Client, scheduler and the server's part in checkpoints call
+        each other: this cuts the cycles of references, which would hold the server's memory.
+        """
+        self._client.begin(RoleWork())
+        if self._scheduler is not None:
+            self._scheduler.leave_server()
         if self._connection is not None:
             self._connection.retire()
 

@@ -92,6 +92,28 @@ def test_a_run_that_is_killed_ends_with_the_bits_of_an_undisturbed_one(tmp_path:
     assert killed[0]["losses"][-1] == calm[0]["losses"][-1]
 
 
+@pytest.mark.timeout(300)
+def test_a_run_that_loses_servers_has_the_bits_and_the_rates_of_an_undisturbed_one(
+    tmp_path: Path,
+) -> None:
+    """After a death at an even clock the rate is that of the declaration, but servers have another."""
+    arguments = ("--alternate", "--report", "--optimizer", "Adam", "--epochs", "4", "--batch", "8")
+    (tmp_path / "calm").mkdir()
+    (tmp_path / "killed").mkdir()
+    calm, _ = supervised(tmp_path / "calm", *arguments)
+    deaths = "4:all,10:server 1,12:server 0,16:all,22:worker 1"
+    killed, said = supervised(tmp_path / "killed", *arguments, "--kill", deaths)
+    assert said.count("killed by SIGKILL") == 5, said
+    assert {found["digest"] for found in killed} == {calm[0]["digest"]}
+    assert killed[0]["losses"] == calm[0]["losses"][-len(killed[0]["losses"]) :]
+    for name in ("calm", "killed"):
+        (metrics,) = (tmp_path / name).glob("runs/*/metrics.jsonl")
+        lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+        found = {line["epoch"]: line["test"]["accuracy"] for line in lines if "test" in line}
+        assert found == {0: 0.25, 1: 0.5, 2: 0.75, 3: 1.0}
+        assert next(line["epoch"] for line in reversed(lines) if "loss" in line) == 3
+
+
 @pytest.mark.parametrize("consistency", ["ssp", "asp"])
 def test_asynchronous_workers_train(launch: Launch, consistency: str) -> None:
     arguments = ("--servers", "2", "--consistency", consistency, "--epochs", "20")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from playing import SIZE, Session, workers_with
+from worker_uses import uses
 
 import mpips
 from mpips import (
@@ -24,6 +25,7 @@ from mpips import (
     TransportError,
     Worker,
 )
+from mpips.errors import EndedError
 from mpips.mpi.cluster import Cluster
 from mpips.worker.worker import connection_of
 
@@ -47,8 +49,10 @@ def shared_memory(comm: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[], li
 
 
 def held() -> tuple[int, int, int]:
-    """Return the threads, open files and mapped regions of this process."""
-    gc.collect()
+    """Return the threads, open files and mapped regions of this process.
+
+    It does not collect garbage: the end of a session leaves no cycle of references with its memory.
+    """
     regions = Path("/proc/self/maps").read_text().count("/dev/shm/mpips-")
     return threading.active_count(), len(os.listdir("/proc/self/fd")), regions
 
@@ -199,6 +203,23 @@ def test_fifty_sessions_leave_no_thread_file_or_memory(
 
 
 @several_ranks
+def test_a_worker_is_refused_after_the_end_of_its_job(session: Session) -> None:
+    mine: list[tuple[Worker, np.ndarray]] = []
+
+    def main(worker: Worker) -> None:
+        worker.table("w").push(np.ones(8, np.float32))
+        worker.table("e").push(np.array([3]), np.ones((1, 2), np.float32))
+        mine.append((worker, worker.allocate((8,))))
+
+    session(main, [DenseTable("w", (8,)), EmbeddingTable("e", 2)])
+    for worker, own in mine:
+        own[:] = 5
+        for use in uses(worker, own):
+            with pytest.raises(EndedError, match=f"^worker {worker.index} or one of its tables"):
+                use()
+
+
+@several_ranks
 def test_a_connection_that_fails_late_leaves_no_thread_file_or_memory(
     comm: Any, monkeypatch: pytest.MonkeyPatch, shared_memory: Callable[[], list[str]]
 ) -> None:
@@ -212,6 +233,7 @@ def test_a_connection_that_fails_late_leaves_no_thread_file_or_memory(
             with pytest.raises(TransportError, match="no way to the server"):
                 mpips.run(index_of, [DenseTable("w", (3,))], comm=comm, verbose=False)
         comm.Barrier()
+        gc.collect()  # an error refers to the frames that it went through
         return held()
 
     monkeypatch.setattr("mpips.transport.connect.Connector.connect", unreachable)

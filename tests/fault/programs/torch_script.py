@@ -4,7 +4,9 @@ import argparse
 import hashlib
 import json
 import os
+import pathlib
 import signal
+import time
 
 import mpips
 
@@ -17,7 +19,11 @@ options.add_argument("--epochs", type=int, default=2)
 options.add_argument("--optimizer", default="SGD")
 options.add_argument("--noise", action="store_true", help="dropout, batch norm and a scheduler")
 options.add_argument("--unseeded", action="store_true")
-options.add_argument("--kill", default="", help="worker 0 kills itself at these clocks")
+options.add_argument("--alternate", action="store_true", help="every second rate is the first one")
+options.add_argument("--report", action="store_true")
+options.add_argument(
+    "--kill", default="", help="worker 0 kills at these CLOCK[:ROLE], itself by default"
+)
 options = options.parse_args()
 
 mpips.init(servers=options.servers, transport=options.transport, timeout_s=40, verbose=False)
@@ -58,26 +64,55 @@ model = Model()
 optimizer = getattr(torch.optim, options.optimizer)(model.parameters(), lr=0.05)
 size = 144 // options.batch // mpips.world_size() * options.epochs
 scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=size + 1)
+if options.alternate:
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 + step % 2)
 loader = DataLoader(TensorDataset(x, ids, y), batch_size=options.batch, shuffle=True)
 model, optimizer, loader = mpips.torch.prepare(
     model, optimizer, loader, consistency=options.consistency, scheduler=scheduler
 )
-deaths = [int(clock) for clock in options.kill.split(",") if clock]
-run = os.environ.get("MPIPS_GENERATION", "0")
+deaths = [death for death in options.kill.split(",") if death]
+launch = int(os.environ.get("MPIPS_GENERATION", "0"))
+
+
+def pid_of(role):
+    """The process of a role, by the run directory."""
+    folder = pathlib.Path(os.environ["MPIPS_RUN_DIR"])
+    while True:
+        places = json.loads((folder / "places.json").read_text())
+        if places["generation"] == launch:
+            return next(rank["pid"] for rank in places["ranks"] if role in rank["role"])
+        time.sleep(0.01)
+
+
+def die_if_due(clock):
+    """Kill a rank: the n-th launch dies at the n-th clock of the list.
+
+    With the role "all" no worker does more of that clock than worker 0.
+    """
+    due, _, role = deaths[launch].partition(":") if launch < len(deaths) else ("-1", "", "")
+    if clock != int(due):
+        return
+    if mpips.rank() == 0:
+        os.kill(pid_of(role) if role not in ("", "all") else os.getpid(), signal.SIGKILL)
+    elif role == "all":
+        signal.pause()
+
+
 losses = []
-for _ in range(options.epochs):
+for epoch in range(options.epochs):
     for a, b, c in loader:
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(a, b), c)
         loss.backward()
-        worker = current("the test").worker
-        # One death in each launch: the n-th launch dies at the n-th clock of the list.
-        if mpips.rank() == 0 and int(run) < len(deaths) and worker.now == deaths[int(run)]:
-            os.kill(os.getpid(), signal.SIGKILL)
+        die_if_due(current("the test").worker.now)
         optimizer.step()
         losses.append(loss.item())
-        if options.noise:
+        if options.noise or options.alternate:
             scheduler.step()
+        if options.report:
+            mpips.report(loss=losses[-1], samples=len(c), epoch=epoch)
+    if options.report and mpips.rank() == 0:
+        mpips.report(epoch=epoch, accuracy=0.25 * (epoch + 1))
 state = {name: value.clone() for name, value in model.state_dict().items()}
 with torch.no_grad():
     rows = model.bag(torch.unique(ids).view(-1, 1))
