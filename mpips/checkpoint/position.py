@@ -8,6 +8,7 @@ tick. The record must then still contain the state at the tick, so `note_tick` s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,36 @@ class PositionPart(msgspec.Struct, frozen=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(PositionPart).decode
+
+
+def _check_plain(value: Any, place: str) -> None:
+    """Raise TypeError or ValueError if `value` would not be the same after a restart.
+
+    A restart in memory reads it from msgpack, one from a checkpoint from JSON, which has no NaN, no infinity
+    and no keys that are numbers. `place` names the value.
+    """
+    kind = type(value)
+    if kind is float:
+        if not math.isfinite(value):
+            raise ValueError(
+                f"{place} is {value!r}, which a checkpoint cannot hold: store it as text"
+            )
+    elif kind is dict:
+        for key, entry in value.items():
+            if type(key) is not str:
+                raise TypeError(f"{place} has the key {key!r}: keys must be text")
+            _check_plain(entry, f"{place}[{key!r}]")
+    elif kind is list or kind is tuple:
+        for i, entry in enumerate(value):
+            _check_plain(entry, f"{place}[{i}]")
+    elif kind is int:
+        if not -(1 << 63) <= value < 1 << 64:
+            raise ValueError(f"{place} is {value}, which has more than 64 bits: store it as text")
+    elif kind is not str and kind is not bool and value is not None:
+        raise TypeError(
+            f"{place} is a {kind.__module__}.{kind.__qualname__}: must be int, float, bool, str, None, or a "
+            "list or dict of them"
+        )
 
 
 def decode_part(data: bytes) -> PositionPart:
@@ -136,6 +167,7 @@ class Position:
 
     def set_cursor(self, cursor: Mapping[str, Any]) -> None:
         """Store a cursor; Worker.set_cursor describes it."""
+        _check_plain(cursor, "cursor")
         self._cursor = dict(cursor)
 
     def note_tick(self, clock: int, keep: bool) -> None:

@@ -18,7 +18,6 @@ at their places: the script has passed the complete epochs by then, and has step
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -29,6 +28,7 @@ from mpips.errors import ConfigError
 from mpips.session.init import current
 from mpips.session.script import Script
 from mpips.torch.generators import reseed
+from mpips.torch.plain import NOT_PLAIN, from_plain, to_plain
 from mpips.worker.worker import Worker
 
 
@@ -273,27 +273,12 @@ def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of a state that a cursor can hold; those of schedulers within it, too."""
     found: dict[str, Any] = {}
     for name, value in state.items():
-        if isinstance(value, torch.Tensor) and value.numel() == 1:
-            value = value.item()
-        if value is None or isinstance(value, bool | int | float | str):
-            found[name] = _finite(value)
-        elif isinstance(value, list | tuple) and all(isinstance(v, int | float) for v in value):
-            found[name] = [_finite(v) for v in value]
+        plain = to_plain(value)
+        if plain is not NOT_PLAIN:
+            found[name] = plain
         elif isinstance(value, list | tuple) and all(isinstance(v, dict) for v in value):
             found[name] = [_plain(v) for v in value]
     return found
-
-
-def _finite(value: Any) -> Any:
-    """Return infinity and NaN, which the JSON of a checkpoint lacks, as {"float": text}; others as given."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"float": repr(value)}
-    return value
-
-
-def _number(value: Any) -> Any:
-    """Return the value that `_finite` was given."""
-    return float(value["float"]) if isinstance(value, Mapping) else value
 
 
 def _merged(state: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -306,10 +291,10 @@ def _merged(state: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any
             merged[name] = (
                 [_merged(a, b) for a, b in zip(old, value, strict=True)]
                 if inner
-                else [_number(v) for v in value]
+                else from_plain(value)
             )
         else:
-            merged[name] = _number(value)
+            merged[name] = from_plain(value)
     return merged
 
 

@@ -16,6 +16,7 @@ from mpips.torch.embedding import Embedding
 from mpips.torch.job import ModelPart, Pushed, TorchJob
 from mpips.torch.module import make_plain
 from mpips.torch.parameters import ParameterTable
+from mpips.torch.plain import NOT_PLAIN, from_plain, to_plain
 from mpips.torch.rules import rule_of
 
 _ABSENT = object()
@@ -90,8 +91,8 @@ class Stepping:
         for i, (group, made) in enumerate(
             zip(self._optimizer.param_groups, self._made, strict=True)
         ):
-            for name, value in {**made, **position["changed"].get(str(i), {})}.items():
-                present = group.get(name)
+            for name, plain in {**made, **position["changed"].get(str(i), {})}.items():
+                present, value = group.get(name), from_plain(plain)
                 if isinstance(present, torch.Tensor):
                     present.fill_(value)
                 else:
@@ -110,12 +111,9 @@ def _hyperparameters(group: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in group.items():
         if name == "params":
             continue
-        if isinstance(value, torch.Tensor):
-            value = value.item()
-        if isinstance(value, tuple | list):
-            value = [v.item() if isinstance(v, torch.Tensor) else v for v in value]
-        if value is None or isinstance(value, bool | int | float | str | list):
-            found[name] = value
+        plain = to_plain(value)
+        if plain is not NOT_PLAIN:
+            found[name] = plain
     return found
 
 

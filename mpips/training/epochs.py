@@ -7,6 +7,7 @@ and skips none.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -276,11 +277,14 @@ class _EpochSum:
         found = worker.start.cursor if worker.start is not None else None
         if not found or (found.get("epoch"), found.get("step")) != (cursor.epoch, cursor.step):
             return cls()
-        return cls(float(found.get("loss", 0.0)), int(found.get("samples", 0)))
+        loss = found.get("loss", 0.0)
+        # Checkpoints before 0.3 have null for infinity and NaN.
+        return cls(float("nan" if loss is None else loss), int(found.get("samples", 0)))
 
     def cursor(self, at: Cursor) -> dict[str, Any]:
         """Return the position for checkpoints: that of the next batch, and these sums."""
-        return {"epoch": at.epoch, "step": at.step, "loss": self.loss, "samples": self.samples}
+        loss = self.loss if math.isfinite(self.loss) else repr(self.loss)
+        return {"epoch": at.epoch, "step": at.step, "loss": loss, "samples": self.samples}
 
 
 class _Reporter:

@@ -113,16 +113,18 @@ class Worker:
         was taken. After a restart it is in `start.cursor`.
 
         Args:
-            cursor: Numbers, text, lists and dicts; a few hundred bytes (it must fit into a record).
+            cursor: A dict of int (64 bits), finite float, bool, str, None, and lists and dicts of them, with
+                text as keys. A few hundred bytes: it must fit into a record.
 
         Raises:
-            TypeError: `cursor` is no mapping.
+            TypeError: `cursor` is no dict, or holds another type, such as a NumPy number.
+            ValueError: It holds NaN, infinity or an integer of more than 64 bits.
         """
         if not isinstance(cursor, Mapping):
             raise TypeError(
                 f"cursor must be a dict of numbers, text, lists and dicts, not {cursor!r}"
             )
-        self._connection.position.set_cursor(cursor)
+        self._connection.position.set_cursor(dict(cursor))
 
     def checkpoint(self) -> None:
         """Request a checkpoint at the next clock that all workers agree on. Not collective; returns at once.

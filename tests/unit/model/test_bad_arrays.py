@@ -357,6 +357,34 @@ def test_a_shape_to_allocate_that_is_none_is_a_config_error(shape):
         rig().worker().allocate(shape)
 
 
+@pytest.mark.parametrize(
+    ("cursor", "message"),
+    [
+        (
+            {"a": [1, float("inf")]},
+            r"^cursor\['a'\]\[1\] is inf, which a checkpoint cannot hold: store",
+        ),
+        ({"a": {"b": float("nan")}}, r"^cursor\['a'\]\['b'\] is nan, which"),
+        (
+            {"a": np.float64(1)},
+            r"^cursor\['a'\] is a numpy.float64: must be int, float, bool, str, None",
+        ),
+        ({"a": (np.int64(1),)}, r"^cursor\['a'\]\[0\] is a numpy.int64: must be"),
+        ({"a": {1, 2}}, r"^cursor\['a'\] is a builtins.set: must be"),
+        ({"a": b"x"}, r"^cursor\['a'\] is a builtins.bytes: must be"),
+        ({1: 2}, "^cursor has the key 1: keys must be text$"),
+        ({"a": 1 << 64}, r"^cursor\['a'\] is 18446744073709551616, which has more than 64 bits"),
+    ],
+)
+def test_a_cursor_that_would_not_outlive_a_restart_is_refused(cursor, message):
+    worker = rig().worker()
+    worker.set_cursor({"a": [1, (2.5, None), {"b": True}], "c": "d", "e": -(1 << 63)})
+    before = dict(worker.cursor)
+    with pytest.raises((TypeError, ValueError), match=message):
+        worker.set_cursor(cursor)
+    assert worker.cursor == before
+
+
 @pytest.mark.parametrize("cursor", [3, [1, 2], None])
 def test_a_cursor_that_is_no_dict_is_refused(cursor):
     with pytest.raises(TypeError, match="cursor must be a dict"):
