@@ -55,22 +55,23 @@ SHAPES = [((5, 2), (4, 1)), ((4, 1), (6, 3)), ((2, 1), (3, 1))]
 
 
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
-@pytest.mark.parametrize("name", ["mlp, adam", "fm, adagrad"])
+@pytest.mark.parametrize("name", ["paced:PacedMlp, adam", "paced:PacedFm, adagrad"])
 def test_from_the_middle_of_an_epoch_bsp_gives_the_same_bits(
     tmp_path: Path, shapes: tuple[tuple[int, int], tuple[int, int]], name: str
 ) -> None:
     task, _, optimizer = name.partition(", ")
-    data = "digits" if task == "mlp" else str(made_data(tmp_path))
+    data = "digits" if task == "paced:PacedMlp" else str(made_data(tmp_path))
+    env = {"PYTHONPATH": str(PROGRAMS), "PACED_UNTIL": str(tmp_path / "whole")}
     common = [task, "--train", data, "--set", f"table.optimizer={optimizer}", *KEEP]
     common += ["--set", "train.epochs=3", "--set", "train.batch_size=16"]
     (n, servers), (m, others) = shapes
     every = ["--set", "checkpoint.every_steps=9", "--servers", str(servers)]
-    whole, _ = train(n, *common, *every, "--save", str(tmp_path / "whole"))
+    whole, _ = train(n, *common, *every, "--save", str(tmp_path / "whole"), env=env)
     places = in_the_middle(tmp_path / "whole")
     assert places
     for i, path in enumerate({places[0], places[-1]}):
         where = ["--resume", str(path), "--servers", str(others)]
-        rest, told = train(m, *common, *where, "--save", str(tmp_path / f"rest{i}"))
+        rest, told = train(m, *common, *where, "--save", str(tmp_path / f"rest{i}"), env=env)
         assert "each worker at its step" in told
         assert 0 < rest["samples"] < whole["samples"]
         assert rest["loss"] == whole["loss"]

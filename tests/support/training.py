@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,16 @@ from mpips.checkpoint import list_checkpoints, open_checkpoint
 N_SAMPLES = 211
 
 
-def train(n: int, *arguments: str, code: int = 0, timeout: float = 90) -> tuple[dict, str]:
-    """`mpips train` on n ranks; its JSON and what it said on stderr."""
+def train(
+    n: int,
+    *arguments: str,
+    code: int = 0,
+    timeout: float = 90,
+    env: Mapping[str, str] | None = None,
+) -> tuple[dict, str]:
+    """`mpips train` on n ranks, with `env` added; its JSON and what it said on stderr."""
     command = [sys.executable, "-m", "mpips", "train", *arguments, "--progress", "none", "--json"]
-    with launch(n, command, timeout=timeout) as job:
+    with launch(n, command, env, timeout) as job:
         assert job.wait() == code, job.tail()
         lines = job.stdout().strip().splitlines()
         found = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}
