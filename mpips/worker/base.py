@@ -43,6 +43,7 @@ class Handle:
         """`servers`: those that have a part of the table."""
         self.name = table.name
         self._servers = servers
+        self._closed_at = -1  # clock of the newest push that closed the table
         self._change = (0, 0)  # clock of the newest `set_optimizer`, and their number in that clock
         # The newest hyperparameters. Adam's correction table is made once and lives as long as they do.
         self._hyperparameters: _native.OptimizerConfig | None = None
@@ -85,6 +86,7 @@ class Handle:
             StallError: A server has taken no records for the job's timeout.
         """
         self._check_optimizer(optimizer)
+        self._check_open("new hyperparameters of")
         connection = self._connection
         connection.control.state = f"configuring {self.name!r}"
         config = self._hyperparameters = optimizer.native()
@@ -99,6 +101,14 @@ class Handle:
             )
         self._start_sending(self._servers)
         connection.control.state = "computing"
+
+    def _check_open(self, what: str) -> None:
+        """Raise ConfigError if the worker has closed the table in this clock."""
+        if self._closed_at == self._connection.now:
+            raise ConfigError(
+                f"{what} table {self.name!r} at clock {self._closed_at}, which this worker had closed by a "
+                "push with closes=True: push and pull before it, or after Worker.clock"
+            )
 
     def _check_optimizer(self, optimizer: object) -> None:
         """Raise ConfigError if the table's rule cannot have these hyperparameters from now on."""

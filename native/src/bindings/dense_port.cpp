@@ -212,6 +212,7 @@ void register_port(py::module_& m) {
           py::arg("offset"))
       .def_property_readonly("has_bounce",
                              [](const BoundPort& bound) { return bound.port.has_bounce(); })
+      .def("close", [](BoundPort& bound) { bound.port.close(); })
       .def(
           "wait_room", [](BoundPort& bound, double max_s) { return bound.port.wait_room(max_s); },
           py::arg("max_s"), py::call_guard<py::gil_scoped_release>())

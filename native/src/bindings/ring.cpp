@@ -234,6 +234,7 @@ void bind_writer(py::module_& m) {
             return w.write_cut(clock, id, described, bytes.data(), bytes.size());
           },
           py::arg("clock"), py::arg("id"), py::arg("described"), py::arg("payload"))
+      .def("set_closing", &RingWriter::set_closing, py::arg("closing"))
       .def("configure", &RingWriter::configure, py::arg("table"), py::arg("clock"),
            py::arg("ordinal"), py::arg("config"))
       .def(

@@ -10,7 +10,7 @@ namespace mpips {
 namespace {
 
 constexpr std::uint64_t journal_magic = 0x4c4e524a5350504dULL;
-constexpr std::uint64_t journal_version = 4;
+constexpr std::uint64_t journal_version = 5;
 constexpr std::size_t first_scratch_bytes = std::size_t{1} << 18;
 
 }  // namespace

@@ -92,7 +92,14 @@ class Journal {
     clock_of_text,  // the clock that the newest text describes
     worker_words,
   };
-  enum TableWord : std::size_t { version, steps_before, n_rows, stats, table_words = stats + 80 };
+  enum TableWord : std::size_t {
+    version,
+    steps_before,
+    n_rows,
+    turn,
+    stats,
+    table_words = stats + 80
+  };
   // Words of one worker's pushes to one table, and of the table's buffers of that worker.
   enum PairOffset : std::size_t { taken, pending, buffers, pair_words = buffers + 4 };
   // Words of the change of a table's hyperparameters that is in force (server_configure.cpp). While

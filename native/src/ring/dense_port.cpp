@@ -34,6 +34,7 @@ bool DensePort::is_free(const Bounce& bounce) noexcept {
 }
 
 Sent DensePort::push(const float* update, std::vector<PushEnd>* ends) {
+  if (is_closed()) return Sent::other_way;
   const bool in_place = staged(update);
   if (!in_place && !fits_records()) return push_by_bounce(update, ends);
   if (!has_credits()) return Sent::no_room;
@@ -122,7 +123,7 @@ bool DensePort::settled() noexcept {
 }
 
 bool DensePort::pull(float* out) {
-  if (!settled()) return false;
+  if (is_closed() || !settled()) return false;
   for (const Part& part : parts_) {
     const auto* head = reinterpret_cast<const TableHead*>(part.region + part.head);
     const auto* versions = reinterpret_cast<const PairWord*>(part.region + part.versions);

@@ -79,6 +79,9 @@ class DensePort {
   void add_bounce(std::size_t offset) { bounces_.push_back({offset, {}}); }
   bool has_bounce() const noexcept { return !bounces_.empty(); }
 
+  // Refuse pushes and pulls until the worker's clock ends: its push that closes the table was sent.
+  void close() noexcept { closed_at_ = static_cast<std::int64_t>(clock_->now); }
+
   // Write one record to each part's ring.
   Sent push(const float* update, std::vector<PushEnd>* ends);
   // Wait until `push` finds room, at most `max_s` seconds.
@@ -96,6 +99,7 @@ class DensePort {
     std::vector<PushEnd> ends;  // of the last push that was copied there
   };
 
+  bool is_closed() const noexcept { return closed_at_ == static_cast<std::int64_t>(clock_->now); }
   bool staged(const float* update) const noexcept;
   bool fits_records() const noexcept;
   bool has_credits() const noexcept;
@@ -113,6 +117,7 @@ class DensePort {
   bool bsp_;
   std::int64_t bound_;  // SSP: clocks that a worker may run ahead; negative: no bound
   bool check_finite_, oversubscribed_;
+  std::int64_t closed_at_ = -1;  // the clock of the last push that closed the table; -1: none
   std::uint8_t* staging_ = nullptr;
   std::size_t staging_bytes_ = 0;
   std::vector<Bounce> bounces_;

@@ -23,7 +23,7 @@ namespace mpips {
 
 constexpr std::uint64_t region_magic = 0x3153504950534d31ULL;
 constexpr std::uint16_t record_magic = 0x504dU;
-constexpr std::uint32_t layout_version = 4;
+constexpr std::uint32_t layout_version = 5;
 constexpr std::size_t line_bytes = 64;
 constexpr std::size_t page_bytes = 4096;
 // A stamp lies this far before its record. So one put carries both, and processors that fetch lines
@@ -56,6 +56,7 @@ enum RecordFlags : std::uint16_t {
   flag_fits = 32,  // all records of this push fit into the ring at the same time
   flag_area = 64,  // the payload is an AreaPayload: the update lies in the rendezvous buffer
   flag_arrived = 128,  // with flag_area: the segment was there before this record was sent
+  flag_closes = 256,   // with flag_last: the worker's last push to this table in this clock
 };
 
 struct RecordHeader {

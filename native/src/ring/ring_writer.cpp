@@ -182,6 +182,8 @@ RecordHeader RingWriter::push_header(RecordKind kind, std::uint16_t table, std::
 
 void RingWriter::finish_record(RecordHeader* h, std::uint8_t role) noexcept {
   std::uint8_t* slot = box_.slot(next_);
+  if (closing_ && role == role_push_end)
+    h->flags = static_cast<std::uint16_t>(h->flags | flag_closes);
   if (checksums_) {
     h->flags = static_cast<std::uint16_t>(h->flags | flag_checksum);
     h->payload_checksum = checksum(slot + sizeof *h, h->payload_bytes);

@@ -131,6 +131,9 @@ class RingWriter {
   // nothing written, if there is no credit or (with `check_finite`) a value is NaN or infinite.
   bool push_whole(std::uint16_t table, std::uint64_t clock, const float* update, std::size_t n,
                   bool check_finite);
+  // Set whether the next pushes are the worker's last ones to their tables in its clock
+  // (flag_closes).
+  void set_closing(bool closing) noexcept { closing_ = closing; }
   // Prefetch the lines of the next slot for a record as long as the last one, at most `at_most`
   // bytes; best called while there is nothing else to do.
   void warm_next_slot(std::size_t at_most) const noexcept;
@@ -248,6 +251,7 @@ class RingWriter {
   History pulled_;                  // versions, by the first record of a pull
   std::vector<std::uint8_t> role_;  // of the record in each slot: 1 end of a push, 2 tick
   std::size_t last_bytes_ = 0;      // of the last record's payload
+  bool closing_ = false;
   PushCounters counters_;
   double bad_reply_since_ = 0.0;
   bool replays_ = false;

@@ -41,9 +41,23 @@ class Clocks {
   // Return the lowest clock of all workers that have not finished; the largest number if all have.
   std::uint64_t min_clock() const noexcept { return least_; }
 
-  bool may_contribute(std::size_t worker) const noexcept {
-    return uses_backup() || worker == awaited_;
+  // Return true if a worker's tick of the open clock may be consumed now.
+  bool may_tick(std::size_t worker) const noexcept { return uses_backup() || worker == awaited_; }
+
+  // Return true if a worker's push to a table may be consumed now. `turn`: all workers below it
+  // have closed the table in the open clock (flag_closes), so that the next worker need not wait
+  // for their ticks. The order stays that of the workers.
+  bool may_push(std::size_t worker, std::size_t turn) const noexcept {
+    return uses_backup() || worker == next_from(std::max(awaited_, turn));
   }
+
+  // Return true if all workers have closed a table with this turn in the open clock, or ended it.
+  bool all_closed(std::size_t turn) const noexcept {
+    return next_from(std::max(awaited_, turn)) == clock_.size();
+  }
+
+  // Return the number of workers that contribute to the open clock if none of them finishes in it.
+  std::size_t working() const noexcept { return working_; }
 
   // Record that a worker has sent everything of `clock`.
   void tick(std::size_t worker, std::uint64_t clock) noexcept {
@@ -104,8 +118,13 @@ class Clocks {
 
  private:
   void advance() noexcept {
-    if (uses_backup()) return;
-    while (awaited_ < clock_.size() && (finished_[awaited_] || ticked_[awaited_])) ++awaited_;
+    if (!uses_backup()) awaited_ = next_from(awaited_);
+  }
+
+  // Return the first worker from `worker` on that has not sent everything of the open clock.
+  std::size_t next_from(std::size_t worker) const noexcept {
+    while (worker < clock_.size() && (finished_[worker] || ticked_[worker])) ++worker;
+    return worker;
   }
 
   // Count that a worker goes from clock `from` to the later clock `to`.

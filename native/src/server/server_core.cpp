@@ -310,7 +310,8 @@ ServerCore::Verdict ServerCore::handle_pull(std::size_t worker, const RecordHead
     violation(worker, "a pull of " + std::to_string(h.count) + " rows with " +
                           std::to_string(h.payload_bytes) + " bytes: its sizes do not agree");
   const ConsistencyConfig& c = t.consistency;
-  if (c.model == Model::bsp && clocks_.current() < h.clock) return {false, Outcome::none, 0};
+  if (c.model == Model::bsp && clocks_.current() + (t.early ? 1 : 0) < h.clock)
+    return {false, Outcome::none, 0};
   if (c.model == Model::ssp && clocks_.min_clock() < h.clock &&
       h.clock - clocks_.min_clock() > c.bound)
     return {false, Outcome::none, 0};
@@ -351,7 +352,7 @@ ServerCore::Verdict ServerCore::handle_tick(std::size_t worker, const RecordHead
     // The clock closed without this worker: drop the pushes that it had sent for the clock.
     verdict = {true, Outcome::late, discard_clock(worker)};
     clocks_.tick(worker, h.clock);
-  } else if (h.clock > clocks_.current() || !clocks_.may_contribute(worker)) {
+  } else if (h.clock > clocks_.current() || !clocks_.may_tick(worker)) {
     return {false, Outcome::none, 0};
   } else {
     clocks_.tick(worker, h.clock);
@@ -387,20 +388,28 @@ void ServerCore::close_clock() {
       clocks_.uses_backup() ? workers : std::vector<std::size_t>{0};
   for (Table& t : tables_) {
     if (t.consistency.model != Model::bsp) continue;
-    Weight weight;
-    if (t.consistency.mean) weight.factors.gradient = 1.0F / static_cast<float>(workers.size());
-    if (t.shard != nullptr && t.shard->apply_accumulated(buffers, weight, t.next_step()))
-      ++t.stats.updates;
+    if (!t.early) apply_sum(&t, buffers, workers.size());
     for (const std::size_t w : workers) {
       t.stats.applied += t.pending[w];
       t.stats.staleness[0] += t.pending[w];
       t.pending[w] = 0;
     }
-    ++t.version;
-    publish(&t.head->version, t.version);
+    t.turn = 0;
+    t.early = false;
   }
   clocks_.next_clock();
   ++counters_.clocks;
+}
+
+// Apply the sum of a table's pushes of the open clock, and publish the table's new version.
+void ServerCore::apply_sum(Table* t, const std::vector<std::size_t>& buffers,
+                           std::size_t n_workers) {
+  Weight weight;
+  if (t->consistency.mean) weight.factors.gradient = 1.0F / static_cast<float>(n_workers);
+  if (t->shard != nullptr && t->shard->apply_accumulated(buffers, weight, t->next_step()))
+    ++t->stats.updates;
+  ++t->version;
+  publish(&t->head->version, t->version);
 }
 
 void ServerCore::publish_clocks() {

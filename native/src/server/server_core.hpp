@@ -46,6 +46,14 @@
 // pull or a change of hyperparameters ahead of its clock) stays at the head of its ring. This
 // cannot deadlock: within a clock a worker waits only for workers of lower index, and the worker of
 // lowest index waits for none.
+//
+// Early sums. Under BSP the last push of a worker to a table in a clock may say so (flag_closes).
+// The next worker's pushes to this table are then taken before the first one's tick. When all
+// workers have closed a table, and there is no journal, the sum is applied and the table's version
+// is raised, although the clock is still open. A worker that has closed a table reads it no more
+// in that clock (the worker's side raises an error), and every worker has closed it, so no read is
+// of the wrong clock. With a journal, a worker may have to repeat the clock with the values before
+// it, so the sum is applied when the clock closes.
 namespace mpips {
 
 // A record that no correct worker or server sends.
@@ -200,6 +208,8 @@ class ServerCore {
     Change change;  // of the hyperparameters, the one in force
     TableHead* head = nullptr;
     std::vector<std::uint64_t> pending;  // by buffer: pushes of the open clock
+    std::size_t turn = 0;  // BSP: all workers below it have closed the table in the open clock
+    bool early = false;  // the sum of the open clock is applied: all workers have closed the table
   };
   struct Ring {
     Mailbox box;
@@ -269,6 +279,7 @@ class ServerCore {
   Update parse(std::size_t worker, const RecordHeader& header, const std::uint8_t* payload) const;
   std::uint64_t discard_clock(std::size_t worker);
   void close_clock();
+  void apply_sum(Table* t, const std::vector<std::size_t>& buffers, std::size_t n_workers);
   void publish_clocks();
   void publish_clock(std::size_t worker);
   void answer(std::size_t worker, const RecordHeader& header, Table* table,

@@ -143,6 +143,7 @@ void ServerCore::put_worker(std::size_t worker) {
 void ServerCore::put_push(std::size_t worker, const RecordHeader& h, const Verdict& verdict) {
   const Table& t = tables_[h.table];
   journal_->put(journal_->of_table(h.table, Journal::version), t.version);
+  journal_->put(journal_->of_table(h.table, Journal::turn), t.turn);
   const auto* stats = reinterpret_cast<const std::uint64_t*>(&t.stats);
   const std::size_t first = journal_->of_table(h.table, Journal::stats);
   for (std::size_t i = 0; i < n_plain_stats; ++i) journal_->put(first + i, stats[i]);
@@ -161,6 +162,7 @@ void ServerCore::put_table(std::size_t table) {
   const Table& t = tables_[table];
   journal_->put(journal_->of_table(table, Journal::version), t.version);
   journal_->put(journal_->of_table(table, Journal::steps_before), t.steps_before);
+  journal_->put(journal_->of_table(table, Journal::turn), t.turn);
   const auto* stats = reinterpret_cast<const std::uint64_t*>(&t.stats);
   const std::size_t first = journal_->of_table(table, Journal::stats);
   for (std::size_t i = 0; i < n_stat_words; ++i) journal_->put(first + i, stats[i]);
@@ -255,6 +257,7 @@ void ServerCore::take_words() {
     if (t.head == nullptr) throw std::logic_error("a table has not been added");
     t.version = journal_->word(journal_->of_table(i, Journal::version));
     t.steps_before = journal_->word(journal_->of_table(i, Journal::steps_before));
+    t.turn = journal_->word(journal_->of_table(i, Journal::turn));
     auto* stats = reinterpret_cast<std::uint64_t*>(&t.stats);
     for (std::size_t k = 0; k < n_stat_words; ++k)
       stats[k] = journal_->word(journal_->of_table(i, Journal::stats) + k);

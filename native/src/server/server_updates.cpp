@@ -76,6 +76,8 @@ void ServerCore::check_push(std::size_t worker, const RecordHeader& h) const {
   const std::size_t parts = (h.flags & flag_base) != 0 ? 2 : 1;
   const std::size_t unit = rows ? sizeof(std::int64_t) + parts * t.embedding->dim() * sizeof(float)
                                 : parts * sizeof(float);
+  if ((h.flags & flag_closes) != 0 && (h.flags & flag_last) == 0)
+    violation(worker, "a push with flags that exclude each other");
   const bool in_area = (h.flags & flag_area) != 0;
   if (in_area ? rows || (h.flags & (flag_base | flag_staged)) != 0 : (h.flags & flag_arrived) != 0)
     violation(worker, "a push with flags that exclude each other");
@@ -258,7 +260,10 @@ ServerCore::Verdict ServerCore::handle_bsp(std::size_t worker, const RecordHeade
     t.stats.late += last;
     return {true, last ? Outcome::late : Outcome::segment, current - h.clock};
   }
-  if (h.clock > current || !clocks_.may_contribute(worker)) return {false, Outcome::none, 0};
+  if (h.clock > current) return {false, Outcome::none, 0};
+  if (worker < t.turn && !clocks_.uses_backup())
+    violation(worker, "a push to table " + std::to_string(h.table) + ", which it had closed");
+  if (!clocks_.may_push(worker, t.turn)) return {false, Outcome::none, 0};
   // With a journal, sum a push only when it is complete: a push that stays incomplete can then be
   // dropped.
   if (journal_ && !(last && (h.flags & flag_first) != 0)) {
@@ -270,6 +275,13 @@ ServerCore::Verdict ServerCore::handle_bsp(std::size_t worker, const RecordHeade
     t.shard->accumulate(clocks_.uses_backup() ? worker : 0, part);
   }
   t.pending[worker] += last;
+  if (last && (h.flags & flag_closes) != 0 && !clocks_.uses_backup()) {
+    t.turn = worker + 1;
+    if (!journal_ && clocks_.all_closed(t.turn)) {
+      apply_sum(&t, {0}, clocks_.working());
+      t.early = true;
+    }
+  }
   return {true, last ? Outcome::accumulated : Outcome::segment, 0};
 }
 
