@@ -83,11 +83,13 @@ class ModelPart:
 
     Attributes:
         is_stale: True if a step has changed values since the newest pull.
+        is_accumulating: True within `no_sync`.
     """
 
     def __init__(self, job: TorchJob, pulled: Sequence[Pulled]) -> None:
         """Take the tables, in the order in which they are pulled."""
         self.is_stale = True
+        self.is_accumulating = False
         self._job = job
         self._pulled = pulled
 
@@ -97,11 +99,14 @@ class ModelPart:
         return self._job.has_started
 
     def refresh(self) -> None:
-        """Pull all values, if a step has been made since the newest pull. Blocks then."""
+        """Pull all values, if a step has been made since the newest pull. Blocks then.
+
+        The last layers come first: servers have their updates first.
+        """
         if self.is_stale:
             self._job.start()
             self._job.settle()
-            for table in self._pulled:
+            for table in reversed(self._pulled):
                 table.pull()
             self.is_stale = False
 
@@ -156,6 +161,11 @@ class TorchJob:
                 "prepare one module that contains both models"
             )
         self._prepared[id(parameter)] = parameter, name
+
+    @property
+    def n_optimizers(self) -> int:
+        """Number of prepared optimizers."""
+        return sum(name.startswith("optimizer ") for name in self._restored)
 
     @property
     def steps(self) -> int:

@@ -118,8 +118,15 @@ class PreparedModule(torch.nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients, as with DistributedDataParallel. Gradients are sent by `step` alone."""
-        yield
+        """Accumulate gradients, as with DistributedDataParallel: backward sends none.
+
+        Use it for all backward passes of a step but the last one.
+        """
+        before, self._mpips_part.is_accumulating = self._mpips_part.is_accumulating, True
+        try:
+            yield
+        finally:
+            self._mpips_part.is_accumulating = before
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if self._mpips_part.is_started:

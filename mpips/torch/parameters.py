@@ -137,7 +137,9 @@ class ParameterTable:
             )
 
     def push(self) -> None:
-        """Push the gradient, if there is one. Blocks only while a ring is full.
+        """Push the gradient, if there is one, as the last push to the table in this clock.
+
+        Blocks only while a ring is full.
 
         Raises:
             ConfigError: The gradient is sparse.
@@ -147,13 +149,16 @@ class ParameterTable:
         if gradient is None or self.rule is None:
             return
         self._can_change = True
-        if gradient.layout != torch.strided:
-            raise ConfigError(
-                f"the parameter {self.name!r} has a sparse gradient: use mpips.torch.Embedding, which pushes "
-                "only the rows of a step, or sparse=False"
-            )
+        # `gradient` may be watched; see mpips.torch.overlap.
+        with torch._C.DisableTorchFunctionSubclass():
+            if gradient.layout != torch.strided:
+                raise ConfigError(
+                    f"the parameter {self.name!r} has a sparse gradient: use mpips.torch.Embedding, which "
+                    "pushes only the rows of a step, or sparse=False"
+                )
+            values = _as_array(gradient.detach()).reshape(self._shape)
         assert self._handle is not None
-        self._handle.push(_as_array(gradient.detach()).reshape(self._shape))
+        self._handle.push(values, closes=True)
 
     def _memory(self) -> Float32 | None:
         """Return the parameter's memory as an array of the table's shape; None: pull through a buffer."""

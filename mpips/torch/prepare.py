@@ -92,6 +92,7 @@ def prepare(
     scheduler: Any = None,
     consistency: Consistency | str = "bsp",
     buffers: BufferRule = "worker 0",
+    overlap: bool | None = None,
     name: str = "",
 ) -> Any:
     """Let the servers of the job hold and train a model. Call it before the first forward pass.
@@ -122,6 +123,11 @@ def prepare(
         consistency: Consistency model of all tables: "bsp", "ssp", "asp" or a value such as SSP(bound=2).
         buffers: "worker 0": its buffers count, as with DistributedDataParallel; "average": the mean of all
             workers' buffers, only with BSP.
+        overlap: Push gradients while backward runs. False: `step` pushes them. None: backward does so after
+            two steps in which nothing has changed gradients or hyperparameters between backward and `step`
+            (clipping, GradScaler), no second backward pass has added to gradients outside `no_sync`, and no
+            other optimizer is prepared. A script that does one of these later gets a ConfigError. True: from
+            the first step on.
         name: Prefix of the tables' names, for a second model.
 
     Returns:
@@ -133,7 +139,7 @@ def prepare(
     """
     job = job_of("mpips.torch.prepare")
     rules = consistency_of(consistency) if isinstance(consistency, str) else consistency
-    _check(model, optimizer, job, rules, buffers)
+    _check(model, optimizer, job, rules, buffers, overlap)
     tables = _parameter_tables(model, optimizer, name)
     own_buffers = list(buffer_tables(model, name, buffers))
     embeddings = _embeddings(model, name)
@@ -155,7 +161,7 @@ def prepare(
         job.add(embedding)
     make_prepared(model, part)
     result: list[Any] = [model]
-    trained = _stepping(optimizer, job, tables, own_buffers, embeddings, part)
+    trained = _stepping(optimizer, job, tables, own_buffers, embeddings, part, overlap)
     if trained is not None:
         result.append(trained)
     if prepared is not None:
@@ -174,6 +180,7 @@ def _check(
     job: TorchJob,
     consistency: Consistency,
     buffers: BufferRule,
+    overlap: bool | None,
 ) -> None:
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(f"prepare: model is {type(model).__name__}: must be a torch.nn.Module")
@@ -203,6 +210,8 @@ def _check(
         raise ConfigError(
             "the model is a DistributedDataParallel: prepare the module in it instead"
         )
+    if overlap not in (None, True, False):
+        raise ConfigError(f"prepare: overlap = {overlap!r}: must be True, False or None")
     if buffers not in BUFFER_RULES:
         raise ConfigError(f"prepare: buffers = {buffers!r}: must be 'worker 0' or 'average'")
     if buffers == "average" and consistency.name != "bsp":
@@ -264,6 +273,7 @@ def _stepping(
     buffers: Sequence[BufferTable],
     embeddings: dict[str, Embedding],
     part: ModelPart,
+    overlap: bool | None,
 ) -> torch.optim.Optimizer | None:
     """Prepare the optimizer; make one for a model that has embeddings and no parameters."""
     if optimizer is None and (tables or not embeddings):
@@ -278,8 +288,9 @@ def _stepping(
         for group in optimizer.param_groups
     ]
     # Gradients come from the last layer to the first; rows are pushed before the buffers.
-    pushed: list[Pushed] = [*reversed(tables), *layers, *buffers]
-    stepping = Stepping(job, optimizer, groups, pushed, part)
+    rest: list[Pushed] = [*layers, *buffers]
+    stepping = Stepping(job, optimizer, groups, tables[::-1], rest, part, overlap)
     make_stepping(optimizer, stepping, layers)
     job.restore("optimizer", stepping)
+    job.add(stepping)
     return optimizer

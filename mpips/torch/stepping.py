@@ -15,9 +15,11 @@ from mpips.errors import ConfigError
 from mpips.torch.embedding import Embedding
 from mpips.torch.job import ModelPart, Pushed, TorchJob
 from mpips.torch.module import make_plain
+from mpips.torch.overlap import Overlap
 from mpips.torch.parameters import ParameterTable
 from mpips.torch.plain import NOT_PLAIN, from_plain, to_plain
 from mpips.torch.rules import rule_of
+from mpips.worker.worker import Worker
 
 _ABSENT = object()
 
@@ -30,20 +32,57 @@ class Stepping:
         job: TorchJob,
         optimizer: torch.optim.Optimizer,
         groups: Sequence[Sequence[ParameterTable]],
-        pushed: Sequence[Pushed],
+        tables: Sequence[ParameterTable],
+        rest: Sequence[Pushed],
         model: ModelPart,
+        overlap: bool | None,
     ) -> None:
-        """Take the tables of each param group, all that a step pushes, and the model of the values."""
+        """Take what a step pushes.
+
+        Args:
+            job: The script's job.
+            optimizer: The optimizer.
+            groups: Tables of each param group.
+            tables: Tables of all parameters of the model, in the order of their pushes.
+            rest: Layers and buffers that are pushed behind them.
+            model: Model of the values.
+            overlap: Push gradients while backward runs; see Overlap.
+        """
         self._job = job
         self._optimizer = optimizer
         self._groups = groups
-        self._pushed = pushed
+        self._rest = rest
         self._model = model
+        self._overlap = Overlap(
+            tables, self._begin, self._current, lambda: model.is_accumulating, overlap
+        )
         self._made = [_hyperparameters(group) for group in optimizer.param_groups]
         self._known = list(self._made)  # those that the script gives at its beginning
 
+    def open(self, worker: Worker) -> None:
+        """Make the hooks of the parameters at the start of the job."""
+        self._overlap.open(self._job.n_optimizers == 1)
+        self._job.script.before_end.append(self._overlap.check_end)
+
     def step(self) -> None:
-        """Send changed hyperparameters, push all gradients."""
+        """Push all gradients that backward has not pushed.
+
+        Raises:
+            ConfigError: Backward has pushed gradients, and they or hyperparameters were changed since.
+        """
+        self._job.start()
+        if not self._overlap.has_sent:
+            self._begin()
+        elif self._current() != self._known:
+            raise ConfigError(
+                "a hyperparameter of the optimizer was changed between backward, which had sent gradients, and "
+                "step(): change it before backward, or use prepare(..., overlap=False)"
+            )
+        self._overlap.step()
+        self._job.push(self._rest, [self._model])
+
+    def _begin(self) -> None:
+        """End the clock before, and send changed hyperparameters."""
         self._job.start()
         self._job.settle()
         if len(self._optimizer.param_groups) != len(self._groups):
@@ -59,7 +98,9 @@ class Stepping:
                 for table in tables:
                     table.configure(rule)
                 self._known[i] = found
-        self._job.push(self._pushed, [self._model])
+
+    def _current(self) -> list[dict[str, Any]]:
+        return [_hyperparameters(group) for group in self._optimizer.param_groups]
 
     def position(self) -> dict[str, Any]:
         """Return the hyperparameters that have changed since prepare, by the index of their param group.

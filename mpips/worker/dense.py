@@ -132,8 +132,8 @@ class DenseHandle(Handle):
         """Return the values as a read-only array in the server's memory, without a copy.
 
         Blocks like `pull`. The array is valid until the job ends. Under BSP without backup workers its
-        values do not change before this worker's next `clock`, or its next push with `closes`. Under SSP and ASP servers may change
-        them at any time. Use `views` where the tensor lies on several servers of this node.
+        values do not change before this worker's next `clock`, or its next push with `closes`. Under SSP and
+        ASP servers may change them at any time. Use `views` where the tensor lies on several servers of this node.
 
         Raises:
             ConfigError: The tensor lies on several servers or on another node.
