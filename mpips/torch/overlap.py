@@ -1,14 +1,14 @@
 """Gradients that are pushed while backward runs.
 
-A hook of each parameter runs when its gradient is complete. With overlap it pushes the gradient at once, in the
-fixed order of `Stepping` (the last layer first), and the push closes the table: servers sum, and under BSP apply,
-the last layers while backward computes the first ones. `step` then pushes the rest and ends the clock.
+A hook of each parameter runs when its gradient is complete. With overlap it pushes the gradient at once, in
+the fixed order of `Stepping` (the last layer first), and the push closes the table: servers sum, and under
+BSP apply, the last layers while backward computes the first ones. `step` then pushes the rest.
 
 That is right only if `step` finds the gradients, and the hyperparameters, that were sent. So the first
 OBSERVED_STEPS steps push in `step`, and look at what happens between the hooks and `step`. Overlap begins
-if nothing there has changed a gradient (clipping, GradScaler), a hyperparameter (a rate that is set before each
-step), or has run a second backward pass; it never begins if something has. A script that does one of these
-later for the first time gets a ConfigError before its clock ends, so before anything wrong counts.
+if nothing there has changed a gradient (clipping, GradScaler) or a hyperparameter (a rate that is set right
+before `step`), or has run a second backward pass; it never begins if something has. A script that does one of
+these later for the first time gets a ConfigError before its clock ends, so before anything wrong counts.
 
 Changes of a gradient are found by `Watched`, an alias of the gradient's memory that `.grad` is until the
 step: every use from Python comes by it, also those that torch's counter of changes misses (`.grad.data`,
@@ -16,6 +16,9 @@ step: every use from Python comes by it, also those that torch's counter of chan
 
 The order of pushes does not depend on whether they overlap: a worker that repeats a clock after a restart
 begins to observe again, and its pushes are those of the earlier launch.
+
+A gradient is not a view of memory from `Worker.allocate`: autograd would have to add into it, where it now
+hands over its own result, and a push copies that at the speed of memory.
 """
 
 from __future__ import annotations
@@ -118,7 +121,7 @@ class Overlap:
 
         Args:
             tables: Tables of the parameters, in the order of their pushes.
-            begin: Ends the clock before, and sends changed hyperparameters: called before a clock's first push.
+            begin: Ends the clock before, and sends changed hyperparameters; called before the first push.
             hyperparameters: Returns those that are in force now.
             is_accumulating: Returns True within `no_sync`.
             wanted: True: overlap from the first step on; False: never; None: after observed steps.

@@ -75,8 +75,8 @@ class Stepping:
             self._begin()
         elif self._current() != self._known:
             raise ConfigError(
-                "a hyperparameter of the optimizer was changed between backward, which had sent gradients, and "
-                "step(): change it before backward, or use prepare(..., overlap=False)"
+                "a hyperparameter of the optimizer was changed between backward, which had sent gradients, "
+                "and step(): change it before backward, or use prepare(..., overlap=False)"
             )
         self._overlap.step()
         self._job.push(self._rest, [self._model])

@@ -133,7 +133,8 @@ class DenseHandle(Handle):
 
         Blocks like `pull`. The array is valid until the job ends. Under BSP without backup workers its
         values do not change before this worker's next `clock`, or its next push with `closes`. Under SSP and
-        ASP servers may change them at any time. Use `views` where the tensor lies on several servers of this node.
+        ASP servers may change them at any time. Use `views` where the tensor lies on several servers of this
+        node.
 
         Raises:
             ConfigError: The tensor lies on several servers or on another node.

@@ -1,0 +1,425 @@
+"""Gradients that are pushed while backward runs: the values of torch, and errors where they would differ."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="mpips.torch needs PyTorch")
+
+import torch
+from torch import nn
+from torch.optim import SGD, Adam
+from torch_rig import assert_equal, batches, both, table_statistics, torch_job, values_of
+
+from mpips.errors import ConfigError
+from mpips.torch import prepare
+from mpips.torch.job import TorchJob
+from mpips.torch.overlap import OBSERVED_STEPS, Overlap
+from mpips.torch.parameters import ParameterTable
+
+STEPS = 6
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3), nn.ReLU(), nn.Linear(3, 2))
+
+
+def sgd(model: nn.Module) -> SGD:
+    return SGD(model.parameters(), 0.5, momentum=0.9)
+
+
+def plain_step(model: nn.Module, optimizer: Any, x: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+
+
+class Log:
+    """The order of pushes and of steps of backward, as text."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.events: list[str] = []
+        push = ParameterTable.push
+
+        def note(table: ParameterTable) -> None:
+            self.events.append(table.name)
+            push(table)
+
+        monkeypatch.setattr(ParameterTable, "push", note)
+
+    def take(self) -> list[str]:
+        found, self.events[:] = list(self.events), []
+        return found
+
+
+@pytest.fixture
+def log(monkeypatch):
+    return Log(monkeypatch)
+
+
+ORDER = ["4.bias", "4.weight", "2.bias", "2.weight", "0.bias", "0.weight"]
+
+
+@pytest.mark.parametrize("overlap", [None, True, False])
+def test_gradients_are_pushed_in_one_order_while_backward_runs(log, overlap):
+    with torch_job():
+        model = net()
+        model, optimizer = prepare(model, sgd(model), overlap=overlap)
+        for number, x in enumerate(batches(STEPS, 5, 4)):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            log.take()
+            loss.backward()
+            in_backward = log.take()
+            optimizer.step()
+            begun = overlap or (overlap is None and number >= OBSERVED_STEPS)
+            assert in_backward == (ORDER if begun else [])
+            assert in_backward + log.take() == ORDER
+
+
+def test_a_layer_is_pushed_before_backward_reaches_the_layer_below(log):
+    with torch_job():
+        model = net()
+        model, optimizer = prepare(model, sgd(model), overlap=True)
+        model(batches(1, 5, 4)[0])  # the job starts
+        model[2].register_full_backward_hook(lambda *_: log.events.append("below"))
+        plain_step(model, optimizer, batches(1, 5, 4)[0])
+        assert log.take()[:2] == ["4.bias", "4.weight"]
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+@pytest.mark.parametrize("overlap", [True, None])
+def test_values_are_those_of_torch(overlap, to_none):
+    def train(model, optimizer):
+        for x in batches(STEPS, 5, 4):
+            optimizer.zero_grad(set_to_none=to_none)
+            model(x).square().mean().backward()
+            optimizer.step()
+
+    expected, found = both(net(), sgd, train, overlap=overlap)
+    for name, value in expected.items():
+        assert torch.allclose(found[name], value, rtol=1e-6, atol=1e-7), name
+
+
+def trained(train: Callable[[Any, Any], None], **options: Any) -> tuple[dict, dict]:
+    with torch_job() as script:
+        model = net()
+        prepared = prepare(model, Adam(model.parameters(), 0.1), **options)
+        train(*prepared)
+        values = values_of(model)
+    return values, table_statistics(script, "0.weight")
+
+
+@pytest.mark.parametrize("consistency", ["bsp", "ssp", "asp"])
+def test_overlap_changes_no_bit(consistency):
+    def train(model, optimizer):
+        for x in batches(STEPS, 5, 4):
+            plain_step(model, optimizer, x)
+
+    early, counted = trained(train, overlap=True, consistency=consistency)
+    late, expected = trained(train, overlap=False, consistency=consistency)
+    assert_equal(early, late)
+    for name in ("updates", "applied", "pushed"):
+        assert counted[name] == expected[name] == STEPS
+
+
+def clip(model: nn.Module, optimizer: Any) -> None:
+    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+
+
+def clip_data(model: nn.Module, optimizer: Any) -> None:
+    for p in model.parameters():
+        p.grad.data.clamp_(-1e-4, 1e-4)
+
+
+def by_numpy(model: nn.Module, optimizer: Any) -> None:
+    for p in model.parameters():
+        p.grad.numpy()[...] *= 0.5
+
+
+def replace(model: nn.Module, optimizer: Any) -> None:
+    for p in model.parameters():
+        p.grad = p.grad * 2
+
+
+def drop(model: nn.Module, optimizer: Any) -> None:
+    model[2].bias.grad = None
+
+
+def by_view(model: nn.Module, optimizer: Any) -> None:
+    model[4].weight.grad.view(-1)[0] = 7
+
+
+def by_foreach(model: nn.Module, optimizer: Any) -> None:
+    torch._foreach_mul_([p.grad for p in model.parameters()], 3.0)
+
+
+def rate(model: nn.Module, optimizer: Any) -> None:
+    optimizer.param_groups[0]["lr"] *= 0.5
+
+
+CHANGES = [clip, clip_data, by_numpy, replace, drop, by_view, by_foreach, rate]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_script_that_always_changes_gradients_trains_as_in_torch(change):
+    def train(model, optimizer):
+        for x in batches(STEPS, 5, 4):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            change(model, optimizer)
+            optimizer.step()
+
+    expected, found = both(net(), sgd, train)
+    for name, value in expected.items():
+        assert torch.allclose(found[name], value, rtol=1e-5, atol=1e-6), name
+
+
+def changed_later(change: Callable[[Any, Any], None]) -> None:
+    """Change gradients for the first time when overlap has begun."""
+    with torch_job():
+        model = net()
+        model, optimizer = prepare(model, sgd(model))
+        for x in batches(OBSERVED_STEPS + 1, 5, 4):
+            plain_step(model, optimizer, x)
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        change(model, optimizer)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_after_gradients_were_sent_is_an_error(change):
+    what = "a hyperparameter" if change is rate else "the gradient of '.*' was changed"
+    with pytest.raises(ConfigError, match=f"{what}.*overlap=False"):
+        changed_later(change)
+
+
+def look(model: nn.Module) -> float:
+    return sum(float(p.grad.data.norm() + p.grad.abs().max()) for p in model.parameters())
+
+
+def test_gradients_may_be_read_at_any_time():
+    with torch_job():
+        model, plain = net(), net()
+        assert_equal(values_of(model), values_of(plain))
+        model, optimizer = prepare(model, sgd(model), overlap=True)
+        reference = sgd(plain)
+        for x in batches(STEPS, 5, 4):
+            norms = []
+            for one, steps in ((model, optimizer), (plain, reference)):
+                steps.zero_grad()
+                one(x).square().mean().backward()
+                norms.append(look(one))
+                steps.step()
+            assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+            look(model)
+
+
+def test_a_clip_that_changes_nothing_is_no_error_later():
+    with torch_job():
+        model = net()
+        model, optimizer = prepare(model, sgd(model), overlap=True)
+        for x in batches(STEPS, 5, 4):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            nn.utils.clip_grad_value_(model.parameters(), 1e9)
+            optimizer.step()
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_accumulated_gradients_are_those_of_torch(marked, log):
+    def train(model, optimizer):
+        for x in batches(STEPS, 6, 4):
+            optimizer.zero_grad()
+            first, second = x[:3], x[3:]
+            if marked and hasattr(model, "no_sync"):
+                with model.no_sync():
+                    model(first).square().mean().backward()
+            else:
+                model(first).square().mean().backward()
+            log.take()
+            model(second).square().mean().backward()
+            in_backward.append(log.take())
+            optimizer.step()
+
+    in_backward: list[list[str]] = []
+    expected, found = both(net(), sgd, train)
+    for name, value in expected.items():
+        assert torch.allclose(found[name], value, rtol=1e-5, atol=1e-6), name
+    assert in_backward[-1] == (ORDER if marked else [])
+
+
+def backward_twice(then: int) -> None:
+    """Make a step, and then run backward so many times without a step."""
+    with torch_job():
+        model = net()
+        model, optimizer = prepare(model, sgd(model), overlap=True)
+        (x,) = batches(1, 5, 4)
+        plain_step(model, optimizer, x)
+        for _ in range(then):
+            model(x).square().mean().backward()
+
+
+def test_a_second_backward_after_the_first_sent_is_an_error():
+    with pytest.raises(ConfigError, match=r"a second backward pass .*no_sync"):
+        backward_twice(2)
+
+
+def test_a_backward_without_a_step_at_the_end_is_an_error():
+    with pytest.raises(ConfigError, match=r"without step\(\), which had sent"):
+        backward_twice(1)
+
+
+def test_a_backward_without_a_step_before_overlap_is_none():
+    with torch_job():
+        model = net()
+        model, optimizer = prepare(model, sgd(model))
+        (x,) = batches(1, 5, 4)
+        plain_step(model, optimizer, x)
+        model(x).square().mean().backward()
+
+
+def test_several_optimizers_do_not_overlap(log):
+    with torch_job():
+        models = [net(), net()]
+        pairs = [prepare(m, sgd(m), name=f"model{i}") for i, m in enumerate(models)]
+        for x in batches(STEPS, 5, 4):
+            for model, optimizer in pairs:
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                assert log.take() == []
+                optimizer.step()
+                log.take()
+
+
+def test_overlap_beside_another_optimizer_is_refused():
+    with torch_job():
+        a, b = net(), net()
+        prepare(a, sgd(a), name="a", overlap=True)
+        prepare(b, sgd(b), name="b")
+        with pytest.raises(ConfigError, match="overlap=True needs a script with one optimizer"):
+            a(torch.zeros(1, 4))
+
+
+def test_a_value_that_is_none_of_the_three_is_refused():
+    with torch_job():
+        model = net()
+        with pytest.raises(ConfigError, match="overlap = 'yes': must be True, False or None"):
+            prepare(model, sgd(model), overlap="yes")
+
+
+def test_unused_and_frozen_parameters(log):
+    def train(model, optimizer):
+        for number, x in enumerate(batches(STEPS, 5, 4)):
+            model[2].weight.requires_grad_(number not in (3, 4))
+            optimizer.zero_grad()
+            hidden = model[1](model[0](x))
+            # Step 5 does not use the last layer.
+            out = model[2](hidden) if number == 5 else model[4](model[3](model[2](hidden)))
+            out.square().mean().backward()
+            optimizer.step()
+
+    expected, found = both(net(), lambda m: SGD(m.parameters(), 0.5), train, overlap=True)
+    for name, value in expected.items():
+        assert torch.allclose(found[name], value, rtol=1e-5, atol=1e-6), name
+
+
+def test_checkpointed_segments_and_a_closure_and_bfloat16():
+    from torch.utils.checkpoint import checkpoint
+
+    def train(model, optimizer):
+        for x in batches(STEPS, 5, 4):
+
+            def closure(x: torch.Tensor = x) -> Any:
+                optimizer.zero_grad()
+                hidden = checkpoint(model[:2], x.to(torch.bfloat16), use_reentrant=False)
+                loss = checkpoint(model[2:], hidden, use_reentrant=False).square().mean()
+                loss.backward()
+                return loss
+
+            assert optimizer.step(closure) is not None
+
+    early = _of_half(train, True)
+    assert_equal(early, _of_half(train, False))
+
+
+def _of_half(train: Callable[[Any, Any], None], overlap: bool) -> dict[str, torch.Tensor]:
+    with torch_job():
+        model = net().to(torch.bfloat16)
+        train(*prepare(model, SGD(model.parameters(), 0.125), overlap=overlap))
+        return values_of(model)
+
+
+def test_a_shared_parameter_is_sent_once(log):
+    def train(model, optimizer):
+        for x in batches(STEPS, 5, 4):
+            plain_step(model, optimizer, x)
+
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.ReLU(), nn.Linear(4, 4, bias=False))
+    model[2].weight = model[0].weight
+    expected, found = both(model, sgd, train, overlap=True)
+    for name, value in expected.items():
+        assert torch.allclose(found[name], value, rtol=1e-5, atol=1e-6), name
+    assert log.take() == ["0.weight"] * STEPS
+
+
+def test_copies_have_no_hooks():
+    with torch_job():
+        model = net()
+        model, optimizer = prepare(model, sgd(model), overlap=True)
+        (x,) = batches(1, 5, 4)
+        plain_step(model, optimizer, x)
+        twin = copy.deepcopy(model)
+        model(x).square().mean().backward()
+        for _ in range(2):
+            twin(x).square().mean().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("overlap", [True, None])
+def test_a_rate_that_changes_between_steps_reaches_the_servers_first(overlap):
+    def train(model, optimizer):
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        for number, x in enumerate(batches(STEPS, 5, 4)):
+            plain_step(model, optimizer, x)
+            scheduler.step()
+            if number == 3:
+                optimizer.param_groups[0]["lr"] = 0.25
+
+    expected, found = both(net(), sgd, train, overlap=overlap)
+    for name, value in expected.items():
+        assert torch.allclose(found[name], value, rtol=1e-6, atol=1e-7), name
+
+
+def test_a_param_group_that_comes_late_is_refused_in_backward():
+    with torch_job():
+        model = net()
+        model, optimizer = prepare(model, sgd(model), overlap=True)
+        (x,) = batches(1, 5, 4)
+        plain_step(model, optimizer, x)
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+        with pytest.raises(ConfigError, match="a param group was added after prepare"):
+            model(x).square().mean().backward()
+
+
+def test_a_gradient_that_is_not_finite_is_an_error_of_backward():
+    with torch_job():
+        model = net()
+        model, _ = prepare(model, sgd(model), overlap=True)
+        with pytest.raises(ValueError, match=r"'4\.bias' contains nan"):
+            (model(torch.ones(1, 4)) * float("nan")).sum().backward()
+
+
+def test_the_rig_finds_the_hooks():
+    with torch_job() as script:
+        model = net()
+        _, optimizer = prepare(model, sgd(model))
+        part = script.part(TorchJob)
+        assert part.n_optimizers == 1
+        assert isinstance(optimizer._mpips_stepping._overlap, Overlap)
