@@ -82,7 +82,7 @@ def test_a_run_that_is_killed_ends_with_the_bits_of_an_undisturbed_one(tmp_path:
     (tmp_path / "killed").mkdir()
     calm, said = supervised(tmp_path / "calm", *arguments)
     assert "killed by" not in said
-    killed, said = supervised(tmp_path / "killed", *arguments, "--kill", "0,1,1,9,10,20,35")
+    killed, said = supervised(tmp_path / "killed", *arguments, "--kill", "0,1,1,9b,10,20b,35")
     assert said.count("killed by SIGKILL") >= 7, said
     assert {found["digest"] for found in killed} == {calm[0]["digest"]}
     assert killed[0]["lr"] == calm[0]["lr"]
@@ -101,7 +101,7 @@ def test_a_run_that_loses_servers_has_the_bits_and_the_rates_of_an_undisturbed_o
     (tmp_path / "calm").mkdir()
     (tmp_path / "killed").mkdir()
     calm, _ = supervised(tmp_path / "calm", *arguments)
-    deaths = "4:all,10:server 1,12:server 0,16:all,22:worker 1"
+    deaths = "4:all,10b:server 1,12:server 0,16b:all,22:worker 1"
     killed, said = supervised(tmp_path / "killed", *arguments, "--kill", deaths)
     assert said.count("killed by SIGKILL") == 5, said
     assert {found["digest"] for found in killed} == {calm[0]["digest"]}

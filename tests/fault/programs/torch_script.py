@@ -22,7 +22,9 @@ options.add_argument("--unseeded", action="store_true")
 options.add_argument("--alternate", action="store_true", help="every second rate is the first one")
 options.add_argument("--report", action="store_true")
 options.add_argument(
-    "--kill", default="", help="worker 0 kills at these CLOCK[:ROLE], itself by default"
+    "--kill",
+    default="",
+    help="worker 0 kills at these CLOCK[b][:ROLE], itself by default; b: in the middle of backward",
 )
 options = options.parse_args()
 
@@ -84,13 +86,13 @@ def pid_of(role):
         time.sleep(0.01)
 
 
-def die_if_due(clock):
+def die_if_due(place=""):
     """Kill a rank: the n-th launch dies at the n-th clock of the list.
 
     With the role "all" no worker does more of that clock than worker 0.
     """
     due, _, role = deaths[launch].partition(":") if launch < len(deaths) else ("-1", "", "")
-    if clock != int(due):
+    if due != f"{current('the test').worker.now}{place}":
         return
     if mpips.rank() == 0:
         os.kill(pid_of(role) if role not in ("", "all") else os.getpid(), signal.SIGKILL)
@@ -98,13 +100,15 @@ def die_if_due(clock):
         signal.pause()
 
 
+# The last layer's gradients are complete when backward comes here, and those of the first one are not.
+model.first.register_full_backward_hook(lambda *_: die_if_due("b"))
 losses = []
 for epoch in range(options.epochs):
     for a, b, c in loader:
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(a, b), c)
         loss.backward()
-        die_if_due(current("the test").worker.now)
+        die_if_due()
         optimizer.step()
         losses.append(loss.item())
         if options.noise or options.alternate:
