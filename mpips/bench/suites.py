@@ -22,6 +22,7 @@ SUITES: dict[str, tuple[str, str]] = {
         "kills under mpips run: time to the next step, lost and doubled updates",
     ),
     "plan": ("plan", "seconds per step: prediction of mpips plan and measurement"),
+    "torch": ("torch_models", "steps of PyTorch models; plain torch and DistributedDataParallel"),
     "scale": ("scale", "messages, memory and scheduler work from 1 to 32 ranks"),
     "soak": ("scale", "growth of memory, open files and /dev/shm in a long run"),
 }

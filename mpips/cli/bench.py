@@ -7,15 +7,17 @@ from pathlib import Path
 
 import click
 
-from mpips.bench.suites import SUITES
+from mpips.bench.suites import ALL, SUITES
 
 _NAMES = [*SUITES, "all"]
+_OTHERS = [name for name in SUITES if name not in ALL]
 _SUITE_LIST = "\n".join(f"  {name:<11} {what}" for name, (_, what) in SUITES.items())
 
 
 @click.command(
     help="Measure mpips and its baselines in the same run.\n\n\b\n"
-    f"{_SUITE_LIST}\n  all         all of these except recovery, plan, scale and soak\n\n"
+    f"{_SUITE_LIST}\n  all         all of these except "
+    f"{', '.join(_OTHERS[:-1])} and {_OTHERS[-1]}\n\n"
     "Measurements of mpips and of a baseline alternate; a reported ratio is the median over the "
     "repetitions. Suites that need ranks start mpirun themselves. Run nothing else on the machine "
     "meanwhile.",

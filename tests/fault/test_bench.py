@@ -9,6 +9,7 @@ import launcher
 import pytest
 
 from mpips.bench.measure import BARS
+from mpips.bench.torch_models import RATIOS
 
 TRAIN = {
     "train_overhead_digits",
@@ -89,3 +90,10 @@ def test_recovery_gives_its_figure() -> None:
     # Where there can be nodes, and otherwise the reason why not.
     for name in ("partner_cost_sync", "partner_cost_lag"):
         assert name in found["skipped"] or figures[name] < 1
+
+
+def test_torch_gives_every_ratio() -> None:
+    pytest.importorskip("torch", reason="the suite compares with PyTorch")
+    found = quick("torch")
+    assert set(found["ratios"]) == set(found["bars"]) == {ratio.name for ratio in RATIOS}
+    assert all(ratio > 0 for ratio in found["ratios"].values())

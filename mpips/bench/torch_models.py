@@ -1,0 +1,181 @@
+"""The suite `torch`: steps of prepared torch models, against plain torch and DistributedDataParallel.
+
+Each side is a launch of `mpips.bench.torch_side` of its own, and the sides take turns. One torch thread for
+each process; torch's optimizers are fused where they can be. Servers share the workers' cores.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from mpips.bench.launching import Options
+from mpips.bench.measure import Comparison, Findings
+from mpips.mpi.mpirun import mpi_environment, mpirun_command
+from mpips.testing.errors import BenchError
+
+_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True)
+class TorchSide:
+    """One way of training a model.
+
+    Attributes:
+        kind: "plain", "ddp", "mpips", or "step": mpips, where `step` pushes all gradients.
+        model: Name of a model of `torch_side`.
+        workers: Number of workers. mpips has a scheduler and a server beside them.
+    """
+
+    kind: str
+    model: str
+    workers: int = 1
+
+
+@dataclass(frozen=True)
+class TorchRatio:
+    """A comparison of two sides: name, description, unit ("ms" or "samples/s"), and text of the baseline."""
+
+    name: str
+    what: str
+    unit: str
+    ours: TorchSide
+    baseline: TorchSide
+    baseline_name: str
+
+
+_MLP = "MLP 784-2048-2048-10, batch 128, Adam, BSP"
+_BAG = "EmbeddingBag 1M x 64, mean of 20 ids, batch 1024, Adagrad, BSP"
+RATIOS = (
+    TorchRatio(
+        "torch_step_vs_plain",
+        f"a step of the {_MLP}, 1 worker and 1 server",
+        "ms",
+        TorchSide("mpips", "mlp"),
+        TorchSide("plain", "mlp"),
+        "plain torch, one process",
+    ),
+    TorchRatio(
+        "torch_step_vs_ddp",
+        f"a step of the {_MLP}, 2 workers and 1 server",
+        "ms",
+        TorchSide("mpips", "mlp", 2),
+        TorchSide("ddp", "mlp", 2),
+        "DistributedDataParallel over gloo, 2 processes",
+    ),
+    TorchRatio(
+        "torch_embedding_vs_local",
+        f"{_BAG}, 1 worker and 1 server",
+        "samples/s",
+        TorchSide("mpips", "bag"),
+        TorchSide("plain", "bag"),
+        "plain torch with sparse gradients, one process",
+    ),
+    TorchRatio(
+        "torch_embedding_vs_ddp",
+        f"a step of the {_BAG}, 2 workers and 1 server",
+        "ms",
+        TorchSide("mpips", "bag", 2),
+        TorchSide("ddp", "bag", 2),
+        "DistributedDataParallel with sparse gradients over gloo, 2 processes",
+    ),
+    TorchRatio(
+        "overlap",
+        "end of backward until servers have all gradients, 12 x Linear(1024), 1 worker and 1 server",
+        "ms",
+        TorchSide("mpips", "deep"),
+        TorchSide("step", "deep"),
+        "pushes in step()",
+    ),
+)
+
+
+class Measured(msgspec.Struct):
+    """Result of one side: median seconds of a step (of `deep`: behind backward), and samples of a step."""
+
+    seconds: float
+    samples: int
+
+
+def run(suite: str, options: Options, nodes: int) -> Findings:
+    """Measure all ratios on this machine. `nodes` has no effect.
+
+    Raises:
+        BenchError: torch is missing, or a launch failed.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise BenchError("the suite 'torch' needs PyTorch: install torch beside mpips")
+    found = Findings()
+    for ratio in RATIOS:
+        comparison = Comparison(
+            name=ratio.name,
+            what=ratio.what,
+            unit=ratio.unit,
+            ours=[],
+            baseline=[],
+            baseline_name=ratio.baseline_name,
+        )
+        for _ in range(options.repetitions):
+            for side, values in (
+                (ratio.ours, comparison.ours),
+                (ratio.baseline, comparison.baseline),
+            ):
+                measured = measure(side, options.quick)
+                per_second = measured.samples / measured.seconds
+                values.append(1e3 * measured.seconds if ratio.unit == "ms" else per_second)
+        found.comparisons.append(comparison)
+    return found
+
+
+def measure(side: TorchSide, quick: bool) -> Measured:
+    """Launch one side and return its result. Blocks.
+
+    Raises:
+        BenchError: It failed, or took longer than 300 s.
+    """
+    with tempfile.TemporaryDirectory(prefix="mpips-bench-") as folder:
+        out = Path(folder) / "measured.json"
+        program = [sys.executable, "-m", "mpips.bench.torch_side", side.kind, side.model]
+        program += ["quick" if quick else "full", str(out)]
+        if side.kind in ("mpips", "step"):
+            commands = [[*mpirun_command(2 + side.workers), *program]]
+        else:
+            commands = [[*program, str(rank), str(side.workers)] for rank in range(side.workers)]
+        environment = {**mpi_environment(), "OMP_NUM_THREADS": "1"}
+        _launch(commands, environment)
+        return msgspec.json.decode(out.read_bytes(), type=Measured)
+
+
+def _launch(commands: list[list[str]], environment: dict[str, str]) -> None:
+    """Run commands side by side until all have ended."""
+    processes = [
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **environment},
+        )
+        for command in commands
+    ]
+    try:
+        for process in processes:
+            output, _ = process.communicate(timeout=_TIMEOUT_S)
+            if process.returncode != 0:
+                raise BenchError(f"a side of the suite 'torch' failed:\n{output[-2000:]}")
+    except subprocess.TimeoutExpired as error:
+        raise BenchError(
+            f"a side of the suite 'torch' took longer than {_TIMEOUT_S:g} s: {' '.join(commands[0])}"
+        ) from error
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
