@@ -102,7 +102,7 @@ class Rig:
             clock: The current clock, and that of each worker.
             version: Version of each table.
         """
-        n_worker_words, n_table_words = 15, 83
+        n_worker_words, n_table_words = 15, 84
         next_record, worker_clock, position = 0, 6, 9
         memory = attach(self.token, "s0-journal", 1 << 20)
         words = memory.view(4096, 1 << 13, True).view(np.uint64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from harness import Rig, dense, rows
+from journal_rig import Rig as JournalRig
 
 from mpips import _native
 from mpips.model.consistency import BSP
@@ -19,7 +20,9 @@ def noise(seed: int) -> np.ndarray:
     return (rng.normal(size=N) * 10.0 ** rng.integers(-4, 5, size=N)).astype(np.float32)
 
 
-def push(rig: Rig, worker: int, table: int, clock: int, seed: int, closes: bool) -> None:
+def push(
+    rig: Rig | JournalRig, worker: int, table: int, clock: int, seed: int, closes: bool
+) -> None:
     writer = rig.writers[worker]
     writer.set_closing(closes)
     update = noise(seed)
@@ -226,3 +229,33 @@ def test_new_hyperparameters_are_in_force_when_the_sum_is_applied_early():
         rig.drain()
     assert rig.core.version(0) == 1
     assert np.array_equal(before - rig.values(0), np.full(N, 2, np.float32))
+
+
+@pytest.mark.parametrize("dies_at", range(5))
+def test_with_a_journal_turns_outlive_the_server_and_sums_wait_for_the_clock(dies_at):
+    model = BSP("sum")
+    tables = [dense(N, name="a", consistency=model), dense(N, name="b", consistency=model)]
+    plain = Rig(*tables, n_workers=2, n_slots=64)
+    lasting = JournalRig(*tables, n_workers=2, n_slots=16)
+    moves = [(0, 0, True), (1, 0, True), (1, 1, True), (0, 1, False)]
+    for worker, table, _ in sorted(moves):
+        push(plain, worker, table, 0, 10 * worker + table, closes=False)
+    for number, (worker, table, closes) in enumerate(moves):
+        if number == dies_at:
+            lasting.again()
+        push(lasting, worker, table, 0, 10 * worker + table, closes=closes)
+        lasting.drain()
+    if dies_at == len(moves):
+        lasting.again()
+    # Worker 0 has closed table 0, and not table 1.
+    assert [lasting.core.applied(w) for w in (0, 1)] == [2, 1]
+    assert [lasting.core.version(table) for table in (0, 1)] == [0, 0]
+    for rig in (plain, lasting):
+        for worker in (0, 1):
+            assert rig.writers[worker].tick(0)
+        rig.drain()
+    for table in (0, 1):
+        assert lasting.core.version(table) == 1
+        found = lasting.core.dense_values(table)
+        assert found.tobytes() == plain.values(table).tobytes()
+    lasting.leave()
