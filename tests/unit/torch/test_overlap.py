@@ -180,6 +180,31 @@ def test_a_script_that_always_changes_gradients_trains_as_in_torch(change):
         assert torch.allclose(found[name], value, rtol=1e-5, atol=1e-6), name
 
 
+def test_gradients_that_a_grad_scaler_unscales_are_those_of_torch():
+    """Also steps that it skips, since a gradient has overflown."""
+
+    def train(model, optimizer):
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+        scales.append([])
+        for number, x in enumerate(batches(STEPS, 5, 4)):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            scaled = scaler.scale(loss * float("inf") if number in (0, 3) else loss)
+            scaled.backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            scaler.step(optimizer)
+            scaler.update()
+            scales[-1].append(scaler.get_scale())
+
+    scales: list[list[float]] = []
+    expected, found = both(net(), sgd, train)
+    assert scales[0] == scales[1]
+    assert len(set(scales[0])) > 1
+    for name, value in expected.items():
+        assert torch.allclose(found[name], value, rtol=1e-5, atol=1e-6), name
+
+
 def changed_later(change: Callable[[Any, Any], None]) -> None:
     """Change gradients for the first time when overlap has begun."""
     with torch_job():
