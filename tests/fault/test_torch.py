@@ -82,7 +82,9 @@ def test_a_run_that_is_killed_ends_with_the_bits_of_an_undisturbed_one(tmp_path:
     (tmp_path / "killed").mkdir()
     calm, said = supervised(tmp_path / "calm", *arguments)
     assert "killed by" not in said
-    killed, said = supervised(tmp_path / "killed", *arguments, "--kill", "0,1,1,9b,10,14b,20b,21,28b,35")
+    killed, said = supervised(
+        tmp_path / "killed", *arguments, "--kill", "0,1,1,9b,10,14b,20b,21,28b,35"
+    )
     assert said.count("killed by SIGKILL") >= 10, said
     assert {found["digest"] for found in killed} == {calm[0]["digest"]}
     assert killed[0]["lr"] == calm[0]["lr"]

@@ -10,6 +10,7 @@ from journal_rig import Rig as JournalRig
 from mpips import _native
 from mpips.model.consistency import BSP
 from mpips.model.optimizer import SGD
+from mpips.transport.region import unlink_job
 
 N = 40  # elements of a dense table
 
@@ -232,11 +233,12 @@ def test_new_hyperparameters_are_in_force_when_the_sum_is_applied_early():
 
 
 @pytest.mark.parametrize("dies_at", range(5))
-def test_with_a_journal_turns_outlive_the_server_and_sums_wait_for_the_clock(dies_at):
+def test_with_a_journal_turns_outlive_the_server_and_sums_wait_for_the_clock(dies_at, request):
     model = BSP("sum")
     tables = [dense(N, name="a", consistency=model), dense(N, name="b", consistency=model)]
     plain = Rig(*tables, n_workers=2, n_slots=64)
     lasting = JournalRig(*tables, n_workers=2, n_slots=16)
+    request.addfinalizer(lambda: unlink_job(lasting.token))
     moves = [(0, 0, True), (1, 0, True), (1, 1, True), (0, 1, False)]
     for worker, table, _ in sorted(moves):
         push(plain, worker, table, 0, 10 * worker + table, closes=False)
