@@ -10,9 +10,11 @@ if nothing there has changed a gradient (clipping, GradScaler) or a hyperparamet
 before `step`), or has run a second backward pass; it never begins if something has. A script that does one of
 these later for the first time gets a ConfigError before its clock ends, so before anything wrong counts.
 
-Changes of a gradient are found by `Watched`, an alias of the gradient's memory that `.grad` is until the
-step: every use from Python comes by it, also those that torch's counter of changes misses (`.grad.data`,
-`.grad.numpy()`). The first use takes a copy, and `step` compares.
+Changes of a gradient are found by a hash of its bytes, taken by the hook and again by `step`. There are too
+many ways to memory (`.grad.data`, NumPy, saved references, compiled functions) to watch each of them.
+
+A table waits for all before it that the optimizer has, also for one that is frozen or unused in this pass: a
+later pass, or the script itself, may give it a gradient. Then `step` pushes it and all behind it.
 
 The order of pushes does not depend on whether they overlap: a worker that repeats a clock after a restart
 begins to observe again, and its pushes are those of the earlier launch.
@@ -24,86 +26,25 @@ hands over its own result, and a push copies that at the speed of memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
+from mpips import _native
 from mpips.errors import ConfigError
 from mpips.torch.parameters import ParameterTable
 
 OBSERVED_STEPS = 2
 
-# Uses that reach the memory without torch's count of changes.
-_UNCOUNTED = {
-    torch.Tensor.data.__get__,  # type: ignore[attr-defined]
-    torch.Tensor.numpy,
-    torch.Tensor.__array__,
-    torch.Tensor.data_ptr,
-    torch.Tensor.untyped_storage,
-    torch.Tensor.storage,
-    torch.Tensor.__dlpack__,
-    torch.Tensor.set_,
-}
 
-
-class Watched(torch.Tensor):
-    """A gradient that notes its first use from Python; an alias of the memory of the plain one.
-
-    Attributes:
-        before: Copy of the gradient at the first use; None: not used yet.
-        is_uncounted: True if a use may have changed it without torch's count of changes.
-    """
-
-    before: torch.Tensor | None
-    is_uncounted: bool
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
-        with torch._C.DisableTorchFunctionSubclass():
-            for one in _watched(args):
-                if one.before is None:
-                    one.before = one.detach().clone()
-                if func in _UNCOUNTED:
-                    one.is_uncounted = True
-            return func(*args, **(kwargs or {}))
-
-
-def _watched(values: Any) -> list[Watched]:
-    """Return the watched gradients among arguments, also in lists of them."""
-    found: list[Watched] = []
-    for value in values:
-        if isinstance(value, Watched):
-            found.append(value)
-        elif isinstance(value, list | tuple):
-            found += _watched(value)
-    return found
-
-
-def _watch(parameter: torch.nn.Parameter) -> tuple[Watched, int]:
-    """Let `.grad` of a parameter be watched; return it and its count of changes."""
-    gradient = parameter.grad
-    assert gradient is not None
-    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-        # A gradient that was watched before gets a new alias: nobody has used that one yet.
-        alias = gradient.detach().as_subclass(Watched)
-        alias.before, alias.is_uncounted = None, False
-        parameter.grad = alias
-        return alias, alias._version
-
-
-def _changed(parameter: torch.nn.Parameter, sent: Watched) -> bool:
-    """Return whether the parameter's gradient differs from what it was when it was watched."""
-    gradient = parameter.grad
-    if gradient is None:
-        return True
-    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-        before = sent if sent.before is None else sent.before
-        if gradient is sent and before is sent:
-            return False
-        same_form = gradient.shape == before.shape and gradient.dtype == before.dtype
-        return not (same_form and torch.equal(gradient, before))
+def _digest(gradient: torch.Tensor | None) -> int | None:
+    """Return the XXH3-64 of a gradient's elements; None for no gradient or a sparse one, which is refused."""
+    if gradient is None or gradient.layout != torch.strided:
+        return None
+    elements = gradient.detach().contiguous().reshape(-1).view(torch.uint8)
+    hashing = _native.Xxh3()
+    hashing.update(elements.numpy())
+    return hashing.digest()
 
 
 class Overlap:
@@ -115,6 +56,7 @@ class Overlap:
         begin: Callable[[], None],
         hyperparameters: Callable[[], Any],
         is_accumulating: Callable[[], bool],
+        is_stale: Callable[[], bool],
         wanted: bool | None,
     ) -> None:
         """Make no hooks yet; see `open`.
@@ -124,18 +66,22 @@ class Overlap:
             begin: Ends the clock before, and sends changed hyperparameters; called before the first push.
             hyperparameters: Returns those that are in force now.
             is_accumulating: Returns True within `no_sync`.
+            is_stale: Returns True if no pull has followed the newest step.
             wanted: True: overlap from the first step on; False: never; None: after observed steps.
         """
         self._tables = tables
         self._begin = begin
         self._hyperparameters = hyperparameters
         self._is_accumulating = is_accumulating
+        self._is_stale = is_stale
         self._is_on = wanted is True
         self._observed = None if wanted is not None else 0
         self._hooks: list[Any] = []
-        self._ready: set[int] = set()  # places of complete gradients of this clock
-        self._watched: dict[int, tuple[Watched, int]] = {}
-        self._next = 0  # place of the first table that has not been sent in this clock
+        self._digests: dict[int, int | None] = {}  # of complete gradients of this clock, by place
+        self._next = 0  # place of the first table that has not been passed in this clock
+        self._has_sent = False
+        self._is_held = False  # nothing is sent before `step` in this clock
+        self._refusal = ""  # why the gradients of this clock cannot be right
         self._found: Any = None  # hyperparameters at the first gradient of an observed clock
 
     def open(self, is_alone: bool) -> None:
@@ -157,7 +103,7 @@ class Overlap:
         if self._is_on or self._observed is not None:
             for place, table in enumerate(self._tables):
                 parameter = table.parameter
-                if parameter.is_leaf and (parameter.requires_grad or table.rule is not None):
+                if parameter.is_leaf and table.rule is not None:
                     hook = self._hook_of(place)
                     self._hooks.append(_register(parameter, hook))
 
@@ -174,58 +120,73 @@ class Overlap:
         if self._is_accumulating():
             return
         table = self._tables[place]
-        if place in self._ready:
-            self._repeat(table)
-            return
-        if not self._ready and self._observed is not None:
-            self._found = self._hyperparameters()
-        self._ready.add(place)
-        if self._is_on:
-            if not self._next:
-                self._begin()
-            self._send()
-        gradient = table.parameter.grad
-        if gradient is not None and gradient.layout == torch.strided:
-            self._watched[place] = _watch(table.parameter)
-
-    def _repeat(self, table: ParameterTable) -> None:
-        """Take a second gradient of one clock."""
-        if self._is_on:
-            raise ConfigError(
+        if place < self._next:
+            self._refuse(
                 f"a second backward pass before step() added to the gradient of {table.name!r}, which the "
                 "first one had sent: run all passes of a step but the last one in model.no_sync(), or use "
                 "prepare(..., overlap=False)"
             )
-        self._give_up()
+        if place in self._digests and not self._is_on:
+            self._give_up()
+            return
+        if not self._digests and self._observed is not None:
+            self._found = self._hyperparameters()
+        self._digests[place] = _digest(table.parameter.grad)
+        # Without a forward pass since the newest step, the script may look at the new values before `step`,
+        # and a table cannot be pulled once it is closed.
+        if self._is_on and not self._is_held and not self._is_stale():
+            self._send()
+
+    def _refuse(self, reason: str) -> NoReturn:
+        """Raise ConfigError; `step` raises it again if the script goes on."""
+        self._refusal = reason
+        raise ConfigError(reason)
 
     def _send(self) -> None:
         """Push gradients in order, as far as they are complete."""
         while self._next < len(self._tables):
             table = self._tables[self._next]
-            if self._next not in self._ready and not table.is_fixed:
-                return
-            if table.parameter.grad is not None:
-                table.push()
+            if table.rule is not None:
+                if self._next not in self._digests:
+                    return
+                if not self._has_sent:
+                    self._begin()
+                try:
+                    table.push()
+                except ValueError as error:  # NaN or infinity
+                    if not self._has_sent:
+                        # The script may skip such a step; if not, `step` raises the error.
+                        self._is_held = True
+                        return
+                    self._refuse(
+                        f"{error}; backward has sent the gradients of the layers behind it: use "
+                        "prepare(..., overlap=False) in a script that handles this before step()"
+                    )
+                self._has_sent = True
             self._next += 1
 
     def step(self) -> None:
         """Push what is left of this clock. `begin` has been called by the caller, if nothing was sent.
 
         Raises:
-            ConfigError: A gradient that had been sent was changed.
+            ConfigError: A gradient that had been sent was changed, or the clock was refused before.
         """
-        if self._is_on:
+        if self._refusal:
+            raise ConfigError(self._refusal)
+        if self._has_sent:
             self._check()
         elif self._observed is not None:
             self._observe()
         for table in self._tables[self._next :]:
             table.push()
-        self._forget()
+        self._digests.clear()
+        self._next = 0
+        self._has_sent = self._is_held = False
 
     @property
     def has_sent(self) -> bool:
         """True if gradients of this clock have been sent."""
-        return self._next > 0
+        return self._has_sent
 
     def check_end(self) -> None:
         """Raise ConfigError at the end of the script if gradients were sent that no step followed."""
@@ -236,30 +197,29 @@ class Overlap:
             )
 
     def _check(self) -> None:
-        for place, (sent, _) in self._watched.items():
+        for place, digest in self._digests.items():
             table = self._tables[place]
-            if place < self._next and _changed(table.parameter, sent):
-                raise ConfigError(
+            if place < self._next and _digest(table.parameter.grad) != digest:
+                self._refuse(
                     f"the gradient of {table.name!r} was changed between backward, which had sent it, and "
                     "step(): use prepare(..., overlap=False), which sends gradients in step()"
                 )
 
     def _observe(self) -> None:
         """Look at what an observed clock has done to gradients and hyperparameters."""
-        for place, (seen, version) in self._watched.items():
-            parameter = self._tables[place].parameter
-            with torch._C.DisableTorchFunctionSubclass():
-                is_same = parameter.grad is seen and seen._version == version
-            if not is_same or seen.is_uncounted:
-                self._give_up()
-                return
-        if self._ready and self._found != self._hyperparameters():
+        if not self._digests:
+            return
+        if self._found != self._hyperparameters() or any(
+            _digest(self._tables[place].parameter.grad) != digest
+            for place, digest in self._digests.items()
+        ):
             self._give_up()
-        elif self._ready and self._observed is not None:
-            self._observed += 1
-            if self._observed == OBSERVED_STEPS:
-                self._observed = None
-                self._is_on = True
+            return
+        assert self._observed is not None
+        self._observed += 1
+        if self._observed == OBSERVED_STEPS:
+            self._observed = None
+            self._is_on = True
 
     def _give_up(self) -> None:
         """Send gradients by `step` alone from now on."""
@@ -267,11 +227,6 @@ class Overlap:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-
-    def _forget(self) -> None:
-        self._ready.clear()
-        self._watched.clear()
-        self._next = 0
 
 
 def _register(parameter: torch.nn.Parameter, hook: Callable[[torch.Tensor], None]) -> Any:

@@ -149,14 +149,12 @@ class ParameterTable:
         if gradient is None or self.rule is None:
             return
         self._can_change = True
-        # `gradient` may be watched; see mpips.torch.overlap.
-        with torch._C.DisableTorchFunctionSubclass():
-            if gradient.layout != torch.strided:
-                raise ConfigError(
-                    f"the parameter {self.name!r} has a sparse gradient: use mpips.torch.Embedding, which "
-                    "pushes only the rows of a step, or sparse=False"
-                )
-            values = _as_array(gradient.detach()).reshape(self._shape)
+        if gradient.layout != torch.strided:
+            raise ConfigError(
+                f"the parameter {self.name!r} has a sparse gradient: use mpips.torch.Embedding, which "
+                "pushes only the rows of a step, or sparse=False"
+            )
+        values = _as_array(gradient.detach()).reshape(self._shape)
         assert self._handle is not None
         self._handle.push(values, closes=True)
 

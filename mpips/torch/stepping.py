@@ -54,7 +54,12 @@ class Stepping:
         self._rest = rest
         self._model = model
         self._overlap = Overlap(
-            tables, self._begin, self._current, lambda: model.is_accumulating, overlap
+            tables,
+            self._begin,
+            self._current,
+            lambda: model.is_accumulating,
+            lambda: model.is_stale,
+            overlap,
         )
         self._made = [_hyperparameters(group) for group in optimizer.param_groups]
         self._known = list(self._made)  # those that the script gives at its beginning

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -163,7 +164,32 @@ def rate(model: nn.Module, optimizer: Any) -> None:
     optimizer.param_groups[0]["lr"] *= 0.5
 
 
+def by_out(model: nn.Module, optimizer: Any) -> None:
+    for p in model.parameters():
+        torch.mul(torch.ones_like(p), 0.01, out=p.grad)
+
+
+def by_dlpack(model: nn.Module, optimizer: Any) -> None:
+    for p in model.parameters():
+        torch.from_dlpack(torch.utils.dlpack.to_dlpack(p.grad)).mul_(0.1)
+
+
+def as_tensor(model: nn.Module, optimizer: Any) -> None:
+    for p in model.parameters():
+        torch.as_tensor(p.grad).mul_(0.1)
+
+
+def as_integers(model: nn.Module, optimizer: Any) -> None:
+    model[0].weight.grad.view(torch.int32).bitwise_and_(-65536)
+
+
+def by_no_sync(model: nn.Module, optimizer: Any) -> None:
+    with model.no_sync() if hasattr(model, "no_sync") else nullcontext():
+        (3 * model(torch.ones(1, 4)).abs().mean()).backward()
+
+
 CHANGES = [clip, clip_data, by_numpy, replace, drop, by_view, by_foreach, rate]
+CHANGES += [by_out, by_dlpack, as_tensor, as_integers, by_no_sync]
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -433,12 +459,41 @@ def test_a_param_group_that_comes_late_is_refused_in_backward():
             model(x).square().mean().backward()
 
 
-def test_a_gradient_that_is_not_finite_is_an_error_of_backward():
+def test_a_step_that_is_not_finite_can_be_skipped():
+    def train(model, optimizer):
+        for number, x in enumerate(batches(STEPS, 5, 4)):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            (loss * float("nan") if number == 3 else loss).backward()
+            if all(p.grad.isfinite().all() for p in model.parameters()):
+                optimizer.step()
+
+    expected, found = both(net(), sgd, train, overlap=True)
+    for name, value in expected.items():
+        assert torch.allclose(found[name], value, rtol=1e-5, atol=1e-6), name
+
+
+def test_a_gradient_that_is_not_finite_is_an_error_of_the_step():
+    with torch_job():
+        model = net()
+        model, optimizer = prepare(model, sgd(model), overlap=True)
+        (model(torch.ones(1, 4)) * float("nan")).sum().backward()
+        with pytest.raises(ValueError, match=r"'4\.bias' contains nan"):
+            optimizer.step()
+
+
+def backward_with_nan_in_a_lower_layer() -> None:
     with torch_job():
         model = net()
         model, _ = prepare(model, sgd(model), overlap=True)
-        with pytest.raises(ValueError, match=r"'4\.bias' contains nan"):
-            (model(torch.ones(1, 4)) * float("nan")).sum().backward()
+        loss = model(torch.ones(1, 4)).sum()
+        model[2].weight.register_hook(lambda g: g * float("nan"))
+        loss.backward()
+
+
+def test_a_lower_layer_that_is_not_finite_is_an_error_of_backward():
+    with pytest.raises(ConfigError, match=r"'2\.weight' contains nan.*overlap=False"):
+        backward_with_nan_in_a_lower_layer()
 
 
 def test_the_rig_finds_the_hooks():
