@@ -28,6 +28,10 @@ from pathlib import Path
 
 LIMIT_S = 10.0  # seconds in which killed processes must end
 _SHM = Path("/dev/shm")
+_UNCLEAR_S = 1.0  # seconds after which a process without an environment is none of the run
+# Flags of a process in its stat file; see Linux, include/linux/sched.h.
+_PF_EXITING = 0x4
+_PF_KTHREAD = 0x200000
 # Last part of the name of the file that marks the memory of a server complete; see mpips.transport.region.
 _MARK = "-mark"
 
@@ -91,11 +95,22 @@ def processes_of(run_dir: Path, generation: int) -> list[int]:
 
 def state_of(pid: int) -> str:
     """Return the kernel's letter for the state of a process; "X" if there is no such process."""
+    fields = _fields(pid)
+    return fields[0] if fields else "X"
+
+
+def _started(pid: int) -> str:
+    """Return the start time of a process in clock ticks, which tells it from a later one with its pid."""
+    fields = _fields(pid)
+    return fields[19] if fields else ""
+
+
+def _fields(pid: int) -> list[str]:
+    """Return the fields of a process's stat file from the third on; none if there is no such process."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return "X"
-    return stat.rpartition(")")[2].split()[0]
+        return []
 
 
 def _ancestors() -> set[int]:
@@ -119,21 +134,55 @@ def reap(run_dir: Path, generation: int, limit_s: float = LIMIT_S) -> int:
     Raises:
         TimeoutError: Some do not end, because they hang in the kernel.
     """
-    seen: set[int] = set()
-    deadline = time.monotonic() + limit_s
-    while pids := processes_of(run_dir, generation):
-        # Search again until none is found: a launcher may start processes between the search and the kill.
+    killed: dict[int, str] = {}
+    begun = time.monotonic()
+    # Search again until none is found: a launcher may start processes between the search and the kill.
+    # A killed process loses its environment some time before its files are closed: ask for it by its pid.
+    while True:
+        pids = sorted({*processes_of(run_dir, generation), *_dying(killed)})
+        waited = time.monotonic() - begun
+        if not pids and (waited > _UNCLEAR_S or not _unclear()):
+            return len(killed)
         for pid in pids:
+            killed.setdefault(pid, _started(pid))
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        seen.update(pids)
-        if time.monotonic() > deadline:
+        if pids and waited > limit_s:
             raise TimeoutError(
                 f"processes {pids} did not end within {limit_s:g} s of SIGKILL: they hang in the kernel; "
                 "check its file systems, or restart the host"
             )
         time.sleep(0.005)
-    return len(seen)
+
+
+def _dying(killed: dict[int, str]) -> list[int]:
+    """Return those of the killed processes, given with their start times, that are not dead yet."""
+    return [
+        pid
+        for pid, started in killed.items()
+        if state_of(pid) not in "ZX" and _started(pid) == started
+    ]
+
+
+def _unclear() -> list[int]:
+    """Return this user's processes whose environment is empty for a moment: in exec, or at their end."""
+    uptime = float(Path("/proc/uptime").read_text().split()[0])
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        pid = int(folder.name)
+        try:
+            if folder.stat().st_uid != os.geteuid() or (folder / "environ").read_bytes():
+                continue
+        except OSError:
+            continue
+        fields = _fields(pid)
+        if not fields or fields[0] in "ZX" or int(fields[6]) & _PF_KTHREAD:
+            continue
+        age_s = uptime - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        # A process may have no environment for good, but then it is older, unless somebody just started it.
+        if int(fields[6]) & _PF_EXITING or age_s < _UNCLEAR_S:
+            found.append(pid)
+    return found
 
 
 def segments(token: str) -> tuple[list[Path], list[Path]]:

@@ -32,6 +32,15 @@ def marked(mark: str) -> list[int]:
     return found
 
 
+def _birth(pid: int) -> str:
+    """Start time of a process that is not dead, or ""."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]
+
+
 def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
     """Poll `condition` until it holds; return whether it does at the end."""
     deadline = time.monotonic() + timeout_s
@@ -59,9 +68,13 @@ def end(mark: str, timeout_s: float = 10.0) -> None:
         TimeoutError: Some are left: they hang in the kernel.
     """
     deadline = time.monotonic() + timeout_s
-    while pids := marked(mark):
-        # A launcher may start more between look and kill: look again.
+    killed: dict[int, str] = {}
+    # A launcher may start more between look and kill: look again. A killed process loses its
+    # environment some time before it is dead.
+    while pids := sorted({*marked(mark), *(pid for pid in killed if _birth(pid) == killed[pid])}):
         for pid in pids:
+            if birth := _birth(pid):
+                killed[pid] = birth
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:

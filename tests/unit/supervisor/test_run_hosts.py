@@ -179,6 +179,48 @@ def test_only_processes_of_the_run_and_of_old_generations_are_ended(tmp_path: Pa
             process.wait()
 
 
+def test_a_killed_process_without_an_environment_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A dying process has no environment any more while its files, and so its locks, are still open.
+    process = started(tmp_path, 1)
+    searches, kills, kill = [[process.pid]], [], os.kill
+
+    def late(pid: int, signum: int) -> None:
+        kills.append(pid)
+        if len(kills) == 3:
+            kill(pid, signum)
+
+    monkeypatch.setattr(reap, "processes_of", lambda *_: searches.pop() if searches else [])
+    monkeypatch.setattr(reap.os, "kill", late)
+    try:
+        assert reap.reap(tmp_path, 1) == 1
+        assert reap.state_of(process.pid) in "ZX"
+        assert kills[:3] == [process.pid] * 3
+    finally:
+        monkeypatch.undo()
+        process.kill()
+        process.wait()
+
+
+def test_a_process_that_has_no_environment_yet_is_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Within exec a process has none; this one has none for good.
+    process = subprocess.Popen(["sleep", "600"], env={}, start_new_session=True)
+    try:
+        monkeypatch.setattr(reap, "_UNCLEAR_S", 0.0)
+        assert reap.reap(tmp_path, 1) == 0
+        monkeypatch.setattr(reap, "_UNCLEAR_S", 60.0)
+        searches = [[process.pid], []]
+        monkeypatch.setattr(reap, "processes_of", lambda *_: searches.pop() if searches else [])
+        assert reap.reap(tmp_path, 1) == 1
+        assert process.wait(5) == -signal.SIGKILL
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_processes_of_a_run_are_found_by_whatever_way_it_was_started(tmp_path: Path) -> None:
     run, link = tmp_path / "run", tmp_path / "link"
     run.mkdir()
