@@ -11,6 +11,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -154,28 +156,37 @@ def measure(side: TorchSide, quick: bool) -> Measured:
 
 
 def _launch(commands: list[list[str]], environment: dict[str, str]) -> None:
-    """Run commands side by side until all have ended."""
-    processes = [
-        subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, **environment},
-        )
-        for command in commands
-    ]
-    try:
-        for process in processes:
-            output, _ = process.communicate(timeout=_TIMEOUT_S)
-            if process.returncode != 0:
-                raise BenchError(f"a side of the suite 'torch' failed:\n{output[-2000:]}")
-    except subprocess.TimeoutExpired as error:
-        raise BenchError(
-            f"a side of the suite 'torch' took longer than {_TIMEOUT_S:g} s: {' '.join(commands[0])}"
-        ) from error
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+    """Run commands side by side until all have ended, or one has failed: the others would wait for it."""
+    with ExitStack() as stack:
+        outputs = [stack.enter_context(tempfile.TemporaryFile()) for _ in commands]
+        processes = []
+        for command, output in zip(commands, outputs, strict=True):
+            process = subprocess.Popen(
+                command,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **environment},
+            )
+            stack.callback(_end, process)
+            processes.append(process)
+        deadline = time.monotonic() + _TIMEOUT_S
+        while any(process.poll() is None for process in processes):
+            if any(process.poll() for process in processes):
+                break
+            if time.monotonic() > deadline:
+                raise BenchError(
+                    f"a side of the suite 'torch' took longer than {_TIMEOUT_S:g} s: "
+                    f"{' '.join(commands[0])}"
+                )
+            time.sleep(0.01)
+        for process, output in zip(processes, outputs, strict=True):
+            if process.poll():
+                output.seek(0)
+                text = output.read().decode(errors="replace")
+                raise BenchError(f"a side of the suite 'torch' failed:\n{text[-2000:]}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.kill()
+    process.wait()

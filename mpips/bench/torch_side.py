@@ -10,6 +10,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,11 @@ def main(kind: str, model: str, size: str, out: str, rank: int = 0, workers: int
         import torch.distributed as dist
 
         dist.init_process_group(
-            "gloo", init_method=f"file://{out}.store", rank=rank, world_size=workers
+            "gloo",
+            init_method=f"file://{out}.store",
+            rank=rank,
+            world_size=workers,
+            timeout=timedelta(seconds=60),
         )
         trained = torch.nn.parallel.DistributedDataParallel(made)
     elif kind in ("mpips", "step"):
