@@ -16,8 +16,10 @@ many ways to memory (`.grad.data`, NumPy, saved references, compiled functions) 
 A table waits for all before it that the optimizer has, also for one that is frozen or unused in this pass: a
 later pass, or the script itself, may give it a gradient. Then `step` pushes it and all behind it.
 
-The order of pushes does not depend on whether they overlap: a worker that repeats a clock after a restart
-begins to observe again, and its pushes are those of the earlier launch.
+A restart repeats the clock that was open, and servers keep the pushes that the launch before has made in it.
+The order of pushes does not depend on whether they overlap. But the script may have changed gradients that
+were sent: then the repeated pushes are not those that count. So the cursor says whether overlap is on, and a
+restart goes on so, which finds the change again.
 
 A gradient is not a view of memory from `Worker.allocate`: autograd would have to add into it, where it now
 hands over its own result, and a push copies that at the speed of memory.
@@ -41,7 +43,7 @@ def _digest(gradient: torch.Tensor | None) -> int | None:
     """Return the XXH3-64 of a gradient's elements; None for no gradient or a sparse one, which is refused."""
     if gradient is None or gradient.layout != torch.strided:
         return None
-    elements = gradient.detach().contiguous().reshape(-1).view(torch.uint8)
+    elements = gradient.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     hashing = _native.Xxh3()
     hashing.update(elements.numpy())
     return hashing.digest()
@@ -74,6 +76,7 @@ class Overlap:
         self._hyperparameters = hyperparameters
         self._is_accumulating = is_accumulating
         self._is_stale = is_stale
+        self._wanted = wanted
         self._is_on = wanted is True
         self._observed = None if wanted is not None else 0
         self._hooks: list[Any] = []
@@ -106,6 +109,29 @@ class Overlap:
                 if parameter.is_leaf and table.rule is not None:
                     hook = self._hook_of(place)
                     self._hooks.append(_register(parameter, hook))
+
+    @property
+    def is_on(self) -> bool:
+        """True if backward sends gradients."""
+        return self._is_on
+
+    def resume(self, is_repeating: bool) -> None:
+        """Go on in a restart of a run in which overlap was on.
+
+        Args:
+            is_repeating: Servers have pushes of the launch before in the clock that is repeated.
+
+        Raises:
+            ConfigError: Such pushes may have been sent by backward, and the script wants no overlap.
+        """
+        if self._wanted is not False:
+            self._is_on, self._observed = True, None
+        elif is_repeating:
+            raise ConfigError(
+                "the run ended within a step whose gradients backward had sent, maybe before the script "
+                "changed them, and now overlap=False: continue it with overlap as it was, or, from its "
+                "newest checkpoint, after mpips run --discard-memory"
+            )
 
     def _hook_of(self, place: int) -> Callable[[torch.Tensor], None]:
         @torch.compiler.disable  # type: ignore[misc,untyped-decorator,unused-ignore]

@@ -19,7 +19,7 @@ from mpips.torch.overlap import Overlap
 from mpips.torch.parameters import ParameterTable
 from mpips.torch.plain import NOT_PLAIN, from_plain, to_plain
 from mpips.torch.rules import rule_of
-from mpips.worker.worker import Worker
+from mpips.worker.worker import Worker, connection_of
 
 _ABSENT = object()
 
@@ -120,7 +120,7 @@ class Stepping:
             changed = {name: now[name] for name in now if now[name] != made.get(name, _ABSENT)}
             if changed:
                 found[str(i)] = changed
-        return {"groups": len(self._made), "changed": found}
+        return {"groups": len(self._made), "changed": found, "overlap": self._overlap.is_on}
 
     def resume(self, position: Mapping[str, Any]) -> None:
         """Set the hyperparameters of all param groups; the next step sends them.
@@ -133,6 +133,10 @@ class Stepping:
                 f"the checkpoint's optimizer has {position['groups']} param groups, this one has "
                 f"{len(self._made)}: use the same script, or resume='never'"
             )
+        if position.get("overlap", False):
+            worker = self._job.start()
+            channels = connection_of(worker).channels
+            self._overlap.resume(any(c.writer.is_ahead_of(worker.now) for c in channels))
         # Tensors, such as a learning rate that a compiled step reads, stay tensors.
         for i, (group, made) in enumerate(
             zip(self._optimizer.param_groups, self._made, strict=True)
