@@ -296,18 +296,18 @@ install_docs() {
   fi
 }
 
-# install_torch: install PyTorch for the tests of mpips.torch, the build without CUDA, which is small. A failure
-# is no error, because the tests then skip mpips.torch.
-install_torch() {
-  local package="torch==2.13.0+cpu"
+# install_framework NAME PACKAGE: install a framework for the tests of mpips.NAME, if they are wanted. A failure is
+# no error, because the tests then skip mpips.NAME.
+install_framework() {
+  local name=$1 package=$2
   [[ -n ${MPIPS_SETUP_TESTS:-} ]] || return 0
-  # Leave any torch that is there already as it is.
-  if compgen -G "$venv/lib/python3*/site-packages/torch-*.dist-info" >/dev/null; then
+  # Leave any version that is there already as it is.
+  if compgen -G "$venv/lib/python3*/site-packages/$name-*.dist-info" >/dev/null; then
     return 0
   fi
-  say "installing what tests mpips.torch ..."
+  say "installing what tests mpips.$name ..."
   if ! (pip_install "installing $package" "$package"); then
-    say "no PyTorch can be installed here; the tests of mpips.torch will be skipped (pip install torch into .venv to run them)"
+    say "$name cannot be installed here; the tests of mpips.$name will be skipped (pip install $name into .venv to run them)"
   fi
 }
 
@@ -345,7 +345,9 @@ main() {
   install_h5py "$mpi" "$hdf5"
   install_mpips "$faults"
   install_docs
-  install_torch
+  install_framework torch "torch==2.13.0+cpu" # the build without CUDA, which is small
+  install_framework jax "jax==0.10.2"
+  install_framework keras "keras==3.15.1"
   say "ready: .venv with $("$venv/bin/python" --version), $(<"$state/mpi.version") ($mpi)," \
     "$(<"$state/hdf5.version") ($hdf5), in $((SECONDS - started)) s"
 }

@@ -19,7 +19,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
@@ -75,6 +75,7 @@ class Script:
         self._outcome: Outcome | None = None
         self._is_over = False
         self._parts: dict[Callable[[Script], Any], Any] = {}  # of other libraries, by their makers
+        self._cursor_owner = ""
         self._exit_code: object = None  # of the sys.exit that ends the process
         self._exits = ExitFunctions(self.note_exit)
         self._old_hook = sys.excepthook
@@ -139,6 +140,29 @@ class Script:
         if kind not in self._parts:
             self._parts[kind] = kind(self)
         return cast(Part, self._parts[kind])
+
+    def own_cursor(self, library: str) -> None:
+        """Note that a library sets the worker's cursor and ends its clocks. `library` names it in errors.
+
+        Raises:
+            ConfigError: Another one does so in this script.
+        """
+        if self._cursor_owner not in ("", library):
+            raise ConfigError(
+                f"the script uses {self._cursor_owner} and {library}, which both end the clocks of the "
+                "worker: use one of them in a script"
+            )
+        self._cursor_owner = library
+
+    @property
+    def cursor(self) -> Mapping[str, Any]:
+        """The cursor at which the script continues; empty: it begins. Only after the start."""
+        assert self.worker is not None
+        cursor, start = self.worker.cursor, self.worker.start
+        if not cursor and start is not None and start.workers:
+            # The checkpoint is of another number of workers, which were all at the same place.
+            return start.workers[0].cursor
+        return cursor
 
     def declare(self, table: Table, values: Values | None = None) -> None:
         """Declare a table; see Declared.add.

@@ -61,7 +61,16 @@ def reseed(seed: int, worker: int, clock: int) -> None:
     Raises:
         TypeError: `numpy.random` has a bit generator other than MT19937, which NumPy cannot seed again.
     """
-    _seed_defaults(mix(STEP_TAG, seed, worker, clock))
+    seed_defaults(STEP_TAG, seed, worker, clock)
+
+
+def seed_defaults(*numbers: int) -> None:
+    """Set the default generators (see `reseed`) to a state that depends only on some integers, a tag first.
+
+    Raises:
+        TypeError: `numpy.random` has a bit generator other than MT19937, which NumPy cannot seed again.
+    """
+    _seed_defaults(mix(*numbers))
 
 
 @contextmanager

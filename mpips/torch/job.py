@@ -120,6 +120,7 @@ class TorchJob:
 
     def __init__(self, script: Script) -> None:
         """Prepare nothing yet."""
+        script.own_cursor("mpips.torch")
         self.script = script
         self._opened: list[Opened] = []
         self._restored: dict[str, Restored] = {}
@@ -179,7 +180,7 @@ class TorchJob:
             self._worker = worker
             for part in self._opened:
                 part.open(worker)
-            self._resume(worker)
+            self._resume()
             self.script.before_end.append(self.settle)
             self._reseed(worker)
         return self._worker
@@ -230,12 +231,9 @@ class TorchJob:
     def _reseed(self, worker: Worker) -> None:
         reseed(worker.seed, worker.index, self._steps)
 
-    def _resume(self, worker: Worker) -> None:
+    def _resume(self) -> None:
         """Continue at the cursor of the checkpoint or of the launch before, if there is one."""
-        cursor: Mapping[str, Any] = worker.cursor
-        if not cursor and worker.start is not None and worker.start.workers:
-            # The checkpoint is of another number of workers, which were all at the same place.
-            cursor = worker.start.workers[0].cursor
+        cursor = self.script.cursor
         if not cursor:
             return
         names = [name for name in cursor if name not in self._own_cursor()]

@@ -12,7 +12,7 @@ from documents import (
     blocks,
     commands,
     is_console,
-    lacks_torch,
+    lacking,
     same_output,
     started,
 )
@@ -30,8 +30,8 @@ WITH_COMMANDS = [path for path in DOCUMENTS if started(path)]
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("path", WITH_COMMANDS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_commands_do_what_is_shown(path: Path, tmp_path: Path) -> None:
-    if any(lacks_torch(block.text) for block in blocks(path) if block.file):
-        pytest.skip("torch is not installed")
+    if names := {lacking(block.text) for block in blocks(path) if block.file} - {""}:
+        pytest.skip(f"{', '.join(names)} is not installed")
     for name in ("a.svm", "b.svm", "train.svm", "test.svm"):
         if name in path.read_text():
             made_data(tmp_path).rename(tmp_path / name)

@@ -11,18 +11,12 @@ from typing import Any
 import launcher
 import numpy as np
 import pytest
+from launcher import results
 
 pytest.importorskip("torch", reason="torch is not installed")
 
 SCRIPT = Path(__file__).with_name("programs") / "torch_script.py"
 Launch = Callable[..., launcher.Launch]
-
-
-def results(launched: launcher.Launch) -> list[dict[str, Any]]:
-    """What each worker printed, by worker."""
-    assert launched.wait() == 0, launched.tail(60)
-    lines = [json.loads(x) for x in launched.stdout().splitlines() if x.startswith("{")]
-    return sorted(lines, key=lambda found: found["worker"])
 
 
 def ranks(launch: Launch, n: int, *arguments: str, env: dict[str, str] | None = None) -> list[Any]:
@@ -122,3 +116,37 @@ def test_asynchronous_workers_train(launch: Launch, consistency: str) -> None:
     found = ranks(launch, 5, *arguments)
     for worker in found:
         assert np.mean(worker["losses"][-6:]) < 0.8 * np.mean(worker["losses"][:6])
+
+
+def test_gradients_that_were_refused_never_count(tmp_path: Path) -> None:
+    """The journal has the pushes of the step that was refused: a restart must not take them for its own."""
+    program = Path(__file__).with_name("programs") / "clipping_script.py"
+    overlap = tmp_path / "overlap"
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        command = [sys.executable, "-m", "mpips", "run", *arguments]
+        with launcher.Launch(command, launcher.site_environment(), 60.0, tmp_path) as launched:
+            return launched.wait(), launched.stdout(), launched.stderr()
+
+    overlap.write_text("None")
+    code, _, text = run("-n", "3", str(program), str(overlap))
+    assert code == 2, text
+    assert "was changed between backward" in text
+    (directory,) = (tmp_path / "runs").iterdir()
+    for wanted, reason in (
+        ("False", "whose gradients backward had sent"),
+        ("None", "was changed between backward"),
+    ):
+        overlap.write_text(wanted)
+        code, _, text = run(str(directory))
+        assert code == 2, text
+        assert reason in text
+    overlap.write_text("False")
+    assert run("--discard-memory", str(directory))[0] == 0
+    digests = []
+    for arguments in ([str(directory)], ["-n", "3", str(program), str(overlap)]):
+        code, found, text = run(*arguments)
+        assert code == 0, text
+        digests.append([line for line in found.splitlines() if line.startswith("digest")])
+    assert len(digests[0]) == 1
+    assert digests[0] == digests[1]

@@ -94,9 +94,12 @@ def _blocks(path: Path) -> Iterator[Block]:
         start = None
 
 
-def lacks_torch(text: str) -> bool:
-    """Return True if a program imports torch, which is not installed."""
-    return "import torch" in text and importlib.util.find_spec("torch") is None
+def lacking(text: str) -> str:
+    """Return the framework that a program imports and that is not installed; "" if there is none."""
+    for name in ("torch", "jax", "keras"):
+        if f"import {name}\n" in text and importlib.util.find_spec(name) is None:
+            return name
+    return ""
 
 
 def commands(block: Block) -> list[tuple[str, str]]:

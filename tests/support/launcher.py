@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import json
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import processes
 
@@ -199,6 +201,13 @@ class Launch:
 
     def __exit__(self, *error: object) -> None:
         self.kill()
+
+
+def results(launched: Launch) -> list[dict[str, Any]]:
+    """What each worker of a script printed as a line of JSON, by worker; the script ends with 0."""
+    assert launched.wait() == 0, launched.tail(60)
+    lines = [json.loads(x) for x in launched.stdout().splitlines() if x.startswith("{")]
+    return sorted(lines, key=lambda found: found["worker"])
 
 
 def launch(

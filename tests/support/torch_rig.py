@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import copy
-import gc
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
+from script_rig import script_job
 
-import mpips
 import mpips.torch
-from mpips.session.init import current
 from mpips.session.script import Script
 from mpips.torch.job import TorchJob
-from mpips.worker.worker import connection_of
 
 State = dict[str, torch.Tensor]
 
@@ -30,40 +25,12 @@ def torch_job(**options: Any) -> Iterator[Script]:
     """
     n_threads, generator = torch.get_num_threads(), torch.get_rng_state()
     torch.set_num_threads(1)
-    mpips.init(**{"verbose": False, "timeout_s": 20, **options})
-    begun = current("the rig")
     try:
-        yield begun
-    except BaseException as error:
-        begun.leave(error)
-        raise
-    else:
-        begun.leave()
+        with script_job(**options) as begun:
+            yield begun
     finally:
         torch.set_num_threads(n_threads)
         torch.set_rng_state(generator)
-        # A model and its job refer to each other; many jobs reserve more addresses than there are.
-        gc.collect()
-
-
-def wait_for_checkpoint(script: Script, folder: Path, step: int, table: str) -> None:
-    """Let the server write the checkpoint of a step that has just ended, while the script stands still.
-
-    Args:
-        script: The script.
-        folder: Folder of its checkpoints.
-        step: The step.
-        table: Name of a dense table, whose pulls let the server work.
-    """
-    assert script.worker is not None
-    if script.worker.start is not None and script.worker.start.step == step:
-        return  # the script continues there
-    control: Any = connection_of(script.worker).control
-    end = time.monotonic() + 10
-    # The scheduler plans the next one when it has the path.
-    while not control.statistics()["checkpoints"].get("path", "").endswith(f"step-{step:012d}"):
-        assert time.monotonic() < end, f"no checkpoint of step {step}: {sorted(folder.iterdir())}"
-        script.worker.table(table).pull()
 
 
 def pulled(script: Script, table: str, *keys: Any) -> torch.Tensor:

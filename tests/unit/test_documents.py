@@ -11,7 +11,7 @@ from typing import Literal
 
 import click
 import pytest
-from documents import DOCUMENTS, ROOT, Block, blocks, lacks_torch, same_output, started
+from documents import DOCUMENTS, ROOT, Block, blocks, lacking, same_output, started
 from training import made_data
 
 from mpips.cli import cli
@@ -97,8 +97,8 @@ SETTINGS: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.parametrize("block", of_language("python"), ids=name_of)
 def test_python_runs(block: Block, tmp_path: Path) -> None:
-    if lacks_torch(block.text):
-        pytest.skip("torch is not installed")
+    if name := lacking(block.text):
+        pytest.skip(f"{name} is not installed")
     (tmp_path / "block.py").write_text(block.text)
     if block.kind == "with":
         SETTINGS[block.argument](tmp_path)

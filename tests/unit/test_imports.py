@@ -30,8 +30,8 @@ LAYERS = [
     ["scheduler"],
     ["worker"],
     ["session"],
-    ["tasks", "monitor", "torch"],
-    ["training"],
+    ["tasks", "monitor", "torch", "jax"],
+    ["training", "keras"],
     ["supervisor"],
     ["testing", "plan", "doctor"],
     ["bench"],
@@ -151,12 +151,21 @@ def loaded_after(code: str) -> set[str]:
     ],
 )
 def test_neither_mpi_nor_hdf5_nor_click_is_loaded_by(code: str) -> None:
-    assert not loaded_after(code) & {"mpi4py", "h5py", "click", "rich", "torch", "sklearn"}
+    assert not loaded_after(code) & {
+        "mpi4py",
+        "h5py",
+        "click",
+        "rich",
+        "torch",
+        "jax",
+        "keras",
+        "sklearn",
+    }
 
 
 def test_the_command_line_loads_no_mpi_before_a_job_starts() -> None:
     code = "import mpips.cli, mpips.cli.train; mpips.cli.cli.list_commands(None)"
-    assert not loaded_after(code) & {"mpi4py", "h5py", "torch", "sklearn"}
+    assert not loaded_after(code) & {"mpi4py", "h5py", "torch", "jax", "keras", "sklearn"}
 
 
 def test_every_public_name_is_there() -> None:

@@ -15,6 +15,7 @@ pytest.importorskip("torch", reason="mpips.torch needs PyTorch")
 pytest.importorskip("h5py", reason="checkpoints need h5py")
 
 import torch
+from script_rig import wait_for_checkpoint
 from torch import nn
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import (
@@ -28,7 +29,7 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 from torch.utils.data import DataLoader, Dataset, TensorDataset
-from torch_rig import State, assert_equal, pulled, torch_job, values_of, wait_for_checkpoint
+from torch_rig import State, assert_equal, pulled, torch_job, values_of
 
 import mpips
 from mpips.errors import ConfigError

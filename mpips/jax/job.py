@@ -1,0 +1,122 @@
+"""The steps of a JAX script in its job.
+
+    start   at the first pull of the script: all ranks start the job together
+    pull    before a step: values and rows become arrays of JAX
+    push    after the jitted function: gradients go to the servers
+    step    the cursor is set and the worker's clock ends
+
+The cursor has the number of steps. A script continues a restart by itself: its loop begins at `steps()`, and
+the batch and the random numbers of a step are functions of that number.
+"""
+
+from __future__ import annotations
+
+import jax
+
+from mpips.errors import ConfigError
+from mpips.session.init import current
+from mpips.session.script import Script
+from mpips.worker.worker import Worker
+
+
+class JaxJob:
+    """The JAX part of the script's job. Make it by `jax_job`.
+
+    Attributes:
+        script: The script.
+        has_pushed: True if gradients were pushed since the newest step.
+        steps: Number of steps that this worker has made since the beginning of the run.
+    """
+
+    def __init__(self, script: Script) -> None:
+        """Declare nothing yet."""
+        script.own_cursor("mpips.jax")
+        self.script = script
+        self.has_pushed = False
+        self.steps = 0
+        self._worker: Worker | None = None
+
+    def start(self) -> Worker:
+        """Return the worker; start the job at the first call. Collective over all ranks then; blocks."""
+        if self._worker is None:
+            worker = self.script.start()
+            self._resume()
+            self.script.before_end.append(self._check_end)
+            self._worker = worker
+        return self._worker
+
+    def step(self) -> None:
+        """Set the cursor and end the worker's clock. Not collective."""
+        worker = self.start()
+        self.steps += 1
+        worker.set_cursor({"jax": 1, "steps": self.steps})
+        worker.clock()
+        self.has_pushed = False
+
+    def _resume(self) -> None:
+        """Take the number of steps from the checkpoint or the launch before, if there is one."""
+        cursor = self.script.cursor
+        if not cursor:
+            return
+        if cursor.get("jax") != 1:
+            raise ConfigError(
+                "the checkpoint is of a script without mpips.jax: use the same script, or resume='never'"
+            )
+        self.steps = int(cursor["steps"])
+
+    def _check_end(self) -> None:
+        if self.has_pushed:
+            raise ConfigError(
+                "the script ended after a push without mpips.jax.step(): call it after the pushes of each "
+                "step"
+            )
+
+
+def jax_job(what: str) -> JaxJob:
+    """Return the JAX part of this script's job. `what` names the caller in errors.
+
+    Raises:
+        ConfigError: `mpips.init` has not been called.
+    """
+    return current(what).part(JaxJob)
+
+
+def step() -> None:
+    """End the step: its pushes are complete. Not collective; blocks only while a ring is full.
+
+    Under BSP the next pull waits until all workers have ended the step. Call it once per step, also where
+    this worker had nothing to push.
+
+    Raises:
+        ConfigError: `mpips.init` has not been called.
+    """
+    jax_job("mpips.jax.step").step()
+
+
+def steps() -> int:
+    """Return the number of steps that this worker has made since the beginning of the run.
+
+    After a restart it is that of the restart: a loop over `range(mpips.jax.steps(), n)` continues there. The
+    first call starts the job, if no pull has: it is collective over all ranks and blocks then.
+
+    Raises:
+        ConfigError: `mpips.init` has not been called.
+    """
+    job = jax_job("mpips.jax.steps")
+    job.start()
+    return job.steps
+
+
+def key() -> jax.Array:
+    """Return the random key of this step: a function of the job's seed, the worker and the step's number.
+
+    A step that a restart repeats has the same key. Split it for more than one use. The first call may start
+    the job, as `steps` does.
+
+    Raises:
+        ConfigError: `mpips.init` has not been called.
+    """
+    job = jax_job("mpips.jax.key")
+    worker = job.start()
+    seeded = jax.random.key(worker.seed & 0x7FFF_FFFF)
+    return jax.random.fold_in(jax.random.fold_in(seeded, worker.index), job.steps & 0x7FFF_FFFF)

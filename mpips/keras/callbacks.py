@@ -1,0 +1,77 @@
+"""The callbacks of `fit`, one before those of the script and one behind them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import keras
+
+from mpips.keras.part import ModelTables
+from mpips.keras.values import array_of
+
+
+class First(keras.callbacks.Callback):
+    """Finds the place of a restart, seeds an epoch, and puts the metrics of all workers into its logs."""
+
+    def __init__(self, part: ModelTables) -> None:
+        """Take the model's tables."""
+        super().__init__()
+        self._part = part
+        self._results: dict[str, float] | None = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Skip what was complete before a restart. Keras reads the attribute after this call."""
+        epoch = self._part.begin_fit()
+        if epoch is not None:
+            self.model._initial_epoch = self.params["epochs"] if epoch < 0 else epoch
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Seed the order of the data."""
+        self._results = None
+        self._part.begin_epoch(epoch)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Sum the metrics before the evaluation resets them."""
+        self._collect()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Put the results of all workers into the logs, which the next callbacks read, and report them."""
+        self._collect()
+        self._part.refresh()  # callbacks read the values, and may set others when the fit ends
+        assert self._results is not None
+        if logs is not None:
+            logs.update({name: x for name, x in self._results.items() if name in logs})
+        self._part.report(epoch, {k: x for k, x in (logs or {}).items() if _is_finite(x)})
+
+    def _collect(self) -> None:
+        if self._results is None:
+            self._part.collect()
+            found = self.model.get_metrics_result()
+            flat = {name: x for name, x in found.items() if not isinstance(x, dict)}
+            self._results = {name: float(array_of(x)) for name, x in flat.items()}
+
+
+class Last(keras.callbacks.Callback):
+    """Ends the clock of a step when all callbacks have seen it."""
+
+    def __init__(self, part: ModelTables) -> None:
+        """Take the model's tables."""
+        super().__init__()
+        self._part = part
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Set the rates and metrics of a restart."""
+        self._part.continue_epoch(epoch)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """End the clock, with the rates that callbacks have set."""
+        self._part.job.settle()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Pull the final values."""
+        self._part.end_fit()
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

@@ -1,0 +1,69 @@
+"""`prepare`: a Keras model becomes part of the script's job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import torch
+
+from mpips.errors import ConfigError
+from mpips.keras.job import keras_job
+from mpips.keras.model import PreparedModel, make_prepared
+from mpips.keras.part import ModelTables
+from mpips.model.consistency import Consistency
+from mpips.model.consistency import of_name as consistency_of
+from mpips.mpi.launch import asked_threads
+
+
+def prepare(model: Any, *, consistency: Consistency | str = "bsp") -> Any:
+    """Let the servers of the job hold and train a Keras model. Call it before the first `fit`.
+
+    Not collective. Every variable of the model becomes a dense table, named by its path with dots:
+    "sequential.dense.kernel". The first `fit`, `evaluate` or `predict` is collective: all ranks start the job
+    together, and the values of worker 0 are the initial ones.
+
+    `model.fit` trains as before. All workers call it with the same data and arguments. Each batch is divided
+    among them, so `batch_size` is that of all workers together, and under BSP the steps are those of one
+    process with this batch size: gradients are summed as the mean over the whole batch. Statistics of batch
+    normalisation come from a worker's share of the batch, and their moving averages are those of worker 0.
+    Under BSP the metrics of an epoch are summed over all workers, so callbacks that decide by them, such as
+    EarlyStopping, decide alike. Under SSP and ASP each worker's gradient is a step of its own, and its logs
+    are those of its shares.
+
+    A restart (`mpips run`, or `mpips.init(save=...)`) runs the script from its beginning: complete fits train
+    nothing, and the fit of the restart goes on in its epoch. It has the bits of an undisturbed run with
+    arrays, a keras.utils.PyDataset or a DataLoader; a generator and `steps_per_epoch` begin with their first
+    batch again. What callbacks remember (EarlyStopping, ReduceLROnPlateau) begins anew.
+
+    Args:
+        model: A keras.Model, built or not, compiled or not, with SGD, Adam, AdamW or Adagrad of
+            keras.optimizers; see mpips.keras.rules for differences. Variables are float32, bfloat16 or
+            float16. It is changed in place.
+        consistency: Consistency model of all tables: "bsp", "ssp", "asp" or a value such as SSP(bound=2).
+
+    Returns:
+        The model.
+
+    Raises:
+        ConfigError: The optimizer is not accepted, the model has been prepared before, the job has started,
+            or `mpips.init` has not been called.
+    """
+    job = keras_job("mpips.keras.prepare")
+    rules = consistency_of(consistency) if isinstance(consistency, str) else consistency
+    if not isinstance(model, keras.Model):
+        raise ConfigError(f"prepare: model is {type(model).__name__}: must be a keras.Model")
+    if isinstance(model, PreparedModel):
+        raise ConfigError("the model has been prepared already: call prepare once for each model")
+    if job.has_started:
+        raise ConfigError(
+            "prepare comes too late: the job has started with the first fit, evaluation or prediction; "
+            "prepare all models before it"
+        )
+    part = ModelTables(model, job, rules)
+    part.take_optimizer()
+    make_prepared(model, part)
+    job.add(part)
+    if not asked_threads() and job.script.n_workers > 1:
+        torch.set_num_threads(job.script.n_cores)
+    return model
