@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from mpips.errors import ConfigError
-from mpips.monitor.progress import Snapshot, fields, fit
+from mpips.monitor.progress import Snapshot, fields, fit, plural
 from mpips.rundir.directory import STALE_S, Lease, RunFolder, Status
 from mpips.rundir.files import Event, RankRow, Ranks
 
@@ -186,9 +186,26 @@ def head(view: View, width: int) -> list[str]:
     parts = fields(Snapshot.of(p if view.alive else msgspec.structs.replace(p, left_s=None)))
     # A script may report no epochs: then only the step, the staleness and the traffic are known.
     lines.append(fit(parts if p.n_epochs else parts[2:3] + parts[5:7], width))
-    if status.checkpoint:
-        lines.append(f"checkpoint {Path(status.checkpoint).name}")
+    below = _below(status)
+    if below:
+        lines.append(fit(below, width))
     return lines
+
+
+def _below(status: Status) -> list[tuple[int, str]]:
+    """Return the fields of the line below the progress, with weights as in `fit`."""
+    parts = []
+    if status.checkpoint:
+        parts.append((2, f"checkpoint {Path(status.checkpoint).name}"))
+    if status.paths:
+        # Workers are named where they differ.
+        differ = len(set(status.paths.values())) > 1
+        names = [
+            f"{name} ({plural(n, 'worker')})" if differ else name
+            for name, n in sorted(status.paths.items())
+        ]
+        parts.append((1, f"updates {', '.join(names)}"))
+    return parts
 
 
 HEADINGS = ("rank", "role", "host", "state", "clock", "rate/s", "stale", "queue", "MB/s", "heard")

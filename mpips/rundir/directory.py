@@ -182,6 +182,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         ranks: Role and place of each rank. Not in this file but in places.json; only mpips 0.2 and earlier
             wrote them here.
         message: A sentence on the state, for people.
+        paths: Number of workers by the name of a path that their dense updates take (mpips.worker.paths).
     """
 
     state: str
@@ -193,6 +194,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str = ""
     ranks: tuple[RankPlace, ...] = ()
     message: str = ""
+    paths: dict[str, int] = {}
 
 
 class Places(msgspec.Struct, frozen=True, kw_only=True):

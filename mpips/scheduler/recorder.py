@@ -38,6 +38,7 @@ from mpips.snapshot.coordinator import Coordinator
 
 INTERVAL_S = 1.0  # s, least time between two writes of the status
 _RANKS_PER_S = 500.0  # rows of ranks.json that are written per second, if INTERVAL_S is not longer
+_NO_PATHS: Mapping[str, int] = {}
 OnReport = Callable[[int, Report], None]
 
 
@@ -67,6 +68,7 @@ class RunRecorder:
         in_memory: bool = False,
         clock: Callable[[], float] = time.monotonic,
         timeout_s: float = math.inf,
+        paths: Mapping[str, int] = _NO_PATHS,
     ) -> None:
         """Write the first status and the event "began". Blocks for these writes.
 
@@ -79,7 +81,9 @@ class RunRecorder:
             in_memory: True: the next launch can continue in the shared memory that this one leaves.
             clock: Returns monotonic time, seconds.
             timeout_s: Timeout of the job, which bounds the interval of heartbeats.
+            paths: Number of workers by the name of a path that their dense updates take.
         """
+        self._paths = dict(paths)
         self._run = run
         self._clock = clock
         self._metrics = MetricsFile(run, timeout_s)
@@ -269,6 +273,7 @@ class RunRecorder:
             progress=self._progress,
             checkpoint=self._checkpoint,
             ranks=self._rank_table.places,
+            paths=self._paths,
         )
         self._run.folder.write_status(status)
 
@@ -332,6 +337,7 @@ def open_recorder(
     run_progress: RunProgress | None = None,
     in_memory: bool = False,
     timeout_s: float = math.inf,
+    paths: Mapping[str, int] = _NO_PATHS,
 ) -> RunRecorder | None:
     """Return the recorder of this attempt, or None without a supervisor.
 
@@ -342,12 +348,20 @@ def open_recorder(
         run_progress: Progress of the run; None: unknown.
         in_memory: True: the next launch can continue in the shared memory that this one leaves.
         timeout_s: Timeout of the job, which bounds the interval of heartbeats.
+        paths: Number of workers by the name of a path that their dense updates take.
     """
     if run is None:
         return None
     start, first_clock = _start_of(saving)
     return RunRecorder(
-        run, rank_table, start, first_clock, run_progress, in_memory, timeout_s=timeout_s
+        run,
+        rank_table,
+        start,
+        first_clock,
+        run_progress,
+        in_memory,
+        timeout_s=timeout_s,
+        paths=paths,
     )
 
 

@@ -164,7 +164,13 @@ class Job:
         try:
             if c.is_scheduler:
                 recorder = open_recorder(
-                    p.run, self.rank_table, p.saving, run_progress, p.warm, p.options.timeout_s
+                    p.run,
+                    self.rank_table,
+                    p.saving,
+                    run_progress,
+                    p.warm,
+                    p.options.timeout_s,
+                    p.links.paths,
                 )
                 scheduler = self._make_scheduler(endpoint, on_report, recorder, requests)
             with requests:

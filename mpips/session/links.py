@@ -14,6 +14,7 @@ from mpi4py import MPI
 
 from mpips.config.options import TRANSPORTS, SessionOptions
 from mpips.model.placement import Placement
+from mpips.model.table import Table
 from mpips.mpi.cluster import Cluster
 from mpips.recovery.memory import At
 from mpips.recovery.takeover import resume
@@ -23,6 +24,7 @@ from mpips.transport.connect import Connector
 from mpips.transport.p2p import P2pService
 from mpips.transport.region import attach
 from mpips.transport.rma import make_window
+from mpips.worker.paths import path_names
 
 
 class MpiProgress:
@@ -52,6 +54,7 @@ class Links:
     Attributes:
         channels: On a worker, one channel for each server.
         transports: Number of pairs of worker and server by the name of their transport.
+        paths: Number of workers by the name of a path that their dense updates take (mpips.worker.paths).
         notes: Sentences for the user about the choice of transports, one for each reason.
         progress: Progress of MPI for this rank's server.
     """
@@ -61,7 +64,7 @@ class Links:
         cluster: Cluster,
         options: SessionOptions,
         placement: Placement,
-        n_tables: int,
+        tables: Sequence[Table],
         skips_clocks: bool,
         generation: int,
         idle: Callable[[], None],
@@ -72,7 +75,7 @@ class Links:
             cluster: All ranks.
             options: Options of the job.
             placement: Shards of each server.
-            n_tables: Number of tables.
+            tables: All tables of the job.
             skips_clocks: There are backup workers, so a worker may skip clocks.
             generation: Generation number of this launch.
             idle: Called by a worker while it waits until a server receives a message.
@@ -80,7 +83,7 @@ class Links:
         self._cluster = cluster
         self._options = options
         self._placement = placement
-        self._n_tables = n_tables
+        self._tables = tables
         self._skips_clocks = skips_clocks
         self._generation = generation
         self._idle = idle
@@ -88,6 +91,7 @@ class Links:
         self._comm: MPI.Intracomm | None = None
         self.channels: list[Channel] = []
         self.transports: dict[str, int] = {}
+        self.paths: dict[str, int] = {}
         self.notes: list[str] = []
         self.progress = MpiProgress()
 
@@ -122,9 +126,11 @@ class Links:
         )
         found = [rows[rank] for rank in c.assignment.workers]
         counts: Counter[str] = Counter()
+        paths: Counter[str] = Counter()
         for row in found:
             counts.update(row["transports"])
-        self.transports = dict(counts)
+            paths.update(row["paths"])
+        self.transports, self.paths = dict(counts), dict(paths)
         self.notes = _notes(row["notes"] for row in found)
         apart = [row["apart"] for row in found]
         c.agree(
@@ -138,8 +144,9 @@ class Links:
         """Make a worker's channels.
 
         Returns:
-            "transports": number of servers by transport. "apart": servers that share a node with the worker,
-            but no memory. "notes": see Connector. {} on other ranks.
+            "transports": number of servers by transport. "paths": names of the paths of dense updates.
+            "apart": servers that share a node with the worker, but no memory. "notes": see Connector. {} on
+            other ranks.
         """
         c, a = self._cluster, self._cluster.assignment
         if c.worker is None:
@@ -153,7 +160,7 @@ class Links:
             window=self._window,
             p2p_comm=comm,
             n_workers=len(a.workers),
-            n_tables=self._n_tables,
+            n_tables=len(self._tables),
             checksums=self._options.checksums,
             oversubscribed=oversubscribed,
             timeout_s=self._options.timeout_s,
@@ -171,7 +178,12 @@ class Links:
             if same and not TRANSPORTS[channel.name].shares_memory:
                 apart.append(s)
         counts = Counter(channel.name for channel in self.channels)
-        return {"transports": counts, "apart": apart, "notes": connector.notes}
+        return {
+            "transports": counts,
+            "paths": path_names(self.channels, self._tables, self._placement),
+            "apart": apart,
+            "notes": connector.notes,
+        }
 
     def _attach(
         self,

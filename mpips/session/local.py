@@ -19,7 +19,7 @@ from mpips import _native
 from mpips.checkpoint.start import newest_name
 from mpips.config.options import SessionOptions
 from mpips.model.placement import place
-from mpips.model.table import Table
+from mpips.model.table import DenseTable, Table
 from mpips.mpi.messages import Figures, Heartbeat
 from mpips.mpi.signals import SignalRequests, TerminatedError
 from mpips.mpi.watchdog import watching
@@ -128,7 +128,14 @@ class LocalJob:
             on_report: Called with 0 and each progress report.
             run_progress: Progress of the run; `on_report` counts in it.
         """
-        recorder = open_recorder(self._run, self.rank_table, self.saving, run_progress)
+        has_dense = any(isinstance(table, DenseTable) for table in self._tables)
+        recorder = open_recorder(
+            self._run,
+            self.rank_table,
+            self.saving,
+            run_progress,
+            paths={"shared": 1} if has_dense else {},
+        )
         scheduler = LocalScheduler(on_report, recorder, self.rank_table)
         server_part = self._make_server_part(scheduler)
         folder = self.saving.folder

@@ -90,7 +90,7 @@ def start_up(
         cluster,
         options,
         placement,
-        len(tables),
+        tables,
         backup_workers(tables) > 0,
         generation,
         idle,

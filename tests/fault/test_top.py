@@ -60,6 +60,7 @@ def test_a_run_is_shown_while_it_runs_and_summed_up_at_its_end(tmp_path: Path) -
             line = next(line for line in shown.splitlines() if role in line)
             assert row["host"] in line
         assert "running  attempt 0" in shown
+        assert "updates direct" in shown
         told = json.loads(top(run, "--json"))
         assert told["alive"]
         before = told["status"]["progress"]

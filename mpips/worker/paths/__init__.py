@@ -28,15 +28,15 @@ from typing import TYPE_CHECKING
 
 from mpips.model.consistency import needs_base
 from mpips.model.placement import AREA_FROM_BYTES
-from mpips.transport.channel import MemoryChannel
+from mpips.model.table import DenseTable, Table
+from mpips.transport.channel import Channel, MemoryChannel, ShmChannel
 from mpips.worker.paths.path import ONE_RECORD, DensePath
 from mpips.worker.paths.rendezvous import RendezvousPath
 from mpips.worker.paths.ring import RingPath
 from mpips.worker.paths.shared import SharedPath
 
 if TYPE_CHECKING:
-    from mpips.model.placement import ShardRange
-    from mpips.model.table import DenseTable
+    from mpips.model.placement import Placement, ShardRange
     from mpips.worker.connection import Connection
 
 
@@ -84,10 +84,38 @@ def choose_path(
     """
     channel = connection.channels[part.server]
     area = channel.area_way()
-    is_remote = not isinstance(channel, MemoryChannel)
-    name = path_to_server(table, part, is_remote, area.area.n_bytes if area is not None else 0)
+    name = _name_over(channel, part, table)
     if name == SharedPath.name:
         return SharedPath(connection, index, part.server)
     if name == RendezvousPath.name and area is not None:
         return RendezvousPath(connection, index, part.server, area)
     return RingPath(connection, index, part.server)
+
+
+def _name_over(channel: Channel, part: ShardRange, table: DenseTable) -> str:
+    area = channel.area_way()
+    is_remote = not isinstance(channel, MemoryChannel)
+    return path_to_server(table, part, is_remote, area.area.n_bytes if area is not None else 0)
+
+
+def path_names(
+    channels: Sequence[Channel], tables: Sequence[Table], placement: Placement
+) -> list[str]:
+    """Return the names of the paths that one worker's dense updates take, sorted.
+
+    Args:
+        channels: The worker's channel to each server.
+        tables: All tables of the job.
+        placement: Shards of each server.
+    """
+    names = set()
+    for table in tables:
+        if not isinstance(table, DenseTable):
+            continue
+        parts = placement.dense[table.name]
+        is_apart = [not isinstance(channels[part.server], ShmChannel) for part in parts]
+        if has_direct_path(table, parts, is_apart):
+            names.add("direct")
+        else:
+            names.update(_name_over(channels[part.server], part, table) for part in parts)
+    return sorted(names)

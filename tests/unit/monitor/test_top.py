@@ -60,7 +60,13 @@ ROWS = (
 )
 
 
-def made(folder: Path, state: str = "running", name: str = "job", **lease: Any) -> RunFolder:
+def made(
+    folder: Path,
+    state: str = "running",
+    name: str = "job",
+    paths: dict[str, int] | None = None,
+    **lease: Any,
+) -> RunFolder:
     """Make a run directory of attempt 2, whose lease is a second old."""
     run = RunFolder.create(folder, name)
     found = {"generation": 2, "host": "head", "pid": 77, "time_s": NOW - 1, **lease}
@@ -85,6 +91,7 @@ def made(folder: Path, state: str = "running", name: str = "job", **lease: Any) 
         progress=progress,
         checkpoint="/x/checkpoints/step-000000004000",
         ranks=(RankPlace(rank=0, role="scheduler", host="node1", pid=1),),
+        paths=paths or {"direct": 1},
     )
     replace_json(run.status_file, status)
     replace_json(run.ranks_file, Ranks(generation=2, time_s=NOW - 1, ranks=ROWS))
@@ -98,7 +105,7 @@ def test_a_running_job_in_80_columns(tmp_path: Path) -> None:
     assert "running  attempt 2, 1 failure" in lines[0]
     assert lines[1].startswith(" 42%  epoch 9/20  step 4,321")
     assert lines[1].endswith("1:01 left")
-    assert lines[2] == "checkpoint step-000000004000"
+    assert lines[2] == "checkpoint step-000000004000  updates direct"
     heading = lines[4].split()
     assert heading == [
         "rank",
@@ -118,6 +125,13 @@ def test_a_running_job_in_80_columns(tmp_path: Path) -> None:
     assert lines[7].endswith("5000 60 s !")
     assert "1,234   2500" in lines[7]
     assert "~" in lines[7]
+
+
+def test_paths_of_updates_name_the_workers_where_these_differ(tmp_path: Path) -> None:
+    some = page(look(made(tmp_path / "a", paths={"ring": 1, "rendezvous": 4}), NOW), 120)
+    assert some[2].endswith("updates rendezvous (4 workers), ring (1 worker)")
+    alike = page(look(made(tmp_path / "b", paths={"ring": 4, "rendezvous": 4}), NOW), 120)
+    assert alike[2].endswith("updates rendezvous, ring")
 
 
 @pytest.mark.parametrize("width", [40, 60, 72])

@@ -12,12 +12,21 @@ from mpips import _native
 from mpips.errors import RegionError, StallError
 from mpips.model.consistency import ASP, BSP, SSP, Compensate, Reject
 from mpips.model.optimizer import SGD
+from mpips.worker.paths import path_names
 from mpips.worker.requests import PushResult
 from mpips.worker.worker import connection_of
 
 
 def port_of(worker):
     return worker.table("w")._direct.port
+
+
+def paths_of(rig, local):
+    """Paths of the handle of "w", which are those that the job shows."""
+    worker = rig.worker(local=local)
+    found = worker.table("w").paths
+    assert path_names(connection_of(worker).channels, rig.tables, rig.placement) == found
+    return found
 
 
 def test_pushes_of_the_node_go_the_short_way():
@@ -89,9 +98,9 @@ def test_what_needs_a_conversion_goes_the_general_way():
 
 def test_each_table_has_one_path_and_names_it():
     for options in ({"clip_norm": 1.0}, {"consistency": ASP(Compensate())}):
-        assert Rig(dense(4, **options)).worker(local=False).table("w").paths == ["shared"]
-    assert Rig(dense(4)).worker(local=False).table("w").paths == ["direct"]
-    assert Rig(dense(4)).worker().table("w").paths == ["shared"]
+        assert paths_of(Rig(dense(4, **options)), local=False) == ["shared"]
+    assert paths_of(Rig(dense(4)), local=False) == ["direct"]
+    assert paths_of(Rig(dense(4)), local=True) == ["shared"]
 
 
 def test_updates_larger_than_a_record_are_copied_and_read_in_place(monkeypatch):
