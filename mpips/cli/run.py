@@ -32,7 +32,7 @@ _RUN_KEYS = (
 )
 
 
-class _JobOrScript(click.Command):
+class JobOrScript(click.Command):
     """A command whose arguments after a Python script belong to the script, as after `python script.py`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -49,7 +49,7 @@ def is_script(job: str) -> bool:
 
 
 @click.command(
-    cls=_JobOrScript,
+    cls=JobOrScript,
     short_help="Train under mpirun, and restart after failures.",
     epilog="Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 69 something is missing here, "
     "75 checkpoint written: run again to continue, 124 stalled, 130 and 143 interrupted.",
@@ -135,7 +135,11 @@ def command(
     options = {key: given.pop(key) for key in _RUN_KEYS}
     existing = None
     if is_script(job):
-        _refuse_task_options(given, assignments, as_json, discard_memory)
+        if discard_memory:
+            raise ConfigError(
+                "--discard-memory: expected the directory of a run, not a script; give runs/NAME-TIME-ID"
+            )
+        refuse_task_options([*flags(given), *["--json"] * as_json], assignments, ("run.",))
         config = _configure_script(job, arguments, options, assignments)
     else:
         # A continued run uses the mpirun arguments of its beginning, unless new ones are given.
@@ -259,7 +263,7 @@ def _discard_memory(run: RunFolder, pool: HostPool) -> None:
         raise click.exceptions.Exit(1)
 
 
-def _flags(given: Mapping[str, Any]) -> list[str]:
+def flags(given: Mapping[str, Any]) -> list[str]:
     """Return the options of TRAIN that were given, as they are written on the command line."""
     return [
         f"--{name.removesuffix('_file').replace('_', '-')}"
@@ -268,21 +272,22 @@ def _flags(given: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _refuse_task_options(
-    given: Mapping[str, Any], assignments: Sequence[str], as_json: bool, discard_memory: bool
+def refuse_task_options(
+    given: Sequence[str], assignments: Sequence[str], sections: tuple[str, ...]
 ) -> None:
-    """Refuse options before a script that only a task or a run directory has.
+    """Refuse options before a script that only a task has.
+
+    Args:
+        given: Options that only a task has.
+        assignments: Arguments of --set.
+        sections: Beginnings of the keys that a script has, too. The batch scripts also set
+            checkpoint.on_usr1, since the batch system ends the job in any case.
 
     Raises:
         ConfigError: Names these options and where their values belong.
     """
-    if discard_memory:
-        raise ConfigError(
-            "--discard-memory: expected the directory of a run, not a script; give runs/NAME-TIME-ID"
-        )
-    wrong = _flags(given)
-    wrong += ["--json"] if as_json else []
-    wrong += [f"--set {text}" for text in assignments if not text.startswith("run.")]
+    accepted = (*sections, "checkpoint.on_usr1=")
+    wrong = [*given, *(f"--set {text}" for text in assignments if not text.startswith(accepted))]
     if wrong:
         raise ConfigError(
             f"{', '.join(wrong)}: applies only to a task; pass it to mpips.run(...) in the script, and write "
@@ -322,7 +327,7 @@ def _refuse_changes(
     Raises:
         ConfigError: Names these options.
     """
-    changed = _flags(given)
+    changed = flags(given)
     changed += ["--set"] if assignments else []
     changed += [f"--{key}" for key in ("name", "folder") if options[key] is not None]
     if changed:

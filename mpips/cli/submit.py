@@ -5,15 +5,19 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from mpips.checkpoint.structure import load_writer
+from mpips.cli.run import JobOrScript, flags, is_script, refuse_task_options
 from mpips.cli.train import JOB_KEYS, SET, TUNING, with_options
-from mpips.config.schema import load_config, parse_assignment
+from mpips.config.schema import JobConfig, load_config, parse_assignment
+from mpips.errors import ConfigError
 from mpips.monitor.progress import plural
+from mpips.supervisor.script import check_script
 from mpips.supervisor.submit import (
     TEMPLATES,
     directives,
@@ -25,13 +29,15 @@ from mpips.supervisor.submit import (
 from mpips.training.preflight import preflight
 
 
-@click.command(short_help="Write the batch script of a job and submit it to Slurm.")
+@click.command(
+    cls=JobOrScript, short_help="Write the batch script of a job and submit it to Slurm."
+)
 @click.argument("job", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.argument("sbatch_args", nargs=-1)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "--launcher",
     type=click.Choice(list(TEMPLATES)),
-    help="Program that starts the ranks, as above [default: mpirun].",
+    help="Program that starts the ranks, as above [default: mpirun; restart for a script].",
 )
 @click.option("-N", "--nodes", type=click.IntRange(1), help="Nodes of the job [default: 1].")
 @click.option("--ranks-per-node", type=click.IntRange(1), help="Ranks per node [default: 4].")
@@ -52,7 +58,7 @@ from mpips.training.preflight import preflight
 @click.option("--dry-run", is_flag=True, help="Check the job, print the script, submit nothing.")
 def command(
     job: Path,
-    sbatch_args: tuple[str, ...],
+    arguments: tuple[str, ...],
     spares: int | None,
     name: str | None,
     epochs: int | None,
@@ -62,16 +68,17 @@ def command(
     dry_run: bool,
     **given: Any,
 ) -> None:
-    """Submit the training job JOB, a TOML file, to Slurm.
+    """Submit the training job JOB, a TOML file or a Python script, to Slurm.
 
     Near its time limit the job writes a checkpoint and goes back into the queue; the next allocation
-    continues from there, until training is done. Options can also be written in [slurm] of JOB. Options
-    after `--` are passed to sbatch.
+    continues from there, until training is done. Options can also be written in [slurm] of a TOML file;
+    ARGUMENTS after `--` are then passed to sbatch. ARGUMENTS after a script are passed to the script.
 
     \b
     mpips submit job.toml --nodes 2 --ranks-per-node 16 --time 04:00:00
     mpips submit job.toml --launcher restart --nodes 8 --spares 1
     mpips submit job.toml --dry-run -- --mem=64G --constraint=skylake
+    mpips submit --nodes 2 --ranks-per-node 16 script.py --option-of-the-script
 
     Launchers:
 
@@ -81,14 +88,18 @@ def command(
     restart   mpips run starts the ranks again after a loss, on the remaining nodes
     """
     tuning = {"epochs": epochs, "lr": lr, "batch_size": batch_size}
-    flags = [f"{JOB_KEYS[key]}={value}" for key, value in tuning.items() if value is not None]
-    assignments = (*flags, *assignments)
     overrides = [(f"slurm.{key}", value) for key, value in given.items() if value is not None]
-    if sbatch_args:
-        overrides.append(("slurm.sbatch", list(sbatch_args)))
-    config = load_config(str(job), [*map(parse_assignment, assignments), *overrides])
+    if is_script(str(job)):
+        config = _configure_script(job, arguments, tuning, assignments, overrides)
+    else:
+        tuned = [f"{JOB_KEYS[key]}={value}" for key, value in tuning.items() if value is not None]
+        assignments = (*tuned, *assignments)
+        if arguments:
+            overrides.append(("slurm.sbatch", list(arguments)))
+        config = load_config(str(job), [*map(parse_assignment, assignments), *overrides])
     options = config.slurm.check()
-    preflight(config, options.nodes * options.ranks_per_node, dry_run=dry_run)
+    if not config.run.script:
+        preflight(config, options.nodes * options.ranks_per_node, dry_run=dry_run)
     # The scripts of all launchers make the job write checkpoints.
     load_writer()
     n_spares = options.spares if spares is None else spares
@@ -97,19 +108,25 @@ def command(
             f"--spares needs --launcher restart: {options.launcher} cannot replace a lost node"
         )
 
-    # Copy JOB into a folder of its own: the job runs later, and its file may have changed by then.
+    # Copy a TOML file into a folder of its own: the job runs later, and the file may have changed by then.
     root, name = find_root(), name or job.stem
     folder = make_folder(Path("runs"), name)
-    copy = folder / "job.toml"
-    arguments = [str(copy), *(word for text in assignments for word in ("--set", text))]
+    copy = None if config.run.script else folder / "job.toml"
+    # `mpips run` takes [run] of a script; [slurm] is in the directives.
+    passed = [t for t in assignments if copy is not None or t.startswith("run.")]
+    assigned = [word for text in passed for word in ("--set", text)]
+    if copy is not None:
+        words = [str(copy), *assigned]
+    else:
+        words = [*assigned, config.run.script, *config.run.script_args]
     environment = {"MPIPS_ROOT": str(root), "MPIPS_FOLDER": str(folder)}
-    if n_spares:
+    if options.launcher == "restart":
         environment["MPIPS_SPARES"] = str(n_spares)
     script = make_script(
         (root / "jobs" / TEMPLATES[options.launcher]).read_text(),
         directives(options, name, folder, n_spares),
         environment,
-        arguments,
+        words,
         shlex.join(["mpips", *sys.argv[1:]]),
     )
     if dry_run:
@@ -118,7 +135,8 @@ def command(
 
     # Write copy and script, and remove them again if Slurm refuses the job.
     folder.mkdir(parents=True)
-    shutil.copyfile(job, copy)
+    if copy is not None:
+        shutil.copyfile(job, copy)
     path = folder / "job.sbatch"
     path.write_text(script)
     try:
@@ -133,3 +151,32 @@ def command(
         f"output  {folder}/slurm-{number}.out\n"
         f"stop    scancel {number}"
     )
+
+
+def _configure_script(
+    job: Path,
+    arguments: Sequence[str],
+    tuning: Mapping[str, Any],
+    assignments: Sequence[str],
+    overrides: Sequence[tuple[str, Any]],
+) -> JobConfig:
+    """Return the configuration of a script, of which [run] and [slurm] have a meaning.
+
+    The script itself is not copied: it may read files and import modules beside it.
+
+    Raises:
+        ConfigError: The script is no Python program, or an option is not valid for a script.
+    """
+    check_script(str(job))
+    refuse_task_options(flags(tuning), assignments, ("run.", "slurm."))
+    keys = {
+        "slurm.launcher": "restart",
+        "run.script": str(job.absolute()),
+        "run.script_args": list(arguments),
+    }
+    config = load_config(None, [*keys.items(), *map(parse_assignment, assignments), *overrides])
+    if config.slurm.launcher != "restart":
+        raise ConfigError(
+            f"slurm.launcher = {config.slurm.launcher!r} starts tasks only: must be 'restart' for a script"
+        )
+    return config

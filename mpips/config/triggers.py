@@ -57,11 +57,18 @@ class Triggers(msgspec.Struct, frozen=True):
     on_usr1: OnUsr1 = "continue"
     grace_s: Grace = 25.0
 
-    def supervised(self) -> Triggers:
-        """Return these triggers, with a checkpoint every ten minutes if none is written while training."""
-        if self.every_steps or self.every_s:
-            return self
-        return msgspec.structs.replace(self, every_s=SUPERVISED_EVERY_S)
+    def supervised(self, leaves_on_usr1: bool = False) -> Triggers:
+        """Return these triggers, with a checkpoint every ten minutes if none is written while training.
+
+        Args:
+            leaves_on_usr1: True: SIGUSR1 ends the job after its checkpoint, whatever `on_usr1` is.
+        """
+        found = self
+        if not self.every_steps and not self.every_s:
+            found = msgspec.structs.replace(found, every_s=SUPERVISED_EVERY_S)
+        if leaves_on_usr1:
+            found = msgspec.structs.replace(found, on_usr1="exit")
+        return found
 
     def check(self, prefix: str = "") -> Triggers:
         """Return these triggers if all values are accepted.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mpips.checkpoint.start import find_start
 from mpips.checkpoint.structure import load_writer
 from mpips.config.options import SessionOptions
+from mpips.config.schema import load_config
 from mpips.config.triggers import OnUsr1, Triggers
 from mpips.errors import ConfigError, MpipsError
 from mpips.model.table import Table, check_tables
@@ -247,12 +248,18 @@ def check_arguments(
     folder = Path(save) if save is not None else None
     if run is not None:
         refuse_second(run)
-        triggers = triggers.supervised()
+        triggers = triggers.supervised(_leaves_on_usr1(run))
         folder = folder or run.folder.checkpoints
     if folder is not None:
         # Without h5py the job would end without its checkpoint: raise CapabilityError now.
         load_writer()
     return CheckedArguments(settings, folder, triggers, run)
+
+
+def _leaves_on_usr1(run: directory.Supervised) -> bool:
+    """Return whether the supervised run is to exit after the checkpoint that SIGUSR1 requests."""
+    config = load_config(str(run.folder.config_file), [])
+    return config.checkpoint.on_usr1 == "exit"
 
 
 def refuse_second(run: directory.Supervised) -> None:

@@ -125,6 +125,49 @@ def test_flags_of_training_are_those_of_train_and_go_into_the_script(
     assert "epochs = -1: must be 0 or more" in refused.stderr
 
 
+def test_a_script_gets_its_arguments_and_all_nodes(tmp_path: Path) -> None:
+    script = tmp_path / "my script.py"
+    script.write_text("import mpips\n")
+    done = run_submit(
+        tmp_path,
+        *("--dry-run", "--nodes=2", "--set", "slurm.ranks_per_node=3"),
+        *("--set", "run.max_restarts=1", script.name, "--dry-run", "--nodes=7"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"set -- --set run.max_restarts=1 '{script}' --dry-run --nodes=7\n" in done.stdout
+    assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=3\n" in done.stdout
+    assert "export MPIPS_SPARES=0\n" in done.stdout
+    assert "python -m mpips run" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--epochs=3"], "--epochs: applies only to a task"),
+        (["--set", "train.lr=1"], "--set train.lr=1: applies only to a task"),
+        (["--launcher=srun"], "slurm.launcher = 'srun' starts tasks only: must be 'restart'"),
+    ],
+)
+def test_options_that_only_tasks_have_are_refused_for_a_script(
+    arguments: list[str], sentence: str, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text("import mpips\n")
+    done = run_submit(tmp_path, "--dry-run", *arguments, "script.py")
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("spares", [0, 2])
+def test_a_job_of_the_restart_launcher_has_the_spare_nodes_that_were_asked_for(
+    spares: int, job: Path, tmp_path: Path
+) -> None:
+    done = run_submit(tmp_path, job.name, "--launcher=restart", f"--spares={spares}", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert f"export MPIPS_SPARES={spares}\n" in done.stdout
+    assert f"#SBATCH --nodes={2 + spares}\n" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
