@@ -11,6 +11,7 @@ from documents import (
     ROOT,
     blocks,
     commands,
+    data_files,
     is_console,
     lacking,
     same_output,
@@ -32,6 +33,10 @@ WITH_COMMANDS = [path for path in DOCUMENTS if started(path)]
 def test_the_commands_do_what_is_shown(path: Path, tmp_path: Path) -> None:
     if names := {lacking(block.text) for block in blocks(path) if block.file} - {""}:
         pytest.skip(f"{', '.join(names)} is not installed")
+    for file in data_files("".join(block.text for block in blocks(path) if block.file)):
+        if not file.is_file():
+            pytest.skip(f"the data set is missing: {file}")
+        (tmp_path / file.name).symlink_to(file)
     for name in ("a.svm", "b.svm", "train.svm", "test.svm"):
         if name in path.read_text():
             made_data(tmp_path).rename(tmp_path / name)

@@ -150,3 +150,25 @@ def test_gradients_that_were_refused_never_count(tmp_path: Path) -> None:
         digests.append([line for line in found.splitlines() if line.startswith("digest")])
     assert len(digests[0]) == 1
     assert digests[0] == digests[1]
+
+
+@pytest.mark.parametrize(("n_ranks", "consistency"), [(3, "ssp"), (6, "bsp")])
+def test_a_convolutional_network_reads_digits(
+    n_ranks: int, consistency: str, launch: Launch, tmp_path: Path
+) -> None:
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    program = launcher.REPOSITORY / "docs/examples/digits_torch.py"
+    text = program.read_text()
+    if consistency == "ssp":
+        # Each worker's gradient is a step of its own.
+        rate = 0.006 / (n_ranks - 2)
+        text = text.replace("lr=0.006", f"lr={rate}").replace(
+            "optimizer, 0.006", f"optimizer, {rate}"
+        )
+        text = text.replace("scheduler=scheduler\n", "scheduler=scheduler, consistency='ssp'\n")
+        assert "'ssp'" in text
+    (tmp_path / "digits.py").write_text(text)
+    launched = launch(n_ranks, [sys.executable, str(tmp_path / "digits.py")], timeout=100.0)
+    assert launched.wait() == 0, launched.tail(60)
+    (line,) = [line for line in launched.stdout().splitlines() if "accuracy" in line]
+    assert float(line.rpartition(" ")[2]) >= 0.985

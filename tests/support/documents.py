@@ -19,6 +19,7 @@ they start is not run once more by itself.
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -100,6 +101,12 @@ def lacking(text: str) -> str:
         if f"import {name}\n" in text and importlib.util.find_spec(name) is None:
             return name
     return ""
+
+
+def data_files(text: str) -> list[Path]:
+    """Return the files of real data that a program reads, which may be missing."""
+    folder = Path(os.environ.get("MPIPS_TEST_DATA", ROOT.parent / "shared" / "data"))
+    return [folder / name for name in ("bank.train.csv", "bank.valid.csv") if name in text]
 
 
 def commands(block: Block) -> list[tuple[str, str]]:
