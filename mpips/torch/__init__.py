@@ -18,6 +18,7 @@ check_version(_torch.__version__)
 
 from mpips.torch.embedding import Embedding, EmbeddingBag  # noqa: E402
 from mpips.torch.job import steps  # noqa: E402
+from mpips.torch.loading import load_checkpoint  # noqa: E402
 from mpips.torch.prepare import prepare  # noqa: E402
 
-__all__ = ["Embedding", "EmbeddingBag", "prepare", "steps"]
+__all__ = ["Embedding", "EmbeddingBag", "load_checkpoint", "prepare", "steps"]

@@ -82,12 +82,16 @@ class BufferTable:
         """Fetch the values into the buffer. Blocks like DenseHandle.pull."""
         assert self._handle is not None
         self._handle.pull(self._values)
+        self.set(self._values)
+
+    def set(self, values: Float32) -> None:
+        """Copy values, in the form of the table, into the buffer."""
         tensor = self._tensor
         with torch.no_grad():
             if self._plain:
-                tensor.copy_(torch.from_numpy(self._values).view(tensor.shape))
+                tensor.copy_(torch.from_numpy(values).view(tensor.shape))
             else:
-                raw = self._values.astype(np.uint16).view(np.uint8)[: tensor.nbytes].copy()
+                raw = values.astype(np.uint16).view(np.uint8)[: tensor.nbytes].copy()
                 tensor.copy_(torch.from_numpy(raw).view(tensor.dtype).view(tensor.shape))
 
     def push(self) -> None:

@@ -11,7 +11,7 @@ the next step of an optimizer; so several passes, also of accumulated gradients,
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -54,6 +54,13 @@ class Access:
 
     def __reduce__(self) -> Any:
         return type(None), ()
+
+
+class RowSource(Protocol):
+    """Rows in this process."""
+
+    def pull(self, keys: Int64) -> NDArray[np.float32]:
+        """Return the rows of keys, float32, shape (n, dim), the caller's."""
 
 
 Mode = Literal["sum", "mean", "max"]
@@ -99,6 +106,7 @@ class Embedding(torch.nn.Module):
         # Raise the table's errors here, where the script names the values.
         self.table("embedding", self.consistency or consistency_of("bsp"))
         self._access: Access | None = None
+        self._loaded: RowSource | None = None
         self._pending: list[tuple[Int64, torch.Tensor]] = []
 
     def table(self, name: str, consistency: Consistency) -> EmbeddingTable:
@@ -123,7 +131,16 @@ class Embedding(torch.nn.Module):
                 f"the embedding {self._access.name!r} has been prepared already: prepare one module that "
                 "contains all its uses"
             )
+        if self._loaded is not None:
+            raise ConfigError(
+                f"the embedding {name!r} has the rows of a checkpoint, which prepare does not give to the "
+                "servers: start the script from the checkpoint by mpips.init(resume=...)"
+            )
         self._access = Access(self, job, name)
+
+    def load(self, rows: RowSource) -> None:
+        """Take rows that do not change, for a model without a job. `load_checkpoint` calls this."""
+        self._loaded = rows
 
     def open(self, worker: Worker) -> None:
         """Take the table's handle at the start of the job."""
@@ -148,11 +165,13 @@ class Embedding(torch.nn.Module):
         Raises:
             ConfigError: `ids` are no int64 tensor of the CPU, or the layer has not been prepared.
         """
-        access = self._access
-        if access is None:
+        access, loaded = self._access, self._loaded
+        if access is None and loaded is None:
             raise ConfigError(
-                "this mpips.torch.Embedding is in no prepared model: call mpips.torch.prepare(model, ...)"
+                "this mpips.torch.Embedding is in no prepared model: call mpips.torch.prepare(model, ...), "
+                "or mpips.torch.load_checkpoint(model, path)"
             )
+        table = repr(access.name) if access is not None else "of a checkpoint"
         if (
             not isinstance(ids, torch.Tensor)
             or ids.dtype != torch.int64
@@ -164,18 +183,22 @@ class Embedding(torch.nn.Module):
                 else type(ids).__name__
             )
             raise ConfigError(
-                f"ids of the embedding {access.name!r} are {found}: must be an int64 tensor on the CPU"
+                f"ids of the embedding {table} are {found}: must be an int64 tensor on the CPU"
             )
+        keys, places = np.unique(ids.detach().numpy().reshape(-1), return_inverse=True)
+        indices = torch.from_numpy(places).view(ids.shape)
+        if access is None:
+            assert loaded is not None
+            return torch.from_numpy(loaded.pull(keys)), indices
         access.job.start()
         access.job.settle()
         assert access.handle is not None
-        keys, places = np.unique(ids.detach().numpy().reshape(-1), return_inverse=True)
         rows = torch.from_numpy(access.handle.pull(keys))
         if torch.is_grad_enabled() and access.layer is self:
             rows.requires_grad_()
             hook: Any = rows.register_post_accumulate_grad_hook  # torch has no annotation for it
             hook(lambda leaf: self._note(keys, leaf))
-        return rows, torch.from_numpy(places).view(ids.shape)
+        return rows, indices
 
     def _note(self, keys: Int64, rows: torch.Tensor) -> None:
         """Note rows whose gradient has come; a second backward pass adds to the same gradient."""

@@ -117,11 +117,15 @@ class ParameterTable:
             if self._buffer is None:
                 self._buffer = np.empty(self._shape, np.float32)
             self._handle.pull(self._buffer)
-            with torch.no_grad():
-                p.copy_(torch.from_numpy(self._buffer).view(p.shape))
+            self.set(self._buffer)
         # A graph that was recorded before the pull must not be used with the new values.
         torch.autograd.graph.increment_version(p)
         self._version = p._version
+
+    def set(self, values: Float32) -> None:
+        """Copy values, of the table's shape, into the parameter."""
+        with torch.no_grad():
+            self.parameter.copy_(torch.from_numpy(values).view(self.parameter.shape))
 
     def check_unchanged(self) -> None:
         """Raise ConfigError if the script has changed the parameter since the newest pull.

@@ -90,8 +90,24 @@ def in_checkpoints(folder: Path) -> None:
     )
 
 
+def trained_model(folder: Path) -> None:
+    """A checkpoint of the model of the block."""
+    program = """
+import mpips
+mpips.init(save="checkpoints", verbose=False)
+import torch
+import mpips.torch
+model = torch.nn.Sequential(mpips.torch.EmbeddingBag(8, mode="sum"), torch.nn.Linear(8, 1))
+model, optimizer = mpips.torch.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+model(torch.tensor([[3, 2**60, -7]])).sum().backward()
+optimizer.step()
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=folder, check=True, timeout=60)
+
+
 SETTINGS: dict[str, Callable[[Path], None]] = {
     "in_checkpoints": in_checkpoints,
+    "trained_model": trained_model,
 }
 
 
