@@ -16,7 +16,7 @@ from mpips.model.consistency import Consistency
 from mpips.model.optimizer import Optimizer
 from mpips.sklearn.fit import Fit
 from mpips.sklearn.job import FitJob, ServerRows, fit_job, run_alone
-from mpips.sklearn.layout import Layout
+from mpips.sklearn.layout import ModelLayout
 from mpips.sklearn.losses import Loss
 from mpips.sklearn.settings import settings_of
 from mpips.tasks.layers import forward
@@ -97,7 +97,7 @@ class LayeredEstimator(BaseEstimator):
             once: True: go over the data once, from the present values, if there are any.
         """
         settings, job = settings_of(self), fit_job()
-        layout = Layout((x.shape[1], *settings.hidden, n_outputs))
+        layout = ModelLayout((x.shape[1], *settings.hidden, n_outputs))
         seed, is_new = self._seed(job), not once or not hasattr(self, "n_iter_")
         new_values = layout.initial(np.random.default_rng([seed, 0]))
         fit = Fit(
@@ -119,10 +119,10 @@ class LayeredEstimator(BaseEstimator):
         self._set_layers(*layout.views(trained.rows))
         # `fit` leaves no rows: the state of the optimizer is as large as the model, or twice that.
         self._rows = rows if once else None
-        losses = trained.progress.losses
+        losses = trained.curve.losses
         self.loss_curve_ = losses if is_new else [*self.loss_curve_, *losses]
         self.n_iter_ = len(self.loss_curve_)
-        if not once and self.tol is not None and not trained.progress.has_converged:
+        if not once and self.tol is not None and not trained.curve.has_converged:
             warnings.warn(
                 f"max_iter = {settings.max_iter} epochs were made before the loss converged",
                 ConvergenceWarning,
@@ -135,7 +135,7 @@ class LayeredEstimator(BaseEstimator):
             return job.next_seed()
         return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
 
-    def _present(self, layout: Layout) -> NDArray[np.float32]:
+    def _present(self, layout: ModelLayout) -> NDArray[np.float32]:
         """Return the rows of the present model, for one more call of partial_fit."""
         weights, biases = self._layers()
         widths = (weights[0].shape[0], *(len(bias) for bias in biases))

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpips import _native
-from mpips.sklearn.layout import Layout
+from mpips.sklearn.layout import ModelLayout
 from mpips.sklearn.losses import Loss
 from mpips.sklearn.settings import Settings
 from mpips.tasks.layers import backward, forward
@@ -17,7 +17,7 @@ from mpips.tasks.layers import backward, forward
 Float32 = NDArray[np.float32]
 
 
-class Place(NamedTuple):
+class TrainingPlace(NamedTuple):
     """A place in a fit.
 
     Attributes:
@@ -48,7 +48,7 @@ class Fit:
         n_epochs: Greatest number of epochs.
     """
 
-    layout: Layout
+    layout: ModelLayout
     base: Float32
     x: Any
     targets: NDArray[Any]
@@ -116,7 +116,7 @@ class Fit:
 
 
 @dataclass
-class Progress:
+class LossCurve:
     """The losses of a fit, and the rule that ends it.
 
     Attributes:
@@ -145,8 +145,8 @@ class Trained:
 
     Attributes:
         rows: Values, float32, shape (n_rows, DIM).
-        progress: Losses of the epochs.
+        curve: Losses of the epochs.
     """
 
     rows: Float32
-    progress: Progress
+    curve: LossCurve

@@ -26,7 +26,7 @@ from mpips.session.init import current
 from mpips.session.local import LocalJob
 from mpips.session.script import Script
 from mpips.session.session import scripts
-from mpips.sklearn.fit import Fit, Place, Trained
+from mpips.sklearn.fit import Fit, Trained, TrainingPlace
 from mpips.sklearn.settings import RULES
 from mpips.sklearn.training import Training, losses_table, table_name, table_of
 from mpips.worker.worker import Worker
@@ -74,7 +74,7 @@ class FitJob:
         script.own_cursor("mpips.sklearn")
         self._script = script
         self._number = 0
-        self._resumed: tuple[int, Place] | None = None
+        self._resumed: tuple[int, TrainingPlace] | None = None
         self._consistency: Consistency | None = None
         self._worker: Worker | None = None
 
@@ -109,7 +109,7 @@ class FitJob:
         if rows is not None:
             fit = replace(fit, base=rows.base)
 
-        def note(place: Place) -> None:
+        def note(place: TrainingPlace) -> None:
             worker.set_cursor({"sklearn": 1, "fit": number, "place": list(place)})
 
         training = Training(worker, fit, number, first, self._place(), fit.digest(), note)
@@ -147,18 +147,18 @@ class FitJob:
                 "the checkpoint is of a script without mpips.sklearn: use the same script, or "
                 "resume='never'"
             )
-        self._resumed = (cursor["fit"], Place(*cursor["place"]))
+        self._resumed = (cursor["fit"], TrainingPlace(*cursor["place"]))
 
-    def _place(self) -> Place | None:
+    def _place(self) -> TrainingPlace | None:
         """Return the place at which the newest fit begins; None: it was complete before the restart."""
         if self._resumed is None or self._resumed[0] < self._number:
-            return Place()
+            return TrainingPlace()
         return None if self._resumed[0] > self._number else self._resumed[1]
 
     def _report(self, worker: Worker, trained: Trained) -> None:
         """Report the last loss for `mpips top` and metrics.jsonl, on worker 0."""
         if worker.index == 0:
-            losses = trained.progress.losses
+            losses = trained.curve.losses
             worker.report_metrics(len(losses), worker.now, {"loss": losses[-1]})
 
 
@@ -202,6 +202,6 @@ def run_alone(fit: Fit, rows: ServerRows | None) -> tuple[Trained, ServerRows]:
     tables = [table_of(rule, fit.settings.consistency), losses_table()]
     job = LocalJob(tables, SessionOptions(), content=content)
     trained, _ = job.run(
-        lambda worker: Training(worker, fit, 1, 0, Place(), None, lambda place: None).run()
+        lambda worker: Training(worker, fit, 1, 0, TrainingPlace(), None, lambda place: None).run()
     )
     return trained, ServerRows(fit.base, trained.rows, rule.name, 0, None, job.content(name))

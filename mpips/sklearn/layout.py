@@ -18,7 +18,7 @@ Float32 = NDArray[np.float32]
 DIM = 128  # floats of a row
 
 
-class Layout:
+class ModelLayout:
     """The layers of a model and their place in rows.
 
     Attributes:

@@ -36,7 +36,7 @@ from mpips.errors import ConfigError
 from mpips.model.consistency import BSP, Consistency
 from mpips.model.optimizer import SGD, Optimizer
 from mpips.model.table import EmbeddingTable
-from mpips.sklearn.fit import Fit, Place, Progress, Trained
+from mpips.sklearn.fit import Fit, LossCurve, Trained, TrainingPlace
 from mpips.sklearn.layout import DIM
 from mpips.worker.worker import Worker
 
@@ -76,9 +76,9 @@ class Training:
         fit: Fit,
         number: int,
         first: int,
-        place: Place | None,
+        place: TrainingPlace | None,
         digest: int | None,
-        note: Callable[[Place], None],
+        note: Callable[[TrainingPlace], None],
     ) -> None:
         """Train nothing yet.
 
@@ -112,16 +112,16 @@ class Training:
             ValueError: The loss is not finite.
         """
         settings = self._fit.settings
-        if self._place != Place():
+        if self._place != TrainingPlace():
             self._check_digests("before the restart", "or begin a new run (resume='never')")
-        progress = Progress(settings.tol, settings.n_iter_no_change)
-        while not progress.has_converged and len(progress.losses) < self._fit.n_epochs:
-            epoch = len(progress.losses)
+        curve = LossCurve(settings.tol, settings.n_iter_no_change)
+        while not curve.has_converged and len(curve.losses) < self._fit.n_epochs:
+            epoch = len(curve.losses)
             if self._place is not None and epoch >= self._place.epoch:
                 self._train(epoch, self._place.batch if epoch == self._place.epoch else 0)
             loss = float(self._losses.pull(self._row(_FIRST_LOSS + epoch))[0, 0])
-            progress.add(loss)
-        return Trained(self._final(), progress)
+            curve.add(loss)
+        return Trained(self._final(), curve)
 
     def _train(self, epoch: int, first_batch: int) -> None:
         """Train on the batches of an epoch, from a batch on."""
@@ -134,9 +134,9 @@ class Training:
             start = batch * settings.batch_size
             self._step(epoch, order[start : start + settings.batch_size])
             is_last = batch == self._n_batches - 1
-            self._note(Place(epoch + 1) if is_last else Place(epoch, batch + 1))
+            self._note(TrainingPlace(epoch + 1) if is_last else TrainingPlace(epoch, batch + 1))
             self._worker.clock()
-            if self._place == Place() and epoch == batch == 0:
+            if self._place == TrainingPlace() and epoch == batch == 0:
                 self._check_digests(
                     "on another worker",
                     "and all workers pass the same X, y, sample_weight and parameters, and as random_state a "
@@ -172,7 +172,7 @@ class Training:
         """Set the optimizer, and push the digests in the first clock. Before the pushes of a clock."""
         self._has_trained = True
         self._handle.set_optimizer(self._fit.settings.rule)
-        if self._place == Place() and self._digest is not None:
+        if self._place == TrainingPlace() and self._digest is not None:
             own = -np.array(self._digest_parts(), np.float32)
             self._losses.push(self._row(_DIGEST_ROWS), own[:, np.newaxis])
 
@@ -195,7 +195,7 @@ class Training:
         if self._place is None or self._place.n_ends >= n_ends:
             return
         self._worker.flush()
-        self._note(Place(self._fit.n_epochs, 0, n_ends))
+        self._note(TrainingPlace(self._fit.n_epochs, 0, n_ends))
         self._worker.clock()
         self._losses.pull(self._row(0))
 

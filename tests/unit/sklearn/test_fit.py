@@ -23,8 +23,8 @@ from sklearn.preprocessing import StandardScaler
 
 import mpips
 from mpips.sklearn import MpipsClassifier, MpipsRegressor
-from mpips.sklearn.fit import Fit, Progress
-from mpips.sklearn.layout import Layout
+from mpips.sklearn.fit import Fit, LossCurve
+from mpips.sklearn.layout import ModelLayout
 from mpips.sklearn.losses import binary_loss, class_loss, squared_loss
 from mpips.sklearn.settings import settings_of
 
@@ -83,7 +83,7 @@ def test_steps_of_sgd_are_those_of_numpy() -> None:
 def test_gradients_are_those_of_small_differences(loss: Any, hidden: tuple[int, ...]) -> None:
     rng = np.random.default_rng(3)
     n_outputs = 1 if loss is binary_loss else 3
-    layout = Layout((4, *hidden, n_outputs))
+    layout = ModelLayout((4, *hidden, n_outputs))
     settings = settings_of(MpipsClassifier(hidden, alpha=0.3))
     x, y = samples(7)
     targets = rng.normal(size=(7, 3)) if loss is squared_loss else y.clip(0, max(n_outputs - 1, 1))
@@ -225,13 +225,13 @@ def test_a_script_without_random_state_uses_the_seed_of_the_job() -> None:
 
 
 def test_a_fit_ends_when_its_loss_does_not_fall() -> None:
-    progress, ends = Progress(tol=0.125, n_iter_no_change=2), []
+    curve, ends = LossCurve(tol=0.125, n_iter_no_change=2), []
     # The second loss is not less than the first one by the tolerance, the third one is.
     for loss in (1.0, 0.9375, 0.75, 0.6875, 0.6875):
-        progress.add(loss)
-        ends.append(progress.has_converged)
+        curve.add(loss)
+        ends.append(curve.has_converged)
     assert ends == [False, False, False, False, True]
-    endless = Progress(tol=-np.inf, n_iter_no_change=1)
+    endless = LossCurve(tol=-np.inf, n_iter_no_change=1)
     for loss in (1.0, 2.0, 3.0):
         endless.add(loss)
     assert not endless.has_converged
