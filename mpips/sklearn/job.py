@@ -185,7 +185,7 @@ def run_alone(fit: Fit, rows: ServerRows | None) -> tuple[Trained, ServerRows]:
     """Train in a job of its own, with all roles in this process. Blocks.
 
     Args:
-        fit: The arguments; `seed` is a number.
+        fit: The arguments.
         rows: Rows that the fit continues; None: it takes new ones.
 
     Returns:

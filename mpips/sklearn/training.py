@@ -108,7 +108,7 @@ class Training:
         """Train, and return the values at the end. Collective over workers; blocks.
 
         Raises:
-            ConfigError: A restart has come to this place of the script with other arguments than before.
+            ConfigError: Another worker, or the script before a restart, has other arguments.
             ValueError: The loss is not finite.
         """
         settings = self._fit.settings
