@@ -133,12 +133,12 @@ run_fault() { if has_tests tests/fault; then run_lanes fault --timeout=300 tests
 run_jobs() { if has_tests tests/jobs; then run_lanes jobs --dist loadfile --no-loadscope-reorder tests/jobs; fi; }
 
 # Unit tests that start programs, which load the ordinary module, or that never enter it; and those of torch,
-# jax and keras, whose libraries do not run with the sanitizers' runtimes.
+# jax, keras and scikit-learn, whose libraries do not run with the sanitizers' runtimes.
 without_native=(bench/test_growth.py cli/test_checkpoint_cli.py cli/test_cli.py cli/test_memory_errors.py
   config/test_config.py doctor/test_doctor.py doctor/test_doctor_clean.py doctor/test_doctor_launches.py
   mpi_package/test_launch.py mpi_package/test_roles.py plan/test_plan.py rundir scheduler supervisor
-  jax keras test_documents.py test_fault_layer.py test_imports.py test_names.py test_setup_scripts.py test_site.py
-  torch training/test_quality_local.py)
+  jax keras sklearn test_documents.py test_fault_layer.py test_imports.py test_names.py test_setup_scripts.py
+  test_site.py torch training/test_quality_local.py)
 
 # The unit tests once more on a native module that stops at the first bad access or overflow.
 run_sanitize() {

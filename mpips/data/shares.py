@@ -71,3 +71,13 @@ def _rotations(blocks: Int64, n_workers: int) -> Int64:
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     x ^= x >> np.uint64(31)
     return ((x >> np.uint64(32)) * np.uint64(n_workers) >> np.uint64(32)).astype(np.int64)
+
+
+def bounds(n: int, worker: int, n_workers: int) -> tuple[int, int]:
+    """Return the first row of a worker's share of a batch of `n` rows, and the row behind its last.
+
+    Shares are contiguous. The first workers have one row more where the number does not divide.
+    """
+    each, more = divmod(n, n_workers)
+    first = worker * each + min(worker, more)
+    return first, first + each + (worker < more)

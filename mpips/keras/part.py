@@ -9,12 +9,13 @@ import keras
 import torch
 
 from mpips import _native
+from mpips.data.shares import bounds
 from mpips.errors import ConfigError
 from mpips.keras.job import KerasJob
 from mpips.keras.metrics import MetricSums
 from mpips.keras.optimizer import make_stepping
 from mpips.keras.rules import check_optimizer, rule_of
-from mpips.keras.shares import add_to_hash, bounds, n_rows, share
+from mpips.keras.shares import add_to_hash, n_rows, share
 from mpips.keras.states import StateTable
 from mpips.keras.values import array_of
 from mpips.model.consistency import BSP, Consistency

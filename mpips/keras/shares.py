@@ -32,13 +32,6 @@ def n_rows(data: Any) -> int:
     return found.pop()
 
 
-def bounds(n: int, worker: int, n_workers: int) -> tuple[int, int]:
-    """Return the first row of a worker's share of `n` rows and the row behind its last."""
-    each, more = divmod(n, n_workers)
-    first = worker * each + min(worker, more)
-    return first, first + each + (worker < more)
-
-
 def share(data: Any, first: int, last: int) -> Any:
     """Return the rows [first, last) of each array of a batch; views where the arrays have them."""
     return keras.tree.map_structure(

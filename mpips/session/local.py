@@ -42,6 +42,7 @@ from mpips.worker.connection import Connection, ConnectionOptions
 from mpips.worker.worker import Worker
 
 Float32 = NDArray[np.float32]
+Int64 = NDArray[np.int64]
 ALL_ROLES = "scheduler + server 0 + worker 0"
 
 
@@ -64,6 +65,7 @@ class LocalJob:
         plan: SavingPlan | None = None,
         run: Supervised | None = None,
         initial: Mapping[str, Float32] | None = None,
+        content: Mapping[str, tuple[Int64, Float32]] | None = None,
     ) -> None:
         """Make the server, and restore its tables if the job starts from a checkpoint.
 
@@ -73,6 +75,7 @@ class LocalJob:
             plan: Folder for checkpoints and the checkpoint to start from; None: no checkpoints.
             run: The supervised run of this process, or None.
             initial: Initial values of dense tables by name; None: tables have those of their `init`.
+            content: Content of embedding tables by name, as `content` of an earlier job returned it.
 
         Raises:
             MpipsError: The tables do not fit, or the checkpoint is damaged.
@@ -92,6 +95,20 @@ class LocalJob:
             for i, table in enumerate(tables):
                 if table.name in initial:
                     self._server.core.set_dense(i, initial[table.name].reshape(-1))
+        for name, (keys, rows) in (content or {}).items():
+            self._server.core.load_rows(self._index(name), keys, rows)
+
+    def content(self, name: str) -> tuple[Int64, Float32]:
+        """Return the rows of an embedding table, with the state of its optimizer, after the end of the job.
+
+        Returns:
+            The keys, int64, shape (n,), in any order; and for each key a row of float32: values, state, and
+            for rules that count updates the bits of the count.
+        """
+        return self._server.core.embedding_content(self._index(name))
+
+    def _index(self, name: str) -> int:
+        return [table.name for table in self._tables].index(name)
 
     def describe(self) -> str:
         """Return an empty text: one process has no roles and transports to show."""

@@ -23,10 +23,17 @@ def sigmoid(logits: Float32) -> Float32:
     return probabilities.astype(np.float32, copy=False)
 
 
-def logistic_loss(logits: Float32, labels: Labels) -> tuple[float, Float32]:
+def logistic_loss(
+    logits: Float32, labels: Labels, weights: Float32 | None = None
+) -> tuple[float, Float32]:
     """Return the summed loss and its gradient by the logits, float32, shape (n,).
 
-    The loss of a sample is log(1 + exp(z)) - y z for class y in {0, 1}.
+    The loss of a sample is log(1 + exp(z)) - y z for class y in {0, 1}, times its weight.
+
+    Args:
+        logits: float32, shape (n,).
+        labels: The classes, shape (n,).
+        weights: Weights of the samples, float32, shape (n,); None: all are 1.
     """
     target = labels.astype(np.float32)
     small = np.exp(-np.abs(logits))
@@ -34,6 +41,9 @@ def logistic_loss(logits: Float32, labels: Labels) -> tuple[float, Float32]:
     gradient: Float32 = np.where(logits >= 0, np.float32(1), small)
     gradient /= small + 1
     gradient -= target
+    if weights is not None:
+        losses *= weights
+        gradient *= weights
     return float(losses.sum(dtype=np.float64)), gradient
 
 
@@ -44,10 +54,15 @@ def softmax(logits: Float32) -> Float32:
     return exponentials
 
 
-def softmax_loss(logits: Float32, labels: Labels) -> tuple[float, Float32]:
+def softmax_loss(
+    logits: Float32, labels: Labels, weights: Float32 | None = None
+) -> tuple[float, Float32]:
     """Return the summed cross-entropy and its gradient by the logits, shape (n, k).
 
-    `logits` is overwritten with the gradient.
+    Args:
+        logits: float32, shape (n, k); overwritten with the gradient.
+        labels: The classes, 0 .. k-1, shape (n,).
+        weights: Weights of the samples, float32, shape (n,); None: all are 1.
     """
     rows = np.arange(len(labels))
     logits -= logits.max(axis=1, keepdims=True)
@@ -57,6 +72,9 @@ def softmax_loss(logits: Float32, labels: Labels) -> tuple[float, Float32]:
     losses = np.log(sums) - picked
     logits /= sums[:, np.newaxis]
     logits[rows, labels] -= 1
+    if weights is not None:
+        losses *= weights
+        logits *= weights[:, np.newaxis]
     return float(losses.sum(dtype=np.float64)), logits
 
 

@@ -15,6 +15,7 @@ from mpips.model.optimizer import Adagrad
 from mpips.model.table import DenseTable, Table
 from mpips.tasks.base import Float32, StepResult, Worker
 from mpips.tasks.classifiers import DenseClassifier
+from mpips.tasks.layers import backward, forward
 from mpips.tasks.losses import softmax_loss
 from mpips.tasks.options import INITIAL_ACCUMULATOR, Count, Penalty, Rate
 
@@ -67,38 +68,21 @@ class Mlp(DenseClassifier):
         # Prepare the features before the pull: the servers may still be applying the last updates.
         x = self._features.of(batch)
         weights, biases = self._pull(worker)
-        inputs, logits = self._forward(x, weights, biases)
+        inputs, logits = forward(x, weights, biases)
         loss_sum, error = softmax_loss(logits, batch.labels)
 
-        # Go backward; `error` is the gradient by the output of layer i before its ReLU.
         error *= np.float32(batch.weight / batch.n)
         decay = np.float32(self._options.l2 * batch.weight)
-        for i in reversed(self._layers):
-            gradient = inputs[i].T @ error
+        for i, gradient, bias_gradient in backward(inputs, weights, error):
             gradient += decay * weights[i]
             worker.table(f"weight{i}").push(gradient, base=weights[i])
-            worker.table(f"bias{i}").push(error.sum(axis=0), base=biases[i])
-            if i > 0:
-                error = error @ weights[i].T
-                error *= inputs[i] > 0
+            worker.table(f"bias{i}").push(bias_gradient, base=biases[i])
         return StepResult(loss_sum, batch.n)
 
     def evaluate(self, worker: Worker, batch: Batch) -> Float32:
         """Pull all layers and return the logits of the classes, float32, shape (n, k)."""
-        return self._forward(self._features.of(batch), *self._pull(worker))[1]
+        return forward(self._features.of(batch), *self._pull(worker))[1]
 
     def _pull(self, worker: Worker) -> tuple[list[Float32], list[Float32]]:
         weights = [worker.table(f"weight{i}").pull() for i in self._layers]
         return weights, [worker.table(f"bias{i}").pull() for i in self._layers]
-
-    def _forward(
-        self, x: Float32, weights: list[Float32], biases: list[Float32]
-    ) -> tuple[list[Float32], Float32]:
-        """Return the input of every layer, shapes (n, width), and the logits, shape (n, k)."""
-        inputs = [x]
-        for i in self._layers:
-            outputs = inputs[-1] @ weights[i]
-            outputs += biases[i]
-            if i < self._layers[-1]:
-                inputs.append(np.maximum(outputs, 0, out=outputs))
-        return inputs, outputs

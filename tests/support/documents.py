@@ -97,8 +97,9 @@ def _blocks(path: Path) -> Iterator[Block]:
 
 def lacking(text: str) -> str:
     """Return the framework that a program imports and that is not installed; "" if there is none."""
-    for name in ("torch", "jax", "keras"):
-        if f"import {name}\n" in text and importlib.util.find_spec(name) is None:
+    for name in ("torch", "jax", "keras", "sklearn"):
+        is_used = f"import {name}\n" in text or f"from mpips.{name} import" in text
+        if is_used and importlib.util.find_spec(name) is None:
             return name
     return ""
 

@@ -9,9 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import mpips
 from mpips.session.init import current
 from mpips.session.script import Script
+from mpips.worker.embedding import EmbeddingHandle
 from mpips.worker.worker import connection_of
 
 
@@ -42,14 +45,16 @@ def wait_for_checkpoint(script: Script, folder: Path, step: int, table: str) -> 
         script: The script.
         folder: Folder of its checkpoints.
         step: The step.
-        table: Name of a dense table, whose pulls let the server work.
+        table: Name of a table, whose pulls let the server work.
     """
     assert script.worker is not None
     if script.worker.start is not None and script.worker.start.step == step:
         return  # the script continues there
     control: Any = connection_of(script.worker).control
+    handle = script.worker.table(table)
+    keys = [np.zeros(1, np.int64)] if isinstance(handle, EmbeddingHandle) else []
     end = time.monotonic() + 10
     # The scheduler plans the next one when it has the path.
     while not control.statistics()["checkpoints"].get("path", "").endswith(f"step-{step:012d}"):
         assert time.monotonic() < end, f"no checkpoint of step {step}: {sorted(folder.iterdir())}"
-        script.worker.table(table).pull()
+        handle.pull(*keys)

@@ -31,7 +31,7 @@ LAYERS = [
     ["worker"],
     ["session"],
     ["tasks", "monitor", "torch", "jax"],
-    ["training", "keras"],
+    ["training", "keras", "sklearn"],
     ["supervisor"],
     ["testing", "plan", "doctor"],
     ["bench"],

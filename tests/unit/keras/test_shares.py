@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from keras_rig import data, keras, make_model
 
 from mpips import _native
+from mpips.data.shares import bounds
 from mpips.errors import ConfigError
 from mpips.keras.metrics import MetricSums
-from mpips.keras.shares import add_to_hash, bounds, n_rows, share
+from mpips.keras.shares import add_to_hash, n_rows, share
 
 
 @given(st.integers(0, 200), st.integers(1, 20))

@@ -1,0 +1,207 @@
+"""The job of a fit.
+
+Without `mpips.init` a fit is a job of its own, with all roles in this process and without MPI. So it is in
+the processes that joblib starts for `n_jobs`.
+
+In a script that `mpips.init` has begun all fits train in the script's job, which the first one starts. Fits
+are numbered in the order in which the script calls them, equally on all workers. The cursor of a clock has
+the number of the fit and the place in it. A restart runs the script from its beginning: each fit that was
+complete takes its losses and values from the servers, and the one of the restart goes on at its place.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpips.config.options import SessionOptions
+from mpips.errors import ConfigError
+from mpips.model.consistency import Consistency
+from mpips.mpi import launch
+from mpips.process import forked
+from mpips.session.init import current
+from mpips.session.local import LocalJob
+from mpips.session.script import Script
+from mpips.session.session import scripts
+from mpips.sklearn.fit import Fit, Trained, TrainingPlace
+from mpips.sklearn.settings import RULES
+from mpips.sklearn.training import Training, losses_table, table_name, table_of
+from mpips.worker.worker import Worker
+
+Float32 = NDArray[np.float32]
+Int64 = NDArray[np.int64]
+
+_SEED_TAG = 0x736B6C6561726E  # "sklearn"
+
+
+@dataclass(frozen=True)
+class ServerRows:
+    """The rows of a model that `partial_fit` continues, with the state of the optimizer.
+
+    Attributes:
+        base: Values at the beginning of the rows, float32.
+        result: Values at the end of the newest call, float32.
+        rule: Name of the rule.
+        first: Number of the fit that has made the rows.
+        job: The script's job that has the rows; None: they are here.
+        content: The rows, if they are here: keys, values and state; see LocalJob.content.
+    """
+
+    base: Float32
+    result: Float32
+    rule: str
+    first: int
+    job: FitJob | None
+    content: tuple[Int64, Float32] | None
+
+    def continues(self, fit: Fit, job: FitJob | None) -> bool:
+        """Return True if a fit that begins with `fit.base` can use these rows."""
+        return (
+            self.job is job
+            and self.rule == fit.settings.rule.name
+            and np.array_equal(self.result, fit.base)
+        )
+
+
+class FitJob:
+    """All fits of a script. Make it by `fit_job`."""
+
+    def __init__(self, script: Script) -> None:
+        """Declare nothing yet."""
+        script.own_cursor("mpips.sklearn")
+        self._script = script
+        self._number = 0
+        self._resumed: tuple[int, TrainingPlace] | None = None
+        self._consistency: Consistency | None = None
+        self._worker: Worker | None = None
+
+    def next_seed(self) -> int:
+        """Return a seed of the next fit, a function of the job's seed and the fit's number."""
+        sequence = np.random.SeedSequence([_SEED_TAG, self._script.seed, self._number + 1])
+        return int(sequence.generate_state(1)[0])
+
+    def run(self, fit: Fit, rows: ServerRows | None) -> tuple[Trained, ServerRows]:
+        """Train. Collective over all workers; over all ranks at the first call. Blocks.
+
+        Args:
+            fit: The arguments, equal on all workers.
+            rows: Rows that the fit continues, of this job; None: it takes new ones.
+
+        Returns:
+            The result, and the rows, for the fit that continues this one.
+
+        Raises:
+            ConfigError: The workers have different arguments, the consistency is not that of the script's
+                first fit, or this is not the main thread.
+            ValueError: The loss is not finite.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            raise ConfigError(
+                "fit was called in a thread of a script that mpips.init has begun: there fits train in the "
+                "main thread; leave n_jobs = None"
+            )
+        worker = self._start(fit)
+        self._number += 1
+        number, first = self._number, rows.first if rows is not None else self._number
+        if rows is not None:
+            fit = replace(fit, base=rows.base)
+
+        def note(place: TrainingPlace) -> None:
+            worker.set_cursor({"sklearn": 1, "fit": number, "place": list(place)})
+
+        training = Training(worker, fit, number, first, self._place(), fit.digest(), note)
+        trained = training.run()
+        self._report(worker, trained)
+        return trained, ServerRows(
+            fit.base, trained.rows, fit.settings.rule.name, first, self, None
+        )
+
+    def _start(self, fit: Fit) -> Worker:
+        """Return the worker; start the job at the first call. Collective over all ranks then; blocks."""
+        consistency = fit.settings.consistency
+        if self._worker is None:
+            rules = {kind.name: kind(rate) for kind, rate in RULES.values()}
+            for rule in {**rules, fit.settings.rule.name: fit.settings.rule}.values():
+                self._script.declare(table_of(rule, consistency))
+            self._script.declare(losses_table())
+            self._worker = self._script.start()
+            self._consistency = consistency
+            self._resume()
+        if consistency != self._consistency:
+            raise ConfigError(
+                f"fit with consistency = {consistency}: the tables of this script have {self._consistency}, "
+                "that of its first fit; use one consistency in a script"
+            )
+        return self._worker
+
+    def _resume(self) -> None:
+        """Take the place of the checkpoint or of the launch before, if there is one."""
+        cursor = self._script.cursor
+        if not cursor:
+            return
+        if cursor.get("sklearn") != 1:
+            raise ConfigError(
+                "the checkpoint is of a script without mpips.sklearn: use the same script, or "
+                "resume='never'"
+            )
+        self._resumed = (cursor["fit"], TrainingPlace(*cursor["place"]))
+
+    def _place(self) -> TrainingPlace | None:
+        """Return the place at which the newest fit begins; None: it was complete before the restart."""
+        if self._resumed is None or self._resumed[0] < self._number:
+            return TrainingPlace()
+        return None if self._resumed[0] > self._number else self._resumed[1]
+
+    def _report(self, worker: Worker, trained: Trained) -> None:
+        """Report the last loss for `mpips top` and metrics.jsonl, on worker 0."""
+        if worker.index == 0:
+            losses = trained.curve.losses
+            worker.report_metrics(len(losses), worker.now, {"loss": losses[-1]})
+
+
+def fit_job() -> FitJob | None:
+    """Return the fits of this script; None: a fit is a job of its own.
+
+    Raises:
+        ConfigError: A launcher has started several ranks, and `mpips.init` has not been called.
+    """
+    if forked.is_helper():
+        return None
+    if scripts:
+        return current("fit").part(FitJob)
+    size = launch.launched_size()
+    if size > 1:
+        raise ConfigError(
+            f"fit was called on one of {size} ranks that a launcher has started: call mpips.init() at the "
+            "beginning of the script, so that they train together"
+        )
+    return None
+
+
+def run_alone(fit: Fit, rows: ServerRows | None) -> tuple[Trained, ServerRows]:
+    """Train in a job of its own, with all roles in this process. Blocks.
+
+    Args:
+        fit: The arguments.
+        rows: Rows that the fit continues; None: it takes new ones.
+
+    Returns:
+        The result, and the rows, for the fit that continues this one.
+
+    Raises:
+        ValueError: The loss is not finite.
+    """
+    rule = fit.settings.rule
+    name, content = table_name(rule), {}
+    if rows is not None:
+        assert rows.content is not None
+        fit, content = replace(fit, base=rows.base), {name: rows.content}
+    tables = [table_of(rule, fit.settings.consistency), losses_table()]
+    job = LocalJob(tables, SessionOptions(), content=content)
+    trained, _ = job.run(
+        lambda worker: Training(worker, fit, 1, 0, TrainingPlace(), None, lambda place: None).run()
+    )
+    return trained, ServerRows(fit.base, trained.rows, rule.name, 0, None, job.content(name))
