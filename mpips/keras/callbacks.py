@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
@@ -18,7 +19,7 @@ class First(keras.callbacks.Callback):
         """Take the model's tables."""
         super().__init__()
         self._part = part
-        self._results: dict[str, float] | None = None
+        self._results: dict[str, Any] | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Skip what was complete before a restart. Keras reads the attribute after this call."""
@@ -47,9 +48,7 @@ class First(keras.callbacks.Callback):
     def _collect(self) -> None:
         if self._results is None:
             self._part.collect()
-            found = self.model.get_metrics_result()
-            flat = {name: x for name, x in found.items() if not isinstance(x, dict)}
-            self._results = {name: float(array_of(x)) for name, x in flat.items()}
+            self._results = dict(_flat(self.model.get_metrics_result()))
 
 
 class Last(keras.callbacks.Callback):
@@ -71,6 +70,16 @@ class Last(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         """Pull the final values."""
         self._part.end_fit()
+
+
+def _flat(results: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the results of metrics as Keras logs them: numbers, and arrays of those that have several."""
+    for name, result in results.items():
+        if isinstance(result, Mapping):
+            yield from _flat(result)
+        else:
+            values = array_of(result)
+            yield name, float(values.item()) if values.size == 1 else values.copy()
 
 
 def _is_finite(value: Any) -> bool:

@@ -7,8 +7,13 @@ EarlyStopping decide by them, are equal on all workers. A worker that repeats th
 the same, and one that is past it pulls the same: the values change only when all workers have ended the next
 epoch.
 
+Keras makes the states of compiled metrics when it sees the first batch of labels, and a table is declared
+before. An evaluation, a prediction or the fit of another model may have started the job by then. So the table
+has room for more states than there are, and the states are taken at the beginning of each fit.
+
 The table also has the sum of the digests of the batches that each worker has read. A worker that has read
-other batches than the others finds that the sum is not its own digest times the number of workers.
+other batches than the others finds that the sum is not its own digest times the number of workers. Digests
+are so small that float32 adds up those of all workers exactly.
 """
 
 from __future__ import annotations
@@ -30,29 +35,51 @@ from mpips.worker.worker import Worker
 Float32 = NDArray[np.float32]
 
 MOST_IN_CURSOR = 16  # numbers
+ROOM = 4096  # numbers that a table has room for beyond those known at the start; an AUC has 800
+_EXACT = 1 << 24  # float32 has all integers up to it
 
 
 class MetricSums:
     """The states of a model's metrics and their table."""
 
     def __init__(self, name: str, variables: Sequence[Any]) -> None:
-        """Take the variables of all metrics.
+        """Take the variables of all metrics that are known.
 
         Args:
             name: Name of the table.
-            variables: Keras variables; those that are not summed stay with each worker.
+            variables: As in `take`.
         """
         self.name = name
-        self._variables = [v for v in variables if v.aggregation == "sum"]
-        self._n = sum(int(np.prod(v.shape)) for v in self._variables)
+        self._variables: list[Any] = []
+        self._n = 0
+        self._room = sum(int(np.prod(v.shape)) for v in variables) + ROOM
+        self.take(variables)
         self._handle: DenseHandle | None = None
         self._n_workers = 1
+
+    def take(self, variables: Sequence[Any]) -> None:
+        """Take the variables of all metrics.
+
+        Args:
+            variables: Keras variables; those that are not summed stay with each worker.
+
+        Raises:
+            ConfigError: The table has no room for them.
+        """
+        self._variables = [v for v in variables if v.aggregation == "sum"]
+        self._n = sum(int(np.prod(v.shape)) for v in self._variables)
+        if self._n > self._room:
+            raise ConfigError(
+                f"the metrics {self.name!r} have {self._n} states, and the job started before they were "
+                f"made, with room for {self._room}: start it with a fit of this model, or use metrics with "
+                "fewer states (AUC: num_thresholds)"
+            )
 
     def table(self) -> DenseTable:
         """Return the table to declare."""
         return DenseTable(
             self.name,
-            (self._n + 1,),
+            (self._room + 1,),
             optimizer=PythonRule(replace_values),
             consistency=BSP(reduce="sum"),
             check_finite=False,
@@ -76,9 +103,12 @@ class MetricSums:
             self._assign(np.array(values, np.float32))
 
     def push(self, digest: int) -> None:
-        """Push this worker's states and the digest of its batches, below 2^16."""
+        """Push this worker's states and the digest of its batches, 0 or more."""
         assert self._handle is not None
-        self._handle.push(np.append(self._states(), np.float32(digest)))
+        values = np.zeros(self._room + 1, np.float32)
+        values[: self._n] = self._states()
+        values[-1] = self._small(digest)
+        self._handle.push(values)
 
     def pull(self, digest: int | None) -> None:
         """Set the states to the sums over all workers. Blocks until all have pushed theirs.
@@ -91,13 +121,17 @@ class MetricSums:
         """
         assert self._handle is not None
         sums = self._handle.pull()
-        if digest is not None and int(sums[-1]) != digest * self._n_workers:
+        if digest is not None and int(sums[-1]) != self._small(digest) * self._n_workers:
             raise ConfigError(
                 "the workers have read different batches in this epoch, but each computes only its share of "
                 "a batch: let x, y and the order be the same on all workers, also those of a generator; a "
                 "loader that shuffles by a generator of its own needs a fixed seed"
             )
-        self._assign(sums[:-1])
+        self._assign(sums[: self._n])
+
+    def _small(self, digest: int) -> int:
+        """Return a digest of which the sum over all workers is exact in float32."""
+        return digest % (_EXACT // self._n_workers)
 
     def _states(self) -> Float32:
         parts = [np.asarray(array_of(v), np.float32).reshape(-1) for v in self._variables]

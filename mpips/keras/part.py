@@ -238,6 +238,8 @@ class ModelTables:
     def begin_fit(self) -> int | None:
         """Begin a fit; see KerasJob.begin_fit. Collective over all ranks at the first call; blocks then."""
         self.job.start()
+        if self._sums is not None:
+            self._sums.take(self._model.metrics_variables)
         return self.job.begin_fit()
 
     def begin_epoch(self, epoch: int) -> None:
@@ -260,7 +262,7 @@ class ModelTables:
             None  # a restart may read other batches than those of which the table has a digest
         )
         if not place.has_collected:
-            digest = self._hash.digest() & 0xFFFF
+            digest = self._hash.digest()
             self._sums.push(digest)
             place.has_collected = True
             self.job.is_open = True

@@ -26,13 +26,15 @@ def data(n: int = 50) -> Arrays:
     return x, (x[:, 0] + x[:, 1] > 0).astype(np.int64)
 
 
-def make_model(optimizer: Any, *more: Any, metrics: Any = ("accuracy",), **compiled: Any) -> Any:
+def make_model(
+    optimizer: Any, *more: Any, metrics: Any = ("accuracy",), name: str = "net", **compiled: Any
+) -> Any:
     """A compiled model with equal values in each call; `more` are layers before its last."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(2)
     first = keras.layers.Dense(6, activation="tanh", name="first")
     layers = [keras.Input((4,)), first, *more, keras.layers.Dense(2, name="last")]
-    model = keras.Sequential(layers, name="net")
+    model = keras.Sequential(layers, name=name)
     model.compile(
         optimizer=optimizer,
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
