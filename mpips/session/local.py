@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from mpips import _native
 from mpips.checkpoint.start import newest_name
@@ -33,6 +30,7 @@ from mpips.scheduler.recorder import OnReport, open_recorder
 from mpips.scheduler.run_progress import RunProgress
 from mpips.server.server import Server
 from mpips.session.calling import call
+from mpips.session.initial_values import InitialValues
 from mpips.session.local_scheduler import LocalScheduler
 from mpips.session.running import RunningJob
 from mpips.snapshot.server_part import ServerPart
@@ -41,7 +39,6 @@ from mpips.transport.region import Regions, new_token
 from mpips.worker.connection import Connection, ConnectionOptions
 from mpips.worker.worker import Worker
 
-Float32 = NDArray[np.float32]
 ALL_ROLES = "scheduler + server 0 + worker 0"
 
 
@@ -63,7 +60,7 @@ class LocalJob:
         options: SessionOptions,
         plan: SavingPlan | None = None,
         run: Supervised | None = None,
-        initial: Mapping[str, Float32] | None = None,
+        initial: InitialValues | None = None,
     ) -> None:
         """Make the server, and restore its tables if the job starts from a checkpoint.
 
@@ -72,7 +69,7 @@ class LocalJob:
             options: Options of the session.
             plan: Folder for checkpoints and the checkpoint to start from; None: no checkpoints.
             run: The supervised run of this process, or None.
-            initial: Initial values of dense tables by name; None: tables have those of their `init`.
+            initial: Initial values of dense tables; None: tables have those of their `init`.
 
         Raises:
             MpipsError: The tables do not fit, or the checkpoint is damaged.
@@ -89,9 +86,10 @@ class LocalJob:
         if self.saving.start is not None:
             restore(self._server, self._placement, tables, self.saving.start)
         elif initial is not None:
-            for i, table in enumerate(tables):
-                if table.name in initial:
-                    self._server.core.set_dense(i, initial[table.name].reshape(-1))
+            indices = {table.name: i for i, table in enumerate(tables)}
+            for group in range(len(initial.groups)):
+                for name, values in initial.take(group).items():
+                    self._server.core.set_dense(indices[name], values.reshape(-1))
 
     def describe(self) -> str:
         """Return an empty text: one process has no roles and transports to show."""
