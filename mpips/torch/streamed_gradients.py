@@ -111,6 +111,7 @@ class StreamedGradients:
         if self._refusal:
             raise ConfigError(self._refusal)
         for table in self._tables:
+            table.stream.end_copies()  # the clock ends after this step
             if not table.is_sent:
                 table.push()
         for table in self._tables:

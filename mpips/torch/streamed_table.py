@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -68,6 +68,13 @@ class Layer:
                 table.set_values(made[table])
             elif table.layer is not self:
                 table.release()
+
+
+class Memory(NamedTuple):
+    """New memory of a parameter, and the array into which its values are pulled: this memory or a buffer."""
+
+    values: torch.Tensor
+    array: Float32
 
 
 class StreamedTable(ParameterTable):
@@ -192,15 +199,30 @@ class StreamedTable(ParameterTable):
                 "before it or after step()"
             )
         assert self._handle is not None
-        self.allocate()
-        values = self.values
-        if values.dtype == torch.float32 and values.is_contiguous():
-            self._handle.pull(values.numpy().reshape(self._shape))
-        else:
-            stride = torch.empty(self._shape, device="meta").stride()
-            buffer = self.stream.blocks.empty(self._shape, stride, torch.float32)
-            self._handle.pull(buffer.numpy())
-            values.copy_(buffer.view(values.shape))
+        memory = self.memory()
+        self._handle.pull(memory.array)
+        self.take(memory, generation)
+
+    def ready_parts(self) -> list[tuple[int, int, Float32]] | None:
+        """Return the values in the memory of servers; None if there are none, or the worker would wait."""
+        assert self._handle is not None
+        return None if self.is_sent else self._handle.ready_views()
+
+    def memory(self) -> Memory:
+        """Return new memory for the values."""
+        blocks, dtype = self.stream.blocks, self.parameter.dtype
+        values = blocks.empty(self._size, self._stride, dtype)
+        if dtype == torch.float32 and values.is_contiguous():
+            return Memory(values, values.numpy().reshape(self._shape))
+        stride = torch.empty(self._shape, device="meta").stride()
+        return Memory(values, blocks.empty(self._shape, stride, torch.float32).numpy())
+
+    def take(self, memory: Memory, generation: int) -> None:
+        """Make memory with pulled values the parameter's."""
+        if memory.array.ctypes.data != memory.values.data_ptr():
+            memory.values.copy_(torch.from_numpy(memory.array).view(self._size))
+        self.set_values(memory.values)
+        self.has_values = True
         with torch._C.DisableTorchFunctionSubclass():
             # A graph that holds old values by a reference must not be used with the new ones.
             if generation != self._generation:
@@ -212,6 +234,7 @@ class StreamedTable(ParameterTable):
         """Push the gradient, if there is one, and free it; see ParameterTable.push."""
         if self.gradient is None or self.rule is None:
             return
+        self.stream.end_copies()
         super().push()
         with torch._C.DisableTorchFunctionSubclass():
             self.parameter.grad = None

@@ -32,6 +32,7 @@ import torch
 
 from mpips.errors import CapabilityError, ConfigError
 from mpips.model.optimizer import Optimizer
+from mpips.torch.ahead import Ahead
 from mpips.torch.blocks import Blocks
 from mpips.torch.job import ModelPart
 from mpips.torch.streamed_table import Layer, StreamedTable
@@ -78,6 +79,7 @@ class Stream:
         self._places: dict[int, StreamedTable] = {}  # tables in memory by address
         self._initialising: Sequence[StreamedTable] | None = None
         self._packing = _Packing(self, None)
+        self._ahead = Ahead()
 
     def add(
         self, name: str, parameter: torch.nn.Parameter, rule: Optimizer | None, layer: Layer
@@ -104,6 +106,10 @@ class Stream:
         for layer in list(self._resident):
             self._drop(layer)
         self.generation += 1
+
+    def end_copies(self) -> None:
+        """Wait until no helper reads the memory of servers; before a gradient is pushed or a clock ends."""
+        self._ahead.end()
 
     @property
     def is_current(self) -> bool:
@@ -134,12 +140,18 @@ class Stream:
             finally:
                 self._make_room(self._limit, ())
 
-    def need(self, table: StreamedTable, used: Iterable[StreamedTable] = ()) -> None:
+    def need(
+        self,
+        table: StreamedTable,
+        used: Iterable[StreamedTable] = (),
+        in_backward: bool = False,
+    ) -> None:
         """Bring the values of a table into memory. Blocks like a pull.
 
         Args:
             table: The table.
             used: Tables whose layers stay in memory, whatever the limit is.
+            in_backward: Autograd asks for the values.
         """
         layer = table.layer
         if layer not in self._resident:
@@ -147,8 +159,26 @@ class Stream:
         self._resident.pop(layer, None)
         self._resident[layer] = None
         if not table.has_values:
-            table.fetch(self.generation)
+            memory = self._ahead.take(table)
+            if memory is None:
+                table.fetch(self.generation)
+            else:
+                table.take(memory, self.generation)
             self._places[table.address] = table
+        following = self._ahead.next_after(table, in_backward)
+        if following and self._limit > 1:
+            self._copy_ahead(following, {layer, *(t.layer for t in used)})
+
+    def _copy_ahead(self, following: Sequence[StreamedTable], used: set[Layer]) -> None:
+        """Start to copy the values of the layer that is used next, if there is place for one."""
+        layer = following[0].layer
+        if layer in self._resident:
+            return
+        self._make_room(self._limit - 1, used)
+        if len(self._resident) < self._limit:
+            self._resident[layer] = None
+            for table in following:
+                self._ahead.start(table)
 
     def _make_room(self, limit: int, used: Iterable[Layer]) -> None:
         """Drop the layers that were used longest ago, until `limit` are left or all others are in `used`."""
@@ -160,6 +190,7 @@ class Stream:
     def _drop(self, layer: Layer) -> None:
         del self._resident[layer]
         for table in layer.tables:
+            self._ahead.take(table)
             if table.has_values:
                 del self._places[table.address]
                 table.release()
@@ -230,7 +261,7 @@ class _SavedValues:
                 "have replaced: compute the loss again after step()"
             )
         with torch._C.DisableTorchFunctionSubclass():
-            stream.need(table)
+            stream.need(table, in_backward=True)
             return table.values.as_strided(self._size, self._stride, self._offset)
 
 

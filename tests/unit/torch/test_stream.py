@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -16,10 +17,15 @@ from torch.optim import SGD, Adam
 from torch.utils.checkpoint import checkpoint
 from torch_rig import assert_equal, batches, torch_job, values_of
 
-from mpips.torch import prepare
-from mpips.torch.streamed_table import StreamedTable
+from mpips.torch import ahead, prepare
+from mpips.torch.streamed_table import Memory, StreamedTable
 
 STEPS = 3
+
+
+@pytest.fixture(autouse=True)
+def copies_of_small_parameters(monkeypatch):
+    monkeypatch.setattr(ahead.Ahead.__init__, "__defaults__", (lambda: ThreadPoolExecutor(1), 0))
 
 
 def net() -> nn.Sequential:
@@ -226,14 +232,14 @@ class Watch:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.storages: list[StorageWeakRef] = []
         self.layers: list[int] = []
-        fetch = StreamedTable.fetch
+        take = StreamedTable.take
 
-        def watched(table: StreamedTable, generation: int) -> None:
-            fetch(table, generation)
+        def watched(table: StreamedTable, memory: Memory, generation: int) -> None:
+            take(table, memory, generation)
             self.storages.append(StorageWeakRef(table.values.untyped_storage()))
             self.layers.append(len(table.stream._resident))
 
-        monkeypatch.setattr(StreamedTable, "fetch", watched)
+        monkeypatch.setattr(StreamedTable, "take", watched)
 
     def alive(self) -> int:
         self.storages = [one for one in self.storages if not one.expired()]
