@@ -120,6 +120,27 @@ def test_copies_end_before_a_gradient_closes_its_table():
         assert executor.log[:3] == ["begun", "copied", "pushed"]
 
 
+def test_copies_end_before_backward_closes_a_table():
+    executor = Deferred()
+    with torch_job():
+        model, optimizer = streamed(2, executor)
+        loss = model(X[0]).sum()
+        executor.log.clear()
+        table = model[0].bias._mpips_table  # backward needs no value of it
+        model._mpips_stream._ahead.start(table)
+        push = table._handle.push
+
+        def logged(*arguments: Any, **named: Any) -> Any:
+            assert "copied" in executor.log
+            executor.log.append("pushed")
+            return push(*arguments, **named)
+
+        table._handle.push = logged
+        loss.backward()
+        assert "pushed" in executor.log
+        optimizer.step()
+
+
 def test_copies_end_before_the_clock_does():
     executor = Deferred()
     with torch_job():

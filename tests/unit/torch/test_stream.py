@@ -17,6 +17,7 @@ from torch.optim import SGD, Adam
 from torch.utils.checkpoint import checkpoint
 from torch_rig import assert_equal, batches, torch_job, values_of
 
+import mpips
 from mpips.torch import ahead, prepare
 from mpips.torch.streamed_table import Memory, StreamedTable
 
@@ -69,6 +70,19 @@ class Borrowing(nn.Module):
         x = torch.tanh(torch.einsum("bi,oi->bo", x, self.second.weight[[1, 0, 3, 2]]))
         x = self.first(self.first(x) * torch.stack(list(self.parts)).prod(0))
         return x * self.first.weight.detach().sum()
+
+
+class OtherTypes(nn.Module):
+    """A module that uses a parameter as complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.weight = nn.Parameter(torch.randn(4, 2))
+        self.last = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last((torch.view_as_complex(self.weight) * self.first(x)).abs())
 
 
 class Recurrent(nn.Module):
@@ -127,6 +141,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "nested": net,
     "shared weight": Tied,
     "borrowed weights": Borrowing,
+    "complex views": OtherTypes,
     "lstm": Recurrent,
     "attention": transformer,
     "checkpoint": lambda: Checkpointed(False),
@@ -224,6 +239,49 @@ def test_parameters_that_are_no_part_of_the_meta_device_keep_their_values():
     torch.manual_seed(9)
     plain[3].reset_parameters()
     assert_equal(trained(make(), stream=1)[0], trained(plain, overlap=True)[0])
+
+
+def test_parameters_of_a_module_that_has_others_on_the_meta_device_keep_their_values():
+    def make() -> nn.Module:
+        model = net()
+        model[3].weight = nn.Parameter(torch.empty(3, 6, device="meta"))
+        return model
+
+    plain = net()
+    nn.init.ones_(plain[3].weight)
+
+    def ones(module: nn.Module) -> None:
+        for p in module.parameters():
+            nn.init.ones_(p)
+
+    found = trained(make(), stream=1, init=ones)[0]
+    assert_equal(found, trained(plain, overlap=True)[0])
+
+
+def test_a_shared_parameter_has_memory_only_while_a_layer_gets_its_values():
+    seen = []
+
+    def note(module: nn.Module) -> None:
+        seen.append([layer.weight._mpips_table.has_values for layer in model])
+        fill(module)
+
+    model = on_meta(lambda: nn.ModuleList([nn.Linear(4, 4) for _ in range(3)]))
+    model[1].weight = model[0].weight
+    with torch_job():
+        model, _ = prepare(model, SGD(model.parameters(), 0.1), stream=1, init=note)
+        mpips.torch.steps()
+    assert seen == [[True, True, False], [True, True, False], [False, False, True]]
+
+
+@pytest.mark.parametrize("meta", [False, True])
+def test_values_have_the_strides_that_the_script_gave_them(meta):
+    model = on_meta(channels_last) if meta else channels_last()
+    expected = channels_last()[1].weight.stride()
+    assert expected != torch.empty(8, 1, 3, 3).stride()
+    with torch_job():
+        model, _ = prepare(model, SGD(model.parameters(), 0.1), stream=1)
+        model(batches(1, 5, 4)[0])
+        assert model[1].weight.stride() == expected
 
 
 class Watch:

@@ -91,6 +91,44 @@ def test_hooks_of_parameters_may_change_gradients():
     assert_trains_alike(train)
 
 
+def test_other_hooks_for_saved_tensors_get_activations_and_no_parameters():
+    saved = []
+    with torch_job():
+        model, optimizer = streamed()
+        model(X[0])
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+            loss = model(X[0]).square().mean()
+        # The input of each layer, the output of relu, and what square needs; no (8, 4), (3, 8) or (2, 3).
+        assert sorted({tuple(t.shape) for t in saved}) == [(5, 2), (5, 3), (5, 4), (5, 8)]
+        loss.backward()
+        optimizer.step()
+
+
+def test_a_function_with_many_layers_leaves_only_k_of_them():
+    with torch_job(), torch.no_grad():
+        model, _ = streamed(stream=2)
+        model(X[0])
+        norms = torch._foreach_norm(list(model.parameters()))
+        assert torch.stack(norms).isfinite().all()
+        assert sum(p._mpips_table.has_values for p in model.parameters()) == 4
+
+
+def test_a_gradient_without_a_forward_pass_waits_for_step():
+    with torch_job():
+        model, optimizer = streamed()
+        model(X[0])
+        losses = [sum(p.sum() for p in model.parameters()) for _ in range(2)]
+        losses[0].backward()
+        optimizer.step()
+        losses[1].backward()
+        assert model[0].bias.grad.tolist() == [1.0] * 8
+        before = model[3].weight.sum()  # the new values can still be read
+        optimizer.step()
+        assert model[0].bias.grad is None
+        # With momentum 0.9 the second step is 1.9 times the first one.
+        assert torch.allclose(model[3].weight.sum(), before - 0.5 * 1.9 * 6)
+
+
 def test_other_hooks_for_saved_tensors_have_the_activations():
     def train(model, optimizer):
         for x in X:
