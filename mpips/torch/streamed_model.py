@@ -22,9 +22,10 @@ from mpips.model.optimizer import Optimizer
 from mpips.torch.job import ModelPart
 from mpips.torch.module import PreparedModule, make_prepared
 from mpips.torch.parameters import ParameterTable
+from mpips.torch.saved_tensors import check_torch
 from mpips.torch.streamed_parameter import StreamedParameter
 from mpips.torch.streamed_table import Init, Layer, StreamedTable
-from mpips.torch.streaming import Stream, check_torch
+from mpips.torch.streaming import Stream
 
 Make = Callable[[str, torch.nn.Parameter, Optimizer | None], ParameterTable]
 _PLAIN = (torch.nn.Parameter, UninitializedParameter)  # others are refused; see ParameterTable
