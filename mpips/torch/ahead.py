@@ -18,7 +18,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from mpips.torch.streamed_table import Layer, Memory, StreamedTable
+from mpips.torch.streamed_table import Layer, ParameterMemory, StreamedTable
 
 Float32 = NDArray[np.float32]
 Part = tuple[int, int, Float32]  # start and stop in the flat tensor, and its values
@@ -41,7 +41,7 @@ class Ahead:
         self._make_executor = make_executor
         self._from_elements = from_elements
         self._executor: Executor | None = None
-        self._coming: dict[StreamedTable, tuple[Memory, Future[None]]] = {}
+        self._coming: dict[StreamedTable, tuple[ParameterMemory, Future[None]]] = {}
         # A use of a layer is the layer and True in backward.
         self._tables: dict[tuple[Layer, bool], list[StreamedTable]] = {}
         self._following: dict[tuple[Layer, bool], tuple[Layer, bool]] = {}
@@ -74,7 +74,7 @@ class Ahead:
         memory = table.memory()
         self._coming[table] = memory, self._executor.submit(_copy, memory.array, parts)
 
-    def take(self, table: StreamedTable) -> Memory | None:
+    def take(self, table: StreamedTable) -> ParameterMemory | None:
         """Return the memory with the values of a table when the copy has ended; None if none is under way."""
         if table not in self._coming:
             return None

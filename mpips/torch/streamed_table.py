@@ -70,7 +70,7 @@ class Layer:
                 table.release()
 
 
-class Memory(NamedTuple):
+class ParameterMemory(NamedTuple):
     """New memory of a parameter, and the array into which its values are pulled: this memory or a buffer."""
 
     values: torch.Tensor
@@ -208,16 +208,16 @@ class StreamedTable(ParameterTable):
         assert self._handle is not None
         return None if self.is_sent else self._handle.ready_views()
 
-    def memory(self) -> Memory:
+    def memory(self) -> ParameterMemory:
         """Return new memory for the values."""
         blocks, dtype = self.stream.blocks, self.parameter.dtype
         values = blocks.empty(self._size, self._stride, dtype)
         if dtype == torch.float32 and values.is_contiguous():
-            return Memory(values, values.numpy().reshape(self._shape))
+            return ParameterMemory(values, values.numpy().reshape(self._shape))
         stride = torch.empty(self._shape, device="meta").stride()
-        return Memory(values, blocks.empty(self._shape, stride, torch.float32).numpy())
+        return ParameterMemory(values, blocks.empty(self._shape, stride, torch.float32).numpy())
 
-    def take(self, memory: Memory, generation: int) -> None:
+    def take(self, memory: ParameterMemory, generation: int) -> None:
         """Make memory with pulled values the parameter's."""
         if memory.array.ctypes.data != memory.values.data_ptr():
             memory.values.copy_(torch.from_numpy(memory.array).view(self._size))

@@ -19,7 +19,7 @@ from torch_rig import assert_equal, batches, torch_job, values_of
 
 import mpips
 from mpips.torch import ahead, prepare
-from mpips.torch.streamed_table import Memory, StreamedTable
+from mpips.torch.streamed_table import ParameterMemory, StreamedTable
 
 STEPS = 3
 
@@ -285,14 +285,14 @@ def test_values_have_the_strides_that_the_script_gave_them(meta):
 
 
 class Watch:
-    """Memory of parameters: layers that have it, and storages that are alive."""
+    """ParameterMemory of parameters: layers that have it, and storages that are alive."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.storages: list[StorageWeakRef] = []
         self.layers: list[int] = []
         take = StreamedTable.take
 
-        def watched(table: StreamedTable, memory: Memory, generation: int) -> None:
+        def watched(table: StreamedTable, memory: ParameterMemory, generation: int) -> None:
             take(table, memory, generation)
             self.storages.append(StorageWeakRef(table.values.untyped_storage()))
             self.layers.append(len(table.stream._resident))
