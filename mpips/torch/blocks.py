@@ -11,6 +11,7 @@ was in use at one time: free blocks are unmapped before a new one would do so.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
 import weakref
@@ -21,6 +22,20 @@ import torch
 
 _FROM_BYTES = 1 << 18  # smaller tensors come from torch's own allocator
 _PAGE = mmap.PAGESIZE
+
+_M_MMAP_THRESHOLD = -3  # of mallopt in glibc
+
+
+def map_large_allocations() -> None:
+    """Let malloc map large memory apart from its heap, and unmap it when it is freed, for this process.
+
+    Gradients are allocated by torch. glibc would take them from the heap after the first ones, where each one
+    that is freed can be too small for the next: aligned memory needs a little more than it has in the end.
+    Without effect where the C library has no mallopt.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _FROM_BYTES)
 
 
 class Blocks:

@@ -19,6 +19,7 @@ from torch.nn.parameter import UninitializedParameter
 from mpips.errors import ConfigError
 from mpips.model.consistency import BSP, Consistency
 from mpips.model.optimizer import Optimizer
+from mpips.torch.blocks import map_large_allocations
 from mpips.torch.job import ModelPart
 from mpips.torch.module import PreparedModule, make_prepared
 from mpips.torch.parameters import ParameterTable
@@ -135,6 +136,7 @@ def make_stream(
     _replace(model, optimizer)
     if optimizer is not None:
         optimizer.state.clear()
+    map_large_allocations()
     stream = Stream([Layer(path, module, fill) for path, module in model.named_modules()], limit)
     owners: dict[int, Layer] = {}  # by the identity of the parameter
     for layer in stream.layers:

@@ -34,7 +34,7 @@ def digest_of(found: list[Any]) -> str:
 def test_a_model_of_four_times_the_workers_memory_has_the_bits_of_one_without_a_limit(
     launch: Launch,
 ) -> None:
-    size = ("--servers", "2", "--width", "1024", "--layers", "32")
+    size = ("--servers", "2", "--width", "512", "--layers", "130")
     capped = ranks(launch, 5, *size, "--stream", "2", "--cap", "32")
     assert all(worker["refused"] and worker["mib"] > 4 * 32 for worker in capped)
     plain = ranks(launch, 5, *size)

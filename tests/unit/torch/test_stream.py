@@ -285,7 +285,7 @@ def test_values_have_the_strides_that_the_script_gave_them(meta):
 
 
 class Watch:
-    """ParameterMemory of parameters: layers that have it, and storages that are alive."""
+    """Memory of parameters: layers that have it, and storages that are alive."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.storages: list[StorageWeakRef] = []
