@@ -52,6 +52,7 @@ BARS: dict[str, tuple[str, float]] = {
     "torch_embedding_vs_local": (">=", 2.2),
     "torch_embedding_vs_ddp": ("<=", 0.35),
     "overlap": ("<=", 0.4),
+    "stream_overhead": ("<=", 1.2),
 }
 
 

@@ -31,7 +31,8 @@ class TorchSide:
     """One way of training a model.
 
     Attributes:
-        kind: "plain", "ddp", "mpips", or "step": mpips, where `step` pushes all gradients.
+        kind: "plain", "ddp", "mpips", "step" (mpips, where `step` pushes all gradients), or "stream" (mpips
+            with two layers in memory).
         model: Name of a model of `torch_side`.
         workers: Number of workers. mpips has a scheduler and a server beside them.
     """
@@ -96,6 +97,14 @@ RATIOS = (
         TorchSide("step", "deep"),
         "pushes in step()",
     ),
+    TorchRatio(
+        "stream_overhead",
+        "a step of 12 x Linear(2048), batch 128, SGD, BSP, two layers in memory, 1 worker and 1 server",
+        "ms",
+        TorchSide("stream", "wide"),
+        TorchSide("mpips", "wide"),
+        "all layers in memory",
+    ),
 )
 
 
@@ -146,7 +155,7 @@ def measure(side: TorchSide, quick: bool) -> Measured:
         out = Path(folder) / "measured.json"
         program = [sys.executable, "-m", "mpips.bench.torch_side", side.kind, side.model]
         program += ["quick" if quick else "full", str(out)]
-        if side.kind in ("mpips", "step"):
+        if side.kind in ("mpips", "step", "stream"):
             commands = [[*mpirun_command(2 + side.workers), *program]]
         else:
             commands = [[*program, str(rank), str(side.workers)] for rank in range(side.workers)]

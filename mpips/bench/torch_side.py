@@ -1,7 +1,8 @@
 """One side of the suite `torch`: python -m mpips.bench.torch_side KIND MODEL full|quick OUT [RANK WORKERS].
 
-KIND: "plain" torch in one process, "ddp", "mpips", or "step" (mpips, where `step` pushes all gradients). The
-first worker writes the result to OUT. Nothing of torch is imported before `mpips.init`.
+KIND: "plain" torch in one process, "ddp", "mpips", "step" (mpips, where `step` pushes all gradients), or
+"stream" (mpips, with two layers in memory). The first worker writes the result to OUT. Nothing of torch is
+imported before `mpips.init`.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from mpips.bench.torch_models import Measured
 
 _WARM_STEPS, _STEPS = 8, 24
 _N_ROWS, _N_IDS = 1_000_000, 20
-_BATCHES = {"mlp": 128, "bag": 1024, "deep": 128}
+_BATCHES = {"mlp": 128, "bag": 1024, "deep": 128, "wide": 128}
+_OURS = ("mpips", "step", "stream")
 
 
 def main(kind: str, model: str, size: str, out: str, rank: int = 0, workers: int = 1) -> None:
     """Train, and write the result."""
     quick = size == "quick"
-    if kind in ("mpips", "step"):
+    if kind in _OURS:
         mpips.init(servers=1, verbose=False)
         rank, workers = mpips.rank(), mpips.world_size()
     import torch
@@ -49,12 +51,17 @@ def main(kind: str, model: str, size: str, out: str, rank: int = 0, workers: int
             timeout=timedelta(seconds=60),
         )
         trained = torch.nn.parallel.DistributedDataParallel(made)
-    elif kind in ("mpips", "step"):
+    elif kind in _OURS:
         from mpips.session.init import current
         from mpips.torch import prepare
         from mpips.worker.worker import connection_of
 
-        trained, optimizer = prepare(made, optimizer, overlap=False if kind == "step" else None)
+        trained, optimizer = prepare(
+            made,
+            optimizer,
+            overlap=False if kind == "step" else None,
+            stream=2 if kind == "stream" else None,
+        )
         torch.set_num_threads(1)
 
         def after() -> None:
@@ -100,7 +107,7 @@ def _model(
     batch = _BATCHES[name]
     if name == "bag":
         n_rows = 10_000 if quick else _N_ROWS
-        if kind in ("mpips", "step"):
+        if kind in _OURS:
             from mpips.torch import EmbeddingBag
 
             bag: Any = EmbeddingBag(
@@ -123,7 +130,7 @@ def _model(
             nn.Sequential(*layers),
             lambda output: nn.functional.cross_entropy(output, labels),
         )
-    width = 32 if quick else 1024
+    width = 32 if quick else 2048 if name == "wide" else 1024
     return (
         lambda: torch.randn(batch, width),
         nn.Sequential(*[nn.Linear(width, width) for _ in range(12)]),

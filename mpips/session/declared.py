@@ -7,20 +7,17 @@ whose initial values count: other workers may have drawn other ones.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from mpips.errors import ConfigError
-from mpips.model.table import DenseTable, Table, check_tables
+from mpips.model.table import Table, check_tables
 from mpips.model.table_config import from_config, to_config
 from mpips.session.driver import JobRanks
+from mpips.session.initial_values import InitialValues, Values
 
-Float32 = NDArray[np.float32]
-Values = Callable[[], Float32]
 _WHAT = "the first pull, at which all workers start the job"
 
 
@@ -47,21 +44,22 @@ class Declared:
 
     Attributes:
         tables: The tables in the order of their declaration.
-        values: Functions that return the initial values of dense tables, by name.
+        values: Functions that return the initial values of dense tables, by name, for each group.
     """
 
     def __init__(self) -> None:
         """Declare nothing yet."""
         self.tables: list[Table] = []
-        self.values: dict[str, Values] = {}
+        self.values: dict[str, dict[str, Values]] = {}
 
-    def add(self, table: Table, values: Values | None = None) -> None:
+    def add(self, table: Table, values: Values | None = None, group: str = "") -> None:
         """Declare a table.
 
         Args:
             table: The table.
             values: Returns the initial values of a dense table: float32, C-contiguous, of the table's shape.
-                Called at the start of the job.
+                Called at the start of a job that starts from no checkpoint, on worker 0.
+            group: Name of the tables whose values are in memory at the same time.
 
         Raises:
             ConfigError: A table of this name has been declared.
@@ -73,24 +71,11 @@ class Declared:
             )
         self.tables.append(table)
         if values is not None:
-            self.values[table.name] = values
+            self.values.setdefault(group, {})[table.name] = values
 
-    def initial_values(self) -> dict[str, Float32]:
-        """Return the initial values of dense tables by name. They belong to the script.
-
-        Raises:
-            ConfigError: A function returns something else than it should.
-        """
-        shapes = {t.name: t.shape for t in self.tables if isinstance(t, DenseTable)}
-        found = {name: values() for name, values in self.values.items()}
-        for name, array in found.items():
-            right = array.shape == shapes.get(name) and array.dtype == np.float32
-            if not right or not array.flags.c_contiguous:
-                raise ConfigError(
-                    f"the initial values of {name!r} are {array.dtype} of shape {array.shape}: must be "
-                    f"float32 of shape {shapes.get(name)}, C-contiguous"
-                )
-        return found
+    def initial_values(self) -> InitialValues:
+        """Return the initial values of dense tables."""
+        return InitialValues(list(self.values.values()), self.tables)
 
     def meet(self, ranks: JobRanks, has_ended: bool) -> list[Table]:
         """Compare the tables of all workers; return those of worker 0. Collective over all ranks; blocks.

@@ -15,9 +15,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mpips.config.options import SessionOptions
 from mpips.errors import LeavingError
 from mpips.model.table import Table
@@ -30,6 +27,7 @@ from mpips.scheduler.rank_table import RankTable
 from mpips.scheduler.recorder import OnReport
 from mpips.scheduler.run_progress import RunProgress
 from mpips.session.calling import call
+from mpips.session.initial_values import InitialValues
 from mpips.session.local import LocalJob
 from mpips.session.running import RunningJob
 from mpips.transport.region import new_token
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 Value = TypeVar("Value")
-Float32 = NDArray[np.float32]
 
 
 @dataclass
@@ -169,11 +166,11 @@ class Program(Protocol):
     def tables(self) -> list[Table]:
         """Return the job's tables. Called after `prepare`."""
 
-    def initial_values(self) -> Mapping[str, Float32] | None:
-        """Return the initial values of dense tables, by name, where worker 0 has them.
+    def initial_values(self) -> InitialValues | None:
+        """Return the initial values of dense tables, where worker 0 has them.
 
-        None on every rank: tables have those of their `init`. Else worker 0 returns float32 arrays of the
-        tables' shapes, and other ranks return {}. Called after `prepare`.
+        None on every rank: tables have those of their `init`. Else those of worker 0 count. Called after
+        `prepare`.
         """
 
     def begin(self, saving: Saving, n_workers: int) -> None:

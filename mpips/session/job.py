@@ -16,8 +16,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from mpips import _native
 from mpips.config.options import SessionOptions
@@ -36,6 +34,7 @@ from mpips.scheduler.run_progress import RunProgress
 from mpips.scheduler.scheduler import Scheduler, ToAllServers, ToOneWorker
 from mpips.session.calling import call
 from mpips.session.ending import Ending
+from mpips.session.initial_values import InitialValues
 from mpips.session.roles import Roles
 from mpips.session.running import RunningJob
 from mpips.session.shutdown import meet
@@ -45,7 +44,6 @@ from mpips.worker.connection import needs_common_clock
 from mpips.worker.worker import Worker
 
 Main = Callable[[Worker], Any]
-Float32 = NDArray[np.float32]
 
 
 class Job:
@@ -64,7 +62,7 @@ class Job:
         run: Supervised | None = None,
         warm: bool = True,
         partner_bound: int | None = None,
-        initial: Mapping[str, Float32] | None = None,
+        initial: InitialValues | None = None,
     ) -> None:
         """Make regions, window and channels; continue in memory or start from a checkpoint. Blocks.
 
@@ -78,7 +76,7 @@ class Job:
                 memory of the previous one: then `saving.places` contains the workers' positions.
             partner_bound: Each server has a replica on another node, which may lack this number of
                 records; None: no replicas. See `mpips.recovery.replica_start.Partnership`.
-            initial: Initial values of dense tables by name, on the rank of worker 0; on other ranks {}. None
+            initial: Initial values of dense tables, of which those on the rank of worker 0 count. None
                 on all ranks: tables have those of their `init`.
 
         Raises:

@@ -33,6 +33,7 @@ from mpips.scheduler.recorder import OnReport, open_recorder
 from mpips.scheduler.run_progress import RunProgress
 from mpips.server.server import Server
 from mpips.session.calling import call
+from mpips.session.initial_values import InitialValues
 from mpips.session.local_scheduler import LocalScheduler
 from mpips.session.running import RunningJob
 from mpips.snapshot.server_part import ServerPart
@@ -64,7 +65,7 @@ class LocalJob:
         options: SessionOptions,
         plan: SavingPlan | None = None,
         run: Supervised | None = None,
-        initial: Mapping[str, Float32] | None = None,
+        initial: InitialValues | None = None,
         content: Mapping[str, tuple[Int64, Float32]] | None = None,
     ) -> None:
         """Make the server, and restore its tables if the job starts from a checkpoint.
@@ -74,7 +75,7 @@ class LocalJob:
             options: Options of the session.
             plan: Folder for checkpoints and the checkpoint to start from; None: no checkpoints.
             run: The supervised run of this process, or None.
-            initial: Initial values of dense tables by name; None: tables have those of their `init`.
+            initial: Initial values of dense tables; None: tables have those of their `init`.
             content: Content of embedding tables by name, as `content` of an earlier job returned it.
 
         Raises:
@@ -92,9 +93,10 @@ class LocalJob:
         if self.saving.start is not None:
             restore(self._server, self._placement, tables, self.saving.start)
         elif initial is not None:
-            for i, table in enumerate(tables):
-                if table.name in initial:
-                    self._server.core.set_dense(i, initial[table.name].reshape(-1))
+            indices = {table.name: i for i, table in enumerate(tables)}
+            for group in range(len(initial.groups)):
+                for name, values in initial.take(group).items():
+                    self._server.core.set_dense(indices[name], values.reshape(-1))
         for name, (keys, rows) in (content or {}).items():
             self._server.core.load_rows(self._index(name), keys, rows)
 

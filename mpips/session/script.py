@@ -31,9 +31,10 @@ from mpips.mpi.signals import TerminatedError
 from mpips.process import forked
 from mpips.rundir import directory
 from mpips.session.calling import ExitedError
-from mpips.session.declared import EndedEarlyError, Values
+from mpips.session.declared import EndedEarlyError
 from mpips.session.driver import Gathered, Outcome, at_work, gathered
 from mpips.session.exits import ExitFunctions, code_of, exit_now, exited
+from mpips.session.initial_values import Values
 from mpips.session.script_program import ScriptProgram
 from mpips.session.session import (
     after_run,
@@ -164,7 +165,7 @@ class Script:
             return start.workers[0].cursor
         return cursor
 
-    def declare(self, table: Table, values: Values | None = None) -> None:
+    def declare(self, table: Table, values: Values | None = None, group: str = "") -> None:
         """Declare a table; see Declared.add.
 
         Raises:
@@ -175,7 +176,7 @@ class Script:
                 f"{table.name!r} comes too late: the job has started with the first pull; prepare all models "
                 "and embeddings before the first forward pass"
             )
-        self._program.declared.add(table, values)
+        self._program.declared.add(table, values, group)
 
     def start(self) -> Worker:
         """Return the worker; at the first call start the job. Collective over all ranks then; blocks.

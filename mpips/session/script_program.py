@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, NoReturn
 
 from mpips.model.table import Table
 from mpips.recovery.saving import Saving, SavingPlan
-from mpips.session.declared import Declared, Float32
+from mpips.session.declared import Declared
 from mpips.session.driver import JobRanks, JobView
+from mpips.session.initial_values import InitialValues
 from mpips.session.session import CheckedArguments, FunctionPlan
 from mpips.worker.worker import Worker
 
@@ -33,7 +33,7 @@ class ScriptProgram:
         self.declared = Declared()
         self.has_ended = False
         self._tables: list[Table] = []
-        self._values: dict[str, Float32] = {}
+        self._values = InitialValues([], [])
         self._folder = checked.folder
         self._resume = resume
         self._triggers = checked.triggers
@@ -44,12 +44,8 @@ class ScriptProgram:
     ) -> SavingPlan:
         """Wait for the first pull of all workers, and learn the tables of worker 0. Collective; blocks."""
         self._tables = self.declared.meet(ranks, self.has_ended)
-
-        def read() -> None:
-            if ranks.worker == 0:
-                self._values = self.declared.initial_values()
-
-        ranks.agree("reading the initial values", read, lengthy=True)
+        if ranks.worker == 0:
+            self._values = self.declared.initial_values()
         draft = Saving(self._folder, run_id, triggers=self._triggers)
         return FunctionPlan(draft, self._resume, comm)
 
@@ -57,10 +53,9 @@ class ScriptProgram:
         """Return the tables of worker 0."""
         return self._tables
 
-    def initial_values(self) -> Mapping[str, Float32]:
-        """Return the initial values that the script declared, once; {} where this rank is not worker 0."""
-        values, self._values = self._values, {}
-        return values
+    def initial_values(self) -> InitialValues:
+        """Return the initial values that the script declared; none where this rank is not worker 0."""
+        return self._values
 
     def begin(self, saving: Saving, n_workers: int) -> None:
         """Do nothing: `mpips.torch` reads the start of the worker."""

@@ -12,12 +12,10 @@ Every step ends on all ranks alike: an error of one rank is raised on all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
-import numpy as np
 from mpi4py import MPI
-from numpy.typing import NDArray
 
 from mpips.config.options import SessionOptions
 from mpips.errors import ConfigError, MpipsError
@@ -31,13 +29,11 @@ from mpips.recovery.saving import Saving, SavingPlan
 from mpips.recovery.takeover import Takeover
 from mpips.rundir.directory import Supervised
 from mpips.server.server import Durability, Server, backup_workers
-from mpips.session.initial_values import send_values
+from mpips.session.initial_values import InitialValues, send_values
 from mpips.session.links import Links
 from mpips.session.parts import Parts
 from mpips.session.shutdown import release
 from mpips.transport.region import Regions, attach, persistent, staging_part, sweep
-
-Float32 = NDArray[np.float32]
 
 
 def start_up(
@@ -49,7 +45,7 @@ def start_up(
     warm: bool,
     partner_bound: int | None,
     idle: Callable[[], None],
-    initial: Mapping[str, Float32] | None = None,
+    initial: InitialValues | None = None,
 ) -> Parts:
     """Make this rank's parts of a job. Collective; blocks.
 
@@ -62,7 +58,7 @@ def start_up(
         warm: Its servers leave their memory to the next launch and take over that of the previous one.
         partner_bound: Number of records that a replica on another node may lack; None: no replicas.
         idle: Called by a worker while it waits until a server receives a message.
-        initial: Initial values of dense tables by name, on the rank of worker 0; on other ranks {}. None on
+        initial: Initial values of dense tables, of which those on the rank of worker 0 count. None on
             all ranks: tables have those of their `init`.
 
     Raises:
@@ -143,7 +139,7 @@ class _StartUp:
     """The steps that fill `Parts`."""
 
     def __init__(
-        self, parts: Parts, plan: SavingPlan, prints: str, initial: Mapping[str, Float32] | None
+        self, parts: Parts, plan: SavingPlan, prints: str, initial: InitialValues | None
     ) -> None:
         """`prints`: fingerprint of tables and options; `initial`: see `start_up`."""
         self._initial = initial

@@ -145,11 +145,13 @@ def make_plain(plain: type[Any], *arguments: Any) -> Any:
     return plain.__new__(plain, *arguments)
 
 
-def make_prepared(model: torch.nn.Module, part: ModelPart) -> None:
-    """Turn a model into a prepared one, in place."""
+def make_prepared(
+    model: torch.nn.Module, part: ModelPart, base: type[PreparedModule] = PreparedModule
+) -> None:
+    """Turn a model into a prepared one, in place. `base`: class with the methods of prepared models."""
     plain = type(model)
     body = {"__module__": plain.__module__, "__qualname__": plain.__qualname__}
-    model.__class__ = type(plain.__name__, (PreparedModule, plain), body)
+    model.__class__ = type(plain.__name__, (base, plain), body)
     model._mpips_part = part  # type: ignore[assignment]
     model._mpips_plain = plain  # type: ignore[assignment]
     for module in model.modules():

@@ -52,6 +52,8 @@ def _digest(gradient: torch.Tensor | None) -> int | None:
 class Overlap:
     """The hooks of one prepared optimizer's parameters."""
 
+    way_out = "use prepare(..., overlap=False)"
+
     def __init__(
         self,
         tables: Sequence[ParameterTable],
@@ -108,7 +110,7 @@ class Overlap:
                 parameter = table.parameter
                 if parameter.is_leaf and table.rule is not None:
                     hook = self._hook_of(place)
-                    self._hooks.append(_register(parameter, hook))
+                    self._hooks.append(register(parameter, hook))
 
     @property
     def is_on(self) -> bool:
@@ -255,7 +257,7 @@ class Overlap:
         self._hooks.clear()
 
 
-def _register(parameter: torch.nn.Parameter, hook: Callable[[torch.Tensor], None]) -> Any:
+def register(parameter: torch.nn.Parameter, hook: Callable[[torch.Tensor], None]) -> Any:
     """Register a hook on a parameter, also one that is frozen now."""
     frozen = not parameter.requires_grad
     if frozen:

@@ -82,6 +82,11 @@ class ParameterTable:
         self._handle = worker.table(self.name)
 
     @property
+    def group(self) -> str:
+        """Name of the tables whose initial values are in memory at the same time; see Declared.add."""
+        return ""
+
+    @property
     def is_fixed(self) -> bool:
         """True while nothing trains the parameter: it is frozen, or no optimizer has it."""
         return self.rule is None or not self.parameter.requires_grad

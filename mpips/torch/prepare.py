@@ -20,6 +20,15 @@ from mpips.torch.parameters import ParameterTable, table_names
 from mpips.torch.rules import rule_of
 from mpips.torch.sampling import PreparedLoader, split
 from mpips.torch.stepping import PreparedOptimizer, Stepping, make_stepping
+from mpips.torch.streamed_model import (
+    Make,
+    check_stream,
+    fill_buffers,
+    make_stream,
+    make_streamed,
+)
+from mpips.torch.streamed_table import Init
+from mpips.torch.streaming import Stream
 
 
 class StartingLoader(PreparedLoader):
@@ -93,6 +102,8 @@ def prepare(
     consistency: Consistency | str = "bsp",
     buffers: BufferRule = "worker 0",
     overlap: bool | None = None,
+    stream: int | None = None,
+    init: Init | None = None,
     name: str = "",
 ) -> Any:
     """Let the servers of the job hold and train a model. Call it before the first forward pass.
@@ -128,6 +139,16 @@ def prepare(
             (clipping, GradScaler), no second backward pass has added to gradients outside `no_sync`, and no
             other optimizer is prepared. A script that does one of these later gets a ConfigError. True: from
             the first step on.
+        stream: Number of layers whose parameters may be in the memory of this worker, for models that are
+            larger; None: all. A layer is a module that has parameters of its own. The values of a parameter
+            are pulled when a function of torch receives it, in forward and in backward, and freed when
+            those of other layers need the place. Gradients are pushed by backward, as with overlap=True, and
+            freed: the script cannot clip, scale or accumulate them. Needs BSP without backup workers. See
+            mpips.torch.streaming.
+        init: Fills the parameters and buffers that a module itself has, of a module that was made on the
+            meta device (`with torch.device("meta")`), which has no memory for its parameters. Called for one
+            module after the other on worker 0 at the start of the job, and in `prepare` for modules with
+            buffers. None: module.reset_parameters(). Only with `stream`.
         name: Prefix of the tables' names, for a second model.
 
     Returns:
@@ -140,18 +161,25 @@ def prepare(
     job = job_of("mpips.torch.prepare")
     rules = consistency_of(consistency) if isinstance(consistency, str) else consistency
     _check(model, optimizer, job, rules, buffers, overlap)
-    tables = _parameter_tables(model, optimizer, name)
+    check_stream(stream, init, rules, overlap)
+    streamed: Stream | None = None
+    make: Make = ParameterTable
+    if stream is not None:
+        streamed, make = make_stream(model, optimizer, stream, init)
+    tables = _parameter_tables(model, optimizer, name, make)
+    if streamed is not None:
+        fill_buffers(streamed)
     own_buffers = list(buffer_tables(model, name, buffers))
     embeddings = _embeddings(model, name)
     schedulers = _schedulers(scheduler)
     prepared = StartingLoader(loader, job, job.script.seed) if loader is not None else None
-    part = ModelPart(job, [*tables, *own_buffers])
+    part = ModelPart(job, [*(tables if streamed is None else [streamed]), *own_buffers])
     for table in tables:
         job.claim(table.parameter, table.name)
     for path, embedding in embeddings.items():
         embedding.join(job, path)
     for table in tables:
-        job.script.declare(table.table(rules), table.initial_values)
+        job.script.declare(table.table(rules), table.initial_values, table.group)
         job.add(table)
     for buffer in own_buffers:
         job.script.declare(buffer.table(rules), buffer.initial_values)
@@ -159,7 +187,10 @@ def prepare(
     for path, embedding in embeddings.items():
         job.script.declare(embedding.table(path, rules))
         job.add(embedding)
-    make_prepared(model, part)
+    if streamed is None:
+        make_prepared(model, part)
+    else:
+        make_streamed(model, part, streamed)
     result: list[Any] = [model]
     trained = _stepping(optimizer, job, tables, own_buffers, embeddings, part, overlap)
     if trained is not None:
@@ -222,7 +253,10 @@ def _check(
 
 
 def _parameter_tables(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, prefix: str
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    prefix: str,
+    make: Make,
 ) -> list[ParameterTable]:
     """Return the tables of all parameters, with the rules of their param groups."""
     named = table_names(model, prefix)
@@ -238,7 +272,7 @@ def _parameter_tables(
                         "not in the model: prepare the model that contains it, with this optimizer"
                     )
                 rules[id(p)] = rule
-    return [ParameterTable(name, p, rules.get(id(p))) for name, p in named.items()]
+    return [make(name, p, rules.get(id(p))) for name, p in named.items()]
 
 
 def _schedulers(given: Any) -> list[Any]:

@@ -19,6 +19,8 @@ from mpips.torch.overlap import Overlap
 from mpips.torch.parameters import ParameterTable
 from mpips.torch.plain import NOT_PLAIN, from_plain, to_plain
 from mpips.torch.rules import rule_of
+from mpips.torch.streamed_gradients import StreamedGradients
+from mpips.torch.streamed_table import StreamedTable
 from mpips.worker.worker import Worker, connection_of
 
 _ABSENT = object()
@@ -53,13 +55,19 @@ class Stepping:
         self._groups = groups
         self._rest = rest
         self._model = model
-        self._overlap = Overlap(
-            tables,
-            self._begin,
-            self._current,
-            lambda: model.is_accumulating,
-            lambda: model.is_stale,
-            overlap,
+        streamed = [table for table in tables if isinstance(table, StreamedTable)]
+        self._is_streamed = bool(streamed)
+        self._overlap = (
+            StreamedGradients(streamed, self._begin, lambda: model.is_stale)
+            if streamed
+            else Overlap(
+                tables,
+                self._begin,
+                self._current,
+                lambda: model.is_accumulating,
+                lambda: model.is_stale,
+                overlap,
+            )
         )
         self._made = [_hyperparameters(group) for group in optimizer.param_groups]
         self._known = list(self._made)  # those that the script gives at its beginning
@@ -81,7 +89,7 @@ class Stepping:
         elif self._current() != self._known:
             raise ConfigError(
                 "a hyperparameter of the optimizer was changed between backward, which had sent gradients, "
-                "and step(): change it before backward, or use prepare(..., overlap=False)"
+                f"and step(): change it before backward, or {self._overlap.way_out}"
             )
         self._overlap.step()
         self._job.push(self._rest, [self._model])
@@ -120,7 +128,8 @@ class Stepping:
             changed = {name: now[name] for name in now if now[name] != made.get(name, _ABSENT)}
             if changed:
                 found[str(i)] = changed
-        return {"groups": len(self._made), "changed": found, "overlap": self._overlap.is_on}
+        place = {"groups": len(self._made), "changed": found, "overlap": self._overlap.is_on}
+        return {**place, "streamed": True} if self._is_streamed else place
 
     def resume(self, position: Mapping[str, Any]) -> None:
         """Set the hyperparameters of all param groups; the next step sends them.
@@ -133,10 +142,16 @@ class Stepping:
                 f"the checkpoint's optimizer has {position['groups']} param groups, this one has "
                 f"{len(self._made)}: use the same script, or resume='never'"
             )
+        worker = self._job.start()
+        repeats = any(c.writer.is_ahead_of(worker.now) for c in connection_of(worker).channels)
+        if repeats and position.get("streamed", False) != self._is_streamed:
+            raise ConfigError(
+                "the run ended within a step, and this launch has another stream argument, with which it "
+                "would repeat the pushes of the step in another order: continue it with stream as it was, "
+                "or, from its newest checkpoint, after mpips run --discard-memory"
+            )
         if position.get("overlap", False):
-            worker = self._job.start()
-            channels = connection_of(worker).channels
-            self._overlap.resume(any(c.writer.is_ahead_of(worker.now) for c in channels))
+            self._overlap.resume(repeats)
         # Tensors, such as a learning rate that a compiled step reads, stay tensors.
         for i, (group, made) in enumerate(
             zip(self._optimizer.param_groups, self._made, strict=True)

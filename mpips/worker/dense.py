@@ -12,6 +12,7 @@ from mpips.errors import ConfigError
 from mpips.model.arrays import as_float32, check_out
 from mpips.model.consistency import BSP, needs_base
 from mpips.model.table import DenseTable
+from mpips.transport.channel import MemoryChannel
 from mpips.worker.base import Handle
 from mpips.worker.paths import choose_path
 from mpips.worker.paths.direct import direct_path
@@ -164,6 +165,13 @@ class DenseHandle(Handle):
                 self._noted.note(values, {part.server: version})
             result.append((part.start, part.stop, values))
         return result
+
+    def ready_views(self) -> list[tuple[int, int, Float32]] | None:
+        """Return `views()`; None if that would wait, or if a server is on another node. Does not block."""
+        self._check_open("a view of")
+        nodes = [self._connection.channels[part.server] for part in self._shards]
+        is_here = all(isinstance(channel, MemoryChannel) for channel in nodes)
+        return self.views() if is_here and self._settled(0.0) else None
 
     def push(
         self, update: Float32, base: Float32 | None = None, *, closes: bool = False

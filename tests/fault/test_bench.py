@@ -92,6 +92,7 @@ def test_recovery_gives_its_figure() -> None:
         assert name in found["skipped"] or figures[name] < 1
 
 
+@pytest.mark.timeout(240)
 def test_torch_gives_every_ratio() -> None:
     pytest.importorskip("torch", reason="the suite compares with PyTorch")
     found = quick("torch")

@@ -1,0 +1,241 @@
+"""The tables of a streamed model: the values of a parameter come into memory and leave it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mpips.errors import ConfigError
+from mpips.model.optimizer import Optimizer
+from mpips.torch.parameters import ParameterTable
+from mpips.torch.streamed_parameter import StreamedParameter
+from mpips.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from mpips.torch.streaming import Stream
+
+Float32 = NDArray[np.float32]
+Init = Callable[[torch.nn.Module], object]
+
+
+class Layer:
+    """A module that has parameters of its own: those without the name of a submodule before them.
+
+    A parameter that several modules share belongs to the first of them.
+
+    Attributes:
+        name: Path of the module in the model; "" for the model itself.
+        module: The module.
+        tables: Its tables.
+    """
+
+    def __init__(self, name: str, module: torch.nn.Module, init: Init) -> None:
+        """Take a module. `init` gives it values, if it has come from the meta device."""
+        self.name = name
+        self.module = module
+        self.tables: list[StreamedTable] = []
+        self._init = init
+
+    def initialise(self) -> None:
+        """Give the parameters their initial values, in memory.
+
+        A parameter that belongs to another layer, or has values, gets other memory meanwhile: what the first
+        layer gave it counts, and random numbers are those of a model that was made in memory.
+
+        Raises:
+            ConfigError: `init` uses parameters of another layer, or has made other parameters.
+        """
+        parameters = dict(self.module._parameters)
+        streamed = [p for p in parameters.values() if isinstance(p, StreamedParameter)]
+        tables = [p._mpips_table for p in streamed]
+        made = {table: table.values for table in tables if table.has_values}
+        for table in tables:
+            table.allocate()
+        with torch.no_grad(), tables[0].stream.initialising(tables) if tables else nullcontext():
+            self._init(self.module)
+        if any(self.module._parameters.get(key) is not p for key, p in parameters.items()):
+            raise ConfigError(
+                f"init has replaced a parameter of the layer {self.name!r}: it must fill the parameters in "
+                "place, as module.reset_parameters() does"
+            )
+        for table in tables:
+            if table in made:
+                table.set_values(made[table])
+            elif table.layer is not self:
+                table.release()
+
+
+class ParameterMemory(NamedTuple):
+    """New memory of a parameter, and the array into which its values are pulled: this memory or a buffer."""
+
+    values: torch.Tensor
+    array: Float32
+
+
+class StreamedTable(ParameterTable):
+    """One parameter of a streamed model, and its table.
+
+    Until the job starts, the parameter has the memory that the script gave it; from the meta device, none.
+    Then its memory is a placeholder of one NaN, until `fetch` makes memory for the values.
+
+    Attributes:
+        layer: Its layer.
+        stream: The parameters of the model.
+        has_values: The parameter has its values in memory.
+        is_sent: Its gradient has been pushed in the current clock.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parameter: torch.nn.Parameter,
+        rule: Optimizer | None,
+        layer: Layer,
+        stream: Stream,
+    ) -> None:
+        """Turn a parameter into a streamed one.
+
+        Raises:
+            ConfigError: The parameter cannot be a table.
+        """
+        super().__init__(name, parameter, rule)
+        self.layer = layer
+        self.stream = stream
+        self.has_values = not isinstance(parameter, StreamedParameter)
+        self.is_sent = False
+        self._size = tuple(parameter.shape)
+        if self.has_values:
+            # A pull fills memory without gaps, with the strides of the parameter where it has none.
+            self._stride = torch.empty_like(parameter, device="meta").stride()
+            parameter.__class__ = StreamedParameter
+        assert isinstance(parameter, StreamedParameter)
+        if not self.has_values:
+            self._stride = parameter._mpips_stride
+        parameter._mpips_table = self
+        self._generation = -1  # of the newest values; see Stream
+
+    @property
+    def group(self) -> str:
+        """Name of the tables whose initial values are in memory at the same time."""
+        return self.name.rpartition(".")[0]
+
+    @property
+    def gradient(self) -> torch.Tensor | None:
+        """The parameter's gradient."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.parameter.grad
+
+    def check_gradient(self) -> None:
+        """Raise ConfigError if the gradient has been sent in this clock."""
+        if self.is_sent:
+            raise ConfigError(
+                f"the gradient of {self.name!r} is used between backward, which has sent and freed it, and "
+                "step(): with stream a script cannot clip, scale, drop or read gradients there; use a hook "
+                "of the parameter (register_hook), or prepare the model without stream"
+            )
+
+    @property
+    def address(self) -> int:
+        """Address of the parameter's memory."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.parameter.untyped_storage().data_ptr()
+
+    @property
+    def values(self) -> torch.Tensor:
+        """The parameter's memory as a tensor outside autograd."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.parameter.data
+
+    def allocate(self) -> None:
+        """Give the parameter new memory, with any values."""
+        self.set_values(self.stream.blocks.empty(self._size, self._stride, self.parameter.dtype))
+        self.has_values = True
+
+    def release(self) -> None:
+        """Free the parameter's memory, as far as nothing else refers to it.
+
+        Raises:
+            ConfigError: The script has changed the values.
+        """
+        if self.has_values:
+            self.check_unchanged()
+        self.has_values = False
+        self.set_values(torch.full((1,), torch.nan, dtype=self.parameter.dtype).expand(self._size))
+
+    def set_values(self, data: torch.Tensor) -> None:
+        """Make `data` the memory of the parameter."""
+        with torch._C.DisableTorchFunctionSubclass():
+            self.parameter.data = data
+
+    def open(self, worker: Worker) -> None:
+        """Take the table's handle, and free the values that the script has made."""
+        super().open(worker)
+        self.release()
+
+    def initial_values(self) -> Float32:
+        """Return the initial values and free the parameter's memory; the array is all that refers to it."""
+        if not self.has_values:
+            self.layer.initialise()
+        with torch._C.DisableTorchFunctionSubclass():
+            values = super().initial_values()
+        self.release()
+        return values
+
+    def fetch(self, generation: int) -> None:
+        """Pull the values into new memory. Blocks like DenseHandle.pull.
+
+        Raises:
+            ConfigError: The gradient has been sent in this clock, so the table is closed.
+        """
+        if self.is_sent:
+            raise ConfigError(
+                f"the values of {self.name!r} are used between backward, which has sent its gradient, and "
+                "step(), when they have left memory: make one backward pass for each step, and use values "
+                "before it or after step()"
+            )
+        assert self._handle is not None
+        memory = self.memory()
+        self._handle.pull(memory.array)
+        self.take(memory, generation)
+
+    def ready_parts(self) -> list[tuple[int, int, Float32]] | None:
+        """Return the values in the memory of servers; None if there are none, or the worker would wait."""
+        assert self._handle is not None
+        return None if self.is_sent else self._handle.ready_views()
+
+    def memory(self) -> ParameterMemory:
+        """Return new memory for the values."""
+        blocks, dtype = self.stream.blocks, self.parameter.dtype
+        values = blocks.empty(self._size, self._stride, dtype)
+        if dtype == torch.float32 and values.is_contiguous():
+            return ParameterMemory(values, values.numpy().reshape(self._shape))
+        stride = torch.empty(self._shape, device="meta").stride()
+        return ParameterMemory(values, blocks.empty(self._shape, stride, torch.float32).numpy())
+
+    def take(self, memory: ParameterMemory, generation: int) -> None:
+        """Make memory with pulled values the parameter's."""
+        if memory.array.ctypes.data != memory.values.data_ptr():
+            memory.values.copy_(torch.from_numpy(memory.array).view(self._size))
+        self.set_values(memory.values)
+        self.has_values = True
+        with torch._C.DisableTorchFunctionSubclass():
+            # A graph that holds old values by a reference must not be used with the new ones.
+            if generation != self._generation:
+                torch.autograd.graph.increment_version(self.parameter)
+            self._generation = generation
+            self._version = self.parameter._version
+
+    def push(self) -> None:
+        """Push the gradient, if there is one, and free it; see ParameterTable.push."""
+        if self.gradient is None or self.rule is None:
+            return
+        self.stream.end_copies()
+        super().push()
+        with torch._C.DisableTorchFunctionSubclass():
+            self.parameter.grad = None
+        self.is_sent = True
