@@ -1,7 +1,8 @@
 """One side of the suite `torch`: python -m mpips.bench.torch_side KIND MODEL full|quick OUT [RANK WORKERS].
 
-KIND: "plain" torch in one process, "ddp", "mpips", or "step" (mpips, where `step` pushes all gradients). The
-first worker writes the result to OUT. Nothing of torch is imported before `mpips.init`.
+KIND: "plain" torch in one process, "ddp", "mpips", "step" (mpips, where `step` pushes all gradients), or
+"replicated" (mpips with replicated parameters). The first worker writes the result to OUT. Nothing of torch
+is imported before `mpips.init`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import msgspec
 
 import mpips
-from mpips.bench.torch_models import Measured
+from mpips.bench.torch_models import MPIPS_KINDS, Measured
 
 _WARM_STEPS, _STEPS = 8, 24
 _N_ROWS, _N_IDS = 1_000_000, 20
@@ -27,7 +28,7 @@ _BATCHES = {"mlp": 128, "bag": 1024, "deep": 128}
 def main(kind: str, model: str, size: str, out: str, rank: int = 0, workers: int = 1) -> None:
     """Train, and write the result."""
     quick = size == "quick"
-    if kind in ("mpips", "step"):
+    if kind in MPIPS_KINDS:
         mpips.init(servers=1, verbose=False)
         rank, workers = mpips.rank(), mpips.world_size()
     import torch
@@ -49,12 +50,17 @@ def main(kind: str, model: str, size: str, out: str, rank: int = 0, workers: int
             timeout=timedelta(seconds=60),
         )
         trained = torch.nn.parallel.DistributedDataParallel(made)
-    elif kind in ("mpips", "step"):
+    elif kind in MPIPS_KINDS:
         from mpips.session.init import current
         from mpips.torch import prepare
         from mpips.worker.worker import connection_of
 
-        trained, optimizer = prepare(made, optimizer, overlap=False if kind == "step" else None)
+        trained, optimizer = prepare(
+            made,
+            optimizer,
+            overlap=False if kind == "step" else None,
+            placement="replicated" if kind == "replicated" else "servers",
+        )
         torch.set_num_threads(1)
 
         def after() -> None:
@@ -100,7 +106,7 @@ def _model(
     batch = _BATCHES[name]
     if name == "bag":
         n_rows = 10_000 if quick else _N_ROWS
-        if kind in ("mpips", "step"):
+        if kind in MPIPS_KINDS:
             from mpips.torch import EmbeddingBag
 
             bag: Any = EmbeddingBag(

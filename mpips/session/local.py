@@ -214,7 +214,7 @@ class LocalJob:
             saving.triggers.every_steps if saving.folder is not None else 0,
         )
         stores = saving.folder is not None
-        replicated = local_part(self._tables, self._placement, self._regions, server, stores)
+        replicated = local_part(self._tables, self._placement, self._regions, [server], stores)
         connection = Connection(
             0,
             ["worker 0"],

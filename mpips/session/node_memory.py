@@ -57,15 +57,19 @@ def make_reduction(
 
 
 def local_part(
-    tables: Sequence[Table], placement: Placement, regions: Regions, server: Server, stores: bool
+    tables: Sequence[Table],
+    placement: Placement,
+    regions: Regions,
+    servers: Sequence[Server],
+    stores: bool,
 ) -> ReplicatedPart | None:
     """Return the replicated tables of a job of one process; None if it has none.
 
     Args:
         tables: All tables of the job.
-        placement: Shards of the only server.
+        placement: Shards of the servers.
         regions: Makes memory.
-        server: The server, with the values at the start.
+        servers: The servers, with the values at the start.
         stores: The job writes checkpoints.
 
     Raises:
@@ -79,8 +83,10 @@ def local_part(
     for place, (index, table) in enumerate(found.items()):
         for slot in range(1 + table.optimizer.n_state):
             array = array_of(memory, layout, place, slot, table.n_elements)
-            array[:] = server.core.dense_array(index, slot)
-    steps = [server.core.steps(index) for index in found]
+            for part in placement.dense[table.name]:
+                values = servers[part.server].core.dense_array(index, slot)
+                array[part.start : part.stop] = values
+    steps = [max(server.core.steps(index) for server in servers) for index in found]
     reduction = make_reduction(found, memory, layout, 0, [0], steps, True)
     shards = [placement.dense[table.name] for table in found.values()]
     return ReplicatedPart(found, shards, memory, layout, reduction, None, stores)

@@ -304,7 +304,7 @@ class ReplicatedTables:
 
     def count(self, counters: dict[str, int]) -> None:
         """Add the pushes of replicated tables to a worker's counters."""
-        for key in ("pushed", "applied"):
+        for key in ("pushed", "applied", "replicated"):
             counters[key] = counters.get(key, 0) + self._pushed
         for key, n in (("pushed_bytes", self._pushed_bytes), ("pulled_bytes", self._pulled_bytes)):
             counters[key] = counters.get(key, 0) + n
