@@ -266,7 +266,7 @@ class Reduction:
         layout: NodeLayout,
         worker: int,
         local: list[int],
-        rules: list[tuple[str, OptimizerConfig, bool, int]],
+        rules: list[tuple[str, OptimizerConfig, bool, int, bool]],
         oversubscribed: bool,
     ) -> None: ...
     @property

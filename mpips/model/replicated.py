@@ -14,7 +14,7 @@ from mpips.errors import ConfigError
 from mpips.model.accepted import is_count
 from mpips.model.consistency import BSP, Consistency
 from mpips.model.optimizer import Optimizer
-from mpips.model.python_rule import PythonRule
+from mpips.model.python_rule import PythonRule, replace_values
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def check_replicated(consistency: Consistency, optimizer: Optimizer | PythonRule
             f"a replicated table needs consistency BSP() without backup workers, not {consistency}: every "
             "worker applies the update of every clock; use placement = 'servers'"
         )
-    if isinstance(optimizer, PythonRule):
+    if isinstance(optimizer, PythonRule) and optimizer.function is not replace_values:
         raise ConfigError(
             f"a replicated table needs an optimizer of mpips, not the Python rule {optimizer.name}, which "
             "runs on servers; use placement = 'servers'"

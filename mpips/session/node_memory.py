@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from mpips import _native
 from mpips.model.consistency import BSP
+from mpips.model.optimizer import SGD
 from mpips.model.placement import Placement
 from mpips.model.python_rule import PythonRule
 from mpips.model.table import DenseTable, Table, replicated_tables
@@ -49,10 +50,11 @@ def make_reduction(
     """
     rules = []
     for table, n in zip(tables.values(), steps, strict=True):
-        assert not isinstance(table.optimizer, PythonRule)
         assert isinstance(table.consistency, BSP)
+        replaces = isinstance(table.optimizer, PythonRule)
+        config = SGD() if isinstance(table.optimizer, PythonRule) else table.optimizer
         mean = table.consistency.reduce == "mean"
-        rules.append((table.name, table.optimizer.native(), mean, n))
+        rules.append((table.name, config.native(), mean, n, replaces))
     return _native.Reduction(memory, layout, worker, list(local), rules, oversubscribed)
 
 

@@ -151,3 +151,16 @@ def test_gradients_that_were_refused_never_count(tmp_path: Path) -> None:
         digests.append([line for line in found.splitlines() if line.startswith("digest")])
     assert len(digests[0]) == 1
     assert digests[0] == digests[1]
+
+
+@pytest.mark.parametrize(("n", "transport"), [(4, "auto"), (5, "p2p")])
+def test_ddp_trains_with_the_hook_as_without_it(
+    launch: Launch, tmp_path: Path, n: int, transport: str
+) -> None:
+    script = SCRIPT.with_name("ddp_script.py")
+    command = [sys.executable, str(script), str(tmp_path / "store"), transport]
+    found = results(launch(n, command, timeout=100.0))
+    assert [one["world"] for one in found] == [n - 2] * (n - 2)
+    # Two gradients and their mean are the same however they are added.
+    assert all(one["same"] for one in found)
+    assert max(one["error"] for one in found) <= (0.0 if n == 4 else 1e-5)

@@ -128,7 +128,8 @@ class ReductionRig:
         self.memory: list[Any] = [None] * self.n_workers
         self.messages: list[Contributions | None] = [None] * self.n_workers
         native = [
-            (name, rule.native(), mean, 0) for name, rule in zip(self.names, rules, strict=True)
+            (name, rule.native(), mean, 0, False)
+            for name, rule in zip(self.names, rules, strict=True)
         ]
         for node in nodes:
             memory = _native.SharedMemory.anonymous(self.layout.total_bytes, 0)

@@ -39,7 +39,7 @@ struct BoundReduction {
   }
 };
 
-using Rules = std::vector<std::tuple<std::string, OptimizerConfig, bool, std::uint64_t>>;
+using Rules = std::vector<std::tuple<std::string, OptimizerConfig, bool, std::uint64_t, bool>>;
 
 std::unique_ptr<BoundReduction> make(py::object memory, const NodeLayout& layout,
                                      std::size_t worker, std::vector<std::size_t> local,
@@ -51,8 +51,8 @@ std::unique_ptr<BoundReduction> make(py::object memory, const NodeLayout& layout
       !is_local || local.back() >= layout.n_workers())
     throw py::value_error("memory, layout, workers and rules do not fit together");
   std::vector<ReplicatedRule> made;
-  for (const auto& [name, optimizer, mean, steps] : rules)
-    made.push_back({name, optimizer, mean, steps});
+  for (const auto& [name, optimizer, mean, steps, replaces] : rules)
+    made.push_back({name, optimizer, mean, steps, replaces});
   return std::make_unique<BoundReduction>(BoundReduction{
       Reduction(file.data(), layout, worker, std::move(local), std::move(made), oversubscribed),
       memory});

@@ -34,7 +34,8 @@ Reduction::Reduction(std::uint8_t* memory, NodeLayout layout, std::size_t worker
       return reinterpret_cast<float*>(memory_ + layout_.array(t, slot));
     };
     const std::size_t n_state = layout_.n_state(t);
-    Table table{std::move(rule.name), rule.mean, rule.steps, {}, array(0), {nullptr, nullptr}};
+    Table table{std::move(rule.name), rule.mean, rule.replaces, rule.steps, {}, array(0),
+                {nullptr, nullptr}};
     for (std::size_t k = 0; k < n_state; ++k) table.state[k] = array(1 + k);
     table.configs.push_back({0, rule.optimizer, hash_of(rule.optimizer)});
     tables_.push_back(std::move(table));
@@ -200,6 +201,11 @@ void Reduction::apply(std::size_t table, std::size_t n_contributors) {
       for (std::size_t i = 1; i < sources_.size(); ++i)
         k.add(sum_.data(), sources_[i] + from, count);
       update = sum_.data();
+    }
+    if (t.replaces) {
+      std::memcpy(t.values + from, update, count * sizeof(float));
+      if (factors.gradient != 1.0F) k.scale(t.values + from, factors.gradient, count);
+      continue;
     }
     const auto at = [&](float* state) { return state != nullptr ? state + from : nullptr; };
     k.update[static_cast<std::size_t>(config.kind)](t.values + from, at(t.state[0]), at(t.state[1]),

@@ -76,6 +76,7 @@ struct ReplicatedRule {
   OptimizerConfig optimizer;
   bool mean = true;
   std::uint64_t steps = 0;  // updates of the table before this launch
+  bool replaces = false;    // no optimizer: the sum, scaled, replaces the values
 };
 
 class Reduction {
@@ -139,7 +140,7 @@ class Reduction {
   };
   struct Table {
     std::string name;
-    bool mean;
+    bool mean, replaces;
     std::uint64_t steps;
     std::vector<Config> configs;  // by clock; the first is in force for the next update
     float* values;

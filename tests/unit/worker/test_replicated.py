@@ -55,6 +55,24 @@ def test_every_rule_gives_the_bits_of_a_server(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("reduce", ["mean", "sum"])
+def test_values_can_be_replaced_by_what_workers_push(reduce: Any) -> None:
+    options: Any = {"optimizer": PythonRule(replace_values), "consistency": BSP(reduce)}
+
+    def main(worker: Worker) -> None:
+        for clock in range(4):
+            for name in ("served", "w"):
+                for i in range(clock % 3):
+                    worker.table(name).push(noise(clock, i))
+            worker.clock()
+            pulled = [worker.table(name).pull() for name in ("served", "w")]
+            assert pulled[0].tobytes() == pulled[1].tobytes()
+
+    play(
+        main, DenseTable("served", (N,), init=noise(9), **options), copied(init=noise(9), **options)
+    )
+
+
 def test_a_handle_has_what_that_of_a_dense_table_has() -> None:
     ones = np.ones(N, np.float32)
 
@@ -176,7 +194,7 @@ def test_checkpoints_move_a_table_to_the_workers_and_back(tmp_path: Path) -> Non
         ({"consistency": ASP()}, "needs consistency BSP.. without backup workers, not ASP"),
         ({"consistency": SSP()}, "needs consistency BSP.. without backup workers, not SSP"),
         ({"consistency": BSP(backup=1)}, "needs consistency BSP.. without backup workers"),
-        ({"optimizer": PythonRule(replace_values)}, "needs an optimizer of mpips, not the Python"),
+        ({"optimizer": PythonRule(print)}, "needs an optimizer of mpips, not the Python"),
         ({"placement": "workers"}, "placement = 'workers': must be 'servers', 'replicated' or"),
         ({"placement": None}, "placement = None: must be"),
     ],
