@@ -314,6 +314,8 @@ class Connection:
             f.judged += c["applied"] + c["rejected"] + c["late"]
             f.staleness_sum += c["staleness_sum"]
             f.max_staleness = max(f.max_staleness, c["max_staleness"])
+        if self.replicated is not None:
+            self.replicated.add_figures(f)
         return f
 
     def keep_pace(self, bound: int) -> None:

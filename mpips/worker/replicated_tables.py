@@ -24,7 +24,7 @@ from mpips.errors import ConfigError
 from mpips.model.placement import ShardRange
 from mpips.model.table import DenseTable
 from mpips.mpi.contributions import Contributions
-from mpips.mpi.messages import Waits
+from mpips.mpi.messages import Figures, Waits
 from mpips.transport.region import as_region_error
 
 if TYPE_CHECKING:
@@ -301,6 +301,12 @@ class ReplicatedTables:
         contributions = self._contributions
         if contributions is not None:
             self._wait_for(contributions.has_ended, "ending")
+
+    def add_figures(self, figures: Figures) -> None:
+        """Add bytes and pushes of replicated tables to a worker's figures. Such pushes are never stale."""
+        figures.pushed_bytes += self._pushed_bytes
+        figures.pulled_bytes += self._pulled_bytes
+        figures.judged += self._pushed
 
     def count(self, counters: dict[str, int]) -> None:
         """Add the pushes of replicated tables to a worker's counters."""

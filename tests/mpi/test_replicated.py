@@ -15,6 +15,8 @@ from playing import SIZE, Session, noise, workers_with
 
 from mpips import BSP, Adam, DenseTable, Replicated, Worker
 from mpips.checkpoint import list_checkpoints, open_checkpoint
+from mpips.errors import RegionError
+from mpips.session import replicated
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -101,6 +103,27 @@ def test_replicated_tables_have_the_bits_of_tables_on_servers(
     )
     copied = sum(played.server_total(COPIED + name, "pushed") for name in SHAPES)
     assert (played.worker_total("pushed"), copied) >= (2 * n_pushes, 0)
+
+
+@pytest.mark.mpi(min_size=5)
+def test_a_worker_that_cannot_share_memory_is_a_node_of_its_own(
+    session: Session, comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def attach(token: str, part: str, writable: int) -> Any:
+        if comm.rank == comm.size - 1:
+            raise RegionError("a /dev/shm of its own")
+        return shared(token, part, writable)
+
+    shared = replicated.attach
+    monkeypatch.setattr(replicated, "attach", attach)
+
+    def main(worker: Worker) -> list[Any]:
+        for clock in range(CLOCKS - worker.index):
+            step(worker, clock)
+        return differences(worker)
+
+    played = session(main, both(check_every=2), servers=1)
+    assert played.values == [[]] * workers_with(1)
 
 
 def assert_equal_copies(paths: Sequence[Path]) -> None:

@@ -139,7 +139,6 @@ bool Reduction::step(std::size_t table) {
   Table& t = tables_[table];
   const std::uint64_t clock = t.next;
   if (clock >= clock_ && line(worker_, table)->closed <= clock) return false;
-  if (t.n_final == 0 && !complete_before(table, clock)) return false;
   while (t.n_final < layout_.n_workers()) {
     if (!is_final(t.n_final, table, clock)) return false;
     ++t.n_final;
@@ -227,10 +226,9 @@ std::optional<Reduction::Awaited> Reduction::awaited() const {
     const auto found = [&](std::size_t w, std::uint64_t at, bool summed) {
       return Awaited{w, t, at, load_acquire(&line(w)->ticked), summed};
     };
-    const std::uint64_t before = std::min(clock, clock_);
     for (const std::size_t w : local_) {
-      const bool late = w != worker_ && load_acquire(&line(w, t)->done) < before;
-      if (late && load_acquire(&line(w)->finished) == 0) return found(w, before - 1, true);
+      const bool late = clock >= clock_ && load_acquire(&line(w, t)->done) < clock_;
+      if (late && load_acquire(&line(w)->finished) == 0) return found(w, clock_ - 1, true);
     }
     if (clock >= clock_) continue;
     for (std::size_t w = 0; w < layout_.n_workers(); ++w)

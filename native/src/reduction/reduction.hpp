@@ -23,37 +23,36 @@
 // writer.
 //
 // Steps of (t, c), which every worker of the node that ends c does for every t, in the order of c:
-//   1. wait until (t, c - 1) is complete on this node: all its workers have done their slice of it
-//   2. wait until the contributions of all workers of the job to (t, c) are final
-//   3. sum and apply the own slice
-//   4. store `done` = c + 1
-// `advance` does all steps that need no wait; waits call it repeatedly.
+//   1. wait until the contributions of all workers of the job to (t, c) are final
+//   2. sum and apply the own slice
+//   3. store `done` = c + 1
+// (t, c) is complete on a node when all its workers that end c have done step 3. `advance` does all
+// steps that need no wait; waits call it repeatedly.
 //
-// What lies in shared memory, who writes and who reads it:
-//   pushes of w to t           w writes in clock c; all workers of the node read them in step 3 of
-//   (t, c) `pushed`, `pushes`, `rule` as the pushes `closed`, `ticked`, `finished`  w stores them
-//   with release behind its pushes; step 2 reads with
-//                              acquire, so step 3 sees the pushes
-//   values and state of t      written in step 3, each element by one worker; read by pulls, and by
-//                              step 3 of the next clock
-//   `done`                     stored with release behind step 3; step 1 and pulls read with
-//   acquire
+// What lies in shared memory, who writes it and who reads it:
+// - Pushes of w to t, with `pushed`, `pushes` and `rule`. Worker w writes them in clock c; all
+//   workers of the node read them in step 2 of (t, c).
+// - `closed`, `ticked`, `finished`. Worker w stores them with release behind its pushes. Step 1
+//   reads them with acquire, so step 2 sees the pushes.
+// - Values and state of t. Written in step 2, each element by one worker; read by pulls, and by
+//   step 2 of later clocks.
+// - `done`. Stored with release behind step 2; read with acquire by pushes and pulls.
 //
 // Why nothing is overwritten while it is read:
-// - Pushes. w pushes to t in clock c + 1 only when (t, c) is complete on its node (`complete`), so
-// no
-//   worker of the node reads its pushes of c any more. `pushed`, `pushes` and `rule` change with
+// - Pushes. A push to t in clock c + 1 is written only when (t, c) is complete on this node, so no
+//   worker of the node reads the pushes of c any more. `pushed`, `pushes` and `rule` change with
 //   them. A word of an older clock than c means: no push in c.
-// - Values. Step 3 of (t, c) begins when all workers have closed t in c. A worker does not read t
+// - Values. Step 2 of (t, c) begins when all workers have closed t in c. A worker does not read t
 //   between its close and its next clock, and in clock c + 1 it reads only when (t, c) is complete.
 //   So readers of the values before (t, c) have ended, and later readers wait.
-// - Slices. The workers that do (t, c) may be fewer than those that did (t, c - 1), so an element
-// may
-//   change its worker. Step 1 orders the two.
+// - Slices. The workers that do (t, c + 1) may be fewer than those that did (t, c), so that an
+//   element changes its worker. If step 2 of (t, c + 1) changes anything, there is a push of c + 1.
+//   It was written when (t, c) was complete here: its writer read `done` of all workers of the
+//   node before it closed t.
 // It follows that the workers of a node are never more than one clock apart in a table to which
-// somebody pushes.
+// any worker pushes.
 //
-// Progress. Step 2 of clock c waits for workers that have not closed t in c, so for workers at
+// Progress. Step 1 of clock c waits for workers that have not closed t in c, so for workers at
 // clock c or before; they wait, in pushes and pulls, for (t, c - 1) at most. The lowest clock
 // therefore goes on whenever its workers call into this module or end it. A worker does its slice
 // only in such calls; all its waits call `advance`.
