@@ -180,6 +180,7 @@ def test_shares_of_a_clock_are_those_of_the_workers_that_ended_it() -> None:
     rig.settle()
     assert [rig.ends[w].place() for w in (0, 1, 2)] == [(0, 3), (1, 3), (2, 3)]
     rig.finish(1)
+    assert [rig.ends[w].place() for w in (0, 2)] == [(0, 3), (2, 3)]  # it ended this clock, too
     for w in (0, 2):
         rig.tick(w)
     rig.settle([0, 2])
