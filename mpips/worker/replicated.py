@@ -118,9 +118,14 @@ class ReplicatedHandle(Handle):
             StallError: A worker was late for the job's timeout; the message names it.
         """
         self._check_open("a push to")
-        converted = self._checked(as_float32("the update", update, self.shape), None)
+        converted = as_float32("the update", update, self.shape)
+        # Values are checked while they are copied, unless their norm is needed before.
+        checks = self._table.check_finite and self._table.clip_norm == 0
+        if not checks:
+            converted = self._checked(converted, None)
         tables, connection = self._tables, self._connection
-        tables.push(self._number, converted.reshape(-1))
+        if not tables.push(self._number, converted.reshape(-1), checks):
+            self._check_finite("the update", converted)
         connection.note_push()
         if closes:
             self._closed_at = connection.now

@@ -84,12 +84,16 @@ class ReplicatedTables:
         """Return the number of the table that has this index in the job."""
         return self._place[index]
 
-    def push(self, table: int, update: Float32) -> None:
+    def push(self, table: int, update: Float32, check_finite: bool) -> bool:
         """Add an update to the sum of the worker's clock. Blocks until the clock before is summed here.
 
         Args:
             table: Number of the table.
             update: float32, C-contiguous, of the table's length. Free again at return.
+            check_finite: Refuse an update with NaN or infinity.
+
+        Returns:
+            False if the update is refused: it adds nothing.
 
         Raises:
             ConfigError: There are too many pushes of this clock.
@@ -107,13 +111,15 @@ class ReplicatedTables:
         if number:
             with as_region_error():
                 self._part.memory.commit(at, update.nbytes)
-        reduction.push(table, update)
+        if not reduction.push(table, update, check_finite):
+            return False
         self._pushed += 1
         self._pushed_bytes += update.nbytes
         if self._contributions is not None:
             raw = self._part.memory.view(at, update.nbytes, False)
             rule = reduction.rule_hash(table)
             self._contributions.push(table, reduction.clock, number + 1, rule, raw)
+        return True
 
     def close(self, table: int) -> None:
         """Note that the worker pushes no more to a table in its clock; do what can be done now."""

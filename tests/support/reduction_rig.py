@@ -180,7 +180,7 @@ class ReductionRig:
     def push(self, w: int, table: int, update: Float32) -> None:
         end = self.ends[w]
         number = end.pushes(table)
-        end.push(table, update)
+        assert end.push(table, update, True)
         if (messages := self.messages[w]) is not None:
             raw = self.room(self.memory[w], w, table, number)
             messages.push(table, end.clock, number + 1, end.rule_hash(table), raw)

@@ -118,14 +118,14 @@ void register_reduction(py::module_& m) {
           py::arg("table"))
       .def(
           "push",
-          [](B& b, std::size_t t, const FloatArray& update) {
+          [](B& b, std::size_t t, const FloatArray& update, bool check_finite) {
             b.check_length(t, update, "update");
             if (!b.reduction.complete(t) || b.reduction.pushes(t) >= b.layout().rounds())
               throw py::value_error("there is no room for a push");
             const ReleaseGil release;
-            b.reduction.push(t, update.data());
+            return b.reduction.push(t, update.data(), check_finite);
           },
-          py::arg("table"), py::arg("update").noconvert())
+          py::arg("table"), py::arg("update").noconvert(), py::arg("check_finite"))
       .def(
           "close",
           [](B& b, std::size_t t) {

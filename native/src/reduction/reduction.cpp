@@ -66,11 +66,12 @@ std::size_t Reduction::pushes(std::size_t table) const noexcept {
   return load_relaxed(&own->pushed) == clock_ + 1 ? load_relaxed(&own->pushes) : 0;
 }
 
-void Reduction::push(std::size_t table, const float* update) noexcept {
+bool Reduction::push(std::size_t table, const float* update, bool check_finite) noexcept {
   const std::size_t round = pushes(table);
-  std::memcpy(memory_ + layout_.contribution(worker_, table, round), update,
-              layout_.n(table) * sizeof(float));
+  auto* to = reinterpret_cast<float*>(memory_ + layout_.contribution(worker_, table, round));
+  if (!kernels().copy_finite(to, update, layout_.n(table)) && check_finite) return false;
   note_push(worker_, table, clock_, round + 1, rule_hash(table));
+  return true;
 }
 
 void Reduction::close(std::size_t table) noexcept { note_close(worker_, table, clock_); }

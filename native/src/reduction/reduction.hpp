@@ -99,8 +99,9 @@ class Reduction {
 
   // Return the number of the worker's pushes to a table in its clock.
   std::size_t pushes(std::size_t table) const noexcept;
-  // Write a push of the table's length; `complete(table)` must hold.
-  void push(std::size_t table, const float* update) noexcept;
+  // Write a push of the table's length; `complete(table)` must hold. Return false, without a push,
+  // if `check_finite` and a value is NaN or infinite.
+  bool push(std::size_t table, const float* update, bool check_finite) noexcept;
   void close(std::size_t table) noexcept;
   void tick() noexcept;
   // All clocks must be complete (`settled`).
