@@ -192,9 +192,13 @@ class Contributions:
     @property
     def is_idle(self) -> bool:
         """True if all that was sent has left this worker."""
+        self._drop_sent()
+        return not self._sends
+
+    def _drop_sent(self) -> None:
+        """Forget the sends that are complete, in order."""
         while self._sends and self._sends[0][1].Test():
             self._sends.popleft()
-        return not self._sends
 
     @property
     def slow_receiver(self) -> int | None:
@@ -212,6 +216,7 @@ class Contributions:
         Raises:
             DivergenceError: Another node has other values.
         """
+        self._drop_sent()
         for sender in self._senders:
             while (head := sender.head()) is not None and self._take(sender, head):
                 pass
