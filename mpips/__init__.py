@@ -33,6 +33,7 @@ from mpips.model.partition import (
     LayerPartition,
     RangePartition,
 )
+from mpips.model.replicated import Replicated
 from mpips.model.table import DenseTable, EmbeddingTable
 from mpips.session.driver import Outcome
 from mpips.session.init import init, rank, report, world_size
@@ -61,6 +62,7 @@ __all__ = [
     "PushResult",
     "RangePartition",
     "RegionError",
+    "Replicated",
     "Request",
     "StallError",
     "TransportError",

@@ -63,6 +63,10 @@ class ReplayError(MpipsError):
     """A worker repeats a clock after a warm restart with other pushes than the servers have."""
 
 
+class DivergenceError(MpipsError):
+    """Two nodes have different values of a replicated table."""
+
+
 class CheckpointError(MpipsError):
     """A checkpoint cannot be written, or must not be trusted; the message names it and the reason."""
 

@@ -49,6 +49,7 @@ BARS: dict[str, tuple[str, float]] = {
     "plan_criteo_fm_3": ("within", 1.5),
     "torch_step_vs_plain": ("<=", 1.15),
     "torch_step_vs_ddp": ("<=", 0.9),
+    "torch_replicated_vs_ddp": ("<=", 0.8),
     "torch_embedding_vs_local": (">=", 2.2),
     "torch_embedding_vs_ddp": ("<=", 0.35),
     "overlap": ("<=", 0.4),

@@ -23,6 +23,7 @@ from mpips.bench.measure import Comparison, Findings
 from mpips.mpi.mpirun import mpi_environment, mpirun_command
 from mpips.testing.errors import BenchError
 
+MPIPS_KINDS = ("mpips", "step", "stream", "replicated")
 _TIMEOUT_S = 300.0
 
 
@@ -31,8 +32,8 @@ class TorchSide:
     """One way of training a model.
 
     Attributes:
-        kind: "plain", "ddp", "mpips", "step" (mpips, where `step` pushes all gradients), or "stream" (mpips
-            with two layers in memory).
+        kind: "plain", "ddp", or one of MPIPS_KINDS: "mpips", "step" (`step` pushes all gradients), "stream"
+            (two layers in memory), "replicated" (workers hold the parameters).
         model: Name of a model of `torch_side`.
         workers: Number of workers. mpips has a scheduler and a server beside them.
     """
@@ -70,6 +71,14 @@ RATIOS = (
         f"a step of the {_MLP}, 2 workers and 1 server",
         "ms",
         TorchSide("mpips", "mlp", 2),
+        TorchSide("ddp", "mlp", 2),
+        "DistributedDataParallel over gloo, 2 processes",
+    ),
+    TorchRatio(
+        "torch_replicated_vs_ddp",
+        f"a step of the {_MLP}, 2 workers that hold the parameters, and 1 server",
+        "ms",
+        TorchSide("replicated", "mlp", 2),
         TorchSide("ddp", "mlp", 2),
         "DistributedDataParallel over gloo, 2 processes",
     ),
@@ -155,7 +164,7 @@ def measure(side: TorchSide, quick: bool) -> Measured:
         out = Path(folder) / "measured.json"
         program = [sys.executable, "-m", "mpips.bench.torch_side", side.kind, side.model]
         program += ["quick" if quick else "full", str(out)]
-        if side.kind in ("mpips", "step", "stream"):
+        if side.kind in MPIPS_KINDS:
             commands = [[*mpirun_command(2 + side.workers), *program]]
         else:
             commands = [[*program, str(rank), str(side.workers)] for rank in range(side.workers)]

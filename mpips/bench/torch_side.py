@@ -1,8 +1,8 @@
 """One side of the suite `torch`: python -m mpips.bench.torch_side KIND MODEL full|quick OUT [RANK WORKERS].
 
 KIND: "plain" torch in one process, "ddp", "mpips", "step" (mpips, where `step` pushes all gradients), or
-"stream" (mpips, with two layers in memory). The first worker writes the result to OUT. Nothing of torch is
-imported before `mpips.init`.
+"stream" (mpips, with two layers in memory), or "replicated" (mpips with replicated parameters). The first
+worker writes the result to OUT. Nothing of torch is imported before `mpips.init`.
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ from typing import Any
 import msgspec
 
 import mpips
-from mpips.bench.torch_models import Measured
+from mpips.bench.torch_models import MPIPS_KINDS, Measured
 
 _WARM_STEPS, _STEPS = 8, 24
 _N_ROWS, _N_IDS = 1_000_000, 20
 _BATCHES = {"mlp": 128, "bag": 1024, "deep": 128, "wide": 128}
-_OURS = ("mpips", "step", "stream")
 
 
 def main(kind: str, model: str, size: str, out: str, rank: int = 0, workers: int = 1) -> None:
     """Train, and write the result."""
     quick = size == "quick"
-    if kind in _OURS:
+    if kind in MPIPS_KINDS:
         mpips.init(servers=1, verbose=False)
         rank, workers = mpips.rank(), mpips.world_size()
     import torch
@@ -51,7 +50,7 @@ def main(kind: str, model: str, size: str, out: str, rank: int = 0, workers: int
             timeout=timedelta(seconds=60),
         )
         trained = torch.nn.parallel.DistributedDataParallel(made)
-    elif kind in _OURS:
+    elif kind in MPIPS_KINDS:
         from mpips.session.init import current
         from mpips.torch import prepare
         from mpips.worker.worker import connection_of
@@ -61,6 +60,7 @@ def main(kind: str, model: str, size: str, out: str, rank: int = 0, workers: int
             optimizer,
             overlap=False if kind == "step" else None,
             stream=2 if kind == "stream" else None,
+            placement="replicated" if kind == "replicated" else "servers",
         )
         torch.set_num_threads(1)
 
@@ -107,7 +107,7 @@ def _model(
     batch = _BATCHES[name]
     if name == "bag":
         n_rows = 10_000 if quick else _N_ROWS
-        if kind in _OURS:
+        if kind in MPIPS_KINDS:
             from mpips.torch import EmbeddingBag
 
             bag: Any = EmbeddingBag(

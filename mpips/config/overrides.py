@@ -13,7 +13,7 @@ from mpips.model.consistency import ASP, BSP, MODELS, POLICIES, SSP, Consistency
 from mpips.model.optimizer import Optimizer, PythonRule
 from mpips.model.optimizer import from_config as optimizer_from_config
 from mpips.model.partition import FrequencyPartition, Partition
-from mpips.model.table import EmbeddingTable, Table, check_tables
+from mpips.model.table import DenseTable, EmbeddingTable, Table, check_tables
 
 MEASURED = "frequency"  # partition of an embedding table that needs key frequencies of the data
 
@@ -60,6 +60,11 @@ def apply_overrides(
             raise unknown_name("table", name, names)
     result = []
     for table in tables:
+        own = config.tables.get(table.name, TableConfig())
+        if own.placement == "replicated" and isinstance(table, EmbeddingTable):
+            raise ConfigError(
+                f"table {table.name!r}: remove placement = 'replicated': embedding tables lie on servers"
+            )
         try:
             result.append(_override(table, _of(table.name, config), measured))
         except ConfigError as error:
@@ -85,6 +90,8 @@ def _override(table: Table, options: TableConfig, measured: FrequencyPartition |
     changes["consistency"] = parse_consistency(options, table.consistency)
     if options.partition is not None:
         changes["partition"] = _partition(table, options.partition, measured)
+    if options.placement is not None and isinstance(table, DenseTable):
+        changes["placement"] = options.placement
     for name in ("init", "clip_norm", "check_finite"):
         if getattr(options, name) is not None:
             changes[name] = getattr(options, name)

@@ -195,6 +195,13 @@ class TableConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     check_finite: Annotated[
         bool | None, Meta(description="Refuse pushes that contain NaN or infinity.")
     ] = None
+    placement: Annotated[
+        Literal["servers", "replicated"] | None,
+        Meta(
+            description="Dense tables: on servers, or replicated on all workers, with the same bits. "
+            "Replicated tables need BSP."
+        ),
+    ] = None
 
 
 class SlurmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

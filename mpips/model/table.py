@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ from mpips.model.initializer import Initializer
 from mpips.model.optimizer import SGD, Optimizer, PythonRule
 from mpips.model.optimizer import from_config as optimizer_from_config
 from mpips.model.partition import Partition
+from mpips.model.replicated import Replicated, TablePlacement, check_replicated, placement_of
 
 Float32 = NDArray[np.float32]
 
@@ -47,6 +48,9 @@ class DenseTable:
         clip_norm: Greatest L2 norm of a push; the worker scales down a longer one. 0: off. Each push is
             bounded by itself, before BSP sums the pushes of a clock and of all workers.
         check_finite: The worker refuses to send a push that contains NaN or infinity.
+        placement: "servers", or "replicated" (Replicated()): every worker holds the table, and workers sum
+            and apply the updates themselves. Only with BSP without backup workers, and no PythonRule. Values
+            are equal bit by bit either way.
     """
 
     name: str
@@ -57,14 +61,16 @@ class DenseTable:
     partition: Partition | str = "range"
     clip_norm: float = 0.0
     check_finite: bool = True
+    placement: TablePlacement | str = "servers"
 
     def __post_init__(self) -> None:
-        """Check all values; names of optimizer, consistency, partition and init become values.
+        """Check all values; names of optimizer, consistency, partition, init and placement become values.
 
         Raises:
             ConfigError: Names the table, the value and what is accepted.
         """
         _check_common(self)
+        _settle_placement(self)
         shape = _shape(self.name, self.shape)
         object.__setattr__(self, "shape", shape)
         if any(n < 1 for n in shape):
@@ -76,6 +82,16 @@ class DenseTable:
         elif isinstance(self.init, np.ndarray):
             object.__setattr__(self, "init", _initial_array(self.name, self.init, shape))
         check_value(f"table {self.name!r}: init", self.init, (Initializer, np.ndarray), "'zeros'")
+
+    @property
+    def is_replicated(self) -> bool:
+        """True if every worker holds the table."""
+        return isinstance(self.placement, Replicated)
+
+    def is_checked_at(self, clock: int) -> bool:
+        """Return True if the copies of a replicated table are compared when a worker comes to this clock."""
+        every = self.placement.check_every if isinstance(self.placement, Replicated) else 0
+        return every > 0 and clock % every == 0
 
     @property
     def n_elements(self) -> int:
@@ -193,6 +209,21 @@ def _settle_rules(table: Table) -> None:
                 "bsp, ssp, asp"
             )
         object.__setattr__(table, what, value)
+
+
+def _settle_placement(table: DenseTable) -> None:
+    try:
+        placement = placement_of(table.placement)
+        if isinstance(placement, Replicated):
+            check_replicated(table.consistency, table.optimizer)
+    except ConfigError as error:
+        raise ConfigError(f"table {table.name!r}: {error}") from None
+    object.__setattr__(table, "placement", placement)
+
+
+def replicated_tables(tables: Sequence[Table]) -> dict[int, DenseTable]:
+    """Return the replicated tables by their index in `tables`."""
+    return {i: t for i, t in enumerate(tables) if isinstance(t, DenseTable) and t.is_replicated}
 
 
 def _check_common(table: Table) -> None:

@@ -17,6 +17,7 @@ from mpips.model.initializer import Initializer
 from mpips.model.optimizer import from_config as optimizer_from_config
 from mpips.model.partition import Partition
 from mpips.model.python_rule import PythonRule
+from mpips.model.replicated import Replicated
 from mpips.model.table import DenseTable, EmbeddingTable, Table
 
 
@@ -36,7 +37,9 @@ def to_config(table: Table) -> dict[str, Any]:
                 f"table {table.name!r}: the rule {table.optimizer.path} is defined in the script, which "
                 "servers do not run: define the function in a module that the script imports"
             )
-    shape = {"shape": list(table.shape)} if isinstance(table, DenseTable) else {"dim": table.dim}
+    shape: dict[str, Any] = {"dim": table.dim} if isinstance(table, EmbeddingTable) else {}
+    if isinstance(table, DenseTable):
+        shape = {"shape": list(table.shape), "placement": _placement_config(table)}
     return {
         "name": table.name,
         **shape,
@@ -62,8 +65,16 @@ def from_config(config: Mapping[str, Any]) -> Table:
         "partition": Partition.from_config(config["partition"]),
     }
     if "shape" in config:
-        return DenseTable(**{**given, "shape": tuple(config["shape"])})
+        placement = config["placement"]
+        where = Replicated(**placement) if isinstance(placement, Mapping) else placement
+        return DenseTable(**{**given, "shape": tuple(config["shape"]), "placement": where})
     return EmbeddingTable(**given)
+
+
+def _placement_config(table: DenseTable) -> str | dict[str, int]:
+    if isinstance(table.placement, Replicated):
+        return {"check_every": table.placement.check_every}
+    return table.placement
 
 
 def _consistency_config(value: Consistency) -> dict[str, Any]:

@@ -91,11 +91,14 @@ def figures(statistics: Mapping[str, Any], transports: Mapping[str, int]) -> dic
     while staleness and staleness[-1] == 0:
         staleness.pop()
     kinds = ("applied", "rejected", "scaled", "compensated", "late")
+    updates = {kind: sum(t[kind] for t in tables) for kind in kinds}
+    # Workers apply those of replicated tables.
+    updates["applied"] += sum(w["pushes"].get("replicated", 0) for w in workers)
     return {
         "pushed_bytes": sum(w["pushes"]["pushed_bytes"] for w in workers),
         "pulled_bytes": sum(w["pushes"]["pulled_bytes"] for w in workers),
         "updates_pushed": sum(w["pushes"]["pushed"] for w in workers),
-        **{f"updates_{kind}": sum(t[kind] for t in tables) for kind in kinds},
+        **{f"updates_{kind}": n for kind, n in updates.items()},
         "checkpoint": servers[0].get("checkpoint"),
         "staleness": staleness,
         "transports": dict(transports),

@@ -11,16 +11,19 @@ class PendingCut:
     Attributes:
         pending: The proposal to which the worker has agreed, or the order to cut; None: no cut is pending.
         finished: True once the worker leaves. It then agrees to any cut.
+        given_up: Number of the newest cut that the coordinator has given up; 0: none.
     """
 
     def __init__(self) -> None:
         """Start without a cut."""
         self.pending: Propose | Commit | None = None
         self.finished = False
+        self.given_up = 0
 
     def take(self, message: Propose | Commit | Abandon, clock: int) -> Agreed | None:
         """Process a message to a worker at this clock; return the answer to a proposal, else None."""
         if isinstance(message, Abandon):
+            self.given_up = message.id
             if self.pending is not None and self.pending.id <= message.id:
                 self.pending = None
             return None

@@ -21,10 +21,11 @@ from mpips.config.options import SessionOptions
 from mpips.data import Dataset, SparseData
 from mpips.model.consistency import BSP
 from mpips.model.placement import Placement, embedding_memory
-from mpips.model.table import DenseTable, EmbeddingTable, Table
+from mpips.model.table import DenseTable, EmbeddingTable, Table, replicated_tables
 from mpips.mpi.roles import Assignment
 from mpips.plan.rehearsal import Rehearsal
 from mpips.recovery.replica import find_partners
+from mpips.session.node_memory import node_layout
 from mpips.snapshot.copy import ROOM
 from mpips.transport.region import new_token
 from mpips.worker.paths.direct import BOUNCE_BYTES
@@ -223,15 +224,24 @@ def _sum_bytes(tables: Sequence[Table], placement: Placement, server: int) -> in
     for table in tables:
         if not isinstance(table, DenseTable) or not isinstance(table.consistency, BSP):
             continue
+        if table.is_replicated:
+            continue
         each = placement.layouts[server].n_workers if table.consistency.backup else 1
         parts = [p for p in placement.dense[table.name] if p.server == server]
         total += 4 * each * sum(p.stop - p.start for p in parts)
     return total
 
 
+def replicated_bytes(tables: Sequence[Table], n_workers: int) -> int:
+    """Return the bytes of the replicated tables on one node: values, state, and all workers' pushes."""
+    found = replicated_tables(tables)
+    return node_layout(found, n_workers).first_bytes if found else 0
+
+
 def staging_bytes(tables: Sequence[Table], options: SessionOptions) -> int:
     """Return the staging bytes of a worker for its large updates, if a server is on its node."""
-    large = [4 * t.n_elements for t in tables if isinstance(t, DenseTable)]
+    served = [t for t in tables if isinstance(t, DenseTable) and not t.is_replicated]
+    large = [4 * t.n_elements for t in served]
     wanted = _BOUNCES * sum(size for size in large if size > BOUNCE_BYTES)
     return min(wanted, options.staging_mib << 19)
 
@@ -255,6 +265,7 @@ def node_needs(
     staging: int,
     program: int,
     partner: bool = False,
+    replicated: int = 0,
 ) -> list[NodeNeeds]:
     """Return the memory of every node: programs, tables of servers, data and staging of workers.
 
@@ -267,6 +278,7 @@ def node_needs(
         staging: Bytes of staging of a worker.
         program: Bytes of a rank before it reads data.
         partner: Each node holds the replicas of the shards of another one.
+        replicated: Bytes of the replicated tables on a node with workers.
     """
     result = []
     node_of = [a.node_of[rank] for rank in a.servers]
@@ -276,6 +288,7 @@ def node_needs(
         copies = [servers[i] for i, j in partners.items() if node_of[j] == k]
         n_workers = sum(a.node_of[rank] == k for rank in a.workers)
         shared = sum(s.shared for s in mine + copies) + (n_workers * staging if mine else 0)
+        shared += replicated if n_workers else 0
         private = sum(s.private for s in mine) + sum(s.maps for s in copies) + n_workers * data
         ranks = a.node_of.count(k)
         result.append(NodeNeeds(name, ranks, shared, shared + private + ranks * program))

@@ -14,7 +14,7 @@ from mpips.checkpoint.structure import load_writer
 from mpips.config.schema import CheckpointConfig, JobConfig
 from mpips.errors import ConfigError
 from mpips.model.placement import Placement, place
-from mpips.model.table import EmbeddingTable
+from mpips.model.table import EmbeddingTable, replicated_tables
 from mpips.mpi.roles import Assignment, assign
 from mpips.plan import needs as need
 from mpips.plan.limits import Growth, Limit, limits
@@ -250,7 +250,9 @@ def _needs(
     rows = need.expected_rows(inputs.tables, placement, inputs.train, rehearsal, given)
     c = config.checkpoint
     copies = c.every_steps > 0 or c.every_s > 0
-    servers = need.server_needs(inputs.tables, placement, rows, config.redundancy.warm, copies)
+    # A job with replicated tables does not continue in memory.
+    journal = config.redundancy.warm and not replicated_tables(inputs.tables)
+    servers = need.server_needs(inputs.tables, placement, rows, journal, copies)
     total = need.data_bytes(inputs.train) + need.data_bytes(inputs.test)
     data = -(-total // len(a.workers))
     # Jobs with replicas send all updates through the rings, so they need no staging memory.
@@ -263,7 +265,15 @@ def _needs(
         data,
         staging,
         program,
-        need.node_needs(a, servers, data, staging, program, partner),
+        need.node_needs(
+            a,
+            servers,
+            data,
+            staging,
+            program,
+            partner,
+            need.replicated_bytes(inputs.tables, len(a.workers)),
+        ),
         need.checkpoint_bytes(inputs.tables, placement, rows, len(a.workers), plain),
     )
 

@@ -87,6 +87,8 @@ def _tables(plan: Plan) -> str:
 
 def update_paths(plan: Plan, table: DenseTable) -> list[str]:
     """Return the names of the paths that a table's updates take, over all workers; see mpips.worker.paths."""
+    if table.is_replicated:
+        return ["replicated"]
     a, parts = plan.assignment, plan.placement.dense[table.name]
     near = [set(workers) for workers in a.near_workers(plan.config.cluster.transport)]
     names = set()

@@ -20,6 +20,7 @@ from mpips.data import Batch
 from mpips.model.placement import Placement, place
 from mpips.server.server import Server
 from mpips.session.local_scheduler import LocalScheduler
+from mpips.session.node_memory import local_part
 from mpips.training.epochs import Inputs
 from mpips.transport.channel import LocalChannel
 from mpips.transport.region import Regions, new_token
@@ -123,6 +124,7 @@ class Stage:
             LocalScheduler(),
             staging,
             options.timeout_s,
+            replicated=local_part(inputs.tables, self.placement, regions, self.servers, False),
         )
         self.worker = Worker(self.connection, inputs.tables, self.placement)
         self.batch: Batch | None = None

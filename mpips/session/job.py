@@ -20,7 +20,7 @@ import msgspec
 from mpips import _native
 from mpips.config.options import SessionOptions
 from mpips.model.placement import Placement
-from mpips.model.table import Table
+from mpips.model.table import Table, replicated_tables
 from mpips.mpi.cluster import Cluster
 from mpips.mpi.control import Client, Endpoint
 from mpips.mpi.siblings import process_state
@@ -35,6 +35,7 @@ from mpips.scheduler.scheduler import Scheduler, ToAllServers, ToOneWorker
 from mpips.session.calling import call
 from mpips.session.ending import Ending
 from mpips.session.initial_values import InitialValues
+from mpips.session.node_memory import node_layout
 from mpips.session.roles import Roles
 from mpips.session.running import RunningJob
 from mpips.session.shutdown import meet
@@ -114,6 +115,12 @@ class Job:
         """Return roles and transports, for people."""
         p = self._parts
         lines = [p.cluster.assignment.describe(), p.links.describe()]
+        if found := replicated_tables(p.tables):
+            n_bytes = node_layout(found, len(p.cluster.assignment.workers)).first_bytes
+            tables = f"{len(found)} table{'s' if len(found) > 1 else ''}"
+            lines.append(
+                f"replicated: {tables}, {n_bytes / 2**20:.1f} MiB on each node with workers"
+            )
         lines += [f"note: {note}" for note in dict.fromkeys(p.notes)]
         if p.cold:
             lines.append(f"note: not continuing in memory: {p.cold}")

@@ -35,6 +35,7 @@ from mpips.server.server import Server
 from mpips.session.calling import call
 from mpips.session.initial_values import InitialValues
 from mpips.session.local_scheduler import LocalScheduler
+from mpips.session.node_memory import local_part
 from mpips.session.running import RunningJob
 from mpips.snapshot.server_part import ServerPart
 from mpips.transport.channel import LocalChannel
@@ -238,8 +239,18 @@ class LocalJob:
             saving.position(options.seed, 0, 1),
             saving.triggers.every_steps if saving.folder is not None else 0,
         )
+        stores = saving.folder is not None
+        replicated = local_part(self._tables, self._placement, self._regions, [server], stores)
         connection = Connection(
-            0, ["worker 0"], self._tables, [channel], scheduler, staging, options.timeout_s, start
+            0,
+            ["worker 0"],
+            self._tables,
+            [channel],
+            scheduler,
+            staging,
+            options.timeout_s,
+            start,
+            replicated=replicated,
         )
 
         def heartbeat() -> Heartbeat:

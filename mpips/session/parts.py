@@ -22,6 +22,7 @@ from mpips.rundir.directory import Supervised
 from mpips.server.server import Server, backup_workers
 from mpips.session.links import Links
 from mpips.transport.region import Regions
+from mpips.worker.replicated_tables import ReplicatedPart
 
 
 @dataclass
@@ -49,6 +50,7 @@ class Parts:
         control_comm: Communicator of messages to and from the scheduler.
         tree_comm: Communicator of messages between workers; None in a job of one worker.
         tree: The worker's gathers and reductions, from its start to its end; None on other ranks.
+        replicated: The replicated tables, on workers of a job that has any; else None.
         server_comm: Communicator of all servers; on servers.
         comms: Communicators to free, in the order in which they were made.
         notes: Sentences for the user about start-up.
@@ -73,6 +75,7 @@ class Parts:
     control_comm: MPI.Intracomm | None = None
     tree_comm: MPI.Intracomm | None = None
     tree: WorkerTree | None = None
+    replicated: ReplicatedPart | None = None
     server_comm: MPI.Intracomm | None = None
     comms: list[MPI.Intracomm] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

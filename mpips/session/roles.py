@@ -103,8 +103,8 @@ class Roles:
         statistics = {"worker": index, "clock": worker.now, "pushes": worker.counters()}
         client.done(msgspec.json.encode(statistics))
         client.state = "waiting for the others to finish"
-        self.summary = self._await_final_statistics(connection.collectives.poll)
-        connection.collectives.settle()
+        self.summary = self._await_final_statistics(connection.poll_workers)
+        connection.settle_workers()
 
     def _connect(self) -> Connection:
         p, c, saving = self._parts, self._parts.cluster, self._parts.saving
@@ -127,6 +127,7 @@ class Roles:
             p.options.timeout_s,
             start,
             self._make_tree(names),
+            p.replicated,
         )
 
     def _make_tree(self, names: Sequence[str]) -> WorkerTree | None:

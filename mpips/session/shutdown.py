@@ -39,4 +39,4 @@ def release(parts: Parts, for_good: bool) -> None:
         for comm in parts.comms:
             comm.Free()
     # Dropping the last reference unmaps the memory.
-    parts.server = parts.staging = parts.mirror = None
+    parts.server = parts.staging = parts.mirror = parts.replicated = None

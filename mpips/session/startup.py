@@ -20,7 +20,7 @@ from mpi4py import MPI
 from mpips.config.options import SessionOptions
 from mpips.errors import ConfigError, MpipsError
 from mpips.model.placement import place
-from mpips.model.table import Table, fingerprint
+from mpips.model.table import Table, fingerprint, replicated_tables
 from mpips.mpi.cluster import Cluster
 from mpips.recovery.replica import check_tables
 from mpips.recovery.replica_start import Partnership
@@ -32,6 +32,7 @@ from mpips.server.server import Durability, Server, backup_workers
 from mpips.session.initial_values import InitialValues, send_values
 from mpips.session.links import Links
 from mpips.session.parts import Parts
+from mpips.session.replicated import connect_replicated
 from mpips.session.shutdown import release
 from mpips.transport.region import Regions, attach, persistent, staging_part, sweep
 
@@ -64,12 +65,14 @@ def start_up(
     Raises:
         MpipsError: The first error of any rank; all ranks raise it.
     """
-    warm = warm and run is not None
+    replicated = [t.name for t in replicated_tables(tables).values()]
+    cold = _why_cold(replicated, run) if warm else ""
+    warm = warm and run is not None and not replicated
     if warm:
         cluster.token = persistent(cluster.token)
     prints = _check_equal(cluster, tables, options)
     if partner_bound is not None:
-        _check_partners(tables, warm)
+        _check_partners(tables, warm, replicated)
     a = cluster.assignment
     placement = place(
         tables,
@@ -102,6 +105,7 @@ def start_up(
         Regions(cluster.token, shared=True, supervised=run is not None),
         links,
         plan.draft(),
+        cold,
     )
     try:
         _StartUp(parts, plan, prints, initial).connect()
@@ -126,7 +130,19 @@ def _check_equal(cluster: Cluster, tables: Sequence[Table], options: SessionOpti
     return mine
 
 
-def _check_partners(tables: Sequence[Table], warm: bool) -> None:
+def _why_cold(replicated: Sequence[str], run: Supervised | None) -> str:
+    """Return why a later launch of a run with these replicated tables does not continue in memory."""
+    if not replicated or run is None or run.generation == 0:
+        return ""
+    return f"table {replicated[0]!r} is replicated: such jobs start from their newest checkpoint"
+
+
+def _check_partners(tables: Sequence[Table], warm: bool, replicated: Sequence[str]) -> None:
+    if replicated:
+        raise ConfigError(
+            f"redundancy.partner = true does not cover the replicated table {replicated[0]!r}: keep it on "
+            "servers, or set redundancy.partner = false"
+        )
     if not warm:
         raise ConfigError(
             "redundancy.partner = true needs memory that outlives a launch: start the job with `mpips run` "
@@ -163,6 +179,7 @@ class _StartUp:
         if len(c.assignment.workers) > 1:
             p.tree_comm = c.duplicate("connecting the workers")
             p.comms.append(p.tree_comm)
+        p.replicated = connect_replicated(p)
         self._connect_servers()
         staging = self._staging_part if p.partner_bound is None else None
         p.links.open(p.server, p.at, staging, p.oversubscribed)

@@ -16,9 +16,18 @@ from mpips.torch.version import check_version
 
 check_version(_torch.__version__)
 
+from mpips.torch.ddp import CommState, comm_hook  # noqa: E402
 from mpips.torch.embedding import Embedding, EmbeddingBag  # noqa: E402
 from mpips.torch.job import steps  # noqa: E402
 from mpips.torch.loading import load_checkpoint  # noqa: E402
 from mpips.torch.prepare import prepare  # noqa: E402
 
-__all__ = ["Embedding", "EmbeddingBag", "load_checkpoint", "prepare", "steps"]
+__all__ = [
+    "CommState",
+    "Embedding",
+    "EmbeddingBag",
+    "comm_hook",
+    "load_checkpoint",
+    "prepare",
+    "steps",
+]

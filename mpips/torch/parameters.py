@@ -21,6 +21,7 @@ from torch.nn.parameter import UninitializedParameter
 from mpips.errors import ConfigError
 from mpips.model.consistency import Consistency
 from mpips.model.optimizer import SGD, Optimizer
+from mpips.model.replicated import TablePlacement
 from mpips.model.table import DenseTable
 from mpips.worker.dense import DenseHandle
 from mpips.worker.worker import Worker
@@ -59,13 +60,14 @@ class ParameterTable:
         self._array: Float32 | None = None  # the parameter's memory, if pulls can write into it
         self._place = 0  # address of that memory
 
-    def table(self, consistency: Consistency) -> DenseTable:
+    def table(self, consistency: Consistency, placement: TablePlacement = "servers") -> DenseTable:
         """Return the table to declare."""
         return DenseTable(
             self.name,
             self._shape,
             optimizer=self.rule or SGD(0.0),
             consistency=consistency,
+            placement=placement,
         )
 
     @property

@@ -11,6 +11,8 @@ from torch.utils.data import DataLoader
 from mpips.errors import ConfigError
 from mpips.model.consistency import Consistency
 from mpips.model.consistency import of_name as consistency_of
+from mpips.model.optimizer import SGD
+from mpips.model.replicated import Replicated, TablePlacement, check_replicated, placement_of
 from mpips.mpi.launch import asked_threads
 from mpips.torch.buffers import BUFFER_RULES, BufferRule, BufferTable, buffer_tables
 from mpips.torch.embedding import Embedding
@@ -102,6 +104,7 @@ def prepare(
     consistency: Consistency | str = "bsp",
     buffers: BufferRule = "worker 0",
     overlap: bool | None = None,
+    placement: Replicated | str = "servers",
     stream: int | None = None,
     init: Init | None = None,
     name: str = "",
@@ -139,6 +142,10 @@ def prepare(
             (clipping, GradScaler), no second backward pass has added to gradients outside `no_sync`, and no
             other optimizer is prepared. A script that does one of these later gets a ConfigError. True: from
             the first step on.
+        placement: "servers", or "replicated": every worker holds the parameters, and workers sum gradients
+            and apply the optimizer themselves; see DenseTable. The values are equal bit by bit. Only with
+            BSP. Embeddings and buffers are on servers in any case. Replicated(check_every=N) also compares
+            the copies on different nodes every N steps.
         stream: Number of layers whose parameters may be in the memory of this worker, for models that are
             larger; None: all. A layer is a module that has parameters of its own. The values of a parameter
             are pulled when a function of torch receives it, in forward and in backward, and freed when
@@ -160,8 +167,14 @@ def prepare(
     """
     job = job_of("mpips.torch.prepare")
     rules = consistency_of(consistency) if isinstance(consistency, str) else consistency
+    where = _placement(placement, rules)
     _check(model, optimizer, job, rules, buffers, overlap)
     check_stream(stream, init, rules, overlap)
+    if stream is not None and where != "servers":
+        raise ConfigError(
+            f"prepare: placement = {where!r} with stream = {stream}: must be 'servers', since a replicated "
+            "model is whole in the memory of each node"
+        )
     streamed: Stream | None = None
     make: Make = ParameterTable
     if stream is not None:
@@ -179,7 +192,7 @@ def prepare(
     for path, embedding in embeddings.items():
         embedding.join(job, path)
     for table in tables:
-        job.script.declare(table.table(rules), table.initial_values, table.group)
+        job.script.declare(table.table(rules, where), table.initial_values, table.group)
         job.add(table)
     for buffer in own_buffers:
         job.script.declare(buffer.table(rules), buffer.initial_values)
@@ -203,6 +216,21 @@ def prepare(
     if not asked_threads() and job.script.n_workers > 1:
         torch.set_num_threads(job.script.n_cores)
     return tuple(result) if len(result) > 1 else model
+
+
+def _placement(given: Replicated | str, consistency: Consistency) -> TablePlacement:
+    """Return the placement of all parameters.
+
+    Raises:
+        ConfigError: It is none, or does not fit the consistency model.
+    """
+    try:
+        found = placement_of(given)
+        if isinstance(found, Replicated):
+            check_replicated(consistency, SGD())
+    except ConfigError as error:
+        raise ConfigError(f"prepare: {error}") from None
+    return found
 
 
 def _check(

@@ -28,6 +28,7 @@ from mpips.transport.channel import Channel
 from mpips.worker.arrivals import Arrivals
 from mpips.worker.collectives import Collectives
 from mpips.worker.control_plane import ControlPlane
+from mpips.worker.replicated_tables import ReplicatedPart, ReplicatedTables
 from mpips.worker.staging import Staging
 
 NO_PARTNERS = Partners()
@@ -80,6 +81,7 @@ class Connection:
         snapshot: The worker's part in checkpoints.
         staging: The worker's staging memory.
         collectives: Gathers, reductions and barriers.
+        replicated: The tables that every worker holds; None: there are none.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Connection:
         timeout_s: float,
         start: ConnectionOptions | None = None,
         tree: WorkerTree | None = None,
+        replicated: ReplicatedPart | None = None,
     ) -> None:
         """Make a connection.
 
@@ -106,6 +109,7 @@ class Connection:
             timeout_s: Bound of every wait, in seconds.
             start: Start of the worker; None: at clock 0, without duties.
             tree: Messages to other workers; None: gathers contain this worker alone.
+            replicated: What start-up has made for replicated tables; None: there are none.
         """
         start = start or ConnectionOptions()
         self.index = index
@@ -121,6 +125,9 @@ class Connection:
         self._names = list(names)
         self.collectives = Collectives(self, tree, self._names)
         self.staging = Staging(staging)
+        self.replicated = (
+            ReplicatedTables(self, replicated, self._names) if replicated is not None else None
+        )
         self._finished = False
         self._samples = 0
         self.position = start.position or Position(0, index, len(names))
@@ -168,6 +175,8 @@ class Connection:
         refusing: Any = Refusing(error)
         self.channels = self.control = self.staging = self.snapshot = refusing
         self.collectives = refusing
+        if self.replicated is not None:
+            self.replicated = refusing
         for handle in self._handles:
             handle.disown()
 
@@ -185,6 +194,8 @@ class Connection:
         self.control.state = "between clocks"
         if FAULTS:
             _native.fault_point("clock-begun")
+        if self.replicated is not None:
+            self.replicated.tick()
         if self._writes_position:
             self.snapshot.write_position(self.now)
             self._arrivals.wait()
@@ -223,6 +234,8 @@ class Connection:
         return self.clock_state.pushed_at == self.now or self._repeats
 
     def _write_cut(self, number: int, clock: int, payload: bytes) -> None:
+        if number and self.replicated is not None and not self.replicated.store_for_cut(number):
+            return
         for server, channel in enumerate(self.channels):
             self.write(
                 server,
@@ -253,6 +266,8 @@ class Connection:
         self.collectives.end()
         if self.clock_state.pushed_at == self.now:
             self.clock()
+        if self.replicated is not None:
+            self.replicated.finish()
         self.control.state = "finishing"
         self.snapshot.leave(self.now)
         for server, channel in enumerate(self.channels):
@@ -282,6 +297,8 @@ class Connection:
             for key, value in channel.writer.counters().items():
                 merge = max if key == "max_staleness" else int.__add__
                 total[key] = merge(total.get(key, 0), value)
+        if self.replicated is not None:
+            self.replicated.count(total)
         return total
 
     def figures(self) -> Figures:
@@ -297,6 +314,8 @@ class Connection:
             f.judged += c["applied"] + c["rejected"] + c["late"]
             f.staleness_sum += c["staleness_sum"]
             f.max_staleness = max(f.max_staleness, c["max_staleness"])
+        if self.replicated is not None:
+            self.replicated.add_figures(f)
         return f
 
     def keep_pace(self, bound: int) -> None:
@@ -397,7 +416,25 @@ class Connection:
         """Take control messages during a wait. Cheap; call it a few times per second at least."""
         self.control.poll()
         self.collectives.poll()
+        if self.replicated is not None:
+            self.replicated.poll()
         self.snapshot.report_wait()
+
+    def poll_workers(self) -> None:
+        """Take messages of other workers after `finish`, until the job ends. Cheap."""
+        self.collectives.poll()
+        if self.replicated is not None:
+            self.replicated.poll()
+
+    def settle_workers(self) -> None:
+        """Wait until no message of another worker is under way, when all have finished. Blocks.
+
+        Raises:
+            StallError: Some message has not arrived within the job's timeout.
+        """
+        self.collectives.settle()
+        if self.replicated is not None:
+            self.replicated.settle()
 
     def blame(self, server: int) -> str:
         """Return the clause of an error that names the rank for which this server waits; "" if unknown."""

@@ -19,6 +19,7 @@ from mpips.worker.collectives import Combine
 from mpips.worker.connection import Connection
 from mpips.worker.dense import DenseHandle
 from mpips.worker.embedding import EmbeddingHandle
+from mpips.worker.replicated import ReplicatedHandle
 
 Float32 = NDArray[np.float32]
 
@@ -44,9 +45,11 @@ class Worker:
         self.index = connection.index
         self.n_workers = connection.n_workers
         self._connection = connection
-        self._handles: dict[str, DenseHandle | EmbeddingHandle] = {}
+        self._handles: dict[str, DenseHandle | ReplicatedHandle | EmbeddingHandle] = {}
         for i, table in enumerate(tables):
-            if isinstance(table, DenseTable):
+            if isinstance(table, DenseTable) and table.is_replicated:
+                self._handles[table.name] = ReplicatedHandle(connection, i, table)
+            elif isinstance(table, DenseTable):
                 shards = placement.dense[table.name]
                 self._handles[table.name] = DenseHandle(connection, i, table, shards)
             else:
@@ -60,7 +63,7 @@ class Worker:
         return self._connection.now
 
     def table(self, name: str) -> Any:
-        """Return the handle of a table, a DenseHandle or an EmbeddingHandle.
+        """Return the handle of a table: a DenseHandle, ReplicatedHandle or EmbeddingHandle.
 
         Raises:
             ConfigError: No table has this name; the message lists the names that exist.

@@ -64,9 +64,10 @@ def test_bits_are_the_same_on_every_transport_and_servers_take_the_values_of_wor
     others = [
         ranks(launch, 5, *arguments, "--servers", "2", "--transport", "rma", env=tcp),
         ranks(launch, 4, *arguments, "--transport", "p2p", env=tcp),
+        ranks(launch, 4, *arguments, "--placement", "replicated"),
     ]
     assert len({found["digest"] for run in [first, *others] for found in run}) == 1
-    assert len(first) == len(others[0]) == len(others[1]) == 2
+    assert [len(run) for run in [first, *others]] == [2] * 4
 
 
 @pytest.mark.timeout(300)
@@ -172,3 +173,16 @@ def test_a_convolutional_network_reads_digits(
     assert launched.wait() == 0, launched.tail(60)
     (line,) = [line for line in launched.stdout().splitlines() if "accuracy" in line]
     assert float(line.rpartition(" ")[2]) >= 0.985
+
+
+@pytest.mark.parametrize(("n", "transport"), [(4, "auto"), (5, "p2p")])
+def test_ddp_trains_with_the_hook_as_without_it(
+    launch: Launch, tmp_path: Path, n: int, transport: str
+) -> None:
+    script = SCRIPT.with_name("ddp_script.py")
+    command = [sys.executable, str(script), str(tmp_path / "store"), transport]
+    found = results(launch(n, command, timeout=100.0))
+    assert [one["world"] for one in found] == [n - 2] * (n - 2)
+    # Two gradients and their mean are the same however they are added.
+    assert all(one["same"] for one in found)
+    assert max(one["error"] for one in found) <= (0.0 if n == 4 else 1e-5)

@@ -181,11 +181,16 @@ def test_failed_sessions_leave_no_thread_file_or_memory(comm: Any) -> None:
 def test_fifty_sessions_leave_no_thread_file_or_memory(
     comm: Any, session: Session, shared_memory: Callable[[], list[str]]
 ) -> None:
-    tables = [DenseTable("w", (3,)), EmbeddingTable("e", 2)]
+    tables = [
+        DenseTable("w", (3,)),
+        EmbeddingTable("e", 2),
+        DenseTable("r", (3,), placement="replicated"),
+    ]
 
     def main(worker: Worker) -> float:
         assert SIZE == 1 or shared_memory()
         worker.table("w").push(np.ones(3, np.float32))
+        worker.table("r").push(np.ones(3, np.float32))
         worker.table("e").push(np.arange(5), np.ones((5, 2), np.float32))
         worker.clock()
         return float(worker.table("w").pull()[0] + worker.table("e").pull(np.arange(2))[0, 0])

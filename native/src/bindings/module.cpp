@@ -12,6 +12,7 @@ PYBIND11_MODULE(_native, m) {
   mpips::register_ring(m);
   mpips::register_port(m);
   mpips::register_server(m);
+  mpips::register_reduction(m);
   mpips::register_process(m);
   mpips::register_checkpoint(m);
 }

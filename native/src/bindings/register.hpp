@@ -12,6 +12,7 @@ void register_data(pybind11::module_& m);
 void register_ring(pybind11::module_& m);
 void register_port(pybind11::module_& m);
 void register_server(pybind11::module_& m);
+void register_reduction(pybind11::module_& m);
 void register_process(pybind11::module_& m);
 void register_checkpoint(pybind11::module_& m);
 

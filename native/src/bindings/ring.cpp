@@ -238,6 +238,17 @@ void bind_writer(py::module_& m) {
       .def("configure", &RingWriter::configure, py::arg("table"), py::arg("clock"),
            py::arg("ordinal"), py::arg("config"))
       .def(
+          "store",
+          [](RingWriter& w, std::uint16_t table, std::uint64_t clock, std::uint16_t slot,
+             std::uint64_t steps, std::uint64_t offset, const FloatArray& values,
+             std::size_t done) {
+            py::gil_scoped_release release;
+            return w.store(table, clock, slot, steps, offset, values.data(),
+                           static_cast<std::size_t>(values.size()), done);
+          },
+          py::arg("table"), py::arg("clock"), py::arg("slot"), py::arg("steps"), py::arg("offset"),
+          py::arg("values").noconvert(), py::arg("done"))
+      .def(
           "push_dense",
           [](RingWriter& w, std::uint16_t table, std::uint64_t clock, const FloatArray& update,
              const std::optional<FloatArray>& base, std::size_t done) {

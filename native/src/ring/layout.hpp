@@ -23,7 +23,7 @@ namespace mpips {
 
 constexpr std::uint64_t region_magic = 0x3153504950534d31ULL;
 constexpr std::uint16_t record_magic = 0x504dU;
-constexpr std::uint32_t layout_version = 5;
+constexpr std::uint32_t layout_version = 6;
 constexpr std::size_t line_bytes = 64;
 constexpr std::size_t page_bytes = 4096;
 // A stamp lies this far before its record. So one put carries both, and processors that fetch lines
@@ -44,6 +44,7 @@ enum class RecordKind : std::uint8_t {
   finish = 5,
   cut = 6,        // a worker's place in a checkpoint; see server/server_snapshot.cpp
   configure = 7,  // new hyperparameters of a table's rule; see server/server_configure.cpp
+  store = 8,      // values or state of a replicated table; see server/server_store.cpp
 };
 
 enum RecordFlags : std::uint16_t {
@@ -64,12 +65,13 @@ struct RecordHeader {
   std::uint8_t version;
   std::uint8_t kind;
   std::uint16_t flags;
-  std::uint16_t codec;
+  std::uint16_t slot;  // in a store record 0 for values, else one more than the number of the state
   std::uint32_t generation;
   std::uint16_t worker;
   std::uint16_t table;
   std::uint64_t sequence;
-  // version of the values; in a cut record the clock that its text describes
+  // version of the values; in a cut record the clock that its text describes; in a store record the
+  // number of updates of the table
   std::uint64_t base_version;
   std::uint64_t clock;
   // first element or row of this segment in its push; in a cut record its number; in a configure

@@ -244,6 +244,25 @@ bool RingWriter::configure(std::uint16_t table, std::uint64_t clock, std::uint64
   return true;
 }
 
+std::size_t RingWriter::store(std::uint16_t table, std::uint64_t clock, std::uint16_t slot,
+                              std::uint64_t steps, std::uint64_t offset, const float* values,
+                              std::size_t n, std::size_t done) {
+  const std::size_t capacity = box_.geometry.payload_capacity() / sizeof(float);
+  for (std::size_t free = credits(); done < n && free > 0; --free) {
+    const std::size_t count = std::min(capacity, n - done);
+    RecordHeader h = header(RecordKind::store, table, clock);
+    h.slot = slot;
+    h.base_version = steps;
+    h.offset = offset + done;
+    h.count = static_cast<std::uint32_t>(count);
+    h.payload_bytes = static_cast<std::uint32_t>(count * sizeof(float));
+    append(box_.slot(next_) + sizeof h, values + done, count * sizeof(float));
+    done += count;
+    finish_record(&h, role_other);
+  }
+  return done;
+}
+
 std::size_t RingWriter::push_dense(std::uint16_t table, std::uint64_t clock, const float* update,
                                    const float* base, std::size_t n, std::size_t done) {
   if (done == 0 && skips_push(table, clock, n, nullptr)) return n;

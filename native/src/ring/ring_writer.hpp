@@ -124,6 +124,12 @@ class RingWriter {
   // nothing is written to a server on which the worker has ended the clock: it has the record.
   bool configure(std::uint16_t table, std::uint64_t clock, std::uint64_t ordinal,
                  const OptimizerConfig& config);
+  // Write elements of a replicated table that begin at element `offset` of the server's shard, from
+  // `done` on; return the element reached when credits ran out. `slot`: 0 for values, else one more
+  // than the number of the state. `steps`: number of updates of the table.
+  std::size_t store(std::uint16_t table, std::uint64_t clock, std::uint16_t slot,
+                    std::uint64_t steps, std::uint64_t offset, const float* values, std::size_t n,
+                    std::size_t done);
   // Push from element (row) `done` on; return the element (row) reached when credits ran out.
   std::size_t push_dense(std::uint16_t table, std::uint64_t clock, const float* update,
                          const float* base, std::size_t n, std::size_t done);

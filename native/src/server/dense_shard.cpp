@@ -62,6 +62,19 @@ void DenseShard::take_over() {
     publish(&versions_[b], (versions_[b].value + 1) & ~std::uint64_t{1});
 }
 
+bool DenseShard::store(std::size_t slot, std::uint64_t offset, const float* values, std::size_t n) {
+  if (slot > rule_.n_state || offset > n_ || n > n_ - offset) return false;
+  for (std::size_t from = offset; from < offset + n;) {
+    const std::size_t block = from / block_floats;
+    const std::size_t stop = std::min((block + 1) * block_floats, offset + n);
+    BlockWriter guard(&versions_[block]);
+    std::copy_n(values + (from - offset), stop - from,
+                (slot == 0 ? values_ : python_state_[slot - 1]) + from);
+    from = stop;
+  }
+  return true;
+}
+
 bool DenseShard::accepts(const Update& part) const noexcept {
   return part.keys == nullptr && part.offset <= n_ && part.count <= n_ - part.offset;
 }

@@ -19,6 +19,7 @@ class DenseShard final : public Shard {
   void set_buffer_words(std::size_t number, const BufferWords& words) override;
   void take_over() override;
 
+  bool store(std::size_t slot, std::uint64_t offset, const float* values, std::size_t n) override;
   bool accepts(const Update& part) const noexcept override;
   bool ends_push(const Update& part, bool last) const noexcept override;
   void assemble(std::size_t worker, const Update& part, bool first) override;

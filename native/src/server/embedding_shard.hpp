@@ -26,6 +26,7 @@ class EmbeddingShard final : public Shard {
   void set_buffer_words(std::size_t number, const BufferWords& words) override;
   void take_over() override;
 
+  bool store(std::size_t, std::uint64_t, const float*, std::size_t) override { return false; }
   bool accepts(const Update& part) const noexcept override;
   bool ends_push(const Update&, bool last) const noexcept override { return last; }
   void assemble(std::size_t worker, const Update& part, bool first) override;

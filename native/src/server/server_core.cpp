@@ -277,6 +277,8 @@ ServerCore::Verdict ServerCore::handle(std::size_t worker, const RecordHeader& h
       return handle_cut(worker, h, payload);
     case RecordKind::configure:
       return handle_configure(worker, h, payload);
+    case RecordKind::store:
+      return handle_store(worker, h, payload);
   }
   violation(worker, "a record of the unknown kind " + std::to_string(h.kind));
 }

@@ -267,6 +267,7 @@ class ServerCore {
   Verdict handle_cut(std::size_t worker, const RecordHeader& header, const std::uint8_t* payload);
   Verdict handle_configure(std::size_t worker, const RecordHeader& header,
                            const std::uint8_t* payload);
+  Verdict handle_store(std::size_t worker, const RecordHeader& header, const std::uint8_t* payload);
   OptimizerConfig parse_configure(std::size_t worker, const RecordHeader& header,
                                   const std::uint8_t* payload) const;
   Verdict handle_segment(std::size_t worker, const RecordHeader& header, const Update& part);

@@ -91,6 +91,11 @@ class Shard {
   // Rebuild what can be derived, after all words are set.
   virtual void take_over() = 0;
 
+  // Replace elements of the values (slot 0) or of a state, of a table that workers hold. Return
+  // false if there are no such elements.
+  virtual bool store(std::size_t slot, std::uint64_t offset, const float* values,
+                     std::size_t n) = 0;
+
   // Return true if the update lies inside the shard.
   virtual bool accepts(const Update& part) const noexcept = 0;
   // Return true if a push ends with this part. `last` is the record's flag; it decides where pushes

@@ -14,6 +14,7 @@ options = argparse.ArgumentParser()
 options.add_argument("--servers", type=int, default=1)
 options.add_argument("--transport", default="auto")
 options.add_argument("--consistency", default="bsp")
+options.add_argument("--placement", default="servers")
 options.add_argument("--batch", type=int, default=12)
 options.add_argument("--epochs", type=int, default=2)
 options.add_argument("--optimizer", default="SGD")
@@ -70,7 +71,12 @@ if options.alternate:
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 + step % 2)
 loader = DataLoader(TensorDataset(x, ids, y), batch_size=options.batch, shuffle=True)
 model, optimizer, loader = mpips.torch.prepare(
-    model, optimizer, loader, consistency=options.consistency, scheduler=scheduler
+    model,
+    optimizer,
+    loader,
+    consistency=options.consistency,
+    scheduler=scheduler,
+    placement=options.placement,
 )
 deaths = [death for death in options.kill.split(",") if death]
 launch = int(os.environ.get("MPIPS_GENERATION", "0"))

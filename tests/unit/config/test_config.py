@@ -21,7 +21,7 @@ from mpips.training.preflight import check_replaced, task_options
 
 TABLE_KEYS = (
     "optimizer, consistency, bound, reduce, backup, policy, max_staleness, lambda_, partition, "
-    "init, clip_norm, check_finite"
+    "init, clip_norm, check_finite, placement"
 )
 
 
@@ -458,3 +458,17 @@ def test_measured_frequencies_reach_the_table_that_asks_for_them() -> None:
 )
 def test_what_an_option_takes_as_text_is_no_number(text: str, value: object) -> None:
     assert parse_assignment(text)[1] == value
+
+
+def test_dense_tables_can_be_replicated_and_embedding_tables_cannot() -> None:
+    found = overridden("table.placement=replicated", "table.consistency=bsp")
+    assert found["bias"].is_replicated
+    assert not overridden("table.consistency=bsp")["bias"].is_replicated
+    tables = [DenseTable("bias", (4,)), EmbeddingTable("weight", 2)]
+    assert sentence(apply_overrides, tables, load("tables.weight.placement=replicated"), None) == (
+        "table 'weight': remove placement = 'replicated': embedding tables lie on servers"
+    )
+    wrong = load("table.placement=replicated", "table.consistency=asp")
+    assert "table 'bias': a replicated table needs consistency BSP()" in sentence(
+        apply_overrides, tables, wrong, None
+    )

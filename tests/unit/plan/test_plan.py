@@ -20,7 +20,13 @@ from mpips.errors import ConfigError
 from mpips.model.consistency import ASP
 from mpips.model.table import DenseTable
 from mpips.plan import planning
-from mpips.plan.needs import ServerNeeds, staging_bytes, steps_per_epoch
+from mpips.plan.needs import (
+    ServerNeeds,
+    node_needs,
+    replicated_bytes,
+    staging_bytes,
+    steps_per_epoch,
+)
 from mpips.plan.planning import Hardware, read_inputs, roles
 from mpips.plan.predict import FIGURES, Costs, load_costs, predict, why_no_time
 from mpips.plan.rehearsal import Rehearsal, rehearse
@@ -140,6 +146,22 @@ def test_sums_lie_in_shared_memory_where_there_is_a_journal() -> None:
     assert cold.private == warm.private + cold.sums
     asp = server(True, ("table.consistency", "asp"))
     assert (asp.sums, asp.journal) == (0, warm.journal)
+
+
+def test_replicated_tables_lie_on_each_node_with_workers() -> None:
+    bsp = ("table.consistency", "bsp")
+    found = planned(job("mlp", "digits", bsp, ("table.placement", "replicated")), 6, 3)
+    assert {tuple(paths) for paths in as_json(found)["paths"].values()} == {("replicated",)}
+    assert "replicated" in as_text(found)
+    needs, a = found.needs, found.assignment
+    assert [(s.journal, s.sums) for s in needs.servers] == [(0, 0)] * len(needs.servers)
+    assert needs.worker_staging == 0
+    # Values, one state of Adagrad, and the pushes of all workers.
+    n_floats = sum(math.prod(t.shape) for t in found.inputs.tables if isinstance(t, DenseTable))
+    added = replicated_bytes(found.inputs.tables, len(a.workers))
+    assert 0 < added - 4 * n_floats * (2 + len(a.workers)) < 64 << 10
+    without = node_needs(a, needs.servers, needs.worker_data, 0, needs.program)
+    assert [n.shared - b.shared for n, b in zip(needs.nodes, without, strict=True)] == [added] * 2
 
 
 def test_keys_of_a_partition_lie_on_their_owners(svm: Path) -> None:

@@ -193,6 +193,10 @@ def test_two_optimizers_are_refused():
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "zero": ({"stream": 0}, "stream = 0: must be a number of layers, at least 1"),
+    "replicated": (
+        {"placement": "replicated"},
+        r"placement = .* with stream = 1: must be 'servers', since a replicated model is whole",
+    ),
     "flag": ({"stream": True}, "stream = True: must be a number of layers"),
     "text": ({"stream": "2"}, "stream = '2': must be a number of layers"),
     "ssp": ({"consistency": "ssp"}, "stream needs consistency 'bsp' without backup workers"),

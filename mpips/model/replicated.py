@@ -1,0 +1,68 @@
+"""How a dense table is kept: on servers, or replicated on every worker.
+
+A replicated table lies in the memory of every node that has workers. The workers sum the updates of a clock
+themselves and apply the optimizer with the servers' kernels, so the values have the bits that the same table
+has on servers (native/src/reduction/reduction.hpp). Servers hold a copy, which checkpoints contain.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from mpips.errors import ConfigError
+from mpips.model.accepted import is_count
+from mpips.model.consistency import BSP, Consistency
+from mpips.model.optimizer import Optimizer
+from mpips.model.python_rule import PythonRule, replace_values
+
+
+@dataclass(frozen=True)
+class Replicated:
+    """Every worker holds the table; see DenseTable.placement.
+
+    Attributes:
+        check_every: Number of clocks between two comparisons of the copies on different nodes; 0: none.
+    """
+
+    check_every: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError if `check_every` is no count."""
+        if not is_count(self.check_every) or self.check_every < 0:
+            raise ConfigError(
+                f"Replicated: check_every = {self.check_every!r}: must be a whole number, 0 or more"
+            )
+        object.__setattr__(self, "check_every", int(self.check_every))
+
+
+TablePlacement: TypeAlias = Replicated | Literal["servers"]
+
+
+def placement_of(value: object) -> TablePlacement:
+    """Return the placement that a user has given, as a value or by its name.
+
+    Raises:
+        ConfigError: It is none; the message lists those that exist.
+    """
+    if value == "replicated":
+        return Replicated()
+    if value == "servers":
+        return "servers"
+    if isinstance(value, Replicated):
+        return value
+    raise ConfigError(f"placement = {value!r}: must be 'servers', 'replicated' or Replicated()")
+
+
+def check_replicated(consistency: Consistency, optimizer: Optimizer | PythonRule) -> None:
+    """Raise ConfigError if a table with this consistency and rule cannot be replicated."""
+    if not isinstance(consistency, BSP) or consistency.backup:
+        raise ConfigError(
+            f"a replicated table needs consistency BSP() without backup workers, not {consistency}: every "
+            "worker applies the update of every clock; use placement = 'servers'"
+        )
+    if isinstance(optimizer, PythonRule) and optimizer.function is not replace_values:
+        raise ConfigError(
+            f"a replicated table needs an optimizer of mpips, not the Python rule {optimizer.name}, which "
+            "runs on servers; use placement = 'servers'"
+        )

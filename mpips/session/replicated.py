@@ -1,0 +1,213 @@
+"""Start-up of replicated tables: the memory of each node, its values, and messages between nodes.
+
+Servers have the values, state and counts of updates with which the job starts, whether from a checkpoint,
+from worker 0 or from an initialiser. They send them to one worker of each node, which puts them into the
+memory that it makes there. Workers that cannot share memory, since the transport is another one or /dev/shm
+is not the same, are nodes of their own here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpips import _native
+from mpips.config.options import TRANSPORTS
+from mpips.errors import RegionError
+from mpips.model.table import DenseTable, replicated_tables
+from mpips.mpi.contributions import Contributions
+from mpips.session.node_memory import array_of, make_memory, make_reduction, node_layout
+from mpips.session.parts import Parts
+from mpips.transport.region import as_region_error, attach
+from mpips.worker.replicated_tables import ReplicatedPart
+
+Float32 = NDArray[np.float32]
+
+PIECE = 1 << 24  # elements of a piece, 64 MiB
+_TAG = 48
+_WHAT = "sending the values of replicated tables"
+
+
+def connect_replicated(p: Parts) -> ReplicatedPart | None:
+    """Make this rank's part of the replicated tables; None if it has none. Collective; blocks.
+
+    Raises:
+        MpipsError: The first error of any rank; all ranks raise it.
+    """
+    found = replicated_tables(p.tables)
+    if not found:
+        return None
+    c = p.cluster
+    layout = node_layout(found, len(c.assignment.workers))
+    memory, groups = _share_memory(p, layout)
+    steps = _send_values(p, found, [group[0] for group in groups], memory, layout)
+    if c.worker is None:
+        return None
+    assert memory is not None
+    local = next(group for group in groups if c.worker in group)
+    reduction = make_reduction(found, memory, layout, c.worker, local, steps, p.oversubscribed)
+    contributions = _contributions(p, found, groups, reduction, memory, layout)
+    shards = [p.placement.dense[table.name] for table in found.values()]
+    stores = p.saving.folder is not None
+    return ReplicatedPart(found, shards, memory, layout, reduction, contributions, stores)
+
+
+def _share_memory(
+    p: Parts, layout: _native.NodeLayout
+) -> tuple[_native.SharedMemory | None, list[tuple[int, ...]]]:
+    """Make or attach the memory of this worker's node. Collective.
+
+    Returns:
+        The memory, None on other ranks; the workers that share each memory, ascending.
+    """
+    c, a = p.cluster, p.cluster.assignment
+    shares = TRANSPORTS[p.options.transport].shares_memory
+    node_of = [a.node_of[rank] for rank in a.workers]
+    what = "making the memory of replicated tables"
+
+    def first_of(worker: int) -> int:
+        return node_of.index(node_of[worker]) if shares else worker
+
+    def make() -> _native.SharedMemory | None:
+        if c.worker is None or first_of(c.worker) != c.worker:
+            return None
+        return make_memory(p.regions, f"r{c.worker}", layout)
+
+    memory: _native.SharedMemory | None = None
+
+    def begin() -> None:
+        nonlocal memory
+        memory = make()
+
+    def join() -> int:
+        nonlocal memory
+        if c.worker is None:
+            return -1
+        if memory is not None:
+            return c.worker
+        first = first_of(c.worker)
+        try:
+            memory = attach(c.token, f"r{first}", layout.total_bytes)
+        except RegionError:
+            # Containers on one node may have a /dev/shm each.
+            memory, first = make_memory(p.regions, f"r{c.worker}", layout), c.worker
+        return first
+
+    c.agree(what, begin)
+    found = c.agree(what, join)
+    groups: dict[int, list[int]] = {}
+    for worker, rank in enumerate(a.workers):
+        groups.setdefault(found[rank], []).append(worker)
+    apart = [w for w, rank in enumerate(a.workers) if found[rank] != first_of(w)]
+    if apart:
+        p.notes.append(
+            f"worker {apart[0]} cannot use the shared memory of its node: its updates of replicated tables "
+            "travel as messages"
+        )
+    return memory, [tuple(group) for group in groups.values()]
+
+
+class _Piece(NamedTuple):
+    """Elements [start, stop) of values or a state of a flattened table, from one server."""
+
+    table: int
+    table_index: int  # in the job
+    slot: int
+    start: int
+    stop: int
+    at: int  # first element in the server's shard
+
+
+def _pieces(p: Parts, tables: Mapping[int, DenseTable], server: int) -> Iterator[_Piece]:
+    """Yield what a server sends, in order."""
+    for place, (index, table) in enumerate(tables.items()):
+        for part in p.placement.dense[table.name]:
+            if part.server != server:
+                continue
+            for slot in range(1 + table.optimizer.n_state):
+                for start in range(part.start, part.stop, PIECE):
+                    stop = min(start + PIECE, part.stop)
+                    yield _Piece(place, index, slot, start, stop, start - part.start)
+
+
+def _send_values(
+    p: Parts,
+    tables: Mapping[int, DenseTable],
+    receivers: Sequence[int],
+    memory: _native.SharedMemory | None,
+    layout: _native.NodeLayout,
+) -> list[int]:
+    """Send values and state from the servers to these workers, by rounds as `send_values`. Collective.
+
+    Returns:
+        The number of updates of each table before the start.
+    """
+    c, a, server = p.cluster, p.cluster.assignment, p.server
+    counts = c.agree(
+        _WHAT, lambda: [server.core.steps(index) for index in tables] if server is not None else []
+    )
+    pieces = [list(_pieces(p, tables, s)) for s in range(len(a.servers))]
+    for n in range(max(map(len, pieces), default=0)):
+        requests = []
+        if server is not None and n < len(pieces[server.index]):
+            piece = pieces[server.index][n]
+            values = server.core.dense_array(piece.table_index, piece.slot)
+            part = values[piece.at : piece.at + piece.stop - piece.start]
+            requests += [c.comm.Isend(part, a.workers[w], _TAG) for w in receivers]
+        if c.worker in receivers:
+            assert memory is not None
+            for s, own in enumerate(pieces):
+                if n < len(own):
+                    piece = own[n]
+                    n_elements = list(tables.values())[piece.table].n_elements
+                    array = array_of(memory, layout, piece.table, piece.slot, n_elements)
+                    target = array[piece.start : piece.stop]
+                    requests.append(c.comm.Irecv(target, a.servers[s], _TAG))
+        for request in requests:
+            c.complete(_WHAT, request)
+        c.arrive(_WHAT)
+    # A server without a part of a table knows no count.
+    return [max(counts[rank][k] for rank in a.servers) for k in range(len(tables))]
+
+
+def _contributions(
+    p: Parts,
+    tables: Mapping[int, DenseTable],
+    groups: Sequence[tuple[int, ...]],
+    reduction: _native.Reduction,
+    memory: _native.SharedMemory,
+    layout: _native.NodeLayout,
+) -> Contributions | None:
+    """Return the messages to and from workers of other nodes; None if there is one node."""
+    c, a = p.cluster, p.cluster.assignment
+    if len(groups) == 1 or p.tree_comm is None or c.worker is None:
+        return None
+    me = c.worker
+    others = [group for group in groups if me not in group]
+    mine = next(group for group in groups if me in group)
+    sizes = [table.n_elements for table in tables.values()]
+
+    def room(worker: int, table: int, number: int) -> NDArray[np.uint8]:
+        at = layout.contribution(worker, table, number)
+        if number:
+            with as_region_error():
+                memory.commit(at, 4 * sizes[table])
+        return memory.view(at, 4 * sizes[table], True)
+
+    return Contributions(
+        p.tree_comm,
+        dict(enumerate(a.workers)),
+        [_receiver(me, group) for group in others],
+        [w for group in others for w in group if _receiver(w, mine) == me],
+        reduction,
+        room,
+        ([c.name_of(rank) for rank in a.workers], [table.name for table in tables.values()]),
+    )
+
+
+def _receiver(sender: int, group: Sequence[int]) -> int:
+    """Return the worker of a node that receives from a worker of another one."""
+    return group[sender % len(group)]

@@ -1,0 +1,322 @@
+"""One worker's part in the replicated tables of a job: waits, clocks, and the copy on the servers.
+
+The native `Reduction` sums and applies in memory that the workers of a node share
+(native/src/reduction/reduction.hpp has the protocol). This class drives it: every wait of the worker advances
+it, so that a worker that waits for anything does its share of updates that are complete. `Contributions`
+carries pushes between nodes.
+
+Servers hold a copy of each replicated table. Workers write to it before a checkpoint's cut and before they
+finish (native/src/server/server_store.cpp).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpips import _native
+from mpips.errors import ConfigError
+from mpips.model.placement import ShardRange
+from mpips.model.table import DenseTable
+from mpips.mpi.contributions import Contributions
+from mpips.mpi.messages import Figures, Waits
+from mpips.transport.region import as_region_error
+
+if TYPE_CHECKING:
+    from mpips.worker.connection import Connection
+
+Float32 = NDArray[np.float32]
+
+_WAIT_S = 0.02  # of one wait without messages
+_WAIT_BETWEEN_POLLS_S = 0.0002  # of one wait, where messages of other nodes must be taken
+_BEHIND_S = 0.1  # s of a wait at a cut after which the scheduler is informed
+
+
+@dataclass(frozen=True)
+class ReplicatedPart:
+    """What start-up makes for the replicated tables on one worker.
+
+    Attributes:
+        tables: The replicated tables, by their index in the job.
+        shards: The servers' shards of each of them, in this order.
+        memory: The memory that the workers of this node share.
+        layout: Its layout.
+        reduction: This worker's end.
+        contributions: Messages between nodes; None: all workers are on this node.
+        stores: The job writes checkpoints, so servers need the values.
+    """
+
+    tables: dict[int, DenseTable]
+    shards: Sequence[Sequence[ShardRange]]
+    memory: _native.SharedMemory
+    layout: _native.NodeLayout
+    reduction: _native.Reduction
+    contributions: Contributions | None = None
+    stores: bool = True
+
+
+class ReplicatedTables:
+    """The replicated tables of one worker. Tables are numbered in the order of `part.tables`."""
+
+    def __init__(self, connection: Connection, part: ReplicatedPart, names: Sequence[str]) -> None:
+        """Use what start-up has made.
+
+        Args:
+            connection: The worker's connection, whose waits are used.
+            part: See ReplicatedPart.
+            names: Names of all workers, for errors.
+        """
+        self._connection = connection
+        self._part = part
+        self._names = names
+        self._reduction = part.reduction
+        self._contributions = part.contributions
+        self._tables = list(part.tables.values())
+        self._place = {index: place for place, index in enumerate(part.tables)}
+        self._pushed = self._pushed_bytes = self._pulled_bytes = 0
+
+    def place(self, index: int) -> int:
+        """Return the number of the table that has this index in the job."""
+        return self._place[index]
+
+    def push(self, table: int, update: Float32, check_finite: bool) -> bool:
+        """Add an update to the sum of the worker's clock. Blocks until the clock before is summed here.
+
+        Args:
+            table: Number of the table.
+            update: float32, C-contiguous, of the table's length. Free again at return.
+            check_finite: Refuse an update with NaN or infinity.
+
+        Returns:
+            False if the update is refused: it adds nothing.
+
+        Raises:
+            ConfigError: There are too many pushes of this clock.
+            StallError: A worker was late; the message names it.
+        """
+        self.wait(table, "pushing")
+        reduction, layout = self._reduction, self._part.layout
+        number = reduction.pushes(table)
+        if number >= layout.rounds:
+            raise ConfigError(
+                f"push {number + 1} to table {self._tables[table].name!r} in clock {reduction.clock}: a "
+                f"replicated table takes {layout.rounds} pushes of a worker in a clock; sum updates first"
+            )
+        at = layout.contribution(self._connection.index, table, number)
+        if number:
+            with as_region_error():
+                self._part.memory.commit(at, update.nbytes)
+        if not reduction.push(table, update, check_finite):
+            return False
+        self._pushed += 1
+        self._pushed_bytes += update.nbytes
+        if self._contributions is not None:
+            raw = self._part.memory.view(at, update.nbytes, False)
+            rule = reduction.rule_hash(table)
+            self._contributions.push(table, reduction.clock, number + 1, rule, raw)
+        return True
+
+    def close(self, table: int) -> None:
+        """Note that the worker pushes no more to a table in its clock; do what can be done now."""
+        self._reduction.close(table)
+        if self._contributions is not None:
+            self._contributions.close(table, self._reduction.clock)
+        self.poll()
+
+    def pull(self, table: int, out: Float32) -> None:
+        """Copy the values of the worker's clock into `out`. Blocks until they are complete."""
+        self.wait(table, "pulling")
+        self._reduction.pull(table, out)
+        self._pulled_bytes += out.nbytes
+
+    def view(self, table: int) -> Float32:
+        """Return the values of the worker's clock as a read-only array of one dimension. Blocks as `pull`."""
+        self.wait(table, "pulling")
+        return self._reduction.values(table, 0)
+
+    def configure(self, table: int, config: _native.OptimizerConfig) -> None:
+        """Let updates of the worker's clock and later ones use these hyperparameters."""
+        self._reduction.configure(table, config)
+
+    def tick(self) -> None:
+        """End the worker's clock; do what can be done now. Blocks only for a comparison of copies."""
+        clock = self._reduction.clock
+        self._reduction.tick()
+        if self._contributions is not None:
+            self._contributions.tick(clock)
+            self._compare(clock + 1)
+        self.poll()
+
+    def _compare(self, clock: int) -> None:
+        """Send digests of the tables that are to be compared at this clock to other nodes."""
+        assert self._contributions is not None
+        for table, described in enumerate(self._tables):
+            if not described.is_checked_at(clock):
+                continue
+            self.wait(table, "comparing")
+            digest = _native.Xxh3()
+            for slot in range(1 + described.optimizer.n_state):
+                digest.update(self._reduction.values(table, slot))
+            self._contributions.compare(table, clock, digest.digest())
+
+    def poll(self) -> None:
+        """Take messages, and do what can be done now. Does not block.
+
+        Raises:
+            ConfigError: Workers have different hyperparameters for a table.
+            DivergenceError: The copies of a table on two nodes differ.
+        """
+        if self._contributions is not None:
+            self._contributions.poll()
+        self._reduction.advance()
+
+    def ready(self, table: int, max_s: float) -> bool:
+        """Wait for `max_s` seconds until the values of the worker's clock are complete; True if they are."""
+        if self._contributions is None:
+            return self._reduction.wait_complete(table, max_s)
+        self._contributions.poll()
+        # Nothing of this worker is under way when it goes on: a network may need its calls.
+        return (
+            self._reduction.wait_complete(table, min(max_s, _WAIT_BETWEEN_POLLS_S))
+            and self._contributions.is_idle
+        )
+
+    def wait(self, table: int, doing: str) -> None:
+        """Wait until the values of the worker's clock are complete. `doing`: for the worker's state."""
+        if self.ready(table, 0.0):
+            return
+        control = self._connection.control
+        control.state = f"{doing} {self._tables[table].name!r}"
+        self._connection.wait_until(lambda: self.ready(table, _WAIT_S), self.late)
+        control.state = "computing"
+
+    def _is_settled(self) -> bool:
+        self.poll()
+        return self._reduction.settled and (
+            self._contributions is None or self._contributions.is_idle
+        )
+
+    def late(self) -> str:
+        """Return the message that values are not complete, with the worker that is late."""
+        found = self._reduction.awaited()
+        if found is None:
+            receiver = (
+                self._contributions.slow_receiver if self._contributions is not None else None
+            )
+            name = self._names[receiver] if receiver is not None else "another worker"
+            return f"{name} has not received this worker's updates of replicated tables"
+        worker, table, clock, ticked, summed = found
+        done = "has not applied its part of" if summed else "has not closed"
+        return (
+            f"{self._names[worker]} {done} clock {clock} of the replicated table "
+            f"{self._tables[table].name!r}; it is at clock {ticked}, this worker is at "
+            f"{self._reduction.clock}"
+        )
+
+    def store_for_cut(self, number: int) -> bool:
+        """Write this worker's share of all tables to the servers, before its cut record.
+
+        Blocks until the values of the worker's clock are complete. Another worker may wait in a gather for
+        this one, so the scheduler is informed as by `WorkerPart.report_wait`.
+
+        Args:
+            number: Number of the cut.
+
+        Returns:
+            False if the cut was given up meanwhile: nothing is written.
+        """
+        control, since, informed = self._connection.control, time.monotonic(), False
+
+        def done() -> bool:
+            nonlocal informed
+            if not informed and time.monotonic() - since > _BEHIND_S:
+                control.tell(Waits(number, "behind"))
+                informed = True
+            return self._is_settled() or control.cut.given_up >= number
+
+        self._wait_for(done, "summing replicated tables for a checkpoint")
+        if control.cut.given_up >= number:
+            return False
+        self._store()
+        return True
+
+    def finish(self) -> None:
+        """End the worker's part: complete all clocks, write the share to the servers. Blocks for both."""
+        self._wait_for(self._is_settled, "summing replicated tables")
+        if self._part.stores:
+            self._store()
+            # Others go on only behind this: their later values overwrite these.
+            self._connection.flush()
+        self._reduction.finish()
+        if self._contributions is not None:
+            self._contributions.finish(self._reduction.clock)
+
+    def _wait_for(self, done: Callable[[], bool], state: str) -> None:
+        if done():
+            return
+        self._connection.control.state = state
+
+        def pausing() -> bool:
+            if done():
+                return True
+            time.sleep(_WAIT_BETWEEN_POLLS_S)
+            return False
+
+        self._connection.wait_until(pausing, self.late)
+        self._connection.control.state = "computing"
+
+    def _store(self) -> None:
+        """Write this worker's share of values, state and counts of updates to the servers."""
+        place, count = self._reduction.place()
+        servers = set()
+        for table, described in enumerate(self._tables if count else ()):
+            start, stop = _native.slice_of(described.n_elements, place, count, table)
+            for part in self._part.shards[table]:
+                low, high = max(start, part.start), min(stop, part.stop)
+                if low >= high:
+                    continue
+                servers.add(part.server)
+                for slot in range(1 + described.optimizer.n_state):
+                    self._write(table, slot, part, low, high)
+        self._connection.publish(sorted(servers))
+
+    def _write(self, table: int, slot: int, part: ShardRange, low: int, high: int) -> None:
+        """Write elements [low, high) of values or of a state to the server of a shard."""
+        connection, reduction = self._connection, self._reduction
+        writer = connection.channels[part.server].writer
+        values = reduction.values(table, slot)[low:high]
+        index, steps = list(self._part.tables)[table], reduction.steps(table)
+        done = 0
+        while True:
+            done = writer.store(index, connection.now, slot, steps, low - part.start, values, done)
+            if done == high - low:
+                return
+            connection.wait_credit(part.server)
+
+    def settle(self) -> None:
+        """Receive and send what is left. Call it when all workers have finished. Blocks.
+
+        Raises:
+            StallError: Some message has not arrived within the job's timeout.
+        """
+        contributions = self._contributions
+        if contributions is not None:
+            self._wait_for(contributions.has_ended, "ending")
+
+    def add_figures(self, figures: Figures) -> None:
+        """Add bytes and pushes of replicated tables to a worker's figures. Such pushes are never stale."""
+        figures.pushed_bytes += self._pushed_bytes
+        figures.pulled_bytes += self._pulled_bytes
+        figures.judged += self._pushed
+
+    def count(self, counters: dict[str, int]) -> None:
+        """Add the pushes of replicated tables to a worker's counters."""
+        for key in ("pushed", "applied", "replicated"):
+            counters[key] = counters.get(key, 0) + self._pushed
+        for key, n in (("pushed_bytes", self._pushed_bytes), ("pulled_bytes", self._pulled_bytes)):
+            counters[key] = counters.get(key, 0) + n

@@ -1,0 +1,252 @@
+#include "reduction/reduction.hpp"
+
+#include <cstring>
+
+#include "ring/checksum.hpp"
+#include "ring/worker_wait.hpp"
+
+namespace mpips {
+namespace {
+
+// Elements that are summed and applied together: they and their state stay in the first-level
+// cache.
+constexpr std::size_t block = 2048;
+
+std::uint64_t hash_of(const OptimizerConfig& config) noexcept {
+  const ConfigWords words = words_of(config);
+  return hash(words.data(), sizeof words);
+}
+
+}  // namespace
+
+Reduction::Reduction(std::uint8_t* memory, NodeLayout layout, std::size_t worker,
+                     std::vector<std::size_t> local, std::vector<ReplicatedRule> rules,
+                     bool oversubscribed)
+    : memory_(memory),
+      layout_(std::move(layout)),
+      worker_(worker),
+      local_(std::move(local)),
+      oversubscribed_(oversubscribed),
+      sum_(block) {
+  for (std::size_t t = 0; t < rules.size(); ++t) {
+    ReplicatedRule& rule = rules[t];
+    const auto array = [&](std::size_t slot) {
+      return reinterpret_cast<float*>(memory_ + layout_.array(t, slot));
+    };
+    const std::size_t n_state = layout_.n_state(t);
+    Table table{std::move(rule.name), rule.mean, rule.replaces, rule.steps, {}, array(0),
+                {nullptr, nullptr}};
+    for (std::size_t k = 0; k < n_state; ++k) table.state[k] = array(1 + k);
+    table.configs.push_back({0, rule.optimizer, hash_of(rule.optimizer)});
+    tables_.push_back(std::move(table));
+  }
+}
+
+ReducerLine* Reduction::line(std::size_t worker) const noexcept {
+  return reinterpret_cast<ReducerLine*>(memory_ + layout_.words(worker));
+}
+
+ContributionLine* Reduction::line(std::size_t worker, std::size_t table) const noexcept {
+  return reinterpret_cast<ContributionLine*>(memory_ + layout_.table_words(worker, table));
+}
+
+void Reduction::configure(std::size_t table, const OptimizerConfig& config) {
+  std::vector<Config>& configs = tables_.at(table).configs;
+  if (configs.back().clock == clock_ && configs.size() > 1) configs.pop_back();
+  configs.push_back({clock_, config, hash_of(config)});
+  if (pushes(table) != 0) store_relaxed(&line(worker_, table)->rule, configs.back().hash);
+}
+
+std::uint64_t Reduction::rule_hash(std::size_t table) const noexcept {
+  return tables_[table].configs.back().hash;
+}
+
+std::size_t Reduction::pushes(std::size_t table) const noexcept {
+  const ContributionLine* own = line(worker_, table);
+  return load_relaxed(&own->pushed) == clock_ + 1 ? load_relaxed(&own->pushes) : 0;
+}
+
+bool Reduction::push(std::size_t table, const float* update, bool check_finite) noexcept {
+  const std::size_t round = pushes(table);
+  auto* to = reinterpret_cast<float*>(memory_ + layout_.contribution(worker_, table, round));
+  if (!kernels().copy_finite(to, update, layout_.n(table)) && check_finite) return false;
+  note_push(worker_, table, clock_, round + 1, rule_hash(table));
+  return true;
+}
+
+void Reduction::close(std::size_t table) noexcept { note_close(worker_, table, clock_); }
+
+void Reduction::tick() noexcept { note_tick(worker_, clock_++); }
+
+void Reduction::finish() noexcept { note_finish(worker_, clock_); }
+
+void Reduction::note_push(std::size_t worker, std::size_t table, std::uint64_t clock,
+                          std::uint64_t pushes, std::uint64_t rule) noexcept {
+  // The store of `closed` or `ticked` that follows orders these words.
+  ContributionLine* words = line(worker, table);
+  store_relaxed(&words->pushed, clock + 1);
+  store_relaxed(&words->pushes, pushes);
+  store_relaxed(&words->rule, rule);
+}
+
+void Reduction::note_close(std::size_t worker, std::size_t table, std::uint64_t clock) noexcept {
+  store_release(&line(worker, table)->closed, clock + 1);
+}
+
+void Reduction::note_tick(std::size_t worker, std::uint64_t clock) noexcept {
+  store_release(&line(worker)->ticked, clock + 1);
+}
+
+void Reduction::note_finish(std::size_t worker, std::uint64_t clock) noexcept {
+  store_release(&line(worker)->finished, clock + 1);
+}
+
+// Return true if a worker is known to end a clock: it has ended it, or has closed the table in it.
+bool Reduction::ends(std::size_t worker, std::size_t table, std::uint64_t clock) const noexcept {
+  return load_acquire(&line(worker)->ticked) > clock ||
+         load_acquire(&line(worker, table)->closed) > clock;
+}
+
+bool Reduction::is_final(std::size_t worker, std::size_t table,
+                         std::uint64_t clock) const noexcept {
+  if (ends(worker, table, clock)) return true;
+  const std::uint64_t finished = load_acquire(&line(worker)->finished);
+  return finished != 0 && finished - 1 <= clock;
+}
+
+// Return true if all workers of this node have done their slices of all clocks before `clock`. One
+// that has finished did so before.
+bool Reduction::complete_before(std::size_t table, std::uint64_t clock) const noexcept {
+  for (const std::size_t w : local_)
+    if (load_acquire(&line(w, table)->done) < clock && load_acquire(&line(w)->finished) == 0)
+      return false;
+  return true;
+}
+
+bool Reduction::settled() const noexcept {
+  for (std::size_t t = 0; t < tables_.size(); ++t)
+    if (!complete(t)) return false;
+  return true;
+}
+
+void Reduction::advance() {
+  for (std::size_t t = 0; t < tables_.size(); ++t)
+    while (step(t)) {
+    }
+}
+
+// Do the next update of a table if it can be done now; return true if it was.
+bool Reduction::step(std::size_t table) {
+  Table& t = tables_[table];
+  const std::uint64_t clock = t.next;
+  if (clock >= clock_ && line(worker_, table)->closed <= clock) return false;
+  while (t.n_final < layout_.n_workers()) {
+    if (!is_final(t.n_final, table, clock)) return false;
+    ++t.n_final;
+  }
+  std::size_t n_contributors = 0;
+  for (std::size_t w = 0; w < layout_.n_workers(); ++w) n_contributors += ends(w, table, clock);
+  while (t.configs.size() > 1 && t.configs[1].clock <= clock) t.configs.erase(t.configs.begin());
+  gather(table);
+  if (!sources_.empty()) {
+    apply(table, n_contributors);
+    ++t.steps;
+  }
+  t.n_final = 0;
+  t.next = clock + 1;
+  store_release(&line(worker_, table)->done, clock + 1);
+  return true;
+}
+
+// Set `sources_` to the pushes of a table's next update.
+void Reduction::gather(std::size_t table) {
+  const Table& t = tables_[table];
+  sources_.clear();
+  for (std::size_t w = 0; w < layout_.n_workers(); ++w) {
+    const ContributionLine* words = line(w, table);
+    if (load_relaxed(&words->pushed) != t.next + 1) continue;
+    if (load_relaxed(&words->rule) != t.configs.front().hash)
+      throw RuleMismatch("workers " + std::to_string(worker_) + " and " + std::to_string(w) +
+                         " have different hyperparameters for table '" + t.name + "' at clock " +
+                         std::to_string(t.next) +
+                         ": every worker must call set_optimizer with the same values at the same "
+                         "clock, before its pushes");
+    const std::size_t n_pushes = load_relaxed(&words->pushes);
+    for (std::size_t k = 0; k < n_pushes; ++k)
+      sources_.push_back(
+          reinterpret_cast<const float*>(memory_ + layout_.contribution(w, table, k)));
+  }
+}
+
+// Sum and apply this worker's slice. The slices are those of the node's workers that end the clock.
+void Reduction::apply(std::size_t table, std::size_t n_contributors) {
+  Table& t = tables_[table];
+  std::size_t place = 0, n_local = 0;
+  for (const std::size_t w : local_) {
+    if (!ends(w, table, t.next)) continue;
+    if (w == worker_) place = n_local;
+    ++n_local;
+  }
+  const Slice slice = slice_of(layout_.n(table), place, n_local, table);
+  const OptimizerConfig& config = t.configs.front().optimizer;
+  Factors factors;
+  if (t.mean) factors.gradient = 1.0F / static_cast<float>(n_contributors);
+  const UpdateArgs args = prepare(config, t.steps + 1, factors);
+  const KernelTable& k = kernels();
+  for (std::size_t from = slice.start; from < slice.stop; from += block) {
+    const std::size_t count = std::min(block, slice.stop - from);
+    const float* update = sources_.front() + from;
+    if (sources_.size() > 1) {
+      std::memcpy(sum_.data(), update, count * sizeof(float));
+      for (std::size_t i = 1; i < sources_.size(); ++i)
+        k.add(sum_.data(), sources_[i] + from, count);
+      update = sum_.data();
+    }
+    if (t.replaces) {
+      std::memcpy(t.values + from, update, count * sizeof(float));
+      if (factors.gradient != 1.0F) k.scale(t.values + from, factors.gradient, count);
+      continue;
+    }
+    const auto at = [&](float* state) { return state != nullptr ? state + from : nullptr; };
+    k.update[static_cast<std::size_t>(config.kind)](t.values + from, at(t.state[0]), at(t.state[1]),
+                                                    update, count, args);
+  }
+}
+
+bool Reduction::wait_complete(std::size_t table, double max_s) {
+  const auto done = [&] {
+    advance();
+    return complete(table);
+  };
+  return wait_until(done, max_s, oversubscribed_);
+}
+
+std::optional<Reduction::Awaited> Reduction::awaited() const {
+  for (std::size_t t = 0; t < tables_.size(); ++t) {
+    const std::uint64_t clock = tables_[t].next;
+    const auto found = [&](std::size_t w, std::uint64_t at, bool summed) {
+      return Awaited{w, t, at, load_acquire(&line(w)->ticked), summed};
+    };
+    for (const std::size_t w : local_) {
+      const bool late = clock >= clock_ && load_acquire(&line(w, t)->done) < clock_;
+      if (late && load_acquire(&line(w)->finished) == 0) return found(w, clock_ - 1, true);
+    }
+    if (clock >= clock_) continue;
+    for (std::size_t w = 0; w < layout_.n_workers(); ++w)
+      if (!is_final(w, t, clock)) return found(w, clock, false);
+  }
+  return std::nullopt;
+}
+
+// All contributions to that clock are final, so all workers find the same.
+std::pair<std::size_t, std::size_t> Reduction::place() const {
+  std::size_t place = 0, count = 0;
+  for (std::size_t w = 0; clock_ != 0 && w < layout_.n_workers(); ++w) {
+    if (!ends(w, 0, clock_ - 1)) continue;
+    if (w == worker_) place = count;
+    ++count;
+  }
+  return {place, count};
+}
+
+}  // namespace mpips

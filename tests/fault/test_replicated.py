@@ -1,0 +1,60 @@
+"""Replicated tables on several nodes, and in runs that are killed: the bits of tables on servers."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import launcher
+import pytest
+from multinode import Nodes
+
+SCRIPT = str(Path(__file__).with_name("programs") / "replicated.py")
+CLOCKS = "23"
+
+
+def value(stdout: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(stdout.strip().splitlines()[-1])
+    return found
+
+
+def supervised(folder: Path, *disturbances: str) -> tuple[dict[str, Any], str]:
+    folder.mkdir()
+    command = [sys.executable, "-m", "mpips", "run", "-n", "5", "--progress", "none", SCRIPT]
+    environment = launcher.site_environment()
+    with launcher.Launch([*command, CLOCKS, *disturbances], environment, 100.0, folder) as job:
+        assert job.wait() == 0, job.tail()
+        return value(job.stdout()), job.stderr()
+
+
+def test_a_run_that_is_killed_ends_with_the_bits_of_an_undisturbed_one(tmp_path: Path) -> None:
+    calm, said = supervised(tmp_path / "calm")
+    assert calm["differ"] == 0
+    assert "not continuing in memory" not in said
+    killed, said = supervised(tmp_path / "killed", "kill:1:8", "kill:0:13", "kill:2:21")
+    assert killed["digest"] == calm["digest"]
+    assert killed["differ"] == 0
+    note = (
+        "not continuing in memory: table 'copied' is replicated: such jobs start from their newest"
+    )
+    assert said.count(note) == 3
+    steps = [int(step) for step in re.findall(r"from checkpoint step-0*(\d+):", said)]
+    assert steps == sorted(steps)
+    assert killed["first"] == steps[-1] >= 10
+
+
+@pytest.mark.multinode
+def test_nodes_compute_the_same_bits_and_compare_their_copies(
+    nodes3: Nodes, tmp_path: Path
+) -> None:
+    # Scheduler, servers and workers on all nodes, two workers on one of them.
+    done = nodes3.mpirun(
+        [3, 2, 3], [sys.executable, SCRIPT, CLOCKS], {"SERVERS": "2"}, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert value(done.stdout)["differ"] == 0
+    assert "worker 4" in done.stderr
+    assert (tmp_path / "saved" / "latest").exists()

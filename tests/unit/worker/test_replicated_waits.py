@@ -1,0 +1,154 @@
+"""Waits of replicated tables: bounded, with the name of the late worker; cuts that are given up; forks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import Rig, dense
+
+from mpips import _native
+from mpips.errors import ForkError, StallError
+from mpips.model.consistency import BSP
+from mpips.model.table import replicated_tables
+from mpips.mpi.messages import Abandon, Waits
+from mpips.session.local_scheduler import LocalScheduler
+from mpips.session.node_memory import make_memory, make_reduction, node_layout
+from mpips.worker.connection import Connection
+from mpips.worker.replicated_tables import ReplicatedPart
+from mpips.worker.worker import Worker, connection_of
+
+ONES = np.ones(3000, np.float32)
+
+
+class Scheduler(LocalScheduler):
+    """It keeps what the worker sends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[Any] = []
+
+    def tell(self, message: Any) -> None:
+        self.sent.append(message)
+
+
+class Pair:
+    """Two workers of one server, with a replicated table "w", in one process."""
+
+    def __init__(self, timeout_s: float = 0.2) -> None:
+        table = dense(3000, consistency=BSP(), placement="replicated")
+        self.rig = rig = Rig(table, n_workers=2)
+        found = replicated_tables(rig.tables)
+        layout = node_layout(found, 2)
+        memory = make_memory(rig.regions, "r0", layout)
+        self.workers, self.ends = [], []
+        for w in (0, 1):
+            reduction = make_reduction(found, memory, layout, w, [0, 1], [0], True)
+            self.ends.append(reduction)
+            shards = [rig.placement.dense["w"]]
+            connection = Connection(
+                w,
+                ["worker 0 (rank 1)", "worker 1 (rank 2)"],
+                rig.tables,
+                [rig.channel(w, local=True)],
+                Scheduler(),
+                rig.staging[w],
+                timeout_s,
+                replicated=ReplicatedPart(found, shards, memory, layout, reduction),
+            )
+            self.workers.append(Worker(connection, rig.tables, rig.placement))
+
+    def __iter__(self) -> Any:
+        return iter(self.workers)
+
+
+def test_a_late_worker_is_named_with_its_clock() -> None:
+    pair = Pair()
+    first, _ = pair
+    first.table("w").push(ONES)
+    first.clock()
+    late = (
+        r"worker 1 \(rank 2\) has not closed clock 0 of the replicated table 'w'; it is at clock 0"
+    )
+    for use in (
+        first.table("w").pull,
+        lambda: first.table("w").push(ONES),
+        lambda: first.table("w").prefetch().wait(),
+        connection_of(first).finish,
+    ):
+        with pytest.raises(StallError, match=late + r", this worker is at 1 \(waited 0.2 s\)"):
+            use()
+    # Worker 1 ends its clock and stops. Worker 0 does its own slice, and waits for the other one.
+    pair.ends[1].tick()
+    late = r"worker 1 \(rank 2\) has not applied its part of clock 0 of .* it is at clock 1"
+    with pytest.raises(StallError, match=late):
+        first.table("w").pull()
+    pair.ends[1].advance()
+    assert (first.table("w").pull() == -0.5).all()
+
+
+def test_a_cut_waits_for_other_workers_until_it_is_given_up() -> None:
+    first, second = Pair(timeout_s=20)
+    first.table("w").push(ONES)
+    first.clock()
+    connection = connection_of(first)
+    control: Any = connection.control
+    assert connection.replicated is not None
+    polls = 0
+
+    def poll() -> None:
+        nonlocal polls
+        polls += 1
+        if control.sent:
+            control.cut.take(Abandon(7), 1)
+
+    control.poll = poll
+    before = connection.channels[0].writer.next_sequence
+    assert not connection.replicated.store_for_cut(7)
+    assert control.sent == [Waits(7, "behind")]
+    assert connection.channels[0].writer.next_sequence == before
+    # The next one can be done, and has the values of its clock on the server.
+    second.clock()
+    for worker in (second, first, second):
+        connection_of(worker).poll()
+    for worker in (first, second):
+        replicated = connection_of(worker).replicated
+        assert replicated is not None
+        assert replicated.store_for_cut(8)
+        worker.flush()
+
+
+def test_shares_of_all_workers_make_the_table_on_the_server() -> None:
+    pair = Pair(timeout_s=20)
+    for worker in pair:
+        worker.table("w").push(np.arange(3000, dtype=np.float32))
+        worker.clock()
+    for _ in range(2):
+        for worker in pair:
+            connection_of(worker).poll()
+    for worker in pair:
+        connection_of(worker).finish()
+    assert (pair.rig.values() == -np.arange(3000)).all()
+    assert pair.rig.core.steps(0) == 1
+
+
+def test_a_forked_child_is_refused() -> None:
+    first, _ = Pair()
+    connection_of(first).disown()
+    for use in (first.table("w").pull, lambda: first.table("w").push(ONES), first.table("w").view):
+        with pytest.raises(ForkError):
+            use()
+
+
+def test_values_beyond_a_shard_are_refused() -> None:
+    for slot, offset in ((1, 0), (0, 1), (0, 1 << 63)):
+        rig = Rig(dense(8, consistency=BSP()))
+        rig.writers[0].store(0, 0, slot, 3, offset, np.ones(8, np.float32), 0)
+        with pytest.raises(_native.ProtocolViolation, match="values of table 0 that lie outside"):
+            rig.drain()
+    rig = Rig(dense(8, consistency=BSP()))
+    rig.writers[0].store(0, 0, 0, 3, 4, np.ones(4, np.float32), 0)
+    rig.drain()
+    assert rig.values().tolist() == [0.0] * 4 + [1.0] * 4
+    assert rig.core.steps(0) == 3
