@@ -86,7 +86,7 @@ def processes_of(run_dir: Path, generation: int) -> list[int]:
         try:
             if pid in mine or folder.stat().st_uid != os.geteuid():
                 continue
-            if belongs(pid, run_dir, generation) and state_of(pid) not in "ZX":
+            if belongs(pid, run_dir, generation) and not is_dead(pid):
                 found.append(pid)
         except OSError:
             continue
@@ -97,6 +97,20 @@ def state_of(pid: int) -> str:
     """Return the kernel's letter for the state of a process; "X" if there is no such process."""
     fields = _fields(pid)
     return fields[0] if fields else "X"
+
+
+def is_dead(pid: int) -> bool:
+    """Return True if no thread of a process is left, or there is no such process.
+
+    The first thread of a killed process is often a zombie while another one still gives the memory back, and
+    only then closes the files: the locks of the process are held until all threads have ended.
+    """
+    return _has_ended(_fields(pid))
+
+
+def _has_ended(fields: list[str]) -> bool:
+    """Return True for the fields of a process of which no thread is left; see `_fields`."""
+    return not fields or (fields[0] in "ZX" and int(fields[17]) <= 1)
 
 
 def _started(pid: int) -> str:
@@ -134,7 +148,7 @@ def reap(run_dir: Path, generation: int, limit_s: float = LIMIT_S) -> int:
     Raises:
         TimeoutError: Some do not end, because they hang in the kernel.
     """
-    killed: dict[int, str] = {}
+    killed: set[tuple[int, str]] = set()  # pids with their start times
     begun = time.monotonic()
     # Search again until none is found: a launcher may start processes between the search and the kill.
     # A killed process loses its environment some time before its files are closed: ask for it by its pid.
@@ -144,7 +158,7 @@ def reap(run_dir: Path, generation: int, limit_s: float = LIMIT_S) -> int:
         if not pids and (waited > _UNCLEAR_S or not _unclear()):
             return len(killed)
         for pid in pids:
-            killed.setdefault(pid, _started(pid))
+            killed.add((pid, _started(pid)))
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if pids and waited > limit_s:
@@ -155,13 +169,9 @@ def reap(run_dir: Path, generation: int, limit_s: float = LIMIT_S) -> int:
         time.sleep(0.005)
 
 
-def _dying(killed: dict[int, str]) -> list[int]:
+def _dying(killed: set[tuple[int, str]]) -> list[int]:
     """Return those of the killed processes, given with their start times, that are not dead yet."""
-    return [
-        pid
-        for pid, started in killed.items()
-        if state_of(pid) not in "ZX" and _started(pid) == started
-    ]
+    return [pid for pid, started in killed if not is_dead(pid) and _started(pid) == started]
 
 
 def _unclear() -> list[int]:
@@ -176,7 +186,7 @@ def _unclear() -> list[int]:
         except OSError:
             continue
         fields = _fields(pid)
-        if not fields or fields[0] in "ZX" or int(fields[6]) & _PF_KTHREAD:
+        if _has_ended(fields) or int(fields[6]) & _PF_KTHREAD:
             continue
         age_s = uptime - int(fields[19]) / os.sysconf("SC_CLK_TCK")
         # A process may have no environment for good, but then it is older, unless somebody just started it.

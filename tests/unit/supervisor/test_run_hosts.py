@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import selectors
@@ -199,6 +200,51 @@ def test_a_killed_process_without_an_environment_is_waited_for(
         assert kills[:3] == [process.pid] * 3
     finally:
         monkeypatch.undo()
+        process.kill()
+        process.wait()
+
+
+# Its first thread ends, as the first one of a killed process does, and another one holds the lock.
+WITHOUT_FIRST_THREAD = """
+import ctypes, fcntl, os, sys, threading, time
+lock = open(sys.argv[1], "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+threading.Thread(target=time.sleep, args=(600,)).start()
+os.write(1, b"!")
+ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
+"""
+
+
+def test_a_process_is_waited_for_until_its_last_thread_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "lock"
+    command = [sys.executable, "-c", WITHOUT_FIRST_THREAD, str(path)]
+    reader, writer = os.pipe()
+    process = subprocess.Popen(command, stdout=writer, start_new_session=True)
+    os.close(writer)
+    searches, kills, kill = [[process.pid]], [], os.kill
+
+    def late(pid: int, signum: int) -> None:
+        kills.append(pid)
+        if len(kills) == 3:
+            kill(pid, signum)
+
+    try:
+        assert os.read(reader, 1) == b"!"
+        while reap.state_of(process.pid) != "Z":
+            assert process.poll() is None
+        assert not reap.is_dead(process.pid)
+        monkeypatch.setattr(reap, "processes_of", lambda *_: searches.pop() if searches else [])
+        monkeypatch.setattr(reap.os, "kill", late)
+        assert reap.reap(tmp_path, 1) == 1
+        assert kills[:3] == [process.pid] * 3
+        assert reap.is_dead(process.pid)
+        with path.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        monkeypatch.undo()
+        os.close(reader)
         process.kill()
         process.wait()
 
