@@ -258,6 +258,9 @@ def check_arguments(
 
 def _leaves_on_usr1(run: directory.Supervised) -> bool:
     """Return whether the supervised run is to exit after the checkpoint that SIGUSR1 requests."""
+    # A run directory that `mpips run` has not made may have no configuration.
+    if not run.folder.config_file.exists():
+        return False
     config = load_config(str(run.folder.config_file), [])
     return config.checkpoint.on_usr1 == "exit"
 
