@@ -53,9 +53,16 @@ class Blocks:
         Raises:
             MemoryError: There is no memory for it.
         """
+        # Autograd refuses memory that was made within torch.inference_mode, and a block may stay longer.
+        with torch.inference_mode(False):
+            return self._empty(size, stride, dtype)
+
+    def _empty(
+        self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
+    ) -> torch.Tensor:
         n_bytes = math.prod(size) * dtype.itemsize
         if n_bytes < _FROM_BYTES:
-            return torch.empty_strided(size, stride, dtype=dtype)
+            return torch.empty_strided(size, stride, dtype=dtype, device="cpu")
         block = self._block(-(-n_bytes // _PAGE) * _PAGE)
         array = np.frombuffer(block, np.uint8, n_bytes)
         self._in_use += len(block)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mpips.errors import CapabilityError, ConfigError
+from mpips.torch.streamed_parameter import StreamedParameter
 
 if TYPE_CHECKING:
     from mpips.torch.streamed_table import StreamedTable
@@ -41,7 +42,9 @@ class _SavedValues:
 
     def __init__(self, table: StreamedTable, tensor: torch.Tensor) -> None:
         self._table = table
-        self._size, self._stride = tensor.size(), tensor.stride()
+        self._size = tensor.size()
+        # A torch.autograd.Function saves the parameter itself, also while its memory is a placeholder.
+        self._stride = tensor.stride() if table.has_values else table.stride
         self._offset = tensor.storage_offset()
         self._generation = table.stream.generation
 
@@ -104,7 +107,9 @@ class _Packing:
 
     def __call__(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         with torch._C.DisableTorchFunctionSubclass():
-            table = self.stream.table_at(tensor)
+            own = tensor._mpips_table if isinstance(tensor, StreamedParameter) else None
+            is_own = own is not None and own.stream is self.stream
+            table = own if is_own else self.stream.table_at(tensor)
             if table is not None:
                 return _SavedValues(table, tensor)
             if self._others is None:

@@ -25,7 +25,7 @@ from mpips.torch.module import PreparedModule, make_prepared
 from mpips.torch.parameters import ParameterTable
 from mpips.torch.saved_tensors import check_torch
 from mpips.torch.streamed_parameter import StreamedParameter
-from mpips.torch.streamed_table import Init, Layer, StreamedTable
+from mpips.torch.streamed_table import Init, Layer, StreamedTable, placeholder
 from mpips.torch.streaming import Stream
 
 Make = Callable[[str, torch.nn.Parameter, Optimizer | None], ParameterTable]
@@ -137,7 +137,8 @@ def make_stream(
     if optimizer is not None:
         optimizer.state.clear()
     map_large_allocations()
-    stream = Stream([Layer(path, module, fill) for path, module in model.named_modules()], limit)
+    layers = [Layer(path, module, fill, init is None) for path, module in model.named_modules()]
+    stream = Stream(layers, limit)
     owners: dict[int, Layer] = {}  # by the identity of the parameter
     for layer in stream.layers:
         for parameter in layer.module._parameters.values():
@@ -157,8 +158,17 @@ def fill_buffers(stream: Stream) -> None:
         on_meta = {key: buffer for key, buffer in on_meta.items() if _is_meta(buffer)}
         for key, buffer in on_meta.items():
             buffers[key] = torch.empty_like(buffer, device="cpu")
+            if buffer.is_floating_point():
+                buffers[key].fill_(torch.nan)  # type: ignore[union-attr]
         if on_meta:
             layer.initialise()
+        for key in on_meta:
+            filled = buffers[key]
+            if filled is not None and filled.is_floating_point() and filled.isnan().any():
+                raise ConfigError(
+                    f"prepare: the buffer {key!r} of the module {layer.name!r} has come from the meta "
+                    "device, and NaN is left in it: pass an init that fills all buffers of the module itself"
+                )
 
 
 def _is_meta(tensor: torch.Tensor | None) -> bool:
@@ -208,9 +218,13 @@ def _without_memory(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
         return torch.nn.Parameter(
             torch.empty_like(parameter, device="cpu"), parameter.requires_grad
         )
-    data = torch.full((1,), torch.nan, dtype=parameter.dtype).expand(parameter.shape)
-    found = StreamedParameter(data, parameter.requires_grad)
+    found = StreamedParameter(
+        placeholder(parameter.shape, parameter.dtype), parameter.requires_grad
+    )
     found.__dict__.update(parameter.__dict__)
+    for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):  # removing one works as before
+        if getattr(parameter, hooks):
+            setattr(found, hooks, getattr(parameter, hooks))
     found._mpips_stride = torch.empty_like(parameter).stride()
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -34,12 +34,18 @@ class Layer:
         tables: Its tables.
     """
 
-    def __init__(self, name: str, module: torch.nn.Module, init: Init) -> None:
-        """Take a module. `init` gives it values, if it has come from the meta device."""
+    def __init__(
+        self, name: str, module: torch.nn.Module, init: Init, is_reset: bool = False
+    ) -> None:
+        """Take a module. `init` gives it values, if it has come from the meta device.
+
+        `is_reset`: that is the module's reset_parameters.
+        """
         self.name = name
         self.module = module
         self.tables: list[StreamedTable] = []
         self._init = init
+        self._way = "reset_parameters()" if is_reset else "init"
 
     def initialise(self) -> None:
         """Give the parameters their initial values, in memory.
@@ -48,7 +54,8 @@ class Layer:
         layer gave it counts, and random numbers are those of a model that was made in memory.
 
         Raises:
-            ConfigError: `init` uses parameters of another layer, or has made other parameters.
+            ConfigError: `init` uses parameters of another layer, has made other parameters, or has left
+                some without values.
         """
         parameters = dict(self.module._parameters)
         streamed = [p for p in parameters.values() if isinstance(p, StreamedParameter)]
@@ -56,6 +63,8 @@ class Layer:
         made = {table: table.values for table in tables if table.has_values}
         for table in tables:
             table.allocate()
+            if table not in made:
+                table.values.fill_(torch.nan)
         with torch.no_grad(), tables[0].stream.initialising(tables) if tables else nullcontext():
             self._init(self.module)
         if any(self.module._parameters.get(key) is not p for key, p in parameters.items()):
@@ -64,10 +73,22 @@ class Layer:
                 "place, as module.reset_parameters() does"
             )
         for table in tables:
+            if table not in made and table.values.min().isnan():
+                raise ConfigError(
+                    f"the parameter {table.name!r} has come from the meta device, and NaN is left in it "
+                    f"after {self._way}: pass an init that fills all parameters of the module itself"
+                )
+        for table in tables:
             if table in made:
                 table.set_values(made[table])
             elif table.layer is not self:
                 table.release()
+
+
+def placeholder(size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return what a parameter has instead of values: one NaN, with strides 0."""
+    with torch.inference_mode(False):  # see Blocks.empty
+        return torch.full((), torch.nan, dtype=dtype, device="cpu").expand(tuple(size))
 
 
 class ParameterMemory(NamedTuple):
@@ -140,6 +161,22 @@ class StreamedTable(ParameterTable):
             )
 
     @property
+    def stride(self) -> tuple[int, ...]:
+        """Strides of the parameter's values."""
+        return self._stride
+
+    def check_unchanged(self) -> None:
+        """Raise ConfigError if the script has changed the values, or the memory, since the newest fetch."""
+        with torch._C.DisableTorchFunctionSubclass():
+            super().check_unchanged()
+        if self.has_values and self._place and self.address != self._place:
+            raise ConfigError(
+                f"the memory of the parameter {self.name!r} was replaced after the job had started, as by "
+                "model.double() or parameter.data = ...: convert and load a streamed model before the first "
+                "forward pass"
+            )
+
+    @property
     def address(self) -> int:
         """Address of the parameter's memory."""
         with torch._C.DisableTorchFunctionSubclass():
@@ -164,8 +201,12 @@ class StreamedTable(ParameterTable):
         """
         if self.has_values:
             self.check_unchanged()
+        if (
+            self.has_values and not self._place
+        ):  # the script may have converted the model since prepare
+            self._stride = torch.empty_like(self.values, device="meta").stride()
         self.has_values = False
-        self.set_values(torch.full((1,), torch.nan, dtype=self.parameter.dtype).expand(self._size))
+        self.set_values(placeholder(self._size, self.parameter.dtype))
 
     def set_values(self, data: torch.Tensor) -> None:
         """Make `data` the memory of the parameter."""
@@ -218,11 +259,17 @@ class StreamedTable(ParameterTable):
         return ParameterMemory(values, blocks.empty(self._shape, stride, torch.float32).numpy())
 
     def take(self, memory: ParameterMemory, generation: int) -> None:
-        """Make memory with pulled values the parameter's."""
+        """Make memory with pulled values the parameter's.
+
+        Raises:
+            ConfigError: The script has changed the values through a view while they were out of memory.
+        """
+        self.check_unchanged()
         if memory.array.ctypes.data != memory.values.data_ptr():
             memory.values.copy_(torch.from_numpy(memory.array).view(self._size))
         self.set_values(memory.values)
         self.has_values = True
+        self._place = self.address
         with torch._C.DisableTorchFunctionSubclass():
             # A graph that holds old values by a reference must not be used with the new ones.
             if generation != self._generation:

@@ -119,7 +119,7 @@ class Stream:
                 return function()
             if not self._part.is_started and all(table.has_values for table in used):
                 return function()
-            _check_autocast()
+            _check_modes()
             self._part.refresh()
             for table in used:
                 self.need(table, used)
@@ -177,6 +177,10 @@ class Stream:
             self._drop(layer)
 
     def _drop(self, layer: Layer) -> None:
+        for (
+            table
+        ) in layer.tables:  # before anything changes, so that each later use is an error, too
+            table.check_unchanged()
         del self._resident[layer]
         for table in layer.tables:
             self._ahead.take(table)
@@ -185,8 +189,8 @@ class Stream:
                 table.release()
 
     def table_at(self, tensor: torch.Tensor) -> StreamedTable | None:
-        """Return the table in whose memory a tensor lies, with elements of the parameter's type."""
-        if not self._places or tensor.layout != torch.strided:
+        """Return the table in whose memory a tensor lies, with elements of the parameter's type and sign."""
+        if not self._places or tensor.layout != torch.strided or tensor.is_neg():
             return None
         table = self._places.get(tensor.untyped_storage().data_ptr())
         return table if table is not None and table.parameter.dtype == tensor.dtype else None
@@ -214,8 +218,16 @@ class Stream:
                 )
 
 
-def _check_autocast() -> None:
-    """Raise ConfigError within torch.autocast: autograd would hold converted copies of all weights."""
+def _check_modes() -> None:
+    """Raise ConfigError where something else than a parameter would hold its values.
+
+    Within torch.autocast autograd would hold converted copies of all weights. A trace keeps the memory.
+    """
+    if torch._C._get_tracing_state() is not None:
+        raise ConfigError(
+            "stream and torch.jit.trace exclude each other, since a trace keeps the memory of all "
+            "parameters: trace a copy of the model, copy.deepcopy(model)"
+        )
     if torch.is_autocast_enabled("cpu"):
         raise ConfigError(
             "stream and torch.autocast exclude each other, since autograd would hold converted copies of all "
