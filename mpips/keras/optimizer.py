@@ -13,7 +13,7 @@ import torch
 
 
 class Applying(Protocol):
-    """What pushes gradients."""
+    """The part of a model that pushes gradients."""
 
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         """Push gradients: one step of the optimizer. Blocks only while a ring is full."""

@@ -52,7 +52,10 @@ def connect_replicated(p: Parts) -> ReplicatedPart | None:
     contributions = _contributions(p, found, groups, reduction, memory, layout)
     shards = [p.placement.dense[table.name] for table in found.values()]
     stores = p.saving.folder is not None
-    return ReplicatedPart(found, shards, memory, layout, reduction, contributions, stores)
+    receivers = {w: _receiver(w, local) for group in groups if group != local for w in group}
+    return ReplicatedPart(
+        found, shards, memory, layout, reduction, contributions, stores, receivers
+    )
 
 
 def _share_memory(

@@ -153,7 +153,7 @@ class Training:
         factor = worker.n_workers / len(samples)
         pulled = self._handle.pull(self._keys)
         values, gradient = fit.base + pulled, np.zeros_like(pulled)
-        # What overflows is found by the loss, or by the check of a push.
+        # The loss, or the check of a push, finds an overflow.
         with np.errstate(over="ignore", invalid="ignore"):
             loss_sum = fit.add_gradient(values, x, targets, weights, factor, gradient)
             loss_sum += fit.add_penalty(values, gradient) / factor

@@ -189,7 +189,7 @@ def _unclear() -> list[int]:
         if _has_ended(fields) or int(fields[6]) & _PF_KTHREAD:
             continue
         age_s = uptime - int(fields[19]) / os.sysconf("SC_CLK_TCK")
-        # A process may have no environment for good, but then it is older, unless somebody just started it.
+        # A process may have no environment for good, but then it is older, unless it has just started.
         if int(fields[6]) & _PF_EXITING or age_s < _UNCLEAR_S:
             found.append(pid)
     return found

@@ -12,8 +12,8 @@ finish (native/src/server/server_store.cpp).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,7 +39,7 @@ _BEHIND_S = 0.1  # s of a wait at a cut after which the scheduler is informed
 
 @dataclass(frozen=True)
 class ReplicatedPart:
-    """What start-up makes for the replicated tables on one worker.
+    """The replicated tables of one worker, as start-up makes them.
 
     Attributes:
         tables: The replicated tables, by their index in the job.
@@ -49,6 +49,7 @@ class ReplicatedPart:
         reduction: This worker's end.
         contributions: Messages between nodes; None: all workers are on this node.
         stores: The job writes checkpoints, so servers need the values.
+        receivers: For each worker of another node the worker of this node that receives its updates.
     """
 
     tables: dict[int, DenseTable]
@@ -58,6 +59,7 @@ class ReplicatedPart:
     reduction: _native.Reduction
     contributions: Contributions | None = None
     stores: bool = True
+    receivers: Mapping[int, int] = field(default_factory=dict)
 
 
 class ReplicatedTables:
@@ -212,10 +214,18 @@ class ReplicatedTables:
             return f"{name} has not received this worker's updates of replicated tables"
         worker, table, clock, ticked, summed = found
         done = "has not applied its part of" if summed else "has not closed"
+        late, where = f"{self._names[worker]} {done}", f"it is at clock {ticked}"
+        # The words of a worker of another node are written by the worker that receives its updates here.
+        receiver = self._part.receivers.get(worker, self._connection.index)
+        if receiver != self._connection.index:
+            late = (
+                f"{self._names[receiver]} has not received from another node, or {self._names[worker]} there "
+                "has not closed,"
+            )
+            where = f"the newest clock received is {ticked}"
         return (
-            f"{self._names[worker]} {done} clock {clock} of the replicated table "
-            f"{self._tables[table].name!r}; it is at clock {ticked}, this worker is at "
-            f"{self._reduction.clock}"
+            f"{late} clock {clock} of the replicated table {self._tables[table].name!r}; {where}, this "
+            f"worker is at {self._reduction.clock}"
         )
 
     def store_for_cut(self, number: int) -> bool:

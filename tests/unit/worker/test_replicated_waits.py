@@ -34,13 +34,18 @@ class Scheduler(LocalScheduler):
 
 
 class Pair:
-    """Two workers of one server, with a replicated table "w", in one process."""
+    """Two workers of one server, with a replicated table "w", in one process.
 
-    def __init__(self, timeout_s: float = 0.2) -> None:
+    `receivers`: workers of another node, with the worker that receives their updates.
+    """
+
+    def __init__(self, timeout_s: float = 0.2, receivers: dict[int, int] | None = None) -> None:
+        receivers = receivers or {}
+        n_workers = 2 + len(receivers)
         table = dense(3000, consistency=BSP(), placement="replicated")
-        self.rig = rig = Rig(table, n_workers=2)
+        self.rig = rig = Rig(table, n_workers=n_workers)
         found = replicated_tables(rig.tables)
-        layout = node_layout(found, 2)
+        layout = node_layout(found, n_workers)
         memory = make_memory(rig.regions, "r0", layout)
         self.workers, self.ends = [], []
         for w in (0, 1):
@@ -49,13 +54,15 @@ class Pair:
             shards = [rig.placement.dense["w"]]
             connection = Connection(
                 w,
-                ["worker 0 (rank 1)", "worker 1 (rank 2)"],
+                [f"worker {i} (rank {i + 1})" for i in range(n_workers)],
                 rig.tables,
                 [rig.channel(w, local=True)],
                 Scheduler(),
                 rig.staging[w],
                 timeout_s,
-                replicated=ReplicatedPart(found, shards, memory, layout, reduction),
+                replicated=ReplicatedPart(
+                    found, shards, memory, layout, reduction, receivers=receivers
+                ),
             )
             self.workers.append(Worker(connection, rig.tables, rig.placement))
 
@@ -86,6 +93,26 @@ def test_a_late_worker_is_named_with_its_clock() -> None:
         first.table("w").pull()
     pair.ends[1].advance()
     assert (first.table("w").pull() == -0.5).all()
+
+
+def test_a_worker_that_does_not_receive_is_named_with_the_sender() -> None:
+    # Worker 2 is on another node and may have ended its clock: worker 1 has not taken its message.
+    pair = Pair(receivers={2: 1})
+    first, second = pair
+    for worker in pair:
+        worker.table("w").push(ONES)
+        worker.clock()
+    late = (
+        r"worker 1 \(rank 2\) has not received from another node, or worker 2 \(rank 3\) there has not "
+        r"closed, clock 0 of the replicated table 'w'; the newest clock received is 0, this worker is at 1"
+    )
+    with pytest.raises(StallError, match=late):
+        first.table("w").pull()
+    # Worker 1 receives by itself: it knows that worker 2 has sent nothing.
+    with pytest.raises(
+        StallError, match=r"worker 2 \(rank 3\) has not closed clock 0 of .* it is at"
+    ):
+        second.table("w").pull()
 
 
 def test_a_cut_waits_for_other_workers_until_it_is_given_up() -> None:
