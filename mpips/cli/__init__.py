@@ -17,10 +17,16 @@ from mpips.mpi.launch import launched_rank, say_and_exit
 
 _COMMANDS = {
     "bench": "mpips.cli.bench",
+    "checkpoint": "mpips.cli.checkpoint",
     "ckpt": "mpips.cli.ckpt",
+    "completion": "mpips.cli.completion",
+    "diff": "mpips.cli.diff",
     "doctor": "mpips.cli.doctor",
+    "logs": "mpips.cli.logs",
+    "ls": "mpips.cli.ls",
     "plan": "mpips.cli.plan",
     "run": "mpips.cli.run",
+    "stop": "mpips.cli.stop",
     "submit": "mpips.cli.submit",
     "top": "mpips.cli.top",
     "train": "mpips.cli.train",

@@ -21,6 +21,7 @@ from mpips.checkpoint.retention import Retention, retain
 from mpips.errors import CheckpointError, ConfigError
 from mpips.monitor.progress import plural
 from mpips.terminal.table import text_table
+from mpips.terminal.units import binary_size
 
 _path = click.argument("path", type=click.Path(path_type=Path), default=Path())
 _json = click.option(
@@ -63,7 +64,7 @@ def list_them(path: Path, as_json: bool) -> None:
             _moment(row["wall_time_s"]),
             str(row["tables"]),
             f"{row['rows']:,}",
-            _size(row["n_bytes"]),
+            binary_size(row["n_bytes"]),
             "",
         )
         if not row["problem"]
@@ -155,7 +156,7 @@ def _head_text(name: str, m: Manifest) -> str:
         ("checkpoint", name),
         ("run", f"{m.run_id}, generation {m.generation}"),
         ("step", f"{m.step}, {_moment(m.wall_time_s)}"),
-        ("size", f"{_size(m.file.n_bytes)} ({m.file.n_bytes:,} bytes)"),
+        ("size", f"{binary_size(m.file.n_bytes)} ({m.file.n_bytes:,} bytes)"),
         (
             "written by",
             f"{plural(len(m.servers), 'server')}, for {plural(len(m.workers), 'worker')}",
@@ -177,7 +178,7 @@ def _tables_text(tables: Sequence[TableEntry]) -> str:
             t.consistency["name"],
             t.partition["name"],
             str(t.version),
-            _size(sum(d.n_bytes for d in t.datasets)),
+            binary_size(sum(d.n_bytes for d in t.datasets)),
         )
         for t in tables
     ]
@@ -301,7 +302,7 @@ def export_it(
         click.echo(json.dumps({"files": [str(file) for file in files]}))
     else:
         for file in files:
-            click.echo(f"{file}  {_size(file.stat().st_size)}")
+            click.echo(f"{file}  {binary_size(file.stat().st_size)}")
 
 
 @command.command("prune")
@@ -376,12 +377,3 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence
 def _moment(seconds: float) -> str:
     """Return a time since the epoch as local date and time."""
     return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def _size(n_bytes: float) -> str:
-    """Return a number of bytes with its binary unit: "512 B", "1.5 MiB"."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if n_bytes < 1024:
-            return f"{n_bytes:.0f} B" if unit == "B" else f"{n_bytes:.1f} {unit}"
-        n_bytes /= 1024
-    return f"{n_bytes:.1f} TiB"

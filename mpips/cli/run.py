@@ -15,6 +15,7 @@ from mpips.config.schema import JobConfig, RunConfig, load_config, parse_assignm
 from mpips.errors import ConfigError
 from mpips.monitor.progress import Display, PlainDisplay, make_display
 from mpips.rundir.directory import RunFolder
+from mpips.rundir.requests import RequestFolder
 from mpips.supervisor import hosts as hosts_module
 from mpips.supervisor.hosts import Host, HostPool
 from mpips.supervisor.launcher import cores, find_launcher
@@ -225,7 +226,7 @@ def _start(
     if not quiet:
         say(f"mpips run: {run.path}\n{text}")
     try:
-        with Signals(config.checkpoint.grace_s) as signals:
+        with Signals(config.checkpoint.grace_s, RequestFolder(run)) as signals:
             code = Supervisor(plan, signals).run()
     finally:
         if display is not None:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mpips.monitor.top import View, as_dict, find_run, look, page
+from mpips.cli.runs import folder_option, run_argument
+from mpips.monitor.runs import find_run
+from mpips.monitor.top import View, as_dict, look, page
 from mpips.rundir.directory import RunFolder
 
 if TYPE_CHECKING:
@@ -20,14 +22,8 @@ _WIDTH_OF_A_FILE = 100  # columns, where the output is no terminal
 
 
 @click.command(short_help="Show the ranks of a run and what each is doing.")
-@click.argument("run", required=False)
-@click.option(
-    "--folder",
-    type=click.Path(file_okay=False),
-    default="runs",
-    show_default=True,
-    help="Folder of the run directories.",
-)
+@run_argument()
+@folder_option
 @click.option("--once", is_flag=True, help="Print the table once and exit.")
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON instead of each table.")
 @click.option(

@@ -17,6 +17,7 @@ from mpips.config.schema import JobConfig
 from mpips.monitor.progress import duration, plural
 from mpips.rundir.directory import RankPlace, RunFolder, replace_json
 from mpips.rundir.files import Event
+from mpips.terminal.units import decimal_size
 
 _WIDTH = 96  # columns of the text
 _MARGIN = 14  # columns of the names
@@ -338,14 +339,7 @@ def _percent(share: float) -> str:
 
 
 def _traffic(s: Mapping[str, Any]) -> str:
-    return f"{_bytes(s['pushed_bytes'])} pushed, {_bytes(s['pulled_bytes'])} pulled"
-
-
-def _bytes(n: float) -> str:
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if n >= scale:
-            return f"{n / scale:.3g} {unit}"
-    return f"{n:.0f} B"
+    return f"{decimal_size(s['pushed_bytes'])} pushed, {decimal_size(s['pulled_bytes'])} pulled"
 
 
 def _restarts(s: Mapping[str, Any]) -> str:
@@ -361,7 +355,7 @@ def _checkpoint(saved: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     if "error" in saved:
         return [("checkpoint", f"not written: {saved['error']}")]
     notes = [("", note) for note in saved["notes"]]
-    return [("checkpoint", f"{_short_path(saved['path'])}, {_bytes(saved['bytes'])}"), *notes]
+    return [("checkpoint", f"{_short_path(saved['path'])}, {decimal_size(saved['bytes'])}"), *notes]
 
 
 def write(run: RunFolder, summary: Mapping[str, Any]) -> None:

@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
-from mpips.errors import ConfigError
 from mpips.monitor.progress import Snapshot, fields, fit, plural
 from mpips.rundir.directory import STALE_S, Lease, RunFolder, Status
 from mpips.rundir.files import Event, RankRow, Ranks
+from mpips.terminal.units import age_text
 
 _LATE_S = 3.0  # seconds by which a heartbeat may be later than expected before its rank is marked
 _OVER = ("done", "failed", "stalled", "preempted", "interrupted")  # states at the end of a run
@@ -54,35 +54,6 @@ class View:
     now: float
     quiet_s: float
     summary: str = ""
-
-
-def find_run(which: str | None, folder: Path) -> RunFolder:
-    """Return the run directory that the user named.
-
-    Args:
-        which: A run directory, or the beginning of a run's name; None: the newest run.
-        folder: The folder that contains the runs.
-
-    Raises:
-        ConfigError: There is no such run. The message names the newest ones.
-    """
-    if which is not None and Path(which).is_dir():
-        run = RunFolder(Path(which))
-        run.info()
-        return run
-    there = [RunFolder(path.parent) for path in folder.glob("*/run.json")]
-    there.sort(key=lambda run: run.info().created_s)
-    if which is None:
-        if there:
-            return there[-1]
-        raise ConfigError(f"no run in {folder.absolute()}; give a run directory, or --folder")
-    meant = [run for run in there if run.path.name.startswith(which)]
-    if meant:
-        return meant[-1]
-    names = ", ".join(run.path.name for run in there[-3:][::-1]) or "none"
-    raise ConfigError(
-        f"no run {which!r} in {folder.absolute()}; the newest there: {names}; give one of them, or --folder"
-    )
 
 
 def look(run: RunFolder, now: float | None = None) -> View:
@@ -141,24 +112,18 @@ def _judge(
     age = now - lease.time_s
     if age > STALE_S:
         note = (
-            f"its supervisor (pid {lease.pid} on {lease.host}) last renewed its lease {_age(age)} ago: it "
-            f"was killed, or that host is down; continue with: mpips run {run.path}"
+            f"its supervisor (pid {lease.pid} on {lease.host}) last renewed its lease {age_text(age)} ago: "
+            f"it was killed, or that host is down; continue with: mpips run {run.path}"
         )
         return "dead", False, note
     silence = now - status.time_s
     if status.state == "running" and silence > STALE_S:
-        return status.state, True, f"the scheduler has written nothing for {_age(silence)}"
+        return status.state, True, f"the scheduler has written nothing for {age_text(silence)}"
     return status.state, True, status.message
 
 
 def _clock(time_s: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_s))
-
-
-def _age(seconds: float) -> str:
-    if seconds < 120:
-        return f"{max(seconds, 0):.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def as_dict(view: View) -> dict[str, Any]:
@@ -226,7 +191,7 @@ def _cells(row: RankRow, now: float, alive: bool, quiet_s: float) -> tuple[str, 
     stale = "-"
     if row.staleness is not None:
         stale = f"{row.staleness:.1f}/{row.max_staleness}"
-    heard = _age(now - row.heard_s) if row.heard_s else "never"
+    heard = age_text(now - row.heard_s) if row.heard_s else "never"
     if alive and row.heard_s and now - row.heard_s > quiet_s:
         heard += " !"
     works = is_worker or is_server

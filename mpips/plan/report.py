@@ -16,6 +16,7 @@ from mpips.plan.needs import Needs
 from mpips.plan.planning import Plan
 from mpips.plan.predict import server_seconds
 from mpips.terminal.table import text_table
+from mpips.terminal.units import binary_size
 from mpips.worker.paths import has_direct_path, path_to_server
 
 _FEW_RANKS = 24  # up to so many ranks, each has a line of its own
@@ -110,7 +111,11 @@ def _servers(plan: Plan) -> str:
     total = sum(s.parameters for s in servers) or 1
     for i, server in enumerate(servers[:_FEW_SERVERS]):
         node = a.node_names[a.node_of[a.servers[i]]]
-        sizes = (_size(server.parameters), _size(server.mailboxes), _size(server.maps))
+        sizes = (
+            binary_size(server.parameters),
+            binary_size(server.mailboxes),
+            binary_size(server.maps),
+        )
         rows.append([str(i), node, f"{server.rows:,}", *sizes, f"{server.parameters / total:.1%}"])
     more = len(servers) - _FEW_SERVERS
     end = f"\n(and {plural(more, 'server')} more)" if more > 0 else ""
@@ -123,17 +128,19 @@ def _memory(plan: Plan) -> str:
     rows = [["node", "ranks", "/dev/shm", "of", "memory", "of"]]
     shown = sorted(needs.nodes, key=lambda node: -node.memory)[:_FEW_NODES]
     for node in shown:
-        shm = [_size(node.shared), _size(have.shm)]
-        rows.append([node.name, str(node.ranks), *shm, _size(node.memory), _size(have.memory)])
+        shm = [binary_size(node.shared), binary_size(have.shm)]
+        rows.append(
+            [node.name, str(node.ranks), *shm, binary_size(node.memory), binary_size(have.memory)]
+        )
     more = len(needs.nodes) - len(shown)
     end = f"\n(and {plural(more, 'node')} that need no more)" if more > 0 else ""
     return (
         _aligned(rows, first_right=1)
         + end
-        + f"\na rank takes {_size(needs.program)} before MPI starts; a worker "
-        f"{_size(needs.worker_data)} of samples and {_size(needs.worker_staging)} of staging\n"
+        + f"\na rank takes {binary_size(needs.program)} before MPI starts; a worker "
+        f"{binary_size(needs.worker_data)} of samples and {binary_size(needs.worker_staging)} of staging\n"
         f"{_beside(needs)}"
-        f"a checkpoint has {_size(needs.checkpoint)}"
+        f"a checkpoint has {binary_size(needs.checkpoint)}"
     )
 
 
@@ -142,9 +149,9 @@ def _beside(needs: Needs) -> str:
     sums = max(s.sums for s in needs.servers)
     journal = max(s.journal for s in needs.servers)
     copy = max(s.copy for s in needs.servers)
-    parts = [f"{_size(sums)} for the sums of a clock"] if sums else []
-    parts += [f"{_size(journal)} for a journal under mpips run"] if journal else []
-    parts += [f"{_size(copy)} for the copy that a checkpoint is written from"] if copy else []
+    parts = [f"{binary_size(sums)} for the sums of a clock"] if sums else []
+    parts += [f"{binary_size(journal)} for a journal under mpips run"] if journal else []
+    parts += [f"{binary_size(copy)} for the copy that a checkpoint is written from"] if copy else []
     return f"a server takes, too: {', '.join(parts)}\n" if parts else ""
 
 
@@ -189,7 +196,7 @@ def _steps(plan: Plan) -> str:
     }
     rows = [["per step", "of a worker", "of all"]]
     for key, text in names.items():
-        show = _size if key.endswith("bytes") else (lambda v: f"{v:,.1f}")
+        show = binary_size if key.endswith("bytes") else (lambda v: f"{v:,.1f}")
         rows.append([text, show(one[key]), show(n * one[key])])
     return (
         _aligned(rows, first_right=1)
@@ -367,13 +374,6 @@ def plot(plan: Plan, path: Path) -> None:
         raise CapabilityError(f"the plot {path} cannot be written: {error}") from None
     finally:
         plt.close(figure)
-
-
-def _size(n_bytes: float) -> str:
-    for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if n_bytes >= scale:
-            return f"{n_bytes / scale:,.1f} {unit}"
-    return f"{n_bytes:,.0f} B"
 
 
 def _time_text(seconds: float) -> str:

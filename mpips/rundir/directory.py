@@ -18,6 +18,7 @@
     result.json       result of the run at its end
     summary.txt|json  the same for a lab book
     checkpoints/      see `mpips.checkpoint`
+    requests/         requests of `mpips stop` and `mpips checkpoint`, see `mpips.rundir.requests`
     logs/attempt-N/   rank-R.log, failure reports of ranks, output of the launcher; `alive`, an empty file
                       whose modification time the scheduler renews every second
 

@@ -6,6 +6,8 @@ import signal
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from mpips.monitor.progress import plural
 from mpips.mpi.signals import name_of
 from mpips.rundir.directory import Status
@@ -129,14 +131,16 @@ class Conclusion:
 
     def _left(self, generation: int, verdict: Verdict, ended: Ended) -> int:
         """Conclude a run that was asked to end; return its exit code."""
+        newest = newest_checkpoint(self._plan.checkpoints)
         if verdict.kind == PREEMPTED:
-            self._record.write_status("preempted", generation, ended.status, "checkpointed")
+            status = _with(newest, ended.status)
+            self._record.write_status("preempted", generation, status, "checkpointed")
         else:
             self._record.write_status("interrupted", generation, ended.status)
         memory = self.settle(generation, verdict.saved, ended.status)
 
         name = name_of(ended.interrupted or signal.SIGUSR1)
-        saved = self._newest_name()
+        saved = newest.path.name if newest.path is not None else "none"
         if verdict.kind == PREEMPTED:
             text = f"{name}: wrote checkpoint {saved}, exit {verdict.exit_code}"
         else:
@@ -197,6 +201,15 @@ class Conclusion:
     def _newest_name(self) -> str:
         newest = newest_checkpoint(self._plan.checkpoints).path
         return newest.name if newest is not None else "none"
+
+
+def _with(newest: Newest, status: Status | None) -> Status | None:
+    """Return the last status of an attempt with the checkpoint that it wrote after that status."""
+    if status is None or newest.path is None:
+        return status
+    step = max(status.progress.step, newest.step)
+    progress = msgspec.structs.replace(status.progress, step=step)
+    return msgspec.structs.replace(status, checkpoint=str(newest.path), progress=progress)
 
 
 def _from(newest: Newest) -> str:

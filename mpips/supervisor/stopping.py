@@ -4,6 +4,9 @@
     SIGTERM, SIGINT, SIGHUP   the first one asks the ranks for a last checkpoint, after which they end with
                               exit code 75; a second one, or the end of `grace_s`, ends all processes
 
+A request in the run directory (mpips.rundir.requests) counts like a signal: "checkpoint" like SIGUSR1, "stop"
+like SIGTERM.
+
 The request for a checkpoint is a file in the run directory, which names the signal, and then SIGUSR1, which
 every mpirun passes on; SIGTERM would make mpirun end its ranks. While an attempt starts, nothing new can be
 saved: the first attempt of a run is ended at once. A later one may continue from updates that only memory
@@ -12,19 +15,23 @@ contains, so the request waits until it is at work.
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 import time
 from collections.abc import Callable
 
 from mpips.mpi import early_signals
 from mpips.mpi.signals import ONE_SIGNAL_S, name_of
 from mpips.rundir.directory import Status
+from mpips.rundir.requests import RequestFolder
 from mpips.supervisor.attempt import Attempt
 
 ENDING_S = 30.0  # seconds from the end of a rank to that of the launcher, at most
 _LOOK_S = 0.5  # seconds between two readings of the status
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNAL_OF = {"checkpoint": signal.SIGUSR1, "stop": signal.SIGTERM}  # by the kind of a request
 
 
 class Signals:
@@ -34,9 +41,16 @@ class Signals:
         grace_s: Seconds that ranks have for a last checkpoint; 0: they are ended at once.
     """
 
-    def __init__(self, grace_s: float = 25.0) -> None:
-        """Receive nothing yet. `grace_s`: see the class."""
+    def __init__(self, grace_s: float = 25.0, requests: RequestFolder | None = None) -> None:
+        """Receive nothing yet.
+
+        Args:
+            grace_s: See the class.
+            requests: Requests to the run, which count like signals; None: signals only.
+        """
         self.grace_s = grace_s
+        self._requests = requests
+        self._next_look = 0.0  # monotonic time of the next reading of the requests
         self._seen: list[int] = []
         self._old: dict[int, object] = {}
 
@@ -55,10 +69,20 @@ class Signals:
 
     def ending(self) -> int:
         """Return the first signal since the last `take` that asks for the end of the run; 0: none."""
+        self._look()
         return next((number for number in self._seen if number in _ENDING), 0)
+
+    def _look(self) -> None:
+        """Add the requests of the run directory; it is read at most every `_LOOK_S` seconds."""
+        now = time.monotonic()
+        if self._requests is not None and now >= self._next_look:
+            self._next_look = now + _LOOK_S
+            kinds = self._requests.take(socket.gethostname(), os.getpid())
+            self._seen += [_SIGNAL_OF[kind] for kind in kinds]
 
     def take(self) -> list[int]:
         """Return the signals received since the last call, in their order."""
+        self._look()
         taken = self._seen[:]
         del self._seen[: len(taken)]
         return taken

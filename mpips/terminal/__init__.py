@@ -1,1 +1,1 @@
-"""Text for a terminal: tables with aligned columns. Open `table.py`, the only file, first."""
+"""Text for a terminal: tables with aligned columns in `table.py`, the file to open first; quantities."""

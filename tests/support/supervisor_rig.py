@@ -16,6 +16,7 @@ import pytest
 
 from mpips.config.schema import JobConfig, load_config
 from mpips.rundir.directory import RunFolder
+from mpips.rundir.requests import RequestFolder
 from mpips.supervisor.hosts import HostPool
 from mpips.supervisor.launcher import Launcher
 from mpips.supervisor.plan import SupervisionPlan, make_run
@@ -61,7 +62,7 @@ class Case:
             self.run_folder, self.config, self.pool, self.launcher, self.max_restarts, self.more
         )
         grace_s = next((act["grace_s"] for act in script if "grace_s" in act), 1.0)
-        with Signals(grace_s) as signals:
+        with Signals(grace_s, RequestFolder(self.run_folder)) as signals:
             return Supervisor(plan, signals, self.printed.append).run()
 
     @property

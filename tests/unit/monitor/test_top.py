@@ -16,7 +16,8 @@ from click.testing import CliRunner
 
 from mpips.cli.top import command
 from mpips.errors import ConfigError
-from mpips.monitor.top import find_run, look, page
+from mpips.monitor.runs import find_run
+from mpips.monitor.top import look, page
 from mpips.rundir.directory import (
     Finished,
     Lease,

@@ -1,0 +1,39 @@
+"""`mpips ls`: list the runs of a folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from mpips.monitor.runs import HEADINGS, RIGHT, cells, summaries
+from mpips.terminal.table import text_table
+
+
+@click.command(short_help="List runs with their state, step, loss, age and size.")
+@click.argument("folder", default="runs", type=click.Path(file_okay=False))
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each run.")
+def command(folder: str, as_json: bool) -> None:
+    """List the runs in FOLDER [default: runs], the newest first.
+
+    \b
+    epoch     epochs begun, from 1
+    loss      of the last report interval
+    failures  attempts that failed
+    changed   time since the last status
+    size      of all files of the run, checkpoints included
+    """
+    runs = summaries(Path(folder))
+    if as_json:
+        for run in runs:
+            click.echo(json.dumps(asdict(run)))
+        return
+    if not runs:
+        click.echo(f"mpips ls: no run in {Path(folder).absolute()}")
+        return
+    click.echo("\n".join(text_table([HEADINGS, *map(cells, runs)], right=RIGHT)))
+    for run in runs:
+        if run.state == "damaged":
+            click.echo(f"{run.name}: {run.note}", err=True)

@@ -1,0 +1,181 @@
+"""Find runs by name, and list those of a folder for `mpips ls`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from mpips.errors import ConfigError
+from mpips.monitor.top import look
+from mpips.rundir.directory import RunFolder
+from mpips.terminal.units import age_text, decimal_size
+
+
+def find_run(which: str | None, folder: Path) -> RunFolder:
+    """Return the run directory that the user named.
+
+    Args:
+        which: A run directory, or the beginning of a run's name; None: the newest run.
+        folder: The folder that contains the runs.
+
+    Raises:
+        ConfigError: There is no such run. The message names the newest ones.
+    """
+    if which is not None and Path(which).is_dir():
+        run = RunFolder(Path(which))
+        run.info()
+        return run
+    there = runs_of(folder)
+    if which is None:
+        if there:
+            return there[-1]
+        raise ConfigError(f"no run in {folder.absolute()}; give a run directory, or --folder")
+    meant = [run for run in there if run.path.name.startswith(which)]
+    if meant:
+        return meant[-1]
+    names = ", ".join(run.path.name for run in there[-3:][::-1]) or "none"
+    raise ConfigError(
+        f"no run {which!r} in {folder.absolute()}; the newest there: {names}; give one of them, or --folder"
+    )
+
+
+def runs_of(folder: Path) -> list[RunFolder]:
+    """Return the runs of a folder, the oldest first.
+
+    Raises:
+        ConfigError: A run.json is damaged.
+    """
+    there = [RunFolder(path.parent) for path in folder.glob("*/run.json")]
+    there.sort(key=lambda run: run.info().created_s)
+    return there
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """A run in one line.
+
+    Attributes:
+        name: Name of the run directory.
+        task: Task or script; "": unknown.
+        state: State as `mpips top` shows it; "damaged": a file cannot be read.
+        epoch: Epochs begun, from 1; 0: unknown.
+        step: Steps of the run.
+        loss: Loss of the last report interval; None: unknown.
+        restarts: Failed attempts.
+        created_s: Unix time at which the run directory was made.
+        changed_s: Unix time of the last status; of the directory, if there is none.
+        n_bytes: Size of all files of the run directory, bytes.
+        note: Why the run is damaged, or what its state means; "": nothing.
+    """
+
+    name: str
+    task: str
+    state: str
+    epoch: int
+    step: int
+    loss: float | None
+    restarts: int
+    created_s: float
+    changed_s: float
+    n_bytes: int
+    note: str
+
+
+def summaries(folder: Path, now: float | None = None) -> list[RunSummary]:
+    """Return all runs of a folder, the newest first. A damaged run is listed, too.
+
+    Args:
+        folder: The folder that contains the runs.
+        now: Unix time; None: the current time.
+
+    Raises:
+        ConfigError: The folder does not exist.
+    """
+    if not folder.is_dir():
+        raise ConfigError(
+            f"{folder.absolute()}: is no folder; give the folder of the runs (--folder)"
+        )
+    paths = [path.parent for path in folder.glob("*/run.json")]
+    found = [_summary(RunFolder(path), now) for path in paths]
+    return sorted(found, key=lambda run: (run.created_s, run.name), reverse=True)
+
+
+def _summary(run: RunFolder, now: float | None) -> RunSummary:
+    created_s = changed_s = _mtime_s(run.path)
+    task, state, note, restarts = "", "damaged", "", 0
+    status = None
+    try:
+        created_s = run.info().created_s
+        view = look(run, now)
+        task, state, note, status = _task(run), view.state, view.note, view.status
+        restarts = sum(event.event == "failed" for event in view.events)
+    except ConfigError as error:
+        note = str(error)
+    progress = status.progress if status is not None else None
+    if status is not None and status.time_s:
+        changed_s = status.time_s
+    return RunSummary(
+        name=run.path.name,
+        task=task,
+        state=state,
+        epoch=progress.epoch + 1 if progress is not None and progress.n_epochs else 0,
+        step=progress.step if progress is not None else 0,
+        loss=progress.loss if progress is not None else None,
+        restarts=restarts,
+        created_s=created_s,
+        changed_s=changed_s,
+        n_bytes=sum(_sizes(run.path)),
+        note=note,
+    )
+
+
+def _task(run: RunFolder) -> str:
+    """Return the task of a run, or the name of its script; "" if config.json cannot be read."""
+    try:
+        config = msgspec.json.decode(run.config_file.read_bytes())
+        script = (config.get("run") or {}).get("script") or ""
+        return str(Path(script).name or config.get("task") or "")
+    except (OSError, msgspec.DecodeError, AttributeError, TypeError):
+        return ""
+
+
+def _mtime_s(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _sizes(folder: Path) -> Iterator[int]:
+    """Yield the size of each file below a folder; what disappears meanwhile counts nothing."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            try:
+                yield os.lstat(os.path.join(parent, name)).st_size
+            except OSError:
+                continue
+
+
+HEADINGS = ("run", "task", "state", "epoch", "step", "loss", "failures", "changed", "size")
+RIGHT = (3, 4, 5, 6, 7, 8)  # columns aligned to the right
+
+
+def cells(run: RunSummary, now: float | None = None) -> tuple[str, ...]:
+    """Return the cells of a run in the order of HEADINGS. `now`: Unix time; None: the current time."""
+    now = time.time() if now is None else now
+    return (
+        run.name,
+        run.task or "-",
+        run.state,
+        str(run.epoch) if run.epoch else "-",
+        f"{run.step:,}",
+        "-" if run.loss is None else f"{run.loss:.4g}",
+        str(run.restarts),
+        f"{age_text(now - run.changed_s)} ago",
+        decimal_size(run.n_bytes),
+    )
