@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpips.checkpoint.folder import CheckpointName, list_checkpoints
+from mpips.checkpoint.folder import CheckpointName, find_folder, list_checkpoints, parse_name
+from mpips.checkpoint.manifest import MANIFEST
 from mpips.checkpoint.reader import Checkpoint, open_checkpoint
 from mpips.checkpoint.steps import Peers, Steps, finish
 from mpips.errors import CheckpointError, ConfigError, NewerFormatError
@@ -71,6 +72,32 @@ def order(folder: Path) -> Ordered:
                 newer = newer or str(error)
     readable.sort(key=lambda item: item[0], reverse=True)
     return Ordered(tuple(name for _, name in readable), tuple(refused), newer)
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Return True if `path` names one checkpoint, False if it names a folder of checkpoints."""
+    return (path / MANIFEST).exists() or (path.is_dir() and parse_name(path) is not None)
+
+
+def choose_checkpoint(path: Path) -> Path:
+    """Return the checkpoint that `path` names: itself, or the newest readable one of a run.
+
+    Raises:
+        ConfigError: There is no such checkpoint, or none of the run can be read.
+    """
+    if is_checkpoint(path):
+        return path
+    if parse_name(path) is not None:
+        raise ConfigError(
+            f"{path}: there is no such checkpoint; mpips ckpt ls lists those of a run"
+        )
+    ordered = order(find_folder(path))
+    if not ordered.readable:
+        why = f"; the newest: {ordered.refused[0].reason}" if ordered.refused else ""
+        raise ConfigError(
+            f"{path}: has no checkpoint that can be read{why} (see mpips ckpt verify)"
+        )
+    return ordered.readable[0].path
 
 
 def find_newest(folder: Path, comm: MPI.Intracomm | None = None, timeout_s: float = 300.0) -> Found:

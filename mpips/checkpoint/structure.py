@@ -48,6 +48,15 @@ _MEANINGS = {
     "state/n": ("FTRL: sum of squared gradients", "gradient^2"),
 }
 
+# Meaning and units of the arrays beside the tables, by path in the file: `mpips.data.Moments` of the training
+# data, from which tasks compute the scale of the features.
+ATTACHED = {
+    "features/count": ("samples of the training data", "samples"),
+    "features/present": ("samples that contain each feature", "samples"),
+    "features/mean": ("mean of each feature over the samples that contain it", "feature"),
+    "features/squares": ("sum of squared deviations from that mean", "feature^2"),
+}
+
 
 def load_writer() -> Any:
     """Import and return h5py.
@@ -141,10 +150,16 @@ def _draw(
         ) as file,
     ):
         _set_attributes(file, _file_attributes(head, version))
-        _put_text(file, "config", msgspec.json.format(msgspec.json.encode(head.config), indent=1))
+        _put_text(file, "config", head.config, "resolved configuration of the job, JSON")
         clocks = np.array([worker.clock for worker in head.workers], np.int64)
         file["clocks"] = clocks
         _set_attributes(file["clocks"], {"meaning": "clock of each worker", "units": "clocks"})
+        if head.data:
+            _put_text(file, "data", head.data, "description of the training data, JSON")
+        for name, array in sorted(head.attachments.items()):
+            file[name] = array
+            meaning, units = ATTACHED[name]
+            _set_attributes(file[name], {"meaning": meaning, "units": units})
         return [_create_table(h5py, file, table) for table in tables]
 
 
@@ -218,9 +233,10 @@ def _text(value: str) -> Any:
     return np.array(data, h5py.string_dtype("utf-8", len(data)))
 
 
-def _put_text(file: Any, name: str, text: bytes) -> None:
-    file[name] = _text(text.decode())
-    _set_attributes(file[name], {"meaning": "resolved configuration of the job, JSON"})
+def _put_text(file: Any, name: str, values: Mapping[str, Any], meaning: str) -> None:
+    """Write plain values as a text of JSON."""
+    file[name] = _text(msgspec.json.format(msgspec.json.encode(values), indent=1).decode())
+    _set_attributes(file[name], {"meaning": meaning})
 
 
 def structure_sum(fd: int, n_bytes: int, datasets: Sequence[DatasetEntry]) -> str:

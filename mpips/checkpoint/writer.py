@@ -236,7 +236,8 @@ class CheckpointWriter:
             folders.sync_folder(self._folder.parent)
         self._lock = folders.FolderLock(self._folder)
         self._removed = folders.sweep(self._folder)
-        self._check_space(sum(e.n_bytes for plan in plans for e in plan.entry.datasets))
+        attached = sum(array.nbytes for array in self._head.attachments.values())
+        self._check_space(attached + sum(e.n_bytes for plan in plans for e in plan.entry.datasets))
         self._temporary = folders.make_temporary(self._folder, self._head.step)
         path = self._temporary / STATE
         made = create_file(path, self._head, [plan.entry for plan in plans], mpips_version())

@@ -13,9 +13,9 @@ import msgspec
 
 from mpips.checkpoint.compare import TableDifference, compare
 from mpips.checkpoint.export import FORMATS, export
-from mpips.checkpoint.find import order
-from mpips.checkpoint.folder import find_folder, list_checkpoints, parse_name
-from mpips.checkpoint.manifest import MANIFEST, Manifest, TableEntry
+from mpips.checkpoint.find import choose_checkpoint, is_checkpoint, order
+from mpips.checkpoint.folder import find_folder, list_checkpoints
+from mpips.checkpoint.manifest import Manifest, TableEntry
 from mpips.checkpoint.reader import open_checkpoint
 from mpips.checkpoint.retention import Retention, retain
 from mpips.errors import CheckpointError, ConfigError
@@ -106,7 +106,7 @@ def show(path: Path, as_json: bool) -> None:
 
     That is its tables, the shards of its servers, the positions of its workers, and its configuration.
     """
-    with open_checkpoint(_one(path)) as checkpoint:
+    with open_checkpoint(choose_checkpoint(path)) as checkpoint:
         manifest = checkpoint.manifest
         name = str(checkpoint.path)
     if as_json:
@@ -213,7 +213,7 @@ def verify(path: Path, as_json: bool) -> None:
 
     Exit code 1 if any checkpoint is damaged.
     """
-    paths = [path] if _is_one(path) else [n.path for n in list_checkpoints(find_folder(path))]
+    paths = [path] if is_checkpoint(path) else [n.path for n in list_checkpoints(find_folder(path))]
     if not paths:
         raise ConfigError(
             f"{path}: there is no checkpoint to verify; give a run directory or a checkpoint"
@@ -252,7 +252,10 @@ def diff(first: Path, second: Path, as_json: bool) -> None:
 
     Exit code 1 if they differ.
     """
-    with open_checkpoint(_one(first)) as a, open_checkpoint(_one(second)) as b:
+    with (
+        open_checkpoint(choose_checkpoint(first)) as a,
+        open_checkpoint(choose_checkpoint(second)) as b,
+    ):
         found = compare(a, b)
     if as_json:
         click.echo(json.dumps({d.table: _plain(d) for d in found}))
@@ -295,7 +298,7 @@ def export_it(
 
     The checkpoint is verified first.
     """
-    with open_checkpoint(_one(path)) as checkpoint:
+    with open_checkpoint(choose_checkpoint(path)) as checkpoint:
         checkpoint.verify()
         files = export(checkpoint, kind, out, tables, force)
     if as_json:
@@ -342,32 +345,6 @@ def prune(path: Path, keep_last: int, keep_every: int, dry_run: bool, as_json: b
     for refusal in result.damaged:
         click.echo(f"damaged: {refusal.reason}")
     click.echo(f"{len(result.removed)} {verb}, {len(result.remaining)} remain")
-
-
-def _is_one(path: Path) -> bool:
-    """Return True if `path` names one checkpoint, False if it names a folder of checkpoints."""
-    return (path / MANIFEST).exists() or (path.is_dir() and parse_name(path) is not None)
-
-
-def _one(path: Path) -> Path:
-    """Return the checkpoint that `path` names: itself, or the newest readable one of a run.
-
-    Raises:
-        ConfigError: There is no such checkpoint, or none of the run can be read.
-    """
-    if _is_one(path):
-        return path
-    if parse_name(path) is not None:
-        raise ConfigError(
-            f"{path}: there is no such checkpoint; mpips ckpt ls lists those of a run"
-        )
-    ordered = order(find_folder(path))
-    if not ordered.readable:
-        why = f"; the newest: {ordered.refused[0].reason}" if ordered.refused else ""
-        raise ConfigError(
-            f"{path}: has no checkpoint that can be read{why} (see mpips ckpt verify)"
-        )
-    return ordered.readable[0].path
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> str:

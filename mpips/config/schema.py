@@ -10,7 +10,7 @@ range and for the description. The reference of options is generated from it (`m
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -379,6 +379,22 @@ def load_config(path: str | None, overrides: Sequence[tuple[str, Any]]) -> JobCo
         raise ConfigError("no training data is given; set data.train (or --train FILE)")
     config.redundancy.check()
     return config
+
+
+def config_of(stored: Mapping[str, Any]) -> JobConfig:
+    """Return what a model's prediction depends on of a configuration in a checkpoint: task, data, seed.
+
+    Args:
+        stored: The configuration, as values of JSON; other sections may be of another version.
+
+    Raises:
+        ConfigError: A value is not accepted.
+    """
+    raw: dict[str, Any] = {
+        name: stored[name] for name in ("task", "options", "data") if name in stored
+    }
+    raw["cluster"] = {"seed": stored["cluster"]["seed"]}
+    return convert(fitted(without_unset(raw), JobConfig), JobConfig, "")
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:

@@ -34,8 +34,9 @@ def read_npz(path: str, options: ReadOptions, share: Share) -> Part:
                 f"{path}: is a single array; write an npz file by np.savez(file, x=x, y=y)"
             )
         with archive:
-            x_name, y_name = _names(path, archive.files)
-            x, y = archive[x_name], archive[y_name]
+            x_name, y_name = _names(path, archive.files, options.labelled)
+            x = archive[x_name]
+            y = archive[y_name] if y_name else np.zeros(len(x) if x.ndim else 0)
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(
             f"{path}: is not an npz file of plain arrays: {error}; write it by np.savez(file, x=x, y=y)"
@@ -59,17 +60,20 @@ def read_hdf5(path: str, options: ReadOptions, share: Share) -> Part:
     if not h5py.is_hdf5(path):
         raise DataError(f"{path}: is not an HDF5 file")
     with h5py.File(path, "r") as file:
-        x_name, y_name = _names(path, list(file))
+        x_name, y_name = _names(path, list(file), options.labelled)
         # Refuse links and external storage: a file from elsewhere could name any file of this machine.
-        for name in (x_name, y_name):
+        for name in filter(None, (x_name, y_name)):
             if not isinstance(file.get(name, getlink=True), h5py.HardLink):
                 raise DataError(
                     f"{path}: {name} is a link, which may lead to other files; copy the data into this file"
                 )
-        x, y = file[x_name], file[y_name]
-        if not isinstance(x, h5py.Dataset) or not isinstance(y, h5py.Dataset):
+        x = file[x_name]
+        y = file[y_name] if y_name else np.zeros(len(x) if isinstance(x, h5py.Dataset) else 0)
+        if not isinstance(x, h5py.Dataset) or not isinstance(y, h5py.Dataset | np.ndarray):
             raise DataError(f"{path}: {x_name} and {y_name} must be datasets, not groups")
         for name, dataset in ((x_name, x), (y_name, y)):
+            if isinstance(dataset, np.ndarray):
+                continue
             if dataset.external or dataset.is_virtual:
                 raise DataError(f"{path}: {name} lies in other files; copy the data into this file")
         _check(path, x, y)
@@ -89,9 +93,12 @@ def _read_blocks(dataset: Any, share: Share) -> npt.NDArray[Any]:
     return np.concatenate(chosen) if chosen else np.empty((0, *dataset.shape[1:]), dataset.dtype)
 
 
-def _names(path: str, found: Collection[str]) -> tuple[str, str]:
+def _names(path: str, found: Collection[str], labelled: bool) -> tuple[str, str]:
+    """Return the names of samples and labels; "" for labels that are not to be read."""
     x_name = next((name for name in ("x", "X") if name in found), None)
     y_name = next((name for name in ("y", "Y") if name in found), None)
+    if x_name is not None and not labelled:
+        return x_name, ""
     if x_name is None or y_name is None:
         raise DataError(
             f"{path}: expected arrays x and y (or X and Y), found {sorted(found)}; rename them"
@@ -120,4 +127,5 @@ def _part(
         raise DataError(
             f"{path}: contains NaN, infinity or a number beyond float32; clean or scale it"
         )
-    return describe(DenseData(rows, labels), n_samples, path, wants=options.wants)
+    wants = options.wants if options.labelled else "targets"
+    return describe(DenseData(rows, labels), n_samples, path, wants=wants)

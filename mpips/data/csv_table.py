@@ -84,7 +84,8 @@ class _Table:
                 f"{path}: contains no header line; the first line must name the columns"
             )
         self._width = len(header)
-        self._label = self._find_label(header, options.label)
+        self._label = self._find_label(header, options.label, options.labelled)
+        self._labelled = options.labelled
         self._features = self._find_features(header, options)
         self._wants = options.wants
         self._sparse = bool(options.categorical)
@@ -102,7 +103,7 @@ class _Table:
         n_samples = 0
         for row, wanted in zip(self._rows(), share.flags(), strict=False):
             if wanted:
-                labels.append(self._number(row[self._label.place], self._label))
+                labels.append(self._label_of(row))
                 cells = [self._number(row[c.place], c) for c in self._features]
                 rows.append(np.array(cells, dtype=np.float64))
             n_samples += 1
@@ -117,7 +118,7 @@ class _Table:
         n_samples = 0
         for row, wanted in zip(self._rows(), share.flags(), strict=False):
             if wanted:
-                labels.append(self._number(row[self._label.place], self._label))
+                labels.append(self._label_of(row))
                 for key, value in self._entries(row):
                     keys.append(key)
                     values.append(value)
@@ -137,9 +138,9 @@ class _Table:
             data,
             n_samples,
             self._path,
-            wants=self._wants,
+            wants=self._wants if self._labelled else "targets",
             columns=tuple(column.name for column in self._features),
-            label_column=self._label.name,
+            label_column=self._label.name if self._label is not None else "",
             notes=self._notes,
         )
 
@@ -154,6 +155,12 @@ class _Table:
                     f"the header names {self._width}; quote cells that contain commas"
                 )
             yield row
+
+    def _label_of(self, row: list[str]) -> float:
+        """Return the label of a line; 0 if labels are not read."""
+        if self._label is None or not self._labelled:
+            return 0.0
+        return self._number(row[self._label.place], self._label)
 
     def _entries(self, row: list[str]) -> Iterator[tuple[int, float]]:
         """Yield key and value of each cell of a hashed sample that is not empty."""
@@ -193,10 +200,15 @@ class _Table:
         found = f"'{cell}'" if cell else "an empty cell"
         return f"{self._path}:{self._reader.line_num}: column '{column.name}' contains {found}: {wayout}"
 
-    def _find_label(self, header: list[str], wanted: str | None) -> Column:
+    def _find_label(self, header: list[str], wanted: str | None, needed: bool) -> Column | None:
+        """Return the label's column; None if there is none and none is `needed`."""
         if len(set(header)) < len(header):
             twin = next(name for name in header if header.count(name) > 1)
             raise DataError(f"{self._path}: the header names '{twin}' twice; rename one")
+        if not needed and wanted is None:
+            wanted = next((name for name in header if name.lower() in LABEL_NAMES), None)
+        if not needed and wanted not in header:
+            return None
         if wanted is None:
             wanted = self._default_label(header)
         if wanted not in header:
@@ -219,7 +231,8 @@ class _Table:
 
     def _find_features(self, header: list[str], options: ReadOptions) -> list[Column]:
         """Return the feature columns to read, in the order of a sample's features; sets `_notes`."""
-        there = [name for name in header if name != self._label.name]
+        label = self._label.name if self._label is not None else None
+        there = [name for name in header if name != label]
         names = options.columns or tuple(there)
         missing = [name for name in names if name not in there]
         if missing:

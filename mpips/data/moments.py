@@ -8,7 +8,7 @@ formulas of Chan, Golub and LeVeque ("Algorithms for computing the sample varian
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -59,6 +59,35 @@ class Moments:
             keys, counts = np.unique(data.indices, return_counts=True)
             return cls(data.n, counts.astype(np.float64), np.zeros(0), np.zeros(0), keys)
         return _of_sparse(data)
+
+    @classmethod
+    def empty(cls, n_features: int) -> Moments:
+        """Return the moments of no samples; d is 0 if there are more than `MAX_FEATURES` features."""
+        d = n_features if n_features <= MAX_FEATURES else 0
+        return cls(0, np.zeros(d), np.zeros(d), np.zeros(d))
+
+    def to_arrays(self) -> dict[str, Vector]:
+        """Return what prediction needs of the moments, for a checkpoint: arrays by path, each float64.
+
+        The keys of hashed features are left out: only training needs their counts.
+        """
+        found = {"features/count": np.array(float(self.count))}
+        if self.n_features:
+            found["features/present"] = self.present
+            found["features/mean"] = self.mean
+            found["features/squares"] = self.squares
+        return found
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Vector]) -> Moments:
+        """Return the moments that `to_arrays` returned as arrays."""
+        empty = np.zeros(0)
+        return cls(
+            int(arrays["features/count"]),
+            arrays.get("features/present", empty),
+            arrays.get("features/mean", empty),
+            arrays.get("features/squares", empty),
+        )
 
     @classmethod
     def combine(cls, parts: Sequence[Moments]) -> Moments:

@@ -72,6 +72,8 @@ class ReadOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         categorical: CSV: columns to hash, as names or patterns.
         numeric: CSV: transformation of numeric columns.
         empty: CSV: meaning of an empty numeric cell.
+        labelled: False: labels are not read, and a file need not have any; they count as 0. In LIBSVM the
+            first number of a line is the label in any case.
         split: digits: part of the data set.
         split_seed: digits: seed of the division into parts.
     """
@@ -84,6 +86,7 @@ class ReadOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     categorical: Categorical = ()
     numeric: Numeric = "auto"
     empty: EmptyCells = "error"
+    labelled: bool = True
     split: Literal["train", "test"] = "train"
     split_seed: int = 0
 

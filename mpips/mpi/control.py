@@ -21,6 +21,7 @@ from mpips.mpi.intervals import heartbeat_interval_s, report_interval_s
 from mpips.mpi.messages import (
     Abandon,
     Ask,
+    Attachment,
     Bye,
     Commit,
     Done,
@@ -104,7 +105,8 @@ class RoleWork:
             anything, so it must not read state that may be in the middle of a change.
         activity: Returns an activity that heartbeats show instead of `Client.state`, or "".
         each_heartbeat: Does short periodic work; called with each heartbeat.
-        take_cut: Receives a server's messages about cuts; None on workers.
+        take_cut: Receives a server's messages about cuts, and what checkpoints contain beside the tables;
+            None on workers.
     """
 
     figures: Callable[[], Figures | None] = lambda: None
@@ -218,7 +220,7 @@ class Client:
             self.final_statistics = self._statistics_in(message)
         elif isinstance(message, Leave):
             raise LeavingError(message.why)
-        elif isinstance(message, Propose | Commit | Abandon | Write):
+        elif isinstance(message, Propose | Commit | Abandon | Write | Attachment):
             self._take_cut(message)
         elif not isinstance(message, Pong):
             raise ProtocolError(
@@ -226,10 +228,10 @@ class Client:
                 "ranks (check by `mpips doctor --mpi`)"
             )
 
-    def _take_cut(self, message: Propose | Commit | Abandon | Write) -> None:
+    def _take_cut(self, message: Propose | Commit | Abandon | Write | Attachment) -> None:
         if self._work.take_cut is not None and not isinstance(message, Propose):
             self._work.take_cut(message)
-        elif not isinstance(message, Write):
+        elif not isinstance(message, Write | Attachment):
             answer = self.cut.take(message, self.clock)
             if answer is not None:
                 self.tell(answer)

@@ -211,6 +211,24 @@ class Write(msgspec.Struct, tag="write"):
     id: int
 
 
+class Attachment(msgspec.Struct, tag="attachment"):
+    """A part of an array that checkpoints contain beside the tables.
+
+    Worker 0 sends it to the scheduler, which passes it on to server 0.
+
+    Attributes:
+        name: Path of the array in the HDF5 file, one of `mpips.checkpoint.structure.ATTACHED`.
+        shape: Shape of the whole array, float64.
+        start: First byte of this part.
+        data: Bytes of this part, little-endian.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    data: bytes
+
+
 LAST = 0  # `Saved.id` of the checkpoint at the end of a job, which needs no cut
 
 
@@ -247,11 +265,12 @@ Message = (
     | Abandon
     | Waits
     | Taken
+    | Attachment
     | Write
     | Saved
 )
 ToWorker = Propose | Commit | Abandon
-ToServer = Commit | Abandon | Write
+ToServer = Commit | Abandon | Write | Attachment
 
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Message).decode

@@ -18,7 +18,7 @@ from mpips.checkpoint.plan import Hello, plan_tables
 from mpips.checkpoint.shards import ManifestHead
 from mpips.checkpoint.structure import create_file, hdf5_kind
 from mpips.config.options import SessionOptions
-from mpips.data import Dataset, SparseData
+from mpips.data import DataInfo, Dataset, Moments, SparseData
 from mpips.model.consistency import BSP
 from mpips.model.placement import Placement, embedding_memory
 from mpips.model.table import DenseTable, EmbeddingTable, Table, replicated_tables
@@ -301,13 +301,16 @@ def checkpoint_bytes(
     rows: Mapping[str, Rows],
     n_workers: int,
     config: Mapping[str, Any],
+    info: DataInfo,
 ) -> int:
     """Return the size of `state.h5` in bytes: exact if h5py is installed, else only that of its datasets.
 
     Makes the file without its data, in a temporary folder.
     """
     workers = [WorkerState(worker=w, clock=0) for w in range(n_workers)]
-    head = ManifestHead(new_token(), 0, 0, 0.0, list(tables), workers, config)
+    data = info.to_config()
+    attached = Moments.empty(info.n_features).to_arrays()
+    head = ManifestHead(new_token(), 0, 0, 0.0, list(tables), workers, config, {}, data, attached)
     hellos = [
         Hello(
             (head.run_id, 0, 0), "none", _shards(tables, placement, rows, server), [0] * n_workers

@@ -274,7 +274,7 @@ def _needs(
             partner,
             need.replicated_bytes(inputs.tables, len(a.workers)),
         ),
-        need.checkpoint_bytes(inputs.tables, placement, rows, len(a.workers), plain),
+        need.checkpoint_bytes(inputs.tables, placement, rows, len(a.workers), plain, inputs.info),
     )
 
 

@@ -34,6 +34,8 @@ class Saving:
         notes: Messages for the user about the choice of `start`.
         generation: Least generation number of its checkpoints: greater than all numbers in the folder.
         data: Description of the training data; see `mpips.checkpoint.Manifest`.
+        attached: Names of the arrays beside the tables that worker 0 sends before its first clock; see
+            `mpips.checkpoint.structure.ATTACHED`.
     """
 
     folder: Path | None
@@ -49,6 +51,7 @@ class Saving:
     notes: tuple[str, ...] = ()
     generation: int = 0
     data: Mapping[str, Any] = field(default_factory=dict)
+    attached: tuple[str, ...] = ()
 
     @property
     def first_clock(self) -> int:

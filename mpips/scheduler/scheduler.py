@@ -26,6 +26,7 @@ from mpips.errors import ProtocolError, StallError
 from mpips.mpi.messages import (
     Agreed,
     Ask,
+    Attachment,
     Bye,
     Done,
     Evaluated,
@@ -220,6 +221,14 @@ class Scheduler:
         if self._own_server is not None:
             self._own_server(message)
 
+    def _pass_on(self, message: Attachment) -> None:
+        """Send server 0 a part of what checkpoints contain beside the tables."""
+        server = self._assignment.servers[0]
+        if server != self._assignment.scheduler:
+            self._endpoint.send(server, message)
+        elif self._own_server is not None:
+            self._own_server(message)
+
     def take_cut(self, server: int, message: Message) -> None:
         """Pass a server's message about a cut to the coordinator.
 
@@ -293,6 +302,8 @@ class Scheduler:
             self._coordinator.waits(a.worker_of[source], message)
         elif isinstance(message, Taken | Saved):
             self.take_cut(a.server_of[source], message)
+        elif isinstance(message, Attachment):
+            self._pass_on(message)
         else:
             raise ProtocolError(
                 f"rank {source} sent an unexpected {type(message).__name__}; run the same mpips on all ranks "

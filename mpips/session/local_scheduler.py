@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpips.model.table import Table
 from mpips.mpi.messages import (
     Agreed,
     Ask,
+    Attachment,
     Evaluated,
     Message,
     Report,
     Saved,
     Taken,
+    ToServer,
     ToWorker,
 )
 from mpips.mpi.pending import PendingCut
@@ -56,6 +58,7 @@ class LocalScheduler:
         self._recorder = recorder
         self._rank_table = rank_table
         self._coordinator: Coordinator | None = None
+        self._attach: Callable[[ToServer], None] | None = None
 
     def coordinate(
         self, saving: Saving, tables: Sequence[Table], server_part: ServerPart, timeout_s: float
@@ -70,6 +73,7 @@ class LocalScheduler:
         """
         if saving.folder is None:
             return
+        self._attach = server_part.take
         self._coordinator = Coordinator(
             saving.triggers,
             needs_common_clock(tables),
@@ -98,6 +102,8 @@ class LocalScheduler:
         """See mpips.worker.control_plane.ControlPlane."""
         if isinstance(message, Evaluated) and self._rank_table is not None:
             self._rank_table.evaluated(message)
+        if isinstance(message, Attachment) and self._attach is not None:
+            self._attach(message)
         if isinstance(message, Ask):
             self.ask(message)
         elif isinstance(message, Agreed) and self._coordinator is not None:
@@ -135,8 +141,8 @@ class LocalScheduler:
             server_part.poll()
 
     def close(self) -> None:
-        """Drop the coordinator, which refers to the server and its tables. Call it when all is saved."""
-        self._coordinator = None
+        """Drop what refers to the server and its tables. Call it when all is saved."""
+        self._coordinator = self._attach = None
 
     def statistics(self) -> dict[str, Any]:
         """Return the scheduler's part of the job's statistics."""

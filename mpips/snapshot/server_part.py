@@ -30,11 +30,22 @@ from mpips.checkpoint.structure import hdf5_kind
 from mpips.errors import CheckpointError, DiskFullError, MpipsError
 from mpips.model.placement import Placement
 from mpips.model.table import Table
-from mpips.mpi.messages import LAST, Abandon, Commit, Message, Saved, Taken, ToServer, Write
+from mpips.mpi.messages import (
+    LAST,
+    Abandon,
+    Attachment,
+    Commit,
+    Message,
+    Saved,
+    Taken,
+    ToServer,
+    Write,
+)
 from mpips.recovery.memory import worker_state
 from mpips.recovery.saving import Saving
 from mpips.rundir.directory import Supervised
 from mpips.server.server import Server
+from mpips.snapshot.attachments import Attachments
 from mpips.snapshot.copy import ServerCopy, shards_in_place
 
 if TYPE_CHECKING:
@@ -99,6 +110,7 @@ class ServerPart:
         self._send = send
         self._run = run
         self._server_copy = ServerCopy(server, placement, tables)
+        self._attachments = Attachments(saving.attached)
         self._id = 0  # number of the cut under way; 0: there is none
         self._held_since = 0.0  # monotonic s of its first record; 0: no record has come
         self._cannot_copy = 0  # number of the last cut for whose copy there was no memory
@@ -123,7 +135,9 @@ class ServerPart:
 
     def take(self, message: ToServer) -> None:
         """Process a message of the coordinator."""
-        if isinstance(message, Commit):
+        if isinstance(message, Attachment):
+            self._attachments.take(message)
+        elif isinstance(message, Commit):
             self._id, self._held_since = message.id, 0.0
             self._ahead = True
             self._server.core.expect_cut(message.id)
@@ -224,6 +238,8 @@ class ServerPart:
         """Write the copy step by step, remove old checkpoints, and report the end of the cut."""
         path, error, note = "", "", ""
         try:
+            for _ in self._await_attachments():
+                yield True
             for _ in writer.steps():
                 yield True
         except (MpipsError, OSError) as failure:
@@ -235,6 +251,22 @@ class ServerPart:
             note = yield from in_background(lambda: self._retain(writer.info.path))
         self._id, self._writer = 0, None
         self._send(Saved(number, path, error, note))
+
+    def _await_attachments(self) -> Iterator[object]:
+        """Wait on server 0 until the arrays beside the tables are there: worker 0 sends them first of all.
+
+        Raises:
+            CheckpointError: They do not come within half of the timeout.
+        """
+        if self._server.index:
+            return
+        until = time.monotonic() + self._timeout_s / 2
+        while missing := self._attachments.missing:
+            if time.monotonic() > until:
+                raise CheckpointError(
+                    f"worker 0 has not sent {', '.join(missing)}, which checkpoints of this job contain"
+                )
+            yield True
 
     def _positions(self) -> list[PositionPart]:
         """Return the positions of all workers at their last cut records, by worker."""
@@ -332,6 +364,8 @@ class ServerPart:
         # All rings are empty and stay empty, so the shards in place are a cut and need no copy.
         shards = shards_in_place(self._server, self._placement, self._tables)
         writer = self._make_writer(shards)
+        for _ in self._await_attachments():
+            between()
         for _ in writer.steps():
             between()
         self._last = parts, writer.info
@@ -372,6 +406,7 @@ class ServerPart:
             config=saving.config,
             sampling=saving.sampling,
             data=saving.data,
+            attachments=self._attachments.complete,
         )
 
     def _worker(self, worker: int, part: PositionPart, clock: int) -> WorkerState:

@@ -50,6 +50,7 @@ class Inputs:
         notes: Sentences about the data, printed at the start.
         make_task: Makes the task again for other columns.
         verbose: Worker 0 prints the notes and the task's report.
+        saves: The job has a folder for checkpoints.
     """
 
     info: DataInfo
@@ -68,6 +69,7 @@ class Inputs:
     notes: tuple[str, ...] = ()
     make_task: Callable[[DataInfo], Task] | None = None
     verbose: bool = False
+    saves: bool = False
 
     def cursor(self, worker: int) -> Cursor:
         """Return the position at which a worker starts."""

@@ -11,11 +11,12 @@ from mpips.data.metrics import EvalShare, Kind, Scores, Totals, pack, unpack
 from mpips.data.ranking import Pairs, Ranking
 from mpips.errors import ConfigError
 from mpips.tasks import Task
+from mpips.tasks.base import Worker as TaskWorker
 from mpips.training.halving import spread_ranking
 from mpips.worker.collectives import AnyArray, Collectives
 from mpips.worker.worker import Worker, connection_of
 
-_BATCH = 4096  # samples that are evaluated at a time
+BATCH = 4096  # samples that are evaluated, or predicted, at a time
 # Samples whose scores worker 0 alone may rank: at most 24 MiB. More are divided by score among all workers.
 _ONE_RANK = 1 << 20
 
@@ -37,25 +38,25 @@ def evaluate(
         name: Unique name of the evaluation.
     """
     batches = (
-        test.take(np.arange(i, min(i + _BATCH, test.n))) for i in range(0, max(test.n, 1), _BATCH)
+        test.take(np.arange(i, min(i + BATCH, test.n))) for i in range(0, max(test.n, 1), BATCH)
     )
-    scored = (_scored(worker, task, batch) for batch in batches)
-    return combine(connection_of(worker).collectives, scored, n_total, f"evaluation {name}")
+    shares = (scored(worker, task, batch) for batch in batches)
+    return combine(connection_of(worker).collectives, shares, n_total, f"evaluation {name}")
 
 
 def combine(
-    collectives: Collectives, scored: Iterator[EvalShare], n_total: int, name: str
+    collectives: Collectives, shares: Iterator[EvalShare], n_total: int, name: str
 ) -> dict[str, float] | None:
     """Return the metrics over the samples of all workers on worker 0; None on others. Collective.
 
     Args:
         collectives: Gathers and reductions of this worker.
-        scored: This worker's samples in parts, one at least, each of which is used before the next is made.
+        shares: This worker's samples in parts, one at least, each of which is used before the next is made.
         n_total: Number of samples of all workers.
         name: Name of the reductions.
     """
     totals, scores, positive = Totals(), [], []
-    for share in scored:
+    for share in shares:
         totals += Totals.of(share)
         if share.ranked:
             scores.append(share.scores.astype(np.float64))
@@ -90,7 +91,7 @@ def _add(low: AnyArray, high: AnyArray) -> AnyArray:
     return pack(low_totals + high_totals, low_pairs.below(high_pairs))
 
 
-def _scored(worker: Worker, task: Task, batch: Batch) -> EvalShare:
+def scored(worker: TaskWorker, task: Task, batch: Batch) -> EvalShare:
     """Return the scores and labels of a batch."""
     kind, scores = _score(worker, task, batch)
     if kind == "values":
@@ -98,7 +99,7 @@ def _scored(worker: Worker, task: Task, batch: Batch) -> EvalShare:
     return EvalShare(scores, batch.labels.astype(np.int64), kind)
 
 
-def _score(worker: Worker, task: Task, batch: Batch) -> tuple[Kind, Scores]:
+def _score(worker: TaskWorker, task: Task, batch: Batch) -> tuple[Kind, Scores]:
     """Return the kind and the values from which metrics are computed, one row or number for each sample."""
     if getattr(task, "labels", "classes") == "targets":
         return "values", _checked_scores(task, "predict", task.predict(worker, batch), batch.n)

@@ -35,6 +35,7 @@ from mpips.model.consistency import BSP
 from mpips.model.partition import FrequencyPartition
 from mpips.model.table import Table
 from mpips.session.driver import JobRanks
+from mpips.snapshot import attachments
 from mpips.tasks import Schedule, Task, load_task
 from mpips.training.epochs import Inputs
 from mpips.training.halving import sum_by_key
@@ -198,7 +199,10 @@ def ready(worker: Worker, inputs: Inputs, seed: int) -> Loader:
     """
     assert inputs.train is not None
     collectives = connection_of(worker).collectives
-    inputs.task.prepare(worker, combine_moments(collectives, Moments.of(inputs.train)))
+    moments = combine_moments(collectives, Moments.of(inputs.train))
+    inputs.task.prepare(worker, moments)
+    if worker.index == 0 and inputs.saves:
+        attachments.send(connection_of(worker).control.tell, moments.to_arrays())
     if inputs.verbose and worker.index == 0:
         report = inputs.task.report() if hasattr(inputs.task, "report") else ""
         lines = (*inputs.notes, f"features: {report}") if report else inputs.notes

@@ -13,7 +13,7 @@ from mpips.checkpoint import Manifest, Retention, WorkerState, open_checkpoint
 from mpips.checkpoint.start import Start, check_start, find_start
 from mpips.config.schema import JobConfig
 from mpips.config.triggers import Triggers
-from mpips.data import Cursor, DataInfo, Dataset, DenseData, Sampling, Shape
+from mpips.data import Cursor, DataInfo, Dataset, DenseData, Moments, Sampling, Shape
 from mpips.errors import ConfigError
 from mpips.monitor.progress import plural
 from mpips.recovery.saving import Saving
@@ -61,6 +61,7 @@ class TrainingPlan:
         wanted, inputs = self.config.checkpoint, self.inputs
         shape = job_shape(inputs, self.n_workers, self.config)
         inputs.sampling = Sampling(shape)
+        inputs.saves = bool(wanted.folder)
         run_id = self.run_id
         notes: tuple[str, ...] = ()
         beginning: tuple[WorkerState, ...] = ()
@@ -86,6 +87,7 @@ class TrainingPlan:
             notes=notes,
             generation=start.generation,
             data=inputs.info.to_config(),
+            attached=tuple(Moments.empty(inputs.info.n_features).to_arrays()),
         )
 
 

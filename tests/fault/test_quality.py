@@ -4,10 +4,13 @@ import functools
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 from launcher import launch
+
+import mpips
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DATA = Path(os.environ.get("MPIPS_TEST_DATA", REPOSITORY.parent / "shared" / "data"))
@@ -32,9 +35,17 @@ def trained(n_workers: int, *arguments: str) -> dict:
         "--quiet",
         "--json",
     ]
-    with launch(RANKS[n_workers], argv, timeout=120.0) as job:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        launch(RANKS[n_workers], [*argv, "--save", folder], timeout=120.0) as job,
+    ):
         assert job.wait() == 0, job.tail()
-        return json.loads(job.stdout().strip().splitlines()[-1])
+        found = json.loads(job.stdout().strip().splitlines()[-1])
+        # The checkpoint alone predicts as the job did.
+        test = arguments[arguments.index("--test") + 1] if "--test" in arguments else "digits"
+        for name, value in mpips.load(folder).evaluate(test).items():
+            assert found[name] == pytest.approx(value, abs=1e-6), name
+        return found
 
 
 def files(name: str) -> tuple[str, ...]:

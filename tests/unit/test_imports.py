@@ -32,7 +32,7 @@ LAYERS = [
     ["session"],
     ["tasks", "monitor", "torch", "jax"],
     ["training", "keras", "sklearn"],
-    ["supervisor"],
+    ["supervisor", "inference"],
     ["testing", "plan", "doctor"],
     ["bench"],
     ["cli"],

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 
@@ -21,9 +22,10 @@ from mpips.recovery.saving import Saving
 from mpips.rundir.directory import Lease, RunFolder, Supervised, replace_json
 from mpips.scheduler.recorder import is_saved
 from mpips.session.local import run_local
+from mpips.snapshot import attachments
 from mpips.snapshot import coordinator as coordinator_module
 from mpips.snapshot import server_part as server_part_module
-from mpips.worker.worker import Worker
+from mpips.worker.worker import Worker, connection_of
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
@@ -126,3 +128,31 @@ def test_a_job_without_a_supervisor_fails_at_once(
     statistics = train(tmp_path / "checkpoints")
     assert not is_saved(statistics)
     assert (len(calls), warnings) == (1, [])
+
+
+def test_a_checkpoint_waits_for_what_worker_0_sends_beside_the_tables(tmp_path: Path) -> None:
+    sent = {"features/count": np.array(7.0), "features/mean": np.arange(400_000.0)}
+
+    def main(worker: Worker) -> None:
+        attachments.send(connection_of(worker).control.tell, sent)
+        worker.clock()
+
+    saving = Saving(tmp_path, "job", attached=tuple(sent))
+    tables = [DenseTable("w", (4,))]
+    statistics = run_local(main, tables, SessionOptions(), saving=saving)[1]
+    assert is_saved(statistics)
+    found = find_newest(tmp_path).checkpoint
+    assert found is not None
+    with found, h5py.File(found.path / "state.h5") as file:
+        found.verify()
+        assert file["features/count"][()] == 7
+        assert file["features/mean"][:].tobytes() == sent["features/mean"].tobytes()
+
+
+def test_a_checkpoint_without_them_is_an_error_that_names_them(tmp_path: Path) -> None:
+    saving = Saving(tmp_path, "job", attached=("features/count", "features/mean"))
+    tables, options = [DenseTable("w", (4,))], SessionOptions(timeout_s=1.0)
+    statistics = run_local(lambda worker: worker.clock(), tables, options, saving=saving)[1]
+    error = statistics["servers"][0]["checkpoint"]["error"]
+    assert "worker 0 has not sent features/count, features/mean" in error
+    assert find_newest(tmp_path).checkpoint is None

@@ -1,0 +1,31 @@
+"""`mpips evaluate`: the metrics of a trained model on a file with labels."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+
+@click.command(short_help="Compute the metrics of a trained model on a file.")
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option("--data", required=True, help="File of samples with labels.")
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
+def command(model: Path, data: str, as_json: bool) -> None:
+    """Compute the metrics of a trained model on a file with labels; writes nothing.
+
+    MODEL is a checkpoint, a folder of checkpoints or a run directory, of which the newest good checkpoint is
+    taken. The metrics are those that `mpips train` computes of a test file. The training data is not read.
+    """
+    from mpips.inference.loading import load
+    from mpips.monitor.summary import metrics_text
+
+    loaded = load(model)
+    metrics = loaded.evaluate(data)
+    for note in loaded.notes:
+        click.echo(note, err=True)
+    if as_json:
+        click.echo(json.dumps({"model": str(loaded.path), "data": data, **metrics}))
+        return
+    click.echo(f"{metrics_text(metrics)}  ({data}; {loaded.path})")

@@ -1,0 +1,26 @@
+"""`mpips.load`, which imports what it needs when it is called."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mpips.inference.model import Model
+
+
+def load(path: str | os.PathLike[str]) -> Model:
+    """Load a model that `mpips train` or `mpips run` has trained. Not collective; blocks for reading.
+
+    Args:
+        path: A checkpoint, a folder of checkpoints, or a run directory, of which the newest readable
+            checkpoint is taken.
+
+    Raises:
+        ConfigError: There is no checkpoint, it is not one of a task, or its task cannot be imported.
+        CheckpointError: The checkpoint is damaged, or lacks what prediction needs.
+        CapabilityError: h5py is missing.
+    """
+    from mpips.inference.model import load_model
+
+    return load_model(path)

@@ -1,0 +1,193 @@
+"""A model from a checkpoint of `mpips train`: its task, the scale of its features, its tables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from mpips.checkpoint import Checkpoint, Manifest, open_checkpoint
+from mpips.checkpoint.find import choose_checkpoint
+from mpips.checkpoint.structure import ATTACHED
+from mpips.config.schema import JobConfig, config_of
+from mpips.data import DataInfo, Dataset, Moments
+from mpips.data.hdf5 import load_hdf5
+from mpips.data.metrics import merge
+from mpips.errors import ConfigError
+from mpips.inference.samples import from_file, samples_of
+from mpips.inference.stored_tables import StoredTables
+from mpips.tasks import Task, load_task
+from mpips.training.evaluation import BATCH, scored
+from mpips.training.preflight import task_options
+from mpips.training.prepare import read_options
+
+Numbers: TypeAlias = npt.NDArray[Any]
+
+
+class Model:
+    """A trained model; not thread-safe. `mpips.load` makes it.
+
+    Attributes:
+        path: The checkpoint.
+        manifest: Description of the checkpoint: step, configuration, versions.
+        task: The task, prepared for prediction.
+        info: Description of the training data.
+        tables: Values by name of the table, read when first used: an array, or (keys, rows).
+        notes: Sentences on the data that was used last, such as columns that were left out.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, config: JobConfig, info: DataInfo, moments: Moments
+    ) -> None:
+        """Make the task of a job again.
+
+        Args:
+            checkpoint: An open checkpoint, which the model owns from now on.
+            config: Configuration of the job.
+            info: Description of the training data.
+            moments: Moments of the training data.
+
+        Raises:
+            ConfigError: The task cannot be imported, or has other tables than the checkpoint.
+        """
+        kind = load_task(config.task)
+        self.path = checkpoint.path
+        self.manifest: Manifest = checkpoint.manifest
+        self.info = info
+        self.notes: tuple[str, ...] = ()
+        seed = config.cluster.seed
+        self.task: Task = kind(info, task_options(kind, config.options), seed)
+        self.tables = StoredTables(checkpoint, self.task.tables(), seed)
+        self.task.prepare(self.tables, moments)
+        self._options = read_options(config, "test", info.wants)
+
+    def __repr__(self) -> str:
+        """Return the task, the step and the tables."""
+        shapes = ", ".join(f"{t.name} {t.shape}" for t in self.manifest.tables)
+        return f"<mpips model: {self.manifest.config['task']}, step {self.manifest.step}; {shapes}>"
+
+    @property
+    def classes(self) -> Numbers:
+        """The labels of the classes as in the training data, ascending, float64, shape (k,); () for targets.
+
+        Whole numbers are int64.
+        """
+        labels = np.array(self.info.labels)
+        whole = labels.astype(np.int64)
+        return whole if np.array_equal(whole, labels) else labels
+
+    def predict(self, data: Any) -> Numbers:
+        """Return the most probable label of each sample, or the predicted number if the task has targets.
+
+        Args:
+            data: See `mpips.inference.samples.samples_of`: a path, an array of shape (n, d), a sparse matrix
+                or a frame. Labels in a file are not read.
+
+        Returns:
+            Labels as in the training data, shape (n,); float32 for targets.
+
+        Raises:
+            DataError: The data does not fit the training data.
+        """
+        scores = self._scores(data)
+        return scores if self.info.wants == "targets" else self.labels_of(self._all(scores))
+
+    def labels_of(self, probabilities: Numbers) -> Numbers:
+        """Return the label of the most probable class; of two equally probable ones the second.
+
+        Args:
+            probabilities: Shape (n, k), as `predict_proba` returned them.
+        """
+        if probabilities.shape[1] == 2:
+            places = (probabilities[:, 1] >= np.float32(0.5)).astype(np.int64)
+        else:
+            places = np.argmax(probabilities, axis=1)
+        labels: Numbers = self.classes[places]
+        return labels
+
+    def predict_proba(self, data: Any) -> Numbers:
+        """Return the probability of each class, float32, shape (n, k), in the order of `classes`.
+
+        Args:
+            data: As of `predict`.
+
+        Raises:
+            ConfigError: The task predicts numbers, not classes.
+        """
+        if self.info.wants == "targets":
+            raise ConfigError(
+                f"task '{self.manifest.config['task']}' predicts numbers, which have no probabilities; use "
+                "predict"
+            )
+        return self._all(self._scores(data))
+
+    def evaluate(self, path: str | os.PathLike[str]) -> dict[str, float]:
+        """Return the metrics of a file with labels, as `mpips train` computes them of its test file.
+
+        Args:
+            path: The file; its columns and labels are those of the training data.
+
+        Raises:
+            DataError: The file cannot be read, or does not fit the training data.
+        """
+        samples, self.notes = from_file(os.fspath(path), self.info, self._options)
+        return merge([scored(self.tables, self.task, batch) for batch in _batches(samples)])
+
+    def _scores(self, data: Any) -> Numbers:
+        """Return what the task predicts: probabilities, shape (n,) or (n, k), or numbers."""
+        samples, self.notes = samples_of(data, self.info, self._options)
+        parts = [self.task.predict(self.tables, batch) for batch in _batches(samples)]
+        return np.concatenate(parts)
+
+    @staticmethod
+    def _all(scores: Numbers) -> Numbers:
+        """Return the probabilities of both classes if `scores` are those of class 1."""
+        return np.stack([1 - scores, scores], axis=1) if scores.ndim == 1 else scores
+
+
+def _batches(samples: Dataset) -> Iterator[Any]:
+    """Yield all samples in batches; one empty batch if there are none."""
+    for start in range(0, max(samples.n, 1), BATCH):
+        yield samples.take(np.arange(start, min(start + BATCH, samples.n)))
+
+
+def load_model(path: str | os.PathLike[str]) -> Model:
+    """Load a model; see `mpips.inference.loading.load`."""
+    checkpoint = open_checkpoint(choose_checkpoint(Path(path)))
+    try:
+        manifest = checkpoint.manifest
+        if not manifest.config.get("task") or not manifest.data:
+            raise ConfigError(
+                f"{checkpoint.path}: was written by a script or an early version, and names no task to "
+                "predict with; read its tables with mpips.checkpoint.open_checkpoint, or a PyTorch model "
+                "with mpips.torch.load_checkpoint"
+            )
+        checkpoint.verify()
+        moments = _moments(checkpoint)
+        info = DataInfo.from_config(manifest.data)
+        return Model(checkpoint, config_of(manifest.config), info, moments)
+    except BaseException:
+        checkpoint.close()
+        raise
+
+
+def _moments(checkpoint: Checkpoint) -> Moments:
+    """Read the moments of the training data.
+
+    Raises:
+        ConfigError: An earlier version wrote the checkpoint, without them.
+    """
+    h5py = load_hdf5("reading the scale of the features")
+    with h5py.File(checkpoint.path / checkpoint.manifest.file.name, "r") as file:
+        arrays = {name: np.array(file[name]) for name in ATTACHED if name in file}
+    if "features/count" not in arrays:
+        version = checkpoint.manifest.versions.get("mpips", "an earlier version")
+        raise ConfigError(
+            f"{checkpoint.path}: was written by mpips {version} without the scale of the features; continue "
+            "the training from it with this version, and use the checkpoint that this writes"
+        )
+    return Moments.from_arrays(arrays)

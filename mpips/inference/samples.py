@@ -1,0 +1,118 @@
+"""Turn what people predict from into samples as the task was trained on: arrays, frames, files."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from mpips.data import DataInfo, Dataset, DenseData, ReadOptions, SparseData, align, read
+from mpips.data.info import narrow
+from mpips.errors import DataError
+
+
+def samples_of(data: Any, info: DataInfo, options: ReadOptions) -> tuple[Dataset, tuple[str, ...]]:
+    """Return samples without labels, with the columns of the training data.
+
+    Args:
+        data: A path of a file; an array of numbers, shape (n, d); a sparse matrix of SciPy; or a frame of
+            pandas, whose columns have the names of the training data's.
+        info: Description of the training data.
+        options: Options with which the training data was read.
+
+    Returns:
+        The samples, and sentences for the user.
+
+    Raises:
+        DataError: The data does not fit; names what is missing or different.
+    """
+    if isinstance(data, str | os.PathLike):
+        return from_file(os.fspath(data), info, msgspec.structs.replace(options, labelled=False))
+    if hasattr(data, "to_csv") and hasattr(data, "columns"):
+        return _of_frame(data, info, options)
+    if hasattr(data, "tocsr"):
+        return _aligned(_of_matrix(data.tocsr()), info), ()
+    array = np.asarray(data)
+    if array.ndim != 2 or array.dtype.kind not in "biuf":
+        raise DataError(
+            f"an array of shape {array.shape} and dtype {array.dtype}: samples are rows of numbers, shape "
+            f"(n, {info.n_features if info.kind == 'dense' else 'features'})"
+        )
+    if not np.isfinite(array).all():
+        raise DataError("the array contains NaN or infinity; clean it first")
+    samples = DenseData(narrow(array), np.zeros(len(array)))
+    return _aligned(_sparse(samples) if info.kind == "sparse" else samples, info), ()
+
+
+def from_file(path: str, info: DataInfo, options: ReadOptions) -> tuple[Dataset, tuple[str, ...]]:
+    """Read all samples of a file and bring them into the form of the training data.
+
+    Args:
+        path: The file.
+        info: Description of the training data.
+        options: Options of the reader; with `labelled` False the labels are not read.
+
+    Raises:
+        DataError: The file cannot be read, or does not fit.
+    """
+    part = read(path, options=options, like=info)
+    if options.labelled:
+        return align(part.data, info), part.notes
+    return _aligned(part.data, info), part.notes
+
+
+def _aligned(data: Dataset, info: DataInfo) -> Dataset:
+    """Return samples without labels in the form of the training data."""
+    some = info.labels[0] if info.labels else 0.0
+    labels = np.full(data.n, some)
+    if isinstance(data, SparseData) and info.kind == "dense":
+        raise DataError(
+            "the training data is dense, this data is sparse; give an array or a file of rows"
+        )
+    return align(replace(data, labels=labels), info)
+
+
+def _of_frame(frame: Any, info: DataInfo, options: ReadOptions) -> tuple[Dataset, tuple[str, ...]]:
+    """Return the samples of a frame: those of the CSV file that it writes."""
+    if not info.columns:
+        return samples_of(frame.to_numpy(), info, options)
+    with tempfile.TemporaryDirectory(prefix="mpips-frame-") as folder:
+        path = Path(folder) / "frame.csv"
+        frame.to_csv(path, index=False)
+        found, notes = samples_of(path, info, msgspec.structs.replace(options, format="csv"))
+    return found, tuple(note.replace(str(path), "the frame") for note in notes)
+
+
+def _of_matrix(matrix: Any) -> SparseData:
+    """Return the samples of a matrix in compressed rows; column j is feature j."""
+    matrix.sum_duplicates()
+    values = matrix.data.astype(np.float32)
+    if not np.isfinite(values).all():
+        raise DataError(
+            "the matrix contains NaN, infinity or a number beyond float32; clean it first"
+        )
+    return SparseData(
+        matrix.indptr.astype(np.int64),
+        matrix.indices.astype(np.int64),
+        values,
+        np.zeros(matrix.shape[0]),
+        int(matrix.shape[1]),
+    )
+
+
+def _sparse(data: DenseData) -> SparseData:
+    """Return rows as lists of their numbers that are not 0; column j is feature j."""
+    rows, columns = np.nonzero(data.x)
+    indptr = np.concatenate(([0], np.cumsum(np.bincount(rows, minlength=data.n))))
+    return SparseData(
+        indptr.astype(np.int64),
+        columns.astype(np.int64),
+        data.x[rows, columns].astype(np.float32),
+        data.labels,
+        data.n_features,
+    )

@@ -1,0 +1,68 @@
+"""Arrays that a checkpoint contains beside the tables: what prediction needs of the training data.
+
+They are known to the workers alone, once these have combined the moments of their data. Worker 0 sends them
+to server 0, which writes the structure of the file: by the scheduler, in parts of at most `PART_BYTES`,
+before its first clock. Server 0 begins no checkpoint before all of them are there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from mpips.mpi.messages import Attachment
+
+PART_BYTES = 1 << 20
+
+Float64 = npt.NDArray[np.float64]
+
+
+def send(tell: Callable[[Attachment], None], arrays: Mapping[str, Float64]) -> None:
+    """Send arrays from worker 0 to server 0; returns at once.
+
+    Args:
+        tell: Sends a message to the scheduler.
+        arrays: float64 arrays by path in the file, one of `mpips.checkpoint.structure.ATTACHED`.
+    """
+    for name, array in arrays.items():
+        for part in parts(name, array):
+            tell(part)
+
+
+def parts(name: str, array: Float64) -> Iterator[Attachment]:
+    """Yield the messages that send an array, float64, of any shape; `name`: its path in the file."""
+    data = np.ascontiguousarray(array, "<f8").tobytes()
+    for start in range(0, max(len(data), 1), PART_BYTES):
+        yield Attachment(name, tuple(array.shape), start, data[start : start + PART_BYTES])
+
+
+class Attachments:
+    """The arrays that server 0 has received.
+
+    Attributes:
+        complete: The arrays by name, float64; those of which a part is missing are not among them.
+    """
+
+    def __init__(self, expected: Sequence[str]) -> None:
+        """Expect arrays with these names."""
+        self._expected = frozenset(expected)
+        self._arriving: dict[str, bytearray] = {}
+        self.complete: dict[str, Float64] = {}
+
+    @property
+    def missing(self) -> list[str]:
+        """Names of the expected arrays that are not complete, sorted."""
+        return sorted(self._expected - self.complete.keys())
+
+    def take(self, part: Attachment) -> None:
+        """Take a part; the parts of an array come in their order."""
+        data = self._arriving.setdefault(part.name, bytearray())
+        # A worker sends an array once. A part that was taken already would double it.
+        if part.start == len(data):
+            data += part.data
+        if len(data) == 8 * math.prod(part.shape):
+            self.complete[part.name] = np.frombuffer(bytes(data), "<f8").reshape(part.shape)
+            del self._arriving[part.name]
