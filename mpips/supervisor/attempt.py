@@ -28,7 +28,7 @@ from pathlib import Path
 from mpips.errors import CapabilityError, ConfigError
 from mpips.rundir.directory import RunFolder, Status, replace_json, version_of
 from mpips.supervisor.hosts import is_here
-from mpips.supervisor.reap import belongs, reap, state_of
+from mpips.supervisor.reap import belongs, orphans_of, reap, state_of
 
 LAUNCHER_LOG = "launcher.log"
 # The last bytes of stderr that stay in memory, where the launcher's text about an end is: ranks may print for
@@ -44,6 +44,9 @@ _END = re.compile(
     r"|(?:mpirun|mpiexec|prterun) (?:has exited due to|noticed that process|detected that one or more)"
     r"|BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES"
 )
+# Seconds from the end of the last rank of this host to that of the processes that ranks have left. The
+# launcher usually ends within a tenth of that.
+_ORPHANS_S = 1.0
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -116,6 +119,8 @@ class Attempt:
         self._gone: list[int] = []
         self._failure_seen = False  # set by the thread that copies stderr, once
         self._overdue = False
+        self._n_here = 0  # ranks of this host; 0 before the first status
+        self._all_gone_at = 0.0  # monotonic time since which all of them have ended
         self._ends: dict[int, int] = {}  # rank (-1: the launcher) by pidfd
         self._epoll = select.epoll()
         self._killed_before = _memory_kills()
@@ -211,6 +216,20 @@ class Attempt:
         known = bool(self._gone) or self._failure_seen
         return known or self._run.finished_file.exists() or any(reports)
 
+    def end_orphans(self) -> None:
+        """Kill what ranks have left on this host, once all of them have ended for `_ORPHANS_S`. Cheap before.
+
+        A child that outlives its rank holds the pipes of the launcher, which waits for their end.
+        """
+        now = time.monotonic()
+        if not self._n_here or len(self._gone) < self._n_here:
+            self._all_gone_at = now
+        elif now - self._all_gone_at > _ORPHANS_S:
+            self._all_gone_at = now
+            for pid in orphans_of(self._run.path, self._generation, self._process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
     def kill(self, overdue: bool = False) -> None:
         """Kill the launcher and all processes of the attempt on this host.
 
@@ -249,6 +268,7 @@ class Attempt:
     def _look_at(self, status: Status) -> None:
         """Watch the ranks of this host and note which are stopped; pids of other hosts mean nothing here."""
         watched = set(self._ends.values()) | set(self._gone)
+        self._n_here = sum(is_here(place.host) for place in status.ranks)
         for place in status.ranks:
             if not is_here(place.host):
                 continue

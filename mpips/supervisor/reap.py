@@ -32,6 +32,18 @@ _UNCLEAR_S = 1.0  # seconds after which a process without an environment is none
 # Flags of a process in its stat file; see Linux, include/linux/sched.h.
 _PF_EXITING = 0x4
 _PF_KTHREAD = 0x200000
+# Names of processes that a launcher starts on a host, and that are no descendants of it there.
+_DAEMONS = (
+    "prted",
+    "orted",
+    "prte",
+    "hydra_pmi_proxy",
+    "mpirun",
+    "mpiexec",
+    "prterun",
+    "srun",
+    "ssh",
+)
 # Last part of the name of the file that marks the memory of a server complete; see mpips.transport.region.
 _MARK = "-mark"
 
@@ -79,7 +91,7 @@ def _is_same(named: bytes, run_dir: Path) -> bool:
 
 def processes_of(run_dir: Path, generation: int) -> list[int]:
     """Return the pids of this user's running processes of a run, without this process and its ancestors."""
-    mine = _ancestors()
+    mine = _ancestors(os.getpid())
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         pid = int(folder.name)
@@ -91,6 +103,21 @@ def processes_of(run_dir: Path, generation: int) -> list[int]:
         except OSError:
             continue
     return found
+
+
+def orphans_of(run_dir: Path, generation: int, launcher: int) -> list[int]:
+    """Return the pids of processes of an attempt that ended ranks have left: forked children, for example.
+
+    Args:
+        run_dir: The run directory.
+        generation: Generation number of the attempt.
+        launcher: Process of the launcher. It, its descendants and daemons of launchers are no orphans.
+    """
+    return [
+        pid
+        for pid in processes_of(run_dir, generation)
+        if _name(pid) not in _DAEMONS and launcher not in _ancestors(pid)
+    ]
 
 
 def state_of(pid: int) -> str:
@@ -127,9 +154,17 @@ def _fields(pid: int) -> list[str]:
         return []
 
 
-def _ancestors() -> set[int]:
-    """Return the pids of this process and its ancestors."""
-    pids, pid = set(), os.getpid()
+def _name(pid: int) -> str:
+    """Return the name of a process; "" if there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _ancestors(pid: int) -> set[int]:
+    """Return the pids of a process and its ancestors."""
+    pids: set[int] = set()
     while pid > 1 and pid not in pids:
         pids.add(pid)
         try:

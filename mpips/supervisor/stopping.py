@@ -192,6 +192,7 @@ def drive(
         # Give the launcher a limited time once a rank has ended.
         if attempt.is_ending:
             kill_at = min(kill_at, now + ENDING_S)
+            attempt.end_orphans()
         status = attempt.look()
         at_work = status is not None
         alive.see(attempt.heartbeat(), now)

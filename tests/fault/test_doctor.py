@@ -53,7 +53,9 @@ def test_between_nodes_windows_are_tried_and_a_private_folder_is_found(
     hosts = ",".join(nodes2.hosts)
     env = launcher.site_environment() | nodes2.environment
     # Each node has a /dev/shm of its own.
-    argv = nodes2.on_head(command("-n", "2", "--hosts", hosts, "--folder", "/dev/shm"))
+    argv = nodes2.on_head(
+        command("-n", "2", "--hosts", hosts, "--folder", "/dev/shm", "--timeout", "24")
+    )
     with launcher.Launch(argv, env, timeout_s=200.0) as run:
         found = doctor(run, 69)
     assert found["shared-folder"]["status"] == "FAIL"

@@ -1,6 +1,7 @@
 """What a user gets from the command line with the defaults, on data that was not trained on."""
 
 import functools
+import itertools
 import json
 import os
 import sys
@@ -42,8 +43,8 @@ def trained(n_workers: int, *arguments: str) -> dict:
         assert job.wait() == 0, job.tail()
         found = json.loads(job.stdout().strip().splitlines()[-1])
         # The checkpoint alone predicts as the job did.
-        test = arguments[arguments.index("--test") + 1] if "--test" in arguments else "digits"
-        for name, value in mpips.load(folder).evaluate(test).items():
+        given = dict(itertools.pairwise(("--test", "digits", *arguments)))
+        for name, value in mpips.load(folder).evaluate(given["--test"]).items():
             assert found[name] == pytest.approx(value, abs=1e-6), name
         return found
 

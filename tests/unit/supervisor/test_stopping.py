@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 import time
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 from supervisor_rig import Background, Case, running, wait_for
 
 from mpips.supervisor import stopping, supervise
+from mpips.supervisor.reap import orphans_of
 
 
 @pytest.mark.parametrize(
@@ -125,3 +128,29 @@ def test_a_launcher_that_reports_an_end_on_another_host_and_stays_is_ended(
     assert time.monotonic() - began < 60
     assert "an unknown rank ended, and the launcher did not end after it" in case.text
     assert not running(case.run_folder)
+
+
+def test_orphans_are_what_ended_ranks_have_left_and_not_the_launcher_or_its_children(
+    case: Case,
+) -> None:
+    env = {**os.environ, "MPIPS_RUN_DIR": str(case.run_folder.path), "MPIPS_GENERATION": "0"}
+    orphan = ["sh", "-c", "sleep 600 >/dev/null & echo $!"]
+    launcher = subprocess.Popen(
+        ["sh", "-c", "sleep 600 & echo; wait"], env=env, stdout=subprocess.PIPE
+    )
+    try:
+        assert launcher.stdout is not None
+        launcher.stdout.readline()
+        left = int(subprocess.run(orphan, env=env, stdout=subprocess.PIPE, check=True).stdout)
+        later = int(
+            subprocess.run(
+                orphan, env={**env, "MPIPS_GENERATION": "1"}, stdout=subprocess.PIPE, check=True
+            ).stdout
+        )
+        assert orphans_of(case.run_folder.path, 0, launcher.pid) == [left]
+        assert set(orphans_of(case.run_folder.path, 1, launcher.pid)) == {left, later}
+    finally:
+        for pid in running(case.run_folder):
+            os.kill(pid, signal.SIGKILL)
+        launcher.wait(10)
+        launcher.stdout.close()
