@@ -20,7 +20,7 @@ from mpips.config.conversion import check_known, convert, fitted, takes_text
 from mpips.config.options import SessionOptions
 from mpips.config.reading import UNSET, parse_value, put, read_file, without_unset
 from mpips.config.triggers import EverySeconds, EverySteps, Grace, OnUsr1
-from mpips.data.options import Categorical, EmptyCells, Format, IndexBase, Label, Numeric
+from mpips.data.options import Categorical, EmptyCells, Format, Ignored, IndexBase, Label, Numeric
 from mpips.errors import ConfigError
 from mpips.model.consistency import (
     Backup,
@@ -48,6 +48,7 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     label: Label = None
     categorical: Categorical = ()
     numeric: Numeric = "auto"
+    ignore: Ignored = ()
     empty: EmptyCells = "error"
 
 

@@ -37,6 +37,9 @@ class DataInfo:
         target_range: The least and the greatest target; () for classes.
         columns: CSV: names of the feature columns; for dense data in the order of `x`.
         label_column: CSV: name of the label's column.
+        label_names: CSV: labels that are text, sorted; class c, whose label is c, is `label_names[c]`. ():
+            labels are numbers.
+        categorical: CSV: names of the columns that are hashed.
         wide: float32 would lose differences between samples in a dense feature, such as seconds since 1970.
             Then `x` is float64, else float32.
     """
@@ -53,6 +56,13 @@ class DataInfo:
     columns: tuple[str, ...] = ()
     label_column: str = ""
     wide: bool = False
+    label_names: tuple[str, ...] = ()
+    categorical: tuple[str, ...] = ()
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The labels as text, in the order of the classes; () for targets."""
+        return self.label_names or tuple(f"{label:g}" for label in self.labels)
 
     @property
     def n_classes(self) -> int:
@@ -179,7 +189,16 @@ def combine(infos: Sequence[DataInfo]) -> DataInfo:
         DataError: The workers did not read the same file, or did not read each sample exactly once.
     """
     first = infos[0]
-    names = ("n_samples_total", "n_features", "kind", "index_base", "columns", "label_column")
+    names = (
+        "n_samples_total",
+        "n_features",
+        "kind",
+        "index_base",
+        "columns",
+        "label_column",
+        "label_names",
+        "categorical",
+    )
     for name in names:
         found = sorted({getattr(info, name) for info in infos})
         if len(found) > 1:
@@ -214,6 +233,42 @@ def _sum_counts(infos: Sequence[DataInfo], labels: tuple[float, ...]) -> tuple[i
         for label, count in zip(info.labels, info.counts, strict=True):
             total[label] += count
     return tuple(total.values())
+
+
+# Labels that two classes usually have.
+_PAIRS = ((-1.0, 1.0), (0.0, 1.0), (1.0, 2.0))
+
+
+def matching_labels(info: DataInfo, other: DataInfo) -> dict[float, float]:
+    """Return which labels of the training data those of other data mean, if both have two classes.
+
+    Files of one data set label two classes as -1 and 1, 0 and 1, or 1 and 2.
+
+    Args:
+        info: Description of the training data.
+        other: Description of the whole other data.
+
+    Returns:
+        The label of the training data for each label of the other data; {} if the labels are equal, or mean
+        nothing by themselves.
+    """
+    usual = info.labels in _PAIRS and other.labels in _PAIRS
+    if not usual or info.labels == other.labels or info.label_names or other.label_names:
+        return {}
+    return dict(zip(other.labels, info.labels, strict=True))
+
+
+def relabel(data: Dataset, labels: dict[float, float]) -> Dataset:
+    """Return the data with other labels; shares all other arrays.
+
+    Args:
+        data: The data.
+        labels: The new label for each label of `data`; {}: nothing changes.
+    """
+    if not labels:
+        return data
+    old, new = np.array(list(labels)), np.array(list(labels.values()))
+    return replace(data, labels=new[np.searchsorted(old, data.labels)])
 
 
 def align(data: Dataset, info: DataInfo) -> Dataset:

@@ -19,7 +19,9 @@ Wants: TypeAlias = Literal["classes", "targets"]
 # Options of [data], by the annotation that the job file and the readers share.
 Format: TypeAlias = Annotated[
     Literal["auto", "libsvm", "csv", "npz", "hdf5", "digits"],
-    Meta(description="Format of the files. auto: by the extension of the name."),
+    Meta(
+        description="Format of the files. auto: by the extension of the name, else by the content."
+    ),
 ]
 IndexBase: TypeAlias = Annotated[
     Literal[0, 1, "auto"],
@@ -32,14 +34,14 @@ Label: TypeAlias = Annotated[
     str | None,
     Meta(
         description="CSV: column of the label. By default the column label, or else the only one that is "
-        "named y, target or class in small or capital letters."
+        "named y, target or class in small or capital letters. Labels are numbers, or all of them are text."
     ),
 ]
 Categorical: TypeAlias = Annotated[
     tuple[str, ...],
     Meta(
         description="CSV: columns to hash, as names or patterns such as C*. With one or more of them the "
-        "data is sparse."
+        "data is sparse. By default the columns of which the first 1000 cells are text."
     ),
 ]
 Numeric: TypeAlias = Annotated[
@@ -52,8 +54,14 @@ Numeric: TypeAlias = Annotated[
 EmptyCells: TypeAlias = Annotated[
     Literal["error", "zero"],
     Meta(
-        description="CSV: an empty numeric cell is an error, or 0. In sparse data it has no entry."
+        description="CSV: an empty numeric cell (also NA, NaN, null, none, ?) is an error, or 0. In sparse "
+        "data it has no entry."
     ),
+]
+
+Ignored: TypeAlias = Annotated[
+    tuple[str, ...],
+    Meta(description="CSV: columns that are not read, as names or patterns such as id_*."),
 ]
 
 _CHUNK = 4096  # samples whose owners are computed at a time
@@ -71,6 +79,9 @@ class ReadOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             file.
         categorical: CSV: columns to hash, as names or patterns.
         numeric: CSV: transformation of numeric columns.
+        ignore: CSV: columns that are not read, as names or patterns.
+        finds_text: CSV: columns of text are categorical if `categorical` is empty.
+        label_names: CSV: the texts that are labels; (): numbers, or texts that are found.
         empty: CSV: meaning of an empty numeric cell.
         labelled: False: labels are not read, and a file need not have any; they count as 0. In LIBSVM the
             first number of a line is the label in any case.
@@ -85,6 +96,9 @@ class ReadOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     columns: tuple[str, ...] = ()
     categorical: Categorical = ()
     numeric: Numeric = "auto"
+    ignore: Ignored = ()
+    finds_text: bool = True
+    label_names: tuple[str, ...] = ()
     empty: EmptyCells = "error"
     labelled: bool = True
     split: Literal["train", "test"] = "train"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from glob import escape
 from typing import Any
 
 import msgspec
 
 from mpips.data.arrays import read_hdf5, read_npz
+from mpips.data.by_content import format_of
 from mpips.data.csv_table import read_csv
 from mpips.data.digits import read_digits
 from mpips.data.info import DataInfo, Part
@@ -26,7 +28,8 @@ class Reader:
 
     Attributes:
         name: Name of the format, as in the option data.format.
-        endings: Extensions of files of this format, with the dot, in small letters.
+        endings: Extensions of files of this format, with the dot, in small letters. Files with other ones are
+            recognised by their content.
         read: Function that reads a share of a file.
     """
 
@@ -38,8 +41,8 @@ class Reader:
 READERS: dict[str, Reader] = {
     reader.name: reader
     for reader in (
-        Reader("libsvm", (".svm", ".libsvm", ".svmlight", ".txt"), read_libsvm),
-        Reader("csv", (".csv",), read_csv),
+        Reader("libsvm", (".svm", ".libsvm", ".svmlight"), read_libsvm),
+        Reader("csv", (".csv", ".tsv"), read_csv),
         Reader("npz", (".npz",), read_npz),
         Reader("hdf5", (".h5", ".hdf5"), read_hdf5),
         Reader("digits", (), read_digits),
@@ -84,7 +87,13 @@ def read(
         options = _as_in_training(options, like)
     reader = _choose(path, options.format)
     try:
-        return reader.read(path, options, Share(stride, offset, shares))
+        part = reader.read(path, options, Share(stride, offset, shares))
+        if like is not None and options.labelled and part.info.label_names != like.label_names:
+            raise DataError(
+                f"{path}: its labels are {', '.join(part.info.class_names[:10])}, those of the training data "
+                f"{', '.join(like.class_names[:10])}; use files with the same labels"
+            )
+        return part
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
     except MemoryError as error:
@@ -99,12 +108,15 @@ def _as_in_training(options: ReadOptions, like: DataInfo) -> ReadOptions:
     if like.kind == "sparse":
         changes["index_base"] = 1 if like.index_base else 0
     if like.label_column:
-        changes |= {"label": like.label_column, "columns": like.columns}
+        changes |= {"label": like.label_column, "columns": like.columns, "finds_text": False}
+        changes["label_names"] = like.label_names
+        if like.categorical:
+            changes["categorical"] = tuple(map(escape, like.categorical))
     return msgspec.structs.replace(options, **changes)
 
 
 def _choose(path: str, name: str) -> Reader:
-    """Return the reader of a format, or by the path if the format is "auto"."""
+    """Return the reader of a format; if that is "auto", by the extension, else by the content of the file."""
     if name != "auto":
         if name not in READERS:
             raise unknown_name("data format", name, ["auto", *READERS])
@@ -115,8 +127,14 @@ def _choose(path: str, name: str) -> Reader:
     for reader in READERS.values():
         if ending in reader.endings:
             return reader
+    try:
+        found = format_of(path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if found is not None:
+        return READERS[found]
     first, *others = [name for name, reader in READERS.items() if reader.endings]
     raise ConfigError(
-        f"{path}: cannot tell the format from the extension '{ending}'; add --set data.format={first} (or "
-        f"{', '.join(others)})"
+        f"{path}: cannot tell the format from the extension '{ending}' or the content; add "
+        f"--set data.format={first} (or {', '.join(others)})"
     )

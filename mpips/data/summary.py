@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from mpips.data.info import DataInfo
 
 _MOST = 10  # classes; more are not listed one by one
@@ -24,6 +26,12 @@ def summarise_test(source: str, info: DataInfo) -> str:
     return f"test: {source}: {_count(info.n_samples_total, 'sample')}, {_labels(info)}"
 
 
+def matching_text(source: str, meant: Mapping[float, float]) -> str:
+    """Return one line: which label of the training data each label of the test data means."""
+    pairs = ", ".join(f"{label:g} as {there:g}" for label, there in meant.items())
+    return f"{source}: labels are read as those of the training data: {pairs}"
+
+
 def _count(n: int, what: str) -> str:
     return f"{n:,} {what}{'' if n == 1 else 's'}"
 
@@ -37,5 +45,5 @@ def _labels(info: DataInfo) -> str:
         ends = f", {min(info.counts):,} to {max(info.counts):,} samples each" if info.counts else ""
         return f"{column}: {info.n_classes:,} classes{ends}"
     counts = [f" ({count:,})" for count in info.counts] or [""] * info.n_classes
-    each = ", ".join(f"{label:g}{n}" for label, n in zip(info.labels, counts, strict=True))
+    each = ", ".join(f"{name}{n}" for name, n in zip(info.class_names, counts, strict=True))
     return f"{column}: {info.n_classes} {'class' if info.n_classes == 1 else 'classes'}: {each}"

@@ -72,10 +72,12 @@ class Model:
 
     @property
     def classes(self) -> Numbers:
-        """The labels of the classes as in the training data, ascending, float64, shape (k,); () for targets.
+        """The labels of the classes as in the training data, ascending, shape (k,); () for targets.
 
-        Whole numbers are int64.
+        Texts are str, whole numbers int64, other numbers float64.
         """
+        if self.info.label_names:
+            return np.array(self.info.label_names)
         labels = np.array(self.info.labels)
         whole = labels.astype(np.int64)
         return whole if np.array_equal(whole, labels) else labels

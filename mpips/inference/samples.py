@@ -12,7 +12,8 @@ import msgspec
 import numpy as np
 
 from mpips.data import DataInfo, Dataset, DenseData, ReadOptions, SparseData, align, read
-from mpips.data.info import narrow
+from mpips.data.info import matching_labels, narrow, relabel
+from mpips.data.summary import matching_text
 from mpips.errors import DataError
 
 
@@ -62,7 +63,9 @@ def from_file(path: str, info: DataInfo, options: ReadOptions) -> tuple[Dataset,
     """
     part = read(path, options=options, like=info)
     if options.labelled:
-        return align(part.data, info), part.notes
+        meant = matching_labels(info, part.info)
+        notes = (*part.notes, matching_text(path, meant)) if meant else part.notes
+        return align(relabel(part.data, meant), info), notes
     return _aligned(part.data, info), part.notes
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 import uuid
 from collections.abc import Callable
@@ -31,8 +33,8 @@ def columns_of(model: Model, data: Any) -> dict[str, Numbers]:
         return {"prediction": model.predict(data)}
     probabilities = model.predict_proba(data)
     found = {"prediction": model.labels_of(probabilities)}
-    for label, column in zip(model.classes.tolist(), probabilities.T, strict=True):
-        found[f"probability_{label:g}"] = column
+    for name, column in zip(model.info.class_names, probabilities.T, strict=True):
+        found[f"probability_{name}"] = column
     return found
 
 
@@ -61,17 +63,21 @@ def write(columns: dict[str, Numbers], out: Path) -> None:
 
 def write_csv(columns: dict[str, Numbers], file: IO[bytes]) -> None:
     """Write columns as CSV with a header; %.9g, from which every float32 can be read back exactly."""
-    file.write((",".join(columns) + "\n").encode())
+    text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(columns)
     n = len(next(iter(columns.values())))
     for start in range(0, n, _ROWS):
         texts = [_texts(column[start : start + _ROWS]) for column in columns.values()]
-        file.write("".join(",".join(line) + "\n" for line in zip(*texts, strict=True)).encode())
+        lines.writerows(zip(*texts, strict=True))
+    text.flush()
+    text.detach()
 
 
 def _texts(values: Numbers) -> list[str]:
-    if values.dtype.kind == "i":
-        return [str(value) for value in values.tolist()]
-    return [f"{value:.9g}" for value in values.tolist()]
+    if values.dtype.kind == "f":
+        return [f"{value:.9g}" for value in values.tolist()]
+    return [str(value) for value in values.tolist()]
 
 
 def _write_npz(columns: dict[str, Numbers], file: IO[bytes]) -> None:

@@ -22,6 +22,7 @@ from mpips.terminal.units import decimal_size
 _WIDTH = 96  # columns of the text
 _MARGIN = 14  # columns of the names
 _MOST_LINES = 3  # lines of options; summary.json contains all of them
+_HASHED = 1 << 60  # features, fewer than hashed keys can be
 _MOST_EPOCHS = 5  # epochs whose metrics are shown
 METRICS = ("accuracy", "auc", "log_loss", "cross_entropy", "rmse", "r2", "loss")
 # Keys that other lines of the summary show, or that concern where a run ran and not what it computed.
@@ -280,11 +281,16 @@ def _value(value: Any) -> str:
 
 def _data(s: Mapping[str, Any]) -> str:
     size = (
-        f": {plural(s['n_samples'], 'sample')}, {plural(s['n_features'], 'feature')}"
+        f": {plural(s['n_samples'], 'sample')}, {_features(s['n_features'])}"
         if s["n_samples"]
         else ""
     )
     return f"{s['train']}{size}" + (f"; test {s['test']}" if s["test"] else "")
+
+
+def _features(n: int) -> str:
+    """Return the number of features as text; hashed keys have no number."""
+    return "hashed features" if n >= _HASHED else plural(n, "feature")
 
 
 def _trained(s: Mapping[str, Any]) -> str:

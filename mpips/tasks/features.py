@@ -32,9 +32,10 @@ class DenseFeatures:
     def __init__(self, info: DataInfo, task: str) -> None:
         """Raise DataError for data with no features, or with too many for a dense model."""
         if info.n_features > MAX_DENSE_FEATURES or info.n_features < 1:
+            found = f"{info.n_features} features" if not info.categorical else "columns of text"
             raise DataError(
                 f"task '{task}' has a dense weight for each feature and takes 1 to "
-                f"{MAX_DENSE_FEATURES} features, the data has {info.n_features}; "
+                f"{MAX_DENSE_FEATURES} features, the data has {found}; "
                 "use task 'logistic' or 'fm' for sparse data of two classes"
             )
         self.n_features = info.n_features

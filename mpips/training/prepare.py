@@ -7,6 +7,7 @@ prepares the task with the moments of all workers' data and returns the worker's
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,8 +29,9 @@ from mpips.data import (
     combine,
     read,
 )
+from mpips.data.info import matching_labels, relabel
 from mpips.data.options import Wants
-from mpips.data.summary import summarise, summarise_test
+from mpips.data.summary import matching_text, summarise, summarise_test
 from mpips.errors import ConfigError
 from mpips.model.consistency import BSP
 from mpips.model.partition import FrequencyPartition
@@ -63,6 +65,7 @@ def read_options(config: JobConfig, split: str, wants: Wants = "classes") -> Rea
         "wants": wants,
         "categorical": d.categorical,
         "numeric": d.numeric,
+        "ignore": d.ignore,
         "empty": d.empty,
         "split": split,
     }
@@ -108,7 +111,8 @@ def prepare(ranks: JobRanks, n_workers: int, config: JobConfig) -> Inputs:
         "reading the training data", lambda: load(config.data.train, "train", None), True
     )
     info = combine([DataInfo.from_config(row["info"]) for row in rows if row is not None])
-    notes, n_test = [summarise(config.data.train, info)], 0
+    notes, n_test = [summarise(config.data.train, info), *_notes_of(rows)], 0
+    meant: dict[float, float] = {}
     if config.data.test:
         rows = ranks.agree(
             "reading the test data", lambda: load(config.data.test, "test", info), True
@@ -116,8 +120,11 @@ def prepare(ranks: JobRanks, n_workers: int, config: JobConfig) -> Inputs:
         found = [row for row in rows if row is not None]
         test_info = combine([DataInfo.from_config(row["info"]) for row in found])
         n_test = test_info.n_samples_total
+        meant = matching_labels(info, test_info)
+        if meant:
+            notes.append(matching_text(config.data.test, meant))
         notes += [summarise_test(config.data.test, test_info), *found[0]["notes"]]
-    ranks.agree("matching labels", lambda: _align(own, info), True)
+    ranks.agree("matching labels", lambda: _align(own, info, meant), True)
     data = own.get("train")
     measured = _measure(ranks, data, info) if asks_for_measurement(config) else None
 
@@ -139,6 +146,11 @@ def prepare(ranks: JobRanks, n_workers: int, config: JobConfig) -> Inputs:
         notes=tuple(notes),
         make_task=make_task,
     )
+
+
+def _notes_of(rows: Sequence[dict[str, Any] | None]) -> Sequence[str]:
+    """Return what the first worker notes about the data that it has read; all read the same file."""
+    return next((row["notes"] for row in rows if row is not None), ())
 
 
 def _tables(
@@ -163,10 +175,16 @@ def _tables(
     return apply_overrides(task.tables(), config, measured)
 
 
-def _align(own: dict[str, Any], info: DataInfo) -> None:
-    """Replace the data of each split by data with the labels and columns of `info`."""
+def _align(own: dict[str, Any], info: DataInfo, meant: dict[float, float]) -> None:
+    """Replace the data of each split by data with the labels and columns of `info`.
+
+    Args:
+        own: The parts of this worker by split.
+        info: Description of the training data.
+        meant: Which label of the training data each label of the test data means; {}: itself.
+    """
     for split, part in list(own.items()):
-        own[split] = align(part.data, info)
+        own[split] = align(relabel(part.data, meant if split == "test" else {}), info)
 
 
 def _measure(ranks: JobRanks, data: Dataset | None, info: DataInfo) -> FrequencyPartition | None:

@@ -125,7 +125,11 @@ def fit_data(inputs: Inputs, described: dict[str, Any], where: Path) -> None:
     if not described:
         return
     there, here = DataInfo.from_config(described), inputs.info
-    if (there.wants, there.labels) != (here.wants, here.labels):
+    if (there.wants, there.labels, there.label_names) != (
+        here.wants,
+        here.labels,
+        here.label_names,
+    ):
         raise ConfigError(
             f"{where}: was trained on {_label_text(there)}, the training data now has "
             f"{_label_text(here)}: train on data with the same classes, or set checkpoint.resume = 'never'"
@@ -156,7 +160,7 @@ def _reorder(data: Dataset | None, order: list[int]) -> Dataset | None:
 def _label_text(info: DataInfo) -> str:
     if info.wants == "targets":
         return "numbers (targets)"
-    shown = ", ".join(f"{label:g}" for label in info.labels[:10])
+    shown = ", ".join(info.class_names[:10])
     return f"classes {shown}{', ...' if info.n_classes > 10 else ''}"
 
 

@@ -153,10 +153,10 @@ def test_hdf5_that_leads_to_other_files_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cell", ["2021_05", "1_000", "\u0661\u0662", "\uff11", "0x10", "infinity"])
 def test_what_only_python_calls_a_number_is_no_number_in_csv(tmp_path: Path, cell: str) -> None:
-    path = write(tmp_path / "a.csv", f"label,a\n1,{cell}\n")
+    path = write(tmp_path / "a.csv", f"label,a\n1,7\n1,{cell}\n")
     with pytest.raises(DataError, match=f"column 'a' contains '{cell}'"):
         read(path)
-    path = write(tmp_path / "b.csv", f"label,a\n{cell},1\n")
+    path = write(tmp_path / "b.csv", f"label,a\n7,1\n{cell},1\n")
     with pytest.raises(DataError, match=f"column 'label' contains '{cell}'"):
         read(path)
 
@@ -169,13 +169,16 @@ def test_missing_library_is_named(library: str, path: str, monkeypatch: pytest.M
         read(path)
 
 
-def test_unknown_format_and_ending_list_the_known_ones() -> None:
+def test_unknown_format_and_content_list_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"valid are auto, {', '.join(READERS)}"):
         read("a.csv", options=ReadOptions(format="parquet"))
     with pytest.raises(
-        ConfigError, match=r"extension '\.parquet'; add --set data\.format=libsvm \(or csv"
+        ConfigError,
+        match=r"extension '\.parquet' or the content; add --set data\.format=libsvm \(or csv",
     ):
-        read("a.parquet")
+        read(write(tmp_path / "a.parquet", "PAR1\x00"))
+    with pytest.raises(DataError, match=r"absent\.parquet: cannot be read: No such file"):
+        read(tmp_path / "absent.parquet")
 
 
 def test_explicit_format_overrules_the_ending(tmp_path: Path) -> None:
@@ -209,12 +212,14 @@ def test_csv_label_column_is_label_or_a_usual_name_or_chosen(tmp_path: Path) -> 
         ("y,a\n", "contains no samples"),
         ("y,a,a\n1,2,3\n", "names 'a' twice"),
         ("y,a\n1,2\n\n1,2,3\n", r":4: 3 cells, the header names 2"),
-        ("y,a\n1,red\n", r":2: column 'a' contains 'red': .*categorical = \[\"a\"\]"),
+        ("y,a\n1,2\n1,red\n", r":3: column 'a' contains 'red': .*categorical = \[\"a\"\]"),
         ("y,a\n1,\n", r":2: column 'a' contains an empty cell: set data.empty = \"zero\""),
         ("y,a\n1,nan\n", "column 'a' contains 'nan'"),
         ("y,a\n1,1e39\n", "column 'a' contains '1e39'"),
         ("y,a\n,1\n", "column 'y' contains an empty cell: labels"),
-        ("y,a\nyes,1\n", "column 'y' contains 'yes': labels"),
+        ("y,a\n1,1\nyes,1\n", "column 'y' contains 'yes': labels"),
+        ("y,a\nyes,1\n1,1\n", "column 'y' contains '1': labels are finite numbers, or all"),
+        ("1,2\n3,4\n", "first line has only numbers; put a line above it"),
         ('y,a\n1,"2\n', "is not CSV"),
     ],
 )

@@ -1,0 +1,42 @@
+"""Tell the format of a file by its beginning, where the extension of its name does not."""
+
+from __future__ import annotations
+
+import io
+import re
+
+from mpips.data.csv_dialect import DELIMITERS, SAMPLE_CHARACTERS, find_delimiter
+
+_LIBSVM = re.compile(r"[-+.\deE]+(?:\s+(?:qid:\S+|\d+:[-+.\deE]+))*\s*(?:#.*)?")
+_PAIR = re.compile(r"\s\d+:")
+_LINES = 20  # lines that are compared with the form of a format
+
+
+def format_of(path: str) -> str | None:
+    """Return "npz", "hdf5", "libsvm" or "csv"; None if the beginning of the file looks like none of them.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    with open(path, "rb") as file:
+        start = file.read(SAMPLE_CHARACTERS)
+    if start.startswith(b"PK\x03\x04"):
+        return "npz"
+    if start.startswith(b"\x89HDF\r\n\x1a\n"):
+        return "hdf5"
+    try:
+        # A character may be cut off at the end of the sample.
+        text = start.decode(
+            "utf-8-sig", errors="strict" if len(start) < SAMPLE_CHARACTERS else "ignore"
+        )
+    except UnicodeDecodeError:
+        return None
+    lines = text.splitlines()
+    if len(start) == SAMPLE_CHARACTERS:
+        lines = lines[:-1]
+    lines = [line for line in lines if line.strip()][:_LINES]
+    if lines and all(map(_LIBSVM.fullmatch, lines)) and any(map(_PAIR.search, lines)):
+        return "libsvm"
+    delimiter = find_delimiter(io.StringIO(text, newline=""))
+    has_columns = bool(lines) and delimiter in lines[0] and "\0" not in text
+    return "csv" if delimiter in DELIMITERS and has_columns else None

@@ -1,0 +1,89 @@
+"""Find out how a CSV file is written from its beginning: the delimiter, and which columns contain text."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from typing import TextIO
+
+DELIMITERS = (",", ";", "\t", "|")
+# Cells, in small letters, that stand for a missing number.
+MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
+SAMPLE_CHARACTERS = 1 << 16  # beginning of a file from which the delimiter is found
+SAMPLE_ROWS = 1000  # rows in which columns of text are found
+_WIDTH_ROWS = 50  # rows whose numbers of cells are compared
+
+
+def number(cell: str) -> float:
+    """Return the number in a cell; nan for text, nan and infinity.
+
+    2021_05 and digits of other scripts, which Python reads as numbers, are text.
+    """
+    try:
+        value = float(cell) if cell.isascii() and "_" not in cell else math.nan
+    except ValueError:
+        return math.nan
+    return value if math.isfinite(value) else math.nan
+
+
+def is_missing(cell: str) -> bool:
+    """Return True if a cell stands for a missing number; white space around it is removed already."""
+    return len(cell) <= 4 and cell.lower() in MISSING
+
+
+def find_delimiter(file: TextIO) -> str:
+    """Return the delimiter of a file, and go back to its beginning.
+
+    It is the one that divides the first lines into the same number of cells, two or more; of several the one
+    with the most cells. Without such a one, it is the one with the most cells in the first line.
+    """
+    sample = file.read(SAMPLE_CHARACTERS)
+    file.seek(0)
+    widths = {d: _widths(sample, d) for d in DELIMITERS}
+    regular = [d for d in DELIMITERS if widths[d] and len(set(widths[d])) == 1 and widths[d][0] > 1]
+    # max returns the first of equal ones, so a comma precedes.
+    return max(regular or DELIMITERS, key=lambda d: widths[d][0] if widths[d] else 0)
+
+
+def _widths(sample: str, delimiter: str) -> list[int]:
+    """Return the numbers of cells of the first rows, without the last one, which may be cut off."""
+    rows = csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter)
+    found: list[int] = []
+    try:
+        found.extend(len(row) for row in itertools.islice(rows, _WIDTH_ROWS) if row)
+    except csv.Error:
+        return found
+    return found[:-1] if len(sample) == SAMPLE_CHARACTERS else found
+
+
+def is_text(cell: str) -> bool:
+    """Return True for a cell that is no number in any notation, and not missing."""
+    try:
+        float(cell)
+    except ValueError:
+        return not is_missing(cell)
+    return False
+
+
+def text_columns(rows: Iterable[Sequence[str]], width: int) -> list[int]:
+    """Return the places of the columns that contain only text, apart from missing cells.
+
+    A column with numbers and text is not among them: the text is rather a mistake.
+
+    Args:
+        rows: The first rows behind the header; those of another width are left out.
+        width: Number of columns.
+    """
+    text: set[int] = set()
+    numbers: set[int] = set()
+    for row in itertools.islice(rows, SAMPLE_ROWS):
+        if len(row) != width:
+            continue
+        for place, raw in enumerate(row):
+            cell = raw.strip()
+            if place not in numbers and not is_missing(cell):
+                (text if is_text(cell) else numbers).add(place)
+    return sorted(text - numbers)
