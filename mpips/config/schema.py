@@ -67,6 +67,41 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     ] = 0
 
 
+class ScheduleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """[schedule]: how learning rates change in a run, as a factor on the rate of every table."""
+
+    name: Annotated[
+        Literal["constant", "linear", "cosine", "step", "one_cycle"],
+        Meta(
+            description="constant: 1 after the warm-up. linear, cosine: from 1 to `end`. step: `factor` once "
+            "more every `every` epochs. one_cycle: linear up over `warmup` (0.3 if that is 0), linear down "
+            "to `end`."
+        ),
+    ] = "constant"
+    warmup: Annotated[
+        float,
+        Meta(
+            ge=0, lt=1, description="Share of the run over which rates rise linearly from about 0."
+        ),
+    ] = 0.0
+    end: Annotated[
+        float,
+        Meta(ge=0, le=1, description="Factor at the end of the run: linear, cosine, one_cycle."),
+    ] = 0.0
+    every: Annotated[int, Meta(ge=1, description="step: epochs between two changes.")] = 10
+    factor: Annotated[float, Meta(gt=0, le=1, description="step: factor of each change.")] = 0.1
+
+    @property
+    def changes(self) -> bool:
+        """True if rates change at all."""
+        return self.name != "constant" or self.warmup > 0
+
+    def __post_init__(self) -> None:
+        """Set the warm-up of one_cycle."""
+        if self.name == "one_cycle" and not self.warmup:
+            msgspec.structs.force_setattr(self, "warmup", 0.3)
+
+
 class CheckpointConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """[checkpoint]: when and where checkpoints are written, which ones stay, and which one is the start."""
 
@@ -342,6 +377,7 @@ class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     ] = ""
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
     cluster: SessionOptions = SessionOptions()
     checkpoint: CheckpointConfig = CheckpointConfig()
     redundancy: RedundancyConfig = RedundancyConfig()

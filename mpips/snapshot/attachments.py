@@ -15,7 +15,9 @@ import numpy.typing as npt
 
 from mpips.mpi.messages import Attachment
 
-PART_BYTES = 1 << 20
+# Bytes of a part. MPI sends a message of this size without waiting for the receiver, so the scheduler never
+# waits for the rest of a message of worker 0, which may compute for long after it has sent it.
+PART_BYTES = 3072
 
 Float64 = npt.NDArray[np.float64]
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mpips.config.schema import ScheduleConfig
 from mpips.data import Cursor, DataInfo, Dataset, Loader, Sampling
 from mpips.errors import ConfigError
 from mpips.model.consistency import BSP
@@ -23,6 +24,7 @@ from mpips.model.table import Table
 from mpips.scheduler.run_progress import RunProgress
 from mpips.tasks import StepResult, Task
 from mpips.training.evaluation import evaluate
+from mpips.training.rates import Rates
 from mpips.worker.worker import Worker
 
 _REPORT_INTERVAL_S = 0.25  # seconds between two progress reports of a worker
@@ -51,6 +53,7 @@ class Inputs:
         make_task: Makes the task again for other columns.
         verbose: Worker 0 prints the notes and the task's report.
         saves: The job has a folder for checkpoints.
+        schedule: How learning rates change.
     """
 
     info: DataInfo
@@ -70,10 +73,19 @@ class Inputs:
     make_task: Callable[[DataInfo], Task] | None = None
     verbose: bool = False
     saves: bool = False
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
 
     def cursor(self, worker: int) -> Cursor:
         """Return the position at which a worker starts."""
         return self.cursors[worker] if self.cursors else Cursor(self.first_epoch, 0)
+
+    def rates(self) -> Rates:
+        """Return the learning rates of the run.
+
+        Raises:
+            ConfigError: A table's optimizer has no rate that can change.
+        """
+        return Rates(self.schedule, self.tables, self.n_epochs)
 
     def run_progress(self) -> RunProgress:
         """Return the progress of the whole run, earlier launches included."""
@@ -139,6 +151,7 @@ def train_epochs(
         result: Samples, losses and evaluations are added to it.
     """
     task = inputs.task
+    rates = inputs.rates()
     n_clocks = _clocks(worker, inputs, loader)
     report = _Reporter(worker)
     # Each worker has its own share of the data. Under ASP, if one worker ended long before the others, the
@@ -153,6 +166,7 @@ def train_epochs(
         # With backup workers a late worker skips clocks, so its clock may end before its batches do.
         if worker.now >= n_clocks:
             break
+        rates.set(worker, cursor.epoch, cursor.step, loader.steps_in(cursor.epoch))
         if batch.n:
             task.prefetch(worker, batch)
             step = _checked(task, task.step(worker, batch))

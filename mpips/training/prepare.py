@@ -42,6 +42,7 @@ from mpips.tasks import Schedule, Task, load_task
 from mpips.training.epochs import Inputs
 from mpips.training.halving import sum_by_key
 from mpips.training.preflight import task_options
+from mpips.training.rates import Rates
 from mpips.worker.collectives import AnyArray, Collectives
 from mpips.worker.worker import Worker, connection_of
 
@@ -134,10 +135,12 @@ def prepare(ranks: JobRanks, n_workers: int, config: JobConfig) -> Inputs:
     task = make_task(info)
     n_epochs = config.train.epochs or task.default_epochs
     batch_size = config.train.batch_size or task.default_batch_size
+    tables = _tables(task, config, measured, n_epochs, batch_size, n_workers)
+    Rates(config.schedule, tables, n_epochs)  # refuse optimizers that cannot have the schedule
     return Inputs(
         info,
         task,
-        _tables(task, config, measured, n_epochs, batch_size, n_workers),
+        tables,
         n_epochs,
         batch_size,
         data,
@@ -145,6 +148,7 @@ def prepare(ranks: JobRanks, n_workers: int, config: JobConfig) -> Inputs:
         n_test,
         notes=tuple(notes),
         make_task=make_task,
+        schedule=config.schedule,
     )
 
 

@@ -129,3 +129,19 @@ def test_lost_memory_is_said_and_a_checkpoint_serves(tmp_path):
     said = run.launched.stderr()
     assert "not continuing in memory" in said
     assert "from checkpoint step-" in said
+
+
+def test_the_rates_of_a_schedule_survive_deaths(tmp_path: Path) -> None:
+    """The rate of each clock is that of an undisturbed run, in repeated clocks, too."""
+    arguments = job(tmp_path, "fm", "table.optimizer=adagrad", "schedule.name=one_cycle")
+    runs = []
+    # Within a clock, between two clocks, and twice at a place.
+    for name, fault in (("calm", ""), ("killed", "stamped:90,clock-ended:20,clock-ended:1")):
+        folder = tmp_path / name
+        folder.mkdir()
+        run = start(folder, *SHAPE, "--max-restarts", "9", *arguments, fault=fault)
+        with run.launched:
+            finish(run, deaths=3) if fault else run.launched.wait()
+        runs.append(run.final())
+    calm, killed = runs
+    assert killed == calm
