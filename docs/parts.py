@@ -23,17 +23,19 @@ from mpips.cli import cli
 from mpips.config.schema import JobConfig, TableConfig
 from mpips.data import DataInfo
 from mpips.mpi.failure_report import FailureReport
-from mpips.rundir.directory import (
+from mpips.rundir.files import (
+    Event,
     Finished,
     Lease,
     Places,
     Progress,
     RankPlace,
+    RankRow,
+    Ranks,
     RunInfo,
     StartPoint,
     Status,
 )
-from mpips.rundir.files import Event, RankRow, Ranks
 from mpips.tasks import TASKS
 
 # Sections of a job file whose structs are no sections of their own.

@@ -25,7 +25,8 @@ from mpips.bench.launching import Options, on_nodes, why_not_on_nodes
 from mpips.bench.measure import Figure, Findings
 from mpips.bench.rank.recovering import FIRST_STEP
 from mpips.mpi.mpirun import mpi_environment, mpirun_command
-from mpips.rundir.directory import RunFolder, Status
+from mpips.rundir.directory import RunFolder
+from mpips.rundir.files import Status
 from mpips.testing.errors import BenchError
 from mpips.testing.nodes import Nodes
 

@@ -13,7 +13,7 @@ from mpips.monitor.line import LiveLine
 from mpips.monitor.terminal import Terminal, find_terminal
 
 if TYPE_CHECKING:
-    from mpips.rundir.directory import Progress
+    from mpips.rundir.files import Progress
     from mpips.scheduler.rank_table import RankTotals
     from mpips.scheduler.run_progress import RunProgress
 

@@ -15,8 +15,8 @@ import msgspec
 
 from mpips.config.schema import JobConfig
 from mpips.monitor.progress import duration, plural
-from mpips.rundir.directory import RankPlace, RunFolder, replace_json
-from mpips.rundir.files import Event
+from mpips.rundir.directory import RunFolder, replace_json
+from mpips.rundir.files import Event, RankPlace
 from mpips.terminal.units import decimal_size
 
 _WIDTH = 96  # columns of the text

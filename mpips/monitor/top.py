@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 
 from mpips.monitor.progress import Snapshot, fields, fit, plural
-from mpips.rundir.directory import STALE_S, Lease, RunFolder, Status
-from mpips.rundir.files import Event, RankRow, Ranks
+from mpips.rundir.directory import STALE_S, RunFolder
+from mpips.rundir.files import Event, Lease, RankRow, Ranks, Status
 from mpips.terminal.units import age_text
 
 _LATE_S = 3.0  # seconds by which a heartbeat may be later than expected before its rank is marked

@@ -1,5 +1,5 @@
 """The run directory: its files, the writer of each file, and the identity of a run.
 
-Open `directory.py` first: `RunFolder` names every file. `files.py` has the records of ranks.json and
-events.jsonl, `requests.py` what `mpips stop` and `mpips checkpoint` ask of the supervisor.
+Open `directory.py` first: `RunFolder` names every file. `files.py` has the records in them,
+`requests.py` what `mpips stop` and `mpips checkpoint` ask of the supervisor.
 """

@@ -1,4 +1,4 @@
-"""Records of ranks.json and events.jsonl in a run directory; see `mpips.rundir.directory`."""
+"""Records of the files of a run directory; see `mpips.rundir.directory`."""
 
 from __future__ import annotations
 
@@ -81,3 +81,166 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     step: int = 0
     source: str = ""
     cause: str = ""
+
+
+class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """run.json.
+
+    Attributes:
+        run_id: Name of the run directory, which is also the name of the run in its checkpoints.
+        token: 128 random bits as hexadecimal text; part of the names of the run's regions in all
+            generations.
+        created_s: Unix time at which the directory was made.
+        cwd: Folder to which relative paths of the configuration are relative.
+    """
+
+    run_id: str
+    token: str
+    created_s: float
+    cwd: str
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """lease.json: the generation that may publish, and its supervisor.
+
+    Attributes:
+        generation: Generation number of the attempt that may publish.
+        host: Host of the supervisor.
+        pid: Process id of the supervisor.
+        time_s: Unix time of the last renewal, for people only.
+        released: The supervisor has released the lease.
+        renewals: Number of times that this supervisor has written the lease. Another host detects a living
+            supervisor by a change of this number, because clocks of two hosts cannot be compared.
+    """
+
+    generation: int
+    host: str
+    pid: int
+    time_s: float
+    released: bool = False
+    renewals: int = 0
+
+
+class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """Role and place of a rank of an attempt.
+
+    Attributes:
+        rank: Rank in the launch.
+        role: Roles of the rank as text, such as "worker 2" or "scheduler + server 0".
+        host: Name of the host.
+        pid: Process id on that host.
+    """
+
+    rank: int
+    role: str
+    host: str
+    pid: int
+
+
+class StartPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """The start of an attempt.
+
+    Attributes:
+        source: "nothing", "checkpoint" or "memory".
+        path: Path of the checkpoint; "" for other sources.
+        step: Step of the run.
+        epoch: Epoch of the run.
+        note: Servers whose memory came from another node; "": none.
+    """
+
+    source: str = "nothing"
+    path: str = ""
+    step: int = 0
+    epoch: int = 0
+    note: str = ""
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """Progress of a run.
+
+    Attributes:
+        epoch: Greatest epoch that a worker has reported, from 0.
+        step: Steps of the run: those before the start of this attempt, plus the greatest clock of a worker
+            since.
+        updates: Sum of the clocks of all workers since the start of this attempt.
+        samples: Number of samples trained on in this attempt.
+        loss: Mean over the last report interval; None: not known.
+        share: Part of the whole run that is done, 0 to 1; 0 if its length is not known.
+        n_epochs: Epochs of the whole run; 0: not known.
+        left_s: Seconds to the end at the rate of this attempt; None: not known.
+        staleness: Mean staleness, in updates, of the updates judged lately; None: not known.
+        push_bytes_per_s, pull_bytes_per_s: Bytes per second of all workers lately; None: not known.
+        samples_per_s: Samples per second over the last report interval.
+        recoverable: Steps that the next attempt would recover from memory; 0: only from checkpoints.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    updates: int = 0
+    samples: int = 0
+    loss: float | None = None
+    share: float = 0.0
+    n_epochs: int = 0
+    left_s: float | None = None
+    staleness: float | None = None
+    push_bytes_per_s: float | None = None
+    pull_bytes_per_s: float | None = None
+    samples_per_s: float = 0.0
+    recoverable: int = 0
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """status.json.
+
+    Attributes:
+        state: "starting", "running", "restarting", "done", "preempted", "failed", "stalled".
+        generation: Generation number of the attempt.
+        time_s: Unix time of this content.
+        restarts: Number of restarts by this supervisor until now.
+        start: The start of the attempt.
+        progress: Progress of the run.
+        checkpoint: Newest checkpoint that this attempt has written; "": none.
+        ranks: Role and place of each rank. Not in this file but in places.json; only mpips 0.2 and earlier
+            wrote them here.
+        message: A sentence on the state, for people.
+        paths: Number of workers by the name of a path that their dense updates take (mpips.worker.paths).
+    """
+
+    state: str
+    generation: int
+    time_s: float
+    restarts: int = 0
+    start: StartPoint = StartPoint()
+    progress: Progress = Progress()
+    checkpoint: str = ""
+    ranks: tuple[RankPlace, ...] = ()
+    message: str = ""
+    paths: dict[str, int] = {}
+
+
+class Places(msgspec.Struct, frozen=True, kw_only=True):
+    """places.json, which is written once for each attempt.
+
+    Attributes:
+        generation: Generation number of the attempt.
+        ranks: Role and place of each rank.
+    """
+
+    generation: int
+    ranks: tuple[RankPlace, ...]
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True):
+    """finished.json: the mark that the run is done and all of it is durable.
+
+    Attributes:
+        generation: Generation number of the attempt that finished the run.
+        time_s: Unix time of the end.
+        step: Steps of the run.
+        checkpoint: Last checkpoint; "": none.
+    """
+
+    generation: int
+    time_s: float
+    step: int
+    checkpoint: str = ""

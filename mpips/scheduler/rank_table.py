@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from mpips.mpi.messages import Evaluated, Figures, Heartbeat
-from mpips.rundir.directory import RankPlace
-from mpips.rundir.files import RankRow
+from mpips.rundir.files import RankPlace, RankRow
 
 _WINDOW = 6  # heartbeats over which rates are measured, at most
 _WINDOW_S = 5.0  # s over which rates are measured, if this is two heartbeats or more

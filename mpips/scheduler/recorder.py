@@ -21,15 +21,8 @@ from mpips.errors import ConfigError, MpipsError
 from mpips.mpi.intervals import heartbeat_interval_s
 from mpips.mpi.messages import Evaluated, Report
 from mpips.recovery.saving import Saving
-from mpips.rundir.directory import (
-    Finished,
-    Progress,
-    StartPoint,
-    Status,
-    Supervised,
-    replace_json,
-)
-from mpips.rundir.files import Event, Ranks
+from mpips.rundir.directory import Supervised, replace_json
+from mpips.rundir.files import Event, Finished, Progress, Ranks, StartPoint, Status
 from mpips.scheduler.job_statistics import last_checkpoint
 from mpips.scheduler.metrics_file import MetricsFile
 from mpips.scheduler.rank_table import RankTable

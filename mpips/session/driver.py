@@ -22,7 +22,8 @@ from mpips.mpi import launch
 from mpips.mpi.messages import Report
 from mpips.mpi.signals import signals_unwind
 from mpips.recovery.saving import Saving, SavingPlan
-from mpips.rundir.directory import RankPlace, Supervised, run_id
+from mpips.rundir.directory import Supervised, run_id
+from mpips.rundir.files import RankPlace
 from mpips.scheduler.rank_table import RankTable
 from mpips.scheduler.recorder import OnReport
 from mpips.scheduler.run_progress import RunProgress

@@ -27,7 +27,8 @@ from mpips.mpi.siblings import process_state
 from mpips.mpi.signals import SignalRequests
 from mpips.process import forked
 from mpips.recovery.saving import FixedPlan, Saving, SavingPlan
-from mpips.rundir.directory import RankPlace, Supervised
+from mpips.rundir.directory import Supervised
+from mpips.rundir.files import RankPlace
 from mpips.scheduler.rank_table import RankTable
 from mpips.scheduler.recorder import OnReport, RunRecorder, is_saved, open_recorder, recorded
 from mpips.scheduler.run_progress import RunProgress

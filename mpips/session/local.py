@@ -26,7 +26,8 @@ from mpips.mpi.watchdog import watching
 from mpips.process import forked
 from mpips.recovery.restore import restore
 from mpips.recovery.saving import FixedPlan, Saving, SavingPlan
-from mpips.rundir.directory import RankPlace, Supervised
+from mpips.rundir.directory import Supervised
+from mpips.rundir.files import RankPlace
 from mpips.scheduler.job_statistics import complete_statistics
 from mpips.scheduler.rank_table import RankTable
 from mpips.scheduler.recorder import OnReport, open_recorder

@@ -26,7 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mpips.errors import CapabilityError, ConfigError
-from mpips.rundir.directory import RunFolder, Status, replace_json, version_of
+from mpips.rundir.directory import RunFolder, replace_json, version_of
+from mpips.rundir.files import Status
 from mpips.supervisor.hosts import is_here
 from mpips.supervisor.reap import belongs, orphans_of, reap, state_of
 

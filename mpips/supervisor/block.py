@@ -10,7 +10,8 @@ from mpips.checkpoint.find import order
 from mpips.checkpoint.reader import open_checkpoint
 from mpips.errors import ConfigError, MpipsError
 from mpips.monitor.progress import plural
-from mpips.rundir.directory import RunFolder, StartPoint, Status
+from mpips.rundir.directory import RunFolder
+from mpips.rundir.files import StartPoint, Status
 from mpips.supervisor.attempt import Ended
 from mpips.supervisor.verdict import Death, Verdict
 

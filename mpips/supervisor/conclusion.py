@@ -10,7 +10,7 @@ import msgspec
 
 from mpips.monitor.progress import plural
 from mpips.mpi.signals import name_of
-from mpips.rundir.directory import Status
+from mpips.rundir.files import Status
 from mpips.supervisor.attempt import Ended
 from mpips.supervisor.block import Newest, failure_block, newest_checkpoint, origin, who
 from mpips.supervisor.left_memory import settle

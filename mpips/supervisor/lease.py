@@ -27,7 +27,8 @@ import time
 from collections.abc import Callable
 
 from mpips.errors import ConfigError, MpipsError
-from mpips.rundir.directory import STALE_S, Lease, RunFolder, replace_json, version_of
+from mpips.rundir.directory import STALE_S, RunFolder, replace_json, version_of
+from mpips.rundir.files import Lease
 
 RENEW_S = 2.0  # seconds between two renewals
 _WATCH_S = 0.2  # seconds between two checks of the lease of another host

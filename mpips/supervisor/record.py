@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from mpips.rundir.directory import RunFolder, StartPoint, Status
-from mpips.rundir.files import Event
+from mpips.rundir.directory import RunFolder
+from mpips.rundir.files import Event, StartPoint, Status
 
 
 def say(text: str) -> None:
@@ -60,7 +60,7 @@ class RunRecord:
         """Write status.json while no rank is there that would.
 
         Args:
-            state: See `mpips.rundir.directory.Status`.
+            state: See `mpips.rundir.files.Status`.
             generation: Generation number of the attempt.
             last: The last status that its scheduler wrote.
             message: A sentence on the state.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 
 from mpips.mpi.intervals import heartbeat_interval_s
-from mpips.rundir.directory import Status
+from mpips.rundir.files import Status
 from mpips.supervisor.attempt import Ended
 from mpips.supervisor.block import newest_checkpoint
 from mpips.supervisor.plan import SupervisionPlan

@@ -23,7 +23,7 @@ from collections.abc import Callable
 
 from mpips.mpi import early_signals
 from mpips.mpi.signals import ONE_SIGNAL_S, name_of
-from mpips.rundir.directory import Status
+from mpips.rundir.files import Status
 from mpips.rundir.requests import RequestFolder
 from mpips.supervisor.attempt import Attempt
 

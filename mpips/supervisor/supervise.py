@@ -17,7 +17,8 @@ from typing import TypeVar
 
 from mpips.errors import MpipsError
 from mpips.monitor.progress import Snapshot
-from mpips.rundir.directory import FULL, Status, replace_json
+from mpips.rundir.directory import FULL, replace_json
+from mpips.rundir.files import Status
 from mpips.supervisor import launcher as launching
 from mpips.supervisor.attempt import LAUNCHER_LOG, Attempt, Ended
 from mpips.supervisor.clearing import clear

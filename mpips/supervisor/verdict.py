@@ -23,7 +23,7 @@ import msgspec
 
 from mpips.mpi import failure_report
 from mpips.mpi.failure_report import FailureReport
-from mpips.rundir.directory import RankPlace
+from mpips.rundir.files import RankPlace
 from mpips.supervisor.attempt import LAUNCHER_LOG, Ended
 
 DONE = "done"

@@ -28,7 +28,8 @@ from typing import TypeVar
 
 from mpips.mpi.launch import launched_rank
 from mpips.mpi.mpirun import mpi_environment
-from mpips.rundir.directory import RunFolder, Status
+from mpips.rundir.directory import RunFolder
+from mpips.rundir.files import Status
 from mpips.supervisor.reap import belongs, processes_of, state_of
 from mpips.testing.beside import Beside
 from mpips.testing.counted import read_steps

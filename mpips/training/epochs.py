@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mpips.config.schema import ScheduleConfig
+from mpips.config.sections import ScheduleConfig
 from mpips.data import Cursor, DataInfo, Dataset, Loader, Sampling
 from mpips.errors import ConfigError
 from mpips.model.consistency import BSP

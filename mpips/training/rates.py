@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from mpips.config.schema import ScheduleConfig
+from mpips.config.sections import ScheduleConfig
 from mpips.errors import ConfigError
 from mpips.model.optimizer import FTRL
 from mpips.model.table import Table

@@ -28,7 +28,8 @@ from mpips.model.optimizer import SGD
 from mpips.model.partition import LayerPartition
 from mpips.model.table import DenseTable, Table
 from mpips.mpi.cluster import Cluster
-from mpips.rundir.directory import GENERATION, RUN_DIR, Lease, RunFolder, current, replace_json
+from mpips.rundir.directory import GENERATION, RUN_DIR, RunFolder, current, replace_json
+from mpips.rundir.files import Lease
 from mpips.session.job import Job
 from mpips.worker.worker import Worker, connection_of
 

@@ -14,7 +14,8 @@ import numpy as np
 
 from mpips.bench.rank.ranks import BenchRanks
 from mpips.config.options import SessionOptions
-from mpips.config.schema import DataConfig, JobConfig, TrainConfig
+from mpips.config.schema import JobConfig
+from mpips.config.sections import DataConfig, TrainConfig
 from mpips.data import Cursor
 from mpips.mpi.cluster import Cluster
 from mpips.session.job import Job

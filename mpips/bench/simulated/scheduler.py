@@ -28,7 +28,8 @@ from mpips.mpi.messages import (
     encode,
 )
 from mpips.mpi.roles import Assignment
-from mpips.rundir.directory import Lease, RankPlace, RunFolder, StartPoint, Supervised, replace_json
+from mpips.rundir.directory import RunFolder, Supervised, replace_json
+from mpips.rundir.files import Lease, RankPlace, StartPoint
 from mpips.scheduler.rank_table import RankTable
 from mpips.scheduler.recorder import RunRecorder
 from mpips.scheduler.scheduler import Scheduler

@@ -10,7 +10,8 @@ from click.testing import CliRunner
 
 from mpips.cli import run as module
 from mpips.errors import ConfigError
-from mpips.rundir.directory import RankPlace, RunFolder, Status, replace_json
+from mpips.rundir.directory import RunFolder, replace_json
+from mpips.rundir.files import RankPlace, Status
 from mpips.supervisor import supervise
 from mpips.supervisor.launcher import Launcher
 

@@ -18,8 +18,8 @@ from mpips.cli.logs import command as logs
 from mpips.cli.ls import command as ls
 from mpips.monitor.logs import Follower, LogFile, last_lines
 from mpips.monitor.runs import summaries
-from mpips.rundir.directory import Lease, Progress, RankPlace, RunFolder, Status, replace_json
-from mpips.rundir.files import Event
+from mpips.rundir.directory import RunFolder, replace_json
+from mpips.rundir.files import Event, Lease, Progress, RankPlace, Status
 from mpips.terminal.units import age_text, binary_size, decimal_size
 
 PLACES = (

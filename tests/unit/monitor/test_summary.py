@@ -10,8 +10,8 @@ import pytest
 
 from mpips.config.schema import JobConfig, load_config
 from mpips.monitor.summary import differences, setbacks, staleness_text, summarize, text, write
-from mpips.rundir.directory import RankPlace, RunFolder
-from mpips.rundir.files import Event
+from mpips.rundir.directory import RunFolder
+from mpips.rundir.files import Event, RankPlace
 
 REPORT: dict[str, Any] = {
     "accuracy": 0.98333,

@@ -18,16 +18,8 @@ from mpips.cli.top import command
 from mpips.errors import ConfigError
 from mpips.monitor.runs import find_run
 from mpips.monitor.top import look, page
-from mpips.rundir.directory import (
-    Finished,
-    Lease,
-    Progress,
-    RankPlace,
-    RunFolder,
-    Status,
-    replace_json,
-)
-from mpips.rundir.files import Event, RankRow, Ranks
+from mpips.rundir.directory import RunFolder, replace_json
+from mpips.rundir.files import Event, Finished, Lease, Progress, RankPlace, RankRow, Ranks, Status
 
 NOW = 1_700_000_000.0
 ROWS = (

@@ -23,6 +23,7 @@ from mpips.mpi.signals import SignalRequests, signals_unwind
 from mpips.mpi.watchdog import watching
 from mpips.process import forked
 from mpips.rundir import directory
+from mpips.rundir.files import Lease
 from mpips.transport.region import SHM, Regions, attach, new_token, persistent, unlink_job
 from mpips.worker.worker import connection_of
 
@@ -275,7 +276,7 @@ def test_a_rank_is_not_started_again_by_a_helper_that_imports_its_program(tmp_pa
     run.attempt(0).mkdir()
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(SPAWNED.format(method=method)))
-    lease = directory.Lease(generation=0, host="here", pid=os.getpid(), time_s=0.0)
+    lease = Lease(generation=0, host="here", pid=os.getpid(), time_s=0.0)
     directory.replace_json(run.lease_file, lease)
     env = {**os.environ, directory.RUN_DIR: str(run.path), directory.GENERATION: "0"}
     command = [sys.executable, str(program)]

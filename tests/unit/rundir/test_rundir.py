@@ -10,16 +10,8 @@ from pathlib import Path
 import pytest
 
 from mpips.errors import CheckpointError, ConfigError
-from mpips.rundir.directory import (
-    Finished,
-    Lease,
-    RankPlace,
-    RunFolder,
-    Status,
-    current,
-    read_json,
-    replace_json,
-)
+from mpips.rundir.directory import RunFolder, current, read_json, replace_json
+from mpips.rundir.files import Finished, Lease, RankPlace, Status
 
 
 def lease(generation: int) -> Lease:

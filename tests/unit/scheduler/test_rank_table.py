@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mpips.mpi.messages import Figures, Heartbeat, decode, encode
-from mpips.rundir.directory import RankPlace
+from mpips.rundir.files import RankPlace
 from mpips.scheduler.rank_table import RankTable
 
 PLACES = [

@@ -14,7 +14,8 @@ import pytest
 
 from mpips.mpi.messages import Evaluated
 from mpips.rundir import directory, thinning
-from mpips.rundir.directory import Lease, RankPlace, RunFolder, StartPoint, Supervised, replace_json
+from mpips.rundir.directory import RunFolder, Supervised, replace_json
+from mpips.rundir.files import Lease, RankPlace, StartPoint
 from mpips.scheduler import recorder as module
 from mpips.scheduler.job_statistics import complete_statistics
 from mpips.scheduler.rank_table import RankTable

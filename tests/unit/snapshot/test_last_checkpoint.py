@@ -19,7 +19,8 @@ from mpips.checkpoint import folder as folders
 from mpips.config.options import SessionOptions
 from mpips.errors import CheckpointError
 from mpips.recovery.saving import Saving
-from mpips.rundir.directory import Lease, RunFolder, Supervised, replace_json
+from mpips.rundir.directory import RunFolder, Supervised, replace_json
+from mpips.rundir.files import Lease
 from mpips.scheduler.recorder import is_saved
 from mpips.session.local import run_local
 from mpips.snapshot import attachments

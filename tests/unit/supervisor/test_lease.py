@@ -16,7 +16,8 @@ from supervisor_rig import Background, Case, running, wait_for
 
 from mpips.errors import ConfigError, MpipsError
 from mpips.rundir import directory
-from mpips.rundir.directory import Lease, replace_json, version_of
+from mpips.rundir.directory import replace_json, version_of
+from mpips.rundir.files import Lease
 from mpips.supervisor import lease as lease_module
 from mpips.supervisor import supervise
 from mpips.supervisor.lease import LeaseHolder, LeaseLostError

@@ -17,7 +17,8 @@ from mpips.cli.checkpoint import command as checkpoint
 from mpips.cli.stop import command as stop
 from mpips.errors import ConfigError
 from mpips.monitor.requesting import RequestError, request_checkpoint, request_stop
-from mpips.rundir.directory import Lease, Progress, RunFolder, Status, replace_json
+from mpips.rundir.directory import RunFolder, replace_json
+from mpips.rundir.files import Lease, Progress, Status
 from mpips.rundir.requests import RequestFolder
 
 HERE = socket.gethostname(), os.getpid()

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from mpips.mpi.failure_report import FailureReport
-from mpips.rundir.directory import RankPlace, Status
+from mpips.rundir.files import RankPlace, Status
 from mpips.supervisor.attempt import Ended
 from mpips.supervisor.verdict import CRASHED, PREEMPTED, STALLED, Death, judge, read_reports
 

@@ -11,7 +11,8 @@ import pytest
 
 from mpips import FTRL, Adagrad, DenseTable, EmbeddingTable, PythonRule
 from mpips.checkpoint import list_checkpoints, open_checkpoint
-from mpips.config.schema import ScheduleConfig, load_config
+from mpips.config.schema import load_config
+from mpips.config.sections import ScheduleConfig
 from mpips.errors import ConfigError
 from mpips.training.rates import POINTS, Rates, factor
 from mpips.training.train import train

@@ -12,7 +12,8 @@ from click.testing import CliRunner
 import mpips
 from mpips.cli import plan, run, submit, train
 from mpips.errors import CapabilityError
-from mpips.rundir.directory import Finished, RunFolder, replace_json
+from mpips.rundir.directory import RunFolder, replace_json
+from mpips.rundir.files import Finished
 from mpips.supervisor import supervise
 from mpips.supervisor.launcher import Launcher
 from mpips.supervisor.plan import make_run

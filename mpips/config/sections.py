@@ -1,0 +1,79 @@
+"""Sections of a job file about the data and the training: [data], [train], [schedule]."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from mpips.data.options import Categorical, EmptyCells, Format, Ignored, IndexBase, Label, Numeric
+
+
+class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """[data]: the files to train and to evaluate on, and how they are read."""
+
+    train: Annotated[
+        str,
+        Meta(
+            description="File to train on (.svm .libsvm .svmlight .txt .csv .npz .h5 .hdf5), or digits."
+        ),
+    ] = ""
+    test: Annotated[str, Meta(description="File to evaluate on, or digits. Empty: none.")] = ""
+    format: Format = "auto"
+    index_base: IndexBase = "auto"
+    label: Label = None
+    categorical: Categorical = ()
+    numeric: Numeric = "auto"
+    ignore: Ignored = ()
+    empty: EmptyCells = "error"
+
+
+class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """[train]: length of the training, and size of a step."""
+
+    epochs: Annotated[
+        int, Meta(ge=0, description="Passes over the training data. 0: the default of the task.")
+    ] = 0
+    batch_size: Annotated[
+        int, Meta(ge=0, description="Samples per step and worker. 0: the default of the task.")
+    ] = 0
+    eval_every: Annotated[
+        int,
+        Meta(ge=0, description="Epochs between evaluations on the test file. 0: only at the end."),
+    ] = 0
+
+
+class ScheduleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """[schedule]: how learning rates change in a run, as a factor on the rate of every table."""
+
+    name: Annotated[
+        Literal["constant", "linear", "cosine", "step", "one_cycle"],
+        Meta(
+            description="constant: 1 after the warm-up. linear, cosine: from 1 to `end`. step: `factor` once "
+            "more every `every` epochs. one_cycle: linear up over `warmup` (0.3 if that is 0), linear down "
+            "to `end`."
+        ),
+    ] = "constant"
+    warmup: Annotated[
+        float,
+        Meta(
+            ge=0, lt=1, description="Share of the run over which rates rise linearly from about 0."
+        ),
+    ] = 0.0
+    end: Annotated[
+        float,
+        Meta(ge=0, le=1, description="Factor at the end of the run: linear, cosine, one_cycle."),
+    ] = 0.0
+    every: Annotated[int, Meta(ge=1, description="step: epochs between two changes.")] = 10
+    factor: Annotated[float, Meta(gt=0, le=1, description="step: factor of each change.")] = 0.1
+
+    @property
+    def changes(self) -> bool:
+        """True if rates change at all."""
+        return self.name != "constant" or self.warmup > 0
+
+    def __post_init__(self) -> None:
+        """Set the warm-up of one_cycle."""
+        if self.name == "one_cycle" and not self.warmup:
+            msgspec.structs.force_setattr(self, "warmup", 0.3)
