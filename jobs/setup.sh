@@ -296,18 +296,18 @@ install_docs() {
   fi
 }
 
-# install_framework NAME PACKAGE: install a framework for the tests of mpips.NAME, if they are wanted. A failure is
-# no error, because the tests then skip mpips.NAME.
+# install_framework NAME PACKAGE [PART]: install a library for the tests of mpips.NAME, or of PART, if they are
+# wanted. A failure is no error, because the tests then skip that part.
 install_framework() {
-  local name=$1 package=$2
+  local name=$1 package=$2 part=${3:-mpips.$1}
   [[ -n ${MPIPS_SETUP_TESTS:-} ]] || return 0
   # Leave any version that is there already as it is.
   if compgen -G "$venv/lib/python3*/site-packages/$name-*.dist-info" >/dev/null; then
     return 0
   fi
-  say "installing what tests mpips.$name ..."
+  say "installing what tests $part ..."
   if ! (pip_install "installing $package" "$package"); then
-    say "$name cannot be installed here; the tests of mpips.$name will be skipped (pip install $name into .venv to run them)"
+    say "$name cannot be installed here; the tests of $part will be skipped (pip install $name into .venv to run them)"
   fi
 }
 
@@ -348,6 +348,7 @@ main() {
   install_framework torch "torch==2.13.0+cpu" # the build without CUDA, which is small
   install_framework jax "jax==0.10.2"
   install_framework keras "keras==3.15.1"
+  install_framework pyarrow "pyarrow>=14" Parquet
   say "ready: .venv with $("$venv/bin/python" --version), $(<"$state/mpi.version") ($mpi)," \
     "$(<"$state/hdf5.version") ($hdf5), in $((SECONDS - started)) s"
 }

@@ -23,6 +23,7 @@ _COMMANDS = {
     "diff": "mpips.cli.diff",
     "doctor": "mpips.cli.doctor",
     "evaluate": "mpips.cli.evaluate",
+    "export": "mpips.cli.export",
     "logs": "mpips.cli.logs",
     "ls": "mpips.cli.ls",
     "plan": "mpips.cli.plan",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,9 @@ from mpips.training.evaluation import BATCH, scored
 from mpips.training.preflight import task_options
 from mpips.training.prepare import read_options
 
+if TYPE_CHECKING:
+    from mpips.inference.network import Network
+
 Numbers: TypeAlias = npt.NDArray[Any]
 
 
@@ -36,6 +39,7 @@ class Model:
         manifest: Description of the checkpoint: step, configuration, versions.
         task: The task, prepared for prediction.
         info: Description of the training data.
+        moments: Moments of the training data, from which the task has computed the scale of the features.
         tables: Values by name of the table, read when first used: an array, or (keys, rows).
         notes: Sentences on the data that was used last, such as columns that were left out.
     """
@@ -58,6 +62,7 @@ class Model:
         self.path = checkpoint.path
         self.manifest: Manifest = checkpoint.manifest
         self.info = info
+        self.moments = moments
         self.notes: tuple[str, ...] = ()
         seed = config.cluster.seed
         self.task: Task = kind(info, task_options(kind, config.options), seed)
@@ -126,6 +131,17 @@ class Model:
                 "predict"
             )
         return self._all(self._scores(data))
+
+    def to_torch(self) -> Network:
+        """Return the model as a module of PyTorch that takes raw features and returns logits.
+
+        Raises:
+            ConfigError: The task is not softmax or mlp.
+            ImportError: PyTorch is missing.
+        """
+        from mpips.inference.network import network_of
+
+        return network_of(self)
 
     def evaluate(self, path: str | os.PathLike[str]) -> dict[str, float]:
         """Return the metrics of a file with labels, as `mpips train` computes them of its test file.

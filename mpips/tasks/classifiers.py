@@ -17,18 +17,21 @@ class DenseClassifier(Task):
     """Task of two or more classes on standardised features.
 
     A subclass defines `tables`, `step` and `evaluate`.
+
+    Attributes:
+        features: Scale of the features.
     """
 
     def __init__(self, info: DataInfo, options: Any, seed: int) -> None:
         """Check that the data suits the task; see `Task`."""
-        self._features = DenseFeatures(info, self.name)
+        self.features = DenseFeatures(info, self.name)
         self._options = options
         self._n_classes = class_count(info, self.name)
         self.metrics = class_metrics(info)
 
     def prepare(self, worker: Worker, moments: Moments) -> None:
         """Take mean and standard deviation of the features."""
-        self._features.prepare(moments)
+        self.features.prepare(moments)
 
     def predict(self, worker: Worker, batch: Batch) -> Float32:
         """Return the probability of class 1, shape (n,), if there are two classes, else of all, (n, k)."""
@@ -40,7 +43,7 @@ class DenseClassifier(Task):
 
     def report(self) -> str:
         """Return how many features were standardised, and which have no influence."""
-        return self._features.report()
+        return self.features.report()
 
     def evaluate(self, worker: Worker, batch: Batch) -> Float32:
         """Pull the model and return the logits of the classes, float32, shape (n, k)."""

@@ -27,7 +27,13 @@ ROUNDING = 1e-4
 
 
 class DenseFeatures:
-    """Standardised features as a float32 matrix, from dense or sparse batches."""
+    """Standardised features as a float32 matrix, from dense or sparse batches.
+
+    Attributes:
+        n_features: Number of features.
+        mean, scale: What is subtracted from each feature, and what the difference is multiplied by, shape
+            (d,); float64 if float32 would lose differences between samples.
+    """
 
     def __init__(self, info: DataInfo, task: str) -> None:
         """Raise DataError for data with no features, or with too many for a dense model."""
@@ -41,19 +47,19 @@ class DenseFeatures:
         self.n_features = info.n_features
         self._info = info
         self._constant = np.zeros(self.n_features, dtype=np.bool_)
-        self._mean: Features = np.zeros(self.n_features, dtype=np.float32)
-        self._scale: Features = np.ones(self.n_features, dtype=np.float32)
+        self.mean: Features = np.zeros(self.n_features, dtype=np.float32)
+        self.scale: Features = np.ones(self.n_features, dtype=np.float32)
 
     def prepare(self, moments: Moments) -> None:
         """Take mean and standard deviation of the training data from its moments."""
         self._constant = moments.constant()
-        self._mean, self._scale = _as_precise_as_needed(*moments.standardise())
+        self.mean, self.scale = _as_precise_as_needed(*moments.standardise())
 
     def of(self, batch: Batch) -> Float32:
         """Return the standardised features of a batch, a new float32 array of shape (n, d)."""
         # Subtract the mean before the cast: seconds since 1970 have no fractions in float32.
-        x = batch.densify(self.n_features) - self._mean
-        x *= self._scale
+        x = batch.densify(self.n_features) - self.mean
+        x *= self.scale
         x = x.astype(np.float32, copy=False)
         return np.clip(x, -MAX_DEVIATION, MAX_DEVIATION, out=x)
 

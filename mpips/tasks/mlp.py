@@ -66,7 +66,7 @@ class Mlp(DenseClassifier):
     def step(self, worker: Worker, batch: Batch) -> StepResult:
         """Pull all layers, go forward and back, push all layers."""
         # Prepare the features before the pull: the servers may still be applying the last updates.
-        x = self._features.of(batch)
+        x = self.features.of(batch)
         weights, biases = self._pull(worker)
         inputs, logits = forward(x, weights, biases)
         loss_sum, error = softmax_loss(logits, batch.labels)
@@ -81,7 +81,7 @@ class Mlp(DenseClassifier):
 
     def evaluate(self, worker: Worker, batch: Batch) -> Float32:
         """Pull all layers and return the logits of the classes, float32, shape (n, k)."""
-        return forward(self._features.of(batch), *self._pull(worker))[1]
+        return forward(self.features.of(batch), *self._pull(worker))[1]
 
     def _pull(self, worker: Worker) -> tuple[list[Float32], list[Float32]]:
         weights = [worker.table(f"weight{i}").pull() for i in self._layers]

@@ -39,7 +39,7 @@ class Softmax(DenseClassifier):
         """Return `weight`, shape (d, k), and `bias`, shape (k,), both initially 0: the problem is convex."""
         rate = self._options.learning_rate
         optimizer = Adagrad(lr=rate, initial_accumulator=INITIAL_ACCUMULATOR)
-        shape = (self._features.n_features, self._n_classes)
+        shape = (self.features.n_features, self._n_classes)
         return [
             DenseTable("weight", shape, optimizer=optimizer),
             DenseTable("bias", shape[1:], optimizer=optimizer),
@@ -47,7 +47,7 @@ class Softmax(DenseClassifier):
 
     def step(self, worker: Worker, batch: Batch) -> StepResult:
         """Pull, compute the gradient, push."""
-        x = self._features.of(batch)
+        x = self.features.of(batch)
         weight, bias = worker.table("weight").pull(), worker.table("bias").pull()
         loss_sum, error = softmax_loss(x @ weight + bias, batch.labels)
 
@@ -61,6 +61,6 @@ class Softmax(DenseClassifier):
 
     def evaluate(self, worker: Worker, batch: Batch) -> Float32:
         """Pull the model and return the logits of the classes, float32, shape (n, k)."""
-        x = self._features.of(batch)
+        x = self.features.of(batch)
         logits: Float32 = x @ worker.table("weight").pull() + worker.table("bias").pull()
         return logits

@@ -1,0 +1,39 @@
+"""`mpips export`: write a trained model for other libraries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command(short_help="Write a trained model for other libraries.")
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option(
+    "--format", "kind", type=click.Choice(["npz", "torch"]), required=True, help="Form of the file."
+)
+@click.option(
+    "-o",
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File to write.",
+)
+@click.option("--force", is_flag=True, help="Replace an existing file.")
+def command(model: Path, kind: str, out: Path, force: bool) -> None:
+    """Write a model that `mpips train` or `mpips run` has trained for other libraries.
+
+    MODEL is a checkpoint, a folder of checkpoints or a run directory, of which the newest good checkpoint is
+    taken. `mpips ckpt export` writes the tables of any checkpoint, with the state of the optimizers.
+
+    \b
+    npz     tables, moments of the features, labels and columns, for NumPy
+    torch   softmax, mlp: a state dict of mpips.inference.network.Network, which scales raw features itself;
+            torch.load(weights_only=True) reads it
+    """
+    from mpips.inference.exporting import export
+    from mpips.inference.loading import load
+
+    loaded = load(model)
+    export(loaded, kind, out, force)
+    click.echo(f"mpips export: {loaded.path} in {out}", err=True)

@@ -1,0 +1,87 @@
+"""Write a trained model for other libraries: npz for NumPy, a state dict for PyTorch."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from mpips.errors import CapabilityError, ConfigError
+from mpips.inference.model import Model
+from mpips.inference.stored_tables import StoredDense
+
+
+def export(model: Model, kind: str, out: Path, force: bool = False) -> None:
+    """Write a model into a new file, which appears when it is complete.
+
+    Args:
+        model: The model.
+        kind: A name in WRITERS.
+        out: The file.
+        force: Replace an existing file.
+
+    Raises:
+        ConfigError: The file exists already or cannot be written, or the task has no such form.
+        CapabilityError: A library is missing.
+    """
+    if out.exists() and not force:
+        raise ConfigError(f"{out}: already exists; use --force to replace it")
+    new = out.with_name(f".{out.name}-{uuid.uuid4().hex[:8]}")
+    try:
+        with open(new, "xb") as file:
+            WRITERS[kind](model, file)
+        os.replace(new, out)
+    except OSError as error:
+        raise ConfigError(f"{out}: cannot be written: {error.strerror or error}") from None
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def _write_npz(model: Model, file: IO[bytes]) -> None:
+    """Write the tables, the moments of the features, and the labels and columns of the training data."""
+    arrays: dict[str, Any] = {
+        "classes": model.classes,
+        "columns": np.array(model.info.columns, "U"),
+    }
+    arrays |= model.moments.to_arrays()
+    for name in model.tables:
+        handle = model.tables.table(name)
+        if isinstance(handle, StoredDense):
+            arrays[f"tables/{name}"] = handle.values
+        else:
+            arrays[f"tables/{name}/keys"] = handle.keys
+            arrays[f"tables/{name}/values"] = handle.values
+    np.savez(file, **arrays)
+
+
+def _write_torch(model: Model, file: IO[bytes]) -> None:
+    """Write a state dict and plain values, which `torch.load(weights_only=True)` reads."""
+    try:
+        import torch
+
+        from mpips.inference.network import network_of
+    except ImportError as error:
+        raise CapabilityError(
+            f"--format torch needs PyTorch (pip install torch): {error}"
+        ) from None
+    network = network_of(model)
+    widths = [
+        len(network.mean),
+        *(len(v) for k, v in network.state_dict().items() if k.endswith(".bias")),
+    ]
+    content = {
+        "state_dict": network.state_dict(),
+        "widths": widths,
+        "classes": model.classes.tolist(),
+        "columns": list(model.info.columns),
+        "task": model.manifest.config["task"],
+        "step": model.manifest.step,
+    }
+    torch.save(content, file)
+
+
+WRITERS: dict[str, Callable[[Model, IO[bytes]], None]] = {"npz": _write_npz, "torch": _write_torch}

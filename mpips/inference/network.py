@@ -1,0 +1,82 @@
+"""A dense model as a PyTorch module, with the scale of the features inside."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import nn
+
+from mpips.errors import ConfigError
+from mpips.tasks.classifiers import DenseClassifier
+from mpips.tasks.features import MAX_DEVIATION
+
+if TYPE_CHECKING:
+    from mpips.inference.model import Model
+
+
+class Network(nn.Module):
+    """Standardises raw features, and returns logits of the classes.
+
+    Attributes:
+        mean, scale: Buffers, shape (d,), float32, or float64 if float32 would lose differences of a feature.
+        layers: Linear layers with ReLU between them.
+    """
+
+    mean: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(self, widths: list[int], wide: bool) -> None:
+        """Make a network of these widths, from the features to the classes, with scale 1.
+
+        Args:
+            widths: Number of features, widths of hidden layers, number of classes.
+            wide: Scale in float64.
+        """
+        super().__init__()
+        kind = torch.float64 if wide else torch.float32
+        self.register_buffer("mean", torch.zeros(widths[0], dtype=kind))
+        self.register_buffer("scale", torch.ones(widths[0], dtype=kind))
+        layers: list[nn.Module] = []
+        for fan_in, fan_out in itertools.pairwise(widths):
+            layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
+        self.layers = nn.Sequential(*layers[:-1])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the logits of the classes, float32, shape (n, k), for raw features, shape (n, d)."""
+        scaled = (x.to(self.mean.dtype) - self.mean) * self.scale
+        logits: torch.Tensor = self.layers(scaled.float().clamp(-MAX_DEVIATION, MAX_DEVIATION))
+        return logits
+
+
+def network_of(model: Model) -> Network:
+    """Return a loaded model of a dense task as a module in evaluation mode; its logits are those of the task.
+
+    Raises:
+        ConfigError: The task has no dense layers.
+    """
+    task = model.task
+    names = [f"weight{i}" for i in range(len(model.tables) // 2)]
+    if list(model.tables) == ["weight", "bias"]:
+        names = ["weight"]
+    wanted = [part for name in names for part in (name, name.replace("weight", "bias"))]
+    if not isinstance(task, DenseClassifier) or sorted(wanted) != sorted(model.tables):
+        raise ConfigError(
+            f"task '{model.manifest.config['task']}' is no network of dense layers: only softmax and mlp "
+            "become a module of PyTorch; model.tables has the values of any task"
+        )
+    weights = [model.tables[name] for name in names]
+    biases = [model.tables[name.replace("weight", "bias")] for name in names]
+    first = np.asarray(weights[0])
+    widths = [first.shape[0], *(len(np.asarray(bias)) for bias in biases)]
+    network = Network(widths, task.features.mean.dtype == np.float64)
+    with torch.no_grad():
+        network.mean.copy_(torch.from_numpy(task.features.mean))
+        network.scale.copy_(torch.from_numpy(task.features.scale))
+        linear = [layer for layer in network.layers if isinstance(layer, nn.Linear)]
+        for layer, weight, bias in zip(linear, weights, biases, strict=True):
+            layer.weight.copy_(torch.from_numpy(np.asarray(weight).T.copy()))
+            layer.bias.copy_(torch.from_numpy(np.asarray(bias)))
+    return network.eval()
