@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias
 
@@ -151,6 +152,8 @@ class StoredTables(Mapping[str, Content]):
         if isinstance(table, DenseTable):
             return StoredDense(table.name, found)
         keys = self._checkpoint.read(entry.dataset("keys"), 0, entry.shape[0])
+        # The job may have replaced the initial values of the task.
+        table = dataclasses.replace(table, init=entry.init)
         return StoredRows(table, self._seed, keys, found)
 
     def __getitem__(self, name: str) -> Content:

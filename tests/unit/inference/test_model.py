@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 import mpips
-from mpips import load
+from mpips import EmbeddingTable, _native, load
 from mpips.checkpoint import find_newest, open_checkpoint
 from mpips.cli.evaluate import command as evaluate_command
 from mpips.cli.export import command as export_command
@@ -23,6 +23,7 @@ from mpips.config.schema import load_config
 from mpips.data import Moments
 from mpips.errors import CheckpointError, ConfigError, DataError
 from mpips.inference.model import Model
+from mpips.model.initializer import Initializer, table_seed
 from mpips.training.train import train
 
 RNG_SEED = 3
@@ -73,7 +74,15 @@ JOBS: dict[str, tuple[str, Any, tuple[tuple[str, Any], ...]]] = {
     "logistic": ("logistic", svm, ()),
     "fm": ("fm", svm, (("options.dim", 3),)),
     "hashed": ("logistic", hashed_csv, (("data.categorical", ["colour"]),)),
-    "hashed fm": ("fm", hashed_csv, (("data.categorical", ["colour"]), ("options.dim", 3))),
+    "hashed fm": (
+        "fm",
+        hashed_csv,
+        (
+            ("data.categorical", ["colour"]),
+            ("options.dim", 3),
+            ("tables.factor.init", "normal(0.5)"),
+        ),
+    ),
 }
 ENDING = {dense_csv: "csv", hashed_csv: "csv", svm: "svm"}
 
@@ -204,6 +213,19 @@ def softmax(tmp_path_factory: Any) -> Path:
 @pytest.fixture(scope="module")
 def logistic(tmp_path_factory: Any) -> Path:
     return make("logistic", tmp_path_factory.mktemp("logistic"))[0]
+
+
+def test_rows_without_an_update_have_the_initial_values_of_the_job(tmp_path: Path) -> None:
+    folder, _ = make("hashed fm", tmp_path)
+    factors = load(folder / "checkpoints").tables.table("factor")
+    keys = np.arange(1000, dtype=np.int64)
+    rows = factors.pull(keys)
+    assert rows.std() == pytest.approx(0.5, rel=0.1)
+    table = EmbeddingTable("factor", 3, init="normal(0.5)")
+    assert isinstance(table.init, Initializer)
+    expected = np.empty((1000, 3), np.float32)
+    _native.initialize_rows(table.init.native(table_seed(0, "factor"), *table.fans), keys, expected)
+    assert rows.tobytes() == expected.tobytes()
 
 
 class Frame:
