@@ -12,79 +12,20 @@ import h5py
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from model_rig import ENDING, JOBS, dense_csv, make
 
 import mpips
 from mpips import EmbeddingTable, _native, load
 from mpips.checkpoint import find_newest, open_checkpoint
 from mpips.cli.evaluate import command as evaluate_command
-from mpips.cli.export import command as export_command
 from mpips.cli.predict import command as predict_command
 from mpips.config.schema import load_config
-from mpips.data import Moments
 from mpips.errors import CheckpointError, ConfigError, DataError
 from mpips.inference.model import Model
 from mpips.model.initializer import Initializer, table_seed
 from mpips.training.train import train
 
 RNG_SEED = 3
-
-
-def dense_csv(path: Path, n: int, seed: int, labels: tuple[float, ...] = (-1, 1, 4)) -> Path:
-    """Write a CSV of three classes with columns of very different scales, one of them constant."""
-    rng = np.random.default_rng(seed)
-    classes = rng.integers(0, len(labels), n)
-    rows = ["big,small,flat,label,wide"]
-    for c in classes:
-        big, small = 1e6 + 300.0 * c + rng.normal(0, 40), 1e-3 * (c - rng.normal(0, 0.2))
-        rows.append(
-            f"{big:.3f},{small:.9f},7,{labels[c]:g},{1.7e9 + 60 * c + rng.normal(0, 9):.3f}"
-        )
-    path.write_text("\n".join(rows) + "\n")
-    return path
-
-
-def hashed_csv(path: Path, n: int, seed: int) -> Path:
-    """Write a CSV of two classes with a text column and a number."""
-    rng = np.random.default_rng(seed)
-    rows = ["colour,size,y"]
-    for _ in range(n):
-        colour, size = rng.choice(["red", "green", "blue"]), rng.integers(0, 9)
-        rows.append(f"{colour},{size},{int(rng.random() < (0.9 if colour == 'red' else 0.2))}")
-    path.write_text("\n".join(rows) + "\n")
-    return path
-
-
-def svm(path: Path, n: int, seed: int) -> Path:
-    """Write LIBSVM text of two classes; feature 1 occurs in all samples, feature 9 only in few."""
-    rng = np.random.default_rng(seed)
-    lines = []
-    for _ in range(n):
-        first = rng.normal(5, 2)
-        keys = np.sort(rng.choice(np.arange(2, 9), 3, replace=False))
-        more = " 9:1" if rng.random() < 0.05 else ""
-        label = 1 if first + keys[0] > 8 else -1
-        lines.append(f"{label} 1:{first:.4f} " + " ".join(f"{k}:{0.5 * k:g}" for k in keys) + more)
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
-JOBS: dict[str, tuple[str, Any, tuple[tuple[str, Any], ...]]] = {
-    "softmax": ("softmax", dense_csv, ()),
-    "mlp": ("mlp", dense_csv, (("options.hidden", [5]),)),
-    "logistic": ("logistic", svm, ()),
-    "fm": ("fm", svm, (("options.dim", 3),)),
-    "hashed": ("logistic", hashed_csv, (("data.categorical", ["colour"]),)),
-    "hashed fm": (
-        "fm",
-        hashed_csv,
-        (
-            ("data.categorical", ["colour"]),
-            ("options.dim", 3),
-            ("tables.factor.init", "normal(0.5)"),
-        ),
-    ),
-}
-ENDING = {dense_csv: "csv", hashed_csv: "csv", svm: "svm"}
 
 
 @pytest.fixture(scope="module", params=JOBS)
@@ -94,24 +35,6 @@ def trained(
     """Train a job; returns its name, its folder with train, test and checkpoints, and its metrics."""
     name = request.param
     return name, *make(name, tmp_path_factory.mktemp("job"))
-
-
-def make(name: str, folder: Path) -> tuple[Path, dict[str, float]]:
-    task, write, more = JOBS[name]
-    files = [
-        write(folder / f"{n}.{ENDING[write]}", size, seed)
-        for n, size, seed in (("train", 300, 1), ("test", 90, 2))
-    ]
-    pairs = [
-        ("task", task),
-        ("data.train", str(files[0])),
-        ("data.test", str(files[1])),
-        ("train.epochs", 3),
-        ("checkpoint.folder", str(folder / "checkpoints")),
-        *more,
-    ]
-    outcome = train(load_config(None, pairs), "none", verbose=False)
-    return folder, outcome.value.metrics
 
 
 def test_evaluate_equals_the_metrics_at_the_end_of_training(
@@ -252,20 +175,6 @@ def test_arrays_and_frames_predict_as_the_file(softmax: Path) -> None:
         model.predict(Frame("big,flat,wide\n1,2,3\n"))
 
 
-def test_arrays_and_sparse_matrices_predict_as_libsvm(logistic: Path) -> None:
-    sparse = pytest.importorskip("scipy.sparse")
-    datasets = pytest.importorskip("sklearn.datasets")
-    model = load(logistic / "checkpoints")
-    test = logistic / "test.svm"
-    expected = model.predict_proba(test)
-    x, _ = datasets.load_svmlight_file(str(test))
-    for form in (x, x.tocoo(), sparse.csc_matrix(x), x.toarray()):
-        assert model.predict_proba(form).tobytes() == expected.tobytes()
-    # A feature that the model has not seen has no influence.
-    wider = sparse.hstack([x, np.ones((x.shape[0], 5))])
-    assert model.predict_proba(wider).tobytes() == expected.tobytes()
-
-
 def test_a_model_is_that_of_its_folder_and_needs_no_training_data(
     softmax: Path, tmp_path: Path
 ) -> None:
@@ -364,7 +273,7 @@ def test_the_file_describes_the_scale_of_the_features(softmax: Path) -> None:
         assert file["features/mean"].attrs["units"] == b"feature"
 
 
-def test_predict_writes_csv_npz_and_parquet(softmax: Path, tmp_path: Path) -> None:
+def test_predict_writes_csv_and_npz(softmax: Path, tmp_path: Path) -> None:
     model = load(softmax / "checkpoints")
     test = softmax / "test.csv"
     expected = {"prediction": model.predict(test)}
@@ -386,11 +295,6 @@ def test_predict_writes_csv_npz_and_parquet(softmax: Path, tmp_path: Path) -> No
         for name, column in expected.items():
             assert archive[name].tobytes() == column.tobytes()
             assert table[name].astype(column.dtype).tobytes() == column.tobytes()
-    parquet = pytest.importorskip("pyarrow.parquet")
-    run("--out", str(tmp_path / "a.parquet"))
-    assert parquet.read_table(tmp_path / "a.parquet").to_pydict() == {
-        name: column.tolist() for name, column in expected.items()
-    }
 
 
 def test_predict_refuses_an_unknown_ending_and_leaves_no_part_of_a_file(
@@ -482,64 +386,3 @@ def test_a_task_of_a_user_with_targets(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.delitem(sys.modules, "line_task")
     with pytest.raises(ConfigError, match="no module line_task"):
         load("checkpoints")
-
-
-@pytest.mark.parametrize("name", ["softmax", "mlp"])
-def test_a_dense_model_becomes_a_module_of_torch(name: str, tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    from mpips.inference import network
-
-    folder, _ = make(name, tmp_path)
-    model = load(folder / "checkpoints")
-    x = np.loadtxt(folder / "test.csv", delimiter=",", skiprows=1)[:, [0, 1, 2, 4]]
-    module = model.to_torch()
-    assert not module.training
-    with torch.no_grad():
-        found = torch.softmax(module(torch.from_numpy(x)), dim=1).numpy()
-    assert np.allclose(found, model.predict_proba(x), atol=1e-6, rtol=0)
-
-    result = CliRunner().invoke(
-        export_command,
-        [str(folder / "checkpoints"), "--format", "torch", "-o", str(tmp_path / "m.pt")],
-    )
-    assert result.exit_code == 0, result.output
-    # Only weights and plain values, which no code has to be run for.
-    content = torch.load(tmp_path / "m.pt", weights_only=True)
-    assert content["classes"] == [-1, 1, 4]
-    assert content["columns"] == ["big", "small", "flat", "wide"]
-    other = network.Network(content["widths"], content["state_dict"]["mean"].dtype == torch.float64)
-    other.load_state_dict(content["state_dict"])
-    with torch.no_grad():
-        assert torch.equal(other(torch.from_numpy(x)), module(torch.from_numpy(x)))
-
-
-def test_a_sparse_model_becomes_no_module(logistic: Path, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    with pytest.raises(ConfigError, match="'logistic' is no network of dense layers"):
-        load(logistic / "checkpoints").to_torch()
-
-
-def test_npz_holds_what_prediction_needs(logistic: Path, tmp_path: Path) -> None:
-    out = tmp_path / "m.npz"
-    arguments = [str(logistic / "checkpoints"), "--format", "npz", "-o", str(out)]
-    assert CliRunner().invoke(export_command, arguments).exit_code == 0
-    assert "already exists; use --force" in str(
-        CliRunner().invoke(export_command, arguments).exception
-    )
-    assert CliRunner().invoke(export_command, [*arguments, "--force"]).exit_code == 0
-    model = load(logistic / "checkpoints")
-    with np.load(out) as archive:
-        # The logits of a sample by hand: scale, weights, bias (key -1).
-        moments = Moments.from_arrays({k: archive[k] for k in archive if k.startswith("features/")})
-        shift, scale = moments.standardise_present()
-        keys, values = archive["tables/weight/keys"], archive["tables/weight/values"][:, 0]
-        weights = dict(zip(keys.tolist(), values.tolist(), strict=True))
-        datasets = pytest.importorskip("sklearn.datasets")
-        x, _ = datasets.load_svmlight_file(str(logistic / "test.svm"))
-        row = x.toarray()[0]
-        logit = weights[-1] + sum(
-            weights.get(j, 0.0) * (row[j] - shift[j]) * scale[j] for j in np.flatnonzero(row)
-        )
-        assert archive["classes"].tolist() == [-1, 1]
-    expected = model.predict_proba(logistic / "test.svm")[0, 1]
-    assert 1 / (1 + np.exp(-logit)) == pytest.approx(expected, abs=1e-5)

@@ -1,0 +1,88 @@
+"""Small models of each built-in task, trained in this process, for tests of what stands alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpips.config.schema import load_config
+from mpips.training.train import train
+
+
+def dense_csv(path: Path, n: int, seed: int, labels: tuple[float, ...] = (-1, 1, 4)) -> Path:
+    """Write a CSV of three classes with columns of very different scales, one of them constant."""
+    rng = np.random.default_rng(seed)
+    classes = rng.integers(0, len(labels), n)
+    rows = ["big,small,flat,label,wide"]
+    for c in classes:
+        big, small = 1e6 + 300.0 * c + rng.normal(0, 40), 1e-3 * (c - rng.normal(0, 0.2))
+        rows.append(
+            f"{big:.3f},{small:.9f},7,{labels[c]:g},{1.7e9 + 60 * c + rng.normal(0, 9):.3f}"
+        )
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+def hashed_csv(path: Path, n: int, seed: int) -> Path:
+    """Write a CSV of two classes with a text column and a number."""
+    rng = np.random.default_rng(seed)
+    rows = ["colour,size,y"]
+    for _ in range(n):
+        colour, size = rng.choice(["red", "green", "blue"]), rng.integers(0, 9)
+        rows.append(f"{colour},{size},{int(rng.random() < (0.9 if colour == 'red' else 0.2))}")
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+def svm(path: Path, n: int, seed: int) -> Path:
+    """Write LIBSVM text of two classes; feature 1 occurs in all samples, feature 9 only in few."""
+    rng = np.random.default_rng(seed)
+    lines = []
+    for _ in range(n):
+        first = rng.normal(5, 2)
+        keys = np.sort(rng.choice(np.arange(2, 9), 3, replace=False))
+        more = " 9:1" if rng.random() < 0.05 else ""
+        label = 1 if first + keys[0] > 8 else -1
+        lines.append(f"{label} 1:{first:.4f} " + " ".join(f"{k}:{0.5 * k:g}" for k in keys) + more)
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+JOBS: dict[str, tuple[str, Any, tuple[tuple[str, Any], ...]]] = {
+    "softmax": ("softmax", dense_csv, ()),
+    "mlp": ("mlp", dense_csv, (("options.hidden", [5]),)),
+    "logistic": ("logistic", svm, ()),
+    "fm": ("fm", svm, (("options.dim", 3),)),
+    "hashed": ("logistic", hashed_csv, (("data.categorical", ["colour"]),)),
+    "hashed fm": (
+        "fm",
+        hashed_csv,
+        (
+            ("data.categorical", ["colour"]),
+            ("options.dim", 3),
+            ("tables.factor.init", "normal(0.5)"),
+        ),
+    ),
+}
+ENDING = {dense_csv: "csv", hashed_csv: "csv", svm: "svm"}
+
+
+def make(name: str, folder: Path) -> tuple[Path, dict[str, float]]:
+    """Train the job of this name; return its folder, with train, test and checkpoints, and its metrics."""
+    task, write, more = JOBS[name]
+    files = [
+        write(folder / f"{n}.{ENDING[write]}", size, seed)
+        for n, size, seed in (("train", 300, 1), ("test", 90, 2))
+    ]
+    pairs = [
+        ("task", task),
+        ("data.train", str(files[0])),
+        ("data.test", str(files[1])),
+        ("train.epochs", 3),
+        ("checkpoint.folder", str(folder / "checkpoints")),
+        *more,
+    ]
+    outcome = train(load_config(None, pairs), "none", verbose=False)
+    return folder, outcome.value.metrics
