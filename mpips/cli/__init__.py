@@ -29,6 +29,7 @@ _COMMANDS = {
     "plan": "mpips.cli.plan",
     "predict": "mpips.cli.predict",
     "run": "mpips.cli.run",
+    "serve": "mpips.cli.serve",
     "stop": "mpips.cli.stop",
     "submit": "mpips.cli.submit",
     "top": "mpips.cli.top",

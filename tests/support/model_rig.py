@@ -82,6 +82,7 @@ def make(name: str, folder: Path) -> tuple[Path, dict[str, float]]:
         ("data.test", str(files[1])),
         ("train.epochs", 3),
         ("checkpoint.folder", str(folder / "checkpoints")),
+        ("checkpoint.every_steps", 5),
         *more,
     ]
     outcome = train(load_config(None, pairs), "none", verbose=False)

@@ -1,0 +1,127 @@
+"""`mpips serve`: answer requests for predictions over HTTP."""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+import socket
+from pathlib import Path
+
+import click
+
+from mpips.errors import CapabilityError, ConfigError
+
+
+@click.command(short_help="Answer requests for predictions over HTTP.")
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    help="Port; 0: one that is free.",
+)
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File with the token that requests must bring.  [default: a new one is printed]",
+)
+@click.option("--no-token", is_flag=True, help="Ask for no token; only on a loopback address.")
+@click.option(
+    "--follow",
+    type=click.FloatRange(0),
+    default=5.0,
+    show_default=True,
+    help="Seconds between two looks for a newer checkpoint; 0: never.",
+)
+def command(
+    model: Path, host: str, port: int, token_file: Path | None, no_token: bool, follow: float
+) -> None:
+    """Answer requests for predictions of a trained model over HTTP, until Ctrl-C.
+
+    MODEL is a checkpoint, a folder of checkpoints or a run directory. Of a folder the newest good checkpoint
+    is served, and a newer one takes its place without an error for any request.
+
+    \b
+    POST /predict       {"rows": [[1.5, 2], ...]} or {"rows": [{"column": value}, ...]}
+    GET  /rows/TABLE    rows of a table: ?keys=1,2
+    GET  /health        the checkpoint that is loaded
+    GET  /metrics       for Prometheus
+    """
+    token = _token(host, token_file, no_token)
+    try:
+        import uvicorn
+
+        from mpips.inference.serving import Service
+    except ImportError as error:
+        raise CapabilityError(
+            f"mpips serve needs Starlette, Uvicorn and prometheus-client (pip install starlette uvicorn "
+            f"prometheus-client): {error}"
+        ) from None
+    from mpips.inference.current import CurrentModel
+
+    current = CurrentModel(model)
+    listening = _listen(host, port)
+    place = f"http://{host if ':' not in host else f'[{host}]'}:{listening.getsockname()[1]}"
+    click.echo(f"mpips serve: {current.name} on {place}; Ctrl-C ends it", err=True)
+    bearer = f' -H "Authorization: Bearer {token}"' if token else ""
+    click.echo(f"  curl{bearer} {place}/health", err=True)
+    app = Service(current, token, follow).app()
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        limit_concurrency=1000,
+        timeout_graceful_shutdown=5,
+    )
+    try:
+        uvicorn.Server(config).run(sockets=[listening])
+    except KeyboardInterrupt:
+        pass
+    finally:
+        listening.close()
+
+
+def _token(host: str, file: Path | None, none: bool) -> str:
+    """Return the token; "" for none.
+
+    Raises:
+        ConfigError: The options contradict each other, the file has no token, or a public address none.
+    """
+    if file is not None and none:
+        raise ConfigError("--token-file and --no-token are both given: leave one of them out")
+    if none:
+        try:
+            private = host == "localhost" or ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            private = False
+        if not private:
+            raise ConfigError(
+                f"--no-token with --host {host}: anybody could use it; use 127.0.0.1, or a token"
+            )
+        return ""
+    if file is None:
+        return secrets.token_urlsafe(24)
+    try:
+        token = file.read_text().strip()
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
+    if len(token) < 16 or not token.isascii() or not token.isprintable():
+        raise ConfigError(f"{file}: must contain a token of at least 16 printable ASCII characters")
+    return token
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket.
+
+    Raises:
+        ConfigError: The address cannot be used.
+    """
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigError(
+            f"{host}:{port} cannot be listened on: {error.strerror or error}; choose --port"
+        ) from None

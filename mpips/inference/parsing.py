@@ -1,0 +1,168 @@
+"""Turn requests to `mpips serve` into samples and keys; refuse what does not fit."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from starlette.requests import Request
+
+from mpips.inference.model import Model
+
+MOST_BYTES = 16 << 20  # largest body of a request
+_MOST_KEYS = 100_000  # keys of one request
+
+
+class RequestRefused(Exception):
+    """A request that cannot be answered: HTTP status and one sentence."""
+
+    def __init__(self, status: int, text: str) -> None:
+        """Set both."""
+        super().__init__(text)
+        self.status = status
+
+
+async def body_of(request: Request) -> bytes:
+    """Return the body of a request.
+
+    Raises:
+        RequestRefused: It has more than MOST_BYTES, declared or sent.
+    """
+    parts, n = [], 0
+    declared = request.headers.get("content-length", "0")
+    if declared.isdigit() and int(declared) > MOST_BYTES:
+        raise RequestRefused(413, f"{int(declared):,} bytes: at most {MOST_BYTES:,} in one request")
+    async for part in request.stream():
+        n += len(part)
+        if n > MOST_BYTES:
+            raise RequestRefused(413, f"more than {MOST_BYTES:,} bytes in one request")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def rows_of(body: bytes) -> list[Any]:
+    """Return the rows in a body of JSON."""
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise RequestRefused(400, f"the body is not JSON: {error}") from None
+    rows = content.get("rows") if isinstance(content, dict) else None
+    if not isinstance(rows, list) or not rows:
+        raise RequestRefused(400, 'the body must be {"rows": [...]} with at least one row')
+    if len({type(row) for row in rows}) > 1 or not isinstance(rows[0], list | dict):
+        raise RequestRefused(400, 'rows must be all lists of numbers, or all {"column": value}')
+    return rows
+
+
+def samples_in(rows: list[Any], model: Model) -> Any:
+    """Return rows of a request in a form that the model predicts from.
+
+    Raises:
+        RequestRefused: A row does not fit the model.
+    """
+    if isinstance(rows[0], dict):
+        return _frame(rows, model) if model.info.columns else _by_number(rows, model)
+    try:
+        array = np.array(rows, dtype=np.float64)
+    except (ValueError, TypeError):
+        array = np.zeros(0)
+    if array.ndim != 2:
+        raise RequestRefused(
+            400, f"rows must have {model.info.n_features} numbers each, all finite"
+        )
+    if model.info.columns and model.info.kind == "sparse":
+        raise RequestRefused(
+            400, f'rows of this model are {{"column": value}}: {", ".join(model.info.columns)}'
+        )
+    return array
+
+
+class _Frame:
+    """Rows with names, as the part of a frame that `samples_of` uses."""
+
+    def __init__(self, rows: list[Mapping[str, Any]], columns: tuple[str, ...]) -> None:
+        self.columns = columns
+        self._rows = rows
+
+    def to_csv(self, path: Path, index: bool) -> None:
+        """Write the rows as CSV; a missing value is an empty cell."""
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            lines = csv.writer(file)
+            lines.writerow(self.columns)
+            for row in self._rows:
+                cells = (row.get(name) for name in self.columns)
+                lines.writerow("" if cell is None else cell for cell in cells)
+
+
+def _frame(rows: list[Mapping[str, Any]], model: Model) -> _Frame:
+    """Return rows by the names of the training data's columns."""
+    wanted = model.info.columns
+    for row in rows:
+        missing = [name for name in wanted if name not in row]
+        if missing:
+            raise RequestRefused(
+                400,
+                f"a row lacks {', '.join(missing[:10])}; the columns are {', '.join(wanted[:50])}",
+            )
+        strange = [k for k, v in row.items() if not isinstance(v, str | int | float | None)]
+        if strange:
+            raise RequestRefused(
+                400, f"column '{strange[0]}': a value must be a number, a text or null"
+            )
+    return _Frame(rows, wanted)
+
+
+class _Matrix:
+    """Sparse samples in compressed rows, as the part of a matrix of SciPy that `samples_of` uses."""
+
+    def __init__(self, rows: list[dict[int, float]]) -> None:
+        lengths = [len(row) for row in rows]
+        self.indptr = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+        pairs = [pair for row in rows for pair in sorted(row.items())]
+        self.indices = np.array([key for key, _ in pairs], dtype=np.int64)
+        self.data = np.array([value for _, value in pairs], dtype=np.float64)
+        self.shape = (len(rows), int(self.indices.max(initial=-1)) + 1)
+
+    def tocsr(self) -> _Matrix:
+        """Return this matrix."""
+        return self
+
+    def sum_duplicates(self) -> None:
+        """Do nothing: no feature occurs twice in a row."""
+
+
+def _by_number(rows: list[Mapping[str, Any]], model: Model) -> _Matrix:
+    """Return rows by the numbers of features, which are those of the training file."""
+    if model.info.kind != "sparse":
+        raise RequestRefused(
+            400, f"rows of this model are lists of {model.info.n_features} numbers"
+        )
+    base, found = model.info.index_base, []
+    for row in rows:
+        try:
+            own = {int(key) - base: float(value) for key, value in row.items()}
+        except (TypeError, ValueError, OverflowError):
+            own = {-1: 0.0}
+        # Keys are below 2**62 in any file that was trained on.
+        if len(own) < len(row) or any(not 0 <= key < 1 << 62 for key in own):
+            text = f'rows of this model are {{"number of the feature, from {base} on": value}}'
+            raise RequestRefused(400, f"{text}, each number once")
+        found.append(own)
+    return _Matrix(found)
+
+
+def keys_of(text: str) -> Any:
+    """Return the keys in a query: whole numbers separated by commas."""
+    try:
+        keys = np.array([int(part) for part in text.split(",")], dtype=np.int64)
+    except (ValueError, OverflowError):
+        raise RequestRefused(
+            400, f"keys={text[:60]}: must be whole numbers separated by commas, such as 1,2"
+        ) from None
+    if len(keys) > _MOST_KEYS:
+        raise RequestRefused(413, f"{len(keys):,} keys: at most {_MOST_KEYS:,} in one request")
+    return keys

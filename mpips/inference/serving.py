@@ -1,0 +1,201 @@
+"""`mpips serve`: predictions and rows of a model over HTTP, by Starlette and Uvicorn.
+
+    POST /predict          {"rows": [[5.1, ...], ...]}, or rows as {"column": value}; the answer has labels
+                           and probabilities (or numbers), and the checkpoint that they are of
+    POST /predict          application/octet-stream: float32, little-endian, n rows of d; so is the answer
+    GET /rows/TABLE?keys=  rows of an embedding table, or the whole of a dense one
+    GET /health            which checkpoint is loaded; needs no token
+    GET /metrics           for Prometheus
+
+All but /health need the token: `Authorization: Bearer TOKEN`. Predictions run in threads; a request is
+answered by one model, also while a newer checkpoint takes its place (`current.py`). `parsing.py` reads the
+requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import numpy as np
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from mpips.errors import MpipsError
+from mpips.inference.current import CurrentModel
+from mpips.inference.parsing import RequestRefused, body_of, keys_of, rows_of, samples_in
+from mpips.inference.stored_tables import StoredDense, StoredRows
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Service:
+    """The answers to requests. One event loop; predictions run in its threads."""
+
+    def __init__(self, current: CurrentModel, token: str, every_s: float) -> None:
+        """Serve a model.
+
+        Args:
+            current: The model.
+            token: What a request must bring; "": nothing.
+            every_s: Seconds between two looks for a newer checkpoint; 0: none.
+        """
+        self._current = current
+        self._token = token.encode()
+        self._every_s = every_s
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "mpips_requests", "Requests", ("path", "status"), registry=self._registry
+        )
+        self._samples = Counter("mpips_samples", "Samples predicted", registry=self._registry)
+        self._seconds = Histogram(
+            "mpips_predict_seconds", "Seconds of a prediction", registry=self._registry
+        )
+        step = Gauge("mpips_model_step", "Step of the model", registry=self._registry)
+        step.set_function(lambda: current.step)
+        loaded = Gauge(
+            "mpips_model_loaded_seconds", "Unix time of loading", registry=self._registry
+        )
+        loaded.set_function(lambda: current.loaded_s)
+        failed = Gauge(
+            "mpips_reload_failed",
+            "1: the newest checkpoint cannot be loaded",
+            registry=self._registry,
+        )
+        failed.set_function(lambda: float(bool(current.failure)))
+
+    def app(self) -> Starlette:
+        """Return the application."""
+        routes = [
+            Route("/predict", self._guarded("/predict", self._predict), methods=["POST"]),
+            Route("/rows/{table:path}", self._guarded("/rows", self._rows), methods=["GET"]),
+            Route("/metrics", self._guarded("/metrics", self._metrics), methods=["GET"]),
+            Route("/health", self._guarded("/health", self._health, free=True), methods=["GET"]),
+        ]
+        return Starlette(routes=routes, lifespan=self._lifespan)
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        """Look for newer checkpoints while the server runs."""
+        task = asyncio.create_task(self._follow()) if self._every_s else None
+        yield
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(self._every_s)
+            await run_in_threadpool(self._current.follow)
+
+    def _guarded(self, path: str, handler: Handler, free: bool = False) -> Handler:
+        """Return a handler that asks for the token, counts, and answers errors with one sentence."""
+
+        async def guarded(request: Request) -> Response:
+            try:
+                if not free:
+                    self._check_token(request)
+                response = await handler(request)
+            except RequestRefused as refused:
+                response = JSONResponse({"error": str(refused)}, refused.status)
+            except MpipsError as error:
+                response = JSONResponse({"error": str(error)}, 400)
+            self._requests.labels(path, str(response.status_code)).inc()
+            return response
+
+        return guarded
+
+    def _check_token(self, request: Request) -> None:
+        given = request.headers.get("authorization", "").removeprefix("Bearer ").strip().encode()
+        if self._token and not hmac.compare_digest(given, self._token):
+            raise RequestRefused(
+                401, "the token is missing or wrong: send Authorization: Bearer TOKEN"
+            )
+
+    async def _health(self, request: Request) -> Response:
+        current = self._current
+        found = {
+            "status": "ok",
+            "model": current.name,
+            "step": current.step,
+            "loaded_s": current.loaded_s,
+            "failure": current.failure,
+        }
+        return JSONResponse(found)
+
+    async def _metrics(self, request: Request) -> Response:
+        return Response(generate_latest(self._registry), media_type="text/plain; version=0.0.4")
+
+    async def _predict(self, request: Request) -> Response:
+        body = await body_of(request)
+        raw = request.headers.get("content-type", "").startswith("application/octet-stream")
+        started = time.monotonic()
+        if raw:
+            values, name = await run_in_threadpool(self._of_bytes, body)
+            self._note(len(values), started)
+            headers = {"x-mpips-model": name, "x-mpips-shape": ",".join(map(str, values.shape))}
+            data = np.ascontiguousarray(values, "<f4").tobytes()
+            return Response(data, media_type="application/octet-stream", headers=headers)
+        rows = rows_of(body)
+        found = await run_in_threadpool(self._of_rows, rows)
+        self._note(len(rows), started)
+        return JSONResponse(found)
+
+    def _note(self, n: int, started: float) -> None:
+        self._samples.inc(n)
+        self._seconds.observe(time.monotonic() - started)
+
+    def _of_bytes(self, body: bytes) -> tuple[Any, str]:
+        with self._current.use() as model:
+            d = model.info.n_features
+            if model.info.kind != "dense" or len(body) % (4 * d):
+                raise RequestRefused(
+                    400,
+                    f"{len(body)} bytes: raw samples are rows of {d} float32 values of a dense model",
+                )
+            x = np.frombuffer(body, "<f4").reshape(-1, d)
+            values = model.predict(x) if model.info.wants == "targets" else model.predict_proba(x)
+            return values, model.path.name
+
+    def _of_rows(self, rows: list[Any]) -> dict[str, Any]:
+        with self._current.use() as model:
+            data = samples_in(rows, model)
+            found: dict[str, Any] = {"model": model.path.name}
+            if model.info.wants == "targets":
+                return {**found, "predictions": model.predict(data).tolist()}
+            probabilities = model.predict_proba(data)
+            return {
+                **found,
+                "classes": model.classes.tolist(),
+                "predictions": model.labels_of(probabilities).tolist(),
+                "probabilities": probabilities.tolist(),
+            }
+
+    async def _rows(self, request: Request) -> Response:
+        name, text = request.path_params["table"], request.query_params.get("keys")
+        keys = keys_of(text) if text is not None else None
+        return JSONResponse(await run_in_threadpool(self._look_up, name, keys))
+
+    def _look_up(self, name: str, keys: Any) -> dict[str, Any]:
+        with self._current.use() as model:
+            if name not in model.tables:
+                raise RequestRefused(404, f"no table '{name}'; there are {', '.join(model.tables)}")
+            handle = model.tables.table(name)
+            found: dict[str, Any] = {"model": model.path.name}
+            if isinstance(handle, StoredDense) and keys is None:
+                return {**found, "values": handle.values.tolist()}
+            if isinstance(handle, StoredRows) and keys is not None:
+                return {**found, "keys": keys.tolist(), "rows": handle.pull(keys).tolist()}
+            kind = (
+                "an embedding table: give ?keys=1,2" if keys is None else "dense: leave ?keys= out"
+            )
+            raise RequestRefused(400, f"table '{name}' is {kind}")

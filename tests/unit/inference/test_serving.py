@@ -1,0 +1,315 @@
+"""`mpips serve`: a real server in a thread of this process, asked over HTTP."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from model_rig import make
+
+from mpips import load
+from mpips.cli.serve import command
+from mpips.errors import ConfigError
+from mpips.inference.current import CurrentModel
+
+uvicorn = pytest.importorskip("uvicorn", reason="uvicorn is not installed")
+pytest.importorskip("starlette", reason="starlette is not installed")
+pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
+
+from mpips.inference.parsing import MOST_BYTES  # noqa: E402
+from mpips.inference.serving import Service  # noqa: E402
+
+TOKEN = "a token of the tests"
+
+
+class Client:
+    """Requests to a server on a port of this machine."""
+
+    def __init__(self, port: int, token: str = TOKEN) -> None:
+        self.port = port
+        self.token = token
+
+    def ask(
+        self, method: str, path: str, body: bytes | None = None, **headers: str
+    ) -> tuple[int, bytes, dict[str, str]]:
+        """Return status, body and headers of the answer."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        if self.token:
+            headers["Authorization"] = f"Bearer {self.token}"
+        try:
+            connection.request(method, path, body, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read(), dict(answer.getheaders())
+        finally:
+            connection.close()
+
+    def json(self, method: str, path: str, content: Any = None) -> tuple[int, Any]:
+        """Return status and content of the answer; `content`: of the request."""
+        body = json.dumps(content).encode() if content is not None else None
+        status, found, _ = self.ask(method, path, body)
+        return status, json.loads(found)
+
+
+@contextmanager
+def served(path: Path, every_s: float = 0.0) -> Iterator[tuple[Client, CurrentModel]]:
+    """Serve a model until the end of the block."""
+    current = CurrentModel(path)
+    app = Service(current, TOKEN, every_s).app()
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", access_log=False))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.005)
+        yield Client(server.servers[0].sockets[0].getsockname()[1]), current
+    finally:
+        server.should_exit = True
+        thread.join(20)
+    assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module", params=["softmax", "logistic", "hashed"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: Any) -> tuple[str, Path]:
+    return request.param, make(request.param, tmp_path_factory.mktemp("served"))[0]
+
+
+@pytest.fixture(scope="module")
+def softmax(tmp_path_factory: Any) -> Path:
+    return make("softmax", tmp_path_factory.mktemp("softmax"))[0]
+
+
+def rows_in(name: str, folder: Path) -> list[Any]:
+    """Return the samples of the test file as rows of a request."""
+    if name == "logistic":
+        lines = [line.split()[1:] for line in (folder / "test.svm").read_text().splitlines()]
+        return [{k: float(v) for k, v in (pair.split(":") for pair in line)} for line in lines]
+    header, *lines = [line.split(",") for line in (folder / "test.csv").read_text().splitlines()]
+    rows = [dict(zip(header, line, strict=True)) for line in lines]
+    return [{k: v if k == "colour" else float(v) for k, v in row.items()} for row in rows]
+
+
+def test_rows_are_predicted_as_the_file(model: tuple[str, Path]) -> None:
+    name, folder = model
+    loaded = load(folder / "checkpoints")
+    test = next(folder.glob("test.*"))
+    with served(folder / "checkpoints") as (client, _):
+        status, found = client.json("POST", "/predict", {"rows": rows_in(name, folder)})
+    assert status == 200, found
+    assert found["model"] == loaded.path.name
+    assert found["classes"] == loaded.classes.tolist()
+    assert found["predictions"] == loaded.predict(test).tolist()
+    assert np.allclose(found["probabilities"], loaded.predict_proba(test), atol=1e-6)
+
+
+def test_lists_and_raw_arrays(softmax: Path) -> None:
+    x = np.array([[1e6, 0.1, 7, 1.7e9], [1e6 + 300, 0.0, 7, 1.7e9 + 60]])
+    loaded = load(softmax / "checkpoints")
+    with served(softmax / "checkpoints") as (client, _):
+        status, found = client.json("POST", "/predict", {"rows": x.tolist()})
+        assert status == 200
+        assert np.allclose(found["probabilities"], loaded.predict_proba(x), atol=1e-6)
+        raw = x.astype("<f4").tobytes()
+        kind = {"Content-Type": "application/octet-stream"}
+        status, body, headers = client.ask("POST", "/predict", raw, **kind)
+        assert (status, headers["x-mpips-shape"]) == (200, "2,3")
+        assert headers["x-mpips-model"] == loaded.path.name
+        expected = loaded.predict_proba(np.frombuffer(raw, "<f4").reshape(2, 4))
+        assert body == expected.astype("<f4").tobytes()
+        status, body, _ = client.ask("POST", "/predict", raw[:-1], **kind)
+        assert status == 400
+        assert b"raw samples are rows of 4 float32 values" in body
+
+
+def test_tables_can_be_looked_up(model: tuple[str, Path]) -> None:
+    name, folder = model
+    tables = load(folder / "checkpoints").tables
+    with served(folder / "checkpoints") as (client, _):
+        if name == "softmax":
+            status, found = client.json("GET", "/rows/bias")
+            assert (status, found["values"]) == (200, tables["bias"].tolist())
+            assert client.json("GET", "/rows/bias?keys=1")[0] == 400
+        else:
+            status, found = client.json("GET", "/rows/weight?keys=-1,5")
+            rows = tables.table("weight").pull(np.array([-1, 5]))
+            assert (status, found["rows"]) == (200, rows.tolist())
+            assert "give ?keys=1,2" in client.json("GET", "/rows/weight")[1]["error"]
+            assert "whole numbers" in client.json("GET", "/rows/weight?keys=a")[1]["error"]
+            assert client.json("GET", "/rows/weight?keys=99999999999999999999")[0] == 400
+        assert client.json("GET", "/rows/../../etc/passwd")[0] == 404
+        status, found = client.json("GET", "/rows/absent")
+        assert (status, found["error"].partition(";")[0]) == (404, "no table 'absent'")
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ({"rows": [[1, 2]]}, "data has 2 features, the training data 4"),
+        ({"rows": [[1, 2, 3, "x"]]}, "rows must have 4 numbers each"),
+        ({"rows": [[1, 2, 3, None]]}, "NaN or infinity|4 numbers each"),
+        ({"rows": [[1, 2], [1]]}, "rows must have 4 numbers each"),
+        ({"rows": []}, "at least one row"),
+        ({"rows": [[1, 2, 3, 4], {}]}, "all lists of numbers, or all"),
+        (
+            {"rows": [{"big": 1}]},
+            "a row lacks small, flat, wide; the columns are big, small, flat, wide",
+        ),
+        (
+            {"rows": [{"big": [1], "small": 1, "flat": 1, "wide": 1}]},
+            "column 'big': a value must be a number",
+        ),
+        ({"rows": [{"big": "x", "small": 1, "flat": 1, "wide": 1}]}, "column 'big' contains 'x'"),
+        ([1], "the body must be"),
+        (b"{", "the body is not JSON"),
+        (b"[" * 100_000, "the body is not JSON"),
+        (b"\xff\xfe", "the body is not JSON"),
+    ],
+)
+def test_bad_requests_get_one_sentence(softmax: Path, content: Any, text: str) -> None:
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
+    with served(softmax / "checkpoints") as (client, _):
+        status, found, _ = client.ask("POST", "/predict", body)
+        assert status == 400
+        assert re.search(text, json.loads(found)["error"]), found
+        # The server goes on.
+        assert client.json("POST", "/predict", {"rows": [[1, 2, 3, 4]]})[0] == 200
+
+
+def test_large_bodies_are_refused(softmax: Path) -> None:
+    with served(softmax / "checkpoints") as (client, _):
+        connection = http.client.HTTPConnection("127.0.0.1", client.port, timeout=30)
+        connection.putrequest("POST", "/predict")
+        connection.putheader("Authorization", f"Bearer {TOKEN}")
+        connection.putheader("Content-Length", str(MOST_BYTES + 1))
+        connection.endheaders()
+        answer = connection.getresponse()
+        assert answer.status == 413
+        assert b"at most 16,777,216 in one request" in answer.read()
+        connection.close()
+
+
+def test_without_the_token_only_health_is_answered(softmax: Path) -> None:
+    with served(softmax / "checkpoints") as (client, current):
+        for token in ("", "wrong", TOKEN + "x", TOKEN[:-1]):
+            other = Client(client.port, token)
+            for method, path in (("POST", "/predict"), ("GET", "/rows/bias"), ("GET", "/metrics")):
+                status, found = other.json(method, path, {"rows": [[1, 2, 3, 4]]})
+                assert status == 401
+                assert "the token is missing or wrong" in found["error"]
+            status, found = other.json("GET", "/health")
+            assert (status, found["status"], found["model"]) == (200, "ok", current.name)
+        status, body, _ = client.ask("GET", "/metrics")
+        text = body.decode()
+        assert status == 200
+        assert 'mpips_requests_total{path="/predict",status="401"} 4.0' in text
+        assert f"mpips_model_step {float(current.step)}" in text
+
+
+def test_a_newer_checkpoint_takes_its_place_under_a_hundred_clients(tmp_path: Path) -> None:
+    """No request fails, and each answer is of the one model that it names."""
+    folder, _ = make("softmax", tmp_path)
+    newest = (folder / "checkpoints" / "latest").resolve()
+    live, spare = tmp_path / "live", tmp_path / "spare"
+    old, new = sorted(p for p in (folder / "checkpoints").glob("step-*") if p.is_dir())[-2:]
+    assert new == newest
+    live.mkdir()
+    spare.mkdir()
+    shutil.copytree(old, live / old.name)
+    shutil.copytree(new, spare / new.name)
+    x = np.array([[1e6 + 120, 0.001, 7, 1.7e9 + 30]])
+    expected = {p.name: load(p).predict_proba(x)[0] for p in (old, new)}
+    assert not np.allclose(*expected.values())
+    failures: list[object] = []
+    seen: set[str] = set()
+    stop = threading.Event()
+
+    def ask(client: Client) -> None:
+        while not stop.is_set():
+            status, found = client.json("POST", "/predict", {"rows": x.tolist()})
+            if status != 200 or not np.allclose(
+                found["probabilities"][0], expected[found["model"]], atol=1e-6
+            ):
+                failures.append(found)
+                return
+            seen.add(found["model"])
+
+    with served(live, every_s=0.05) as (client, current):
+        threads = [threading.Thread(target=ask, args=(client,)) for _ in range(100)]
+        for thread in threads:
+            thread.start()
+        try:
+            wait_for(lambda: old.name in seen or failures)
+            # A damaged checkpoint is not taken, and the one in use stays.
+            damaged = spare / "step-000000999999"
+            damaged.mkdir()
+            (damaged / "manifest.json").write_text("{")
+            os.rename(damaged, live / damaged.name)
+            os.rename(spare / new.name, live / new.name)
+            wait_for(lambda: new.name in seen or failures)
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join(30)
+        assert failures == []
+        assert seen == {old.name, new.name}
+        assert current.name == new.name
+
+
+def wait_for(condition: Any) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_the_command_prints_how_to_ask_and_ends_on_ctrl_c(softmax: Path) -> None:
+    program = [sys.executable, "-m", "mpips", "serve", str(softmax / "checkpoints"), "--port", "0"]
+    process = subprocess.Popen(program, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        first, second = process.stderr.readline(), process.stderr.readline()
+        assert first.startswith("mpips serve: step-"), first
+        address = first.split(" on ")[1].split(";")[0]
+        token = second.split("Bearer ")[1].split('"')[0]
+        port = int(address.rpartition(":")[2])
+        client = Client(port, token)
+        assert client.json("POST", "/predict", {"rows": [[1, 2, 3, 4]]})[0] == 200
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+        assert process.stderr.read() == ""
+    finally:
+        process.kill()
+        process.wait(10)
+        process.stderr.close()
+
+
+def test_options_that_are_unsafe_or_impossible_are_refused(softmax: Path, tmp_path: Path) -> None:
+    def error(*arguments: str) -> str:
+        result = CliRunner().invoke(command, [str(softmax / "checkpoints"), *arguments])
+        assert isinstance(result.exception, ConfigError), result.output
+        return str(result.exception)
+
+    assert "anybody could use it" in error("--no-token", "--host", "0.0.0.0")
+    short = tmp_path / "short"
+    short.write_text("abc\n")
+    assert "at least 16 printable ASCII characters" in error("--token-file", str(short))
+    assert "cannot be read: No such file" in error("--token-file", str(tmp_path / "none"))
+    assert "leave one of them out" in error("--token-file", str(short), "--no-token")
+    with served(softmax / "checkpoints") as (client, _):
+        text = error("--port", str(client.port))
+        assert f"127.0.0.1:{client.port} cannot be listened on: Address already in use" in text
