@@ -24,6 +24,7 @@ _COMMANDS = {
     "doctor": "mpips.cli.doctor",
     "evaluate": "mpips.cli.evaluate",
     "export": "mpips.cli.export",
+    "init": "mpips.cli.init",
     "logs": "mpips.cli.logs",
     "ls": "mpips.cli.ls",
     "plan": "mpips.cli.plan",

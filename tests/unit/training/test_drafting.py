@@ -1,0 +1,84 @@
+"""`mpips init`: the job file that it writes is accepted and trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from model_rig import dense_csv, hashed_csv, svm
+
+from mpips.cli.init import command
+from mpips.config.schema import load_config
+from mpips.errors import ConfigError, DataError
+from mpips.training.train import train
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(command, arguments)
+    if result.exception is not None:
+        raise result.exception
+    return result.output
+
+
+@pytest.mark.parametrize(
+    ("write", "name", "task"),
+    [
+        (dense_csv, "a.csv", "mlp"),
+        (hashed_csv, 'odd "name".csv', "logistic"),
+        (svm, "a.svm", "logistic"),
+    ],
+)
+def test_the_job_file_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: object, name: str, task: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert callable(write)
+    write(tmp_path / name, 200, 1)
+    write(tmp_path / f"test {name}", 50, 2)
+    said = run(name, "--test", f"test {name}", "-o", "new.toml")
+    assert f'task = "{task}"' in said
+    assert "200 samples" in said
+    assert said.endswith("mpips init: wrote new.toml; start it with: mpips run new.toml\n")
+    text = Path("new.toml").read_text()
+    config = load_config("new.toml", [("train.epochs", 1)])
+    assert (config.task, config.data.train, config.data.test) == (task, name, f"test {name}")
+    assert ("categorical" in text) == (write is hashed_csv)
+    outcome = train(config, "none", verbose=False)
+    assert 0 <= outcome.value.metrics["accuracy"] <= 1
+    # What is commented out is accepted, too.
+    wanted = ("[schedule]", "[table]", "[cluster]", "name", "consistency", "optimizer", "servers")
+    lines = [line.removeprefix("# ") for line in text.splitlines() if line.startswith("# ")]
+    optional = [line for line in lines if line.startswith(wanted)]
+    assert len(optional) == 7
+    Path("all.toml").write_text("\n".join([*optional, ""]))
+    load_config("all.toml", [("task", "mlp"), ("data.train", "x")])
+
+
+def test_an_existing_file_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    dense_csv(tmp_path / "a.csv", 20, 1)
+    Path("job.toml").write_text("mine")
+    with pytest.raises(ConfigError, match=r"job.toml: already exists; use --force"):
+        run("a.csv")
+    assert Path("job.toml").read_text() == "mine"
+    run("a.csv", "--force")
+    assert Path("job.toml").read_text() != "mine"
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("y,a\n0.5,1\n1.25,2\n", "2 distinct labels, which look like numbers to be predicted"),
+        ("y,a\n1,1\n1,2\n", "all samples have the label 1; nothing can be learned"),
+        ("y,a\nyes,1\nyes,2\n", "all samples have the label yes; nothing can be learned"),
+    ],
+)
+def test_labels_that_no_task_learns_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, complaint: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.csv").write_text(text)
+    with pytest.raises(DataError, match=complaint):
+        run("a.csv")
+    assert not Path("job.toml").exists()
