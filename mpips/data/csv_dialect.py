@@ -60,11 +60,11 @@ def _widths(sample: str, delimiter: str) -> list[int]:
 
 
 def is_text(cell: str) -> bool:
-    """Return True for a cell that is no number in any notation, and not missing."""
+    """Return True for a cell that is no number in any notation of Python, and not empty."""
     try:
         float(cell)
     except ValueError:
-        return not is_missing(cell)
+        return bool(cell)
     return False
 
 

@@ -115,6 +115,14 @@ def test_labels_of_text_are_classes_that_all_workers_number_alike(tmp_path: Path
         assert align(part.data, info).labels.tolist() == wanted
 
 
+def test_texts_that_mean_a_missing_number_are_labels_like_others(tmp_path: Path) -> None:
+    part = read(write(tmp_path / "a.csv", "y,a\nnone,1\nNA,2\nsome,3\n"))
+    assert part.info.label_names == ("NA", "none", "some")
+    for label in ("", "nan"):
+        with pytest.raises(DataError, match="labels are finite numbers, or all of them are text"):
+            read(write(tmp_path / "b.csv", f"y,a\nnone,1\n{label},2\n"))
+
+
 def test_labels_of_text_in_other_data_are_those_of_the_training_data(tmp_path: Path) -> None:
     train = read(write(tmp_path / "a.csv", "y,a\nyes,1\nno,2\nperhaps,3\n"))
     other = read(write(tmp_path / "b.csv", "a,y\n5,yes\n"), like=train.info)
