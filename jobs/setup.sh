@@ -349,6 +349,7 @@ main() {
   install_framework jax "jax==0.10.2"
   install_framework keras "keras==3.15.1"
   install_framework pyarrow "pyarrow>=14" Parquet
+  install_framework zstandard "zstandard>=0.20" "data in .zst"
   install_framework starlette "starlette>=0.37" "mpips serve"
   install_framework uvicorn "uvicorn>=0.29" "mpips serve"
   install_framework prometheus_client "prometheus-client>=0.20" "mpips serve"

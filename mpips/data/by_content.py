@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 
+from mpips.data.compressed import opened
 from mpips.data.csv_dialect import DELIMITERS, SAMPLE_CHARACTERS, find_delimiter
 
 _LIBSVM = re.compile(r"[-+.\deE]+(?:\s+(?:qid:\S+|\d+:[-+.\deE]+))*\s*(?:#.*)?")
@@ -18,7 +19,7 @@ def format_of(path: str) -> str | None:
     Raises:
         OSError: The file cannot be read.
     """
-    with open(path, "rb") as file:
+    with opened(path) as file:
         start = file.read(SAMPLE_CHARACTERS)
     if start.startswith(b"PK\x03\x04"):
         return "npz"

@@ -26,6 +26,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from mpips.data.compressed import opened_text
 from mpips.data.csv_dialect import find_delimiter, is_missing, is_text, number, text_columns
 from mpips.data.dataset import Dataset, DenseData, Labels, SparseData
 from mpips.data.info import MAX_CLASSES, Part, describe, narrow
@@ -70,7 +71,7 @@ def read_csv(path: str, options: ReadOptions, share: Share) -> Part:
             column and cell.
         OSError: The file cannot be opened.
     """
-    with open(path, newline="", encoding="utf-8-sig") as file:
+    with opened_text(path) as file:
         try:
             return _Table(path, options, file).read(share)
         except UnicodeDecodeError as error:

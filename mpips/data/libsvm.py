@@ -6,6 +6,7 @@ import mmap
 import os
 
 from mpips._native import LibsvmError, parse_libsvm
+from mpips.data.compressed import opened_to_map
 from mpips.data.dataset import SparseData
 from mpips.data.info import Part, describe
 from mpips.data.options import ReadOptions, Share
@@ -23,7 +24,7 @@ def read_libsvm(path: str, options: ReadOptions, share: Share) -> Part:
         OSError: The file cannot be opened.
     """
     base = -1 if options.index_base == "auto" else int(options.index_base)
-    with open(path, "rb") as file:
+    with opened_to_map(path) as file:
         if os.fstat(file.fileno()).st_size == 0:
             raise DataError(f"{path}: contains no samples")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:

@@ -12,6 +12,7 @@ import msgspec
 
 from mpips.data.arrays import read_hdf5, read_npz
 from mpips.data.by_content import format_of
+from mpips.data.compressed import compression_of, inner_name
 from mpips.data.csv_table import read_csv
 from mpips.data.digits import read_digits
 from mpips.data.info import DataInfo, Part
@@ -50,6 +51,10 @@ READERS: dict[str, Reader] = {
 }
 
 
+# Formats of text, which can be compressed.
+TEXT_FORMATS = ("libsvm", "csv")
+
+
 def read(
     path: str | os.PathLike[str],
     *,
@@ -86,6 +91,10 @@ def read(
     if like is not None:
         options = _as_in_training(options, like)
     reader = _choose(path, options.format)
+    if compression_of(path) and reader.name not in TEXT_FORMATS:
+        raise DataError(
+            f"{path}: {reader.name} is read in place and cannot be compressed as a whole; decompress the file"
+        )
     try:
         part = reader.read(path, options, Share(stride, offset, shares))
         if like is not None and options.labelled and part.info.label_names != like.label_names:
@@ -123,7 +132,7 @@ def _choose(path: str, name: str) -> Reader:
         return READERS[name]
     if path in READERS and not READERS[path].endings:
         return READERS[path]
-    ending = os.path.splitext(path)[1].lower()
+    ending = os.path.splitext(inner_name(path))[1].lower()
     for reader in READERS.values():
         if ending in reader.endings:
             return reader
