@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -93,9 +94,14 @@ class Service:
                 await task
 
     async def _follow(self) -> None:
+        printed = ""
         while True:
             await asyncio.sleep(self._every_s)
             await run_in_threadpool(self._current.follow)
+            # Paths are for the owner of the server, not for clients.
+            if self._current.failure not in ("", printed):
+                printed = self._current.failure
+                print(f"mpips serve: still {self._current.name}: {printed}", file=sys.stderr)
 
     def _guarded(self, path: str, handler: Handler, free: bool = False) -> Handler:
         """Return a handler that asks for the token, counts, and answers errors with one sentence."""
@@ -128,7 +134,7 @@ class Service:
             "model": current.name,
             "step": current.step,
             "loaded_s": current.loaded_s,
-            "failure": current.failure,
+            "reload_failed": bool(current.failure),
         }
         return JSONResponse(found)
 
