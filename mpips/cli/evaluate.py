@@ -23,7 +23,7 @@ def command(model: Path, data: str, as_json: bool) -> None:
 
     loaded = load(model)
     metrics = loaded.evaluate(data)
-    for note in loaded.notes:
+    for note in (*loaded.refused, *loaded.notes):
         click.echo(note, err=True)
     if as_json:
         click.echo(json.dumps({"model": str(loaded.path), "data": data, **metrics}))

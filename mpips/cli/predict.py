@@ -32,7 +32,7 @@ def command(model: Path, data: str, out: Path | None) -> None:
 
     loaded = load(model)
     columns = columns_of(loaded, data)
-    for note in loaded.notes:
+    for note in (*loaded.refused, *loaded.notes):
         click.echo(note, err=True)
     if out is None:
         write_csv(columns, sys.stdout.buffer)

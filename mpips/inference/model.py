@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from mpips.checkpoint import Checkpoint, Manifest, open_checkpoint
-from mpips.checkpoint.find import choose_checkpoint
+from mpips.checkpoint import Checkpoint, Manifest, find_newest, open_checkpoint
+from mpips.checkpoint.find import choose_checkpoint, is_checkpoint
+from mpips.checkpoint.folder import find_folder, parse_name
 from mpips.checkpoint.structure import ATTACHED
 from mpips.config.schema import JobConfig, config_of
 from mpips.data import DataInfo, Dataset, Moments
 from mpips.data.hdf5 import load_hdf5
 from mpips.data.metrics import merge
-from mpips.errors import ConfigError
+from mpips.errors import CheckpointError, ConfigError
 from mpips.inference.samples import from_file, samples_of
 from mpips.inference.stored_tables import StoredTables
 from mpips.tasks import Task, load_task
@@ -41,11 +42,17 @@ class Model:
         info: Description of the training data.
         moments: Moments of the training data, from which the task has computed the scale of the features.
         tables: Values by name of the table, read when first used: an array, or (keys, rows).
+        refused: Why newer checkpoints of the folder are not used, a sentence for each.
         notes: Sentences on the data that was used last, such as columns that were left out.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, config: JobConfig, info: DataInfo, moments: Moments
+        self,
+        checkpoint: Checkpoint,
+        config: JobConfig,
+        info: DataInfo,
+        moments: Moments,
+        refused: tuple[str, ...] = (),
     ) -> None:
         """Make the task of a job again.
 
@@ -54,6 +61,7 @@ class Model:
             config: Configuration of the job.
             info: Description of the training data.
             moments: Moments of the training data.
+            refused: See the class.
 
         Raises:
             ConfigError: The task cannot be imported, or has other tables than the checkpoint.
@@ -64,6 +72,7 @@ class Model:
         self.info = info
         self.moments = moments
         self.notes: tuple[str, ...] = ()
+        self.refused = refused
         seed = config.cluster.seed
         self.task: Task = kind(info, task_options(kind, config.options), seed)
         self.tables = StoredTables(checkpoint, self.task.tables(), seed)
@@ -175,7 +184,7 @@ def _batches(samples: Dataset) -> Iterator[Any]:
 
 def load_model(path: str | os.PathLike[str]) -> Model:
     """Load a model; see `mpips.inference.loading.load`."""
-    checkpoint = open_checkpoint(choose_checkpoint(Path(path)))
+    checkpoint, refused = _open(Path(path))
     try:
         manifest = checkpoint.manifest
         if not manifest.config.get("task") or not manifest.data:
@@ -184,13 +193,37 @@ def load_model(path: str | os.PathLike[str]) -> Model:
                 "predict with; read its tables with mpips.checkpoint.open_checkpoint, or a PyTorch model "
                 "with mpips.torch.load_checkpoint"
             )
-        checkpoint.verify()
         moments = _moments(checkpoint)
         info = DataInfo.from_config(manifest.data)
-        return Model(checkpoint, config_of(manifest.config), info, moments)
+        return Model(checkpoint, config_of(manifest.config), info, moments, refused)
     except BaseException:
         checkpoint.close()
         raise
+
+
+def _open(path: Path) -> tuple[Checkpoint, tuple[str, ...]]:
+    """Open a checkpoint whose data is undamaged: this one, or the newest of a folder.
+
+    Returns:
+        The checkpoint, and why newer ones of the folder are not used.
+
+    Raises:
+        ConfigError: There is none.
+        CheckpointError: It is damaged; or all in the folder are, then the error is that of the newest.
+    """
+    if is_checkpoint(path) or parse_name(path) is not None:
+        checkpoint = open_checkpoint(choose_checkpoint(path))
+        try:
+            checkpoint.verify()
+        except BaseException:
+            checkpoint.close()
+            raise
+        return checkpoint, ()
+    found = find_newest(find_folder(path))
+    reasons = tuple(refusal.reason for refusal in found.refused)
+    if found.checkpoint is None:
+        raise CheckpointError(reasons[0] if reasons else f"{path}: contains no checkpoint")
+    return found.checkpoint, reasons
 
 
 def _moments(checkpoint: Checkpoint) -> Moments:

@@ -250,6 +250,14 @@ def test_a_damaged_model_is_refused(softmax: Path, tmp_path: Path) -> None:
         file.write(b"\x55")
     with pytest.raises(CheckpointError, match=r"values of table 'weight'.*checksum does not match"):
         load(copy)
+    # Of a folder the one before it is taken, and the reason is said.
+    older = sorted(newest.parent.glob("step-*"))[-2]
+    shutil.copytree(older, tmp_path / older.name)
+    model = load(tmp_path)
+    assert model.path.name == older.name
+    assert "checksum does not match" in model.refused[0]
+    arguments = [str(tmp_path), "--data", str(softmax / "test.csv")]
+    assert "checksum does not match" in CliRunner().invoke(evaluate_command, arguments).output
 
 
 def test_a_checkpoint_of_an_earlier_version_says_what_is_missing(
