@@ -13,8 +13,6 @@ all=(lint unit mpi fault jobs sanitize)
 out=$root/build/tests
 sizes=(1 2 3 5)
 lanes=${MPIPS_TEST_LANES:-2}
-# Launches wait for one another and for mpirun: two lanes use little more than half of two cores.
-fault_lanes=${MPIPS_TEST_FAULT_LANES:-$((lanes > 1 ? lanes + 1 : lanes))}
 
 stages=("$@")
 if (($# == 0)); then
@@ -129,7 +127,7 @@ run_mpi() {
   done
 }
 
-run_fault() { if has_tests tests/fault; then lanes=$fault_lanes run_lanes fault --timeout=300 tests/fault; fi; }
+run_fault() { if has_tests tests/fault; then run_lanes fault --timeout=300 tests/fault; fi; }
 
 # Each lane has a Slurm of its own, so tests of one file share it.
 run_jobs() { if has_tests tests/jobs; then run_lanes jobs --dist loadfile --no-loadscope-reorder tests/jobs; fi; }

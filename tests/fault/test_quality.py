@@ -42,9 +42,10 @@ def trained(n_workers: int, *arguments: str) -> dict:
     ):
         assert job.wait() == 0, job.tail()
         found = json.loads(job.stdout().strip().splitlines()[-1])
-        # The checkpoint alone predicts as the job did.
-        given = dict(itertools.pairwise(("--test", "digits", *arguments)))
-        for name, value in mpips.load(folder).evaluate(given["--test"]).items():
+        # The checkpoint alone predicts as the job did; a job file names its own data.
+        given = dict(itertools.pairwise(arguments))
+        test = given.get("--test", given.get("--train"))
+        for name, value in mpips.load(folder).evaluate(test).items() if test else ():
             assert found[name] == pytest.approx(value, abs=1e-6), name
         return found
 
