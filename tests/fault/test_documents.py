@@ -33,7 +33,7 @@ WITH_COMMANDS = [path for path in DOCUMENTS if started(path)]
 def test_the_commands_do_what_is_shown(path: Path, tmp_path: Path) -> None:
     if names := {lacking(block.text) for block in blocks(path) if block.file} - {""}:
         pytest.skip(f"{', '.join(names)} is not installed")
-    for file in data_files("".join(block.text for block in blocks(path) if block.file)):
+    for file in data_files("".join(block.text for block in blocks(path))):
         if not file.is_file():
             pytest.skip(f"the data set is missing: {file}")
         (tmp_path / file.name).symlink_to(file)
