@@ -29,7 +29,7 @@ from mpips.errors import CapabilityError, ConfigError
 from mpips.rundir.directory import RunFolder, replace_json, version_of
 from mpips.rundir.files import Status
 from mpips.supervisor.hosts import is_here
-from mpips.supervisor.reap import belongs, orphans_of, reap, state_of
+from mpips.supervisor.reap import belongs, is_dead, orphans_of, reap, state_of
 
 LAUNCHER_LOG = "launcher.log"
 # The last bytes of stderr that stay in memory, where the launcher's text about an end is: ranks may print for
@@ -118,6 +118,9 @@ class Attempt:
         self._stderr_bytes = 0
         self._stopped: dict[int, float] = {}
         self._gone: list[int] = []
+        self._missed: set[int] = (
+            set()
+        )  # ranks of this host that had ended when they were first looked at
         self._failure_seen = False  # set by the thread that copies stderr, once
         self._overdue = False
         self._n_here = 0  # ranks of this host; 0 before the first status
@@ -204,6 +207,7 @@ class Attempt:
         except OSError:
             # The process has ended, or the kernel is too old: only the launcher's text tells of its end.
             return
+        self._missed.discard(rank)
         self._ends[fd] = rank
         self._epoll.register(fd, select.EPOLLIN)
 
@@ -223,7 +227,7 @@ class Attempt:
         A child that outlives its rank holds the pipes of the launcher, which waits for their end.
         """
         now = time.monotonic()
-        if not self._n_here or len(self._gone) < self._n_here:
+        if not self._n_here or len(self._missed.union(self._gone)) < self._n_here:
             self._all_gone_at = now
         elif now - self._all_gone_at > _ORPHANS_S:
             self._all_gone_at = now
@@ -273,8 +277,11 @@ class Attempt:
         for place in status.ranks:
             if not is_here(place.host):
                 continue
-            if place.rank not in watched and self._is_mine(place.pid):
-                self._watch(place.rank, place.pid)
+            if place.rank not in watched:
+                if self._is_mine(place.pid) and not is_dead(place.pid):
+                    self._watch(place.rank, place.pid)
+                else:
+                    self._missed.add(place.rank)
             if state_of(place.pid) in "tT" and self._is_mine(place.pid):
                 self._stopped.setdefault(place.rank, time.monotonic())
             elif place.rank not in self._gone and not self.poll():

@@ -4,7 +4,8 @@ Keys of an attempt: words (list of fields), say (text for stderr), chatter (line
 code, signal (to itself), finish (true), hang (seconds, after that), recoverable, start (steps), ranks (table
 for status.json), sleep (seconds, before the end), beats (true: meanwhile it shows that it is alive), ahead
 (seconds by which the scheduler's clock is ahead), mute (true: no status is written), ignore (numbers of
-signals), log ({rank: text}), spawn (number of processes that stay), stop (those are stopped).
+signals), log ({rank: text}), spawn (number of processes that stay), stop (those are stopped), orphan (true:
+the only rank has ended before the status tells of it, and has left a process for whose end this one waits).
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ def main() -> None:
     if act.get("stop"):
         for child in children:
             os.kill(child.pid, signal.SIGSTOP)
+    orphan = leave_orphan(act) if act.get("orphan") else 0
     for rank, text in act.get("log", {}).items():
         (logs / f"rank-{rank}.log").write_text(text)
     if not act.get("mute"):
@@ -53,9 +55,20 @@ def main() -> None:
     if act.get("finish"):
         (run / "finished.json").write_text(json.dumps(FINISHED))
     time.sleep(act.get("hang", 0))
+    while orphan and Path(f"/proc/{orphan}").exists():
+        time.sleep(0.01)
     if "signal" in act:
         os.kill(os.getpid(), act["signal"])
     sys.exit(act.get("code", 0))
+
+
+def leave_orphan(act: dict) -> int:
+    with subprocess.Popen(["sh", "-c", "sleep 600 >&2 & echo $!"], stdout=subprocess.PIPE) as rank:
+        assert rank.stdout is not None
+        orphan = int(rank.stdout.readline())
+    here = os.uname().nodename
+    act["ranks"] = [{"rank": 0, "role": "worker 0", "host": here, "pid": rank.pid}]
+    return orphan
 
 
 def write_status(

@@ -1,7 +1,7 @@
 """A task that counts how often each sample is read: row i of its table goes down by 1 each time.
 
 The samples' only feature is their number. `pause_ms` is the length of a step, more on odd workers. With
-`until`, steps grow slower and slower until that folder has a checkpoint inside an epoch, then they do not wait.
+`until`, steps grow slower until that folder has a checkpoint inside an epoch; then they do not wait.
 """
 
 import time

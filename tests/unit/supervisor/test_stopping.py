@@ -130,6 +130,16 @@ def test_a_launcher_that_reports_an_end_on_another_host_and_stays_is_ended(
     assert not running(case.run_folder)
 
 
+def test_a_launcher_does_not_wait_for_what_a_rank_left_that_ended_before_it_was_seen(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The time limit of the test is what ends it if the supervisor waits for its own limit.
+    monkeypatch.setattr(stopping, "ENDING_S", 1e6)
+    assert case.run({"orphan": True, "words": [{}], "code": 1}, {"finish": True}) == 0
+    assert case.attempts == 2
+    assert not running(case.run_folder)
+
+
 def test_orphans_are_what_ended_ranks_have_left_and_not_the_launcher_or_its_children(
     case: Case,
 ) -> None:
