@@ -7,8 +7,9 @@ ranks as two cores. `mpips plan` predicts no time for more ranks than cores.
 from __future__ import annotations
 
 import tempfile
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from mpips.bench.launching import Options, on_ranks
 from mpips.bench.measure import Comparison, Findings

@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -27,8 +26,7 @@ MPIPS_KINDS = ("mpips", "step", "stream", "replicated")
 _TIMEOUT_S = 300.0
 
 
-@dataclass(frozen=True)
-class TorchSide:
+class TorchSide(msgspec.Struct, frozen=True):
     """One way of training a model.
 
     Attributes:
@@ -43,8 +41,7 @@ class TorchSide:
     workers: int = 1
 
 
-@dataclass(frozen=True)
-class TorchRatio:
+class TorchRatio(msgspec.Struct, frozen=True):
     """A comparison of two sides: name, description, unit ("ms" or "samples/s"), and text of the baseline."""
 
     name: str

@@ -7,9 +7,10 @@ from what it has written since then.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from mpips.checkpoint.folder import CheckpointName, find_folder, list_checkpoints, parse_name
 from mpips.checkpoint.manifest import MANIFEST
@@ -21,24 +22,21 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-@dataclass(frozen=True)
-class Refusal:
+class Refusal(msgspec.Struct, frozen=True):
     """A checkpoint that is not used, and the reason."""
 
     path: Path
     reason: str
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(msgspec.Struct, frozen=True):
     """The newest undamaged checkpoint, open and owned by the caller, or None; and refused newer ones."""
 
     checkpoint: Checkpoint | None
     refused: tuple[Refusal, ...]
 
 
-@dataclass(frozen=True)
-class Ordered:
+class Ordered(msgspec.Struct, frozen=True):
     """The checkpoints of a folder, judged without reading their data.
 
     Attributes:

@@ -23,8 +23,9 @@ import re
 import shutil
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from mpips.errors import CheckpointError, ConfigError
 from mpips.process import forked
@@ -40,8 +41,7 @@ _NAME = re.compile(r"step-(\d{12,19})(?:\.([1-9]\d{0,8}))?")
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
-@dataclass(frozen=True)
-class CheckpointName:
+class CheckpointName(msgspec.Struct, frozen=True):
     """A published checkpoint: its path, its step, and its number (1, ...) among those of the same step."""
 
     path: Path

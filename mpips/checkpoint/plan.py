@@ -10,7 +10,6 @@ block of a dataset. So the servers progress together, and wait for each other no
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -47,8 +46,7 @@ class Hello(msgspec.Struct):
     applied: list[int]
 
 
-@dataclass(frozen=True)
-class TablePlan:
+class TablePlan(msgspec.Struct, frozen=True):
     """The plan of one table.
 
     Attributes:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -75,8 +74,7 @@ def decode_part(data: bytes) -> PositionPart:
     return _decode(data) if data else PositionPart()
 
 
-@dataclass(frozen=True)
-class WorkerStart:
+class WorkerStart(msgspec.Struct, frozen=True):
     """The state of a worker in the checkpoint from which the job started.
 
     Attributes:

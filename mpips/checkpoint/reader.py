@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,8 +25,7 @@ from mpips.errors import CheckpointError
 BLOCK_BYTES = 8 << 20  # bytes that are read at once
 
 
-@dataclass(frozen=True)
-class RowBlock:
+class RowBlock(msgspec.Struct, frozen=True):
     """Some rows of an embedding table, ascending by key.
 
     Attributes:

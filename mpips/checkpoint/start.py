@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from mpips.checkpoint.find import find_newest, order
 from mpips.checkpoint.manifest import Manifest
@@ -23,8 +24,7 @@ RESUME_WORDS = ("auto", "never")
 _TIMEOUT_S = 300.0  # as in `find_newest`
 
 
-@dataclass(frozen=True)
-class Start:
+class Start(msgspec.Struct, frozen=True):
     """The start of a job.
 
     Attributes:

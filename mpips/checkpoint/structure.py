@@ -17,7 +17,6 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +74,7 @@ def hdf5_kind() -> str:
         return "none"
 
 
-@dataclass(frozen=True)
-class Made:
+class Made(msgspec.Struct, frozen=True):
     """A file with its structure and without its data.
 
     Attributes:

@@ -22,12 +22,12 @@ import resource
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from mpips import _native
@@ -68,8 +68,7 @@ _STRUCTURE_BYTES = 1 << 18  # bytes, more than the structure of the file needs
 SERIAL_NOTE = "server 0 wrote for all servers, which is slower: this h5py is built without MPI"
 
 
-@dataclass(frozen=True)
-class CheckpointInfo:
+class CheckpointInfo(msgspec.Struct, frozen=True):
     """A checkpoint that was written.
 
     Attributes:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import click
+import msgspec
 
 from mpips.cli.runs import folder_option, run_argument
 from mpips.monitor.differences import Difference, differences
@@ -30,7 +30,7 @@ def command(first: str, second: str, folder: str, as_json: bool) -> None:
     found = differences(*runs)
     if as_json:
         for difference in found:
-            click.echo(json.dumps(asdict(difference)))
+            click.echo(json.dumps(msgspec.structs.asdict(difference)))
         return
     if not found:
         click.echo("mpips diff: no difference")

@@ -5,6 +5,7 @@ All functions read the annotations of the struct (see `mpips.model.accepted`) an
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -85,8 +86,14 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
 def _inner(kind: Any, key: str) -> Any:
     """Return the annotation of a struct's field or of a dict's values; None if there is none."""
     if _is_struct(kind):
-        return get_type_hints(kind, include_extras=True).get(key)
+        return _hints(kind).get(key)
     return get_args(kind)[1] if get_origin(kind) is dict else None
+
+
+@functools.cache
+def _hints(struct: type) -> dict[str, Any]:
+    """Return the annotations of a struct's fields, evaluated: that takes about a millisecond."""
+    return get_type_hints(struct, include_extras=True)
 
 
 def _is_struct(kind: Any) -> bool:

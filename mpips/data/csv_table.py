@@ -15,7 +15,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from glob import escape
@@ -40,8 +40,7 @@ _DELIMITER_NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertic
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(msgspec.Struct, frozen=True):
     """A column of the file.
 
     Attributes:

@@ -8,9 +8,9 @@ float64 if float32 would lose differences between samples (`DataInfo.wide`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -19,8 +19,7 @@ Features: TypeAlias = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 Rows: TypeAlias = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class SparseBatch:
+class SparseBatch(msgspec.Struct, frozen=True):
     """Samples as lists of (key, value).
 
     Attributes:
@@ -54,8 +53,7 @@ class SparseBatch:
         return x
 
 
-@dataclass(frozen=True)
-class DenseBatch:
+class DenseBatch(msgspec.Struct, frozen=True):
     """Samples as rows: `x` float32 or float64, shape (n, d); `labels` as in SparseBatch."""
 
     x: Features
@@ -75,8 +73,7 @@ class DenseBatch:
 Batch: TypeAlias = SparseBatch | DenseBatch
 
 
-@dataclass(frozen=True)
-class SparseData:
+class SparseData(msgspec.Struct, frozen=True):
     """A worker's samples in compressed rows, as in `SparseBatch`; `indices` are keys below `n_features`."""
 
     indptr: npt.NDArray[np.int64]
@@ -104,8 +101,7 @@ class SparseData:
         )
 
 
-@dataclass(frozen=True)
-class DenseData:
+class DenseData(msgspec.Struct, frozen=True):
     """A worker's samples as rows: `x` float32 or float64, shape (n, d); `labels` shape (n,)."""
 
     x: Features

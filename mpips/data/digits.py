@@ -12,6 +12,7 @@ from mpips.data.dataset import DenseData
 from mpips.data.info import Part, describe
 from mpips.data.options import ReadOptions, Share
 from mpips.errors import CapabilityError
+from mpips.model.distinct import distinct
 
 TEST_FRACTION = 0.2  # of each class
 
@@ -52,7 +53,7 @@ def _draw_test(labels: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.bool_
     """Return True for the samples of the test part, bool, shape (n,); equally many of each class."""
     generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
     in_test = np.zeros(len(labels), dtype=np.bool_)
-    for label in np.unique(labels):
+    for label in distinct(labels):
         members = generator.permutation(np.flatnonzero(labels == label))
         in_test[members[: round(TEST_FRACTION * len(members))]] = True
     return in_test

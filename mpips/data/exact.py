@@ -14,9 +14,9 @@ the leading 26 and the other 27 bits of mantissas are summed by exponent in floa
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -29,8 +29,7 @@ _SPLIT = float(2**27 + 1)  # Veltkamp's constant for 53 bits
 _WORD = 8  # bytes of an int64
 
 
-@dataclass(frozen=True)
-class ExactSum:
+class ExactSum(msgspec.Struct, frozen=True):
     """An exact sum of float64 values, with IEEE 754's rules for infinities and nan.
 
     Attributes:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -13,6 +14,7 @@ from mpips.data.dataset import Dataset, DenseData, Features, Labels, SparseData
 from mpips.data.moments import Moments
 from mpips.data.options import Wants
 from mpips.errors import DataError
+from mpips.model.distinct import distinct_counts
 
 MAX_CLASSES = 65536
 # Greatest error of rounding to float32, as a fraction of the standard deviation of the feature.
@@ -150,7 +152,7 @@ def _label_facts(
     if wants == "targets":
         ends = (float(values.min()), float(values.max())) if len(values) else ()
         return (), (), ends
-    labels, counts = np.unique(values, return_counts=True)
+    labels, counts = distinct_counts(values)
     _check_class_count(len(labels), source)
     return tuple(labels.astype(float).tolist()), tuple(counts.tolist()), ()
 
@@ -268,7 +270,7 @@ def relabel(data: Dataset, labels: dict[float, float]) -> Dataset:
     if not labels:
         return data
     old, new = np.array(list(labels)), np.array(list(labels.values()))
-    return replace(data, labels=new[np.searchsorted(old, data.labels)])
+    return msgspec.structs.replace(data, labels=new[np.searchsorted(old, data.labels)])
 
 
 def align(data: Dataset, info: DataInfo) -> Dataset:
@@ -287,7 +289,7 @@ def align(data: Dataset, info: DataInfo) -> Dataset:
     targets = info.wants == "targets"
     labels = data.labels if targets else _to_classes(data.labels, info.labels)
     if isinstance(data, SparseData) and info.kind == "sparse":
-        return replace(_drop_unknown(data, info.n_features), labels=labels)
+        return msgspec.structs.replace(_drop_unknown(data, info.n_features), labels=labels)
     if isinstance(data, DenseData) and info.kind == "dense":
         if data.n_features != info.n_features:
             raise DataError(
@@ -320,10 +322,10 @@ def _to_classes(labels: Labels, known: tuple[float, ...]) -> Labels:
 def _drop_unknown(data: SparseData, n_features: int) -> SparseData:
     """Return the data without entries whose key is `n_features` or more."""
     if data.n_features <= n_features:
-        return replace(data, n_features=n_features)
+        return msgspec.structs.replace(data, n_features=n_features)
     known = data.indices < n_features
     n_known_before = np.concatenate(([0], np.cumsum(known, dtype=np.int64)))
-    return replace(
+    return msgspec.structs.replace(
         data,
         indptr=n_known_before[data.indptr],
         indices=data.indices[known],

@@ -30,9 +30,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -56,8 +56,7 @@ REGRESSION_METRICS = ("rmse", "r2")
 _ZERO = ExactSum()
 
 
-@dataclass(frozen=True)
-class EvalShare:
+class EvalShare(msgspec.Struct, frozen=True):
     """One worker's part of an evaluation.
 
     Attributes:
@@ -86,8 +85,7 @@ class EvalShare:
         return Ranking.of(self.scores.astype(np.float64), self.labels == 1)
 
 
-@dataclass(frozen=True)
-class Totals:
+class Totals(msgspec.Struct, frozen=True):
     """Sums over samples, from which all metrics but the AUC follow. The totals of two workers can be added.
 
     Attributes:

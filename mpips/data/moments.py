@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpips.data.dataset import Dataset, DenseData, SparseData
+from mpips.model.distinct import distinct_counts, distinct_places
 
 Vector: TypeAlias = npt.NDArray[np.float64]
 Keys: TypeAlias = npt.NDArray[np.int64]
@@ -56,7 +57,7 @@ class Moments:
         if isinstance(data, DenseData):
             return _of_dense(data)
         if data.n_features > MAX_FEATURES:
-            keys, counts = np.unique(data.indices, return_counts=True)
+            keys, counts = distinct_counts(data.indices)
             return cls(data.n, counts.astype(np.float64), np.zeros(0), np.zeros(0), keys)
         return _of_sparse(data)
 
@@ -183,7 +184,7 @@ def _of_sparse(data: SparseData) -> Moments:
 
 def _sum_counts(parts: Sequence[Moments]) -> Moments:
     """Return the keys of all parts and the number of samples that contain each."""
-    keys, places = np.unique(np.concatenate([part.keys for part in parts]), return_inverse=True)
+    keys, places = distinct_places(np.concatenate([part.keys for part in parts]))
     present = np.bincount(places, np.concatenate([part.present for part in parts]), len(keys))
     count = sum(part.count for part in parts)
     return Moments(count, present.astype(np.float64), np.zeros(0), np.zeros(0), keys)

@@ -12,9 +12,9 @@ numbers, and the pairs of adjacent ranges can be added.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -28,8 +28,7 @@ _LOW_BITS = (
 )
 
 
-@dataclass(frozen=True)
-class Pairs:
+class Pairs(msgspec.Struct, frozen=True):
     """The pairs of positive and negative samples within a range of scores.
 
     Attributes:
@@ -56,8 +55,7 @@ class Pairs:
         return ratio(self.wins, 2 * n_pairs) if n_pairs else math.nan
 
 
-@dataclass(frozen=True)
-class Ranking:
+class Ranking(msgspec.Struct, frozen=True):
     """The distinct scores of some samples.
 
     Attributes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from glob import escape
 from typing import Any
 
@@ -23,8 +22,7 @@ from mpips.errors import CapabilityError, ConfigError, DataError
 from mpips.model.accepted import unknown_name
 
 
-@dataclass(frozen=True)
-class Reader:
+class Reader(msgspec.Struct, frozen=True):
     """A format of files.
 
     Attributes:

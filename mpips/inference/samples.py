@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +76,7 @@ def _aligned(data: Dataset, info: DataInfo) -> Dataset:
         raise DataError(
             "the training data is dense, this data is sparse; give an array or a file of rows"
         )
-    return align(replace(data, labels=labels), info)
+    return align(msgspec.structs.replace(data, labels=labels), info)
 
 
 def _of_frame(frame: Any, info: DataInfo, options: ReadOptions) -> tuple[Dataset, tuple[str, ...]]:

@@ -22,6 +22,7 @@ from mpips.jax.arrays import as_gradient, refuse_traced
 from mpips.jax.job import JaxJob, jax_job
 from mpips.model.consistency import Consistency
 from mpips.model.consistency import of_name as consistency_of
+from mpips.model.distinct import distinct_places
 from mpips.model.initializer import Initializer
 from mpips.model.optimizer import Optimizer
 from mpips.model.python_rule import PythonRule
@@ -108,7 +109,7 @@ class LookupHandle:
                 "64 bits with a sign"
             )
         worker = self._job.start()
-        keys, places = np.unique(found.reshape(-1).astype(np.int64), return_inverse=True)
+        keys, places = distinct_places(found.reshape(-1).astype(np.int64))
         n_rows = max(LEAST_ROWS, 1 << (len(keys) - 1).bit_length() if len(keys) else 0)
         # A new array each time: JAX may use its memory without a copy.
         rows = np.zeros((n_rows, self.dim), np.float32)

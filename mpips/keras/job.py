@@ -17,8 +17,9 @@ workers, so that they shuffle alike. A step computes with generators that depend
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+import msgspec
 
 from mpips.errors import ConfigError
 from mpips.session.init import current
@@ -48,8 +49,7 @@ class KerasPart(Protocol):
         """Set them."""
 
 
-@dataclass
-class FitPlace:
+class FitPlace(msgspec.Struct):
     """A place in the fits of a script.
 
     Attributes:

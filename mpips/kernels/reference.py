@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,8 +19,7 @@ from mpips._native import OptimizerConfig
 Float32 = NDArray[np.float32]
 
 
-@dataclass(frozen=True)
-class Args:
+class Args(msgspec.Struct, frozen=True):
     """The constants of one update, computed in float64 and rounded to float32 once.
 
     Attributes:

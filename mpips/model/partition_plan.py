@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from mpips.terminal.table import text_table
 
@@ -25,8 +26,7 @@ class PlannedPiece(NamedTuple):
     stop: int
 
 
-@dataclass(frozen=True)
-class Balance:
+class Balance(msgspec.Struct, frozen=True):
     """The load of each server.
 
     Attributes:
@@ -62,8 +62,7 @@ class Balance:
         return "\n".join([*text_table([("server", self.unit), *rows], right=[1]), summary])
 
 
-@dataclass(frozen=True)
-class PlannedPlacement:
+class PlannedPlacement(msgspec.Struct, frozen=True):
     """The pieces of every dense tensor, and the server of each piece.
 
     Attributes:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from mpips import _native
 from mpips.errors import ConfigError
@@ -24,8 +25,7 @@ _CURSOR_BYTES = (
 _FEW_SLOTS = 8
 
 
-@dataclass(frozen=True)
-class ShardRange:
+class ShardRange(msgspec.Struct, frozen=True):
     """Elements [start, stop) of a flattened tensor on one server."""
 
     server: int
@@ -33,8 +33,7 @@ class ShardRange:
     stop: int
 
 
-@dataclass(frozen=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True):
     """The server of every part of every table; equal on all ranks.
 
     Attributes:
@@ -50,8 +49,7 @@ class Placement:
     layouts: list[_native.Layout]
 
 
-@dataclass(frozen=True)
-class EmbeddingSizes:
+class EmbeddingSizes(msgspec.Struct, frozen=True):
     """Memory of the rows of one embedding table on one server.
 
     Attributes:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from mpips.errors import ConfigError
 from mpips.rundir.directory import RunFolder
@@ -22,8 +23,7 @@ _CONTROL = re.compile(
 )  # all control characters but tab and newline
 
 
-@dataclass(frozen=True)
-class LogFile:
+class LogFile(msgspec.Struct, frozen=True):
     """The log of a rank, or of the launcher.
 
     Attributes:

@@ -6,8 +6,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TextIO
+
+import msgspec
 
 from mpips.monitor.line import LiveLine
 from mpips.monitor.terminal import Terminal, find_terminal
@@ -24,8 +25,7 @@ _BAR = 20  # columns of the bar
 _GAP = "  "  # between two fields
 
 
-@dataclass(frozen=True)
-class Snapshot:
+class Snapshot(msgspec.Struct, frozen=True):
     """The progress of a run at one moment. None: the value is unknown.
 
     Attributes:

@@ -10,8 +10,9 @@ import os
 import stat
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 # Names of the processes between a rank and the terminal.
 _LAUNCHERS = (
@@ -29,8 +30,7 @@ _LAUNCHERS = (
 _MOST_ANCESTORS = 6  # ancestors that are examined
 
 
-@dataclass(frozen=True)
-class Terminal:
+class Terminal(msgspec.Struct, frozen=True):
     """A terminal.
 
     Attributes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import textwrap
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,7 @@ _OVER = ("done", "failed", "stalled", "preempted", "interrupted")  # states at t
 _LONGEST_STATE = 24  # characters of a rank's activity that are shown
 
 
-@dataclass(frozen=True)
-class View:
+class View(msgspec.Struct, frozen=True):
     """A run at one moment.
 
     Attributes:
@@ -128,7 +126,7 @@ def _clock(time_s: float) -> str:
 
 def as_dict(view: View) -> dict[str, Any]:
     """Return the view as plain values, for scripts."""
-    plain: dict[str, Any] = msgspec.to_builtins(view.__dict__, enc_hook=str)
+    plain: dict[str, Any] = msgspec.to_builtins(view, enc_hook=str)
     return plain
 
 

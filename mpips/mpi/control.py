@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
 import msgspec
 from mpi4py import MPI
@@ -96,8 +95,7 @@ class Endpoint:
             self._sends.popleft()
 
 
-@dataclass(frozen=True)
-class RoleWork:
+class RoleWork(msgspec.Struct, frozen=True):
     """The parts of a rank's role that its client calls.
 
     Attributes:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from mpi4py import MPI
 
 from mpips.mpi.exchange import exchange
 
 
-@dataclass(frozen=True)
-class Topology:
+class Topology(msgspec.Struct, frozen=True):
     """Nodes of a communicator, equal on all ranks.
 
     Attributes:

@@ -20,9 +20,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import TracebackType
 from typing import NoReturn
+
+import msgspec
 
 from mpips.errors import StallError
 from mpips.mpi import failure_report, launch
@@ -70,8 +71,7 @@ class Guard:
         return late[-1] if late else None
 
 
-@dataclass
-class _Termination:
+class _Termination(msgspec.Struct):
     """The schedule from the first SIGTERM or SIGINT to the end of the process, in monotonic seconds."""
 
     number: int  # of the signal

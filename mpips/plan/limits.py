@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from mpips import _native
 from mpips.config.options import SessionOptions
@@ -34,8 +35,7 @@ class Limit(NamedTuple):
     what: str
 
 
-@dataclass(frozen=True)
-class Growth:
+class Growth(msgspec.Struct, frozen=True):
     """A job of which only the number of ranks changes.
 
     Attributes:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,8 +34,7 @@ Int64 = NDArray[np.int64]
 _BOUNCES = 2  # buffers in staging memory for a table whose updates are large
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(msgspec.Struct, frozen=True):
     """The number of rows of one embedding table.
 
     Attributes:
@@ -52,8 +51,7 @@ class Rows:
         return sum(self.per_server)
 
 
-@dataclass(frozen=True)
-class ServerNeeds:
+class ServerNeeds(msgspec.Struct, frozen=True):
     """The memory of one server, in bytes except `rows`.
 
     Attributes:
@@ -93,8 +91,7 @@ class ServerNeeds:
         return self.dense + self.embedding
 
 
-@dataclass(frozen=True)
-class NodeNeeds:
+class NodeNeeds(msgspec.Struct, frozen=True):
     """The memory of one node.
 
     Attributes:
@@ -110,8 +107,7 @@ class NodeNeeds:
     memory: int
 
 
-@dataclass(frozen=True)
-class Needs:
+class Needs(msgspec.Struct, frozen=True):
     """The needs of the whole job; bytes except `rows`.
 
     Attributes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -30,8 +29,7 @@ _RANGE_S = 1.5  # seconds after which such a rehearsal begins no further step
 _MOST_SERVERS = 64  # servers that are rehearsed at most: one process does the work of all of them
 
 
-@dataclass(frozen=True)
-class Hardware:
+class Hardware(msgspec.Struct, frozen=True):
     """One node of the job.
 
     Attributes:
@@ -45,8 +43,7 @@ class Hardware:
     shm: int
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(msgspec.Struct, frozen=True):
     """The same job with other numbers of servers and workers, and its prediction."""
 
     servers: int
@@ -55,8 +52,7 @@ class Cell:
     samples_per_s: float
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """A job, its needs and its prediction.
 
     Attributes:

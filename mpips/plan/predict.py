@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from mpips.errors import ConfigError
 from mpips.model.consistency import BSP
@@ -32,8 +33,7 @@ FIGURES: dict[str, tuple[str, str, float]] = {
 }
 
 
-@dataclass(frozen=True)
-class Costs:
+class Costs(msgspec.Struct, frozen=True):
     """Costs of a worker's calls of dense tables on this machine.
 
     Attributes:
@@ -84,8 +84,7 @@ def load_costs(path: Path, must_exist: bool) -> Costs:
     return Costs(values, tuple(defaults), source)
 
 
-@dataclass(frozen=True)
-class Prediction:
+class Prediction(msgspec.Struct, frozen=True):
     """The predicted seconds of a step.
 
     Attributes:

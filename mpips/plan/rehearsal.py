@@ -9,8 +9,9 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
@@ -26,8 +27,7 @@ Int64 = NDArray[np.int64]
 _WARM = 3  # first steps, whose times do not count
 
 
-@dataclass(frozen=True)
-class Rehearsal:
+class Rehearsal(msgspec.Struct, frozen=True):
     """The counts and times of the steps.
 
     Attributes:

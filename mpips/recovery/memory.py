@@ -34,7 +34,6 @@ the file.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -151,8 +150,7 @@ class At(msgspec.Struct, frozen=True):
         return cls(**{**fields, "texts": [text.hex() for text in found["texts"]]})
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(msgspec.Struct, frozen=True):
     """The place where a worker continues.
 
     Attributes:

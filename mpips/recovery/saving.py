@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from mpips.checkpoint import Manifest, Retention, WorkerState
 from mpips.checkpoint.position import Position
 from mpips.config.triggers import Triggers
@@ -137,8 +139,7 @@ class SavingPlan(Protocol):
         """
 
 
-@dataclass(frozen=True)
-class FixedPlan:
+class FixedPlan(msgspec.Struct, frozen=True):
     """A plan that is decided already.
 
     Attributes:

@@ -45,7 +45,6 @@ import os
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -298,8 +297,7 @@ class RunFolder:
         return read_json(self.finished_file, Finished)
 
 
-@dataclass(frozen=True)
-class Supervised:
+class Supervised(msgspec.Struct, frozen=True):
     """Identity of the supervised run that a rank belongs to.
 
     Attributes:

@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
+import msgspec
+
 from mpips.mpi.messages import Evaluated, Figures, Heartbeat
 from mpips.rundir.files import RankPlace, RankRow
 
@@ -25,8 +27,7 @@ _LEAST_S = 0.2  # s, least time over which a rate is measured
 _MILLI = 1000  # rates in sums are integers, in thousandths of a byte per second
 
 
-@dataclass
-class RankTotals:
+class RankTotals(msgspec.Struct):
     """Sums over all workers.
 
     Attributes:

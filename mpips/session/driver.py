@@ -15,6 +15,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import msgspec
+
 from mpips.config.options import SessionOptions
 from mpips.errors import LeavingError
 from mpips.model.table import Table
@@ -124,8 +126,7 @@ class OneRank:
         return [work()]
 
 
-@dataclass(frozen=True)
-class JobView:
+class JobView(msgspec.Struct, frozen=True):
     """The facts that a program shows when a job begins. On the scheduler's rank.
 
     Attributes:
@@ -224,8 +225,7 @@ class AnyJob(Protocol):
         """
 
 
-@dataclass(frozen=True)
-class Gathered:
+class Gathered(msgspec.Struct, frozen=True):
     """The ranks of a job that has not started yet.
 
     Attributes:

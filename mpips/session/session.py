@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from mpips.checkpoint.start import find_start
 from mpips.checkpoint.structure import load_writer
@@ -33,8 +35,7 @@ after_run: list[Callable[[Outcome], None]] = []  # each is called with the outco
 scripts: list[Any] = []  # the Script of `mpips.init`, whose job is that of this process; else empty
 
 
-@dataclass(frozen=True)
-class CheckedArguments:
+class CheckedArguments(msgspec.Struct, frozen=True):
     """The arguments that `run` and `init` have in common.
 
     Attributes:
@@ -50,8 +51,7 @@ class CheckedArguments:
     run: directory.Supervised | None
 
 
-@dataclass(frozen=True)
-class FunctionPlan:
+class FunctionPlan(msgspec.Struct, frozen=True):
     """The SavingPlan of `run`: its arguments `save` and `resume`."""
 
     saving: Saving

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,8 +32,7 @@ class TrainingPlace(NamedTuple):
     n_ends: int = 0
 
 
-@dataclass(frozen=True)
-class Fit:
+class Fit(msgspec.Struct, frozen=True):
     """The arguments of a fit.
 
     Attributes:
@@ -139,8 +139,7 @@ class LossCurve:
         self.has_converged = self._n_without >= self.n_iter_no_change
 
 
-@dataclass(frozen=True)
-class Trained:
+class Trained(msgspec.Struct, frozen=True):
     """The result of a fit, with equal bits on all workers.
 
     Attributes:

@@ -12,9 +12,10 @@ complete takes its losses and values from the servers, and the one of the restar
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from mpips.config.options import SessionOptions
@@ -37,8 +38,7 @@ Int64 = NDArray[np.int64]
 _SEED_TAG = 0x736B6C6561726E  # "sklearn"
 
 
-@dataclass(frozen=True)
-class ServerRows:
+class ServerRows(msgspec.Struct, frozen=True):
     """The rows of a model that `partial_fit` continues, with the state of the optimizer.
 
     Attributes:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import numbers
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from mpips.errors import ConfigError
 from mpips.model.consistency import BSP, Consistency
@@ -24,8 +25,7 @@ RULES: dict[str, tuple[type[Optimizer], float]] = {
 }
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(msgspec.Struct, frozen=True):
     """The checked parameters; see MpipsClassifier."""
 
     hidden: tuple[int, ...]

@@ -19,6 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from mpips.config.triggers import Triggers
 from mpips.errors import LeavingError
 from mpips.mpi.messages import (
@@ -45,8 +47,7 @@ _LONGEST_PAUSE_S = 30.0  # s, limit of that pause
 _RATE_S = 0.2  # s, least time over which a clock rate is measured
 
 
-@dataclass
-class _Pace:
+class _Pace(msgspec.Struct):
     """The clock of a worker at its last message, and its rate."""
 
     clock: int = 0

@@ -28,6 +28,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
 from mpips.supervisor.host_names import compact
 from mpips.supervisor.host_step import HostReport, HostStep, StepLauncher
 
@@ -55,8 +57,7 @@ _NEVER_STARTS = (errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR)
 _LACKS = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.E2BIG)
 
 
-@dataclass(frozen=True)
-class AskingLimits:
+class AskingLimits(msgspec.Struct, frozen=True):
     """The limits of an inquiry.
 
     Attributes:

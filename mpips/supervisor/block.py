@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from mpips.checkpoint.find import order
 from mpips.checkpoint.reader import open_checkpoint
@@ -19,8 +20,7 @@ _WIDTH = 96  # columns of the block
 _DETAIL_LINES = 40  # lines of a traceback that are shown: the last ones
 
 
-@dataclass(frozen=True)
-class Newest:
+class Newest(msgspec.Struct, frozen=True):
     """The newest checkpoint that can be read.
 
     Attributes:

@@ -9,8 +9,9 @@ import socket
 import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from mpips.errors import ConfigError, MpipsError
 from mpips.monitor.progress import plural
@@ -22,8 +23,7 @@ class HostsError(MpipsError):
     """Too few hosts are left for the run."""
 
 
-@dataclass(frozen=True)
-class Host:
+class Host(msgspec.Struct, frozen=True):
     """A host.
 
     Attributes:
@@ -128,8 +128,7 @@ def is_here(name: str) -> bool:
     return name in ("localhost", "127.0.0.1", here, here.partition(".")[0])
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(msgspec.Struct, frozen=True):
     """The ranks and hosts of an attempt.
 
     Attributes:

@@ -7,8 +7,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from mpips.errors import CapabilityError
 from mpips.mpi.launch import n_cores
@@ -21,8 +22,7 @@ _CARRIED = ("MPIPS_", "OMP_", "PYTHON")
 _KEEPALIVE = {"time": "4", "intvl": "2", "probes": "3"}
 
 
-@dataclass(frozen=True)
-class Launcher:
+class Launcher(msgspec.Struct, frozen=True):
     """An mpirun.
 
     Attributes:

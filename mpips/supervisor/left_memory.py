@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from mpips.errors import MpipsError
 from mpips.rundir.directory import RunFolder
@@ -22,8 +23,7 @@ from mpips.supervisor.reap import LeftMemory, forget, keep, reap, segments
 from mpips.transport.region import KEEP_S, MARK
 
 
-@dataclass(frozen=True)
-class Settled:
+class Settled(msgspec.Struct, frozen=True):
     """The shared memory of a run on its hosts after the end.
 
     Attributes:

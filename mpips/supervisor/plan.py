@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -20,8 +19,7 @@ from mpips.supervisor.hosts import HostPool, Layout
 _SCRIPT_MODULE = "mpips.supervisor.script"  # runs a script of the user's own in every rank
 
 
-@dataclass(frozen=True)
-class SupervisionPlan:
+class SupervisionPlan(msgspec.Struct, frozen=True):
     """A run, and everything that a supervisor needs to start its attempts.
 
     Attributes:

@@ -16,10 +16,10 @@ from __future__ import annotations
 import contextlib
 import re
 import signal
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from mpips.mpi import failure_report
 from mpips.mpi.failure_report import FailureReport
@@ -57,8 +57,7 @@ _FATAL = re.compile(r"^Fatal Python error: [^\n]*", re.M)
 _CURRENT = re.compile(r"^Current thread .*?(?=\n\n|\nExtension modules|\Z)", re.M | re.S)
 
 
-@dataclass(frozen=True)
-class Death:
+class Death(msgspec.Struct, frozen=True):
     """The rank or host that failed first, as far as it is known.
 
     Attributes:
@@ -82,8 +81,7 @@ class Death:
     details: str = ""
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """The class of an attempt's end.
 
     Attributes:

@@ -7,7 +7,6 @@ apply the optimizer. Each worker has one instance of the task; the instances sha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import msgspec
@@ -89,8 +88,7 @@ class StepResult(NamedTuple):
     n: int
 
 
-@dataclass(frozen=True)
-class Schedule:
+class Schedule(msgspec.Struct, frozen=True):
     """Length and batches of a job's training.
 
     Attributes:

@@ -19,6 +19,8 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 N_WORKERS = 2
 SERVERS = (1, 2, 3)
 _CLOCKS = (4, 30)  # first and last clock at which a worker ends
@@ -27,8 +29,7 @@ _SOME = 80  # cells of a job that each step of the search for a sample compares
 _START_LAUNCHES = 1.5  # cost of start and end of a run, in launches
 
 
-@dataclass(frozen=True)
-class FaultJob:
+class FaultJob(msgspec.Struct, frozen=True):
     """Tables of a job, and how the job uses them.
 
     Attributes:
@@ -84,8 +85,7 @@ TRANSPORTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
 }
 
 
-@dataclass(frozen=True)
-class FaultPlace:
+class FaultPlace(msgspec.Struct, frozen=True):
     """The place at which a launch ends.
 
     Attributes:
@@ -157,8 +157,7 @@ PLACES: Mapping[str, FaultPlace] = {
 RECOVERY = ("recovering", "taken-over", "resumed")
 
 
-@dataclass(frozen=True)
-class How:
+class How(msgspec.Struct, frozen=True):
     """The way in which launches end at a place.
 
     Attributes:
@@ -220,8 +219,7 @@ HOWS: Mapping[str, How] = {
 }
 
 
-@dataclass(frozen=True)
-class JobShape:
+class JobShape(msgspec.Struct, frozen=True):
     """The job of a run.
 
     Attributes:
@@ -299,8 +297,7 @@ class FaultCell:
         return found | {("place", self.place)}
 
 
-@dataclass(frozen=True)
-class PlannedDeath:
+class PlannedDeath(msgspec.Struct, frozen=True):
     """The end of one launch.
 
     Attributes:
@@ -318,8 +315,7 @@ class PlannedDeath:
     after_steps: int = 0
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(msgspec.Struct, frozen=True):
     """One run and its faults.
 
     Attributes:

@@ -21,6 +21,7 @@ from torch.nn import functional
 from mpips.errors import ConfigError
 from mpips.model.consistency import Consistency
 from mpips.model.consistency import of_name as consistency_of
+from mpips.model.distinct import distinct_places
 from mpips.model.initializer import Initializer
 from mpips.model.optimizer import SGD, Optimizer
 from mpips.model.python_rule import PythonRule
@@ -185,7 +186,7 @@ class Embedding(torch.nn.Module):
             raise ConfigError(
                 f"ids of the embedding {table} are {found}: must be an int64 tensor on the CPU"
             )
-        keys, places = np.unique(ids.detach().numpy().reshape(-1), return_inverse=True)
+        keys, places = distinct_places(ids.detach().numpy().reshape(-1))
         indices = torch.from_numpy(places).view(ids.shape)
         if access is None:
             assert loaded is not None

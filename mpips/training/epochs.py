@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -280,8 +281,7 @@ def history(
     return found
 
 
-@dataclass
-class _EpochSum:
+class _EpochSum(msgspec.Struct):
     """The summed loss and the samples of a worker's epoch so far, which are part of its position."""
 
     loss: float = 0.0

@@ -34,6 +34,7 @@ from mpips.data.options import Wants
 from mpips.data.summary import matching_text, summarise, summarise_test
 from mpips.errors import ConfigError
 from mpips.model.consistency import BSP
+from mpips.model.distinct import distinct_counts
 from mpips.model.partition import FrequencyPartition
 from mpips.model.table import Table
 from mpips.session.driver import JobRanks
@@ -199,8 +200,8 @@ def _measure(ranks: JobRanks, data: Dataset | None, info: DataInfo) -> Frequency
     def count() -> list[int] | None:
         if not isinstance(data, SparseData):
             return None
-        keys, counts = np.unique(data.indices, return_counts=True)
-        return list(FrequencyPartition.from_counts(keys, counts.astype(np.int64)).bucket_counts)
+        keys, counts = distinct_counts(data.indices)
+        return list(FrequencyPartition.from_counts(keys, counts).bucket_counts)
 
     rows = [row for row in ranks.agree("measuring frequencies", count, True) if row is not None]
     return FrequencyPartition(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from mpips.training.epochs import Inputs
 
 
-@dataclass
-class TrainingPlan:
+class TrainingPlan(msgspec.Struct):
     """The saving plan of a training job, from its configuration; see `mpips.recovery.saving.SavingPlan`.
 
     Attributes:

@@ -8,9 +8,9 @@ likely still in a cache.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,8 +22,7 @@ _ALIGNMENT = _native.LINE_BYTES
 _UNDER_WAY = 2**64  # above the sequence of every record
 
 
-@dataclass
-class _Piece:
+class _Piece(msgspec.Struct):
     start: int
     stop: int
     until: int = _UNDER_WAY  # sequence of the record whose consumption frees the bytes

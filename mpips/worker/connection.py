@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+import msgspec
 
 from mpips import _native
 from mpips.checkpoint.position import Position
@@ -40,8 +41,7 @@ def needs_common_clock(tables: Sequence[Table]) -> bool:
     return any(isinstance(t.consistency, BSP | SSP) for t in tables)
 
 
-@dataclass(frozen=True)
-class ConnectionOptions:
+class ConnectionOptions(msgspec.Struct, frozen=True):
     """Start of a worker and its duties beside its program.
 
     Attributes:

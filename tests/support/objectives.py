@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from mpips.data import Batch, DataInfo, DenseData, Moments, SparseBatch, SparseData
 from mpips.model.table import DenseTable, Table

@@ -203,3 +203,16 @@ def test_ranks_at_work_exchange_no_pickled_objects(path: Path) -> None:
         if isinstance(node, ast.Attribute) and node.attr in PICKLED:
             owner = ast.unparse(node.value).lower()
             assert "comm" not in owner.rpartition(".")[2], f"{path}:{node.lineno}"
+
+
+def test_training_imports_nothing_that_is_slow_and_not_needed() -> None:
+    program = (
+        "import sys; from mpips.cli import main\n"
+        "sys.argv = ['mpips', 'train', 'softmax', '--train', 'digits', '--set', 'train.epochs=1']\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code\n"
+        "slow = {'numpy.ma', 'importlib.metadata', 'h5py', 'email', 'torch', 'pyarrow'}\n"
+        "print(sorted(slow & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE)
+    assert done.stdout.splitlines()[-1] == b"[]"

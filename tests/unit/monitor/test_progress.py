@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import os
 import re
@@ -10,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from mpips.data import Cursor, Sampling, Shape
@@ -110,7 +110,7 @@ def test_unknown_figures_are_dashes() -> None:
 def test_a_script_has_no_share_and_samples_only_if_it_tells_of_them() -> None:
     known = Snapshot(step=1234, push_bytes_per_s=1e9, pull_bytes_per_s=5e8)
     assert fit(fields(known), 200) == "step 1,234  staleness -  push 1 pull 0.5 GB/s"
-    with_samples = dataclasses.replace(known, samples_per_s=50.0, loss=0.5)
+    with_samples = msgspec.structs.replace(known, samples_per_s=50.0, loss=0.5)
     assert fit(fields(with_samples), 200).startswith(
         "step 1,234  50 samples/s  loss 0.5000  staleness"
     )

@@ -6,12 +6,12 @@ import json
 import math
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from planning_rig import BIG, DEFAULTS, job, planned
 
 from mpips.bench.measure import Comparison
