@@ -423,14 +423,14 @@ def sample() -> list[Run]:
     return found
 
 
-def covering(seed: int = 1, n_cells: int = 2) -> list[Run]:
+def covering(seed: int = 73, n_cells: int = 2) -> list[Run]:
     """Return runs that together contain all pairs; always the same for a seed.
 
     The search is greedy. It repeats: choose for each job the faults that add most pairs per launch, then take
     the best job.
 
     Args:
-        seed: Seed of the search.
+        seed: Seed of the search. Of the seeds up to 120, the default needs the fewest launches.
         n_cells: Greatest number of faults in a run, 2 or more.
     """
     rng = random.Random(seed)

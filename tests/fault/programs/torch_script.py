@@ -20,7 +20,9 @@ options.add_argument("--epochs", type=int, default=2)
 options.add_argument("--optimizer", default="SGD")
 options.add_argument("--noise", action="store_true", help="dropout, batch norm and a scheduler")
 options.add_argument("--unseeded", action="store_true")
-options.add_argument("--alternate", action="store_true", help="every second rate is the first one")
+options.add_argument(
+    "--alternate", action="store_true", help="every second rate and beta is the first one"
+)
 options.add_argument("--report", action="store_true")
 options.add_argument(
     "--kill",
@@ -119,6 +121,9 @@ for epoch in range(options.epochs):
         losses.append(loss.item())
         if options.noise or options.alternate:
             scheduler.step()
+        if options.alternate and "betas" in optimizer.param_groups[0]:
+            betas = (0.9 if optimizer.param_groups[0]["betas"][0] < 0.9 else 0.8, 0.999)
+            optimizer.param_groups[0]["betas"] = betas
         if options.report:
             mpips.report(loss=losses[-1], samples=len(c), epoch=epoch)
     if options.report and mpips.rank() == 0:
