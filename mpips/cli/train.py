@@ -198,6 +198,7 @@ def make_report(outcome: Outcome) -> dict[str, Any]:
         **metrics,
         "history": result.history,
         "epochs": result.epochs,
+        "stopped": result.stopped,
         "steps": result.steps,
         "samples": samples,
         "seconds": round(result.seconds, 6),

@@ -40,8 +40,35 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     ] = 0
     eval_every: Annotated[
         int,
-        Meta(ge=0, description="Epochs between evaluations on the test file. 0: only at the end."),
+        Meta(
+            ge=0,
+            description="Epochs between evaluations on the test file. 0: only at the end, or after each "
+            "epoch if `patience` is set.",
+        ),
     ] = 0
+    patience: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Evaluations without improvement of `metric` after which training ends early. "
+            "0: never.",
+        ),
+    ] = 0
+    metric: Annotated[
+        Literal["auto", "accuracy", "auc", "log_loss", "cross_entropy", "rmse", "r2"],
+        Meta(
+            description="Metric of the test file that `patience` watches. auto: log_loss, cross_entropy or "
+            "rmse, whichever the task has."
+        ),
+    ] = "auto"
+    min_delta: Annotated[
+        float, Meta(ge=0, description="An improvement is a change of `metric` by more than this.")
+    ] = 0.0
+
+    @property
+    def evaluation_interval(self) -> int:
+        """Epochs between two evaluations; 0: none before the end."""
+        return self.eval_every or int(self.patience > 0)
 
 
 class ScheduleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

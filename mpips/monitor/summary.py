@@ -216,6 +216,8 @@ def _of_task(s: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("data", _data(s)),
         ("trained", _trained(s)),
     ]
+    if s.get("stopped"):
+        rows.append(("ended early", s["stopped"]))
     for name in METRICS:
         if s.get(name) is not None:
             of = "last epoch of training" if name == "loss" else "test"

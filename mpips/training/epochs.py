@@ -26,6 +26,7 @@ from mpips.scheduler.run_progress import RunProgress
 from mpips.tasks import StepResult, Task
 from mpips.training.evaluation import evaluate
 from mpips.training.rates import Rates
+from mpips.training.stopping import EarlyStopping
 from mpips.worker.worker import Worker
 
 _REPORT_INTERVAL_S = 0.25  # seconds between two progress reports of a worker
@@ -55,6 +56,8 @@ class Inputs:
         verbose: Worker 0 prints the notes and the task's report.
         saves: The job has a folder for checkpoints.
         schedule: How learning rates change.
+        stopping: Decides whether training ends early; None: it does not.
+        unevaluated: The start is the end of an epoch whose evaluation `stopping` does not contain.
     """
 
     info: DataInfo
@@ -75,10 +78,17 @@ class Inputs:
     verbose: bool = False
     saves: bool = False
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    stopping: EarlyStopping | None = None
+    unevaluated: bool = False
 
     def cursor(self, worker: int) -> Cursor:
         """Return the position at which a worker starts."""
         return self.cursors[worker] if self.cursors else Cursor(self.first_epoch, 0)
+
+    @property
+    def latest_epoch(self) -> int:
+        """The greatest epoch at which a worker starts."""
+        return max((cursor.epoch for cursor in self.cursors), default=self.first_epoch)
 
     def rates(self) -> Rates:
         """Return the learning rates of the run.
@@ -125,6 +135,7 @@ class Result:
             included.
         n_samples: Samples of the training data.
         n_features: Features of the training data.
+        stopped: Why training ended early, or "".
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
@@ -137,12 +148,15 @@ class Result:
     steps: int = 0
     n_samples: int = 0
     n_features: int = 0
+    stopped: str = ""
 
 
 def train_epochs(
     worker: Worker, inputs: Inputs, loader: Loader, eval_every: int, result: Result
 ) -> tuple[float, int]:
     """Make all steps of this worker; return the summed loss and the samples of its last epoch. Blocks.
+
+    Sets `result.epochs`, and `result.stopped` if training ends early.
 
     Args:
         worker: The worker.
@@ -161,8 +175,13 @@ def train_epochs(
     ahead = max(_PACE_STEPS, loader.steps_per_epoch // 4)
     in_step = all(isinstance(t.consistency, BSP) for t in inputs.tables)
     done = _EpochSum.of(worker, loader.cursor)
-    worker.set_cursor(done.cursor(loader.cursor))
     last, epoch = (0.0, 0), loader.cursor.epoch
+    result.epochs = max(inputs.n_epochs, inputs.first_epoch)
+    if inputs.unevaluated and loader.cursor.step == 0 and epoch == inputs.latest_epoch:
+        _evaluate_epoch(worker, inputs, epoch - 1, eval_every, result)
+    worker.set_cursor(_position(done, loader.cursor, inputs))
+    if result.stopped:
+        return last
     for cursor, batch in loader.until(inputs.n_epochs):
         # With backup workers a late worker skips clocks, so its clock may end before its batches do.
         if worker.now >= n_clocks:
@@ -180,7 +199,7 @@ def train_epochs(
         if ends:
             last, done = (done.loss, done.samples), _EpochSum()
             result.losses[cursor.epoch] = last
-        worker.set_cursor(done.cursor(following))
+        worker.set_cursor(_position(done, following, inputs))
         worker.clock()
         if not in_step and cursor.step % _PACE_STEPS == 0:
             worker.keep_pace(ahead)
@@ -188,10 +207,17 @@ def train_epochs(
             report.flush(cursor.epoch, cursor.step)
             _evaluate_epoch(worker, inputs, cursor.epoch, eval_every, result)
         epoch = following.epoch
+        if result.stopped:
+            return last
     # A worker that skipped clocks ends before its last epochs; the others evaluate them with it.
     for missed in range(epoch, inputs.n_epochs):
         _evaluate_epoch(worker, inputs, missed, eval_every, result)
     return last
+
+
+def _position(done: _EpochSum, at: Cursor, inputs: Inputs) -> dict[str, Any]:
+    """Return the position for checkpoints: that of the next batch, with all that a restart needs."""
+    return done.cursor(at) | (inputs.stopping.position() if inputs.stopping is not None else {})
 
 
 def _checked(task: Task, step: object) -> StepResult:
@@ -230,9 +256,9 @@ def _evaluate_epoch(
     """Evaluate the test data after an epoch, if that is due. Collective over workers.
 
     An epoch that some worker had completed before this launch is skipped, because that worker does not come
-    here.
+    here; for early stopping all workers come to the evaluation of the last such epoch, if that is missing.
     """
-    started = max((cursor.epoch for cursor in inputs.cursors), default=0)
+    started = inputs.latest_epoch - inputs.unevaluated
     due = eval_every and (epoch + 1) % eval_every == 0 and epoch >= started
     if due and inputs.test is not None and epoch + 1 < inputs.n_epochs:
         # With backup workers only worker 0 may wait here: the pulls of a late worker wait for clocks that the
@@ -243,6 +269,10 @@ def _evaluate_epoch(
             result.evaluated[epoch] = found
             step = inputs.steps_before + worker.now
             worker.report_metrics(epoch + 1, step, found)
+        if inputs.stopping is not None:
+            inputs.stopping.agree(worker, epoch + 1, found)
+            if inputs.stopping.is_over:
+                result.epochs, result.stopped = epoch + 1, inputs.stopping.text(epoch + 1)
 
 
 def loss_sums(result: Result, last: tuple[float, int], n_epochs: int) -> npt.NDArray[np.float64]:

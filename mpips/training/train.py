@@ -52,7 +52,7 @@ def train_worker(worker: Worker, inputs: Inputs, config: JobConfig) -> Result:
     loader = ready(worker, inputs, config.cluster.seed)
     result = Result()
     start = time.monotonic()
-    last = train_epochs(worker, inputs, loader, config.train.eval_every, result)
+    last = train_epochs(worker, inputs, loader, config.train.evaluation_interval, result)
     worker.flush()
     # Add up samples and losses of all workers.
     steps = worker.reduce("steps", np.array([worker.now]), "max")
@@ -60,16 +60,18 @@ def train_worker(worker: Worker, inputs: Inputs, config: JobConfig) -> Result:
     assert steps is not None
     assert sums is not None
     result.seconds = time.monotonic() - start
-    result.epochs = max(inputs.n_epochs, inputs.first_epoch)
     result.steps = inputs.steps_before + int(steps[0])
     result.n_samples, result.n_features = inputs.info.n_samples_total, inputs.info.n_features
     loss, n, samples = sums[-1]
     result.samples = int(samples)
     result.metrics["loss"] = float(loss / n) if n else float("nan")
     if inputs.test is not None:
-        found = evaluate(worker, inputs.task, inputs.test, inputs.n_test, "final") or {}
+        # After an early end the last evaluation was that of the values at the end.
+        found = result.evaluated.get(result.epochs - 1, {})
+        if not result.stopped:
+            found = evaluate(worker, inputs.task, inputs.test, inputs.n_test, "final") or {}
         result.metrics.update(found)
-        if found:
+        if found and not result.stopped:
             result.evaluated[max(result.epochs - 1, 0)] = found
             worker.report_metrics(result.epochs, result.steps, found)
     result.history = history(sums[:-1], result.evaluated)

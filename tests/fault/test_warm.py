@@ -145,3 +145,24 @@ def test_the_rates_of_a_schedule_survive_deaths(tmp_path: Path) -> None:
         runs.append(run.final())
     calm, killed = runs
     assert killed == calm
+
+
+def test_a_run_that_is_killed_ends_early_after_the_same_epoch(tmp_path):
+    settings = ["train.epochs=60", "train.patience=3", "train.min_delta=0.002"]
+    arguments = [part for setting in settings for part in ("--set", setting)]
+    found = []
+    # In the middle of an epoch, and around the end of one: 2 workers make 23 clocks in each.
+    for fault in ("", "placed:35,placed:57"):
+        folder = tmp_path / f"runs-{bool(fault)}"
+        folder.mkdir()
+        run = start(folder, *SHAPE, "mlp", "--train", "digits", *arguments, fault=fault)
+        with run.launched:
+            if fault:
+                finish(run, deaths=2)
+            assert run.launched.wait() == 0, run.launched.tail()
+        found.append(json.loads((run.path / "result.json").read_text()))
+    calm, killed = found
+    assert "cross entropy did not improve in 3 evaluations" in calm["stopped"]
+    assert calm["epochs"] < 60
+    for name in ("stopped", "epochs", "steps", "accuracy", "cross_entropy"):
+        assert killed[name] == calm[name]

@@ -1,0 +1,148 @@
+"""Early stopping: training ends when a metric of the test data no longer improves.
+
+See Prechelt, "Early Stopping - But When?" (1998).
+
+All workers take the decision, from one number: worker 0 has the metrics of an evaluation and sends the
+watched one to the others. The state is part of each worker's position in checkpoints. A position at the
+beginning of an epoch was recorded before the evaluation of the epoch before it, so a restart from there
+evaluates that epoch first; a restart from inside an epoch has all evaluations before it. So the run ends
+after the same epoch whether it was interrupted or not, if all workers are at the same epoch (as under BSP).
+Otherwise an evaluation that some workers had behind them is left out, and the run may end later.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+
+from mpips.config.sections import TrainConfig
+from mpips.errors import ConfigError
+from mpips.model.consistency import BSP
+from mpips.model.table import Table
+from mpips.worker.worker import Worker
+
+_HIGHER_IS_BETTER = frozenset(("accuracy", "auc", "r2"))
+_BY_DEFAULT = ("log_loss", "cross_entropy", "rmse")
+_FIELDS = ("best", "best_epoch", "waited")
+
+
+class EarlyStopping(msgspec.Struct):
+    """The best value of the watched metric up to now, and how long ago it was.
+
+    Attributes:
+        patience: Evaluations without improvement after which training ends.
+        metric: Name of the metric.
+        min_delta: A value must be better than the best one by more than this.
+        best: The best value; None before the first finite one.
+        best_epoch: Epochs that were complete then.
+        waited: Evaluations since then.
+    """
+
+    patience: int
+    metric: str
+    min_delta: float = 0.0
+    best: float | None = None
+    best_epoch: int = 0
+    waited: int = 0
+
+    @classmethod
+    def of(
+        cls, options: TrainConfig, metrics: Sequence[str], tables: Sequence[Table], has_test: bool
+    ) -> Self | None:
+        """Return the state at the beginning of a run; None if training never ends early.
+
+        Args:
+            options: Options of the training.
+            metrics: Names of the task's metrics; () if they are not known.
+            tables: Tables of the task.
+            has_test: The job has test data.
+
+        Raises:
+            ConfigError: The job has no such metric, no test data, or workers that may skip evaluations.
+        """
+        if not options.patience:
+            return None
+        if not has_test:
+            raise ConfigError(
+                f"train.patience = {options.patience} watches a metric of the test data, and the job has "
+                "none: set data.test, or train.patience = 0"
+            )
+        if any(isinstance(t.consistency, BSP) and t.consistency.backup for t in tables):
+            raise ConfigError(
+                "train.patience does not work with backup workers, which may skip evaluations: set "
+                "backup = 0, or train.patience = 0"
+            )
+        known = metrics or (*_BY_DEFAULT, *sorted(_HIGHER_IS_BETTER))
+        metric: str = options.metric
+        if metric == "auto":
+            metric = next((name for name in _BY_DEFAULT if name in known), known[0])
+        if metric not in known:
+            raise ConfigError(
+                f"train.metric = {metric!r}: the metrics of this task are {', '.join(known)}"
+            )
+        return cls(options.patience, metric, options.min_delta)
+
+    def restore(self, position: Mapping[str, Any]) -> None:
+        """Continue with the state in a worker's position."""
+        for name in _FIELDS:
+            if name in position:
+                setattr(self, name, position[name])
+
+    def position(self) -> dict[str, Any]:
+        """Return the state as a part of a worker's position."""
+        return {name: getattr(self, name) for name in _FIELDS}
+
+    def agree(self, worker: Worker, epochs: int, found: Mapping[str, float] | None) -> None:
+        """Take the metrics of an evaluation into account. Collective over workers; blocks.
+
+        Args:
+            worker: This worker.
+            epochs: Number of complete epochs.
+            found: Metrics on worker 0; None on others.
+
+        Raises:
+            ConfigError: The evaluation has no such metric.
+        """
+        own = 0.0
+        if found is not None and self.metric not in found:
+            own = math.inf  # the others must not wait for a worker that raises
+        elif found is not None:
+            own = found[self.metric]
+        value = worker.reduce(f"early stopping, epoch {epochs}", np.array([own]))
+        assert value is not None
+        if found is not None and self.metric not in found:
+            raise ConfigError(
+                f"train.metric = {self.metric!r}: the metrics of this task are {', '.join(found)}"
+            )
+        self.note(epochs, float(value[0]))
+
+    def note(self, epochs: int, value: float) -> None:
+        """Add the value of an evaluation. One that is not finite is no improvement."""
+        if math.isfinite(value) and (self.best is None or self._gain(value) > self.min_delta):
+            self.best, self.best_epoch, self.waited = value, epochs, 0
+        else:
+            self.waited += 1
+
+    def _gain(self, value: float) -> float:
+        assert self.best is not None
+        return value - self.best if self.metric in _HIGHER_IS_BETTER else self.best - value
+
+    @property
+    def is_over(self) -> bool:
+        """True if training ends."""
+        return self.waited >= self.patience
+
+    def text(self, epochs: int) -> str:
+        """Return in words why training ended after so many epochs."""
+        name = self.metric.replace("_", " ")
+        best = (
+            f"best {self.best:.4f} after epoch {self.best_epoch}"
+            if self.best_epoch
+            else "never finite"
+        )
+        times = f"{self.waited} evaluation{'s' if self.waited != 1 else ''}"
+        return f"after epoch {epochs}: {name} did not improve in {times} ({best})"
