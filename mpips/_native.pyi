@@ -188,6 +188,7 @@ def parse_libsvm(
     offset: int,
     base: int,
     mixed: bool = False,
+    first: int = 0,
 ) -> tuple[
     npt.NDArray[np.float64],
     npt.NDArray[np.int64],

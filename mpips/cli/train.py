@@ -36,8 +36,10 @@ JOB_KEYS = {
 }
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 DATA = (
-    click.option("--train", "train_file", help="Training data: a file, or 'digits'."),
-    click.option("--test", "test_file", help="Test data: a file, or 'digits'."),
+    click.option(
+        "--train", "train_file", help="Training data: a file, a quoted pattern, or 'digits'."
+    ),
+    click.option("--test", "test_file", help="Test data: a file, a quoted pattern, or 'digits'."),
 )
 TUNING = (
     click.option(

@@ -16,10 +16,13 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     train: Annotated[
         str,
         Meta(
-            description="File to train on (.svm .libsvm .svmlight .txt .csv .npz .h5 .hdf5), or digits."
+            description="File to train on (.svm .libsvm .svmlight .csv .tsv .npz .h5 .hdf5), a pattern of "
+            "several such as day_*.csv, or digits."
         ),
     ] = ""
-    test: Annotated[str, Meta(description="File to evaluate on, or digits. Empty: none.")] = ""
+    test: Annotated[
+        str, Meta(description="File or pattern to evaluate on, or digits. Empty: none.")
+    ] = ""
     format: Format = "auto"
     index_base: IndexBase = "auto"
     label: Label = None

@@ -16,6 +16,7 @@ from mpips.data.moments import Moments
 from mpips.data.options import ReadOptions
 from mpips.data.readers import READERS, read
 from mpips.data.sampling import Leg, Sampling, Shape
+from mpips.data.several import files_of
 
 __all__ = [
     "READERS",
@@ -36,6 +37,7 @@ __all__ = [
     "SparseData",
     "align",
     "combine",
+    "files_of",
     "local_count",
     "read",
 ]

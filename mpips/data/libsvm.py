@@ -30,7 +30,7 @@ def read_libsvm(path: str, options: ReadOptions, share: Share) -> Part:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
             try:
                 parsed = parse_libsvm(
-                    text, share.stride, share.offset, base, share.shares == "mixed"
+                    text, share.stride, share.offset, base, share.shares == "mixed", share.first
                 )
             except LibsvmError as error:
                 raise DataError(f"{path}:{error}") from None

@@ -113,11 +113,13 @@ class Share:
         stride: Number of workers.
         offset: Index of the worker, 0 to stride - 1.
         shares: The rule; see `mpips.data.shares`.
+        first: Number of samples in files before this one, which are read as one with it.
     """
 
     stride: int
     offset: int
     shares: Shares = "interleaved"
+    first: int = 0
 
     def __post_init__(self) -> None:
         """Raise ValueError for a share that no worker can have."""
@@ -135,13 +137,17 @@ class Share:
             int64, shape (n,), ascending.
         """
         samples = np.arange(start, stop, dtype=np.int64)
-        numbers: npt.NDArray[np.int64] = samples[
-            owners(samples, self.stride, self.shares) == self.offset
-        ]
+        numbers: npt.NDArray[np.int64] = samples[self._owned(samples)]
         return numbers
 
     def flags(self) -> Iterator[bool]:
         """Yield True or False for sample 0, 1, ... of the file: it belongs to this share or not. Endless."""
         for start in count(0, _CHUNK):
             samples = np.arange(start, start + _CHUNK, dtype=np.int64)
-            yield from (owners(samples, self.stride, self.shares) == self.offset).tolist()
+            yield from self._owned(samples).tolist()
+
+    def _owned(self, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        owned: npt.NDArray[np.bool_] = (
+            owners(samples + self.first, self.stride, self.shares) == self.offset
+        )
+        return owned

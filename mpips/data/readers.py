@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from glob import escape
@@ -17,6 +18,7 @@ from mpips.data.digits import read_digits
 from mpips.data.info import DataInfo, Part
 from mpips.data.libsvm import read_libsvm
 from mpips.data.options import ReadOptions, Share
+from mpips.data.several import files_of, read_files
 from mpips.data.shares import Shares
 from mpips.errors import CapabilityError, ConfigError, DataError
 from mpips.model.accepted import unknown_name
@@ -67,7 +69,8 @@ def read(
     Not collective; blocks until the file is read. The path "digits" means the digits of scikit-learn.
 
     Args:
-        path: A file in one of the formats in `READERS`.
+        path: A file in one of the formats in `READERS`; or a pattern of several, which are read as one in the
+            order of their names (`mpips.data.several`).
         stride: Number of workers.
         offset: Index of this worker.
         options: Options of the reader; None: the defaults.
@@ -88,13 +91,22 @@ def read(
     path, options = os.fspath(path), options or ReadOptions()
     if like is not None:
         options = _as_in_training(options, like)
+    share, files = Share(stride, offset, shares), files_of(path)
+    if len(files) == 1:
+        return _read_file(files[0], options, share, like)
+    one = functools.partial(_read_file, like=like)
+    return read_files(path, files, options, share, one)
+
+
+def _read_file(path: str, options: ReadOptions, share: Share, like: DataInfo | None) -> Part:
+    """Read a share of one file; see `read`."""
     reader = _choose(path, options.format)
     if compression_of(path) and reader.name not in TEXT_FORMATS:
         raise DataError(
             f"{path}: {reader.name} is read in place and cannot be compressed as a whole; decompress the file"
         )
     try:
-        part = reader.read(path, options, Share(stride, offset, shares))
+        part = reader.read(path, options, share)
         if like is not None and options.labelled and part.info.label_names != like.label_names:
             raise DataError(
                 f"{path}: its labels are {', '.join(part.info.class_names[:10])}, those of the training data "

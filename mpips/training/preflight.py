@@ -16,6 +16,7 @@ from mpips.config.conversion import check_known, convert, fitted
 from mpips.config.overrides import MEASURED, has_name, merged, parse_consistency
 from mpips.config.schema import CheckpointConfig, JobConfig, TableConfig
 from mpips.config.triggers import Triggers
+from mpips.data import files_of
 from mpips.errors import ConfigError
 from mpips.model.consistency import BSP
 from mpips.model.initializer import Initializer
@@ -38,6 +39,7 @@ def preflight(config: JobConfig, n_ranks: int | None = None, dry_run: bool = Fal
 
     Raises:
         ConfigError: A value is invalid, or a file does not exist.
+        DataError: No file matches a pattern.
         CapabilityError: The job writes checkpoints and h5py is missing.
     """
     launch.refuse_lonely_tasks()
@@ -50,7 +52,7 @@ def preflight(config: JobConfig, n_ranks: int | None = None, dry_run: bool = Fal
     check_launch(config.cluster, n_ranks or launch.launched_size())
     check_checkpoints(config.checkpoint, make=not dry_run)
     for path in (config.data.train, config.data.test):
-        if path and path != "digits" and not Path(path).is_file():
+        if path and path != "digits" and not all(map(os.path.isfile, files_of(path))):
             raise ConfigError(
                 f"{path}: no such file (working folder: {Path.cwd()}); give a path that all hosts have"
             )

@@ -59,7 +59,7 @@ class Parser {
     line_begin_ = at_;
     Token token;
     if (next_token(token)) {
-      if (owner(part_.n_samples++, options_) == options_.offset)
+      if (owner(options_.first + part_.n_samples++, options_) == options_.offset)
         keep_sample(token);
       else
         skip_sample();

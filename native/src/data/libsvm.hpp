@@ -12,10 +12,11 @@ namespace mpips::data {
 
 // The samples to return, and how features are numbered.
 struct LibsvmOptions {
-  std::int64_t stride;  // number of workers
-  std::int64_t offset;  // this worker; its samples are returned, see `owner`
-  int base;             // 0, 1, or kAutoBase
-  bool mixed = false;   // rule "mixed" of mpips/data/shares.py; false: "interleaved"
+  std::int64_t stride;     // number of workers
+  std::int64_t offset;     // this worker; its samples are returned, see `owner`
+  int base;                // 0, 1, or kAutoBase
+  bool mixed = false;      // rule "mixed" of mpips/data/shares.py; false: "interleaved"
+  std::int64_t first = 0;  // number of the first sample of the text
 };
 
 constexpr int kAutoBase = -1;
