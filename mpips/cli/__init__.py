@@ -33,6 +33,7 @@ _COMMANDS = {
     "serve": "mpips.cli.serve",
     "stop": "mpips.cli.stop",
     "submit": "mpips.cli.submit",
+    "sweep": "mpips.cli.sweep",
     "top": "mpips.cli.top",
     "train": "mpips.cli.train",
 }

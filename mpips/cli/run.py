@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from mpips.cli.train import TRAIN, configure, job_keys, with_options
+from mpips.cli.train import TRAIN, Decorator, configure, job_keys, with_options
 from mpips.config.schema import JobConfig, RunConfig, load_config, parse_assignment
 from mpips.errors import ConfigError
 from mpips.monitor.progress import Display, PlainDisplay, make_display
@@ -30,6 +30,37 @@ _RUN_KEYS = (
     "min_workers",
     "name",
     "folder",
+)
+
+
+# Where a run has its ranks; `mpips sweep` has these options, too.
+PLACES: tuple[Decorator, ...] = (
+    click.option(
+        "-n",
+        "--ranks",
+        type=click.IntRange(1),
+        help="Number of ranks [default: one per slot of the hosts; on this machine one per core and one "
+        "more].",
+    ),
+    click.option("--hosts", metavar="A:4,B:4", help="Hosts and their numbers of slots."),
+    click.option(
+        "--hostfile",
+        type=click.Path(dir_okay=False),
+        help="File with a line such as `node1 slots=4` for each host, instead of --hosts.",
+    ),
+    click.option(
+        "--spares",
+        type=click.IntRange(0),
+        help="Number of hosts, the last ones, that only replace failed hosts [default: 0].",
+    ),
+    click.option(
+        "--max-restarts", type=click.IntRange(0), help="Restarts after failures [default: 3]."
+    ),
+    click.option(
+        "--min-workers",
+        type=click.IntRange(1),
+        help="Continue with at least this many workers when hosts fail [default: all].",
+    ),
 )
 
 
@@ -57,31 +88,7 @@ def is_script(job: str) -> bool:
 )
 @click.argument("job")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-@click.option(
-    "-n",
-    "--ranks",
-    type=click.IntRange(1),
-    help="Number of ranks [default: one per slot of the hosts; on this machine one per core and one more].",
-)
-@click.option("--hosts", metavar="A:4,B:4", help="Hosts and their numbers of slots.")
-@click.option(
-    "--hostfile",
-    type=click.Path(dir_okay=False),
-    help="File with a line such as `node1 slots=4` for each host, instead of --hosts.",
-)
-@click.option(
-    "--spares",
-    type=click.IntRange(0),
-    help="Number of hosts, the last ones, that only replace failed hosts [default: 0].",
-)
-@click.option(
-    "--max-restarts", type=click.IntRange(0), help="Restarts after failures [default: 3]."
-)
-@click.option(
-    "--min-workers",
-    type=click.IntRange(1),
-    help="Continue with at least this many workers when hosts fail [default: all].",
-)
+@with_options(PLACES)
 @click.option("--name", help="Name of the run [default: the name of the file or task].")
 @click.option(
     "--folder",
@@ -147,13 +154,13 @@ def command(
         options["mpirun_args"] = list(arguments) or None
         existing = _existing(job, resume_run or discard_memory)
         if existing is None:
-            config = configure(job, {**job_keys(given), **_run_keys(options)}, assignments)
+            config = configure(job, {**job_keys(given), **run_keys(options)}, assignments)
         else:
             _refuse_changes(existing, given, assignments, options)
-            config = load_config(str(existing.config_file), list(_run_keys(options).items()))
+            config = load_config(str(existing.config_file), list(run_keys(options).items()))
     if existing is not None and not discard_memory:
         _refuse_other_shape(existing, options["ranks"])
-    pool = _pool(config)
+    pool = pool_of(config)
     if existing is not None and discard_memory:
         _discard_memory(existing, pool)
         return
@@ -246,7 +253,7 @@ def _configure_script(
     from mpips.supervisor.script import check_script
 
     check_script(job)
-    keys = _run_keys({**options, "script": job, "script_args": list(arguments)})
+    keys = run_keys({**options, "script": job, "script_args": list(arguments)})
     return load_config(None, [*keys.items(), *map(parse_assignment, assignments)])
 
 
@@ -355,12 +362,12 @@ def _refuse_other_shape(run: RunFolder, ranks: int | None) -> None:
         )
 
 
-def _run_keys(options: Mapping[str, Any]) -> dict[str, Any]:
+def run_keys(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that were given by their configuration keys."""
     return {f"run.{key}": value for key, value in options.items() if value is not None}
 
 
-def _pool(config: JobConfig) -> HostPool:
+def pool_of(config: JobConfig) -> HostPool:
     """Return the hosts that the options name, else those of the Slurm allocation, else this machine.
 
     Raises:

@@ -52,6 +52,7 @@ PROBABILITY_FLOOR = 1e-15
 BINARY_METRICS = ("accuracy", "auc", "log_loss")
 CLASS_METRICS = ("accuracy", "cross_entropy")
 REGRESSION_METRICS = ("rmse", "r2")
+HIGHER_IS_BETTER = frozenset(("accuracy", "auc", "r2"))
 
 _ZERO = ExactSum()
 

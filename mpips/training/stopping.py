@@ -20,12 +20,12 @@ import msgspec
 import numpy as np
 
 from mpips.config.sections import TrainConfig
+from mpips.data.metrics import HIGHER_IS_BETTER
 from mpips.errors import ConfigError
 from mpips.model.consistency import BSP
 from mpips.model.table import Table
 from mpips.worker.worker import Worker
 
-_HIGHER_IS_BETTER = frozenset(("accuracy", "auc", "r2"))
 _BY_DEFAULT = ("log_loss", "cross_entropy", "rmse")
 _FIELDS = ("best", "best_epoch", "waited")
 
@@ -76,7 +76,7 @@ class EarlyStopping(msgspec.Struct):
                 "train.patience does not work with backup workers, which may skip evaluations: set "
                 "backup = 0, or train.patience = 0"
             )
-        known = metrics or (*_BY_DEFAULT, *sorted(_HIGHER_IS_BETTER))
+        known = metrics or (*_BY_DEFAULT, *sorted(HIGHER_IS_BETTER))
         metric: str = options.metric
         if metric == "auto":
             metric = next((name for name in _BY_DEFAULT if name in known), known[0])
@@ -129,7 +129,7 @@ class EarlyStopping(msgspec.Struct):
 
     def _gain(self, value: float) -> float:
         assert self.best is not None
-        return value - self.best if self.metric in _HIGHER_IS_BETTER else self.best - value
+        return value - self.best if self.metric in HIGHER_IS_BETTER else self.best - value
 
     @property
     def is_over(self) -> bool:

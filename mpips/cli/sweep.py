@@ -1,0 +1,199 @@
+"""`mpips sweep`: train a job with several values of its options, and compare."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from mpips.cli.run import PLACES, is_script, pool_of, run_keys
+from mpips.cli.train import DATA, SERVERS, SET, TUNING, configure, job_keys, with_options
+from mpips.config import variation
+from mpips.config.schema import JobConfig
+from mpips.errors import ConfigError
+from mpips.monitor.progress import plural
+from mpips.supervisor.sweep import FILE, Sweep, TrialResult, check_metric, last_words
+from mpips.terminal.table import text_table
+
+_PLACE_KEYS = ("ranks", "hosts", "hostfile", "spares", "max_restarts", "min_workers")
+
+
+@click.command(
+    short_help="Train with several values of options, and compare.",
+    epilog="Exit codes: 0 all trials are done, 1 a trial failed, 2 wrong usage or configuration, "
+    "130 and 143 interrupted.",
+)
+@click.argument("job")
+@click.option(
+    "--grid",
+    multiple=True,
+    metavar="KEY=V1,V2",
+    help="Values of an option of the job; all combinations of all --grid are tried.",
+)
+@click.option(
+    "--random",
+    multiple=True,
+    metavar="KEY=LOW:HIGH[:log]",
+    help="Draw the option for each trial: from a range, with log by its logarithm, or one of V1,V2.",
+)
+@click.option(
+    "--n",
+    "n_draws",
+    type=click.IntRange(1),
+    default=10,
+    show_default=True,
+    help="Draws of all --random.",
+)
+@click.option("--seed", default=0, show_default=True, help="Seed of the draws.")
+@click.option(
+    "--metric",
+    default="",
+    help="Metric that decides which trial is best [default: the loss on the test data, else in training].",
+)
+@click.option("--folder", help="Folder of the sweep [default: sweeps/NAME].")
+@with_options(PLACES)
+@with_options((*DATA, *TUNING, SERVERS, SET))
+@click.option("--show", is_flag=True, help="Print the results of the sweep JOB, and run nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON per trial at the end.")
+def command(
+    job: str,
+    grid: tuple[str, ...],
+    random: tuple[str, ...],
+    n_draws: int,
+    seed: int,
+    metric: str,
+    folder: str | None,
+    assignments: tuple[str, ...],
+    show: bool,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Train JOB once for each combination of values, each time as `mpips run` does, and list the results.
+
+    JOB is a job file or a task; or the folder of a sweep, of which the trials that are not done are run or
+    continued. The other options are those of `mpips run`. A trial that fails does not end the sweep.
+
+    \b
+    mpips sweep job.toml --grid train.batch_size=32,64 --grid table.consistency=bsp,asp
+    mpips sweep job.toml --random table.optimizer.lr=1e-4:1:log --n 20
+    mpips sweep sweeps/job
+    """
+    check_metric(metric)
+    path = Path(job)
+    if path.is_dir():
+        _refuse_changes(path)
+        sweep = Sweep.open(path)
+    elif show:
+        raise ConfigError(f"{job}: is no folder of a sweep, so there is nothing to show")
+    else:
+        options = {key: given.pop(key) for key in _PLACE_KEYS}
+        path = Path(folder) if folder is not None else Path("sweeps") / _name(job)
+        wanted = variation.trials(grid, random, n_draws, seed)
+        if wanted == [()]:
+            raise ConfigError("nothing varies: give --grid KEY=V1,V2 or --random KEY=LOW:HIGH")
+        keys = {**job_keys(given), **run_keys({**options, "folder": str(path)})}
+        trials = [(own, _checked(job, keys, (*assignments, *own))) for own in wanted]
+        sweep = Sweep.create(path, job, metric, trials)
+    n = len(sweep.content.trials)
+    code = 0
+    if not show:
+        click.echo(f"mpips sweep: {plural(n, 'trial')} in {sweep.path}", err=True)
+        code = sweep.run([], lambda result, ended: _tell(sweep, result, ended, n))
+    _print(sweep, metric, as_json)
+    if code:
+        click.echo(f"interrupted; continue with: mpips sweep {sweep.path}", err=True)
+    failed = any(result.state != "done" for result in sweep.results())
+    if code or (failed and not show):
+        raise click.exceptions.Exit(code or 1)
+
+
+def _refuse_changes(path: Path) -> None:
+    """Refuse options that would change a sweep that continues.
+
+    Raises:
+        ConfigError: Names these options.
+    """
+    context = click.get_current_context()
+    source = click.core.ParameterSource.COMMANDLINE
+    names = [
+        max(option.opts, key=len)
+        for option in context.command.params
+        if option.name not in ("job", "metric", "show", "as_json")
+        and context.get_parameter_source(str(option.name)) == source
+    ]
+    if names:
+        raise ConfigError(
+            f"{', '.join(names)}: {path} continues with the trials of its {FILE}; leave the option out, or "
+            "begin a new sweep in another --folder"
+        )
+
+
+def _name(job: str) -> str:
+    """Return the name of a job, for a folder."""
+    return Path(job).stem.partition(":")[0]
+
+
+def _checked(job: str, keys: dict[str, Any], assignments: Sequence[str]) -> JobConfig:
+    """Return the configuration of a trial.
+
+    Raises:
+        MpipsError: `mpips run` would refuse the job before it starts.
+    """
+    from mpips.training.preflight import preflight
+
+    if is_script(job):
+        raise ConfigError(
+            f"{job}: a script has no options that a sweep can set; give a job file or a task"
+        )
+    config = configure(job, keys, tuple(assignments))
+    preflight(config, pool_of(config).n_ranks, dry_run=True)
+    return config
+
+
+def _tell(sweep: Sweep, result: TrialResult, code: int, n: int) -> None:
+    """Print the result of a trial that has just ended."""
+    options = " ".join(result.assignments)
+    if result.state == "done":
+        metric = sweep.metric([result])
+        text = f"{_metric_text(metric, result)}, {plural(result.epochs, 'epoch')}, {result.seconds:.1f} s"
+    else:
+        run = Path(result.run)
+        text = f"{result.state} (exit {code}): {last_words(run)}; log: {run / 'logs'}"
+    click.echo(f"{result.number:>{len(str(n))}}/{n}  {options}: {text}", err=True)
+
+
+def _metric_text(metric: str, result: TrialResult) -> str:
+    value = result.metrics.get(metric)
+    return f"{metric.replace('_', ' ')} {value:.4f}" if value is not None else f"no {metric}"
+
+
+def _print(sweep: Sweep, metric: str, as_json: bool) -> None:
+    """Print all trials, the best first."""
+    if metric:
+        sweep.content = msgspec.structs.replace(sweep.content, metric=metric)
+    ranked = sweep.ranked()
+    if as_json:
+        for result in ranked:
+            click.echo(json.dumps(msgspec.to_builtins(result)))
+        return
+    keys = [text.partition("=")[0] for text in sweep.content.trials[0].assignments]
+    names = sorted({name for result in ranked for name in result.metrics})
+    chosen = sweep.metric(ranked)
+    names = [chosen, *(name for name in names if name != chosen)] if chosen else []
+    rows = [("trial", *keys, *(name.replace("_", " ") for name in names), "epochs", "s", "state")]
+    for result in ranked:
+        values = [text.partition("=")[2] for text in result.assignments]
+        found = [f"{result.metrics[n]:.4f}" if n in result.metrics else "-" for n in names]
+        shown = [str(result.epochs), f"{result.seconds:.1f}"] if result.epochs else ["-", "-"]
+        rows.append((str(result.number), *values, *found, *shown, result.state))
+    right = [0, *range(1 + len(keys), len(rows[0]) - 1)]
+    click.echo("\n".join(text_table(rows, right=right)))
+    best = ranked[0]
+    if chosen in best.metrics:
+        click.echo(
+            f"best: {' '.join(best.assignments)}, {_metric_text(chosen, best)}, in {best.run}"
+        )

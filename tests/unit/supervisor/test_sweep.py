@@ -1,0 +1,145 @@
+"""Sweeps, with a program in place of `mpips run` that does what its run directory says."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import processes
+import pytest
+from click.testing import CliRunner
+
+from mpips.cli.sweep import command
+from mpips.config.schema import load_config
+from mpips.errors import ConfigError
+from mpips.supervisor import sweep as module
+from mpips.supervisor.sweep import Sweep
+
+PYTHON = sys.executable  # the fixture sets another one
+FINISHED = {"generation": 0, "time_s": 1.0, "step": 3, "checkpoint": ""}
+# `mpips run RUN`: finish with a result, unless a file "fail" or "wait" lies beside the run directory.
+PROGRAM = f"""#!{sys.executable}
+import json, pathlib, signal, sys, time
+run = pathlib.Path(sys.argv[4])
+assert sys.argv[1:4] == ["-m", "mpips", "run"], sys.argv
+with open(run.parent / "order", "a") as order:
+    order.write(run.name[:7] + "\\n")
+config = json.loads((run / "config.json").read_text())
+if (run.parent / "fail").exists() and config["train"]["epochs"] == 2:
+    sys.exit("something\\nmpips run: it broke")
+if (run.parent / "wait").exists():
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
+    (run.parent / "ready").write_text("now")
+    time.sleep(60)
+loss = abs(config["train"]["epochs"] - 3) + 0.5
+result = {{"epochs": config["train"]["epochs"], "seconds": 1.5, "loss": loss, "accuracy": 1 - loss / 10,
+          "cross_entropy": None}}
+(run / "result.json").write_text(json.dumps(result))
+(run / "finished.json").write_text(json.dumps({FINISHED!r}))
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "python"
+    path.write_text(PROGRAM)
+    path.chmod(0o700)
+    monkeypatch.setattr(module.sys, "executable", str(path))
+    monkeypatch.chdir(tmp_path)
+    return path
+
+
+def sweep(*arguments: str, code: int = 0) -> Any:
+    done = CliRunner().invoke(command, arguments)
+    if isinstance(done.exception, ConfigError):
+        raise done.exception
+    assert done.exit_code == code, (done.output, done.exception)
+    return done
+
+
+JOB = ("mlp", "--train", "digits", "-n", "3")
+
+
+def test_all_trials_run_once_and_the_best_is_first(program: Path) -> None:
+    done = sweep(*JOB, "--grid", "train.epochs=1,2,3,5")
+    assert "mpips sweep: 4 trials in sweeps/mlp" in done.stderr
+    assert "1/4  train.epochs=1: loss 2.5000, 1 epoch, 1.5 s" in done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["trial", "train.epochs", "loss", "accuracy", "epochs", "s", "state"]
+    assert [line.split()[0] for line in lines[1:5]] == ["3", "2", "1", "4"]
+    assert lines[5].startswith("best: train.epochs=3, loss 0.5000, in sweeps/mlp/trial-3-")
+    order = Path("sweeps/mlp/order")
+    assert order.read_text().split() == ["trial-1", "trial-2", "trial-3", "trial-4"]
+    # Continued, it has nothing to do; it can be shown by another metric.
+    assert sweep("sweeps/mlp").stdout == done.stdout
+    shown = sweep("sweeps/mlp", "--show", "--json", "--metric", "accuracy").stdout.splitlines()
+    assert [json.loads(line)["number"] for line in shown] == [3, 2, 1, 4]
+    assert json.loads(shown[0])["metrics"] == {"loss": 0.5, "accuracy": 0.95}
+    assert order.read_text().count("\n") == 4
+    with pytest.raises(ConfigError, match="has a sweep already; continue it with"):
+        sweep(*JOB, "--grid", "train.epochs=1,2")
+
+
+def test_a_trial_that_fails_is_shown_and_tried_again_when_the_sweep_continues(
+    program: Path,
+) -> None:
+    Path("found").mkdir()
+    Path("found/fail").touch()
+    done = sweep(*JOB, "--grid", "train.epochs=2,3", "--folder", "found", code=1)
+    assert "1/2  train.epochs=2: not started (exit 1): mpips run: it broke; log:" in done.stderr
+    assert done.stdout.splitlines()[2].split() == ["1", "2", "-", "-", "-", "-", "not", "started"]
+    Path("found/fail").unlink()
+    assert "2 trials" in sweep("found").stderr
+    assert Path("found/order").read_text().split() == ["trial-1", "trial-2", "trial-1"]
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 75)]
+)
+def test_a_signal_goes_to_the_trial_and_ends_the_sweep(
+    program: Path, number: signal.Signals, code: int
+) -> None:
+    config = load_config(None, [("task", "mlp"), ("data.train", "digits")])
+    folder = Path("sweeps")
+    Sweep.create(folder, "mlp", "", [(("a=1",), config), (("a=2",), config)])
+    (folder / "wait").touch()
+    text = (
+        "import sys; from pathlib import Path; from mpips.supervisor import sweep\n"
+        f"found = sweep.Sweep.open(Path({str(folder)!r}))\n"
+        f"sweep.sys.executable = {str(program)!r}\n"
+        "sys.exit(found.run([], lambda *_: None))\n"
+    )
+    # SIGINT goes to the sweep alone, not to a terminal's processes; the trial is sent it, too.
+    with subprocess.Popen([PYTHON, "-c", text]) as process:
+        assert processes.until((folder / "ready").exists, 20.0)
+        os.kill(process.pid, number)
+        assert process.wait(20) == code
+    assert (folder / "order").read_text().split() == ["trial-1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (JOB, "nothing varies: give --grid"),
+        ((*JOB, "--grid", "train.epoch=1,2"), "unknown key 'train.epoch'"),
+        ((*JOB, "--grid", "train.epochs=1,x"), "train.epochs = 'x': must be a whole number"),
+        ((*JOB, "--grid", "train.epochs=1,2", "--metric", "f1"), "--metric f1: must be one of"),
+        (("job.py", "--grid", "a=1,2"), "a script has no options that a sweep can set"),
+        (("mlp", "--show"), "is no folder of a sweep"),
+        ((".",), "has no sweep.json"),
+        ((".", "--n", "3", "--train", "x"), "--n, --train: . continues with the trials"),
+        ((*JOB, "--grid", "train.epochs=1,2", "--spares", "1"), "spares = 1"),
+    ],
+)
+def test_a_sweep_that_cannot_run_is_refused_and_leaves_nothing(
+    program: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        sweep(*arguments)
+    assert not Path("sweeps").exists()
