@@ -22,6 +22,7 @@ from mpips.errors import (
     StallError,
     TransportError,
 )
+from mpips.inference.fitting import fit
 from mpips.inference.loading import load
 from mpips.model import consistency as _consistency
 from mpips.model import optimizer as _optimizer
@@ -68,6 +69,7 @@ __all__ = [
     "StallError",
     "TransportError",
     "Worker",
+    "fit",
     "init",
     "load",
     "rank",

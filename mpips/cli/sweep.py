@@ -16,7 +16,7 @@ from mpips.config import variation
 from mpips.config.schema import JobConfig
 from mpips.errors import ConfigError
 from mpips.monitor.progress import plural
-from mpips.supervisor.sweep import FILE, Sweep, TrialResult, check_metric, last_words
+from mpips.supervisor.sweep import FILE, Sweep, TrialResult, check_metric, why
 from mpips.terminal.table import text_table
 
 _PLACE_KEYS = ("ranks", "hosts", "hostfile", "spares", "max_restarts", "min_workers")
@@ -162,7 +162,7 @@ def _tell(sweep: Sweep, result: TrialResult, code: int, n: int) -> None:
         text = f"{_metric_text(metric, result)}, {plural(result.epochs, 'epoch')}, {result.seconds:.1f} s"
     else:
         run = Path(result.run)
-        text = f"{result.state} (exit {code}): {last_words(run)}; log: {run / 'logs'}"
+        text = f"{result.state} (exit {code}): {why(run)}; log: {run / 'logs'}"
     click.echo(f"{result.number:>{len(str(n))}}/{n}  {options}: {text}", err=True)
 
 

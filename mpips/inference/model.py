@@ -44,6 +44,7 @@ class Model:
         tables: Values by name of the table, read when first used: an array, or (keys, rows).
         refused: Why newer checkpoints of the folder are not used, a sentence for each.
         notes: Sentences on the data that was used last, such as columns that were left out.
+        owns: Kept as long as the model, such as a temporary folder with its checkpoint.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Model:
         self.moments = moments
         self.notes: tuple[str, ...] = ()
         self.refused = refused
+        self.owns: object = None
         seed = config.cluster.seed
         self.task: Task = kind(info, task_options(kind, config.options), seed)
         self.tables = StoredTables(checkpoint, self.task.tables(), seed)

@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from mpips.model.consistency import Consistency
 from mpips.model.optimizer import Optimizer
-from mpips.sklearn.fit import Fit
+from mpips.sklearn.fit import FitArguments
 from mpips.sklearn.job import FitJob, ServerRows, fit_job, run_alone
 from mpips.sklearn.layout import ModelLayout
 from mpips.sklearn.losses import Loss
@@ -100,7 +100,7 @@ class LayeredEstimator(BaseEstimator):
         layout = ModelLayout((x.shape[1], *settings.hidden, n_outputs))
         seed, is_new = self._seed(job), not once or not hasattr(self, "n_iter_")
         new_values = layout.initial(np.random.default_rng([seed, 0]))
-        fit = Fit(
+        fit = FitArguments(
             layout=layout,
             base=new_values if is_new else self._present(layout),
             x=x,

@@ -32,7 +32,7 @@ class TrainingPlace(NamedTuple):
     n_ends: int = 0
 
 
-class Fit(msgspec.Struct, frozen=True):
+class FitArguments(msgspec.Struct, frozen=True):
     """The arguments of a fit.
 
     Attributes:

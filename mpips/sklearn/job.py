@@ -27,7 +27,7 @@ from mpips.session.init import current
 from mpips.session.local import LocalJob
 from mpips.session.script import Script
 from mpips.session.session import scripts
-from mpips.sklearn.fit import Fit, Trained, TrainingPlace
+from mpips.sklearn.fit import FitArguments, Trained, TrainingPlace
 from mpips.sklearn.settings import RULES
 from mpips.sklearn.training import Training, losses_table, table_name, table_of
 from mpips.worker.worker import Worker
@@ -57,7 +57,7 @@ class ServerRows(msgspec.Struct, frozen=True):
     job: FitJob | None
     content: tuple[Int64, Float32] | None
 
-    def continues(self, fit: Fit, job: FitJob | None) -> bool:
+    def continues(self, fit: FitArguments, job: FitJob | None) -> bool:
         """Return True if a fit that begins with `fit.base` can use these rows."""
         return (
             self.job is job
@@ -83,7 +83,7 @@ class FitJob:
         sequence = np.random.SeedSequence([_SEED_TAG, self._script.seed, self._number + 1])
         return int(sequence.generate_state(1)[0])
 
-    def run(self, fit: Fit, rows: ServerRows | None) -> tuple[Trained, ServerRows]:
+    def run(self, fit: FitArguments, rows: ServerRows | None) -> tuple[Trained, ServerRows]:
         """Train. Collective over all workers; over all ranks at the first call. Blocks.
 
         Args:
@@ -119,7 +119,7 @@ class FitJob:
             fit.base, trained.rows, fit.settings.rule.name, first, self, None
         )
 
-    def _start(self, fit: Fit) -> Worker:
+    def _start(self, fit: FitArguments) -> Worker:
         """Return the worker; start the job at the first call. Collective over all ranks then; blocks."""
         consistency = fit.settings.consistency
         if self._worker is None:
@@ -181,7 +181,7 @@ def fit_job() -> FitJob | None:
     return None
 
 
-def run_alone(fit: Fit, rows: ServerRows | None) -> tuple[Trained, ServerRows]:
+def run_alone(fit: FitArguments, rows: ServerRows | None) -> tuple[Trained, ServerRows]:
     """Train in a job of its own, with all roles in this process. Blocks.
 
     Args:

@@ -36,7 +36,7 @@ from mpips.errors import ConfigError
 from mpips.model.consistency import BSP, Consistency
 from mpips.model.optimizer import SGD, Optimizer
 from mpips.model.table import EmbeddingTable
-from mpips.sklearn.fit import Fit, LossCurve, Trained, TrainingPlace
+from mpips.sklearn.fit import FitArguments, LossCurve, Trained, TrainingPlace
 from mpips.sklearn.layout import DIM
 from mpips.worker.worker import Worker
 
@@ -73,7 +73,7 @@ class Training:
     def __init__(
         self,
         worker: Worker,
-        fit: Fit,
+        fit: FitArguments,
         number: int,
         first: int,
         place: TrainingPlace | None,

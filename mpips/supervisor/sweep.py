@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
@@ -23,6 +22,7 @@ from mpips.data.metrics import HIGHER_IS_BETTER
 from mpips.errors import ConfigError
 from mpips.monitor.top import look
 from mpips.rundir.directory import RunFolder, read_json, replace_json
+from mpips.supervisor import child
 from mpips.supervisor.plan import make_run
 
 FILE = "sweep.json"
@@ -182,13 +182,9 @@ class Sweep:
                 if self.result(i + 1).state == "done":
                     continue
                 run = RunFolder(self.path / trial.run)
-                command = [sys.executable, "-m", "mpips", "run", str(run.path), "--quiet", *options]
                 run.logs.mkdir(exist_ok=True)
-                with (run.logs / LOG).open("ab") as log:
-                    process = subprocess.Popen(
-                        command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-                    )
-                    code = forwarding.wait(process)
+                process = child.start(run, run.logs / LOG, ["--quiet", *options])
+                code = forwarding.wait(process)
                 tell(self.result(i + 1), code)
                 if forwarding.received:
                     return 128 + forwarding.received
@@ -236,15 +232,6 @@ class _Forwarding:
         return code
 
 
-def last_words(run: Path) -> str:
-    """Return the last line that the supervisor of a trial printed, or ""."""
-    try:
-        lines = (run / "logs" / LOG).read_text(errors="replace").strip().splitlines()
-    except OSError:
-        return ""
-    return lines[-1].strip() if lines else ""
-
-
 def _read_result(run: RunFolder) -> dict[str, Any] | None:
     """Return the report of a finished training; None if there is none, or it is damaged."""
     try:
@@ -252,6 +239,11 @@ def _read_result(run: RunFolder) -> dict[str, Any] | None:
     except (OSError, msgspec.DecodeError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def why(run: Path) -> str:
+    """Return why the run of a trial did not finish."""
+    return child.reason(RunFolder(run), run / "logs" / LOG)
 
 
 def check_metric(metric: str) -> str:

@@ -23,7 +23,7 @@ from sklearn.preprocessing import StandardScaler
 
 import mpips
 from mpips.sklearn import MpipsClassifier, MpipsRegressor
-from mpips.sklearn.fit import Fit, LossCurve
+from mpips.sklearn.fit import FitArguments, LossCurve
 from mpips.sklearn.layout import ModelLayout
 from mpips.sklearn.losses import binary_loss, class_loss, squared_loss
 from mpips.sklearn.settings import settings_of
@@ -88,7 +88,7 @@ def test_gradients_are_those_of_small_differences(loss: Any, hidden: tuple[int, 
     x, y = samples(7)
     targets = rng.normal(size=(7, 3)) if loss is squared_loss else y.clip(0, max(n_outputs - 1, 1))
     w = rng.uniform(0.5, 2, 7)
-    fit = Fit(layout, layout.initial(rng), x, targets, w, loss, settings, 0, 0, 1)
+    fit = FitArguments(layout, layout.initial(rng), x, targets, w, loss, settings, 0, 0, 1)
     values: Any = rng.normal(size=(layout.n_rows, 128))
 
     def objective(at: Any) -> float:

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from mpips.cli.sweep import command
 from mpips.config.schema import load_config
 from mpips.errors import ConfigError
-from mpips.supervisor import sweep as module
+from mpips.supervisor import child
 from mpips.supervisor.sweep import Sweep
 
 PYTHON = sys.executable  # the fixture sets another one
@@ -50,7 +50,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "python"
     path.write_text(PROGRAM)
     path.chmod(0o700)
-    monkeypatch.setattr(module.sys, "executable", str(path))
+    monkeypatch.setattr(child.sys, "executable", str(path))
     monkeypatch.chdir(tmp_path)
     return path
 
@@ -110,9 +110,9 @@ def test_a_signal_goes_to_the_trial_and_ends_the_sweep(
     Sweep.create(folder, "mlp", "", [(("a=1",), config), (("a=2",), config)])
     (folder / "wait").touch()
     text = (
-        "import sys; from pathlib import Path; from mpips.supervisor import sweep\n"
+        "import sys; from pathlib import Path; from mpips.supervisor import child, sweep\n"
         f"found = sweep.Sweep.open(Path({str(folder)!r}))\n"
-        f"sweep.sys.executable = {str(program)!r}\n"
+        f"child.sys.executable = {str(program)!r}\n"
         "sys.exit(found.run([], lambda *_: None))\n"
     )
     # SIGINT goes to the sweep alone, not to a terminal's processes; the trial is sent it, too.

@@ -1,0 +1,288 @@
+"""The training behind `mpips.fit`, in this process or on ranks of its own, and its result."""
+
+from __future__ import annotations
+
+import html
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mpips.config.schema import JobConfig, load_config
+from mpips.errors import CapabilityError, ConfigError, MpipsError
+from mpips.inference.model import Model, load_model
+from mpips.inference.training_files import as_file
+from mpips.monitor.summary import METRICS, metrics_text
+from mpips.mpi import launch
+from mpips.session.driver import Outcome
+from mpips.supervisor import child
+from mpips.supervisor.plan import make_run
+from mpips.training.preflight import preflight
+from mpips.training.train import train
+
+_LEAST_RANKS = 3  # a scheduler, a server, a worker
+_MOST_ROWS = 12  # epochs that are shown
+
+
+class Fit:
+    """The result of a training.
+
+    Attributes:
+        metrics: The loss of the last epoch, and the metrics of the test data, by name.
+        history: For each epoch its number from 1, the mean loss, and the metrics if it was evaluated.
+        epochs: Complete epochs.
+        steps: Steps of the run.
+        seconds: Seconds of training.
+        samples_per_s: Samples of all workers per second.
+        stopped: Why training ended early, or "".
+        path: The run directory, or the folder of checkpoints.
+        task: The task, for people.
+    """
+
+    def __init__(self, task: str, path: Path, report: Mapping[str, Any], keep: object) -> None:
+        """Take a result.
+
+        Args:
+            task: The task.
+            path: The run directory or the folder of checkpoints.
+            report: As result.json has it.
+            keep: Kept as long as this object: a temporary folder.
+        """
+        self.task = task
+        self.path = path
+        self.metrics: dict[str, float] = {
+            name: report[name] for name in METRICS if report.get(name) is not None
+        }
+        self.history: list[dict[str, float]] = list(report["history"])
+        self.epochs = int(report["epochs"])
+        self.steps = int(report["steps"])
+        self.seconds = float(report["seconds"])
+        self.samples_per_s = report["samples"] / max(self.seconds, 1e-9)
+        self.stopped = str(report.get("stopped") or "")
+        self._keep = keep
+
+    @cached_property
+    def model(self) -> Model:
+        """The trained model; see `mpips.load`."""
+        model = load_model(self.path)
+        # The model reads its tables when they are used first, perhaps after the end of this object.
+        model.owns = self._keep
+        return model
+
+    @property
+    def losses(self) -> list[float]:
+        """The mean loss of each epoch."""
+        return [row["loss"] for row in self.history if "loss" in row]
+
+    def plot(self, axes: Any = None) -> Any:
+        """Draw the loss and the metrics over the epochs; return the axes of matplotlib.
+
+        Args:
+            axes: Axes to draw on; None: new ones.
+
+        Raises:
+            CapabilityError: matplotlib is not installed.
+        """
+        if axes is None:
+            try:
+                from matplotlib import pyplot
+            except ImportError:
+                raise CapabilityError(
+                    "plot needs matplotlib: pip install matplotlib; the figures are in `history`"
+                ) from None
+            axes = pyplot.subplots()[1]
+        names = [name for name in METRICS if any(name in row for row in self.history)]
+        for name in names:
+            rows = [row for row in self.history if name in row]
+            axes.plot(
+                [row["epoch"] for row in rows],
+                [row[name] for row in rows],
+                label=f"{name.replace('_', ' ')} ({'training' if name == 'loss' else 'test'})",
+                marker="." if len(rows) < 2 else None,
+            )
+        axes.set_xlabel("epoch")
+        axes.set_title(self.task)
+        if names:
+            axes.legend()
+        return axes
+
+    def __repr__(self) -> str:
+        """Return task, epochs and metrics in one line."""
+        return f"<mpips fit: {self.task}, epoch {self.epochs}; {metrics_text(self.metrics)}>"
+
+    def _repr_html_(self) -> str:
+        """Return a table of metrics by epoch and a line of the loss, for notebooks."""
+        names = [name for name in METRICS if any(name in row for row in self.history)]
+        rows = self.history
+        if len(rows) > _MOST_ROWS:
+            places = [round(i * (len(rows) - 1) / (_MOST_ROWS - 1)) for i in range(_MOST_ROWS)]
+            rows = [rows[i] for i in places]
+        head = "".join(f"<th>{name.replace('_', ' ')}</th>" for name in ("epoch", *names))
+        body = "".join(
+            f"<tr><td>{row['epoch']:.0f}</td>"
+            + "".join(f"<td>{row[n]:.4f}</td>" if n in row else "<td></td>" for n in names)
+            + "</tr>"
+            for row in rows
+        )
+        ended = f"<p>ended early {html.escape(self.stopped)}</p>" if self.stopped else ""
+        text = f"{self.epochs} epochs, {self.seconds:.1f} s, {self.samples_per_s:,.0f} samples/s"
+        return (
+            f"<b>{html.escape(self.task)}</b>: {html.escape(metrics_text(self.metrics))} ({text})"
+            f"{_line(self.losses)}{ended}<table><tr>{head}</tr>{body}</table>"
+        )
+
+
+class _TemporaryFolder:
+    """A folder that is made when it is first used, and removed with this object or the process."""
+
+    def __init__(self, parent: Path | None = None) -> None:
+        """Make nothing yet. `parent`: the folder around it; None: the one for temporary files."""
+        self._parent = parent
+        self._remove: Any = None
+
+    @cached_property
+    def path(self) -> Path:
+        """The folder."""
+        if self._parent is not None:
+            self._parent.mkdir(parents=True, exist_ok=True)
+        path = Path(tempfile.mkdtemp(prefix="mpips-fit-", dir=self._parent))
+        self._remove = weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
+        return path
+
+    def remove(self) -> None:
+        """Remove the folder now."""
+        if self._remove is not None:
+            self._remove()
+
+    def stay(self) -> None:
+        """Let the folder stay: a run that did not finish can be continued only with its data."""
+        if self._remove is not None:
+            self._remove.detach()
+            self._remove = None
+
+
+def _line(values: Sequence[float], width: int = 160, height: int = 32) -> str:
+    """Return a drawing (SVG) of numbers as a line."""
+    if len(values) < 2:
+        return ""
+    low, high = min(values), max(values)
+    scale = (high - low) or 1.0
+    points = " ".join(
+        f"{i * width / (len(values) - 1):.1f},{height - 1 - (v - low) / scale * (height - 2):.1f}"
+        for i, v in enumerate(values)
+    )
+    return (
+        f'<svg width="{width}" height="{height}" role="img" aria-label="loss by epoch">'
+        f'<polyline points="{points}" fill="none" stroke="currentColor"/></svg>'
+    )
+
+
+def fit_job(
+    task: str,
+    train_data: Any,
+    test_data: Any,
+    ranks: int,
+    pairs: Mapping[str, Any],
+    folder: Path | None,
+    progress: bool,
+) -> Fit:
+    """Train; see `mpips.fit`. `pairs`: options of the job by their dotted names."""
+    if launch.launched_size() > 1:
+        raise ConfigError(
+            "mpips.fit starts a job of its own, and this process is a rank of one: call mpips.run or "
+            "mpips.init in a program that is launched"
+        )
+    if ranks != 1 and ranks < _LEAST_RANKS:
+        raise ConfigError(
+            f"ranks = {ranks}: must be 1 (this process alone), or {_LEAST_RANKS} or more (a scheduler, a "
+            "server, a worker)"
+        )
+    # A run on ranks of its own can be continued after a failure, so nothing of it is temporary.
+    where = folder if folder is not None or ranks == 1 else Path("runs")
+    own = _TemporaryFolder(where if ranks > 1 else None)
+    try:
+        return _fit(task, (train_data, test_data), ranks, pairs, where, progress, own)
+    except BaseException:
+        own.remove()
+        raise
+
+
+def _fit(
+    task: str,
+    data: tuple[Any, Any],
+    ranks: int,
+    pairs: Mapping[str, Any],
+    folder: Path | None,
+    progress: bool,
+    own: _TemporaryFolder,
+) -> Fit:
+    """Write the data into files where that is necessary, and train."""
+    found = [] if task.endswith(".toml") else [("task", task)]
+    for name, given in zip(("train", "test"), data, strict=True):
+        if given is not None:
+            found.append((f"data.{name}", as_file(given, own, name)))
+    if isinstance(data[0], str) and data[0] == "digits" and data[1] is None:
+        found.append(("data.test", "digits"))
+    config = load_config(task if task.endswith(".toml") else None, [*found, *pairs.items()])
+    if ranks == 1:
+        where = folder if folder is not None else own.path / "checkpoints"
+        return _here(config, where, progress, own)
+    assert folder is not None
+    return _on_ranks(config, ranks, folder, progress, own)
+
+
+def _here(config: JobConfig, folder: Path, progress: bool, keep: object) -> Fit:
+    """Train in this process."""
+    checkpoint = msgspec.structs.replace(config.checkpoint, folder=str(folder), resume="never")
+    config = msgspec.structs.replace(config, checkpoint=checkpoint)
+    outcome: Outcome = train(config, "auto" if progress else "none", verbose=False)
+    result = outcome.value
+    return Fit(
+        config.task,
+        folder,
+        {
+            **result.metrics,
+            "history": result.history,
+            "epochs": result.epochs,
+            "steps": result.steps,
+            "seconds": result.seconds,
+            "samples": result.samples,
+            "stopped": result.stopped,
+        },
+        keep,
+    )
+
+
+def _on_ranks(
+    config: JobConfig, ranks: int, folder: Path, progress: bool, keep: _TemporaryFolder
+) -> Fit:
+    """Train under `mpips run`.
+
+    Raises:
+        MpipsError: The run has failed.
+    """
+    config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, ranks=ranks))
+    preflight(config, ranks, dry_run=True)
+    run = make_run(config, folder, Path(config.task.partition(":")[0]).name or "fit")
+    log = run.path / "fit.log"
+    process = child.start(run, log, [] if progress else ["--quiet"], show=progress)
+    try:
+        code = process.wait()
+    except BaseException:
+        # An interrupt: the run writes a checkpoint before it ends.
+        process.terminate()
+        process.wait()
+        keep.stay()
+        raise
+    if code:
+        keep.stay()
+        raise MpipsError(
+            f"{child.reason(run, log)} (exit code {code}); log: {log}; continue with: mpips run {run.path}"
+        )
+    report = msgspec.json.decode(run.result_file.read_bytes())
+    return Fit(config.task, run.path, report, keep)
