@@ -23,10 +23,11 @@ from mpips.bench.launching import Options
 from mpips.bench.measure import Figure, Findings
 from mpips.checkpoint import open_checkpoint
 from mpips.errors import CapabilityError
-from mpips.testing import beside, matrix
+from mpips.testing import beside, faults, matrix
 from mpips.testing.counted import DIM
+from mpips.testing.damage import Damage
 from mpips.testing.errors import BenchError
-from mpips.testing.killing import Damage, Victim
+from mpips.testing.killing import Victim
 from mpips.testing.matrix import JobShape, Run
 
 FAULTS_OF_A_RUN = 6
@@ -90,7 +91,7 @@ class Runs:
         verdict = RunVerdict(run)
         try:
             found, verdict.damage = self._run(run.shape, run, epochs)
-            if matrix.TASKS[run.shape.task].bits:
+            if faults.TASKS[run.shape.task].bits:
                 calm = self._undisturbed(run.shape.task, epochs)
                 verdict.different = tuple(name for name in calm if found.get(name) != calm[name])
         except BenchError as error:
@@ -145,7 +146,7 @@ def run(options: Options) -> Findings:
     rng = random.Random(seed)
     folder = Path(tempfile.mkdtemp(prefix="mpips-bench-kills-"))
     runs = Runs(folder)
-    without = [how for how, what in matrix.HOWS.items() if beside.why_not(what.event)]
+    without = [how for how, what in faults.HOWS.items() if beside.why_not(what.event)]
     verdicts: list[RunVerdict] = []
     done = 0
     while done < options.kills:
@@ -192,7 +193,7 @@ def _job(
         "data.index_base=1",
         "checkpoint.every_steps=20",
     ]
-    if matrix.TASKS[shape.task].evaluates:
+    if faults.TASKS[shape.task].evaluates:
         common.append(f"data.test={folder / 'test.svm'}")
     sets = [word for text in [*common, *settings] for word in ("--set", text)]
     where = ["-n", str(shape.n_ranks), "--servers", str(shape.servers)]

@@ -19,7 +19,8 @@ from mpips.model.consistency import ASP
 from mpips.model.optimizer import SGD, Adam, Optimizer
 from mpips.model.placement import place
 from mpips.model.table import DenseTable, EmbeddingTable, Table
-from mpips.server.server import Durability, Server
+from mpips.server.durability import Durability
+from mpips.server.server import Server
 from mpips.transport.region import Regions, new_token
 
 BAR = 0.15

@@ -8,11 +8,12 @@ to see how it is read, and `manifest.py` for the format.
 
 from mpips.checkpoint.find import Found, Refusal, find_newest
 from mpips.checkpoint.folder import CheckpointName, list_checkpoints
+from mpips.checkpoint.info import CheckpointInfo
 from mpips.checkpoint.manifest import Manifest, WorkerState
 from mpips.checkpoint.reader import Checkpoint, RowBlock, open_checkpoint
 from mpips.checkpoint.retention import Retention, retain
 from mpips.checkpoint.shards import DenseShardData, EmbeddingShardData, ManifestHead, ServerState
-from mpips.checkpoint.writer import CheckpointInfo, CheckpointWriter, write_checkpoint
+from mpips.checkpoint.writer import CheckpointWriter, write_checkpoint
 
 __all__ = [
     "Checkpoint",

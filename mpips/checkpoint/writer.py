@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from mpips import _native
 from mpips.checkpoint import folder as folders
 from mpips.checkpoint.agreement import Agreement
+from mpips.checkpoint.info import CheckpointInfo
 from mpips.checkpoint.manifest import DTYPES, MOST_APPLIED, STATE, Manifest, Piece
 from mpips.checkpoint.plan import BLOCK_BYTES, Hello, TablePlan, describe_shards, plan_tables
 from mpips.checkpoint.record import (
@@ -66,26 +67,6 @@ if TYPE_CHECKING:
 
 _STRUCTURE_BYTES = 1 << 18  # bytes, more than the structure of the file needs
 SERIAL_NOTE = "server 0 wrote for all servers, which is slower: this h5py is built without MPI"
-
-
-class CheckpointInfo(msgspec.Struct, frozen=True):
-    """A checkpoint that was written.
-
-    Attributes:
-        path: Folder of the checkpoint.
-        step: Step of the checkpoint.
-        n_bytes: Size of the HDF5 file, bytes.
-        seconds: Time from the first step of the writer to the last.
-        notes: Messages for the user, for example that `latest` could not be set.
-        removed: Names of files that failed writers had left and that were removed.
-    """
-
-    path: Path
-    step: int
-    n_bytes: int
-    seconds: float
-    notes: tuple[str, ...]
-    removed: tuple[str, ...]
 
 
 class CheckpointWriter:

@@ -38,7 +38,7 @@ from typing import Any
 
 import msgspec
 
-from mpips.checkpoint import WorkerState
+from mpips.checkpoint import Manifest, WorkerState
 from mpips.checkpoint.position import PositionPart, decode_part
 from mpips.errors import RecoveryError
 from mpips.rundir.directory import Supervised, read_json, replace_json
@@ -220,6 +220,26 @@ def worker_state(worker: int, part: PositionPart, clock: int) -> WorkerState:
         random=part.random,
         cursor=part.cursor,
     )
+
+
+def worker_states(
+    origin: Manifest | Memory | None, parts: Sequence[PositionPart], clocks: Sequence[int]
+) -> list[WorkerState]:
+    """Return the state of each worker for a manifest, with its clock counted from the beginning of the run.
+
+    Args:
+        origin: State from which the clocks of this launch count; None: from the beginning of the run.
+        parts: Positions of the workers.
+        clocks: Their clocks in this launch.
+    """
+    found = []
+    for worker, (part, clock) in enumerate(zip(parts, clocks, strict=True)):
+        before = 0
+        if origin is not None:
+            same = len(origin.workers) == len(parts)
+            before = origin.workers[worker].clock if same else origin.step
+        found.append(worker_state(worker, part, before + clock))
+    return found
 
 
 def _whole(cursor: Mapping[str, Any], name: str) -> int:

@@ -44,6 +44,7 @@ from mpips.mpi.messages import (
 )
 from mpips.mpi.roles import Assignment
 from mpips.mpi.siblings import process_state
+from mpips.scheduler.job_failure import JobFailure
 from mpips.scheduler.job_statistics import JobStatistics
 from mpips.scheduler.rank_table import RankTable
 from mpips.snapshot.coordinator import Coordinator
@@ -63,23 +64,6 @@ OnPoll = Callable[[Coordinator | None, Mapping[int, int]], None]
 ToOneWorker = Callable[[int, Message], None]
 ToAllServers = Callable[[ToServer], None]
 MakeCoordinator = Callable[[ToOneWorker, ToAllServers], Coordinator]
-
-
-class JobFailure(Exception):
-    """A failure that ends the job, with its message and exit code.
-
-    Attributes:
-        exit_code: Exit code of the job.
-        rank: The rank that failed.
-        silent: True if the rank sent no Failure itself: it is stopped, dead or cut off.
-    """
-
-    def __init__(self, message: str, exit_code: int, rank: int, silent: bool = False) -> None:
-        """Set the attributes; `message` names the rank."""
-        super().__init__(message)
-        self.exit_code = exit_code
-        self.rank = rank
-        self.silent = silent
 
 
 class Scheduler:

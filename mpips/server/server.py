@@ -16,16 +16,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
-
 from mpips import _native
-from mpips.errors import ConfigError, MpipsError, ProtocolError, RecoveryError, RegionError
-from mpips.model.consistency import BSP, native
+from mpips.errors import MpipsError, ProtocolError, RecoveryError, RegionError
+from mpips.model.consistency import native
 from mpips.model.initializer import Initializer, table_seed
 from mpips.model.optimizer import SGD, PythonRule
 from mpips.model.placement import Placement
 from mpips.model.table import EmbeddingTable, Table
 from mpips.mpi.messages import Figures
+from mpips.server.durability import NEW, Durability, backup_workers, check_journal
 from mpips.transport.region import (
     MOST_RESERVED,
     Regions,
@@ -43,60 +42,6 @@ _SPIN_S = 1e-3  # s after the last work for which a server with remote peers doe
 _SERVED_S = 12e-6  # s, an entry into MPI that takes longer has served a put or get
 _LONG_SLICE_S = 10e-3  # s between two calls of `poll` on a server that has been idle for a while
 _MAX_SLEEP_US = 1000  # us, longest sleep; reached after a hundred times as long without a record
-
-
-class Durability(msgspec.Struct, frozen=True):
-    """The durability of a server's state: what outlives its process, and what it takes over.
-
-    Attributes:
-        generation: Generation number of this launch: the number of launches of this run before it.
-        journal: True: a journal makes the application of updates atomic, so that a kill at any instruction
-            loses none.
-        warm: True: take over the shared memory that the launch before left.
-        name: Begin of the names of the server's shared-memory files; "": "s" and the server's index.
-    """
-
-    generation: int = 0
-    journal: bool = False
-    warm: bool = False
-    name: str = ""
-
-
-# Elements of a shard: the journal's count of the elements that an update has reached must be smaller.
-_JOURNAL_ELEMENTS = 1 << 35
-_JOURNAL_TABLES = 32_766  # largest number of tables whose memory a journal can name
-NEW = Durability()  # a server that takes nothing over and leaves nothing
-
-
-def backup_workers(tables: Sequence[Table]) -> int:
-    """Return the job's number of backup workers. All BSP tables have the same; without BSP tables it is 0."""
-    return max((t.consistency.backup for t in tables if isinstance(t.consistency, BSP)), default=0)
-
-
-def check_journal(index: int, tables: Sequence[Table], placement: Placement) -> None:
-    """Raise ConfigError for tables or shards that a server's journal cannot describe.
-
-    Args:
-        index: Index of the server.
-        tables: All tables of the job.
-        placement: The parts of tables on each server.
-
-    Raises:
-        ConfigError: There are too many tables, or a shard is too large.
-    """
-    if len(tables) > _JOURNAL_TABLES:
-        raise ConfigError(
-            f"{len(tables)} tables: warm restart takes {_JOURNAL_TABLES} at most; use fewer tables, or set "
-            "redundancy.warm = false"
-        )
-    for name, parts in placement.dense.items():
-        for part in parts:
-            if part.server == index and part.stop - part.start >= _JOURNAL_ELEMENTS:
-                raise ConfigError(
-                    f"table {name!r}: server {index} holds {part.stop - part.start:,} elements; with warm "
-                    f"restart it must hold fewer than {_JOURNAL_ELEMENTS:,}: use more servers, or set "
-                    "redundancy.warm = false"
-                )
 
 
 class Server:

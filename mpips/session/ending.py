@@ -22,7 +22,8 @@ from mpips.mpi.control import Client
 from mpips.mpi.signals import SignalRequests
 from mpips.recovery.memory import refuse_memory
 from mpips.rundir.directory import Supervised
-from mpips.scheduler.scheduler import JobFailure, Scheduler
+from mpips.scheduler.job_failure import JobFailure
+from mpips.scheduler.scheduler import Scheduler
 from mpips.transport.region import Regions
 
 _PARTING_S = 5.0  # until all ranks have received the request to end

@@ -42,7 +42,7 @@ from mpips.session.running import RunningJob
 from mpips.session.shutdown import meet
 from mpips.session.startup import start_up
 from mpips.snapshot.coordinator import Coordinator
-from mpips.worker.connection import needs_common_clock
+from mpips.worker.connection_options import needs_common_clock
 from mpips.worker.worker import Worker
 
 Main = Callable[[Worker], Any]

@@ -41,7 +41,8 @@ from mpips.session.running import RunningJob
 from mpips.snapshot.server_part import ServerPart
 from mpips.transport.channel import LocalChannel
 from mpips.transport.region import Regions, new_token
-from mpips.worker.connection import Connection, ConnectionOptions
+from mpips.worker.connection import Connection
+from mpips.worker.connection_options import ConnectionOptions
 from mpips.worker.worker import Worker
 
 Float32 = NDArray[np.float32]

@@ -24,7 +24,7 @@ from mpips.scheduler.rank_table import RankTable
 from mpips.scheduler.recorder import OnReport, RunRecorder, recorded
 from mpips.snapshot.coordinator import Coordinator
 from mpips.snapshot.server_part import ServerPart
-from mpips.worker.connection import needs_common_clock
+from mpips.worker.connection_options import needs_common_clock
 
 
 class LocalScheduler:

@@ -19,7 +19,8 @@ from mpips.recovery.replica import SYNC, Partners
 from mpips.recovery.replica_start import Partnership
 from mpips.recovery.saving import Saving
 from mpips.rundir.directory import Supervised
-from mpips.server.server import Server, backup_workers
+from mpips.server.durability import backup_workers
+from mpips.server.server import Server
 from mpips.session.links import Links
 from mpips.transport.region import Regions
 from mpips.worker.replicated_tables import ReplicatedPart

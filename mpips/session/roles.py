@@ -28,7 +28,8 @@ from mpips.scheduler.scheduler import Scheduler
 from mpips.session.parts import Parts
 from mpips.snapshot.server_part import ServerPart
 from mpips.transport.region import TOUCH_S
-from mpips.worker.connection import Connection, ConnectionOptions
+from mpips.worker.connection import Connection
+from mpips.worker.connection_options import ConnectionOptions
 from mpips.worker.worker import Worker
 
 _SCHEDULER_POLL_S = 0.002  # between two polls of a scheduler on a server's rank

@@ -28,7 +28,8 @@ from mpips.recovery.restore import restore
 from mpips.recovery.saving import Saving, SavingPlan
 from mpips.recovery.takeover import Takeover
 from mpips.rundir.directory import Supervised
-from mpips.server.server import Durability, Server, backup_workers
+from mpips.server.durability import Durability, backup_workers
+from mpips.server.server import Server
 from mpips.session.initial_values import InitialValues, send_values
 from mpips.session.links import Links
 from mpips.session.parts import Parts

@@ -8,11 +8,13 @@ before its first clock. Server 0 begins no checkpoint before all of them are the
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from mpips.errors import CheckpointError
 from mpips.mpi.messages import Attachment
 
 # Bytes of a part. MPI sends a message of this size without waiting for the receiver, so the scheduler never
@@ -68,3 +70,17 @@ class Attachments:
         if len(data) == 8 * math.prod(part.shape):
             self.complete[part.name] = np.frombuffer(bytes(data), "<f8").reshape(part.shape)
             del self._arriving[part.name]
+
+    def awaited(self, limit_s: float) -> Iterator[object]:
+        """Yield until all arrays are complete: worker 0 sends them first of all.
+
+        Raises:
+            CheckpointError: They do not come within `limit_s` seconds.
+        """
+        until = time.monotonic() + limit_s
+        while missing := self.missing:
+            if time.monotonic() > until:
+                raise CheckpointError(
+                    f"worker 0 has not sent {', '.join(missing)}, which checkpoints of this job contain"
+                )
+            yield True

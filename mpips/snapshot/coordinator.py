@@ -16,10 +16,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
-
-import msgspec
 
 from mpips.config.triggers import Triggers
 from mpips.errors import LeavingError
@@ -37,6 +34,7 @@ from mpips.mpi.messages import (
     Waits,
     Write,
 )
+from mpips.snapshot.cut import ClockPace, CutAttempt
 
 _ONE_SIGNAL_S = 1.0  # s within which requests of signals, from all ranks, count as one signal
 _MARGIN_S = 0.05  # s, least distance of a proposed clock from the clocks of the workers
@@ -44,46 +42,6 @@ _MARGIN = 2  # clocks, the same
 _GROWTH = 4  # factor on the margin after a worker had already passed a proposed clock
 _FIRST_PAUSE_S = 1.0  # s before the next attempt of a job that is to end; doubles with each failure
 _LONGEST_PAUSE_S = 30.0  # s, limit of that pause
-_RATE_S = 0.2  # s, least time over which a clock rate is measured
-
-
-class _Pace(msgspec.Struct):
-    """The clock of a worker at its last message, and its rate."""
-
-    clock: int = 0
-    updated_at: float = 0.0  # monotonic s
-    rate: float = 0.0  # clocks per second
-    since: tuple[int, float] = (0, 0.0)  # clock and monotonic s where the measurement began
-
-    def update(self, clock: int, now: float) -> None:
-        """Store a clock that has arrived, and measure the rate if enough time has passed."""
-        self.clock, self.updated_at = max(clock, self.clock), now
-        before, at = self.since
-        if now - at >= _RATE_S:
-            self.rate = (self.clock - before) / (now - at)
-            self.since = self.clock, now
-
-    def expected(self, now: float) -> int:
-        """Return the clock extrapolated to `now`."""
-        return self.clock + int(self.rate * (now - self.updated_at))
-
-
-@dataclass
-class _Cut:
-    """The cut under way."""
-
-    id: int  # from 1, one more for each cut of this launch
-    reason: str  # as in Ask, or "time", or "planned": the next multiple of `every_steps`
-    clock: int  # the clock at which all workers cut; 0: each at its next tick
-    since: float  # monotonic s of its begin
-    phase: str  # "proposed", "committed", "writing", "abandoned"
-    unanswered: set[int] = field(default_factory=set)  # workers whose Agreed is awaited
-    refused: set[int] = field(default_factory=set)  # workers that have passed the proposed clock
-    taken: set[int] = field(default_factory=set)  # servers that have their copies
-    behind: set[int] = field(default_factory=set)  # workers that wait behind their cut records
-    saved: dict[int, Saved] = field(default_factory=dict)  # by server
-    why: str = ""  # reason of a server that cannot copy; "": workers were late
-    quiet: bool = False  # True: giving it up is part of the protocol, so no warning and no count
 
 
 class Coordinator:
@@ -130,8 +88,8 @@ class Coordinator:
         self._send_to_servers = send_to_servers
         self._patience_s = timeout_s / 2
         self._warn = warn or _warn
-        self._pace = [_Pace() for _ in range(n_workers)]
-        self._cut: _Cut | None = None
+        self._pace = [ClockPace() for _ in range(n_workers)]
+        self._cut: CutAttempt | None = None
         self._last_id = 0
         self._requested: str | None = None  # reason of the next cut
         self._end_reason = ""  # signal for which the job is to end after a checkpoint; "": none
@@ -273,7 +231,7 @@ class Coordinator:
     def _propose(self, reason: str, clock: int, now: float) -> None:
         """Begin a cut: propose a clock to the workers, or commit at once where each cuts at its next tick."""
         self._last_id += 1
-        self._cut = cut = _Cut(self._last_id, reason, clock, now, "proposed")
+        self._cut = cut = CutAttempt(self._last_id, reason, clock, now, "proposed")
         if not clock:
             self._commit(cut)
             return
@@ -281,7 +239,7 @@ class Coordinator:
         for worker in self._working:
             self._send_to_worker(worker, Propose(cut.id, clock))
 
-    def _commit(self, cut: _Cut) -> None:
+    def _commit(self, cut: CutAttempt) -> None:
         """Order servers to expect the cut and workers to make it."""
         cut.phase = "committed"
         self._send_to_servers(Commit(cut.id, cut.clock))
@@ -298,7 +256,7 @@ class Coordinator:
                 cut.refused.add(worker)
             self._decide(cut)
 
-    def _decide(self, cut: _Cut) -> None:
+    def _decide(self, cut: CutAttempt) -> None:
         """Commit the proposed cut when all workers at work have agreed; give it up if one has not."""
         if cut.unanswered:
             return
@@ -382,7 +340,7 @@ class Coordinator:
         if len(cut.saved) == self._n_servers:
             self._end(cut)
 
-    def _end(self, cut: _Cut) -> None:
+    def _end(self, cut: CutAttempt) -> None:
         """End the cut under way: count its result, and warn if it gave no checkpoint.
 
         Raises:

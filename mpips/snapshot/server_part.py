@@ -19,7 +19,6 @@ from mpips.checkpoint import (
     CheckpointWriter,
     ManifestHead,
     ServerState,
-    WorkerState,
     plan,
     retain,
 )
@@ -41,7 +40,7 @@ from mpips.mpi.messages import (
     ToServer,
     Write,
 )
-from mpips.recovery.memory import worker_state
+from mpips.recovery.memory import worker_states
 from mpips.recovery.saving import Saving
 from mpips.rundir.directory import Supervised
 from mpips.server.server import Server
@@ -253,20 +252,10 @@ class ServerPart:
         self._send(Saved(number, path, error, note))
 
     def _await_attachments(self) -> Iterator[object]:
-        """Wait on server 0 until the arrays beside the tables are there: worker 0 sends them first of all.
-
-        Raises:
-            CheckpointError: They do not come within half of the timeout.
-        """
-        if self._server.index:
-            return
-        until = time.monotonic() + self._timeout_s / 2
-        while missing := self._attachments.missing:
-            if time.monotonic() > until:
-                raise CheckpointError(
-                    f"worker 0 has not sent {', '.join(missing)}, which checkpoints of this job contain"
-                )
-            yield True
+        """Wait on server 0 until the arrays beside the tables are there; see `Attachments.awaited`."""
+        return (
+            self._attachments.awaited(self._timeout_s / 2) if not self._server.index else iter(())
+        )
 
     def _positions(self) -> list[PositionPart]:
         """Return the positions of all workers at their last cut records, by worker."""
@@ -402,18 +391,9 @@ class ServerPart:
             step=before + max(clocks),
             wall_time_s=time.time(),
             tables=self._tables,
-            workers=[self._worker(w, parts[w], clock) for w, clock in enumerate(clocks)],
+            workers=worker_states(saving.origin, parts, clocks),
             config=saving.config,
             sampling=saving.sampling,
             data=saving.data,
             attachments=self._attachments.complete,
         )
-
-    def _worker(self, worker: int, part: PositionPart, clock: int) -> WorkerState:
-        """Return a worker's state for the manifest, with its clock counted from the beginning of the run."""
-        origin = self._saving.origin
-        before = 0
-        if origin is not None:
-            same = len(origin.workers) == self._n_workers
-            before = origin.workers[worker].clock if same else origin.step
-        return worker_state(worker, part, before + clock)

@@ -20,9 +20,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -33,8 +31,10 @@ from mpips.rundir.files import Status
 from mpips.supervisor.reap import belongs, processes_of, state_of
 from mpips.testing.beside import Beside
 from mpips.testing.counted import read_steps
+from mpips.testing.damage import Damage
 from mpips.testing.errors import BenchError
-from mpips.testing.matrix import RECOVERY, PlannedDeath
+from mpips.testing.faults import RECOVERY
+from mpips.testing.matrix import PlannedDeath
 
 LIMIT_S = 120.0  # seconds in which an attempt must make steps, or end after a kill
 # Seconds of the longest sleep before a kill: about two steps, so that the kill hits any part of a step.
@@ -48,29 +48,6 @@ _OURS = ("SIGKILL", "SIGSTOP", "no rank reported a failure", "ended with code 14
 _TAIL = 60  # lines of the log in an error
 
 Found = TypeVar("Found")
-
-
-@dataclass
-class Damage:
-    """What was done to a run, and how it recovered.
-
-    Attributes:
-        kills: Number of ended launches by the role that was killed, or by fault point.
-        early: Kills of attempts that had made no step yet.
-        missed: Planned ends that did not happen, since the run was done before.
-        causes: Causes of launches that ended without a planned end.
-        warm: Attempts that continued in memory.
-        back_s: For each kill the seconds until the next attempt makes steps.
-        given_up: Number of times that the supervisor gave up and was started again.
-    """
-
-    kills: Counter[str] = field(default_factory=Counter)
-    early: int = 0
-    missed: int = 0
-    causes: list[str] = field(default_factory=list)
-    warm: int = 0
-    back_s: list[float] = field(default_factory=list)
-    given_up: int = 0
 
 
 def _parent(pid: int) -> int:

@@ -13,7 +13,8 @@ from mpips.errors import RegionError, TransportError
 from mpips.transport.channel import Channel, ShmChannel
 from mpips.transport.p2p import P2pMemory, Question
 from mpips.transport.region import attach, token_words
-from mpips.transport.remote import RemoteChannel, RemoteMemory
+from mpips.transport.remote import RemoteChannel
+from mpips.transport.remote_memory import RemoteMemory
 from mpips.transport.rma import Guard, RmaMemory
 
 _HEADER_BYTES = 64

@@ -24,7 +24,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +32,8 @@ from mpips import _native
 from mpips.transport.area import Area, AreaWay
 from mpips.transport.channel import whole_version
 from mpips.transport.p2p import INLINE_BYTES
+from mpips.transport.remote_memory import Asking, Bytes, RemoteMemory
 
-Bytes = NDArray[np.uint8]
 Float32 = NDArray[np.float32]
 
 _HEADER_BYTES = 64
@@ -46,60 +45,6 @@ _SLACK_BYTES = 4 << 10  # unused bytes of a slot that one put may include
 _SPIN_S = 2e-3  # seconds for which a wait checks without a pause
 # Replies of up to so many bytes in all are fetched before they are known to be there.
 _EARLY_BYTES = 64 << 10
-
-
-class RemoteMemory(Protocol):
-    """The region of one server, accessed by messages or RMA. Offsets and lengths are in bytes.
-
-    There are two ways of writing. What `put` wrote is in the region before anything that is sent after
-    `flush` has returned. Small writes (`put_asking`) are messages: they arrive in their own order, `flush`
-    does not wait for their arrival, and MPI orders nothing between them and puts. Only an answered `fence`
-    proves that all writes of both kinds have arrived.
-
-    Attributes:
-        name: Name of the transport.
-        piece_bytes: Bytes of one put with which a long array is transferred fastest.
-    """
-
-    name: str
-    piece_bytes: int
-
-    def put(self, offset: int, data: Bytes) -> None:
-        """Start a write of any length; `data` must stay unchanged until `flush`."""
-
-    def get(self, offset: int, out: Bytes) -> None:
-        """Start a read of any length; `out` is filled when `flush` has returned."""
-
-    def put_asking(self, offset: int, data: Bytes, count: int) -> None:
-        """Write at most INLINE_BYTES by a message; `data` may be changed at once.
-
-        The message asks for an answer when `count` records are consumed; 0: it asks for none.
-        """
-
-    def leave(self) -> None:
-        """Block until puts of at most INLINE_BYTES can arrive without further calls of this process."""
-
-    def flush(self) -> None:
-        """Complete all puts and gets. Blocks."""
-
-    def fence(self) -> None:
-        """Ask the server to confirm that all messages so far have arrived. Does not block."""
-
-    def fenced(self) -> bool:
-        """Return whether the server has confirmed the fence. Enters MPI, does not block."""
-
-
-class Asking(Protocol):
-    """The interface of mpips.transport.p2p.Question."""
-
-    def ask(self, count: int) -> None:
-        """Ask for an answer when `count` records are consumed. Does not block."""
-
-    def expect(self) -> None:
-        """Prepare for the answer to a question that a put carries."""
-
-    def answer(self) -> Bytes | None:
-        """Return the answer, or None if it is not there yet."""
 
 
 class RemoteChannel:

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
-
-import msgspec
+from typing import Any
 
 from mpips import _native
 from mpips.checkpoint.position import Position
@@ -23,48 +21,17 @@ from mpips.mpi.messages import Figures
 from mpips.mpi.tree import WorkerTree
 from mpips.process import forked
 from mpips.process.refusing import Refusing
-from mpips.recovery.replica import Partners
 from mpips.snapshot.worker_part import WorkerPart
 from mpips.transport.channel import Channel
+from mpips.worker import counts
 from mpips.worker.arrivals import Arrivals
 from mpips.worker.collectives import Collectives
+from mpips.worker.connection_options import ConnectionOptions, Disowning, needs_common_clock
 from mpips.worker.control_plane import ControlPlane
 from mpips.worker.replicated_tables import ReplicatedPart, ReplicatedTables
 from mpips.worker.staging import Staging
 
-NO_PARTNERS = Partners()
 FAULTS = _native.FAULTS  # True where a test ends this process at a fault point
-
-
-def needs_common_clock(tables: Sequence[Table]) -> bool:
-    """Return whether workers wait for each other's clocks; then a cut is at the same clock for all."""
-    return any(isinstance(t.consistency, BSP | SSP) for t in tables)
-
-
-class ConnectionOptions(msgspec.Struct, frozen=True):
-    """Start of a worker and its duties beside its program.
-
-    Attributes:
-        position: State to start from, with random stream and cursor; None: a new one.
-        ask_every: The worker requests a checkpoint at each multiple of this many steps of the run; 0: never.
-        first_clock: Clock at which the worker continues.
-        writes_position: The worker writes its position to the servers before each clock ends, so that a later
-            launch can continue there; see `mpips.recovery.memory`.
-        partners: Replicas of the servers; see `mpips.recovery.replica`.
-    """
-
-    position: Position | None = None
-    ask_every: int = 0
-    first_clock: int = 0
-    writes_position: bool = False
-    partners: Partners = NO_PARTNERS
-
-
-class Disowning(Protocol):
-    """A handle, whose operations under way belong to the parent of a forked child."""
-
-    def disown(self) -> None:
-        """Give up operations under way. Called in the child."""
 
 
 class Connection:
@@ -292,31 +259,11 @@ class Connection:
 
     def counters(self) -> dict[str, int]:
         """Return the numbers of this worker's pushes by outcome, summed over servers."""
-        total: dict[str, int] = {}
-        for channel in self.channels:
-            for key, value in channel.writer.counters().items():
-                merge = max if key == "max_staleness" else int.__add__
-                total[key] = merge(total.get(key, 0), value)
-        if self.replicated is not None:
-            self.replicated.count(total)
-        return total
+        return counts.outcomes(self.channels, self.replicated)
 
     def figures(self) -> Figures:
         """Return this worker's counts, by its last looks at the servers. Cheap; allowed during a wait."""
-        f = Figures(at=time.monotonic(), samples=self._samples)
-        for channel in self.channels:
-            writer = channel.writer
-            c = writer.known_counters()
-            f.records += writer.next_sequence
-            f.queue += writer.known_queue
-            f.pushed_bytes += c["pushed_bytes"]
-            f.pulled_bytes += c["pulled_bytes"]
-            f.judged += c["applied"] + c["rejected"] + c["late"]
-            f.staleness_sum += c["staleness_sum"]
-            f.max_staleness = max(f.max_staleness, c["max_staleness"])
-        if self.replicated is not None:
-            self.replicated.add_figures(f)
-        return f
+        return counts.figures(self.channels, self.replicated, self._samples)
 
     def keep_pace(self, bound: int) -> None:
         """Wait for slower workers; see Worker.keep_pace."""

@@ -31,7 +31,8 @@ from mpips.model.consistency import ASP, BSP, SSP, Compensate, Reject, Scale
 from mpips.model.optimizer import FTRL, SGD, Adagrad, Adam, Momentum, PythonRule
 from mpips.model.placement import place
 from mpips.model.table import DenseTable, EmbeddingTable, Table
-from mpips.server.server import Durability, Server
+from mpips.server.durability import Durability
+from mpips.server.server import Server
 from mpips.transport.region import Regions, attach, new_token, persistent, unlink_job
 
 N_SLOTS = 4

@@ -10,7 +10,8 @@ import numpy as np
 from mpips import _native
 from mpips.model.placement import place
 from mpips.model.table import Table
-from mpips.server.server import Durability, Server
+from mpips.server.durability import Durability
+from mpips.server.server import Server
 from mpips.transport.region import Regions, attach, new_token, persistent
 
 

@@ -14,11 +14,13 @@ from mpips.model.placement import place
 from mpips.model.table import Table
 from mpips.recovery.memory import At, Memory, Place, place_of
 from mpips.recovery.saving import Saving
-from mpips.server.server import Durability, Server
+from mpips.server.durability import Durability
+from mpips.server.server import Server
 from mpips.session.local_scheduler import LocalScheduler
 from mpips.transport.channel import LocalChannel
 from mpips.transport.region import Regions, attach, new_token, persistent, unlink_job
-from mpips.worker.connection import Connection, ConnectionOptions
+from mpips.worker.connection import Connection
+from mpips.worker.connection_options import ConnectionOptions
 from mpips.worker.worker import Worker
 
 TIMEOUT_S = 10.0

@@ -20,7 +20,8 @@ from mpips.model.consistency import ASP
 from mpips.model.optimizer import SGD, Adagrad
 from mpips.model.placement import place
 from mpips.model.table import EmbeddingTable
-from mpips.server.server import Durability, Server
+from mpips.server.durability import Durability
+from mpips.server.server import Server
 from mpips.transport.region import Regions, attach, new_token, persistent, unlink_job
 
 N_ROWS = 3000

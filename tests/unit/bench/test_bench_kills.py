@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mpips.bench import kills
-from mpips.testing import matrix
+from mpips.testing import faults, matrix
 from mpips.testing.counted import COPIES, DIM
 
 N = 40
@@ -52,12 +52,12 @@ def test_the_sample_is_always_the_same_and_holds_all_pairs_and_every_row() -> No
     chosen = [cell for run in runs for cell in run.cells]
     pairs = {pair for cell in matrix.cells() for pair in cell.pairs}
     assert pairs <= {pair for cell in chosen for pair in cell.pairs}
-    for name, rows in (("place", matrix.PLACES), ("how", matrix.HOWS)):
+    for name, rows in (("place", faults.PLACES), ("how", faults.HOWS)):
         assert {getattr(cell, name) for cell in chosen} == set(rows)
     for name, values in (
-        ("task", matrix.TASKS),
-        ("servers", matrix.SERVERS),
-        ("transport", matrix.TRANSPORTS),
+        ("task", faults.TASKS),
+        ("servers", faults.SERVERS),
+        ("transport", faults.TRANSPORTS),
     ):
         assert {getattr(cell.shape, name) for cell in chosen} == set(values)
 
@@ -80,6 +80,6 @@ def test_launches_end_again_at_the_same_place_of_a_clock(how: str) -> None:
         run = matrix.Run((matrix.FaultCell(place, how, shape),), 7)
         first, *others = [int(death.fault.partition(":")[2]) for death in run.deaths]
         a_clock = {"placed": 1, "between ticks": 3, "between sends": 6}[place]
-        assert len(others) == matrix.HOWS[how].launches - 1
+        assert len(others) == faults.HOWS[how].launches - 1
         assert first > 3 * a_clock
         assert all(other <= a_clock and (first - other) % a_clock == 0 for other in others)

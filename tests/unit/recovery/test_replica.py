@@ -33,7 +33,8 @@ from mpips.transport.region import (
     region_name,
     unlink_job,
 )
-from mpips.worker.connection import Connection, ConnectionOptions
+from mpips.worker.connection import Connection
+from mpips.worker.connection_options import ConnectionOptions
 from mpips.worker.worker import Worker
 
 LOADS = {name: load for name, load in crash_rig.loads().items() if load.partner is not None}

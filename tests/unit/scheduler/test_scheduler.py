@@ -13,8 +13,9 @@ import pytest
 from mpips.mpi.messages import Bye, Done, Figures, Heartbeat, Message, Report, Stop, encode
 from mpips.mpi.roles import Assignment
 from mpips.scheduler import scheduler as module
+from mpips.scheduler.job_failure import JobFailure
 from mpips.scheduler.rank_table import RankTable
-from mpips.scheduler.scheduler import JobFailure, Scheduler
+from mpips.scheduler.scheduler import Scheduler
 
 TIMEOUT_S = 60.0
 

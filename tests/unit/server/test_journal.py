@@ -19,7 +19,8 @@ from mpips import _native
 from mpips.errors import RecoveryError, RegionError
 from mpips.model.consistency import ASP, BSP
 from mpips.model.optimizer import SGD
-from mpips.server.server import Durability, Server
+from mpips.server.durability import Durability
+from mpips.server.server import Server
 from mpips.transport.region import new_token, persistent, unlink_job
 
 LOADS = {name: load for name, load in crash_rig.loads().items() if load.partner is None}

@@ -17,7 +17,8 @@ from mpips.model.optimizer import Adam
 from mpips.model.placement import place
 from mpips.model.python_rule import PythonRule
 from mpips.model.table import DenseTable, EmbeddingTable
-from mpips.server.server import Durability, Server, check_journal
+from mpips.server.durability import Durability, check_journal
+from mpips.server.server import Server
 from mpips.transport import region
 from mpips.transport.region import (
     Regions,

@@ -31,7 +31,8 @@ from mpips.training.epochs import Inputs
 from mpips.training.prepare import prepare, ready
 from mpips.training.resume import TrainingPlan, continue_in_memory
 from mpips.training.train import train
-from mpips.worker.connection import Connection, ConnectionOptions
+from mpips.worker.connection import Connection
+from mpips.worker.connection_options import ConnectionOptions
 from mpips.worker.worker import Worker
 
 N = 60

@@ -14,7 +14,8 @@ from mpips.errors import StallError
 from mpips.model.consistency import ASP, SSP
 from mpips.mpi.messages import Abandon, Commit, Message, Propose, Waits
 from mpips.session.local_scheduler import LocalScheduler
-from mpips.worker.connection import Connection, ConnectionOptions
+from mpips.worker.connection import Connection
+from mpips.worker.connection_options import ConnectionOptions
 from mpips.worker.worker import Worker, connection_of
 
 

@@ -14,7 +14,8 @@ from mpips.model.placement import place
 from mpips.server.server import Server
 from mpips.session.local_scheduler import LocalScheduler
 from mpips.transport.region import Regions, new_token
-from mpips.worker.connection import Connection, ConnectionOptions
+from mpips.worker.connection import Connection
+from mpips.worker.connection_options import ConnectionOptions
 from mpips.worker.worker import Worker
 
 N_SLOTS = 64

@@ -1,0 +1,52 @@
+"""One cut on its way, and the pace of a worker's clock, as the coordinator knows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from mpips.mpi.messages import (
+    Saved,
+)
+
+_RATE_S = 0.2  # s, least time over which a clock rate is measured
+
+
+class ClockPace(msgspec.Struct):
+    """The clock of a worker at its last message, and its rate."""
+
+    clock: int = 0
+    updated_at: float = 0.0  # monotonic s
+    rate: float = 0.0  # clocks per second
+    since: tuple[int, float] = (0, 0.0)  # clock and monotonic s where the measurement began
+
+    def update(self, clock: int, now: float) -> None:
+        """Store a clock that has arrived, and measure the rate if enough time has passed."""
+        self.clock, self.updated_at = max(clock, self.clock), now
+        before, at = self.since
+        if now - at >= _RATE_S:
+            self.rate = (self.clock - before) / (now - at)
+            self.since = self.clock, now
+
+    def expected(self, now: float) -> int:
+        """Return the clock extrapolated to `now`."""
+        return self.clock + int(self.rate * (now - self.updated_at))
+
+
+@dataclass
+class CutAttempt:
+    """The cut under way."""
+
+    id: int  # from 1, one more for each cut of this launch
+    reason: str  # as in Ask, or "time", or "planned": the next multiple of `every_steps`
+    clock: int  # the clock at which all workers cut; 0: each at its next tick
+    since: float  # monotonic s of its begin
+    phase: str  # "proposed", "committed", "writing", "abandoned"
+    unanswered: set[int] = field(default_factory=set)  # workers whose Agreed is awaited
+    refused: set[int] = field(default_factory=set)  # workers that have passed the proposed clock
+    taken: set[int] = field(default_factory=set)  # servers that have their copies
+    behind: set[int] = field(default_factory=set)  # workers that wait behind their cut records
+    saved: dict[int, Saved] = field(default_factory=dict)  # by server
+    why: str = ""  # reason of a server that cannot copy; "": workers were late
+    quiet: bool = False  # True: giving it up is part of the protocol, so no warning and no count

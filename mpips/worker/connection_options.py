@@ -1,0 +1,46 @@
+"""How a worker's connection begins, and what it needs of handles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from mpips.checkpoint.position import Position
+from mpips.model.consistency import BSP, SSP
+from mpips.model.table import Table
+from mpips.recovery.replica import Partners
+
+NO_PARTNERS = Partners()
+
+
+def needs_common_clock(tables: Sequence[Table]) -> bool:
+    """Return whether workers wait for each other's clocks; then a cut is at the same clock for all."""
+    return any(isinstance(t.consistency, BSP | SSP) for t in tables)
+
+
+class ConnectionOptions(msgspec.Struct, frozen=True):
+    """Start of a worker and its duties beside its program.
+
+    Attributes:
+        position: State to start from, with random stream and cursor; None: a new one.
+        ask_every: The worker requests a checkpoint at each multiple of this many steps of the run; 0: never.
+        first_clock: Clock at which the worker continues.
+        writes_position: The worker writes its position to the servers before each clock ends, so that a later
+            launch can continue there; see `mpips.recovery.memory`.
+        partners: Replicas of the servers; see `mpips.recovery.replica`.
+    """
+
+    position: Position | None = None
+    ask_every: int = 0
+    first_clock: int = 0
+    writes_position: bool = False
+    partners: Partners = NO_PARTNERS
+
+
+class Disowning(Protocol):
+    """A handle, whose operations under way belong to the parent of a forked child."""
+
+    def disown(self) -> None:
+        """Give up operations under way. Called in the child."""

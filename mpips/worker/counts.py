@@ -1,0 +1,48 @@
+"""The numbers of a worker's pushes and bytes, over its channels to servers and its replicated tables."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from mpips.mpi.messages import Figures
+from mpips.transport.channel import Channel
+from mpips.worker.replicated_tables import ReplicatedTables
+
+
+def outcomes(channels: Sequence[Channel], replicated: ReplicatedTables | None) -> dict[str, int]:
+    """Return the numbers of pushes by outcome; the greatest of `max_staleness`."""
+    total: dict[str, int] = {}
+    for channel in channels:
+        for key, value in channel.writer.counters().items():
+            merge = max if key == "max_staleness" else int.__add__
+            total[key] = merge(total.get(key, 0), value)
+    if replicated is not None:
+        replicated.count(total)
+    return total
+
+
+def figures(
+    channels: Sequence[Channel], replicated: ReplicatedTables | None, samples: int
+) -> Figures:
+    """Return the counts as of the last looks at the servers. Cheap.
+
+    Args:
+        channels: The worker's channel to each server.
+        replicated: Its replicated tables; None: there are none.
+        samples: Samples that the worker has reported.
+    """
+    f = Figures(at=time.monotonic(), samples=samples)
+    for channel in channels:
+        writer = channel.writer
+        c = writer.known_counters()
+        f.records += writer.next_sequence
+        f.queue += writer.known_queue
+        f.pushed_bytes += c["pushed_bytes"]
+        f.pulled_bytes += c["pulled_bytes"]
+        f.judged += c["applied"] + c["rejected"] + c["late"]
+        f.staleness_sum += c["staleness_sum"]
+        f.max_staleness = max(f.max_staleness, c["max_staleness"])
+    if replicated is not None:
+        replicated.add_figures(f)
+    return f
