@@ -150,6 +150,11 @@ def _checked(job: str, keys: dict[str, Any], assignments: Sequence[str]) -> JobC
             f"{job}: a script has no options that a sweep can set; give a job file or a task"
         )
     config = configure(job, keys, tuple(assignments))
+    if config.checkpoint.folder:
+        raise ConfigError(
+            f"checkpoint.folder = {config.checkpoint.folder!r}: all trials would share it, and each would "
+            "start from the one before; leave it out (a trial keeps its checkpoints in its run directory)"
+        )
     preflight(config, pool_of(config).n_ranks, dry_run=True)
     return config
 

@@ -266,7 +266,12 @@ def _on_ranks(
     Raises:
         MpipsError: The run has failed.
     """
-    config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, ranks=ranks))
+    # The run directory has the checkpoints, wherever a job file puts them.
+    config = msgspec.structs.replace(
+        config,
+        run=msgspec.structs.replace(config.run, ranks=ranks),
+        checkpoint=msgspec.structs.replace(config.checkpoint, folder="", resume="auto"),
+    )
     preflight(config, ranks, dry_run=True)
     run = make_run(config, folder, Path(config.task.partition(":")[0]).name or "fit")
     log = run.path / "fit.log"

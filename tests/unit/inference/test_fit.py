@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import tempfile
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -167,11 +168,14 @@ def test_an_interrupt_ends_the_run_and_leaves_what_it_needs_to_continue(
     process = Interrupted()
     monkeypatch.setattr(child, "start", lambda *_, **__: process)
     with pytest.raises(KeyboardInterrupt):
-        mpips.fit("softmax", made(), ranks=3, folder=tmp_path)
+        mpips.fit(
+            "softmax", made(), ranks=3, folder=tmp_path, settings={"checkpoint.folder": "elsewhere"}
+        )
     assert process.calls == ["wait", "terminate", "wait"]
     data, run = sorted(tmp_path.iterdir())
     assert [path.name for path in data.iterdir()] == ["train.npz"]
-    assert (run / "config.json").exists()
+    checkpoint = json.loads((run / "config.json").read_text())["checkpoint"]
+    assert checkpoint.get("folder", "") == ""
 
 
 class Axes:

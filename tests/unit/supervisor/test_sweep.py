@@ -130,6 +130,10 @@ def test_a_signal_goes_to_the_trial_and_ends_the_sweep(
         ((*JOB, "--grid", "train.epoch=1,2"), "unknown key 'train.epoch'"),
         ((*JOB, "--grid", "train.epochs=1,x"), "train.epochs = 'x': must be a whole number"),
         ((*JOB, "--grid", "train.epochs=1,2", "--metric", "f1"), "--metric f1: must be one of"),
+        (
+            (*JOB, "--grid", "train.epochs=1,2", "--set", "checkpoint.folder=a"),
+            "all trials would share",
+        ),
         (("job.py", "--grid", "a=1,2"), "a script has no options that a sweep can set"),
         (("mlp", "--show"), "is no folder of a sweep"),
         ((".",), "has no sweep.json"),
