@@ -191,11 +191,13 @@ mpi_works() {
   if [[ $(mpi_family "$1") == openmpi ]]; then [[ $loaded == *"Open MPI"* ]]; else [[ $loaded != *"Open MPI"* ]]; fi
 }
 
-# install_h5py MPI HDF5: build h5py, because no wheel of it supports MPI. Build without isolation; else pip
-# compiles mpi4py again, which takes longer than all other steps. Do not use pip's cache, which does not
-# distinguish the HDF5 libraries that a build was made for.
-install_h5py() {
-  local mpi=$1 hdf5=$2 key found include lib mpicc=$venv/bin/mpicc
+# start_h5py MPI HDF5: begin to build h5py, because no wheel of it supports MPI. The wheel is built beside the
+# steps that follow and installed by finish_h5py, so that only one pip writes to .venv at a time. Build without
+# isolation; else pip compiles mpi4py again, which takes longer than all other steps. Do not use pip's cache,
+# which does not distinguish the HDF5 libraries that a build was made for.
+h5py_job="" h5py_key=""
+start_h5py() {
+  local mpi=$1 hdf5=$2 found include lib mpicc=$venv/bin/mpicc
   if [[ $hdf5 == serial ]]; then
     if ! done_before h5py "serial $(installed h5py)"; then
       say "installing h5py with serial HDF5 (MPIPS_HDF5=serial): no parallel checkpoints ..."
@@ -208,25 +210,46 @@ install_h5py() {
   found=$(parallel_hdf5 "$(mpi_family "$mpi")")
   include=${found%%$'\n'*} lib=${found##*$'\n'}
   [[ $mpi != system ]] || mpicc=$(site_command mpicc)
-  key="$mpicc $include $lib"
-  if done_before h5py "$key $(installed h5py mpi4py)"; then
+  h5py_key="$mpicc $include $lib"
+  if done_before h5py "$h5py_key $(installed h5py mpi4py)"; then
+    h5py_key=""
     return 0
   fi
   # A .venv that was made by hand, or an updated mpi4py, may come with the right h5py already.
-  if [[ -f $state/stamp.h5py && $(<"$state/stamp.h5py") != "$key "* ]] || ! parallel_h5py; then
-    say "building h5py against the parallel HDF5 in $lib (about a minute) ..."
+  if [[ -f $state/stamp.h5py && $(<"$state/stamp.h5py") != "$h5py_key "* ]] || ! parallel_h5py; then
+    say "building h5py against the parallel HDF5 in $lib (about a minute, beside the next steps) ..."
+    rm -rf "$state/h5py" && mkdir "$state/h5py"
     (
       # These variables would take precedence over the two folders.
       unset HDF5_DIR HDF5_PKGCONFIG_NAME HDF5_VERSION
       export HDF5_MPI=ON HDF5_INCLUDEDIR="$include" HDF5_LIBDIR="$lib" CC="$mpicc" CFLAGS="-O1 -g0"
-      pip_install "building h5py" --force-reinstall --no-deps --no-cache-dir --no-build-isolation \
-        --no-binary=h5py "h5py>=3.16"
-    )
+      exec "$venv/bin/python" -m pip wheel --no-deps --no-cache-dir --no-build-isolation --no-binary=h5py \
+        --wheel-dir "$state/h5py" "h5py>=3.16"
+    ) >"$state/h5py/log" 2>&1 </dev/null &
+    h5py_job=$!
+    trap 'kill "$h5py_job" 2>/dev/null || true' EXIT
+  fi
+}
+
+# finish_h5py: install the h5py that start_h5py began to build.
+finish_h5py() {
+  local code=0 lib=${h5py_key##* }
+  [[ -n $h5py_key ]] || return 0
+  if [[ -n $h5py_job ]]; then
+    wait "$h5py_job" || code=$?
+    trap - EXIT
+    cat "$state/h5py/log" >>"$log"
+    if ((code)); then
+      tail -n 20 "$log" >&2
+      fail 1 "building h5py failed; the end of $log is above"
+    fi
+    pip_install "installing h5py" --force-reinstall --no-deps --no-index "$state"/h5py/h5py-*.whl
+    rm -rf "$state/h5py"
     parallel_h5py ||
       fail 1 "h5py was built against $lib but does not work with MPI; see the end of $log." \
         "Check that HDF5 was built for this MPI ($(<"$state/mpi.version"))"
   fi
-  stamp h5py "$key $(installed h5py mpi4py)"
+  stamp h5py "$h5py_key $(installed h5py mpi4py)"
 }
 
 parallel_h5py() {
@@ -296,19 +319,34 @@ install_docs() {
   fi
 }
 
-# install_framework NAME PACKAGE [PART]: install a library for the tests of mpips.NAME, or of PART, if they are
-# wanted. A failure is no error, because the tests then skip that part.
-install_framework() {
-  local name=$1 package=$2 part=${3:-mpips.$1}
+# What only the tests use, a line each: name, package and what is tested with it. The build of PyTorch without CUDA
+# is the small one. What needs h5py comes last: pip would fetch one without MPI.
+test_libraries="torch torch==2.13.0+cpu mpips.torch
+jax jax==0.10.2 mpips.jax
+pyarrow pyarrow>=14 Parquet
+zstandard zstandard>=0.20 data in .zst
+starlette starlette>=0.37 mpips serve
+uvicorn uvicorn>=0.29 mpips serve
+prometheus_client prometheus-client>=0.20 mpips serve"
+test_libraries_with_h5py="keras keras==3.15.1 mpips.keras"
+
+# install_libraries LINES: install libraries for the tests if they are wanted, in one go, or one by one if that fails.
+# A failure is no error, because the tests then skip that part.
+install_libraries() {
+  local name package part lack=()
   [[ -n ${MPIPS_SETUP_TESTS:-} ]] || return 0
   # Leave any version that is there already as it is.
-  if compgen -G "$venv/lib/python3*/site-packages/$name-*.dist-info" >/dev/null; then
-    return 0
-  fi
-  say "installing what tests $part ..."
-  if ! (pip_install "installing $package" "$package"); then
-    say "$name cannot be installed here; the tests of $part will be skipped (pip install $name into .venv to run them)"
-  fi
+  while read -r name package part; do
+    compgen -G "$venv/lib/python3*/site-packages/$name-*.dist-info" >/dev/null || lack+=("$package")
+  done <<<"$1"
+  ((${#lack[@]})) || return 0
+  say "installing what only tests use: ${lack[*]} ..."
+  (pip_install "installing ${lack[*]}" "${lack[@]}") 2>/dev/null && return 0
+  while read -r name package part; do
+    if [[ " ${lack[*]} " == *" $package "* ]] && ! (pip_install "installing $package" "$package"); then
+      say "$name cannot be installed here; the tests of $part will be skipped (pip install $name into .venv to run them)"
+    fi
+  done <<<"$1"
 }
 
 main() {
@@ -342,17 +380,12 @@ main() {
   echo "$faults" >"$state/choice.faults"
   make_venv
   install_mpi "$mpi"
-  install_h5py "$mpi" "$hdf5"
-  install_mpips "$faults"
+  start_h5py "$mpi" "$hdf5"
+  install_libraries "$test_libraries"
   install_docs
-  install_framework torch "torch==2.13.0+cpu" # the build without CUDA, which is small
-  install_framework jax "jax==0.10.2"
-  install_framework keras "keras==3.15.1"
-  install_framework pyarrow "pyarrow>=14" Parquet
-  install_framework zstandard "zstandard>=0.20" "data in .zst"
-  install_framework starlette "starlette>=0.37" "mpips serve"
-  install_framework uvicorn "uvicorn>=0.29" "mpips serve"
-  install_framework prometheus_client "prometheus-client>=0.20" "mpips serve"
+  install_mpips "$faults"
+  finish_h5py
+  install_libraries "$test_libraries_with_h5py"
   say "ready: .venv with $("$venv/bin/python" --version), $(<"$state/mpi.version") ($mpi)," \
     "$(<"$state/hdf5.version") ($hdf5), in $((SECONDS - started)) s"
 }

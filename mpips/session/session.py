@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 Main = Callable[[Worker], Any]
 after_run: list[Callable[[Outcome], None]] = []  # each is called with the outcome of every `run`
+supervised_jobs: list[
+    Path
+] = []  # the run directories of jobs that this process began under `mpips run`
 scripts: list[Any] = []  # the Script of `mpips.init`, whose job is that of this process; else empty
 
 
@@ -219,6 +222,8 @@ def run(
     if comm is None:
         with one_report():
             launch.refuse_lonely_tasks()
+    if checked.run is not None:
+        supervised_jobs.append(checked.run.folder.path)
     with one_report() if comm is None and size > 1 else nullcontext():
         outcome = drive(program, checked.run, comm, size)
     for listener in after_run:
@@ -268,10 +273,12 @@ def _leaves_on_usr1(run: directory.Supervised) -> bool:
 def refuse_second(run: directory.Supervised) -> None:
     """Raise ConfigError for a second job of one program: a run directory records one job.
 
+    All ranks raise it, also those whose first job returned before the scheduler marked the run as finished.
+
     Raises:
-        ConfigError: The run is finished.
+        ConfigError: The run is finished, or this process has had a job of it.
     """
-    if run.folder.finished() is not None:
+    if run.folder.path in supervised_jobs or run.folder.finished() is not None:
         raise ConfigError(
             "mpips.run was called a second time, but `mpips run` supervises one job of a program: do both in "
             "one main, or start the program by mpirun"
