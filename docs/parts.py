@@ -143,7 +143,9 @@ def _task_options() -> str:
 def _task_tables(name: str) -> list[str]:
     """Return the tables of a task on small data, with their default optimizers."""
     task = TASKS[name]
-    info = DataInfo(100, 100, 64, (0.0, 1.0), "sparse")  # all tasks take sparse data of two classes
+    # All tasks take sparse data of two classes with columns of both kinds.
+    columns, text = ("word", "number"), ("word",)
+    info = DataInfo(100, 100, 64, (0.0, 1.0), "sparse", columns=columns, categorical=text)
     rows = []
     for table in task(info, task.Options(), 0).tables():
         kind = "dense" if isinstance(table, mpips.DenseTable) else "embedding"

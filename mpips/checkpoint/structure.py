@@ -54,6 +54,9 @@ ATTACHED = {
     "features/present": ("samples that contain each feature", "samples"),
     "features/mean": ("mean of each feature over the samples that contain it", "feature"),
     "features/squares": ("sum of squared deviations from that mean", "feature^2"),
+    "columns/present": ("samples that have a value in each column", "samples"),
+    "columns/mean": ("mean of each column over these values", "column"),
+    "columns/squares": ("sum of squared deviations from that mean", "column^2"),
 }
 
 

@@ -304,7 +304,10 @@ class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     task: Annotated[
         str,
-        Meta(description="softmax, mlp, logistic, fm, or module:Class for a task of your own."),
+        Meta(
+            description="softmax, mlp, logistic, fm, wide_deep, deepfm, dcnv2, or module:Class for a task of "
+            "your own."
+        ),
     ] = ""
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()
@@ -341,7 +344,7 @@ def load_config(path: str | None, overrides: Sequence[tuple[str, Any]]) -> JobCo
     config = convert(fitted(without_unset(raw), JobConfig), JobConfig, "")
     if not config.task and not config.run.script:
         raise ConfigError(
-            'no task is given; write task = "logistic" (or softmax, mlp, fm, module:Class)'
+            'no task is given; write task = "logistic" (`mpips train --help` lists the tasks)'
         )
     if not config.data.train and not config.run.script:
         raise ConfigError("no training data is given; set data.train (or --train FILE)")

@@ -157,13 +157,15 @@ class _Table:
         labels: list[str] = []
         keys: list[int] = []
         values: list[float] = []
+        fields: list[int] = []
         indptr = [0]
         n_samples = 0
         for row, wanted in zip(self._rows(), share.flags(), strict=False):
             label = self._label_of(row)
             if wanted:
                 labels.append(label)
-                for key, value in self._entries(row):
+                for field, key, value in self._entries(row):
+                    fields.append(field)
                     keys.append(key)
                     values.append(value)
                 indptr.append(len(keys))
@@ -174,6 +176,8 @@ class _Table:
             np.array(values, dtype=np.float32),
             self._numbers(labels),
             n_features=1 << KEY_BITS,
+            fields=np.array(fields, dtype=np.int32),
+            n_fields=len(self._features),
         )
         return self._part(data, n_samples)
 
@@ -264,16 +268,16 @@ class _Table:
             return np.array([place[text] for text in texts], dtype=np.float64)
         return np.array([float(text) for text in texts], dtype=np.float64)
 
-    def _entries(self, row: list[str]) -> Iterator[tuple[int, float]]:
-        """Yield key and value of each cell of a hashed sample that is not empty."""
-        for column in self._features:
+    def _entries(self, row: list[str]) -> Iterator[tuple[int, int, float]]:
+        """Yield place of the column, key and value of each cell of a hashed sample that is not empty."""
+        for field, column in enumerate(self._features):
             cell = row[column.place].strip()
             if not cell or (not column.categorical and is_missing(cell)):
                 continue
             if column.categorical:
-                yield hash_key(column.name, cell), 1.0
+                yield field, hash_key(column.name, cell), 1.0
             else:
-                yield hash_key(column.name), self._number(cell, column)
+                yield field, hash_key(column.name), self._number(cell, column)
 
     def _number(self, cell: str, column: Column) -> float:
         """Return the number in a cell of a feature, transformed if the option `numeric` is log."""

@@ -17,6 +17,7 @@ import numpy.typing as npt
 Labels: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 Features: TypeAlias = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 Rows: TypeAlias = npt.NDArray[np.int64]
+Fields: TypeAlias = npt.NDArray[np.int32]
 
 
 class SparseBatch(msgspec.Struct, frozen=True):
@@ -28,6 +29,8 @@ class SparseBatch(msgspec.Struct, frozen=True):
         values: float32, shape (nnz,).
         labels: int64 classes or float64 targets, shape (n,).
         weight: Factor of the mean gradient over the batch.
+        fields: CSV: place in `DataInfo.columns` of the column of each entry, int32, shape (nnz,); None for
+            other formats.
     """
 
     indptr: npt.NDArray[np.int64]
@@ -35,6 +38,7 @@ class SparseBatch(msgspec.Struct, frozen=True):
     values: npt.NDArray[np.float32]
     labels: Labels
     weight: float = 1.0
+    fields: Fields | None = None
 
     @property
     def n(self) -> int:
@@ -74,13 +78,22 @@ Batch: TypeAlias = SparseBatch | DenseBatch
 
 
 class SparseData(msgspec.Struct, frozen=True):
-    """A worker's samples in compressed rows, as in `SparseBatch`; `indices` are keys below `n_features`."""
+    """A worker's samples in compressed rows, as in `SparseBatch`.
+
+    Attributes:
+        indptr, values, labels, fields: As in `SparseBatch`.
+        indices: Keys below `n_features`.
+        n_features: One more than the greatest possible key.
+        n_fields: Number of columns; 0 if `fields` is None.
+    """
 
     indptr: npt.NDArray[np.int64]
     indices: npt.NDArray[np.int64]
     values: npt.NDArray[np.float32]
     labels: Labels
     n_features: int
+    fields: Fields | None = None
+    n_fields: int = 0
 
     @property
     def n(self) -> int:
@@ -96,8 +109,9 @@ class SparseData(msgspec.Struct, frozen=True):
 
         # Find each entry of the batch: its distance from the start of its row is the same in the data.
         entries = np.repeat(starts - indptr[:-1], lengths) + np.arange(indptr[-1])
+        fields = self.fields[entries] if self.fields is not None else None
         return SparseBatch(
-            indptr, self.indices[entries], self.values[entries], self.labels[rows], weight
+            indptr, self.indices[entries], self.values[entries], self.labels[rows], weight, fields
         )
 
 

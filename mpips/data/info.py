@@ -67,6 +67,11 @@ class DataInfo:
         return self.label_names or tuple(f"{label:g}" for label in self.labels)
 
     @property
+    def n_fields(self) -> int:
+        """Number of columns from which the entries of sparse samples come; 0: the format has no columns."""
+        return len(self.columns) if self.kind == "sparse" else 0
+
+    @property
     def n_classes(self) -> int:
         """Number of distinct labels; 0 for targets."""
         return len(self.labels)
@@ -331,6 +336,7 @@ def _drop_unknown(data: SparseData, n_features: int) -> SparseData:
         indices=data.indices[known],
         values=data.values[known],
         n_features=n_features,
+        fields=data.fields[known] if data.fields is not None else None,
     )
 
 

@@ -43,6 +43,8 @@ class Moments:
         mean: float64, shape (d,): mean over the samples that contain the feature.
         squares: float64, shape (d,): sum of squared deviations from that mean.
         keys: If d is 0, the keys that occur, int64, shape (m,), ascending.
+        columns: Moments of the values in each column of a CSV file, whose cells are hashed; None for other
+            data.
     """
 
     count: int
@@ -50,6 +52,7 @@ class Moments:
     mean: Vector
     squares: Vector
     keys: Keys = field(default_factory=_no_keys)
+    columns: Moments | None = None
 
     @classmethod
     def of(cls, data: Dataset) -> Moments:
@@ -58,14 +61,21 @@ class Moments:
             return _of_dense(data)
         if data.n_features > MAX_FEATURES:
             keys, counts = distinct_counts(data.indices)
-            return cls(data.n, counts.astype(np.float64), np.zeros(0), np.zeros(0), keys)
+            columns = _of_columns(data) if data.fields is not None else None
+            return cls(data.n, counts.astype(np.float64), np.zeros(0), np.zeros(0), keys, columns)
         return _of_sparse(data)
 
     @classmethod
-    def empty(cls, n_features: int) -> Moments:
-        """Return the moments of no samples; d is 0 if there are more than `MAX_FEATURES` features."""
+    def empty(cls, n_features: int, n_fields: int = 0) -> Moments:
+        """Return the moments of no samples; d is 0 if there are more than `MAX_FEATURES` features.
+
+        Args:
+            n_features: Number of features.
+            n_fields: Number of columns of hashed data; see `DataInfo.n_fields`.
+        """
         d = n_features if n_features <= MAX_FEATURES else 0
-        return cls(0, np.zeros(d), np.zeros(d), np.zeros(d))
+        columns = cls.empty(n_fields) if n_fields else None
+        return cls(0, np.zeros(d), np.zeros(d), np.zeros(d), columns=columns)
 
     def to_arrays(self) -> dict[str, Vector]:
         """Return what prediction needs of the moments, for a checkpoint: arrays by path, each float64.
@@ -73,22 +83,24 @@ class Moments:
         The keys of hashed features are left out: only training needs their counts.
         """
         found = {"features/count": np.array(float(self.count))}
-        if self.n_features:
-            found["features/present"] = self.present
-            found["features/mean"] = self.mean
-            found["features/squares"] = self.squares
+        for group, own in (("features", self), ("columns", self.columns)):
+            if own is not None and own.n_features:
+                found[f"{group}/present"] = own.present
+                found[f"{group}/mean"] = own.mean
+                found[f"{group}/squares"] = own.squares
         return found
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Vector]) -> Moments:
         """Return the moments that `to_arrays` returned as arrays."""
-        empty = np.zeros(0)
-        return cls(
-            int(arrays["features/count"]),
-            arrays.get("features/present", empty),
-            arrays.get("features/mean", empty),
-            arrays.get("features/squares", empty),
-        )
+        count, empty = int(arrays["features/count"]), np.zeros(0)
+
+        def group(name: str, columns: Moments | None) -> Moments:
+            names = (f"{name}/present", f"{name}/mean", f"{name}/squares")
+            present, mean, squares = (arrays.get(path, empty) for path in names)
+            return cls(count, present, mean, squares, columns=columns)
+
+        return group("features", group("columns", None) if "columns/mean" in arrays else None)
 
     @classmethod
     def combine(cls, parts: Sequence[Moments]) -> Moments:
@@ -182,12 +194,26 @@ def _of_sparse(data: SparseData) -> Moments:
     return Moments(data.n, present, mean, squares.astype(np.float64))
 
 
+def _of_columns(data: SparseData) -> Moments:
+    assert data.fields is not None
+    fields = data.fields.astype(np.int64)
+    return _of_sparse(SparseData(data.indptr, fields, data.values, data.labels, data.n_fields))
+
+
 def _sum_counts(parts: Sequence[Moments]) -> Moments:
     """Return the keys of all parts and the number of samples that contain each."""
     keys, places = distinct_places(np.concatenate([part.keys for part in parts]))
     present = np.bincount(places, np.concatenate([part.present for part in parts]), len(keys))
     count = sum(part.count for part in parts)
-    return Moments(count, present.astype(np.float64), np.zeros(0), np.zeros(0), keys)
+    columns = [part.columns for part in parts if part.columns is not None]
+    return Moments(
+        count,
+        present.astype(np.float64),
+        np.zeros(0),
+        np.zeros(0),
+        keys,
+        Moments.combine(columns) if columns else None,
+    )
 
 
 def _inverse_root(variance: Vector, mean: Vector) -> Vector:

@@ -150,4 +150,6 @@ def _concatenated(parts: Sequence[Dataset]) -> Dataset:
         np.concatenate([part.values for part in sparse]),
         labels,
         max(part.n_features for part in sparse),
+        None if sparse[0].fields is None else np.concatenate([part.fields for part in sparse]),
+        sparse[0].n_fields,
     )

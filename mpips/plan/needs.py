@@ -305,7 +305,7 @@ def checkpoint_bytes(
     """
     workers = [WorkerState(worker=w, clock=0) for w in range(n_workers)]
     data = info.to_config()
-    attached = Moments.empty(info.n_features).to_arrays()
+    attached = Moments.empty(info.n_features, info.n_fields).to_arrays()
     head = ManifestHead(new_token(), 0, 0, 0.0, list(tables), workers, config, {}, data, attached)
     hellos = [
         Hello(

@@ -68,7 +68,16 @@ def _share(inputs: Inputs, n_workers: int) -> Inputs:
     part = data.take(np.arange(0, data.n, n_workers))
     own: Dataset
     if isinstance(part, SparseBatch):
-        own = SparseData(part.indptr, part.keys, part.values, part.labels, inputs.info.n_features)
+        info = inputs.info
+        own = SparseData(
+            part.indptr,
+            part.keys,
+            part.values,
+            part.labels,
+            info.n_features,
+            part.fields,
+            info.n_fields,
+        )
     else:
         own = DenseData(part.x, part.labels)
     info = replace(inputs.info, n_samples_total=own.n, n_local=own.n)

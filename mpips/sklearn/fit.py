@@ -97,7 +97,7 @@ class FitArguments(msgspec.Struct, frozen=True):
         inputs, outputs = forward(x, own_weights, own_biases)
         loss_sum, error = self.loss(outputs, targets, weights)
         error *= np.float32(factor)
-        for i, by_weights, by_biases in backward(inputs, own_weights, error):
+        for i, by_weights, by_biases, _ in backward(inputs, own_weights, error):
             to_weights[i] += by_weights
             to_biases[i] += by_biases
         return loss_sum

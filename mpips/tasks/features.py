@@ -295,7 +295,8 @@ def only(batch: SparseBatch, wanted: npt.NDArray[np.bool_]) -> SparseBatch:
         return batch
     n_before = np.concatenate(([0], np.cumsum(wanted, dtype=np.int64)))
     indptr, keys = n_before[batch.indptr], batch.keys[wanted]
-    return replace(batch, indptr=indptr, keys=keys, values=batch.values[wanted])
+    fields = batch.fields[wanted] if batch.fields is not None else None
+    return replace(batch, indptr=indptr, keys=keys, values=batch.values[wanted], fields=fields)
 
 
 def with_zeros(batch: SparseBatch, keys: Int64) -> SparseBatch:

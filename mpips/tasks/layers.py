@@ -32,8 +32,8 @@ def forward(
 
 def backward(
     inputs: Sequence[Any], weights: Sequence[Floats], error: Floats
-) -> Iterator[tuple[int, Floats, Floats]]:
-    """Yield index, gradient by the weights and gradient by the biases of each layer, from the last one on.
+) -> Iterator[tuple[int, Floats, Floats, Floats]]:
+    """Yield index and gradients by weights, biases and outputs of each layer, from the last one on.
 
     Args:
         inputs: The inputs that `forward` returned.
@@ -41,7 +41,7 @@ def backward(
         error: Gradient by the outputs of the last layer, shape (n, k).
     """
     for i in reversed(range(len(weights))):
-        yield i, inputs[i].T @ error, error.sum(axis=0)
+        yield i, inputs[i].T @ error, error.sum(axis=0), error
         if i > 0:
             error = error @ weights[i].T
             error *= inputs[i] > 0

@@ -73,7 +73,7 @@ class Mlp(DenseClassifier):
 
         error *= np.float32(batch.weight / batch.n)
         decay = np.float32(self._options.l2 * batch.weight)
-        for i, gradient, bias_gradient in backward(inputs, weights, error):
+        for i, gradient, bias_gradient, _ in backward(inputs, weights, error):
             gradient += decay * weights[i]
             worker.table(f"weight{i}").push(gradient, base=weights[i])
             worker.table(f"bias{i}").push(bias_gradient, base=biases[i])

@@ -13,13 +13,17 @@ from mpips.data.options import Wants
 from mpips.errors import ConfigError
 from mpips.model.accepted import unknown_name
 from mpips.tasks.base import Task
+from mpips.tasks.dcnv2 import DcnV2
+from mpips.tasks.deepfm import DeepFm
 from mpips.tasks.fm import FactorizationMachine
 from mpips.tasks.logistic import Logistic
 from mpips.tasks.mlp import Mlp
 from mpips.tasks.softmax import Softmax
+from mpips.tasks.wide_deep import WideDeep
 
 TASKS: dict[str, type[Task]] = {
-    task.name: task for task in (Softmax, Mlp, Logistic, FactorizationMachine)
+    task.name: task
+    for task in (Softmax, Mlp, Logistic, FactorizationMachine, WideDeep, DeepFm, DcnV2)
 }
 
 METHODS = ("tables", "step", "predict", "prepare", "prefetch")

@@ -84,6 +84,8 @@ def _check_labels(train: str, info: DataInfo) -> None:
 def _tasks(info: DataInfo) -> tuple[str, Sequence[str]]:
     """Return the task to begin with, and others that suit the data."""
     if info.kind == "sparse" and info.n_classes == 2:
+        if info.n_fields:
+            return "wide_deep", ("deepfm", "dcnv2", "logistic", "fm")
         return "logistic", ("fm",)
     return "mlp", ("softmax",)
 

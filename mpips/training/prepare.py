@@ -248,7 +248,7 @@ def ready(worker: Worker, inputs: Inputs, seed: int) -> Loader:
     )
 
 
-def combine_moments(collectives: Collectives, local: Moments) -> Moments:
+def combine_moments(collectives: Collectives, local: Moments, name: str = "moments") -> Moments:
     """Combine the moments of all workers; of hashed keys, only those in this worker's data. Collective.
 
     The moments of two workers at a time are combined along the tree, so a worker needs memory for a few,
@@ -257,13 +257,17 @@ def combine_moments(collectives: Collectives, local: Moments) -> Moments:
     Args:
         collectives: Gathers and reductions of this worker.
         local: Moments of this worker's samples.
+        name: Name of the exchange.
     """
     if not local.n_features:
-        count = collectives.reduce("moments: samples", np.array([local.count]))
+        count = collectives.reduce(f"{name}: samples", np.array([local.count]))
         assert count is not None
-        sums = sum_by_key(collectives, "moments", local.keys, local.present.astype(np.int64))
-        return replace(local, count=int(count[0]), present=sums.astype(np.float64))
-    whole = collectives.reduce("moments", _pack_moments(local), _combine_two)
+        sums = sum_by_key(collectives, name, local.keys, local.present.astype(np.int64))
+        columns = local.columns
+        if columns is not None:
+            columns = combine_moments(collectives, columns, f"{name} of columns")
+        return replace(local, count=int(count[0]), present=sums.astype(np.float64), columns=columns)
+    whole = collectives.reduce(name, _pack_moments(local), _combine_two)
     assert whole is not None
     return _unpack_moments(whole)
 

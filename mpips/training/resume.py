@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from mpips.checkpoint import Manifest, Retention, WorkerState, open_checkpoint
 from mpips.checkpoint.start import Start, check_start, find_start
@@ -86,7 +87,7 @@ class TrainingPlan(msgspec.Struct):
             notes=notes,
             generation=start.generation,
             data=inputs.info.to_config(),
-            attached=tuple(Moments.empty(inputs.info.n_features).to_arrays()),
+            attached=tuple(Moments.empty(inputs.info.n_features, inputs.info.n_fields).to_arrays()),
         )
 
 
@@ -144,8 +145,7 @@ def fit_data(inputs: Inputs, described: dict[str, Any], where: Path) -> None:
         )
     order = [here.columns.index(name) for name in there.columns]
     inputs.info = replace(here, columns=there.columns)
-    if here.kind == "dense":
-        inputs.train, inputs.test = (_reorder(data, order) for data in (inputs.train, inputs.test))
+    inputs.train, inputs.test = (_reorder(data, order) for data in (inputs.train, inputs.test))
     if inputs.make_task is not None:
         inputs.task = inputs.make_task(inputs.info)
 
@@ -161,9 +161,14 @@ def _restore_stopping(inputs: Inputs, workers: Sequence[WorkerState], in_place: 
 
 
 def _reorder(data: Dataset | None, order: list[int]) -> Dataset | None:
-    if not isinstance(data, DenseData):
-        return data
-    return DenseData(data.x[:, order], data.labels)
+    """Return the data with its columns in another order; `order`: the present place of each column."""
+    if data is None:
+        return None
+    if isinstance(data, DenseData):
+        return DenseData(data.x[:, order], data.labels)
+    place = np.argsort(order).astype(np.int32)
+    fields = place[data.fields] if data.fields is not None else None
+    return msgspec.structs.replace(data, fields=fields)
 
 
 def _label_text(info: DataInfo) -> str:

@@ -36,6 +36,20 @@ def hashed_csv(path: Path, n: int, seed: int) -> Path:
     return path
 
 
+def mixed_csv(path: Path, n: int, seed: int) -> Path:
+    """Write a CSV of two classes with two text columns and two of numbers, with empty cells in three."""
+    rng = np.random.default_rng(seed)
+    rows = ["colour,size,kind,age,y"]
+    for _ in range(n):
+        colour, kind = rng.choice(["red", "green", "blue", ""]), rng.choice(["a", "b"])
+        size, age = rng.normal(3, 2), rng.integers(1, 90)
+        chance = 0.9 if (colour == "red") == (kind == "a") and size > 2 else 0.2
+        cell = "" if rng.random() < 0.2 else f"{age}"
+        rows.append(f"{colour},{size:.3f},{kind},{cell},{int(rng.random() < chance)}")
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
 def svm(path: Path, n: int, seed: int) -> Path:
     """Write LIBSVM text of two classes; feature 1 occurs in all samples, feature 9 only in few."""
     rng = np.random.default_rng(seed)
@@ -65,8 +79,11 @@ JOBS: dict[str, tuple[str, Any, tuple[tuple[str, Any], ...]]] = {
             ("tables.factor.init", "normal(0.5)"),
         ),
     ),
+    "wide_deep": ("wide_deep", mixed_csv, (("options.hidden", [5]),)),
+    "deepfm": ("deepfm", mixed_csv, (("options.hidden", [5]), ("options.init_std", 0.5))),
+    "dcnv2": ("dcnv2", mixed_csv, (("options.hidden", [5]), ("options.cross", 1))),
 }
-ENDING = {dense_csv: "csv", hashed_csv: "csv", svm: "svm"}
+ENDING = {dense_csv: "csv", hashed_csv: "csv", mixed_csv: "csv", svm: "svm"}
 
 
 def make(name: str, folder: Path) -> tuple[Path, dict[str, float]]:

@@ -52,6 +52,9 @@ class FakeEmbedding:
         self.announced: list[int] | None = None
         self.pulled: list[int] = []
 
+    def initial(self, keys: Array) -> Array:
+        return np.full((len(keys), self.values.shape[1]), np.float32(99))
+
     def prefetch(self, keys: Array) -> None:
         self.announced = keys.tolist()
 

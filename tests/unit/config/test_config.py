@@ -151,7 +151,7 @@ def sentence(call: Any, *arguments: Any, **keywords: Any) -> str:
         ("cluster.seed=-1", "cluster.seed = -1: must be from 0 to 9223372036854775807"),
         (
             "task=''",
-            'no task is given; write task = "logistic" (or softmax, mlp, fm, module:Class)',
+            'no task is given; write task = "logistic" (`mpips train --help` lists the tasks)',
         ),
         ("data.train=''", "no training data is given; set data.train (or --train FILE)"),
     ],

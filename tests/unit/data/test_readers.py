@@ -258,6 +258,12 @@ def test_csv_categorical_columns_become_hashed_keys(tmp_path: Path) -> None:
         hash_key("C2", "red"),
     ]
     assert data.values.tolist() == [4, 1, 1, 1]
+    assert data.fields is not None
+    assert data.fields.tolist() == [0, 1, 1, 2]
+    assert data.n_fields == 3
+    second = data.take(np.array([1, 0]))
+    assert second.fields is not None
+    assert second.fields.tolist() == [1, 2, 0, 1]
     logged = sparse(path, ReadOptions(categorical=("C*",)))
     np.testing.assert_allclose(logged.values[0], np.log(5), rtol=1e-6)
 

@@ -113,7 +113,9 @@ def same(first: Part, other: Part) -> None:
     assert type(a) is type(b)
     np.testing.assert_array_equal(a.labels, b.labels)
     if isinstance(a, SparseData) and isinstance(b, SparseData):
-        for name in ("indptr", "indices", "values"):
+        assert a.n_fields == b.n_fields
+        assert (a.fields is None) == (b.fields is None)
+        for name in ("indptr", "indices", "values", "fields")[: 3 if a.fields is None else 4]:
             np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
             assert getattr(a, name).dtype == getattr(b, name).dtype
     elif isinstance(a, DenseData) and isinstance(b, DenseData):

@@ -310,7 +310,10 @@ class TestOwnTasks:
     @pytest.mark.parametrize(
         ("name", "complaint"),
         [
-            ("nothing", "unknown task 'nothing'; valid are softmax, mlp, logistic, fm; or"),
+            (
+                "nothing",
+                "unknown task 'nothing'; valid are softmax, mlp, logistic, fm, wide_deep",
+            ),
             (":Whole", "unknown task ':Whole'"),
             ("own_task_module:", "unknown task 'own_task_module:'"),
             ("absent_module:Whole", "no module absent_module in "),

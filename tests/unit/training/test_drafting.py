@@ -25,7 +25,7 @@ def run(*arguments: str) -> str:
     ("write", "name", "task"),
     [
         (dense_csv, "a.csv", "mlp"),
-        (hashed_csv, 'odd "name".csv', "logistic"),
+        (hashed_csv, 'odd "name".csv', "wide_deep"),
         (svm, "a.svm", "logistic"),
     ],
 )

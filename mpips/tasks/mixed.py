@@ -1,0 +1,237 @@
+"""Base of the tasks that predict two classes from a table with columns of text and of numbers.
+
+Each text has an embedding, a row of the table `embedding`. The inputs are the embeddings of a sample's cells
+of text, column by column, and its standardised numbers. They go through fully connected layers with ReLU
+between them, the last of which has one output. The logit is this output and what a subclass adds to it, its
+side:
+
+    wide_deep   a weight for each text and each number
+    deepfm      these weights, and the products of all pairs of embeddings
+    dcnv2       cross layers
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, ClassVar, Protocol, TypeAlias
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from mpips.data.dataset import Batch
+from mpips.data.info import DataInfo
+from mpips.data.metrics import BINARY_METRICS
+from mpips.data.moments import Moments
+from mpips.model.optimizer import Adagrad
+from mpips.model.table import DenseTable, EmbeddingTable, Table
+from mpips.tasks.base import Float32, StepResult, Task, Worker
+from mpips.tasks.columns import ColumnBatch, ColumnFeatures
+from mpips.tasks.layers import backward, forward
+from mpips.tasks.logistic import prior_gradient
+from mpips.tasks.losses import logistic_loss, sigmoid
+from mpips.tasks.options import INITIAL_ACCUMULATOR, Count, Penalty, Rate
+
+
+class MixedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """[options] of the tasks `wide_deep` and `deepfm`."""
+
+    dim: Annotated[Count, Meta(description="Length of an embedding.")] = 8
+    hidden: Annotated[
+        tuple[Count, ...],
+        Meta(description="Widths of the hidden layers, from the input to the output."),
+    ] = (128, 64)
+    learning_rate: Annotated[Rate, Meta(description="Learning rate of Adagrad.")] = 0.05
+    l2: Annotated[
+        Penalty,
+        Meta(
+            description="The loss has l2 / 2 times the sum of the squared weights of dense tables added."
+        ),
+    ] = 5e-4
+    prior: Annotated[
+        Penalty,
+        Meta(
+            description="The summed loss of all samples has prior / 2 times the sum of squares of the rows "
+            "of all texts added."
+        ),
+    ] = 20.0
+    # With all embeddings 0, all their gradients are 0.
+    init_std: Annotated[Rate, Meta(description="Standard deviation of the initial embeddings.")] = (
+        0.01
+    )
+
+
+class SideOutput(Protocol):
+    """What a task adds to the logits of one batch.
+
+    Attributes:
+        logits: float32, shape (n,).
+    """
+
+    logits: Float32
+
+    def push(self, error: Float32) -> Float32 | None:
+        """Push the gradients by the tables of the side.
+
+        Args:
+            error: Gradient by the logits, float32, shape (n,).
+
+        Returns:
+            The gradient by the inputs, float32, of their shape; None: it is 0.
+        """
+
+
+SideOutputs: TypeAlias = list[SideOutput]
+
+
+class MixedStep:
+    """A step on one batch, or the prediction of one, in the hands of the sides.
+
+    Attributes:
+        worker: The worker.
+        batch: The batch.
+        columns: Its columns.
+        rows: The embeddings of its texts, float32, shape (m, dim).
+        inputs: Its inputs, float32, shape (n, width).
+        options: Options of the task.
+    """
+
+    def __init__(
+        self, worker: Worker, batch: Batch, columns: ColumnBatch, rows: Float32, options: Any
+    ) -> None:
+        """Join the inputs."""
+        self.worker = worker
+        self.batch = batch
+        self.columns = columns
+        self.rows = rows
+        self.inputs = columns.inputs(rows)
+        self.options = options
+
+    def push_dense(self, name: str, gradient: Float32, base: Float32) -> None:
+        """Push the gradient of a dense table, with that of the penalty `l2`."""
+        decay = np.float32(self.options.l2 * self.batch.weight)
+        self.worker.table(name).push(gradient + decay * base, base=base)
+
+
+class MixedClassifier(Task):
+    """Task of two classes on columns of text and numbers.
+
+    Tables: `embedding`, layers `weight<i>`, shape (width before, width after), and `bias<i>`; a subclass adds
+    those of its side in `side_tables` and `sides`.
+    """
+
+    metrics = tuple(BINARY_METRICS)
+    Options: ClassVar[type[msgspec.Struct]] = MixedOptions
+    default_epochs = 20
+    default_batch_size = 64
+    optimizer_options: ClassVar = {"learning_rate": ("", "lr")}
+
+    def __init__(self, info: DataInfo, options: Any, seed: int) -> None:
+        """Check that the data suits the task; see `Task`."""
+        self._features = ColumnFeatures(info, self.name)
+        self._options = options
+        self._width = self._features.n_texts * options.dim + self._features.n_inputs
+        self._widths = (self._width, *options.hidden, 1)
+        self._layers = range(len(self._widths) - 1)
+
+    def prepare(self, worker: Worker, moments: Moments) -> None:
+        """Take the scale of the numbers."""
+        self._features.prepare(moments)
+
+    def tables(self) -> list[Table]:
+        """Return all tables; hidden layers are initialised as by He et al. (ICCV 2015)."""
+        optimizer = self.adagrad()
+        tables: list[Table] = [
+            EmbeddingTable(
+                "embedding",
+                self._options.dim,
+                optimizer=optimizer,
+                init=f"normal({self._options.init_std!r})",
+            )
+        ]
+        for i in self._layers:
+            fan_in, fan_out = self._widths[i : i + 2]
+            last = i == self._layers[-1]
+            init = "xavier_normal" if last else f"normal({math.sqrt(2 / fan_in)!r})"
+            tables += [
+                DenseTable(f"weight{i}", (fan_in, fan_out), optimizer=optimizer, init=init),
+                DenseTable(f"bias{i}", (fan_out,), optimizer=optimizer),
+            ]
+        return [*tables, *self.side_tables()]
+
+    def adagrad(self) -> Adagrad:
+        """Return the optimizer of all tables."""
+        return Adagrad(lr=self._options.learning_rate, initial_accumulator=INITIAL_ACCUMULATOR)
+
+    def side_tables(self) -> list[Table]:
+        """Return the tables of the sides."""
+        raise NotImplementedError
+
+    def sides(self, step: MixedStep) -> SideOutputs:
+        """Pull the tables of the sides and compute their logits."""
+        raise NotImplementedError
+
+    def prefetch(self, worker: Worker, batch: Batch) -> None:
+        """Prefetch the embeddings of the texts in a batch."""
+        worker.table("embedding").prefetch(self._features.announce(batch))
+
+    def step(self, worker: Worker, batch: Batch) -> StepResult:
+        """Pull all tables, go forward and back, push all tables."""
+        columns = self._features.of(batch)
+        rows = worker.table("embedding").pull(columns.texts.keys)
+        step = MixedStep(worker, batch, columns, rows, self._options)
+        weights, biases = self._pull(worker)
+        inputs, outputs = forward(step.inputs, weights, biases)
+        sides = self.sides(step)
+        loss_sum, error = logistic_loss(_total(outputs, sides), batch.labels)
+
+        # Turn the summed gradient into the weighted mean over the batch.
+        error *= np.float32(batch.weight / batch.n)
+        by_inputs = np.zeros_like(step.inputs)
+        for i, gradient, by_bias, by_outputs in backward(inputs, weights, error[:, np.newaxis]):
+            step.push_dense(f"weight{i}", gradient, weights[i])
+            worker.table(f"bias{i}").push(by_bias, base=biases[i])
+            if i == 0:
+                by_inputs = by_outputs @ weights[0].T
+        for side in sides:
+            more = side.push(error)
+            if more is not None:
+                by_inputs += more
+        by_rows = columns.sum_by_key(columns.cells(by_inputs, self._options.dim))
+        by_rows += prior_gradient(columns.texts, rows, self._options.prior, batch)
+        worker.table("embedding").push(columns.texts.keys, by_rows, base=rows)
+        return StepResult(loss_sum, batch.n)
+
+    def predict(self, worker: Worker, batch: Batch) -> Float32:
+        """Return the probability of class 1, shape (n,)."""
+        return sigmoid(self.logits(worker, batch))
+
+    def logits(self, worker: Worker, batch: Batch) -> Float32:
+        """Pull what the batch needs and return the logits of class 1, float32, shape (n,).
+
+        A text that no training sample contains counts like an empty cell.
+        """
+        columns = self._features.of_unseen(batch)
+        embedding = worker.table("embedding")
+        rows = embedding.pull(columns.texts.keys)
+        # A row that equals its initial value has received no update.
+        rows[(rows == embedding.initial(columns.texts.keys)).all(axis=1)] = 0
+        step = MixedStep(worker, batch, columns, rows, self._options)
+        _, outputs = forward(step.inputs, *self._pull(worker))
+        return _total(outputs, self.sides(step))
+
+    def report(self) -> str:
+        """Return how many columns there are of each kind, and how they were scaled."""
+        return self._features.report()
+
+    def _pull(self, worker: Worker) -> tuple[list[Float32], list[Float32]]:
+        weights = [worker.table(f"weight{i}").pull() for i in self._layers]
+        return weights, [worker.table(f"bias{i}").pull() for i in self._layers]
+
+
+def _total(outputs: Float32, sides: SideOutputs) -> Float32:
+    """Return the logits, float32, shape (n,), from the outputs of the last layer, shape (n, 1)."""
+    logits = outputs[:, 0].copy()
+    for side in sides:
+        logits += side.logits
+    return logits

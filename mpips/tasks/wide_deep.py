@@ -1,0 +1,69 @@
+"""Wide & Deep: a linear model and a network, trained together.
+
+Cheng et al., "Wide & Deep Learning for Recommender Systems", DLRS 2016. The wide part here has a weight for
+each text and for each number; products of columns, which the paper's wide part has for pairs that somebody
+chose, are what `deepfm` and `dcnv2` learn. All tables have Adagrad.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mpips.data.dataset import Batch
+from mpips.model.table import DenseTable, EmbeddingTable, Table
+from mpips.tasks.base import Float32, Worker
+from mpips.tasks.logistic import prior_gradient
+from mpips.tasks.mixed import MixedClassifier, MixedStep, SideOutputs
+
+
+class Linear:
+    """The side with a weight for each text, in the table `wide`, and each number, in `linear`.
+
+    Attributes:
+        logits: float32, shape (n,).
+    """
+
+    def __init__(self, step: MixedStep) -> None:
+        """Pull the weights of the batch."""
+        self._step = step
+        texts, numbers = step.columns.texts, step.columns.numbers
+        self._rows = step.worker.table("wide").pull(texts.keys)
+        self.logits: Float32 = texts.sum_by_row(self._rows[texts.key_ids, 0])
+        if numbers.shape[1]:
+            self._weights = step.worker.table("linear").pull()
+            self.logits = self.logits + numbers @ self._weights
+
+    def push(self, error: Float32) -> None:
+        """Push the gradients by the weights. There is no gradient by the inputs of the network."""
+        step = self._step
+        texts, numbers = step.columns.texts, step.columns.numbers
+        gradient = texts.sum_by_key(error[texts.row_ids])[:, np.newaxis]
+        gradient = gradient + prior_gradient(texts, self._rows, step.options.prior, step.batch)
+        step.worker.table("wide").push(texts.keys, gradient, base=self._rows)
+        if numbers.shape[1]:
+            step.push_dense("linear", numbers.T @ error, self._weights)
+
+
+class WideDeep(MixedClassifier):
+    """A network and a linear model on the same columns."""
+
+    name = "wide_deep"
+
+    def side_tables(self) -> list[Table]:
+        """Return `wide`, with rows of one value, and, if there are numbers, `linear`."""
+        tables: list[Table] = [EmbeddingTable("wide", 1, optimizer=self.adagrad())]
+        if self._features.n_inputs:
+            tables.append(
+                DenseTable("linear", (self._features.n_inputs,), optimizer=self.adagrad())
+            )
+        return tables
+
+    def prefetch(self, worker: Worker, batch: Batch) -> None:
+        """Prefetch the rows of the texts in a batch in both tables."""
+        keys = self._features.announce(batch)
+        worker.table("embedding").prefetch(keys)
+        worker.table("wide").prefetch(keys)
+
+    def sides(self, step: MixedStep) -> SideOutputs:
+        """Return the linear model."""
+        return [Linear(step)]
