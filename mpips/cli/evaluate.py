@@ -11,8 +11,14 @@ import click
 @click.command(short_help="Compute the metrics of a trained model on a file.")
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("--data", required=True, help="File of samples with labels.")
+@click.option(
+    "--metric",
+    "metrics",
+    multiple=True,
+    help="A metric to add: f1, pr_auc, calibration, mae; may be repeated.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
-def command(model: Path, data: str, as_json: bool) -> None:
+def command(model: Path, data: str, metrics: tuple[str, ...], as_json: bool) -> None:
     """Compute the metrics of a trained model on a file with labels; writes nothing.
 
     MODEL is a checkpoint, a folder of checkpoints or a run directory, of which the newest good checkpoint is
@@ -22,10 +28,10 @@ def command(model: Path, data: str, as_json: bool) -> None:
     from mpips.monitor.summary import metrics_text
 
     loaded = load(model)
-    metrics = loaded.evaluate(data)
+    found = loaded.evaluate(data, metrics)
     for note in (*loaded.refused, *loaded.notes):
         click.echo(note, err=True)
     if as_json:
-        click.echo(json.dumps({"model": str(loaded.path), "data": data, **metrics}))
+        click.echo(json.dumps({"model": str(loaded.path), "data": data, **found}))
         return
-    click.echo(f"{metrics_text(metrics)}  ({data}; {loaded.path})")
+    click.echo(f"{metrics_text(found)}  ({data}; {loaded.path})")

@@ -9,11 +9,13 @@ from typing import Any
 
 import click
 import msgspec
+from msgspec.structs import replace
 
 from mpips.cli.run import PLACES, is_script, pool_of, run_keys
 from mpips.cli.train import DATA, SERVERS, SET, TUNING, configure, job_keys, with_options
 from mpips.config import variation
 from mpips.config.schema import JobConfig
+from mpips.data.metrics import MORE_BINARY, MORE_REGRESSION
 from mpips.errors import ConfigError
 from mpips.monitor.progress import plural
 from mpips.supervisor.sweep import FILE, Sweep, TrialResult, check_metric, why
@@ -96,7 +98,9 @@ def command(
         if wanted == [()]:
             raise ConfigError("nothing varies: give --grid KEY=V1,V2 or --random KEY=LOW:HIGH")
         keys = {**job_keys(given), **run_keys({**options, "folder": str(path)})}
-        trials = [(own, _checked(job, keys, (*assignments, *own))) for own in wanted]
+        trials = [
+            (own, _with_metric(_checked(job, keys, (*assignments, *own)), metric)) for own in wanted
+        ]
         sweep = Sweep.create(path, job, metric, trials)
     n = len(sweep.content.trials)
     code = 0
@@ -157,6 +161,15 @@ def _checked(job: str, keys: dict[str, Any], assignments: Sequence[str]) -> JobC
         )
     preflight(config, pool_of(config).n_ranks, dry_run=True)
     return config
+
+
+def _with_metric(config: JobConfig, metric: str) -> JobConfig:
+    """Return the configuration of a job that computes this metric; "" is any metric."""
+    train = config.train
+    if metric not in (*MORE_BINARY, *MORE_REGRESSION) or metric in train.metrics:
+        return config
+    metrics: Any = (*train.metrics, metric)
+    return replace(config, train=replace(train, metrics=metrics))
 
 
 def _tell(sweep: Sweep, result: TrialResult, code: int, n: int) -> None:

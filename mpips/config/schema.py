@@ -21,6 +21,7 @@ from mpips.config.options import SessionOptions
 from mpips.config.reading import UNSET, parse_value, put, read_file, without_unset
 from mpips.config.sections import DataConfig, ScheduleConfig, TrainConfig
 from mpips.config.triggers import EverySeconds, EverySteps, Grace, OnUsr1
+from mpips.data.metrics import MORE_BINARY, MORE_REGRESSION
 from mpips.errors import ConfigError
 from mpips.model.consistency import (
     Backup,
@@ -353,7 +354,7 @@ def load_config(path: str | None, overrides: Sequence[tuple[str, Any]]) -> JobCo
 
 
 def config_of(stored: Mapping[str, Any]) -> JobConfig:
-    """Return what a model's prediction depends on of a configuration in a checkpoint: task, data, seed.
+    """Return what a model needs of a configuration in a checkpoint: task, data, seed, metrics.
 
     Args:
         stored: The configuration, as values of JSON; other sections may be of another version.
@@ -365,6 +366,8 @@ def config_of(stored: Mapping[str, Any]) -> JobConfig:
         name: stored[name] for name in ("task", "options", "data") if name in stored
     }
     raw["cluster"] = {"seed": stored["cluster"]["seed"]}
+    metrics = stored.get("train", {}).get("metrics", ())
+    raw["train"] = {"metrics": [m for m in metrics if m in (*MORE_BINARY, *MORE_REGRESSION)]}
     return convert(fitted(without_unset(raw), JobConfig), JobConfig, "")
 
 

@@ -57,8 +57,26 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             "0: never.",
         ),
     ] = 0
+    metrics: Annotated[
+        tuple[Literal["f1", "pr_auc", "calibration", "mae"], ...],
+        Meta(
+            description="More metrics of the test file. Two classes: f1 and pr_auc of the second one, "
+            "calibration (sum of its probabilities / its samples); numbers: mae."
+        ),
+    ] = ()
     metric: Annotated[
-        Literal["auto", "accuracy", "auc", "log_loss", "cross_entropy", "rmse", "r2"],
+        Literal[
+            "auto",
+            "accuracy",
+            "auc",
+            "log_loss",
+            "cross_entropy",
+            "rmse",
+            "r2",
+            "f1",
+            "pr_auc",
+            "mae",
+        ],
         Meta(
             description="Metric of the test file that `patience` watches. auto: log_loss, cross_entropy or "
             "rmse, whichever the task has."

@@ -80,6 +80,10 @@ class ExactSum(msgspec.Struct, frozen=True):
             self.n_down + other.n_down,
         )
 
+    def to_numbers(self) -> list[int]:
+        """Return the attributes, for `pack`; `ExactSum(*numbers)` is this sum again."""
+        return [self.units, self.n_nan, self.n_up, self.n_down]
+
     @property
     def finite(self) -> bool:
         """True if all values are finite."""

@@ -19,11 +19,16 @@ The value of a sample (its loss, its error) is computed in float64. Sums of thes
 any order of samples, and a worker sends `Totals`, a few hundred bytes. The AUC needs all scores:
 `mpips.data.ranking`.
 
-Definitions: AUC: see `mpips.data.ranking`. Log-loss and cross-entropy: the negative mean log-likelihood
-in nats (Bishop, "Pattern Recognition and Machine Learning", 2006, eq. 4.90 and 4.108). RMSE: square root of
-the mean squared error, divided by n. R2: the coefficient of determination 1 - SS_res / SS_tot with SS_tot
-about the mean of the evaluated targets (Draper and Smith, "Applied Regression Analysis", 1998); it is
-negative for predictions worse than that mean, and nan where all targets are equal, since SS_tot is 0.
+Definitions: AUC and PR-AUC: see `mpips.data.ranking`. Log-loss and cross-entropy: the negative mean log-
+likelihood in nats (Bishop, "Pattern Recognition and Machine Learning", 2006, eq. 4.90 and 4.108). RMSE:
+square root of the mean squared error, divided by n. R2: the coefficient of determination 1 - SS_res / SS_tot
+with SS_tot about the mean of the evaluated targets (Draper and Smith, "Applied Regression Analysis", 1998);
+it is negative for predictions worse than that mean, and nan where all targets are equal, since SS_tot is 0.
+MAE: mean of the absolute errors. F1: 2 TP / (2 TP + FP + FN) of class 1, guessed where its probability is 0.5
+or more; 0 if class 1 neither occurs nor is guessed (van Rijsbergen, "Information Retrieval", 1979).
+Calibration: sum of the probabilities of class 1 divided by the samples of class 1, so 1 is best and more
+means that predictions are too high (He et al., "Practical Lessons from Predicting Clicks on Ads at Facebook",
+ADKDD 2014); nan without such samples.
 """
 
 from __future__ import annotations
@@ -52,7 +57,11 @@ PROBABILITY_FLOOR = 1e-15
 BINARY_METRICS = ("accuracy", "auc", "log_loss")
 CLASS_METRICS = ("accuracy", "cross_entropy")
 REGRESSION_METRICS = ("rmse", "r2")
-HIGHER_IS_BETTER = frozenset(("accuracy", "auc", "r2"))
+# Names of metrics that are given where somebody asks for them.
+MORE_BINARY = ("f1", "pr_auc", "calibration")
+MORE_REGRESSION = ("mae",)
+HIGHER_IS_BETTER = frozenset(("accuracy", "auc", "r2", "f1", "pr_auc"))
+LOWER_IS_BETTER = frozenset(("log_loss", "cross_entropy", "rmse", "mae"))
 
 _ZERO = ExactSum()
 
@@ -87,7 +96,7 @@ class EvalShare(msgspec.Struct, frozen=True):
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """Sums over samples, from which all metrics but the AUC follow. The totals of two workers can be added.
+    """Sums over samples, from which all metrics but the areas follow. The totals of two workers can be added.
 
     Attributes:
         n: Number of samples.
@@ -96,6 +105,10 @@ class Totals(msgspec.Struct, frozen=True):
         losses: Sum of the losses; for "values" of the squared errors.
         targets: Sum of the targets of "values".
         target_squares: Sum of their squares.
+        n_guessed: Number of samples for which class 1 is guessed, of two classes; else 0.
+        n_positive: Number of samples of class 1, of two classes; else 0.
+        n_found: Number of samples of class 1 for which class 1 is guessed.
+        ones: Sum of the probabilities of class 1, of two classes; of "values" the absolute errors.
     """
 
     n: int = 0
@@ -104,6 +117,10 @@ class Totals(msgspec.Struct, frozen=True):
     losses: ExactSum = _ZERO
     targets: ExactSum = _ZERO
     target_squares: ExactSum = _ZERO
+    n_guessed: int = 0
+    n_positive: int = 0
+    n_found: int = 0
+    ones: ExactSum = _ZERO
 
     @classmethod
     def of(cls, share: EvalShare) -> Totals:
@@ -125,9 +142,24 @@ class Totals(msgspec.Struct, frozen=True):
                 ExactSum.of_squares(scores - targets),
                 ExactSum.of(targets),
                 ExactSum.of_squares(targets),
+                ones=ExactSum.of(np.abs(scores - targets)),
             )
-        n_right = int(np.count_nonzero(_guesses(scores, share.kind) == labels))
-        return cls(n, n_nan, n_right, ExactSum.of(_losses(scores, labels, share.kind)))
+        guesses = _guesses(scores, share.kind)
+        n_right = int(np.count_nonzero(guesses == labels))
+        losses = ExactSum.of(_losses(scores, labels, share.kind))
+        if not share.ranked:
+            return cls(n, n_nan, n_right, losses)
+        positive = labels == 1
+        return cls(
+            n,
+            n_nan,
+            n_right,
+            losses,
+            n_guessed=int(np.count_nonzero(guesses)),
+            n_positive=int(np.count_nonzero(positive)),
+            n_found=int(np.count_nonzero(guesses & positive)),
+            ones=ExactSum.of(_probabilities(scores, share.kind)),
+        )
 
     def __add__(self, other: Totals) -> Totals:
         """Return the totals of the samples of both."""
@@ -138,27 +170,34 @@ class Totals(msgspec.Struct, frozen=True):
             self.losses + other.losses,
             self.targets + other.targets,
             self.target_squares + other.target_squares,
+            self.n_guessed + other.n_guessed,
+            self.n_positive + other.n_positive,
+            self.n_found + other.n_found,
+            self.ones + other.ones,
         )
 
     def to_numbers(self) -> list[int]:
         """Return all numbers, for `exact.pack`."""
-        sums = (self.losses, self.targets, self.target_squares)
-        rows = [[s.units, s.n_nan, s.n_up, s.n_down] for s in sums]
-        return [self.n, self.n_nan, self.n_right, *rows[0], *rows[1], *rows[2]]
+        counts = [self.n, self.n_nan, self.n_right, self.n_guessed, self.n_positive, self.n_found]
+        sums = (self.losses, self.targets, self.target_squares, self.ones)
+        return [*counts, *(number for s in sums for number in s.to_numbers())]
 
     @classmethod
     def from_numbers(cls, numbers: Sequence[int]) -> Totals:
         """Return the totals of which `to_numbers` returned the numbers."""
-        n, n_nan, n_right, *rest = numbers
-        sums = [ExactSum(*rest[i : i + 4]) for i in range(0, 12, 4)]
-        return cls(n, n_nan, n_right, *sums)
+        n, n_nan, n_right, n_guessed, n_positive, n_found, *rest = numbers
+        losses, targets, squares, ones = (ExactSum(*rest[i : i + 4]) for i in range(0, 16, 4))
+        return cls(
+            n, n_nan, n_right, losses, targets, squares, n_guessed, n_positive, n_found, ones
+        )
 
-    def metrics(self, share: EvalShare, pairs: Pairs) -> dict[str, float]:
+    def metrics(self, share: EvalShare, pairs: Pairs, more: Sequence[str] = ()) -> dict[str, float]:
         """Return the value of each metric by its name.
 
         Args:
             share: Any worker's share; its kind and shape are used.
             pairs: Pairs of all samples, if `share.ranked`.
+            more: Names of metrics to add; those that such scores do not have are left out.
         """
         known = self.n and not self.n_nan
         mean = self.losses.over(self.n) if known else math.nan
@@ -169,7 +208,20 @@ class Totals(msgspec.Struct, frozen=True):
             found = dict(zip(BINARY_METRICS, (right, pairs.area(), mean), strict=True))
         else:
             found = dict(zip(CLASS_METRICS, (right, mean), strict=True))
+        found |= {name: value for name, value in self._more(share, pairs).items() if name in more}
         return {name: value if known else math.nan for name, value in found.items()}
+
+    def _more(self, share: EvalShare, pairs: Pairs) -> dict[str, float]:
+        """Return the metrics that are given where somebody asks for them."""
+        if share.kind == "values":
+            return {"mae": self.ones.over(self.n) if self.n else math.nan}
+        if not share.ranked:
+            return {}
+        # n_guessed = TP + FP, n_positive = TP + FN
+        f1 = ratio(2 * self.n_found, max(self.n_guessed + self.n_positive, 1))
+        calibration = self.ones.over(self.n_positive) if self.n_positive else math.nan
+        values = (f1, pairs.average_precision(), calibration)
+        return dict(zip(MORE_BINARY, values, strict=True))
 
     def _r2(self) -> float:
         """Return 1 - (sum of squared errors) / (sum of squares about the targets' mean), rounded once."""
@@ -208,11 +260,12 @@ def cross_entropy(scores: Scores, labels: Labels) -> float:
     return merge([EvalShare(scores, labels)])["cross_entropy"]
 
 
-def merge(shares_of: Sequence[EvalShare]) -> dict[str, float]:
+def merge(shares_of: Sequence[EvalShare], more: Sequence[str] = ()) -> dict[str, float]:
     """Compute the metrics of all samples from the shares of all workers.
 
     Args:
         shares_of: The share of each worker, in any order.
+        more: Names of metrics to add; see `Totals.metrics`.
 
     Returns:
         The value of each metric by its name.
@@ -233,7 +286,7 @@ def merge(shares_of: Sequence[EvalShare]) -> dict[str, float]:
         for share in shares_of[1:]:
             ranking = ranking.merge(share.ranking())
         pairs = ranking.pairs()
-    return totals.metrics(shares_of[0], pairs)
+    return totals.metrics(shares_of[0], pairs, more)
 
 
 def _check(share: EvalShare) -> None:
@@ -258,6 +311,16 @@ def _guesses(scores: Float64, kind: Kind) -> npt.NDArray[Any]:
     return guesses
 
 
+def _probabilities(scores: Float64, kind: Kind) -> Float64:
+    """Return the probability of class 1 of two for each sample, shape (n,)."""
+    if kind == "probabilities":
+        return scores
+    # Use only exponents of 0 or less, so that nothing overflows.
+    small = np.exp(-np.abs(scores))
+    probabilities: Float64 = np.where(scores >= 0, 1.0, small) / (1 + small)
+    return probabilities
+
+
 def _losses(scores: Float64, labels: Labels, kind: Kind) -> Float64:
     """Return -log(probability of the true class) of each sample, in nats."""
     n = np.arange(len(labels))
@@ -279,10 +342,10 @@ def _losses(scores: Float64, labels: Labels, kind: Kind) -> Float64:
 
 def pack(totals: Totals, pairs: Pairs) -> npt.NDArray[np.int64]:
     """Return totals and pairs as int64 values."""
-    return exact.pack([*totals.to_numbers(), pairs.wins, pairs.positives, pairs.negatives])
+    return exact.pack([*totals.to_numbers(), *pairs.to_numbers()])
 
 
 def unpack(packed: npt.NDArray[np.int64]) -> tuple[Totals, Pairs]:
     """Return the totals and pairs that `pack` packed."""
     numbers = exact.unpack(packed)
-    return Totals.from_numbers(numbers[:-3]), Pairs(*numbers[-3:])
+    return Totals.from_numbers(numbers[:22]), Pairs.from_numbers(numbers[22:])

@@ -1,24 +1,30 @@
-"""The area under the ROC curve in whole numbers, for samples that are divided among workers.
+"""The areas under the ROC curve and the precision-recall curve, for samples that are divided among workers.
 
 The area is the share of pairs of a positive and a negative sample in which the positive one has the higher
 score, ties counting half (Hanley and McNeil, Radiology 143, 1982; the Mann-Whitney U statistic). Twice the
 number of such pairs is a whole number, so the result does not depend on how the samples are divided.
 
+The area under the precision-recall curve is the average precision: the mean over all positive samples of the
+share of positive samples among those with the same or a higher score (Manning, Raghavan and Schuetze,
+"Introduction to Information Retrieval", 2008, section 8.4). Each of these shares is rounded, their sum is
+exact.
+
 A `Ranking` contains the distinct scores of some samples with the numbers of positive and negative samples
 of each. Rankings of any samples can be merged. A ranking of one range of scores reduces to `Pairs`, three
-numbers, and the pairs of adjacent ranges can be added.
+numbers and a sum, and the pairs of adjacent ranges can be added.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from mpips.data.exact import ratio
+from mpips.data.exact import ExactSum, ratio
 
 Float64: TypeAlias = npt.NDArray[np.float64]
 Int64: TypeAlias = npt.NDArray[np.int64]
@@ -35,11 +41,13 @@ class Pairs(msgspec.Struct, frozen=True):
         wins: Twice the number of pairs whose positive sample has the higher score, plus the number of ties.
         positives: Number of positive samples.
         negatives: Number of negative samples.
+        precisions: Sum over the positive samples of the precision at their score.
     """
 
     wins: int = 0
     positives: int = 0
     negatives: int = 0
+    precisions: ExactSum = ExactSum()
 
     def below(self, higher: Pairs) -> Pairs:
         """Return the pairs of both ranges; all scores of `higher` are greater than those of this one."""
@@ -47,7 +55,22 @@ class Pairs(msgspec.Struct, frozen=True):
             self.wins + higher.wins + 2 * higher.positives * self.negatives,
             self.positives + higher.positives,
             self.negatives + higher.negatives,
+            self.precisions + higher.precisions,
         )
+
+    def to_numbers(self) -> list[int]:
+        """Return all numbers, for `exact.pack`."""
+        return [self.wins, self.positives, self.negatives, *self.precisions.to_numbers()]
+
+    @classmethod
+    def from_numbers(cls, numbers: Sequence[int]) -> Pairs:
+        """Return the pairs of which `to_numbers` returned the numbers."""
+        wins, positives, negatives, *precisions = numbers
+        return cls(wins, positives, negatives, ExactSum(*precisions))
+
+    def average_precision(self) -> float:
+        """Return the area under the precision-recall curve; nan if there are no positive samples."""
+        return self.precisions.over(self.positives) if self.positives else math.nan
 
     def area(self) -> float:
         """Return the area under the ROC curve, correctly rounded; nan if a class is absent."""
@@ -98,13 +121,20 @@ class Ranking(msgspec.Struct, frozen=True):
         where = slice(start, stop)
         return Ranking(self.scores[where], self.positives[where], self.negatives[where])
 
-    def pairs(self) -> Pairs:
-        """Return the pairs of these samples."""
+    def pairs(self, above: tuple[int, int] = (0, 0)) -> Pairs:
+        """Return the pairs of these samples.
+
+        Args:
+            above: Numbers of positive and of negative samples with a score beyond all of these.
+        """
         below = np.cumsum(self.negatives) - self.negatives
         factor = 2 * below + self.negatives
         high, low = factor >> _LOW_BITS, factor & ((1 << _LOW_BITS) - 1)
         wins = (int(self.positives @ high) << _LOW_BITS) + int(self.positives @ low)
-        return Pairs(wins, int(self.positives.sum()), int(self.negatives.sum()))
+        right = np.cumsum(self.positives[::-1])[::-1] + above[0]
+        wrong = np.cumsum(self.negatives[::-1])[::-1] + above[1]
+        precisions = ExactSum.of(self.positives * (right / np.maximum(right + wrong, 1)))
+        return Pairs(wins, int(self.positives.sum()), int(self.negatives.sum()), precisions)
 
     def to_array(self) -> Int64:
         """Return all numbers, int64, shape (3, n); scores as their bits."""

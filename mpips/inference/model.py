@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -25,6 +25,7 @@ from mpips.tasks import Task, load_task
 from mpips.training.evaluation import BATCH, scored
 from mpips.training.preflight import task_options
 from mpips.training.prepare import read_options
+from mpips.training.stopping import asked_metrics
 
 if TYPE_CHECKING:
     from mpips.inference.network import Network
@@ -80,6 +81,7 @@ class Model:
         self.tables = StoredTables(checkpoint, self.task.tables(), seed)
         self.task.prepare(self.tables, moments)
         self._options = read_options(config, "test", info.wants)
+        self._metrics = config.train.metrics
 
     def __repr__(self) -> str:
         """Return the task, the step and the tables."""
@@ -154,17 +156,24 @@ class Model:
 
         return network_of(self)
 
-    def evaluate(self, path: str | os.PathLike[str]) -> dict[str, float]:
+    def evaluate(
+        self, path: str | os.PathLike[str], metrics: Sequence[str] = ()
+    ) -> dict[str, float]:
         """Return the metrics of a file with labels, as `mpips train` computes them of its test file.
 
         Args:
             path: The file; its columns and labels are those of the training data.
+            metrics: Names of metrics to add: "f1", "pr_auc" and "calibration" of two classes, "mae" of
+                numbers. Those that the job asked for (train.metrics) are there in any case.
 
         Raises:
+            ConfigError: The scores of the task have no such metric.
             DataError: The file cannot be read, or does not fit the training data.
         """
+        more = asked_metrics((*self._metrics, *metrics), self.task.metrics)
         samples, self.notes = from_file(os.fspath(path), self.info, self._options)
-        return merge([scored(self.tables, self.task, batch) for batch in _batches(samples)])
+        shares = [scored(self.tables, self.task, batch) for batch in _batches(samples)]
+        return merge(shares, more)
 
     def _scores(self, data: Any) -> Numbers:
         """Return what the task predicts: probabilities, shape (n,) or (n, k), or numbers."""

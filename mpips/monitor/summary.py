@@ -24,7 +24,10 @@ _MARGIN = 14  # columns of the names
 _MOST_LINES = 3  # lines of options; summary.json contains all of them
 _HASHED = 1 << 60  # features, fewer than hashed keys can be
 _MOST_EPOCHS = 5  # epochs whose metrics are shown
-METRICS = ("accuracy", "auc", "log_loss", "cross_entropy", "rmse", "r2", "loss")
+METRICS = (
+    *("accuracy", "auc", "log_loss", "cross_entropy", "rmse", "r2"),
+    *("f1", "pr_auc", "calibration", "mae", "loss"),
+)
 # Keys that other lines of the summary show, or that concern where a run ran and not what it computed.
 _NOT_OPTIONS = ("task", "data.train", "data.test", "run.", "slurm.", "checkpoint.folder")
 

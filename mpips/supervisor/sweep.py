@@ -29,7 +29,7 @@ FILE = "sweep.json"
 LOG = "sweep.log"  # in the folder of a run's logs: what its supervisor printed
 PREEMPTED = 75  # exit code of a run that wrote a checkpoint and ended because it was asked to
 _BY_DEFAULT = ("log_loss", "cross_entropy", "rmse", "loss")
-_METRICS = (*_BY_DEFAULT, *sorted(HIGHER_IS_BETTER))
+_METRICS = (*_BY_DEFAULT, "mae", *sorted(HIGHER_IS_BETTER))
 
 
 class Trial(msgspec.Struct, frozen=True):

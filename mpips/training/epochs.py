@@ -57,6 +57,7 @@ class Inputs:
         saves: The job has a folder for checkpoints.
         schedule: How learning rates change.
         stopping: Decides whether training ends early; None: it does not.
+        metrics: Names of metrics of the test data beside those of the task.
         unevaluated: The start is the end of an epoch whose evaluation `stopping` does not contain.
     """
 
@@ -79,6 +80,7 @@ class Inputs:
     saves: bool = False
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     stopping: EarlyStopping | None = None
+    metrics: tuple[str, ...] = ()
     unevaluated: bool = False
 
     def cursor(self, worker: int) -> Cursor:
@@ -264,7 +266,8 @@ def _evaluate_epoch(
         # With backup workers only worker 0 may wait here: the pulls of a late worker wait for clocks that the
         # others have not ended yet. So the scores are ranked by worker 0.
         n_total = 0 if _has_backup(inputs) else inputs.n_test
-        found = evaluate(worker, inputs.task, inputs.test, n_total, f"epoch {epoch + 1}")
+        name = f"epoch {epoch + 1}"
+        found = evaluate(worker, inputs.task, inputs.test, n_total, name, inputs.metrics)
         if found is not None:
             result.evaluated[epoch] = found
             step = inputs.steps_before + worker.now

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from mpips.data.ranking import Pairs, Ranking
 from mpips.errors import ConfigError
 from mpips.tasks import Task
 from mpips.tasks.base import Worker as TaskWorker
-from mpips.training.halving import spread_ranking
+from mpips.training.halving import spread_ranking, sum_above
 from mpips.worker.collectives import AnyArray, Collectives
 from mpips.worker.worker import Worker, connection_of
 
@@ -22,7 +22,7 @@ _ONE_RANK = 1 << 20
 
 
 def evaluate(
-    worker: Worker, task: Task, test: Dataset, n_total: int, name: str
+    worker: Worker, task: Task, test: Dataset, n_total: int, name: str, more: Sequence[str] = ()
 ) -> dict[str, float] | None:
     """Return the metrics over all workers' shares of the test data on worker 0; None on other workers.
 
@@ -36,16 +36,21 @@ def evaluate(
         test: This worker's share of the test data.
         n_total: Number of samples of the test data of all workers.
         name: Unique name of the evaluation.
+        more: Names of metrics to add to those of the task.
     """
     batches = (
         test.take(np.arange(i, min(i + BATCH, test.n))) for i in range(0, max(test.n, 1), BATCH)
     )
     shares = (scored(worker, task, batch) for batch in batches)
-    return combine(connection_of(worker).collectives, shares, n_total, f"evaluation {name}")
+    return combine(connection_of(worker).collectives, shares, n_total, f"evaluation {name}", more)
 
 
 def combine(
-    collectives: Collectives, shares: Iterator[EvalShare], n_total: int, name: str
+    collectives: Collectives,
+    shares: Iterator[EvalShare],
+    n_total: int,
+    name: str,
+    more: Sequence[str] = (),
 ) -> dict[str, float] | None:
     """Return the metrics over the samples of all workers on worker 0; None on others. Collective.
 
@@ -54,6 +59,7 @@ def combine(
         shares: This worker's samples in parts, one at least, each of which is used before the next is made.
         n_total: Number of samples of all workers.
         name: Name of the reductions.
+        more: Names of metrics to add.
     """
     totals, scores, positive = Totals(), [], []
     for share in shares:
@@ -71,13 +77,16 @@ def combine(
     if packed is None:
         return None
     totals, pairs = unpack(packed)
-    return totals.metrics(share, pairs)
+    return totals.metrics(share, pairs, more)
 
 
 def _pairs(collectives: Collectives, own: Ranking, n_total: int, name: str) -> Pairs:
     """Return the pairs of a range of scores, which is higher on workers with greater indices. Collective."""
     if n_total > _ONE_RANK:
-        return spread_ranking(collectives, name, own).pairs()
+        own = spread_ranking(collectives, name, own)
+        counts = np.array([own.positives.sum(), own.negatives.sum()])
+        positives, negatives = sum_above(collectives, name, counts).tolist()
+        return own.pairs((positives, negatives))
     found = collectives.reduce(f"{name}: scores", own.to_array(), _merge, everyone=False)
     return Ranking.from_array(found).pairs() if found is not None else Pairs()
 

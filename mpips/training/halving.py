@@ -78,6 +78,29 @@ def spread_ranking(collectives: Collectives, name: str, own: Ranking) -> Ranking
     return held
 
 
+def sum_above(collectives: Collectives, name: str, own: Int64) -> Int64:
+    """Return the sum over the workers that own greater ranges. Collective; blocks.
+
+    In step b a worker exchanges the sum of its group of 2**b owners with the partner in the next group, as in
+    a scan on a hypercube (Blelloch, "Prefix Sums and Their Applications", 1990).
+
+    Args:
+        collectives: Gathers and reductions of this worker.
+        name: Name of the exchange.
+        own: int64, shape (k,).
+    """
+    index, n_owners = collectives.index, n_ranges(collectives.n_workers)
+    above, total = np.zeros_like(own), own.copy()
+    for bit in range(n_owners.bit_length() - 1):
+        partner = index ^ (1 << bit) if index < n_owners else index
+        found = collectives.swap(f"{name}: above {bit}", total, partner)
+        if partner > index:
+            above += found
+        if partner != index:
+            total = total + found
+    return above
+
+
 def _bounds(collectives: Collectives, name: str, scores: Float64) -> Float64:
     """Return the bounds of the ranges, equal on all workers, shape (n_ranges - 1,)."""
     # Take other quantiles on each worker, since the scores of all workers have about the same quantiles.

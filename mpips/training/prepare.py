@@ -44,7 +44,7 @@ from mpips.training.epochs import Inputs
 from mpips.training.halving import sum_by_key
 from mpips.training.preflight import task_options
 from mpips.training.rates import Rates
-from mpips.training.stopping import EarlyStopping
+from mpips.training.stopping import EarlyStopping, asked_metrics
 from mpips.worker.collectives import AnyArray, Collectives
 from mpips.worker.worker import Worker, connection_of
 
@@ -139,6 +139,8 @@ def prepare(ranks: JobRanks, n_workers: int, config: JobConfig) -> Inputs:
     batch_size = config.train.batch_size or task.default_batch_size
     tables = _tables(task, config, measured, n_epochs, batch_size, n_workers)
     Rates(config.schedule, tables, n_epochs)  # refuse optimizers that cannot have the schedule
+    watched = (config.train.metric,) if config.train.patience else ()
+    asked = (*config.train.metrics, *(name for name in watched if name != "auto"))
     stopping = EarlyStopping.of(config.train, task.metrics, tables, bool(config.data.test))
     return Inputs(
         info,
@@ -153,6 +155,7 @@ def prepare(ranks: JobRanks, n_workers: int, config: JobConfig) -> Inputs:
         make_task=make_task,
         schedule=config.schedule,
         stopping=stopping,
+        metrics=asked_metrics(asked, task.metrics),
     )
 
 

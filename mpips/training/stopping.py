@@ -20,7 +20,12 @@ import msgspec
 import numpy as np
 
 from mpips.config.sections import TrainConfig
-from mpips.data.metrics import HIGHER_IS_BETTER
+from mpips.data.metrics import (
+    HIGHER_IS_BETTER,
+    LOWER_IS_BETTER,
+    MORE_BINARY,
+    MORE_REGRESSION,
+)
 from mpips.errors import ConfigError
 from mpips.model.consistency import BSP
 from mpips.model.table import Table
@@ -28,6 +33,39 @@ from mpips.worker.worker import Worker
 
 _BY_DEFAULT = ("log_loss", "cross_entropy", "rmse")
 _FIELDS = ("best", "best_epoch", "waited")
+
+
+def more_metrics(metrics: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the metrics that can be asked for beside those of a task.
+
+    Args:
+        metrics: Names of the task's metrics; () if they are not known.
+    """
+    if not metrics:
+        return (*MORE_BINARY, *MORE_REGRESSION)
+    if "auc" in metrics:
+        return MORE_BINARY
+    return MORE_REGRESSION if "rmse" in metrics else ()
+
+
+def asked_metrics(names: Sequence[str], metrics: Sequence[str]) -> tuple[str, ...]:
+    """Return those of the metrics that somebody asks for which the task does not give by itself.
+
+    Args:
+        names: The metrics that are asked for.
+        metrics: Names of the task's metrics; () if they are not known.
+
+    Raises:
+        ConfigError: The scores of the task have no such metric.
+    """
+    known = more_metrics(metrics)
+    for name in names:
+        if name not in (*metrics, *known):
+            all_names = ", ".join((*metrics, *known))
+            raise ConfigError(
+                f"metric {name!r}: this task has none of this name; it has {all_names}"
+            )
+    return tuple(dict.fromkeys(name for name in names if name not in metrics))
 
 
 class EarlyStopping(msgspec.Struct):
@@ -76,7 +114,10 @@ class EarlyStopping(msgspec.Struct):
                 "train.patience does not work with backup workers, which may skip evaluations: set "
                 "backup = 0, or train.patience = 0"
             )
-        known = metrics or (*_BY_DEFAULT, *sorted(HIGHER_IS_BETTER))
+        known = (
+            *(metrics or (*_BY_DEFAULT, *sorted(HIGHER_IS_BETTER))),
+            *(name for name in more_metrics(metrics) if name in HIGHER_IS_BETTER | LOWER_IS_BETTER),
+        )
         metric: str = options.metric
         if metric == "auto":
             metric = next((name for name in _BY_DEFAULT if name in known), known[0])

@@ -69,7 +69,8 @@ def train_worker(worker: Worker, inputs: Inputs, config: JobConfig) -> Result:
         # After an early end the last evaluation was that of the values at the end.
         found = result.evaluated.get(result.epochs - 1, {})
         if not result.stopped:
-            found = evaluate(worker, inputs.task, inputs.test, inputs.n_test, "final") or {}
+            n, more = inputs.n_test, inputs.metrics
+            found = evaluate(worker, inputs.task, inputs.test, n, "final", more) or {}
         result.metrics.update(found)
         if found and not result.stopped:
             result.evaluated[max(result.epochs - 1, 0)] = found

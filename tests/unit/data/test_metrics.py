@@ -35,6 +35,45 @@ def test_binary_metrics_are_their_definitions(case: list[tuple[float, int]]) -> 
 
 
 @settings(deadline=None)
+@given(cases)
+def test_metrics_that_are_asked_for_are_their_definitions(case: list[tuple[float, int]]) -> None:
+    scores, labels = (np.array(column) for column in zip(*case, strict=True))
+    ones = [score for score, label in case if label]
+    found = merge([EvalShare(scores, labels)], ("f1", "pr_auc", "calibration", "mae"))
+    assert list(found) == ["accuracy", "auc", "log_loss", "f1", "pr_auc", "calibration"]
+
+    hits = sum(score >= 0.5 and label for score, label in case)
+    misses = sum((score >= 0.5) != bool(label) for score, label in case)
+    assert found["f1"] == pytest.approx(2 * hits / max(2 * hits + misses, 1))
+    above = [[label for other, label in case if other >= score] for score in ones]
+    precision = sum(sum(labels) / len(labels) for labels in above)
+    expected = precision / len(ones) if ones else math.nan
+    assert found["pr_auc"] == pytest.approx(expected, abs=1e-12, nan_ok=True)
+    expected = float(scores.sum()) / len(ones) if ones else math.nan
+    assert found["calibration"] == pytest.approx(expected, abs=1e-12, nan_ok=True)
+
+
+def test_metrics_that_are_asked_for_agree_with_scikit_learn() -> None:
+    sklearn = pytest.importorskip("sklearn.metrics")
+    generator = np.random.default_rng(6)
+    labels = generator.integers(0, 2, 500)
+    logits = (generator.normal(0, 2, 500) + labels).round(1)
+    found = merge([EvalShare(logits, labels, "logits")], ("f1", "pr_auc", "calibration"))
+    assert found["f1"] == pytest.approx(sklearn.f1_score(labels, logits >= 0))
+    assert found["pr_auc"] == pytest.approx(sklearn.average_precision_score(labels, logits))
+    chances = 1 / (1 + np.exp(-logits))
+    assert found["calibration"] == pytest.approx(chances.sum() / labels.sum())
+    values = generator.normal(0, 2, 500)
+    numbers = merge([EvalShare(values, logits, "values")], ("mae", "f1"))
+    assert list(numbers) == ["rmse", "r2", "mae"]
+    assert numbers["mae"] == pytest.approx(sklearn.mean_absolute_error(logits, values))
+    certain = merge(
+        [EvalShare(np.array([800.0, -800.0]), np.array([1, 0]), "logits")], ("calibration",)
+    )
+    assert certain["calibration"] == 1
+
+
+@settings(deadline=None)
 @given(st.integers(1, 12), st.integers(2, 5), st.integers(0, 2**32 - 1))
 def test_class_metrics_are_their_definitions(n: int, k: int, seed: int) -> None:
     generator = np.random.default_rng(seed)

@@ -66,6 +66,14 @@ def sweep(*arguments: str, code: int = 0) -> Any:
 JOB = ("mlp", "--train", "digits", "-n", "3")
 
 
+def test_trials_compute_the_metric_that_counts(program: Path) -> None:
+    sweep(*JOB, "--grid", "train.epochs=1,2", "--metric", "pr_auc")
+    sweep(*JOB, "--grid", "train.epochs=1,2", "--metric", "auc", "--folder", "other")
+    for folder, metrics in (("sweeps/mlp", ["pr_auc"]), ("other", [])):
+        for config in Path(folder).glob("trial-*/config.json"):
+            assert json.loads(config.read_text())["train"]["metrics"] == metrics
+
+
 def test_all_trials_run_once_and_the_best_is_first(program: Path) -> None:
     done = sweep(*JOB, "--grid", "train.epochs=1,2,3,5")
     assert "mpips sweep: 4 trials in sweeps/mlp" in done.stderr
@@ -129,7 +137,7 @@ def test_a_signal_goes_to_the_trial_and_ends_the_sweep(
         (JOB, "nothing varies: give --grid"),
         ((*JOB, "--grid", "train.epoch=1,2"), "unknown key 'train.epoch'"),
         ((*JOB, "--grid", "train.epochs=1,x"), "train.epochs = 'x': must be a whole number"),
-        ((*JOB, "--grid", "train.epochs=1,2", "--metric", "f1"), "--metric f1: must be one of"),
+        ((*JOB, "--grid", "train.epochs=1,2", "--metric", "f2"), "--metric f2: must be one of"),
         (
             (*JOB, "--grid", "train.epochs=1,2", "--set", "checkpoint.folder=a"),
             "all trials would share",

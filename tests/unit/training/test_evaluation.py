@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from crowd import Network, crowd
 
-from mpips.data.metrics import EvalShare, Kind, merge
+from mpips.data.metrics import MORE_BINARY, MORE_REGRESSION, EvalShare, Kind, merge
 from mpips.data.moments import Moments
 from mpips.data.ranking import Pairs, Ranking
 from mpips.data.shares import numbers
@@ -20,6 +20,7 @@ from mpips.training.prepare import combine_moments
 from mpips.worker.collectives import Collectives
 
 WORKERS = [1, 2, 3, 5, 8, 13]
+MORE = (*MORE_BINARY, *MORE_REGRESSION)
 
 
 def case(kind: Kind, k: int | None, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -47,7 +48,7 @@ def evaluated(
         own = numbers(len(labels), n_workers, mine.index, "mixed")
         batches = [own[i : i + 7] for i in range(0, max(len(own), 1), 7)]
         scored = (EvalShare(scores[rows], labels[rows], kind) for rows in batches)
-        return combine(mine, scored, len(labels), "evaluation final")
+        return combine(mine, scored, len(labels), "evaluation final", MORE)
 
     found = crowd(n_workers, work, **more)
     assert found[1:] == [None] * (n_workers - 1)
@@ -72,7 +73,7 @@ def test_metrics_have_the_same_bits_for_any_number_of_workers(
     monkeypatch.setattr("mpips.training.evaluation._ONE_RANK", limit)
     for n in (1, 2, 20, 333):
         scores, labels = case(kind, k, n)
-        whole = merge([EvalShare(scores, labels, kind)])
+        whole = merge([EvalShare(scores, labels, kind)], MORE)
         for n_workers in WORKERS:
             found = evaluated(scores, labels, kind, n_workers)
             assert str(found) == str(whole), (n, n_workers)  # nan, too
@@ -93,7 +94,7 @@ def test_one_nan_on_one_worker_makes_all_metrics_nan(
     scores, labels = case("logits", None, 50)
     scores[33] = math.nan
     found = evaluated(scores, labels, "logits", 5)
-    assert list(found) == ["accuracy", "auc", "log_loss"]
+    assert list(found) == ["accuracy", "auc", "log_loss", "f1", "pr_auc", "calibration"]
     assert all(math.isnan(value) for value in found.values())
 
 
@@ -140,7 +141,9 @@ def test_pairs_of_many_samples_do_not_overflow() -> None:
     n = 1 << 38
     ranking = Ranking(np.array([0.0, 1.0]), np.array([n, 3 * n]), np.array([2 * n, n]))
     wins = 2 * (3 * n * 2 * n) + n * 2 * n + 3 * n * n
-    assert ranking.pairs() == Pairs(wins, 4 * n, 3 * n)
+    found = ranking.pairs()
+    assert (found.wins, found.positives, found.negatives) == (wins, 4 * n, 3 * n)
+    assert found.average_precision() == (3 * n * (3 / 4) + n * (4 / 7)) / (4 * n)
     assert ranking.pairs().area() == wins / (2 * 12 * n * n)
 
 

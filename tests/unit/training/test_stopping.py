@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from model_rig import svm
 from training import content
 
+import mpips
 from mpips.checkpoint import list_checkpoints
 from mpips.config.schema import load_config
 from mpips.errors import ConfigError
@@ -115,10 +117,46 @@ def test_with_another_number_of_samples_in_a_step_the_state_is_kept(tmp_path: Pa
             [("train.metric", "auc")],
             "train.metric = 'auc': the metrics of this task are accuracy, cross_entropy",
         ),
-        ([("train.metric", "f1")], "train.metric = 'f1': must be one of"),
+        (
+            [("train.metric", "f1")],
+            "train.metric = 'f1': the metrics of this task are accuracy, cross_entropy",
+        ),
+        ([("train.metric", "f2")], "train.metric = 'f2': must be one of"),
+        (
+            [("train.metrics", ["mae"])],
+            "metric 'mae': this task has none of this name; it has accuracy, cross_entropy",
+        ),
         ([("train.patience", -1)], "train.patience = -1: must be"),
     ],
 )
 def test_a_job_that_cannot_end_early_is_refused(more: list[Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         trained(*more)
+
+
+def test_a_metric_that_is_asked_for_is_reported_watched_and_kept_by_the_model(
+    tmp_path: Path,
+) -> None:
+    train_file, test_file = svm(tmp_path / "a.svm", 300, 1), svm(tmp_path / "b.svm", 90, 2)
+    job = [
+        ("task", "logistic"),
+        ("data.train", str(train_file)),
+        ("data.test", str(test_file)),
+        ("train.epochs", 40),
+        ("train.patience", 2),
+        ("train.metric", "pr_auc"),
+        ("train.metrics", ["f1"]),
+        ("checkpoint.folder", str(tmp_path / "c")),
+    ]
+    found = train(load_config(None, job), "none", verbose=False).value
+    assert "pr auc did not improve in 2 evaluations" in found.stopped
+    rows = [row for row in found.history if "pr_auc" in row]
+    assert len(rows) == found.epochs < 40
+    assert max(row["pr_auc"] for row in rows) == rows[-3]["pr_auc"]
+    model = mpips.load(tmp_path / "c")
+    assert model.evaluate(test_file)["f1"] == found.metrics["f1"]
+    assert set(model.evaluate(test_file, ["calibration", "auc"])) == {
+        *("accuracy", "auc", "log_loss", "f1", "calibration")
+    }
+    with pytest.raises(ConfigError, match="metric 'rmse': this task has none of this name; it has"):
+        model.evaluate(test_file, ["rmse"])
