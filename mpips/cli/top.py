@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ import click
 
 from mpips.cli.runs import folder_option, run_argument
 from mpips.monitor.runs import find_run
+from mpips.monitor.sparkline import BLOCKS, PLAIN
 from mpips.monitor.top import View, as_dict, look, page
 from mpips.rundir.directory import RunFolder
 
@@ -40,6 +42,8 @@ def command(run: str | None, folder: str, once: bool, as_json: bool, interval: f
     files are read, so the command works on any machine that sees the run directory. It exits when the run
     ends, or on Ctrl-C. For a finished run it prints the summary.
 
+    The curves above the table are those of the whole run over time, with the first and the last value.
+
     \b
     clock   clocks (usually steps) that the worker has completed
     rate/s  samples, or clocks, of a worker; records of a server; per second
@@ -62,7 +66,16 @@ def command(run: str | None, folder: str, once: bool, as_json: bool, interval: f
 
 def _text(view: View) -> str:
     width = shutil.get_terminal_size((_WIDTH_OF_A_FILE, 0)).columns
-    return "\n".join(page(view, width))
+    return "\n".join(page(view, width, levels=_levels(sys.stdout.encoding)))
+
+
+def _levels(encoding: str | None) -> str:
+    """Return the characters of curves that an output with this encoding can have."""
+    try:
+        BLOCKS.encode(encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return PLAIN
+    return BLOCKS
 
 
 def _print_json(run: RunFolder, once: bool, interval: float) -> None:
@@ -91,7 +104,7 @@ def _show_live(run: RunFolder, interval: float) -> None:
         console.show_cursor(True)
         while True:
             view = look(run)
-            lines = page(view, console.width, console.height)
+            lines = page(view, console.width, console.height, _levels(console.encoding))
             text = Text("\n".join(lines), no_wrap=True, overflow="crop")
             live.update(_coloured(text, view), refresh=True)
             if not view.alive:

@@ -14,7 +14,7 @@ _LINES = 20  # lines that are compared with the form of a format
 
 
 def format_of(path: str) -> str | None:
-    """Return "npz", "hdf5", "libsvm" or "csv"; None if the beginning of the file looks like none of them.
+    """Return the format whose files begin like this one: npz, parquet, hdf5, libsvm or csv; None: no one's.
 
     Raises:
         OSError: The file cannot be read.
@@ -23,6 +23,8 @@ def format_of(path: str) -> str | None:
         start = file.read(SAMPLE_CHARACTERS)
     if start.startswith(b"PK\x03\x04"):
         return "npz"
+    if start.startswith(b"PAR1"):
+        return "parquet"
     if start.startswith(b"\x89HDF\r\n\x1a\n"):
         return "hdf5"
     try:

@@ -18,7 +18,7 @@ Wants: TypeAlias = Literal["classes", "targets"]
 
 # Options of [data], by the annotation that the job file and the readers share.
 Format: TypeAlias = Annotated[
-    Literal["auto", "libsvm", "csv", "npz", "hdf5", "digits"],
+    Literal["auto", "libsvm", "csv", "parquet", "npz", "hdf5", "digits"],
     Meta(
         description="Format of the files. auto: by the extension of the name, else by the content."
     ),

@@ -18,6 +18,7 @@ from mpips.data.digits import read_digits
 from mpips.data.info import DataInfo, Part
 from mpips.data.libsvm import read_libsvm
 from mpips.data.options import ReadOptions, Share
+from mpips.data.parquet import read_parquet
 from mpips.data.several import files_of, read_files
 from mpips.data.shares import Shares
 from mpips.errors import CapabilityError, ConfigError, DataError
@@ -44,6 +45,7 @@ READERS: dict[str, Reader] = {
     for reader in (
         Reader("libsvm", (".svm", ".libsvm", ".svmlight"), read_libsvm),
         Reader("csv", (".csv", ".tsv"), read_csv),
+        Reader("parquet", (".parquet", ".pq"), read_parquet),
         Reader("npz", (".npz",), read_npz),
         Reader("hdf5", (".h5", ".hdf5"), read_hdf5),
         Reader("digits", (), read_digits),

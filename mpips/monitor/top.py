@@ -7,6 +7,7 @@ this machine's clock, so they are wrong by the difference between it and the clo
 
 from __future__ import annotations
 
+import math
 import textwrap
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import msgspec
 
 from mpips.monitor.progress import Snapshot, fields, fit, plural
+from mpips.monitor.sparkline import BLOCKS, Point, over_time, read_points, sparkline
 from mpips.rundir.directory import STALE_S, RunFolder
 from mpips.rundir.files import Event, Lease, RankRow, Ranks, Status
 from mpips.terminal.units import age_text
@@ -22,6 +24,9 @@ from mpips.terminal.units import age_text
 _LATE_S = 3.0  # seconds by which a heartbeat may be later than expected before its rank is marked
 _OVER = ("done", "failed", "stalled", "preempted", "interrupted")  # states at the end of a run
 _LONGEST_STATE = 24  # characters of a rank's activity that are shown
+_LONGEST_CURVE = 60  # characters of a curve
+_SHORTEST_CURVE = 10
+_LEAST_ROWS = 8  # lines of the table that curves leave where the height is limited
 
 
 class View(msgspec.Struct, frozen=True):
@@ -39,6 +44,7 @@ class View(msgspec.Struct, frozen=True):
         now: Unix time of the view.
         quiet_s: Seconds after the last heartbeat from which a rank is marked.
         summary: Content of summary.txt of a run that is done; "": there is none, or the run is not done.
+        points: Lines of metrics.jsonl.
     """
 
     name: str
@@ -52,6 +58,7 @@ class View(msgspec.Struct, frozen=True):
     now: float
     quiet_s: float
     summary: str = ""
+    points: tuple[Point, ...] = ()
 
 
 def look(run: RunFolder, now: float | None = None) -> View:
@@ -80,6 +87,7 @@ def look(run: RunFolder, now: float | None = None) -> View:
         now=now,
         quiet_s=_quiet_s(table or Ranks(generation=0, time_s=0.0)),
         summary=_summary(run) if state == "done" else "",
+        points=tuple(read_points(run.metrics_file)) if state != "done" else (),
     )
 
 
@@ -125,8 +133,10 @@ def _clock(time_s: float) -> str:
 
 
 def as_dict(view: View) -> dict[str, Any]:
-    """Return the view as plain values, for scripts."""
+    """Return the view as plain values, for scripts; the lines of metrics.jsonl are left out."""
+    view = msgspec.structs.replace(view, points=())
     plain: dict[str, Any] = msgspec.to_builtins(view, enc_hook=str)
+    del plain["points"]
     return plain
 
 
@@ -169,6 +179,31 @@ def _below(status: Status) -> list[tuple[int, str]]:
         ]
         parts.append((1, f"updates {', '.join(names)}"))
     return parts
+
+
+def curves(view: View, width: int, levels: str = BLOCKS) -> list[str]:
+    """Return a line each for loss and rate of all samples over time; none for a run without such values.
+
+    Args:
+        view: The run.
+        width: Characters of a line.
+        levels: Characters of the curve; see `sparkline`.
+    """
+    lines = []
+    progress = [point for point in view.points if point.samples_per_s is not None]
+    columns = {
+        "loss": ([(p.time_s, p.loss) for p in progress], "{:.4f}"),
+        "samples/s": ([(p.time_s, p.samples_per_s) for p in progress], "{:,.0f}"),
+    }
+    for name, (points, form) in columns.items():
+        known = [value for _, value in points if value is not None and math.isfinite(value)]
+        if len(known) < 2:
+            continue
+        ends = f"{form.format(known[0])} to {form.format(known[-1])}"
+        room = min(width - len(ends) - 12, _LONGEST_CURVE)
+        if room >= _SHORTEST_CURVE:
+            lines.append(f"{name:<10}{sparkline(over_time(points, room), levels)}  {ends}")
+    return lines
 
 
 HEADINGS = ("rank", "role", "host", "state", "clock", "rate/s", "stale", "queue", "MB/s", "heard")
@@ -259,12 +294,22 @@ def _line(row: tuple[str, ...], widths: dict[int, int]) -> str:
     return " ".join(parts).rstrip()
 
 
-def page(view: View, width: int, height: int = 0) -> list[str]:
-    """Return the whole view on at most `height` lines (0: any number) of `width` characters."""
+def page(view: View, width: int, height: int = 0, levels: str = BLOCKS) -> list[str]:
+    """Return the whole view on at most `height` lines (0: any number) of `width` characters.
+
+    Args:
+        view: The run.
+        width: Characters of a line.
+        height: Number of lines.
+        levels: Characters of the curves; see `sparkline`.
+    """
     above = head(view, width)
     if view.summary:
         # A run that is done shows its summary instead of the last state of its ranks.
         return [*above[:1], "", *view.summary.rstrip("\n").split("\n")]
+    drawn = curves(view, width, levels)
+    if not height or height - len(above) - len(drawn) > min(len(view.ranks) + 1, _LEAST_ROWS):
+        above += drawn
     if not view.ranks:
         return above
     return [*above, "", *table(view, width, max(height - len(above) - 1, 2) if height else 0)]

@@ -1,14 +1,46 @@
-"""Fully connected layers with ReLU between them: the outputs, and the gradients by weights and biases."""
+"""Fully connected layers with ReLU between them: tables, outputs, and gradients by weights and biases."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from mpips.model.optimizer import Optimizer
+from mpips.model.table import DenseTable, Table
+from mpips.tasks.base import Float32, Worker
+
 Floats: TypeAlias = npt.NDArray[Any]
+
+
+def layer_tables(widths: Sequence[int], optimizer: Optimizer) -> list[Table]:
+    """Return the tables `weight<i>` and `bias<i>` of each layer.
+
+    Hidden layers are initialised as by He et al. (ICCV 2015).
+
+    Args:
+        widths: Number of inputs, and of outputs of each layer.
+        optimizer: Optimizer of all tables.
+    """
+    tables: list[Table] = []
+    for i, (fan_in, fan_out) in enumerate(itertools.pairwise(widths)):
+        last = i == len(widths) - 2
+        init = "xavier_normal" if last else f"normal({math.sqrt(2 / fan_in)!r})"
+        tables += [
+            DenseTable(f"weight{i}", (fan_in, fan_out), optimizer=optimizer, init=init),
+            DenseTable(f"bias{i}", (fan_out,), optimizer=optimizer),
+        ]
+    return tables
+
+
+def pull_layers(worker: Worker, n_layers: int) -> tuple[list[Float32], list[Float32]]:
+    """Pull the weights and the biases of all layers. Blocks."""
+    weights = [worker.table(f"weight{i}").pull() for i in range(n_layers)]
+    return weights, [worker.table(f"bias{i}").pull() for i in range(n_layers)]
 
 
 def forward(

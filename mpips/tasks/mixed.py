@@ -12,7 +12,6 @@ side:
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Any, ClassVar, Protocol, TypeAlias
 
 import msgspec
@@ -24,10 +23,10 @@ from mpips.data.info import DataInfo
 from mpips.data.metrics import BINARY_METRICS
 from mpips.data.moments import Moments
 from mpips.model.optimizer import Adagrad
-from mpips.model.table import DenseTable, EmbeddingTable, Table
+from mpips.model.table import EmbeddingTable, Table
 from mpips.tasks.base import Float32, StepResult, Task, Worker
 from mpips.tasks.columns import ColumnBatch, ColumnFeatures
-from mpips.tasks.layers import backward, forward
+from mpips.tasks.layers import backward, forward, layer_tables, pull_layers
 from mpips.tasks.logistic import prior_gradient
 from mpips.tasks.losses import logistic_loss, sigmoid
 from mpips.tasks.options import INITIAL_ACCUMULATOR, Count, Penalty, Rate
@@ -132,32 +131,18 @@ class MixedClassifier(Task):
         self._options = options
         self._width = self._features.n_texts * options.dim + self._features.n_inputs
         self._widths = (self._width, *options.hidden, 1)
-        self._layers = range(len(self._widths) - 1)
+        self._n_layers = len(self._widths) - 1
 
     def prepare(self, worker: Worker, moments: Moments) -> None:
         """Take the scale of the numbers."""
         self._features.prepare(moments)
 
     def tables(self) -> list[Table]:
-        """Return all tables; hidden layers are initialised as by He et al. (ICCV 2015)."""
+        """Return all tables."""
         optimizer = self.adagrad()
-        tables: list[Table] = [
-            EmbeddingTable(
-                "embedding",
-                self._options.dim,
-                optimizer=optimizer,
-                init=f"normal({self._options.init_std!r})",
-            )
-        ]
-        for i in self._layers:
-            fan_in, fan_out = self._widths[i : i + 2]
-            last = i == self._layers[-1]
-            init = "xavier_normal" if last else f"normal({math.sqrt(2 / fan_in)!r})"
-            tables += [
-                DenseTable(f"weight{i}", (fan_in, fan_out), optimizer=optimizer, init=init),
-                DenseTable(f"bias{i}", (fan_out,), optimizer=optimizer),
-            ]
-        return [*tables, *self.side_tables()]
+        init = f"normal({self._options.init_std!r})"
+        embedding = EmbeddingTable("embedding", self._options.dim, optimizer=optimizer, init=init)
+        return [embedding, *layer_tables(self._widths, optimizer), *self.side_tables()]
 
     def adagrad(self) -> Adagrad:
         """Return the optimizer of all tables."""
@@ -180,7 +165,7 @@ class MixedClassifier(Task):
         columns = self._features.of(batch)
         rows = worker.table("embedding").pull(columns.texts.keys)
         step = MixedStep(worker, batch, columns, rows, self._options)
-        weights, biases = self._pull(worker)
+        weights, biases = pull_layers(worker, self._n_layers)
         inputs, outputs = forward(step.inputs, weights, biases)
         sides = self.sides(step)
         loss_sum, error = logistic_loss(_total(outputs, sides), batch.labels)
@@ -217,16 +202,12 @@ class MixedClassifier(Task):
         # A row that equals its initial value has received no update.
         rows[(rows == embedding.initial(columns.texts.keys)).all(axis=1)] = 0
         step = MixedStep(worker, batch, columns, rows, self._options)
-        _, outputs = forward(step.inputs, *self._pull(worker))
+        _, outputs = forward(step.inputs, *pull_layers(worker, self._n_layers))
         return _total(outputs, self.sides(step))
 
     def report(self) -> str:
         """Return how many columns there are of each kind, and how they were scaled."""
         return self._features.report()
-
-    def _pull(self, worker: Worker) -> tuple[list[Float32], list[Float32]]:
-        weights = [worker.table(f"weight{i}").pull() for i in self._layers]
-        return weights, [worker.table(f"bias{i}").pull() for i in self._layers]
 
 
 def _total(outputs: Float32, sides: SideOutputs) -> Float32:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -12,10 +11,10 @@ from msgspec import Meta
 from mpips.data.dataset import Batch
 from mpips.data.info import DataInfo
 from mpips.model.optimizer import Adagrad
-from mpips.model.table import DenseTable, Table
+from mpips.model.table import Table
 from mpips.tasks.base import Float32, StepResult, Worker
 from mpips.tasks.classifiers import DenseClassifier
-from mpips.tasks.layers import backward, forward
+from mpips.tasks.layers import backward, forward, layer_tables, pull_layers
 from mpips.tasks.losses import softmax_loss
 from mpips.tasks.options import INITIAL_ACCUMULATOR, Count, Penalty, Rate
 
@@ -46,28 +45,18 @@ class Mlp(DenseClassifier):
         """Check that the data suits the task; see `Task`."""
         super().__init__(info, options, seed)
         self._widths = (info.n_features, *options.hidden, self._n_classes)
-        self._layers = range(len(self._widths) - 1)
+        self._n_layers = len(self._widths) - 1
 
     def tables(self) -> list[Table]:
-        """Return two tables per layer; hidden layers are initialised as by He et al. (ICCV 2015)."""
+        """Return two tables per layer."""
         rate = self._options.learning_rate
-        optimizer = Adagrad(lr=rate, initial_accumulator=INITIAL_ACCUMULATOR)
-        tables: list[Table] = []
-        for i in self._layers:
-            fan_in, fan_out = self._widths[i : i + 2]
-            last = i == self._layers[-1]
-            init = "xavier_normal" if last else f"normal({math.sqrt(2 / fan_in)!r})"
-            tables += [
-                DenseTable(f"weight{i}", (fan_in, fan_out), optimizer=optimizer, init=init),
-                DenseTable(f"bias{i}", (fan_out,), optimizer=optimizer),
-            ]
-        return tables
+        return layer_tables(self._widths, Adagrad(lr=rate, initial_accumulator=INITIAL_ACCUMULATOR))
 
     def step(self, worker: Worker, batch: Batch) -> StepResult:
         """Pull all layers, go forward and back, push all layers."""
         # Prepare the features before the pull: the servers may still be applying the last updates.
         x = self.features.of(batch)
-        weights, biases = self._pull(worker)
+        weights, biases = pull_layers(worker, self._n_layers)
         inputs, logits = forward(x, weights, biases)
         loss_sum, error = softmax_loss(logits, batch.labels)
 
@@ -81,8 +70,4 @@ class Mlp(DenseClassifier):
 
     def evaluate(self, worker: Worker, batch: Batch) -> Float32:
         """Pull all layers and return the logits of the classes, float32, shape (n, k)."""
-        return forward(self.features.of(batch), *self._pull(worker))[1]
-
-    def _pull(self, worker: Worker) -> tuple[list[Float32], list[Float32]]:
-        weights = [worker.table(f"weight{i}").pull() for i in self._layers]
-        return weights, [worker.table(f"bias{i}").pull() for i in self._layers]
+        return forward(self.features.of(batch), *pull_layers(worker, self._n_layers))[1]

@@ -86,7 +86,7 @@ def sentence(call: Any, *arguments: Any, **keywords: Any) -> str:
         ),
         (
             "data.format=svm",
-            "data.format = 'svm': must be one of auto, csv, digits, hdf5, libsvm, npz; "
+            "data.format = 'svm': must be one of auto, csv, digits, hdf5, libsvm, npz, parquet; "
             "did you mean 'libsvm'?",
         ),
         (

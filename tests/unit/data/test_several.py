@@ -83,12 +83,22 @@ def write_hdf5(path: Path, rows: Any) -> None:
         file["x"], file["y"] = rows[:, :3], rows[:, 3]
 
 
+def write_parquet(path: Path, rows: list[str]) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    amounts, colours, labels = zip(*(line.split(",") for line in rows), strict=True)
+    amount = list(map(float, amounts))
+    parquet.write_table(pyarrow.table({"amount": amount, "colour": colours, "label": labels}), path)
+
+
 FORMATS = {
     "svm": (svm, write_text(""), "svm"),
     "zero-based svm": (lambda folder: svm(folder, 0), write_text(""), "svm"),
     "csv": (dense_table, write_text("a,b,label"), "csv"),
     "csv.gz": (dense_table, write_text("a,b,label"), "csv.gz"),
     "csv with text": (text_table, write_text("amount,colour,label"), "csv"),
+    "parquet": (text_table, write_parquet, "parquet"),
     "npz": (numbers, write_npz, "npz"),
     "hdf5": (numbers, write_hdf5, "h5"),
 }

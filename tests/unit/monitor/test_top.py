@@ -17,7 +17,8 @@ from click.testing import CliRunner
 from mpips.cli.top import command
 from mpips.errors import ConfigError
 from mpips.monitor.runs import find_run
-from mpips.monitor.top import look, page
+from mpips.monitor.sparkline import BLOCKS
+from mpips.monitor.top import as_dict, look, page
 from mpips.rundir.directory import RunFolder, replace_json
 from mpips.rundir.files import Event, Finished, Lease, Progress, RankPlace, RankRow, Ranks, Status
 
@@ -144,6 +145,54 @@ def test_wide_terminals_cut_nothing_and_low_ones_say_what_is_missing(tmp_path: P
     low = page(view, 160, height=7)
     assert len(low) == 7
     assert low[-1] == "... and 2 more ranks; --once shows all"
+
+
+def add_metrics(run: RunFolder) -> None:
+    lines = [
+        {"time_s": NOW - 100 + i, "loss": 2.0 - i / 64, "samples_per_s": 1000.0 + i % 2 * 250.0}
+        for i in range(65)
+    ]
+    lines[10] = {"time_s": NOW - 90, "loss": None, "samples_per_s": 900.0}
+    lines.append({"time_s": NOW - 1, "test": {"auc": 0.5}})
+    run.metrics_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 0), (160, 0), (50, 0), (80, 24), (30, 0)])
+def test_curves_show_the_whole_run(tmp_path: Path, width: int, height: int) -> None:
+    run = made(tmp_path)
+    add_metrics(run)
+    lines = page(look(run, NOW), width, height)
+    assert all(len(line) <= width for line in lines), lines
+    curves = [line for line in lines if "█" in line]
+    if width < 32:
+        assert not curves
+        return
+    assert curves[0].startswith("loss      █")
+    assert curves[0].endswith("▁  2.0000 to 1.0000")
+    assert curves[1].startswith("samples/s ")
+    assert curves[1].endswith("  1,000 to 1,000")
+    levels = [BLOCKS.index(c) for c in curves[0].split()[1]]
+    assert levels == sorted(levels, reverse=True)
+    assert lines[lines.index(curves[1]) + 1] == ""
+    assert "points" not in as_dict(look(run, NOW))
+
+
+def test_curves_leave_room_for_the_ranks_and_are_plain_where_they_must_be(tmp_path: Path) -> None:
+    run = made(tmp_path)
+    add_metrics(run)
+    assert not any("█" in line for line in page(look(run, NOW), 80, height=8))
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [sys.executable, "-m", "mpips", "top", str(run.path), "--once"],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 0, done.stderr
+    (loss,) = (line for line in done.stdout.splitlines() if line.startswith("loss"))
+    assert loss.startswith("loss      #")
+    assert loss.endswith("_  2.0000 to 1.0000")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,261 @@
+"""Reader of Parquet files with columns of numbers and text, as of CSV (`csv_table.py`).
+
+A cell has the key that it has in a CSV file, so a model that was trained on one format reads the other. Text
+columns are those of type string, or a dictionary of strings. A null is an empty cell, and so is NaN in a
+column of numbers. Only the columns that are used are read, a few thousand rows at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from mpips.data.columns import (
+    FLOAT32_MAX,
+    Cells,
+    Column,
+    choose_columns,
+    hash_key,
+    join_cells,
+    listed,
+    part_of,
+    signed_log,
+)
+from mpips.data.info import MAX_CLASSES, Part
+from mpips.data.options import ReadOptions, Share
+from mpips.errors import CapabilityError, DataError
+
+Float64: TypeAlias = npt.NDArray[np.float64]
+Int64: TypeAlias = npt.NDArray[np.int64]
+
+_ROWS = 1 << 16  # rows that are read at a time
+
+
+def read_parquet(path: str, options: ReadOptions, share: Share) -> Part:
+    """Read a share of a Parquet file.
+
+    Raises:
+        DataError: A column is unknown or of a type that is neither numbers nor text, or a cell is empty or no
+            finite number; names file, row, column and cell.
+        CapabilityError: pyarrow is missing.
+        OSError: The file cannot be opened.
+    """
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise CapabilityError(
+            f"{path}: reading Parquet needs pyarrow (pip install pyarrow): {error}"
+        ) from None
+    # Raise the usual errors of files before those of pyarrow.
+    with open(path, "rb"):
+        pass
+    try:
+        with parquet.ParquetFile(path, memory_map=True) as file:
+            return _ParquetTable(path, options, file).read(share)
+    except pyarrow.ArrowException as error:
+        raise DataError(f"{path}: is no Parquet file, or a damaged one: {error}") from None
+
+
+class _ParquetTable:
+    """The reader of one open file, with the meaning of its columns."""
+
+    def __init__(self, path: str, options: ReadOptions, file: Any) -> None:
+        schema = file.schema_arrow
+        self._path = path
+        self._file = file
+        self._options = options
+        self._types = dict(zip(schema.names, schema.types, strict=True))
+        text = [name for name in schema.names if _is_text(self._types[name])]
+        finds_text = options.finds_text and not options.categorical
+        self._chosen = choose_columns(path, schema.names, options, text if finds_text else [])
+        self._check_types(text)
+        self._sparse = any(column.categorical for column in self._chosen.features)
+        auto = "log" if self._sparse else "raw"
+        self._log = (auto if options.numeric == "auto" else options.numeric) == "log"
+        label = self._chosen.label
+        self._text_label = options.labelled and label is not None and label.name in text
+
+    def read(self, share: Share) -> Part:
+        """Read the samples of a share."""
+        label = self._chosen.label if self._options.labelled else None
+        names = [column.name for column in self._chosen.features]
+        wanted = [*names, label.name] if label is not None else names
+        blocks: list[list[Cells]] = []
+        labels: list[Any] = []
+        rows: list[Int64] = []
+        all_labels: set[str] = set()
+        start = 0
+        for batch in self._file.iter_batches(_ROWS, columns=wanted, use_threads=False):
+            own = share.numbers(start, start + batch.num_rows)
+            taken = batch.take(_indices(own - start)) if len(own) < batch.num_rows else batch
+            blocks.append(self._converted(taken, own))
+            rows.append(own)
+            if label is not None:
+                place = batch.schema.get_field_index(label.name)
+                labels.append(taken.column(place))
+                if self._text_label:
+                    all_labels.update(_texts(batch.column(place).unique()))
+                    self._check_names(all_labels)
+            start += batch.num_rows
+        if not start:
+            raise DataError(f"{self._path}: contains no samples")
+        if label is None:
+            numbers, label_names = np.zeros(sum(map(len, rows))), self._options.label_names
+        else:
+            numbers, label_names = self._label_numbers(label, labels, rows, all_labels)
+        data = join_cells(blocks, numbers, self._sparse)
+        return part_of(self._path, data, start, self._options, self._chosen, label_names)
+
+    def _converted(self, batch: Any, rows: Int64) -> list[Cells]:
+        """Return the cells of each feature; `rows`: numbers of the rows in the file."""
+        found = []
+        for feature in self._chosen.features:
+            array = batch.column(batch.schema.get_field_index(feature.name))
+            convert = self._hashed if feature.categorical else self._scaled
+            found.append(convert(array, feature, rows))
+        return found
+
+    def _hashed(self, array: Any, column: Column, rows: Int64) -> Cells:
+        """Return the cells of a categorical column."""
+        encoded = array.dictionary_encode()
+        texts = _texts(encoded.dictionary)
+        # Nulls have the place behind the last text.
+        hashes = np.array([hash_key(column.name, text) for text in texts] + [0], np.int64)
+        known = np.array([bool(text) for text in texts] + [False])
+        places = encoded.indices.fill_null(len(texts)).to_numpy(zero_copy_only=False)
+        places = places.astype(np.int64)
+        return Cells(hashes[places], np.ones(len(places)), known[places])
+
+    def _scaled(self, array: Any, column: Column, rows: Int64) -> Cells:
+        """Return the cells of a column of numbers."""
+        values = _numbers(array)
+        filled = ~np.isnan(values)
+        if not (filled.all() or self._sparse or self._options.empty == "zero"):
+            raise DataError(
+                f"{self._cell(column, rows, ~filled)} is empty: set data.empty = "
+                '"zero" to read missing numbers as 0'
+            )
+        values[~filled] = 0
+        keys = np.full(len(values), hash_key(column.name), np.int64)
+        return Cells(keys, self._checked(values, column, rows), filled)
+
+    def _checked(self, values: Float64, column: Column, rows: Int64) -> Float64:
+        """Return numbers, transformed if the option `numeric` is log."""
+        wrong = ~(np.abs(values) <= FLOAT32_MAX)
+        if wrong.any():
+            value = values[wrong][0]
+            raise DataError(
+                f"{self._cell(column, rows, wrong)} contains {value:g}: features are finite numbers"
+            )
+        return signed_log(values) if self._log else values
+
+    def _cell(self, column: Column, rows: Int64, wrong: npt.NDArray[np.bool_]) -> str:
+        return f"{self._path}: row {rows[np.argmax(wrong)] + 1:,}, column '{column.name}'"
+
+    def _label_numbers(
+        self, label: Column, labels: list[Any], rows: list[Int64], all_labels: set[str]
+    ) -> tuple[Float64, tuple[str, ...]]:
+        """Return the labels of the share as numbers, and the names of all labels if they are text."""
+        if self._text_label:
+            names = self._options.label_names or tuple(sorted(all_labels))
+            place = {name: float(i) for i, name in enumerate(names)}
+            found = [place[text] for array in labels for text in _texts(array)]
+            return np.array(found, np.float64), names
+        if self._options.label_names:
+            raise DataError(
+                f"{self._path}: column '{label.name}' contains numbers, the labels of the training data are "
+                f"{listed(self._options.label_names)}"
+            )
+        parts = []
+        for array, own in zip(labels, rows, strict=True):
+            values = _numbers(array)
+            wrong = ~(np.abs(values) <= FLOAT32_MAX)
+            if wrong.any():
+                raise DataError(
+                    f"{self._cell(label, own, wrong)} contains {values[wrong][0]:g}: labels are finite "
+                    "numbers, or all of them are text"
+                )
+            parts.append(values)
+        return np.concatenate(parts), ()
+
+    def _check_names(self, found: set[str]) -> None:
+        """Check the labels that are text."""
+        label = self._chosen.label
+        assert label is not None
+        where = f"{self._path}: column '{label.name}'"
+        if self._options.wants == "targets":
+            raise DataError(f"{where} contains text: targets are finite numbers")
+        if "" in found:
+            raise DataError(f"{where} contains an empty cell: each sample needs a label")
+        strange = found - set(self._options.label_names) if self._options.label_names else set()
+        if strange:
+            raise DataError(
+                f"{where}: label '{min(strange)}' does not occur in the training data, whose labels are "
+                f"{listed(self._options.label_names)}"
+            )
+        if len(found) > MAX_CLASSES:
+            raise DataError(
+                f"{where}: more than {MAX_CLASSES} distinct texts as labels; check the label column "
+                "(data.label)"
+            )
+
+    def _check_types(self, text: Sequence[str]) -> None:
+        """Raise DataError for a column whose type cannot be used as it is meant to be."""
+        label = self._chosen.label
+        used = [*self._chosen.features, *([label] if label and self._options.labelled else [])]
+        for column in used:
+            name, kind = column.name, self._types[column.name]
+            if name not in text and not _is_number(kind):
+                raise DataError(
+                    f"{self._path}: column '{name}' is {kind}, neither numbers nor text; leave it out: "
+                    f'data.ignore = ["{name}"]'
+                )
+            if name in text and column is not label and not column.categorical:
+                raise DataError(
+                    f"{self._path}: column '{name}' contains text: features are finite numbers; to hash "
+                    f'text, set data.categorical = ["{name}"]'
+                )
+
+
+def _indices(rows: Int64) -> Any:
+    import pyarrow
+
+    return pyarrow.array(rows)
+
+
+def _is_text(kind: Any) -> bool:
+    from pyarrow import types
+
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(types.is_string(kind) or types.is_large_string(kind))
+
+
+def _is_number(kind: Any) -> bool:
+    from pyarrow import types
+
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    tests = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal)
+    return any(test(kind) for test in tests)
+
+
+def _numbers(array: Any) -> Float64:
+    """Return a column of numbers as float64, a new array; a null is NaN."""
+    import pyarrow
+
+    if pyarrow.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pyarrow.types.is_boolean(array.type):
+        array = array.cast(pyarrow.uint8())
+    values: Float64 = array.cast(pyarrow.float64(), safe=False).to_numpy(zero_copy_only=False)
+    return values.copy()
+
+
+def _texts(array: Any) -> list[str]:
+    """Return cells as the text that they have in CSV, without white space around it; a null is empty."""
+    return ["" if cell is None else str(cell).strip() for cell in array.to_pylist()]
