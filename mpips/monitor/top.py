@@ -202,7 +202,9 @@ def curves(view: View, width: int, levels: str = BLOCKS) -> list[str]:
         ends = f"{form.format(known[0])} to {form.format(known[-1])}"
         room = min(width - len(ends) - 12, _LONGEST_CURVE)
         if room >= _SHORTEST_CURVE:
-            lines.append(f"{name:<10}{sparkline(over_time(points, room), levels)}  {ends}")
+            # With more than one point in an interval of time, a gap means that the run stood still.
+            means = over_time(points, min(room, len(known) * 2 // 3 + 1))
+            lines.append(f"{name:<10}{sparkline(means, levels)}  {ends}")
     return lines
 
 

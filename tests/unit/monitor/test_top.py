@@ -177,6 +177,28 @@ def test_curves_show_the_whole_run(tmp_path: Path, width: int, height: int) -> N
     assert "points" not in as_dict(look(run, NOW))
 
 
+@pytest.mark.parametrize("n", [2, 3, 10, 30, 200])
+def test_a_curve_of_few_points_has_no_gaps_but_where_the_run_stood_still(
+    tmp_path: Path, n: int
+) -> None:
+    run = made(tmp_path)
+    times = [NOW - 300 + i + 0.2 * (i % 3) for i in range(n)]
+    lines = [
+        {"time_s": t, "loss": 1.0 / (1 + i), "samples_per_s": 5.0} for i, t in enumerate(times)
+    ]
+
+    def loss() -> str:
+        run.metrics_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (line,) = (line for line in page(look(run, NOW), 120) if line.startswith("loss"))
+        return line[10:].rsplit("  ", 1)[0]
+
+    assert len(loss()) == min(n * 2 // 3 + 1, 60)
+    assert " " not in loss()
+    for line in lines[n // 2 :]:
+        line["time_s"] += 10 * n
+    assert n < 10 or loss().count(" ") > len(loss()) // 2
+
+
 def test_curves_leave_room_for_the_ranks_and_are_plain_where_they_must_be(tmp_path: Path) -> None:
     run = made(tmp_path)
     add_metrics(run)
