@@ -225,7 +225,7 @@ start_h5py() {
       export HDF5_MPI=ON HDF5_INCLUDEDIR="$include" HDF5_LIBDIR="$lib" CC="$mpicc" CFLAGS="-O1 -g0"
       exec "$venv/bin/python" -m pip wheel --no-deps --no-cache-dir --no-build-isolation --no-binary=h5py \
         --wheel-dir "$state/h5py" "h5py>=3.16"
-    ) >"$state/h5py/log" 2>&1 </dev/null &
+    ) >"$state/h5py/log" 2>&1 </dev/null 9>&- &
     h5py_job=$!
     trap 'kill "$h5py_job" 2>/dev/null || true' EXIT
   fi

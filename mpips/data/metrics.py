@@ -57,7 +57,7 @@ PROBABILITY_FLOOR = 1e-15
 BINARY_METRICS = ("accuracy", "auc", "log_loss")
 CLASS_METRICS = ("accuracy", "cross_entropy")
 REGRESSION_METRICS = ("rmse", "r2")
-# Names of metrics that are given where somebody asks for them.
+# Names of metrics that are computed on request only.
 MORE_BINARY = ("f1", "pr_auc", "calibration")
 MORE_REGRESSION = ("mae",)
 HIGHER_IS_BETTER = frozenset(("accuracy", "auc", "r2", "f1", "pr_auc"))
@@ -212,7 +212,7 @@ class Totals(msgspec.Struct, frozen=True):
         return {name: value if known else math.nan for name, value in found.items()}
 
     def _more(self, share: EvalShare, pairs: Pairs) -> dict[str, float]:
-        """Return the metrics that are given where somebody asks for them."""
+        """Return the metrics that are computed on request."""
         if share.kind == "values":
             return {"mae": self.ones.over(self.n) if self.n else math.nan}
         if not share.ranked:

@@ -84,7 +84,7 @@ SideOutputs: TypeAlias = list[SideOutput]
 
 
 class MixedStep:
-    """A step on one batch, or the prediction of one, in the hands of the sides.
+    """The values of one batch from which the sides compute, in a step or for a prediction.
 
     Attributes:
         worker: The worker.

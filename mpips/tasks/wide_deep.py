@@ -1,8 +1,8 @@
 """Wide & Deep: a linear model and a network, trained together.
 
 Cheng et al., "Wide & Deep Learning for Recommender Systems", DLRS 2016. The wide part here has a weight for
-each text and for each number; products of columns, which the paper's wide part has for pairs that somebody
-chose, are what `deepfm` and `dcnv2` learn. All tables have Adagrad.
+each text and for each number; products of columns, which the paper's wide part has for pairs that its
+authors chose, are what `deepfm` and `dcnv2` learn. All tables have Adagrad.
 """
 
 from __future__ import annotations

@@ -49,10 +49,10 @@ def more_metrics(metrics: Sequence[str]) -> tuple[str, ...]:
 
 
 def asked_metrics(names: Sequence[str], metrics: Sequence[str]) -> tuple[str, ...]:
-    """Return those of the metrics that somebody asks for which the task does not give by itself.
+    """Return the requested metrics that the task does not give by itself.
 
     Args:
-        names: The metrics that are asked for.
+        names: The requested metrics.
         metrics: Names of the task's metrics; () if they are not known.
 
     Raises:

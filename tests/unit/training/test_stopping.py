@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from model_rig import svm
@@ -13,6 +13,8 @@ from training import content
 import mpips
 from mpips.checkpoint import list_checkpoints
 from mpips.config.schema import load_config
+from mpips.config.sections import TrainConfig
+from mpips.data.metrics import HIGHER_IS_BETTER, LOWER_IS_BETTER, MORE_BINARY, MORE_REGRESSION
 from mpips.errors import ConfigError
 from mpips.training.stopping import EarlyStopping
 from mpips.training.train import train
@@ -160,3 +162,10 @@ def test_a_metric_that_is_asked_for_is_reported_watched_and_kept_by_the_model(
     }
     with pytest.raises(ConfigError, match="metric 'rmse': this task has none of this name; it has"):
         model.evaluate(test_file, ["rmse"])
+
+
+def test_options_name_the_metrics_that_exist() -> None:
+    hints = get_type_hints(TrainConfig)
+    (more, _) = get_args(hints["metrics"])
+    assert set(get_args(more)) == {*MORE_BINARY, *MORE_REGRESSION}
+    assert set(get_args(hints["metric"])) == {"auto"} | HIGHER_IS_BETTER | LOWER_IS_BETTER
