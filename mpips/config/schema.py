@@ -164,10 +164,10 @@ class TableConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         bool | None, Meta(description="Refuse pushes that contain NaN or infinity.")
     ] = None
     placement: Annotated[
-        Literal["servers", "replicated"] | None,
+        Literal["servers", "replicated", "auto"] | None,
         Meta(
             description="Dense tables: on servers, or replicated on all workers, with the same bits. "
-            "Replicated tables need BSP."
+            "Replicated tables need BSP. auto: what is faster by measured bandwidths."
         ),
     ] = None
 

@@ -2,7 +2,8 @@
 
 A replicated table lies in the memory of every node that has workers. The workers sum the updates of a clock
 themselves and apply the optimizer with the servers' kernels, so the values have the bits that the same table
-has on servers (native/src/reduction/reduction.hpp). Servers hold a copy, which checkpoints contain.
+has on servers (native/src/reduction/reduction.hpp). Servers hold a copy, which checkpoints contain. With
+"auto" a job decides at its start (mpips/model/auto_placement.py).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Replicated:
         object.__setattr__(self, "check_every", int(self.check_every))
 
 
-TablePlacement: TypeAlias = Replicated | Literal["servers"]
+TablePlacement: TypeAlias = Replicated | Literal["servers", "auto"]
 
 
 def placement_of(value: object) -> TablePlacement:
@@ -49,9 +50,13 @@ def placement_of(value: object) -> TablePlacement:
         return Replicated()
     if value == "servers":
         return "servers"
+    if value == "auto":
+        return "auto"
     if isinstance(value, Replicated):
         return value
-    raise ConfigError(f"placement = {value!r}: must be 'servers', 'replicated' or Replicated()")
+    raise ConfigError(
+        f"placement = {value!r}: must be 'servers', 'replicated', Replicated() or 'auto'"
+    )
 
 
 def check_replicated(consistency: Consistency, optimizer: Optimizer | PythonRule) -> None:

@@ -50,7 +50,8 @@ class DenseTable:
         check_finite: The worker refuses to send a push that contains NaN or infinity.
         placement: "servers", or "replicated" (Replicated()): every worker holds the table, and workers sum
             and apply the updates themselves. Only with BSP without backup workers, and no PythonRule. Values
-            are equal bit by bit either way.
+            are equal bit by bit either way. "auto": the job decides at its start, see
+            mpips.model.auto_placement.
     """
 
     name: str

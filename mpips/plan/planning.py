@@ -17,6 +17,7 @@ from mpips.model.table import EmbeddingTable, replicated_tables
 from mpips.mpi.roles import Assignment, assign
 from mpips.plan import needs as need
 from mpips.plan.limits import Growth, Limit, limits
+from mpips.plan.placing import assume_placement
 from mpips.plan.predict import Costs, Prediction, predict, why_no_time
 from mpips.plan.rehearsal import Rehearsal, rehearse
 from mpips.session.driver import OneRank
@@ -70,6 +71,7 @@ class Plan(msgspec.Struct, frozen=True):
         cells: The prediction for other numbers of servers and workers.
         problems: Reasons why the job cannot run on these nodes; empty if it can.
         limits: Limits of the number of such ranks, the one that is met first at the front.
+        assumed: Line on tables with placement = "auto"; "" without any.
     """
 
     config: JobConfig
@@ -86,6 +88,7 @@ class Plan(msgspec.Struct, frozen=True):
     cells: list[Cell]
     problems: list[str]
     limits: list[Limit]
+    assumed: str = ""
 
     @property
     def samples_per_s(self) -> float:
@@ -165,14 +168,16 @@ def make_plan(
     Raises:
         ConfigError: `rows` names a table that is no embedding table; roles or rings do not fit.
     """
-    tables, options = inputs.tables, config.cluster
-    known = [t.name for t in tables if isinstance(t, EmbeddingTable)]
+    options = config.cluster
+    known = [t.name for t in inputs.tables if isinstance(t, EmbeddingTable)]
     for name in rows:
         if name not in known:
             raise ConfigError(
                 f"--rows {name}: no such embedding table; there are: {', '.join(known) or 'none'}"
             )
     a = roles(n_ranks, per_node, options.servers or None)
+    inputs, assumed = assume_placement(config, inputs, a, hardware.shm, costs)
+    tables = inputs.tables
     n_servers, n_workers = len(a.servers), len(a.workers)
     placement = place(
         tables,
@@ -231,6 +236,7 @@ def make_plan(
         cells,
         _problems(found, hardware),
         limits(growth, hardware.shm, hardware.memory),
+        assumed,
     )
 
 

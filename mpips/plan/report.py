@@ -83,7 +83,8 @@ def _tables(plan: Plan) -> str:
         optimizer = str(table.optimizer.to_config()["name"])
         paths = ", ".join(update_paths(plan, table)) if isinstance(table, DenseTable) else "ring"
         rows.append([table.name, kind, shape, optimizer, table.consistency.name, count, paths])
-    return _aligned(rows, first_right=len(rows[0]))
+    assumed = f"\n{plan.assumed}" if plan.assumed else ""
+    return _aligned(rows, first_right=len(rows[0])) + assumed
 
 
 def update_paths(plan: Plan, table: DenseTable) -> list[str]:

@@ -7,6 +7,7 @@
                       the supervisor
     places.json       role, host and process of every rank of the attempt; written with the first status.json
                       of an attempt
+    placement.json    the decision about tables with placement = "auto"; written by the scheduler
     ranks.json        activity of every rank of the attempt; written by the scheduler, shown by `mpips top`
     events.jsonl      failures and restarts, one line each; written by the supervisor and, at the start of
                       an attempt, by the scheduler
@@ -153,6 +154,7 @@ class RunFolder:
         self.status_file = self.path / "status.json"
         self.places_file = self.path / "places.json"
         self.ranks_file = self.path / "ranks.json"
+        self.placement_file = self.path / "placement.json"
         self.events_file = self.path / "events.jsonl"
         self.metrics_file = self.path / "metrics.jsonl"
         self.statistics_file = self.path / "statistics.json"

@@ -83,6 +83,21 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cause: str = ""
 
 
+class PlacementChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """placement.json: the decision about tables with placement = "auto".
+
+    Attributes:
+        digest: Digest of the tables, and of the numbers of workers and servers on each node, as hexadecimal
+            text. Another digest makes the decision void.
+        replicated: Names of the tables that are replicated; the others lie on servers.
+        reason: One sentence, with the estimated times.
+    """
+
+    digest: str
+    replicated: tuple[str, ...]
+    reason: str
+
+
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """run.json.
 

@@ -1,6 +1,6 @@
 """Start-up of a job: checks, memory to continue in, regions, window and channels. Collective throughout.
 
-    ranks compare tables and options
+    ranks compare tables and options, and decide about placement = "auto"
     servers take over the memory of the previous launch, or
         ranks choose a checkpoint, and servers make regions
     communicators: control plane, workers, servers
@@ -33,6 +33,7 @@ from mpips.server.server import Server
 from mpips.session.initial_values import InitialValues, send_values
 from mpips.session.links import Links
 from mpips.session.parts import Parts
+from mpips.session.placing import place_auto
 from mpips.session.replicated import connect_replicated
 from mpips.session.shutdown import release
 from mpips.transport.region import Regions, attach, persistent, staging_part, sweep
@@ -66,12 +67,13 @@ def start_up(
     Raises:
         MpipsError: The first error of any rank; all ranks raise it.
     """
+    prints = _check_equal(cluster, tables, options)
+    tables, notes = place_auto(cluster, tables, options, run, warm)
     replicated = [t.name for t in replicated_tables(tables).values()]
     cold = _why_cold(replicated, run) if warm else ""
     warm = warm and run is not None and not replicated
     if warm:
         cluster.token = persistent(cluster.token)
-    prints = _check_equal(cluster, tables, options)
     if partner_bound is not None:
         _check_partners(tables, warm, replicated)
     a = cluster.assignment
@@ -107,6 +109,7 @@ def start_up(
         links,
         plan.draft(),
         cold,
+        notes=notes,
     )
     try:
         _StartUp(parts, plan, prints, initial).connect()

@@ -145,7 +145,8 @@ def prepare(
         placement: "servers", or "replicated": every worker holds the parameters, and workers sum gradients
             and apply the optimizer themselves; see DenseTable. The values are equal bit by bit. Only with
             BSP. Embeddings and buffers are on servers in any case. Replicated(check_every=N) also compares
-            the copies on different nodes every N steps.
+            the copies on different nodes every N steps. "auto": the job decides for each parameter at its
+            start, by measured bandwidths and the free memory; see mpips.model.auto_placement.
         stream: Number of layers whose parameters may be in the memory of this worker, for models that are
             larger; None: all. A layer is a module that has parameters of its own. The values of a parameter
             are pulled when a function of torch receives it, in forward and in backward, and freed when
@@ -170,6 +171,8 @@ def prepare(
     where = _placement(placement, rules)
     _check(model, optimizer, job, rules, buffers, overlap)
     check_stream(stream, init, rules, overlap)
+    if stream is not None and where == "auto":
+        where = "servers"
     if stream is not None and where != "servers":
         raise ConfigError(
             f"prepare: placement = {where!r} with stream = {stream}: must be 'servers', since a replicated "

@@ -13,7 +13,7 @@ import pytest
 from multinode import Nodes
 
 SCRIPT = str(Path(__file__).with_name("programs") / "replicated.py")
-CLOCKS = "23"
+CLOCKS = "43"
 
 
 def value(stdout: str) -> dict[str, Any]:
@@ -34,13 +34,21 @@ def test_a_run_that_is_killed_ends_with_the_bits_of_an_undisturbed_one(tmp_path:
     calm, said = supervised(tmp_path / "calm")
     assert calm["differ"] == 0
     assert "not continuing in memory" not in said
-    killed, said = supervised(tmp_path / "killed", "kill:1:8", "kill:0:13", "kill:2:21")
+    killed, said = supervised(tmp_path / "killed", "kill:1:8", "kill:0:17", "kill:2:29")
     assert killed["digest"] == calm["digest"]
     assert killed["differ"] == 0
     note = (
         "not continuing in memory: table 'copied' is replicated: such jobs start from their newest"
     )
     assert said.count(note) == 3
+    # The first attempt measures and decides; all others use that decision.
+    assert len(re.findall(r"placement = 'auto': 1 of 1 tables replicated: a step is", said)) == 1
+    assert said.count("1 of 1 tables replicated, as the run has decided before") == 3
+    assert killed["paths"] == {
+        "served": ["direct"],
+        "copied": ["replicated"],
+        "either": ["replicated"],
+    }
     steps = [int(step) for step in re.findall(r"from checkpoint step-0*(\d+):", said)]
     assert steps == sorted(steps)
     assert killed["first"] == steps[-1] >= 10
@@ -55,6 +63,10 @@ def test_nodes_compute_the_same_bits_and_compare_their_copies(
         [3, 2, 3], [sys.executable, SCRIPT, CLOCKS], {"SERVERS": "2"}, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
-    assert value(done.stdout)["differ"] == 0
+    found = value(done.stdout)
+    assert found["differ"] == 0
     assert "worker 4" in done.stderr
+    # Two of three nodes have a server; each node would receive the updates of all other nodes.
+    assert found["paths"]["either"] != ["replicated"]
+    assert "placement = 'auto': 0 of 1 tables replicated: a step is estimated at" in done.stderr
     assert (tmp_path / "saved" / "latest").exists()

@@ -65,9 +65,10 @@ def test_bits_are_the_same_on_every_transport_and_servers_take_the_values_of_wor
         ranks(launch, 5, *arguments, "--servers", "2", "--transport", "rma", env=tcp),
         ranks(launch, 4, *arguments, "--transport", "p2p", env=tcp),
         ranks(launch, 4, *arguments, "--placement", "replicated"),
+        ranks(launch, 4, *arguments, "--placement", "auto"),
     ]
     assert len({found["digest"] for run in [first, *others] for found in run}) == 1
-    assert [len(run) for run in [first, *others]] == [2] * 4
+    assert [len(run) for run in [first, *others]] == [2] * 5
 
 
 @pytest.mark.timeout(300)

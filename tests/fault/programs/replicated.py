@@ -1,4 +1,4 @@
-"""A script with the same tables on servers and replicated; worker 0 prints a line of JSON with the result.
+"""A script with the same table on servers, replicated and as the job decides. Worker 0 prints a JSON line.
 
 usage: replicated.py CLOCKS [HOW:WORKER:CLOCK ...]   HOW: kill or stop, once in a run
 """
@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,35 +16,57 @@ import numpy as np
 import mpips
 
 SHAPE = (300, 40)
+EVERY = 5  # clocks between two checkpoints
+PATIENCE_S = 0.3  # the next checkpoint may need this worker's next clock
 
 
-def disturb(worker: mpips.Worker, clock: int) -> None:
-    """Kill or stop this worker if the command line says so and it has not happened before."""
+def has_newer_checkpoint(first: int) -> bool:
+    """Wait a moment for a checkpoint that is newer than the start of this attempt."""
+    end = time.monotonic() + PATIENCE_S
+    while "MPIPS_RUN_DIR" in os.environ and time.monotonic() < end:
+        folder = Path(os.environ["MPIPS_RUN_DIR"]) / "checkpoints"
+        if any(int(path.name[5:17]) > first for path in folder.glob("step-*[0-9]")):
+            return True
+        time.sleep(0.01)
+    return "MPIPS_RUN_DIR" not in os.environ
+
+
+def disturb(worker: mpips.Worker, first: int, clock: int) -> None:
+    """Kill or stop this worker if the command line says so and it has not happened before.
+
+    It happens at the given clock, or at a later one: an attempt must bring the run further.
+    """
     for text in sys.argv[2:]:
         how, index, at = text.split(":")
         mark = Path(f"{how}-{index}-{at}")
-        if (int(index), int(at)) == (worker.index, clock) and not mark.exists():
+        if int(index) == worker.index and clock >= int(at) and not mark.exists():
+            if not has_newer_checkpoint(first):
+                continue
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
 
 
 def main(worker: mpips.Worker) -> dict[str, object]:
-    """Push the same numbers to both tables and compare them at every clock."""
-    served, copied = worker.table("served"), worker.table("copied")
+    """Push the same numbers to all tables and compare them at every clock."""
+    served, copied, either = (worker.table(name) for name in ("served", "copied", "either"))
     first = int(worker.cursor.get("clock", 0))
     differ = 0
     for clock in range(first, int(sys.argv[1])):
         update = np.random.default_rng([worker.index, clock]).standard_normal(SHAPE)
         values = served.pull()
         differ += values.tobytes() != copied.pull().tobytes()
+        differ += values.tobytes() != either.pull().tobytes()
         served.push(update + values, closes=True)
         copied.push(update + values, closes=clock % 2 == 0)
-        disturb(worker, clock)
+        either.push(update + values)
+        disturb(worker, first, clock)
         worker.set_cursor({"clock": clock + 1})
         worker.clock()
     digest = hashlib.blake2b(copied.pull().tobytes(), digest_size=8).hexdigest()
     differ += served.pull().tobytes() != copied.pull().tobytes()
-    return {"first": first, "differ": differ, "digest": digest}
+    differ += served.pull().tobytes() != either.pull().tobytes()
+    paths = {name: worker.table(name).paths for name in ("served", "copied", "either")}
+    return {"first": first, "differ": differ, "digest": digest, "paths": paths}
 
 
 if __name__ == "__main__":
@@ -52,13 +75,14 @@ if __name__ == "__main__":
         mpips.DenseTable(
             "copied", SHAPE, mpips.Adam(0.01), placement=mpips.Replicated(check_every=2)
         ),
+        mpips.DenseTable("either", SHAPE, mpips.Adam(0.01), placement="auto"),
     ]
     outcome = mpips.run(
         main,
         tables,
         servers=int(os.environ.get("SERVERS", "1")),
         timeout_s=float(os.environ.get("LIMIT_S", "60")),
-        every_steps=5,
+        every_steps=EVERY,
         save=None if "MPIPS_RUN_DIR" in os.environ else "saved",
     )
     if outcome.is_first_worker:

@@ -164,6 +164,27 @@ def test_replicated_tables_lie_on_each_node_with_workers() -> None:
     assert [n.shared - b.shared for n, b in zip(needs.nodes, without, strict=True)] == [added] * 2
 
 
+@pytest.mark.parametrize(
+    ("changes", "n", "per_node", "path", "line"),
+    [
+        ({}, 5, 5, "direct", "under mpips run all are on servers"),
+        ({}, 1, 1, "direct", "with one process all are on the server"),
+        ({"redundancy.warm": False}, 5, 5, "replicated", "assumes that 4 of 4 are replicated; the"),
+        ({"redundancy.warm": False}, 6, 2, "", "are replicated, with 1.2 GB/s between nodes; the"),
+    ],
+)
+def test_a_plan_says_which_placement_it_assumes(
+    changes: dict[str, Any], n: int, per_node: int, path: str, line: str
+) -> None:
+    options = [("table.placement", "auto"), ("cluster.servers", 1), *changes.items()]
+    found = planned(job("mlp", "digits", *options), n, per_node)
+    if path:
+        assert {tuple(paths) for paths in as_json(found)["paths"].values()} == {(path,)}
+    assert "placement = 'auto': " in as_text(found)
+    assert line in as_text(found)
+    assert not any(t.placement == "auto" for t in found.inputs.tables if isinstance(t, DenseTable))
+
+
 def test_keys_of_a_partition_lie_on_their_owners(svm: Path) -> None:
     plan = planned(job("logistic", svm, ("cluster.servers", 3)), 6)
     rows = plan.needs.rows["weight"]

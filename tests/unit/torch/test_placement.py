@@ -58,6 +58,10 @@ def train(placement: Any, **options: Any) -> tuple[dict[str, torch.Tensor], dict
 def test_parameters_on_workers_have_the_bits_of_parameters_on_servers(overlap: bool) -> None:
     served, paths = train("servers", overlap=overlap)
     assert paths["first.weight"] == ["shared"]
+    # With one process there is nothing to choose.
+    chosen, paths = train("auto", overlap=overlap)
+    assert all(torch.equal(served[name], chosen[name]) for name in served)
+    assert paths["first.weight"] == ["shared"]
     copied, paths = train(mpips.Replicated(check_every=2), overlap=overlap)
     assert list(served) == list(copied)
     assert all(torch.equal(served[name], copied[name]) for name in served)
@@ -73,7 +77,7 @@ def test_parameters_on_workers_have_the_bits_of_parameters_on_servers(overlap: b
     ("options", "message"),
     [
         ({"consistency": "asp"}, "prepare: a replicated table needs consistency BSP"),
-        ({"placement": "auto"}, "prepare: placement = 'auto': must be 'servers', 'replicated'"),
+        ({"placement": "here"}, "prepare: placement = 'here': must be 'servers', 'replicated'"),
     ],
 )
 def test_what_does_not_fit_is_refused(options: dict[str, Any], message: str) -> None:

@@ -195,7 +195,7 @@ def test_checkpoints_move_a_table_to_the_workers_and_back(tmp_path: Path) -> Non
         ({"consistency": SSP()}, "needs consistency BSP.. without backup workers, not SSP"),
         ({"consistency": BSP(backup=1)}, "needs consistency BSP.. without backup workers"),
         ({"optimizer": PythonRule(print)}, "needs an optimizer of mpips, not the Python"),
-        ({"placement": "workers"}, "placement = 'workers': must be 'servers', 'replicated' or"),
+        ({"placement": "workers"}, "placement = 'workers': must be 'servers', 'replicated', Repl"),
         ({"placement": None}, "placement = None: must be"),
     ],
 )

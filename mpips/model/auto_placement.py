@@ -1,0 +1,163 @@
+"""The rule of placement = "auto": which dense tables are replicated, and which lie on servers.
+
+The rule is that of a hybrid job (S. Kim et al., "Parallax: Sparsity-aware Data Parallel Training of Deep
+Neural Networks", EuroSys 2019): rows of embeddings always go to servers, and a dense table goes the way whose
+estimated time is less. An estimate takes one update of the table by every worker, counts the bytes that the
+slowest rank moves in memory and the busiest node sends or receives, and divides them by measured bandwidths.
+So replicated tables pay where workers are more than servers, or servers far away; servers pay with many
+nodes, since each node would receive the updates of all others. A replicated table takes memory on every node
+with workers: the smallest ones come first, and the rest lies on servers when the memory is used up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from mpips.errors import ConfigError
+from mpips.model.replicated import Replicated, check_replicated
+from mpips.model.table import DenseTable, Table
+
+# Replicated tables do not continue in memory after a failure, so a smaller gain does not count.
+_LEAST_GAIN = 0.9
+_SHARE_OF_ROOM = 0.5  # of the free shared memory, which buffers of later pushes need, too
+
+
+@dataclass(frozen=True)
+class Site:
+    """The ranks of a job and the bandwidths between them.
+
+    Attributes:
+        worker_nodes: Node of each worker.
+        server_nodes: Node of each server.
+        memory_rate: Bytes per second that a rank reads or writes in memory while all do so.
+        network_rate: Bytes per second that a node sends to another while it receives as many; infinite with
+            one node.
+        room: Bytes of free shared memory on the node with workers that has the least.
+    """
+
+    worker_nodes: tuple[int, ...]
+    server_nodes: tuple[int, ...]
+    memory_rate: float
+    network_rate: float
+    room: int
+
+    def server_seconds(self, table: DenseTable) -> float:
+        """Estimate the time in which every worker updates and pulls a table on servers once."""
+        n_workers, n_servers = len(self.worker_nodes), len(self.server_nodes)
+        n_bytes = 4.0 * table.n_elements
+        # Workers copy an update and pull the values at the same time; servers read all updates.
+        passes = 4 + (n_workers + _rule_passes(table)) / n_servers
+        busiest = 0.0
+        for node in self._nodes:
+            workers, servers = self.worker_nodes.count(node), self.server_nodes.count(node)
+            received = servers * (n_workers - workers) + workers * (n_servers - servers)
+            busiest = max(busiest, received / n_servers)
+        return n_bytes * (passes / self.memory_rate + busiest / self.network_rate)
+
+    def replicated_seconds(self, table: DenseTable) -> float:
+        """Estimate the time in which every worker updates and pulls a replicated table once."""
+        n_workers = len(self.worker_nodes)
+        nodes = set(self.worker_nodes)
+        n_bytes = 4.0 * table.n_elements
+        on_node = [self.worker_nodes.count(node) for node in nodes]
+        passes = 4 + (n_workers + _rule_passes(table)) / min(on_node)
+        # Each worker sends to every other node, and each node receives from every worker of the others.
+        busiest = max(max(n * (len(nodes) - 1), n_workers - n) for n in on_node)
+        return n_bytes * (passes / self.memory_rate + busiest / self.network_rate)
+
+    def replicated_bytes(self, table: DenseTable) -> int:
+        """Return the shared memory of a replicated table on each node: values, state and all updates."""
+        return 4 * table.n_elements * (1 + table.optimizer.n_state + len(self.worker_nodes))
+
+    @property
+    def _nodes(self) -> set[int]:
+        return {*self.worker_nodes, *self.server_nodes}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The result of the rule.
+
+    Attributes:
+        replicated: Names of the tables to replicate.
+        reason: One sentence, for people.
+    """
+
+    replicated: tuple[str, ...]
+    reason: str
+
+
+def auto_tables(tables: Sequence[Table]) -> list[DenseTable]:
+    """Return the tables whose placement is "auto"."""
+    return [t for t in tables if isinstance(t, DenseTable) and t.placement == "auto"]
+
+
+def choose_placement(tables: Sequence[Table], site: Site) -> Choice:
+    """Decide about the tables whose placement is "auto"; arithmetic only, equal on all ranks.
+
+    Args:
+        tables: All tables of the job.
+        site: Its ranks and bandwidths.
+    """
+    asked = auto_tables(tables)
+    able = [table for table in asked if _can_be_replicated(table)]
+    faster = [
+        table
+        for table in able
+        if site.replicated_seconds(table) <= _LEAST_GAIN * site.server_seconds(table)
+    ]
+    chosen, left = [], _SHARE_OF_ROOM * site.room
+    for table in sorted(faster, key=lambda t: (t.n_elements, t.name)):
+        left -= site.replicated_bytes(table)
+        if left < 0:
+            break
+        chosen.append(table)
+    reason = _why(site, asked, able, faster, chosen)
+    return Choice(tuple(sorted(table.name for table in chosen)), reason)
+
+
+def _can_be_replicated(table: DenseTable) -> bool:
+    try:
+        check_replicated(table.consistency, table.optimizer)
+    except ConfigError:
+        return False
+    return True
+
+
+def _rule_passes(table: DenseTable) -> int:
+    """Return how often an optimizer's kernel reads or writes the table: its values, each state, the sum."""
+    return 2 + 2 * table.optimizer.n_state + 1
+
+
+def _why(
+    site: Site,
+    asked: Sequence[DenseTable],
+    able: Sequence[DenseTable],
+    faster: Sequence[DenseTable],
+    chosen: Sequence[DenseTable],
+) -> str:
+    """Return one sentence on the choice."""
+    head = f"placement = 'auto': {len(chosen)} of {len(asked)} tables replicated"
+    if not able:
+        return f"{head}: no table has BSP without backup workers and an optimizer of mpips"
+    there = sum(map(site.replicated_seconds, able)) * 1e3
+    here = sum(map(site.server_seconds, able)) * 1e3
+    times = f"a step is estimated at {there:.3g} ms with replicas, {here:.3g} ms with servers"
+    if len(chosen) < len(faster):
+        least = next(table for table in faster if table not in chosen)
+        return (
+            f"{head}, the smallest ones: {times}; replicas of all take more than half of the "
+            f"{site.room / 2**20:.0f} MiB free in /dev/shm, so {least.name!r} and larger ones lie on servers"
+        )
+    return f"{head}: {times}"
+
+
+def placed(tables: Sequence[Table], replicated: Sequence[str]) -> list[Table]:
+    """Return the tables, with "auto" replaced: by Replicated() for these names, by "servers" for others."""
+    return [
+        replace(table, placement=Replicated() if table.name in replicated else "servers")
+        if isinstance(table, DenseTable) and table.placement == "auto"
+        else table
+        for table in tables
+    ]

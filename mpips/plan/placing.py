@@ -1,0 +1,58 @@
+"""The placement that a plan assumes for tables with placement = "auto"; the job decides when it starts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mpips.config.options import TRANSPORTS
+from mpips.config.schema import JobConfig
+from mpips.model.auto_placement import Site, auto_tables, choose_placement, placed
+from mpips.model.table import replicated_tables
+from mpips.mpi.roles import Assignment
+from mpips.plan.predict import Costs
+from mpips.training.epochs import Inputs
+
+_NETWORK_RATE = 1.2e9  # bytes per second between nodes: 10 Gb/s, as nothing was measured
+
+
+def assume_placement(
+    config: JobConfig, inputs: Inputs, a: Assignment, shm: int, costs: Costs
+) -> tuple[Inputs, str]:
+    """Return the inputs with a placement for each table, and a line about it; "" without such tables.
+
+    Args:
+        config: Configuration of the job.
+        inputs: Its task, tables and data.
+        a: Roles of its ranks.
+        shm: Bytes of /dev/shm of a node.
+        costs: Costs that were measured on this machine.
+    """
+    asked = auto_tables(inputs.tables)
+    if not asked:
+        return inputs, ""
+    if config.redundancy.warm and len(a.node_of) > 1 and not replicated_tables(inputs.tables):
+        why = (
+            "under mpips run all are on servers, since such a run continues in memory; mpirun alone, and "
+            "redundancy.warm = false, let the job choose"
+        )
+        chosen: tuple[str, ...] = ()
+    elif len(a.node_of) == 1:
+        chosen, why = (), "with one process all are on the server"
+    else:
+        shares = TRANSPORTS[config.cluster.transport].shares_memory
+        node_of = a.node_of if shares else tuple(range(len(a.node_of)))
+        memory = 2e9 * costs.values["pull_gb_s"]  # a pull reads and writes each byte
+        site = Site(
+            tuple(node_of[rank] for rank in a.workers),
+            tuple(node_of[rank] for rank in a.servers),
+            memory,
+            _NETWORK_RATE,
+            shm,
+        )
+        chosen = choose_placement(inputs.tables, site).replicated
+        why = f"the plan assumes that {len(chosen)} of {len(asked)} are replicated"
+        if len(a.node_names) > 1:
+            why += f", with {_NETWORK_RATE / 1e9:g} GB/s between nodes"
+        why += "; the job decides when it starts"
+    line = f"placement = 'auto': {why}"
+    return replace(inputs, tables=placed(inputs.tables, chosen)), line
