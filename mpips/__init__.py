@@ -24,8 +24,10 @@ from mpips.errors import (
 )
 from mpips.inference.fitting import fit
 from mpips.inference.loading import load
+from mpips.model import codec as _codec
 from mpips.model import consistency as _consistency
 from mpips.model import optimizer as _optimizer
+from mpips.model.codec import *
 from mpips.model.consistency import *
 from mpips.model.initializer import Initializer
 from mpips.model.optimizer import *
@@ -77,5 +79,6 @@ __all__ = [
     "run",
     "world_size",
 ]
+__all__ += _codec.__all__
 __all__ += _consistency.__all__
 __all__ += _optimizer.__all__

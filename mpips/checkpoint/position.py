@@ -97,6 +97,7 @@ class Position:
     Attributes:
         start: State in the checkpoint from which the job started; None without a checkpoint.
         seed: Seed of the job.
+        steps_before: Step of the run at which clocks are 0.
         known: True if a cut record can describe the worker's position. It is False until the first tick of a
             worker that started from a checkpoint of another number of workers, without a cursor of its own:
             an empty cursor in the next checkpoint would mean the beginning of the run.
@@ -125,6 +126,7 @@ class Position:
         """
         self.start: WorkerStart | None = None
         self.seed = seed
+        self.steps_before = step
         self._seeds = [seed, worker, step]
         self._restored: dict[str, Any] = {}
         if step or workers:

@@ -171,6 +171,14 @@ class TableConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         ),
     ] = None
 
+    compression: Annotated[
+        str | dict[str, Any] | None,
+        Meta(
+            description='Codec of pushes: none, bf16, fp16, int8, or table such as {name = "int8", '
+            "block = 256}."
+        ),
+    ] = None
+
 
 class SlurmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """[slurm]: what `mpips submit` requests from Slurm. `mpips train` does not use it."""

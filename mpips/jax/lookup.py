@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from mpips.errors import ConfigError
 from mpips.jax.arrays import as_gradient, refuse_traced
 from mpips.jax.job import JaxJob, jax_job
+from mpips.model.codec import Codec
 from mpips.model.consistency import Consistency
 from mpips.model.consistency import of_name as consistency_of
 from mpips.model.distinct import distinct_places
@@ -132,6 +133,7 @@ def embedding(
     optimizer: Optimizer | PythonRule,
     init: Initializer | str = "normal(0.01)",
     consistency: Consistency | str = "bsp",
+    compression: Codec | str | None = None,
 ) -> LookupHandle:
     """Let the servers of the job hold a table of rows, one for each int64 id. Not collective.
 
@@ -143,6 +145,7 @@ def embedding(
         optimizer: Rule of the rows.
         init: Initial values of a row, a function of its id and of the job's seed.
         consistency: "bsp", "ssp", "asp", or a value such as SSP(bound=2).
+        compression: Codec of pushes, such as "int8"; None: float32. See mpips.model.codec.
 
     Returns:
         The handle that looks rows up.
@@ -152,5 +155,8 @@ def embedding(
     """
     job = jax_job("mpips.jax.embedding")
     model = consistency_of(consistency) if isinstance(consistency, str) else consistency
-    job.script.declare(EmbeddingTable(name, dim, optimizer=optimizer, consistency=model, init=init))
+    table = EmbeddingTable(
+        name, dim, optimizer=optimizer, consistency=model, init=init, compression=compression
+    )
+    job.script.declare(table)
     return LookupHandle(job, name, dim)

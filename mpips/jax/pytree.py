@@ -13,6 +13,7 @@ from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 from mpips.errors import ConfigError
 from mpips.jax.arrays import DTYPES, Float32, as_gradient, as_jax, refuse_traced
 from mpips.jax.job import JaxJob, jax_job
+from mpips.model.codec import Codec
 from mpips.model.consistency import Consistency
 from mpips.model.consistency import of_name as consistency_of
 from mpips.model.optimizer import Optimizer, from_config
@@ -137,6 +138,7 @@ def declare(
     *,
     optimizer: Rule | Callable[[str], Rule],
     consistency: Consistency | str = "bsp",
+    compression: Codec | str | None = None,
     name: str = "",
 ) -> PytreeHandle:
     """Let the servers of the job hold and train a pytree. Call it before the first pull. Not collective.
@@ -153,6 +155,7 @@ def declare(
         optimizer: Rule of all leaves, for example mpips.Adam(0.001), its name, or a function of a leaf's name
             that returns one.
         consistency: "bsp", "ssp", "asp", or a value such as SSP(bound=2).
+        compression: Codec of pushes, such as "int8"; None: float32. See mpips.model.codec.
         name: Prefix of the tables' names, for a second pytree.
 
     Returns:
@@ -172,7 +175,13 @@ def declare(
         own = ".".join(filter(None, [name, *map(_part, path)])).replace("/", ".") or "value"
         leaves.append(Leaf(own, value, _rule(optimizer, own)))
     for leaf in leaves:
-        table = DenseTable(leaf.name, leaf.shape, optimizer=leaf.rule, consistency=model)
+        table = DenseTable(
+            leaf.name,
+            leaf.shape,
+            optimizer=leaf.rule,
+            consistency=model,
+            compression=compression,
+        )
         job.script.declare(table, leaf.initial_values)
     return PytreeHandle(job, leaves, structure)
 

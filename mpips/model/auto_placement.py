@@ -118,6 +118,8 @@ def choose_placement(tables: Sequence[Table], site: Site) -> Choice:
 
 
 def _can_be_replicated(table: DenseTable) -> bool:
+    if table.compression is not None:
+        return False
     try:
         check_replicated(table.consistency, table.optimizer)
     except ConfigError:
@@ -140,7 +142,7 @@ def _why(
     """Return one sentence on the choice."""
     head = f"placement = 'auto': {len(chosen)} of {len(asked)} tables replicated"
     if not able:
-        return f"{head}: no table has BSP without backup workers and an optimizer of mpips"
+        return f"{head}: no table has BSP without backup workers, an optimizer of mpips and no compression"
     there = sum(map(site.replicated_seconds, able)) * 1e3
     here = sum(map(site.server_seconds, able)) * 1e3
     times = f"a step is estimated at {there:.3g} ms with replicas, {here:.3g} ms with servers"

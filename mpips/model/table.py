@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpips import _native
 from mpips.errors import ConfigError
 from mpips.model.accepted import check_value, is_count
 from mpips.model.arrays import as_float32
-from mpips.model.consistency import BSP, Consistency
+from mpips.model.codec import LEAST_INT8_DIM, MOST_BLOCK, Codec, Int8, codec_of
+from mpips.model.consistency import BSP, Consistency, needs_base
 from mpips.model.consistency import of_name as consistency_of
 from mpips.model.initializer import Initializer
 from mpips.model.optimizer import SGD, Optimizer, PythonRule
@@ -52,6 +54,8 @@ class DenseTable:
             and apply the updates themselves. Only with BSP without backup workers, and no PythonRule. Values
             are equal bit by bit either way. "auto": the job decides at its start, see
             mpips.model.auto_placement.
+        compression: Codec of pushes: Bf16(), Fp16(), Int8() or a name, such as "int8"; None: float32. Needs
+            check_finite, and no policy that compensates stale updates. See mpips.model.codec.
     """
 
     name: str
@@ -63,6 +67,7 @@ class DenseTable:
     clip_norm: float = 0.0
     check_finite: bool = True
     placement: TablePlacement | str = "servers"
+    compression: Codec | str | None = None
 
     def __post_init__(self) -> None:
         """Check all values; names of optimizer, consistency, partition, init and placement become values.
@@ -72,6 +77,11 @@ class DenseTable:
         """
         _check_common(self)
         _settle_placement(self)
+        if self.is_replicated and self.compression is not None:
+            raise ConfigError(
+                f"table {self.name!r}: compression = {self.compression} with placement = 'replicated': "
+                "workers sum float32 values; remove one of the two"
+            )
         shape = _shape(self.name, self.shape)
         object.__setattr__(self, "shape", shape)
         if any(n < 1 for n in shape):
@@ -131,6 +141,8 @@ class EmbeddingTable:
             DenseTable.
         check_finite: The worker refuses to send a push that contains NaN or infinity, or whose rows of equal
             keys sum to infinity.
+        compression: Codec of pushes, as in a DenseTable. Each row is a block. Int8 needs rows of 16 values or
+            more.
     """
 
     name: str
@@ -141,6 +153,7 @@ class EmbeddingTable:
     partition: Partition | str = "hash"
     clip_norm: float = 0.0
     check_finite: bool = True
+    compression: Codec | str | None = None
 
     def __post_init__(self) -> None:
         """Check all values; names of optimizer, consistency, partition and init become values.
@@ -152,6 +165,16 @@ class EmbeddingTable:
         if not is_count(self.dim) or self.dim < 1:
             raise ConfigError(f"table {self.name!r}: dim = {self.dim}: must be 1 or more")
         object.__setattr__(self, "dim", int(self.dim))
+        if isinstance(self.compression, Int8) and self.dim < LEAST_INT8_DIM:
+            raise ConfigError(
+                f"table {self.name!r}: compression = 'int8' with dim = {self.dim}: needs rows of "
+                f"{LEAST_INT8_DIM} values or more; use 'bf16' or 'fp16'"
+            )
+        if self.compression is not None and self.dim > MOST_BLOCK:
+            raise ConfigError(
+                f"table {self.name!r}: compression with dim = {self.dim}: rows may have up to {MOST_BLOCK} "
+                "values"
+            )
         if isinstance(self.init, str):
             object.__setattr__(self, "init", Initializer.parse(self.init))
         check_value(f"table {self.name!r}: init", self.init, (Initializer,), "'zeros'")
@@ -222,6 +245,39 @@ def _settle_placement(table: DenseTable) -> None:
     object.__setattr__(table, "placement", placement)
 
 
+def _settle_compression(table: Table) -> None:
+    """Replace the name of a codec by the codec.
+
+    Raises:
+        ConfigError: There is no such codec, or it does not fit to the table's other options.
+    """
+    try:
+        codec = codec_of(table.compression)
+    except ConfigError as error:
+        raise ConfigError(f"table {table.name!r}: {error}") from None
+    object.__setattr__(table, "compression", codec)
+    if codec is None:
+        return
+    if needs_base(table.consistency):
+        raise ConfigError(
+            f"table {table.name!r}: compression = {codec} with the policy Compensate: pushes then also carry "
+            "the values that an update was computed on; use Accept, Scale or Reject"
+        )
+    if not table.check_finite:
+        raise ConfigError(
+            f"table {table.name!r}: compression = {codec} needs check_finite = true: codecs scale by the "
+            "greatest value of a block"
+        )
+
+
+def native_codec(table: Table) -> _native.Codec | None:
+    """Return the codec of a table's pushes as native code needs it; None: they are not encoded."""
+    assert not isinstance(table.compression, str)
+    if table.compression is None:
+        return None
+    return table.compression.native(table.dim if isinstance(table, EmbeddingTable) else None)
+
+
 def replicated_tables(tables: Sequence[Table]) -> dict[int, DenseTable]:
     """Return the replicated tables by their index in `tables`."""
     return {i: t for i, t in enumerate(tables) if isinstance(t, DenseTable) and t.is_replicated}
@@ -235,6 +291,7 @@ def _check_common(table: Table) -> None:
     check_value(f"{where} partition", table.partition, (Partition,), "HashPartition()")
     check_value(f"{where} check_finite", table.check_finite, (bool, np.bool_), "True")
     check_value(f"{where} clip_norm", table.clip_norm, (int, float, np.integer, np.floating), "1.0")
+    _settle_compression(table)
     if not isinstance(table.name, str) or not is_table_name(table.name):
         raise ConfigError(f"table name {table.name!r}: must be printable text without '/'")
     if not (math.isfinite(table.clip_norm) and table.clip_norm >= 0):

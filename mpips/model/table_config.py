@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from mpips.errors import ConfigError
+from mpips.model import codec
 from mpips.model.consistency import MODELS, POLICIES, Consistency
 from mpips.model.initializer import Initializer
 from mpips.model.optimizer import from_config as optimizer_from_config
@@ -49,6 +50,7 @@ def to_config(table: Table) -> dict[str, Any]:
         "partition": table.partition.to_config(),
         "clip_norm": float(table.clip_norm),
         "check_finite": bool(table.check_finite),
+        "compression": _codec_config(table),
     }
 
 
@@ -69,6 +71,11 @@ def from_config(config: Mapping[str, Any]) -> Table:
         where = Replicated(**placement) if isinstance(placement, Mapping) else placement
         return DenseTable(**{**given, "shape": tuple(config["shape"]), "placement": where})
     return EmbeddingTable(**given)
+
+
+def _codec_config(table: Table) -> dict[str, Any] | None:
+    assert not isinstance(table.compression, str)
+    return codec.to_config(table.compression)
 
 
 def _placement_config(table: DenseTable) -> str | dict[str, int]:

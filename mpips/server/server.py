@@ -22,7 +22,7 @@ from mpips.model.consistency import native
 from mpips.model.initializer import Initializer, table_seed
 from mpips.model.optimizer import SGD, PythonRule
 from mpips.model.placement import Placement
-from mpips.model.table import EmbeddingTable, Table
+from mpips.model.table import EmbeddingTable, Table, native_codec
 from mpips.mpi.messages import Figures
 from mpips.server.durability import NEW, Durability, backup_workers, check_journal
 from mpips.transport.region import (
@@ -192,6 +192,9 @@ class Server:
         consistency = native(table.consistency)
         init = table.init
         seed = table_seed(self._seed, table.name)
+        codec = native_codec(table)
+        if codec is not None:
+            self.core.set_codec(i, codec)
         if isinstance(table, EmbeddingTable):
             assert isinstance(init, Initializer)
             rows = self._memory(f"-t{i}-rows", self._sizes.first, self._sizes.reserve)

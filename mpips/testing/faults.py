@@ -55,6 +55,18 @@ TASKS: Mapping[str, FaultJob] = {
         ),
         evaluates=True,
     ),
+    # Small whole numbers are exact in bfloat16; the rounding of int8 must repeat after a restart.
+    "encoded": FaultJob(
+        (
+            "options.pulls=true",
+            "table.compression=bf16",
+            "tables.fitted.compression=int8",
+            "train.eval_every=1",
+            *_SUM,
+        ),
+        bits=True,
+        evaluates=True,
+    ),
     # One server without rows, another without a shard of one dense table.
     "gaps": FaultJob(("options.gaps=true", "options.pulls=true", *_SUM), bits=True),
 }

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from mpips.errors import ConfigError
+from mpips.model.codec import Codec
 from mpips.model.consistency import Consistency
 from mpips.model.consistency import of_name as consistency_of
 from mpips.model.distinct import distinct_places
@@ -85,6 +86,7 @@ class Embedding(torch.nn.Module):
         optimizer: Optimizer | PythonRule | None = None,
         init: Initializer | str = "normal(0.01)",
         consistency: Consistency | str | None = None,
+        compression: Codec | str | None = None,
     ) -> None:
         """Make the layer; its table is declared by `prepare`.
 
@@ -93,6 +95,7 @@ class Embedding(torch.nn.Module):
             optimizer: Rule of the rows; None: SGD(0.01). An optimizer of torch has no part in them.
             init: Initial values of a row, a function of its id and of the job's seed.
             consistency: Consistency of the table; None: that of `prepare`.
+            compression: Codec of the pushes of rows; None: float32. See mpips.model.codec.
 
         Raises:
             ConfigError: A value is not accepted.
@@ -104,6 +107,7 @@ class Embedding(torch.nn.Module):
             consistency_of(consistency) if isinstance(consistency, str) else consistency
         )
         self._init = init
+        self._compression = compression
         # Raise the table's errors here, where the script names the values.
         self.table("embedding", self.consistency or consistency_of("bsp"))
         self._access: Access | None = None
@@ -123,6 +127,7 @@ class Embedding(torch.nn.Module):
             optimizer=self.optimizer,
             consistency=self.consistency or consistency,
             init=self._init,
+            compression=self._compression,
         )
 
     def join(self, job: TorchJob, name: str) -> None:
@@ -250,6 +255,7 @@ class EmbeddingBag(Embedding):
         optimizer: Optimizer | PythonRule | None = None,
         init: Initializer | str = "normal(0.01)",
         consistency: Consistency | str | None = None,
+        compression: Codec | str | None = None,
     ) -> None:
         """Make the layer; see `Embedding` for what is not listed.
 
@@ -261,8 +267,15 @@ class EmbeddingBag(Embedding):
             optimizer: Rule of the rows.
             init: Initial values of a row.
             consistency: Consistency of the table.
+            compression: Codec of the pushes of rows.
         """
-        super().__init__(dim, optimizer=optimizer, init=init, consistency=consistency)
+        super().__init__(
+            dim,
+            optimizer=optimizer,
+            init=init,
+            consistency=consistency,
+            compression=compression,
+        )
         if mode not in ("sum", "mean", "max"):
             raise ConfigError(f"EmbeddingBag: mode = {mode!r}: must be 'sum', 'mean' or 'max'")
         self.mode = mode

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch.nn.parameter import UninitializedParameter
 
 from mpips.errors import ConfigError
+from mpips.model.codec import Codec
 from mpips.model.consistency import Consistency
 from mpips.model.optimizer import SGD, Optimizer
 from mpips.model.replicated import TablePlacement
@@ -60,7 +61,12 @@ class ParameterTable:
         self._array: Float32 | None = None  # the parameter's memory, if pulls can write into it
         self._place = 0  # address of that memory
 
-    def table(self, consistency: Consistency, placement: TablePlacement = "servers") -> DenseTable:
+    def table(
+        self,
+        consistency: Consistency,
+        placement: TablePlacement = "servers",
+        compression: Codec | None = None,
+    ) -> DenseTable:
         """Return the table to declare."""
         return DenseTable(
             self.name,
@@ -68,6 +74,7 @@ class ParameterTable:
             optimizer=self.rule or SGD(0.0),
             consistency=consistency,
             placement=placement,
+            compression=compression,
         )
 
     @property

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from mpips.errors import ConfigError
+from mpips.model.codec import Codec, codec_of
 from mpips.model.consistency import Consistency
 from mpips.model.consistency import of_name as consistency_of
 from mpips.model.optimizer import SGD
@@ -105,6 +106,7 @@ def prepare(
     buffers: BufferRule = "worker 0",
     overlap: bool | None = None,
     placement: Replicated | str = "servers",
+    compression: Codec | str | None = None,
     stream: int | None = None,
     init: Init | None = None,
     name: str = "",
@@ -147,6 +149,8 @@ def prepare(
             BSP. Embeddings and buffers are on servers in any case. Replicated(check_every=N) also compares
             the copies on different nodes every N steps. "auto": the job decides for each parameter at its
             start, by measured bandwidths and the free memory; see mpips.model.auto_placement.
+        compression: Codec of the pushes of all parameters, such as "int8" or Bf16(); None: float32.
+            Embeddings have one of their own. See mpips.model.codec.
         stream: Number of layers whose parameters may be in the memory of this worker, for models that are
             larger; None: all. A layer is a module that has parameters of its own. The values of a parameter
             are pulled when a function of torch receives it, in forward and in backward, and freed when
@@ -169,6 +173,7 @@ def prepare(
     job = job_of("mpips.torch.prepare")
     rules = consistency_of(consistency) if isinstance(consistency, str) else consistency
     where = _placement(placement, rules)
+    codec = _codec(compression)
     _check(model, optimizer, job, rules, buffers, overlap)
     check_stream(stream, init, rules, overlap)
     if stream is not None and where == "auto":
@@ -195,7 +200,7 @@ def prepare(
     for path, embedding in embeddings.items():
         embedding.join(job, path)
     for table in tables:
-        job.script.declare(table.table(rules, where), table.initial_values, table.group)
+        job.script.declare(table.table(rules, where, codec), table.initial_values, table.group)
         job.add(table)
     for buffer in own_buffers:
         job.script.declare(buffer.table(rules), buffer.initial_values)
@@ -234,6 +239,18 @@ def _placement(given: Replicated | str, consistency: Consistency) -> TablePlacem
     except ConfigError as error:
         raise ConfigError(f"prepare: {error}") from None
     return found
+
+
+def _codec(given: Codec | str | None) -> Codec | None:
+    """Return the codec of all parameters.
+
+    Raises:
+        ConfigError: There is no such codec.
+    """
+    try:
+        return codec_of(given)
+    except ConfigError as error:
+        raise ConfigError(f"prepare: {error}") from None
 
 
 def _check(

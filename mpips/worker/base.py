@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from mpips import _native
 from mpips.errors import ConfigError
 from mpips.model.consistency import BSP, judges_staleness, needs_base
+from mpips.model.initializer import table_seed
 from mpips.model.optimizer import Optimizer, PythonRule
 from mpips.model.table import DenseTable, EmbeddingTable
 from mpips.worker.noted import NotedPulls
@@ -45,6 +46,10 @@ class Handle:
         self._servers = servers
         self._closed_at = -1  # clock of the newest push that closed the table
         self._change = (0, 0)  # clock of the newest `set_optimizer`, and their number in that clock
+        self._encoded = (
+            -1,
+            0,
+        )  # clock of the newest push with a codec, and its number in that clock
         # The newest hyperparameters. Adam's correction table is made once and lives as long as they do.
         self._hyperparameters: _native.OptimizerConfig | None = None
         self._connection = connection
@@ -101,6 +106,20 @@ class Handle:
             )
         self._start_sending(self._servers)
         connection.control.state = "computing"
+
+    def _random_key(self) -> int:
+        """Return the key of the random numbers of the next push, which a codec rounds with.
+
+        A worker that repeats a clock makes the same pushes in it, so it gets the same keys.
+        """
+        connection = self._connection
+        clock, number = self._encoded
+        number = number + 1 if clock == connection.now else 0
+        self._encoded = connection.now, number
+        position = connection.position
+        seed = table_seed(position.seed, f"codec of {self.name}")
+        step = position.steps_before + connection.now
+        return _native.random_key(seed, connection.index, step, number)
 
     def _check_open(self, what: str) -> None:
         """Raise ConfigError if the worker has closed the table in this clock."""

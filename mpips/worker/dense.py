@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 from mpips.errors import ConfigError
 from mpips.model.arrays import as_float32, check_out
 from mpips.model.consistency import BSP, needs_base
-from mpips.model.table import DenseTable
+from mpips.model.table import DenseTable, native_codec
 from mpips.transport.channel import MemoryChannel
 from mpips.worker.base import Handle
 from mpips.worker.paths import choose_path
 from mpips.worker.paths.direct import direct_path
+from mpips.worker.paths.encoded import EncodedPath
+from mpips.worker.paths.path import DensePath
 from mpips.worker.requests import PolledRequest, PushResult, Request
 
 if TYPE_CHECKING:
@@ -42,7 +44,13 @@ class DenseHandle(Handle):
         self._shards = shards
         self._writers = [(s.server, connection.channels[s.server].writer) for s in shards]
         self._direct = direct_path(connection, index, shards, table)
-        self._paths = [choose_path(connection, index, part, table) for part in shards]
+        self._paths: list[DensePath] = []
+        self._encoded_paths: list[EncodedPath] = []
+        codec = native_codec(table)
+        if codec is None:
+            self._paths = [choose_path(connection, index, part, table) for part in shards]
+        else:
+            self._encoded_paths = [EncodedPath(connection, index, part, codec) for part in shards]
         # A path may look for NaN while it copies only if no other server has a record by then.
         self._path_checks = (
             table.check_finite
@@ -59,7 +67,9 @@ class DenseHandle(Handle):
     @property
     def paths(self) -> list[str]:
         """Names of the paths that updates take, one per server, or "direct" alone; see mpips.worker.paths."""
-        return [self._direct.name] if self._direct else [path.name for path in self._paths]
+        if self._direct is not None:
+            return [self._direct.name]
+        return [p.name for p in self._paths] + [p.name for p in self._encoded_paths]
 
     def pull(self, out: Float32 | None = None) -> Float32:
         """Fetch the current values. Not collective; blocks until they satisfy the consistency model.
@@ -246,16 +256,27 @@ class DenseHandle(Handle):
         self._connection.control.state = f"pushing {self.name!r}"
         values = update.reshape(-1)
         base_values = base.reshape(-1) if base is not None else None
-        ends = {}
-        for part, path in zip(self._shards, self._paths, strict=True):
-            low = base_values[part.start : part.stop] if base_values is not None else None
-            end = path.push(values[part.start : part.stop], low, path_checks)
-            if end is None:
-                self._check_finite("the update", update)
-            else:
-                ends[part.server] = end
+        if self._encoded_paths:
+            key = self._random_key()
+            ends = {path.server: path.push(values, key) for path in self._encoded_paths}
+        else:
+            ends = self._push_parts(values, base_values, path_checks)
         self._connection.control.state = "computing"
         return self._request(ends)
+
+    def _push_parts(
+        self, values: Float32, base: Float32 | None, path_checks: bool
+    ) -> dict[int, int]:
+        """Push the part of each server; return the number of the last record at each of them."""
+        ends = {}
+        for part, path in zip(self._shards, self._paths, strict=True):
+            low = base[part.start : part.stop] if base is not None else None
+            end = path.push(values[part.start : part.stop], low, path_checks)
+            if end is None:
+                self._check_finite("the update", values)
+            else:
+                ends[part.server] = end
+        return ends
 
     def push_pull(self, update: Float32, out: Float32 | None = None) -> Float32:
         """Push an update, end the clock under BSP, and pull the new values. Blocks like `pull`.

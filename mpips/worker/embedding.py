@@ -11,7 +11,7 @@ from mpips import _native
 from mpips.model.arrays import as_array, as_float32, check_out, described
 from mpips.model.consistency import BSP, needs_base
 from mpips.model.initializer import Initializer, table_seed
-from mpips.model.table import EmbeddingTable
+from mpips.model.table import EmbeddingTable, native_codec
 from mpips.worker.base import Handle, norm_of
 from mpips.worker.requests import PolledRequest, PushResult, Request
 
@@ -43,6 +43,7 @@ class EmbeddingHandle(Handle):
         super().__init__(connection, index, table, range(len(connection.channels)))
         self.dim = table.dim
         self._partitioner = partitioner
+        self._codec = native_codec(table)
         # Plans that no request uses; making a new one costs more than a batch.
         self._plans: list[_native.KeyPlan] = []
         self._prefetched: tuple[Int64, int, Request[Float32]] | None = None
@@ -222,8 +223,9 @@ class EmbeddingHandle(Handle):
         repeats = plan.n_unique < len(plan)
         rows = self._checked_sums(plan, rows, base) if repeats else self._checked(rows, base)
         self._connection.control.state = f"pushing {self.name!r}"
+        key = self._random_key() if self._codec is not None else 0
         ends = {
-            server: self._push_group(server, count, plan, rows, base)
+            server: self._push_group(server, count, plan, rows, base, key)
             for server, count in self._groups(plan)
         }
         self._connection.control.state = "computing"
@@ -261,11 +263,20 @@ class EmbeddingHandle(Handle):
         plan: _native.KeyPlan,
         rows: Float32,
         base: Float32 | None,
+        random_key: int,
     ) -> int:
         writer, done = self._connection.channels[server].writer, 0
         while True:
             done = writer.push_planned(
-                self._index, self._connection.now, plan, server, rows, base, done
+                self._index,
+                self._connection.now,
+                plan,
+                server,
+                rows,
+                base,
+                done,
+                self._codec,
+                random_key,
             )
             if done == count:
                 return writer.next_sequence - 1

@@ -30,7 +30,7 @@ from mpips import _native
 from mpips.model.consistency import ASP, BSP, SSP, Compensate, Reject, Scale
 from mpips.model.optimizer import FTRL, SGD, Adagrad, Adam, Momentum, PythonRule
 from mpips.model.placement import place
-from mpips.model.table import DenseTable, EmbeddingTable, Table
+from mpips.model.table import DenseTable, EmbeddingTable, Table, native_codec
 from mpips.server.durability import Durability
 from mpips.server.server import Server
 from mpips.transport.region import Regions, attach, new_token, persistent, unlink_job
@@ -213,9 +213,21 @@ class Life_:
             self.until(lambda: writer.push_staged(p.table, p.clock, where, None, n))
             return
 
+        codec = native_codec(self.load.tables[p.table])
+        key = hash((p.worker, p.clock, p.table, p.ordinal)) & 0xFFFF
+        plan = _native.KeyPlan()
+        if p.keys is not None:
+            plan.build(p.keys, _native.Partitioner.hash(1))
+
         def write() -> bool:
             nonlocal done
-            if p.keys is None:
+            if codec is not None and p.keys is None:
+                done = writer.push_encoded(p.table, p.clock, codec, p.update, 0, n, key, done)
+            elif codec is not None:
+                done = writer.push_planned(
+                    p.table, p.clock, plan, 0, p.update, None, done, codec, key
+                )
+            elif p.keys is None:
                 done = writer.push_dense(p.table, p.clock, p.update, p.base, done)
             else:
                 done = writer.push_rows(p.table, p.clock, p.keys, p.update, p.base, done)
@@ -506,6 +518,15 @@ def loads() -> dict[str, Load]:
     for bound in (0, 2):
         # With one worker there is one order only.
         found[f"pair-asp-{bound}"] = Load(tables, sizes, 1, drain_every=3, partner=bound)
+    # Blocks of 128 values in records of 960 bytes; each launch repeats the rounding of the one before.
+    for m, model in {"bsp": BSP(), "asp": ASP()}.items():
+        tables = [
+            DenseTable("d", (3000,), Adam(0.1), model, compression="int8"),
+            EmbeddingTable("e", 20, Adagrad(0.1), model, compression="int8"),
+            EmbeddingTable("f", 3, SGD(0.5), model, compression="fp16"),
+        ]
+        sizes = [(0, 3000, ""), (1, 40, ""), (2, 150, ""), (0, 3000, "")]
+        found[f"encoded-{m}"] = Load(tables, sizes, n_workers=2 if m == "bsp" else 1)
     for m, model in {"bsp": BSP(), "backup": BSP(backup=1), "asp": ASP()}.items():
         dim = 70 if m == "asp" else 32
         tables = [dense(150_000, "d", Adam(0.1), model), rows(dim, "e", Adam(0.1), model)]

@@ -10,15 +10,15 @@ A handle chooses its paths once, when it is made:
     rendezvous    rendezvous.py   this server is on another node, and its part is large and fits into the
                                   worker's rendezvous buffer there
     ring          ring.py         any other server on another node: records in its ring carry the values
+    encoded       encoded.py      all servers of a table with a codec: records carry encoded values
 
 The direct path is per table; the others are per table and server. What remains to be decided at each push
 is where the caller's array lies: memory from `Worker.allocate` is read in place (direct, shared) or put
 without a wait (rendezvous).
 
 `DenseHandle.push` takes the direct path where there is one. All other updates are checked, clipped and cut
-into the servers' parts in `DenseHandle._push_by_parts`: an encoding of updates belongs there, in front of the
-paths, and its decoding into the server's shard. A table whose updates are encoded has no direct path, like
-one with clip_norm.
+into the servers' parts in `DenseHandle._push_by_parts`. The encoded path receives the whole update instead of
+a part, since the blocks of a codec are those of the whole tensor.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from mpips.model.consistency import needs_base
 from mpips.model.placement import AREA_FROM_BYTES
 from mpips.model.table import DenseTable, Table
 from mpips.transport.channel import Channel, MemoryChannel, ShmChannel
+from mpips.worker.paths.encoded import EncodedPath
 from mpips.worker.paths.path import ONE_RECORD, DensePath
 from mpips.worker.paths.rendezvous import RendezvousPath
 from mpips.worker.paths.ring import RingPath
@@ -50,7 +51,9 @@ def has_direct_path(
         parts: The servers' parts of the flattened tensor.
         is_remote: For each part, True if the worker does not use the shared memory of its server.
     """
-    travels_as_it_is = not needs_base(table.consistency) and table.clip_norm == 0
+    travels_as_it_is = (
+        not needs_base(table.consistency) and table.clip_norm == 0 and table.compression is None
+    )
     fits = all(part.stop - part.start <= ONE_RECORD for part in parts)
     return travels_as_it_is and fits and not any(is_remote)
 
@@ -64,6 +67,8 @@ def path_to_server(table: DenseTable, part: ShardRange, is_remote: bool, area_by
         is_remote: True if the worker does not use the shared memory of the server.
         area_bytes: Length of the worker's rendezvous buffer at the server.
     """
+    if table.compression is not None:
+        return EncodedPath.name
     if not is_remote:
         return SharedPath.name
     n_bytes = 4 * (part.stop - part.start)

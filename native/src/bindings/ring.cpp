@@ -260,6 +260,23 @@ void bind_writer(py::module_& m) {
           py::arg("table"), py::arg("clock"), py::arg("update").noconvert(),
           py::arg("base").noconvert(), py::arg("done"))
       .def(
+          "push_encoded",
+          [](RingWriter& w, std::uint16_t table, std::uint64_t clock, const Codec& codec,
+             const FloatArray& tensor, std::size_t begin, std::size_t end, std::uint64_t random_key,
+             std::size_t done) {
+            const auto whole = static_cast<std::size_t>(tensor.size());
+            if (begin > end || end > whole || done > end - begin || codec.kind == CodecKind::none)
+              throw py::value_error("values " + std::to_string(begin) + " to " +
+                                    std::to_string(end) + " of a tensor of " +
+                                    std::to_string(whole) + ": out of range, or no codec");
+            const float* from = tensor.data();
+            py::gil_scoped_release release;
+            return w.push_encoded(table, clock, codec, from, whole, begin, end - begin, random_key,
+                                  done);
+          },
+          py::arg("table"), py::arg("clock"), py::arg("codec"), py::arg("tensor").noconvert(),
+          py::arg("begin"), py::arg("end"), py::arg("random_key"), py::arg("done"))
+      .def(
           "push_staged",
           [](RingWriter& w, std::uint16_t table, std::uint64_t clock, std::uint64_t offset,
              std::optional<std::uint64_t> base_offset, std::size_t n) {

@@ -30,12 +30,15 @@ Group group_of(const KeyPlan& plan, std::size_t server, const FloatArray& rows) 
 
 std::size_t push_planned(RingWriter& writer, std::uint16_t table, std::uint64_t clock,
                          const KeyPlan& plan, std::size_t server, const FloatArray& rows,
-                         const std::optional<FloatArray>& base, std::size_t done) {
+                         const std::optional<FloatArray>& base, std::size_t done,
+                         const Codec* codec, std::uint64_t random_key) {
   const Group g = group_of(plan, server, rows);
   if (base && base->size() != rows.size())
     throw py::value_error("base must have the shape of the rows");
-  const RowsToPush push{g.keys, rows.data(), base ? base->data() : nullptr, g.n, g.dim,
-                        &plan,  g.from};
+  if (codec != nullptr && (base || codec->block != g.dim || codec->kind == CodecKind::none))
+    throw py::value_error("a codec needs rows without base, of the length of its block");
+  const RowsToPush push{g.keys, rows.data(), base ? base->data() : nullptr,       g.n,       g.dim,
+                        &plan,  g.from,      codec != nullptr ? *codec : Codec{}, random_key};
   const py::gil_scoped_release release;
   return writer.push_rows(table, clock, push, done);
 }
@@ -55,7 +58,7 @@ void bind_planned_rows(py::class_<RingWriter>& writer) {
   writer
       .def("push_planned", &push_planned, py::arg("table"), py::arg("clock"), py::arg("plan"),
            py::arg("server"), py::arg("rows").noconvert(), py::arg("base").noconvert(),
-           py::arg("done"))
+           py::arg("done"), py::arg("codec").none(true), py::arg("random_key"))
       .def("pull_planned", &pull_planned, py::arg("table"), py::arg("clock"), py::arg("plan"),
            py::arg("server"), py::arg("out").noconvert(), py::arg("done"));
 }

@@ -390,6 +390,12 @@ void register_server(py::module_& m) {
           },
           py::arg("worker"), py::arg("memory"), py::keep_alive<1, 3>())
       .def(
+          "set_codec",
+          [](Server& s, std::uint16_t table, const Codec& codec) {
+            s.core().set_codec(table, codec);
+          },
+          py::arg("table"), py::arg("codec"))
+      .def(
           "set_patience", [](Server& s, double seconds) { s.core().set_patience(seconds); },
           py::arg("seconds"))
       .def("set_remote_peers", &Server::set_remote_peers, py::arg("any"))

@@ -84,6 +84,15 @@ struct KernelTable {
   // is the delay compensation of DC-ASGD (Zheng et al., ICML 2017).
   void (*compensate)(float* out, const float* g, const float* w, const float* base, float lambda,
                      std::size_t n) noexcept;
+  // Codecs; see codec_loops.hpp.
+  float (*max_abs)(const float* src, std::size_t n) noexcept;
+  void (*encode_bf16)(std::uint16_t* dst, const float* src, std::size_t n) noexcept;
+  void (*decode_bf16)(float* dst, const std::uint16_t* src, std::size_t n) noexcept;
+  void (*encode_fp16)(std::uint16_t* dst, const float* src, std::size_t n, float factor) noexcept;
+  void (*decode_fp16)(float* dst, const std::uint16_t* src, std::size_t n, float factor) noexcept;
+  void (*encode_int8)(std::int8_t* dst, const float* src, std::size_t n, float factor,
+                      std::uint32_t key0, std::uint32_t key1, std::uint32_t first) noexcept;
+  void (*decode_int8)(float* dst, const std::int8_t* src, std::size_t n, float scale) noexcept;
   // Return XXH3-64 of n bytes.
   std::uint64_t (*hash)(const void* data, std::size_t n, std::uint64_t seed) noexcept;
   // Add n bytes to an XXH3_state_t. All tables can continue each other's states.

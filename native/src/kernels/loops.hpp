@@ -3,6 +3,7 @@
 // XXH_INLINE_ALL makes all its functions static, so each file has its own.
 #include <xxhash.h>
 
+#include "kernels/codec_loops.hpp"
 #include "kernels/kernel_types.hpp"
 #include "kernels/rules.hpp"
 
@@ -304,6 +305,13 @@ constexpr KernelTable table_of(const char* name) {
           copy_finite<V>,
           stream_finite<V>,
           compensate<V>,
+          max_abs,
+          encode_bf16,
+          decode_bf16,
+          encode_fp16,
+          decode_fp16,
+          encode_int8,
+          decode_int8,
           hash,
           hash_more};
 }

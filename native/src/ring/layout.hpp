@@ -23,7 +23,7 @@ namespace mpips {
 
 constexpr std::uint64_t region_magic = 0x3153504950534d31ULL;
 constexpr std::uint16_t record_magic = 0x504dU;
-constexpr std::uint32_t layout_version = 6;
+constexpr std::uint32_t layout_version = 7;
 constexpr std::size_t line_bytes = 64;
 constexpr std::size_t page_bytes = 4096;
 // A stamp lies this far before its record. So one put carries both, and processors that fetch lines
@@ -65,7 +65,9 @@ struct RecordHeader {
   std::uint8_t version;
   std::uint8_t kind;
   std::uint16_t flags;
-  std::uint16_t slot;  // in a store record 0 for values, else one more than the number of the state
+  // in a store record 0 for values, else one more than the number of the state; in a push the codec
+  // of its values, see codec_word
+  std::uint16_t slot;
   std::uint32_t generation;
   std::uint16_t worker;
   std::uint16_t table;
@@ -85,9 +87,10 @@ struct RecordHeader {
 static_assert(sizeof(RecordHeader) == line_bytes);
 
 // Return the bytes that a record brings to the server, wherever they lie: values and base values of
-// a dense push, otherwise the payload.
+// a dense push without a codec, otherwise the payload.
 inline std::uint64_t carried_bytes(const RecordHeader& h) noexcept {
-  if (static_cast<RecordKind>(h.kind) != RecordKind::push_dense) return h.payload_bytes;
+  if (static_cast<RecordKind>(h.kind) != RecordKind::push_dense || h.slot != 0)
+    return h.payload_bytes;
   return std::uint64_t{h.count} * sizeof(float) * ((h.flags & flag_base) != 0 ? 2 : 1);
 }
 

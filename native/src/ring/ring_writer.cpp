@@ -285,6 +285,27 @@ std::size_t RingWriter::push_dense(std::uint16_t table, std::uint64_t clock, con
   return done;
 }
 
+std::size_t RingWriter::push_encoded(std::uint16_t table, std::uint64_t clock, Codec codec,
+                                     const float* tensor, std::size_t whole, std::size_t begin,
+                                     std::size_t n, std::uint64_t random_key, std::size_t done) {
+  if (done == 0 && skips_push(table, clock, n, nullptr)) return n;
+  for (std::size_t free = credits(); done < n && free > 0; --free) {
+    const std::size_t skew = (begin + done) % codec.block;
+    const std::size_t count =
+        std::min(encoded_capacity(codec, skew, box_.geometry.payload_capacity()), n - done);
+    RecordHeader h = push_header(RecordKind::push_dense, table, clock, done == 0);
+    h.flags = segment_flags(done, count, n);
+    h.slot = codec_word(codec.kind, skew);
+    h.count = static_cast<std::uint32_t>(count);
+    h.offset = done;
+    h.payload_bytes = static_cast<std::uint32_t>(encoded_bytes(codec, skew, count));
+    encode(codec, tensor, whole, begin + done, count, random_key, box_.slot(next_) + sizeof h);
+    done += count;
+    finish_record(&h, done == n ? role_push_end : role_other);
+  }
+  return done;
+}
+
 bool RingWriter::push_whole(std::uint16_t table, std::uint64_t clock, const float* update,
                             std::size_t n, bool check_finite) {
   if (credits() == 0) return false;
@@ -346,14 +367,16 @@ std::size_t RingWriter::push_rows(std::uint16_t table, std::uint64_t clock, cons
                                   std::size_t done) {
   if (done == 0 && push.n != 0 && skips_push(table, clock, push.n, push.keys)) return push.n;
   const std::size_t parts = push.base != nullptr ? 2 : 1;
-  const std::size_t row_bytes = push.dim * sizeof(float);
+  const bool encodes = push.codec.kind != CodecKind::none;
+  const std::size_t row_bytes =
+      encodes ? encoded_bytes(push.codec, 0, push.dim) : push.dim * sizeof(float);
   const std::size_t unit = sizeof(std::int64_t) + parts * row_bytes;
   const std::size_t capacity = box_.geometry.payload_capacity() / unit;
   if (capacity == 0)
     throw std::invalid_argument("a row of " + std::to_string(push.dim) +
                                 " floats does not fit into a ring slot; raise slot_kib");
   const bool fits = (push.n + capacity - 1) / capacity <= box_.geometry.n_slots;
-  const int same = (push.base ? flag_base : 0) | (fits ? flag_fits : 0);
+  const int same = (push.base ? flag_base : 0) | (fits && !encodes ? flag_fits : 0);
   for (std::size_t free = credits(); done < push.n; --free) {
     // Read the credits again: the server may have consumed records meanwhile.
     if (free == 0 && (free = credits()) == 0) break;
@@ -367,7 +390,11 @@ std::size_t RingWriter::push_rows(std::uint16_t table, std::uint64_t clock, cons
     at = append(at, push.keys + done, count * sizeof(std::int64_t));
     auto* rows = reinterpret_cast<float*>(at);
     auto* base = rows + count * push.dim;
-    if (push.plan == nullptr) {
+    if (encodes) {
+      h.slot = codec_word(push.codec.kind, 0);
+      encode_rows(push.codec, summed(push, done, count), push.keys + done, count, push.random_key,
+                  at);
+    } else if (push.plan == nullptr) {
       append(at, push.rows + done * push.dim, count * row_bytes);
       if (parts == 2) std::memcpy(base, push.base + done * push.dim, count * row_bytes);
     } else {
@@ -379,6 +406,14 @@ std::size_t RingWriter::push_rows(std::uint16_t table, std::uint64_t clock, cons
     finish_record(&h, done == push.n ? role_push_end : role_other);
   }
   return done;
+}
+
+// Return rows [done, done + count) of a push, with the rows of equal keys added up.
+const float* RingWriter::summed(const RowsToPush& push, std::size_t done, std::size_t count) {
+  if (push.plan == nullptr) return push.rows + done * push.dim;
+  sums_.resize(count * push.dim);
+  push.plan->sum_rows(push.from + done, count, push.rows, push.dim, sums_.data());
+  return sums_.data();
 }
 
 std::size_t RingWriter::pull_rows(std::uint16_t table, std::uint64_t clock, const RowsToPull& pull,

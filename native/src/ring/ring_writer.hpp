@@ -12,6 +12,7 @@
 
 #include "kernels/optimizer_config.hpp"
 #include "keys/key_plan.hpp"
+#include "ring/codec.hpp"
 #include "ring/layout.hpp"
 #include "ring/push_tag.hpp"
 
@@ -64,6 +65,8 @@ struct RowsToPush {
   std::size_t n, dim;
   const KeyPlan* plan = nullptr;
   std::size_t from = 0;
+  Codec codec = {};              // of the rows, which then have no base; its block is `dim`
+  std::uint64_t random_key = 0;  // for stochastic rounding
 };
 
 // Rows to pull from one server. With a plan, `out` is the whole batch, and each row goes from the
@@ -133,6 +136,11 @@ class RingWriter {
   // Push from element (row) `done` on; return the element (row) reached when credits ran out.
   std::size_t push_dense(std::uint16_t table, std::uint64_t clock, const float* update,
                          const float* base, std::size_t n, std::size_t done);
+  // Push elements [begin, begin + n) of a tensor of `whole` finite values, encoded; `done` and the
+  // result count from `begin`.
+  std::size_t push_encoded(std::uint16_t table, std::uint64_t clock, Codec codec,
+                           const float* tensor, std::size_t whole, std::size_t begin, std::size_t n,
+                           std::uint64_t random_key, std::size_t done);
   // Push an update that fits into one record, and check it while copying. Return false, with
   // nothing written, if there is no credit or (with `check_finite`) a value is NaN or infinite.
   bool push_whole(std::uint16_t table, std::uint64_t clock, const float* update, std::size_t n,
@@ -233,6 +241,7 @@ class RingWriter {
   RecordHeader push_header(RecordKind kind, std::uint16_t table, std::uint64_t clock,
                            bool first) noexcept;
   void finish_record(RecordHeader* h, std::uint8_t role) noexcept;
+  const float* summed(const RowsToPush& push, std::size_t done, std::size_t count);
   bool skips_push(std::uint16_t table, std::uint64_t clock, std::uint64_t n,
                   const std::int64_t* keys);
   bool skips_tick(RecordKind kind, std::uint64_t clock);
@@ -262,6 +271,7 @@ class RingWriter {
   double bad_reply_since_ = 0.0;
   bool replays_ = false;
   Replay before_;
+  std::vector<float> sums_;           // of rows, before they are encoded
   std::string mismatch_;              // the first mismatch; nothing is written after it
   std::uint64_t repeated_clock_ = 0;  // the clock that is being repeated
   // of that clock: pushes repeated so far, and their tag

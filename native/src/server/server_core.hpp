@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "journal/journal.hpp"
+#include "ring/codec.hpp"
 #include "ring/layout.hpp"
 #include "ring/push_tag.hpp"
 #include "server/clocks.hpp"
@@ -105,6 +106,8 @@ class ServerCore {
   void add_embedding(std::uint16_t table, std::unique_ptr<EmbeddingShard> shard,
                      ConsistencyConfig consistency);
   void add_absent(std::uint16_t table, ConsistencyConfig consistency);
+  // Set the codec of a table's pushes; no other one is accepted.
+  void set_codec(std::uint16_t table, Codec codec) { tables_.at(table).codec = codec; }
   void set_staging(std::size_t worker, StagingArea area) { staging_.at(worker) = area; }
   // Set the staging memory of an earlier launch, for that launch's records that are still in the
   // ring.
@@ -199,6 +202,7 @@ class ServerCore {
     std::unique_ptr<Shard> shard;  // null: this server has no part of the table
     EmbeddingShard* embedding = nullptr;
     ConsistencyConfig consistency;
+    Codec codec;
     std::uint64_t version = 0;       // pushes applied in this launch; BSP: clocks closed
     std::uint64_t steps_before = 0;  // updates before this launch, if it started from a checkpoint
     TableStats stats;
@@ -226,7 +230,11 @@ class ServerCore {
     std::uint64_t held_cut = 0;      // the cut whose record is at the head, not consumed; 0: none
     std::string position_text = {};  // payload of the last cut record
     std::uint64_t inherited = 0;     // records below this sequence are of an earlier launch
-    std::uint64_t open_area = 0;     // flag_area: where the push starts, bytes into the buffer
+    // values of a record with a codec, and one more than its sequence; a record that must wait is
+    // decoded once
+    std::vector<float> decoded = {};
+    std::uint64_t decoded_record = 0;
+    std::uint64_t open_area = 0;  // flag_area: where the push starts, bytes into the buffer
     std::uint64_t verified = 0;  // one more than the last record whose segment matched its checksum
     // With a replica; sequences of records. No record from `limit` on may be consumed yet.
     std::uint64_t limit = ~std::uint64_t{0};
@@ -257,6 +265,7 @@ class ServerCore {
   bool piece_is_whole(std::size_t worker, const RecordHeader& header, const std::uint8_t* payload);
   void check_clock(std::size_t worker, const RecordHeader& header) const;
   void check_push(std::size_t worker, const RecordHeader& header) const;
+  void check_encoded(std::size_t worker, const RecordHeader& header) const;
   void check_segment(std::size_t worker, const RecordHeader& header) const;
   void check_nothing_open(std::size_t worker) const;
   Verdict handle(std::size_t worker, const RecordHeader& header, const std::uint8_t* payload);
@@ -278,6 +287,7 @@ class ServerCore {
   Update parse_area(std::size_t worker, const RecordHeader& header,
                     const std::uint8_t* payload) const;
   Update parse(std::size_t worker, const RecordHeader& header, const std::uint8_t* payload) const;
+  Update parse_encoded(std::size_t worker, const RecordHeader& header, const std::uint8_t* payload);
   std::uint64_t discard_clock(std::size_t worker);
   void close_clock();
   void apply_sum(Table* t, const std::vector<std::size_t>& buffers, std::size_t n_workers);

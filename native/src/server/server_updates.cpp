@@ -65,6 +65,29 @@ Update ServerCore::parse(std::size_t worker, const RecordHeader& h,
   return part;
 }
 
+// Decode the values of a record. They stay valid until the next record of this worker with a codec.
+Update ServerCore::parse_encoded(std::size_t worker, const RecordHeader& h,
+                                 const std::uint8_t* payload) {
+  Ring& ring = rings_[worker];
+  const Table& t = tables_[h.table];
+  Update part;
+  part.offset = h.offset;
+  part.count = h.count;
+  std::size_t n = h.count;
+  if (t.embedding != nullptr) {
+    part.keys = reinterpret_cast<const std::int64_t*>(payload);
+    payload += h.count * sizeof(std::int64_t);
+    n *= t.embedding->dim();
+  }
+  if (ring.decoded_record != h.sequence + 1) {
+    ring.decoded.resize(n);
+    decode(t.codec, payload, skew_of(h.slot), n, ring.decoded.data());
+    ring.decoded_record = h.sequence + 1;
+  }
+  part.values = ring.decoded.data();
+  return part;
+}
+
 // Check that the sizes in the header agree with each other and with the table.
 void ServerCore::check_push(std::size_t worker, const RecordHeader& h) const {
   if (h.table >= tables_.size() || tables_[h.table].shard == nullptr)
@@ -73,6 +96,11 @@ void ServerCore::check_push(std::size_t worker, const RecordHeader& h) const {
   const Table& t = tables_[h.table];
   const bool rows = static_cast<RecordKind>(h.kind) == RecordKind::push_rows;
   if (rows != (t.embedding != nullptr)) violation(worker, "a push of the wrong kind for its table");
+  if (kind_bits_of(h.slot) != static_cast<std::uint16_t>(t.codec.kind))
+    violation(worker, "a push with codec " + std::to_string(kind_bits_of(h.slot)) +
+                          ", its table has codec " +
+                          codec_names[static_cast<std::size_t>(t.codec.kind)]);
+  if (h.slot != 0) return check_encoded(worker, h);
   const std::size_t parts = (h.flags & flag_base) != 0 ? 2 : 1;
   const std::size_t unit = rows ? sizeof(std::int64_t) + parts * t.embedding->dim() * sizeof(float)
                                 : parts * sizeof(float);
@@ -84,6 +112,25 @@ void ServerCore::check_push(std::size_t worker, const RecordHeader& h) const {
   const std::size_t expected = in_area                        ? sizeof(AreaPayload)
                                : (h.flags & flag_staged) != 0 ? sizeof(StagedPayload)
                                                               : h.count * unit;
+  if (h.payload_bytes != expected)
+    violation(worker, "a push whose payload has " + std::to_string(h.payload_bytes) +
+                          " bytes, expected " + std::to_string(expected));
+  check_segment(worker, h);
+}
+
+// Check a push whose values are encoded.
+void ServerCore::check_encoded(std::size_t worker, const RecordHeader& h) const {
+  const Table& t = tables_[h.table];
+  const bool rows = t.embedding != nullptr;
+  const std::size_t skew = skew_of(h.slot);
+  const int others = flag_base | flag_staged | flag_area | flag_arrived | flag_fits;
+  if ((h.flags & others) != 0 || ((h.flags & flag_closes) != 0 && (h.flags & flag_last) == 0))
+    violation(worker, "a push with flags that exclude each other");
+  if (skew >= t.codec.block || (rows && skew != 0))
+    violation(worker, "a push that begins outside its block");
+  const std::size_t n = rows ? h.count * t.embedding->dim() : h.count;
+  const std::size_t expected =
+      (rows ? h.count * sizeof(std::int64_t) : 0) + encoded_bytes(t.codec, skew, n);
   if (h.payload_bytes != expected)
     violation(worker, "a push whose payload has " + std::to_string(h.payload_bytes) +
                           " bytes, expected " + std::to_string(expected));
@@ -115,7 +162,7 @@ ServerCore::Verdict ServerCore::handle_push(std::size_t worker, const RecordHead
                                             const std::uint8_t* payload) {
   check_push(worker, h);
   Table& t = tables_[h.table];
-  const Update part = parse(worker, h, payload);
+  const Update part = h.slot != 0 ? parse_encoded(worker, h, payload) : parse(worker, h, payload);
   if (!t.shard->accepts(part)) violation(worker, "a push beyond the end of its shard");
   const bool last = (h.flags & flag_last) != 0;
   if (t.shard->ends_push(part, last) != last)

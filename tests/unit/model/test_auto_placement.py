@@ -86,11 +86,12 @@ def test_tables_that_cannot_be_replicated_lie_on_servers() -> None:
         auto("stale", 10, consistency=ASP()),
         auto("backed", 10, consistency=BSP(backup=1)),
         auto("python", 10, optimizer=PythonRule(print)),
+        auto("encoded", 10, compression="int8"),
     ]
     choice = choose_placement(tables, site((0, 0, 0), (0,)))
     assert choice.replicated == ()
     assert choice.reason.endswith(
-        "no table has BSP without backup workers and an optimizer of mpips"
+        "no table has BSP without backup workers, an optimizer of mpips and no compression"
     )
     mixed = choose_placement([*tables, auto("w", 10)], site((0, 0, 0), (0,)))
     assert mixed.replicated == ("w",)

@@ -138,7 +138,7 @@ def test_a_ring_full_of_segments_without_an_end_is_emptied():
     assert done == 4 * PER_RECORD
     slots = rig.layout.mailbox_offset(0) + rig.layout.geometry.slots_offset
     for slot in range(4):
-        at = slots + slot * rig.layout.geometry.record_stride + 6
+        at = slots + slot * rig.layout.geometry.record_stride + 4
         flags = rig.region.view(at, 2, True).view(np.uint16)
         flags |= 32
     rig.drain()
@@ -308,10 +308,10 @@ def test_planned_groups_that_do_not_fit_their_plan_are_refused():
     plan.build(np.array([3, 4]), _native.Partitioner.hash(1))
     good = np.zeros((2, 24), np.float32)
     with pytest.raises(IndexError, match="no such server"):
-        writer.push_planned(0, 0, plan, 1, good, None, 0)
+        writer.push_planned(0, 0, plan, 1, good, None, 0, None, 0)
     with pytest.raises(ValueError, match="keys of the batch"):
-        writer.push_planned(0, 0, plan, 0, good[:1], None, 0)
+        writer.push_planned(0, 0, plan, 0, good[:1], None, 0, None, 0)
     with pytest.raises(ValueError, match="base must have the shape"):
-        writer.push_planned(0, 0, plan, 0, good, good[:1], 0)
+        writer.push_planned(0, 0, plan, 0, good, good[:1], 0, None, 0)
     with pytest.raises(ValueError, match="keys of the batch"):
         writer.pull_planned(0, 0, plan, 0, good[0], 0)

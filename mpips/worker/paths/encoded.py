@@ -1,0 +1,70 @@
+"""The encoded path: records in the server's ring carry values that a codec has encoded.
+
+It serves servers of this node and of others alike, so that the update that arrives does not depend on where a
+server is. The worker encodes straight into the slots of the ring; see native/src/ring/codec.hpp.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mpips import _native
+from mpips.worker.paths.path import Float32
+
+if TYPE_CHECKING:
+    from mpips.model.placement import ShardRange
+    from mpips.worker.connection import Connection
+
+
+class EncodedPath:
+    """Updates of one dense table to one server, in the encoding of the table's codec."""
+
+    name = "encoded"
+
+    def __init__(
+        self, connection: Connection, index: int, part: ShardRange, codec: _native.Codec
+    ) -> None:
+        """Take the way to a server.
+
+        Args:
+            connection: Connection of the worker.
+            index: Index of the table.
+            part: The server and its part of the flattened tensor.
+            codec: Codec of the table.
+        """
+        self.server = part.server
+        self._connection = connection
+        self._index = index
+        self._part = part
+        self._codec = codec
+
+    def push(self, update: Float32, random_key: int) -> int:
+        """Write the records of an update. Blocks while there is no room for them.
+
+        Args:
+            update: The whole flattened tensor, float32, C-contiguous, finite: a block may begin in front of
+                this server's part, and its scale is that of all its values. Free at return.
+            random_key: Key of the push's random numbers.
+
+        Returns:
+            Sequence number of the last record.
+
+        Raises:
+            StallError: The server has taken no record for the job's timeout.
+        """
+        connection, part = self._connection, self._part
+        writer, done = connection.channels[self.server].writer, 0
+        while True:
+            done = writer.push_encoded(
+                self._index,
+                connection.now,
+                self._codec,
+                update,
+                part.start,
+                part.stop,
+                random_key,
+                done,
+            )
+            if done == part.stop - part.start:
+                return writer.next_sequence - 1
+            connection.wait_credit(self.server)

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+// Codecs: how the values of a push travel in fewer bytes. A worker encodes them while it writes a
+// record, and the server decodes a record into memory of its own before anything else, so all that
+// follows sees float32 values.
+//
+//   codec   payload of `count` values             rounding
+//   bf16    2 bytes a value                       to nearest, ties to even
+//   fp16    a float for each block, 2 bytes       to nearest; a block is scaled by a power of two
+//   int8    a float for each block, 1 byte        stochastic; the greatest magnitude of a block is
+//   127
+//
+// Blocks. Values are numbered within the whole tensor, and a block is a range of `block` numbers
+// that begins at a multiple of `block`. The scale of a block is that of all its values, also where
+// a record or a server's shard has only a part of them. So the values that arrive do not depend on
+// where a tensor is cut. Each row of an embedding table is a block.
+//
+// Stochastic rounding takes its random numbers from (key, block, place in the block), and nothing
+// is kept between two pushes. So a push that is repeated after a restart has the same bits.
+namespace mpips {
+
+enum class CodecKind : std::uint8_t { none = 0, bf16 = 1, fp16 = 2, int8 = 3 };
+constexpr const char* codec_names[] = {"none", "bf16", "fp16", "int8"};  // by CodecKind
+
+struct Codec {
+  CodecKind kind = CodecKind::none;
+  std::uint32_t block = 0;  // values; at most 4096
+
+  bool operator==(const Codec& other) const noexcept {
+    return kind == other.kind && block == other.block;
+  }
+};
+
+constexpr std::uint32_t most_block = 4096;
+
+// Return the bytes of one encoded value, without the scales.
+constexpr std::size_t unit_of(CodecKind kind) noexcept { return kind == CodecKind::int8 ? 1 : 2; }
+constexpr bool has_scales(CodecKind kind) noexcept { return kind >= CodecKind::fp16; }
+
+// Return the bytes of `count` encoded values; `skew`: place of the first one in its block.
+std::size_t encoded_bytes(Codec codec, std::size_t skew, std::size_t count) noexcept;
+
+// Return how many values fit into a number of bytes, at least 1; where possible whole blocks.
+std::size_t encoded_capacity(Codec codec, std::size_t skew, std::size_t bytes) noexcept;
+
+// Encode values [begin, begin + count) of a tensor of n finite values.
+void encode(Codec codec, const float* tensor, std::size_t n, std::size_t begin, std::size_t count,
+            std::uint64_t key, std::uint8_t* to) noexcept;
+
+// Encode n rows of `codec.block` finite values, each a block whose number is the row's key.
+void encode_rows(Codec codec, const float* rows, const std::int64_t* keys, std::size_t n,
+                 std::uint64_t key, std::uint8_t* to) noexcept;
+
+// Decode `count` values.
+void decode(Codec codec, const std::uint8_t* from, std::size_t skew, std::size_t count,
+            float* to) noexcept;
+
+// The word of a record's header that names its codec: kind, and the place of its first value in its
+// block.
+constexpr std::uint16_t codec_word(CodecKind kind, std::size_t skew) noexcept {
+  return static_cast<std::uint16_t>(static_cast<std::size_t>(kind) | (skew << 4));
+}
+constexpr std::uint16_t kind_bits_of(std::uint16_t word) noexcept { return word & 0xf; }
+constexpr std::size_t skew_of(std::uint16_t word) noexcept { return word >> 4; }
+
+}  // namespace mpips
