@@ -92,7 +92,7 @@ def _override(table: Table, options: TableConfig, measured: FrequencyPartition |
         changes["partition"] = _partition(table, options.partition, measured)
     if options.placement is not None and isinstance(table, DenseTable):
         changes["placement"] = options.placement
-    for name in ("init", "clip_norm", "check_finite", "compression"):
+    for name in ("init", "clip_norm", "check_finite", "compression", "pull_compression"):
         if getattr(options, name) is not None:
             changes[name] = getattr(options, name)
     return dataclasses.replace(table, **changes)

@@ -178,6 +178,10 @@ class TableConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             "block = 256}."
         ),
     ] = None
+    pull_compression: Annotated[
+        str | dict[str, Any] | None,
+        Meta(description="Codec of pulls: none, bf16 or int8. Workers receive rounded values."),
+    ] = None
 
 
 class SlurmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -102,6 +102,20 @@ def encode(kind: str, block: int, tensor: Float32, begin: int, end: int, key: in
     return np.concatenate([np.array(scales, np.float32).view(np.uint8), *codes])
 
 
+def encode_nearest(kind: str, block: int, values: Float32) -> Bytes:
+    """Encode flat values of whole blocks, each value rounded to the nearest; as pulls are encoded."""
+    if kind != "int8":
+        return encode(kind, block, values, 0, len(values), 0)
+    scales, codes = [], []
+    for start in range(0, len(values), block):
+        part = values[start : start + block]
+        factor, scale = scale_int8(part)
+        scales.append(scale)
+        rounded = np.floor(part * factor + np.float32(0.5))
+        codes.append(np.clip(rounded, -127, 127).astype(np.int8).view(np.uint8))
+    return np.concatenate([np.array(scales, np.float32).view(np.uint8), *codes])
+
+
 def encode_rows(kind: str, rows: Float32, keys: NDArray[np.int64], key: int) -> Bytes:
     """Encode rows, each a block whose number is its key."""
     if kind == "bf16":

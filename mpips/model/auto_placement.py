@@ -118,7 +118,7 @@ def choose_placement(tables: Sequence[Table], site: Site) -> Choice:
 
 
 def _can_be_replicated(table: DenseTable) -> bool:
-    if table.compression is not None:
+    if table.compression is not None or table.pull_compression is not None:
         return False
     try:
         check_replicated(table.consistency, table.optimizer)

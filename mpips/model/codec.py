@@ -1,11 +1,14 @@
 """Codecs: how the updates of a table travel in fewer bytes.
 
 A worker encodes the values of a push while it writes its records, and the server decodes them before it does
-anything else (native/src/ring/codec.hpp, which also says what each of them rounds). Values on servers, pulls
-and checkpoints stay float32. All codecs here keep nothing between two pushes: the update that arrives is a
-function of the update that was pushed and, where rounding is stochastic, of (seed, table, worker, step of the
-run, number of the push in it). So a restart repeats a push with the same bits, and results under BSP do not
-depend on the number of servers, the transport or the timing.
+anything else (native/src/ring/codec.hpp, which also says what each of them rounds). Values on servers and in
+checkpoints stay float32. Pulls may have a codec of their own, Bf16 or Int8: a server then also holds the
+values in this codec, rounded to nearest, and workers decode what they read.
+
+All codecs here keep nothing between two pushes: the update that arrives is a function of the update that was
+pushed and, where rounding is stochastic, of (seed, table, worker, step of the run, number of the push in it).
+So a restart repeats a push with the same bits, and results under BSP do not depend on the number of servers,
+the transport or the timing.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ BlockLength: TypeAlias = Annotated[int, Meta(ge=16, le=4096)]
 # The keys of CODECS.
 CodecName: TypeAlias = Literal["bf16", "fp16", "int8"]
 _FP16_BLOCK = 128
+VERSION_BLOCK = _native.BLOCK_FLOATS  # values that one version word guards
 MOST_BLOCK = 4096  # values; of a record's header, 12 bits say where in its block it begins
 LEAST_INT8_DIM = 16  # below it the scale of a row takes a quarter of the bytes or more
 
@@ -112,6 +116,27 @@ def codec_of(value: object) -> Codec | None:
         raise ConfigError(
             f"compression {kind.name!r} has {known}, not {', '.join(map(str, options))}"
         ) from None
+
+
+def pull_codec_of(value: object) -> Bf16 | Int8 | None:
+    """Return the codec of pulls that a user has given; None: none.
+
+    Raises:
+        ConfigError: There is no such codec, or it is not one for pulls.
+    """
+    try:
+        codec = codec_of(value)
+    except ConfigError as error:
+        raise ConfigError(
+            f"pull_{error}" if str(error).startswith("comp") else str(error)
+        ) from None
+    if isinstance(codec, Fp16):
+        raise ConfigError("pull_compression = 'fp16': must be 'bf16', 'int8' or 'none'")
+    if isinstance(codec, Int8) and VERSION_BLOCK % codec.block:
+        raise ConfigError(
+            f"pull_compression = {codec}: the block must be a power of two, from 16 to {MOST_BLOCK}"
+        )
+    return codec
 
 
 def to_config(codec: Codec | None) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ from mpips import _native
 from mpips.errors import ConfigError
 from mpips.model.optimizer import PythonRule
 from mpips.model.partition import Partition
-from mpips.model.table import DenseTable, EmbeddingTable, Table
+from mpips.model.table import DenseTable, EmbeddingTable, Table, native_pull_codec
 
 # bytes; dense pushes to shards of this size or larger go into the rendezvous buffer of a remote worker
 AREA_FROM_BYTES = 256 << 10
@@ -103,11 +103,31 @@ def _dense_ranges(tables: Sequence[Table], n_servers: int) -> dict[str, list[Sha
                 break
         else:
             groups.append((partition, {table.name: table.n_elements}))
-    return {
+    found = {
         name: [ShardRange(piece.server, piece.start, piece.stop) for piece in pieces]
         for partition, sizes in groups
         for name, pieces in partition.place(sizes, n_servers).pieces.items()
     }
+    for table in tables:
+        codec = native_pull_codec(table)
+        if isinstance(table, DenseTable) and codec is not None:
+            found[table.name] = _cut_at_blocks(found[table.name], codec.block)
+    return found
+
+
+def _cut_at_blocks(shards: Sequence[ShardRange], block: int) -> list[ShardRange]:
+    """Return shards that are cut at multiples of `block`.
+
+    The blocks of a codec of pulls are then the same on any number of servers, and so are the values.
+    """
+    result = []
+    start = 0
+    for i, shard in enumerate(shards):
+        stop = shard.stop if i == len(shards) - 1 else round(shard.stop / block) * block
+        if stop > start:
+            result.append(ShardRange(shard.server, start, stop))
+            start = stop
+    return result
 
 
 def as_partition(table: Table) -> Partition:
@@ -247,16 +267,20 @@ def place(
     _check_counts(n_workers, len(tables))
     embeddings = [t for t in tables if isinstance(t, EmbeddingTable)]
     dense = _dense_ranges(tables, n_servers)
-    extents: list[list[tuple[int, int, int]]] = [[] for _ in range(n_servers)]
+    extents: list[list[tuple[int, int, int, _native.Codec | None]]] = [[] for _ in range(n_servers)]
     for i, table in enumerate(tables):
+        codec = native_pull_codec(table)
         for part in dense.get(table.name, []):
-            extents[part.server].append((i, part.stop - part.start, table.optimizer.n_state))
-    longest = max((n for held in extents for _, n, _ in held), default=0)
+            n_state = table.optimizer.n_state
+            extents[part.server].append((i, part.stop - part.start, n_state, codec))
+    longest = max((n for held in extents for _, n, _, _ in held), default=0)
     geometry = ring_geometry(tables, longest, n_workers, n_slots, slot_bytes)
     layouts = []
     for server, held in enumerate(extents):
         here = range(n_workers) if near is None else near[server]
-        area = area_bytes([4 * n for _, n, _ in held], n_workers - len(here), remote_staging_bytes)
+        area = area_bytes(
+            [4 * n for _, n, _, _ in held], n_workers - len(here), remote_staging_bytes
+        )
         # A layout needs the list of workers without an area only if others have one.
         without = here if area else ()
         layouts.append(_native.Layout(n_workers, len(tables), geometry, held, area, without))

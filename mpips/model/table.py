@@ -21,7 +21,15 @@ from mpips import _native
 from mpips.errors import ConfigError
 from mpips.model.accepted import check_value, is_count
 from mpips.model.arrays import as_float32
-from mpips.model.codec import LEAST_INT8_DIM, MOST_BLOCK, Codec, Int8, codec_of
+from mpips.model.codec import (
+    LEAST_INT8_DIM,
+    MOST_BLOCK,
+    Bf16,
+    Codec,
+    Int8,
+    codec_of,
+    pull_codec_of,
+)
 from mpips.model.consistency import BSP, Consistency, needs_base
 from mpips.model.consistency import of_name as consistency_of
 from mpips.model.initializer import Initializer
@@ -56,6 +64,8 @@ class DenseTable:
             mpips.model.auto_placement.
         compression: Codec of pushes: Bf16(), Fp16(), Int8() or a name, such as "int8"; None: float32. Needs
             check_finite, and no policy that compensates stale updates. See mpips.model.codec.
+        pull_compression: Codec of pulls: Bf16(), Int8() or a name; None: float32. Workers receive rounded
+            values; those on servers and in checkpoints are not rounded.
     """
 
     name: str
@@ -68,6 +78,7 @@ class DenseTable:
     check_finite: bool = True
     placement: TablePlacement | str = "servers"
     compression: Codec | str | None = None
+    pull_compression: Bf16 | Int8 | str | None = None
 
     def __post_init__(self) -> None:
         """Check all values; names of optimizer, consistency, partition, init and placement become values.
@@ -77,10 +88,11 @@ class DenseTable:
         """
         _check_common(self)
         _settle_placement(self)
-        if self.is_replicated and self.compression is not None:
+        codec = self.compression or self.pull_compression
+        if self.is_replicated and codec is not None:
             raise ConfigError(
-                f"table {self.name!r}: compression = {self.compression} with placement = 'replicated': "
-                "workers sum float32 values; remove one of the two"
+                f"table {self.name!r}: compression = {codec} with placement = 'replicated': workers sum "
+                "float32 values; remove one of the two"
             )
         shape = _shape(self.name, self.shape)
         object.__setattr__(self, "shape", shape)
@@ -143,6 +155,7 @@ class EmbeddingTable:
             keys sum to infinity.
         compression: Codec of pushes, as in a DenseTable. Each row is a block. Int8 needs rows of 16 values or
             more.
+        pull_compression: Codec of pulls, as in a DenseTable. Each row is a block.
     """
 
     name: str
@@ -154,6 +167,7 @@ class EmbeddingTable:
     clip_norm: float = 0.0
     check_finite: bool = True
     compression: Codec | str | None = None
+    pull_compression: Bf16 | Int8 | str | None = None
 
     def __post_init__(self) -> None:
         """Check all values; names of optimizer, consistency, partition and init become values.
@@ -165,16 +179,18 @@ class EmbeddingTable:
         if not is_count(self.dim) or self.dim < 1:
             raise ConfigError(f"table {self.name!r}: dim = {self.dim}: must be 1 or more")
         object.__setattr__(self, "dim", int(self.dim))
-        if isinstance(self.compression, Int8) and self.dim < LEAST_INT8_DIM:
-            raise ConfigError(
-                f"table {self.name!r}: compression = 'int8' with dim = {self.dim}: needs rows of "
-                f"{LEAST_INT8_DIM} values or more; use 'bf16' or 'fp16'"
-            )
-        if self.compression is not None and self.dim > MOST_BLOCK:
-            raise ConfigError(
-                f"table {self.name!r}: compression with dim = {self.dim}: rows may have up to {MOST_BLOCK} "
-                "values"
-            )
+        for what in ("compression", "pull_compression"):
+            codec = getattr(self, what)
+            if isinstance(codec, Int8) and self.dim < LEAST_INT8_DIM:
+                raise ConfigError(
+                    f"table {self.name!r}: {what} = 'int8' with dim = {self.dim}: needs rows of "
+                    f"{LEAST_INT8_DIM} values or more; use 'bf16'"
+                )
+            if codec is not None and self.dim > MOST_BLOCK:
+                raise ConfigError(
+                    f"table {self.name!r}: {what} with dim = {self.dim}: rows may have up to {MOST_BLOCK} "
+                    "values"
+                )
         if isinstance(self.init, str):
             object.__setattr__(self, "init", Initializer.parse(self.init))
         check_value(f"table {self.name!r}: init", self.init, (Initializer,), "'zeros'")
@@ -253,6 +269,7 @@ def _settle_compression(table: Table) -> None:
     """
     try:
         codec = codec_of(table.compression)
+        object.__setattr__(table, "pull_compression", pull_codec_of(table.pull_compression))
     except ConfigError as error:
         raise ConfigError(f"table {table.name!r}: {error}") from None
     object.__setattr__(table, "compression", codec)
@@ -268,6 +285,14 @@ def _settle_compression(table: Table) -> None:
             f"table {table.name!r}: compression = {codec} needs check_finite = true: codecs scale by the "
             "greatest value of a block"
         )
+
+
+def native_pull_codec(table: Table) -> _native.Codec | None:
+    """Return the codec of a table's pulls as native code needs it; None: they are not encoded."""
+    assert not isinstance(table.pull_compression, str)
+    if table.pull_compression is None:
+        return None
+    return table.pull_compression.native(table.dim if isinstance(table, EmbeddingTable) else None)
 
 
 def native_codec(table: Table) -> _native.Codec | None:

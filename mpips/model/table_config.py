@@ -50,7 +50,8 @@ def to_config(table: Table) -> dict[str, Any]:
         "partition": table.partition.to_config(),
         "clip_norm": float(table.clip_norm),
         "check_finite": bool(table.check_finite),
-        "compression": _codec_config(table),
+        "compression": _codec_config(table.compression),
+        "pull_compression": _codec_config(table.pull_compression),
     }
 
 
@@ -73,9 +74,9 @@ def from_config(config: Mapping[str, Any]) -> Table:
     return EmbeddingTable(**given)
 
 
-def _codec_config(table: Table) -> dict[str, Any] | None:
-    assert not isinstance(table.compression, str)
-    return codec.to_config(table.compression)
+def _codec_config(value: codec.Codec | str | None) -> dict[str, Any] | None:
+    assert not isinstance(value, str)
+    return codec.to_config(value)
 
 
 def _placement_config(table: DenseTable) -> str | dict[str, int]:

@@ -22,7 +22,7 @@ from mpips.model.consistency import native
 from mpips.model.initializer import Initializer, table_seed
 from mpips.model.optimizer import SGD, PythonRule
 from mpips.model.placement import Placement
-from mpips.model.table import EmbeddingTable, Table, native_codec
+from mpips.model.table import EmbeddingTable, Table, native_codec, native_pull_codec
 from mpips.mpi.messages import Figures
 from mpips.server.durability import NEW, Durability, backup_workers, check_journal
 from mpips.transport.region import (
@@ -195,6 +195,9 @@ class Server:
         codec = native_codec(table)
         if codec is not None:
             self.core.set_codec(i, codec)
+        pull_codec = native_pull_codec(table)
+        if pull_codec is not None and isinstance(table, EmbeddingTable):
+            self.core.set_pull_codec(i, pull_codec)
         if isinstance(table, EmbeddingTable):
             assert isinstance(init, Initializer)
             rows = self._memory(f"-t{i}-rows", self._sizes.first, self._sizes.reserve)

@@ -61,6 +61,8 @@ TASKS: Mapping[str, FaultJob] = {
             "options.pulls=true",
             "table.compression=bf16",
             "tables.fitted.compression=int8",
+            "tables.fitted.pull_compression=int8",
+            "tables.factors.pull_compression=bf16",
             "train.eval_every=1",
             *_SUM,
         ),

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from mpips.errors import ConfigError
-from mpips.model.codec import Codec
+from mpips.model.codec import Bf16, Codec, Int8
 from mpips.model.consistency import Consistency
 from mpips.model.consistency import of_name as consistency_of
 from mpips.model.distinct import distinct_places
@@ -87,6 +87,7 @@ class Embedding(torch.nn.Module):
         init: Initializer | str = "normal(0.01)",
         consistency: Consistency | str | None = None,
         compression: Codec | str | None = None,
+        pull_compression: Bf16 | Int8 | str | None = None,
     ) -> None:
         """Make the layer; its table is declared by `prepare`.
 
@@ -96,6 +97,7 @@ class Embedding(torch.nn.Module):
             init: Initial values of a row, a function of its id and of the job's seed.
             consistency: Consistency of the table; None: that of `prepare`.
             compression: Codec of the pushes of rows; None: float32. See mpips.model.codec.
+            pull_compression: Codec of the pulls of rows; None: float32.
 
         Raises:
             ConfigError: A value is not accepted.
@@ -107,7 +109,7 @@ class Embedding(torch.nn.Module):
             consistency_of(consistency) if isinstance(consistency, str) else consistency
         )
         self._init = init
-        self._compression = compression
+        self._codecs = compression, pull_compression
         # Raise the table's errors here, where the script names the values.
         self.table("embedding", self.consistency or consistency_of("bsp"))
         self._access: Access | None = None
@@ -127,7 +129,8 @@ class Embedding(torch.nn.Module):
             optimizer=self.optimizer,
             consistency=self.consistency or consistency,
             init=self._init,
-            compression=self._compression,
+            compression=self._codecs[0],
+            pull_compression=self._codecs[1],
         )
 
     def join(self, job: TorchJob, name: str) -> None:
@@ -256,6 +259,7 @@ class EmbeddingBag(Embedding):
         init: Initializer | str = "normal(0.01)",
         consistency: Consistency | str | None = None,
         compression: Codec | str | None = None,
+        pull_compression: Bf16 | Int8 | str | None = None,
     ) -> None:
         """Make the layer; see `Embedding` for what is not listed.
 
@@ -268,6 +272,7 @@ class EmbeddingBag(Embedding):
             init: Initial values of a row.
             consistency: Consistency of the table.
             compression: Codec of the pushes of rows.
+            pull_compression: Codec of the pulls of rows.
         """
         super().__init__(
             dim,
@@ -275,6 +280,7 @@ class EmbeddingBag(Embedding):
             init=init,
             consistency=consistency,
             compression=compression,
+            pull_compression=pull_compression,
         )
         if mode not in ("sum", "mean", "max"):
             raise ConfigError(f"EmbeddingBag: mode = {mode!r}: must be 'sum', 'mean' or 'max'")

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch.nn.parameter import UninitializedParameter
 
 from mpips.errors import ConfigError
-from mpips.model.codec import Codec
+from mpips.model.codec import Bf16, Codec, Int8
 from mpips.model.consistency import Consistency
 from mpips.model.optimizer import SGD, Optimizer
 from mpips.model.replicated import TablePlacement
@@ -66,6 +66,7 @@ class ParameterTable:
         consistency: Consistency,
         placement: TablePlacement = "servers",
         compression: Codec | None = None,
+        pull_compression: Bf16 | Int8 | None = None,
     ) -> DenseTable:
         """Return the table to declare."""
         return DenseTable(
@@ -75,6 +76,7 @@ class ParameterTable:
             consistency=consistency,
             placement=placement,
             compression=compression,
+            pull_compression=pull_compression,
         )
 
     @property

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from mpips.errors import ConfigError
-from mpips.model.codec import Codec, codec_of
+from mpips.model.codec import Bf16, Codec, Int8, codec_of, pull_codec_of
 from mpips.model.consistency import Consistency
 from mpips.model.consistency import of_name as consistency_of
 from mpips.model.optimizer import SGD
@@ -107,6 +107,7 @@ def prepare(
     overlap: bool | None = None,
     placement: Replicated | str = "servers",
     compression: Codec | str | None = None,
+    pull_compression: Bf16 | Int8 | str | None = None,
     stream: int | None = None,
     init: Init | None = None,
     name: str = "",
@@ -151,6 +152,8 @@ def prepare(
             start, by measured bandwidths and the free memory; see mpips.model.auto_placement.
         compression: Codec of the pushes of all parameters, such as "int8" or Bf16(); None: float32.
             Embeddings have one of their own. See mpips.model.codec.
+        pull_compression: Codec of the pulls of all parameters, "bf16" or "int8"; None: float32. Workers then
+            compute with rounded values.
         stream: Number of layers whose parameters may be in the memory of this worker, for models that are
             larger; None: all. A layer is a module that has parameters of its own. The values of a parameter
             are pulled when a function of torch receives it, in forward and in backward, and freed when
@@ -173,7 +176,7 @@ def prepare(
     job = job_of("mpips.torch.prepare")
     rules = consistency_of(consistency) if isinstance(consistency, str) else consistency
     where = _placement(placement, rules)
-    codec = _codec(compression)
+    codec, pull_codec = _codecs(compression, pull_compression)
     _check(model, optimizer, job, rules, buffers, overlap)
     check_stream(stream, init, rules, overlap)
     if stream is not None and where == "auto":
@@ -200,7 +203,8 @@ def prepare(
     for path, embedding in embeddings.items():
         embedding.join(job, path)
     for table in tables:
-        job.script.declare(table.table(rules, where, codec), table.initial_values, table.group)
+        declared = table.table(rules, where, codec, pull_codec)
+        job.script.declare(declared, table.initial_values, table.group)
         job.add(table)
     for buffer in own_buffers:
         job.script.declare(buffer.table(rules), buffer.initial_values)
@@ -241,14 +245,16 @@ def _placement(given: Replicated | str, consistency: Consistency) -> TablePlacem
     return found
 
 
-def _codec(given: Codec | str | None) -> Codec | None:
-    """Return the codec of all parameters.
+def _codecs(
+    push: Codec | str | None, pull: Bf16 | Int8 | str | None
+) -> tuple[Codec | None, Bf16 | Int8 | None]:
+    """Return the codecs of pushes and pulls of all parameters.
 
     Raises:
         ConfigError: There is no such codec.
     """
     try:
-        return codec_of(given)
+        return codec_of(push), pull_codec_of(pull)
     except ConfigError as error:
         raise ConfigError(f"prepare: {error}") from None
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from mpips import _native
 from mpips.errors import StallError
 from mpips.transport.area import AreaWay
+from mpips.transport.image import image_bytes
 
 Float32 = NDArray[np.float32]
 
@@ -184,7 +185,7 @@ class MemoryChannel:
         if not _native.copy_dense(self.memory, self.layout, table, out, max_s, self.oversubscribed):
             return False
         self.writer.set_base_version(table, version)
-        self.writer.count_pulled(out.nbytes)
+        self.writer.count_pulled(image_bytes(self.layout, table, out.size))
         return True
 
     def view(self, table: int) -> Float32 | None:

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from mpips import _native
 from mpips.transport.area import Area, AreaWay
 from mpips.transport.channel import whole_version
+from mpips.transport.image import decode_image, image_bytes
 from mpips.transport.p2p import INLINE_BYTES
 from mpips.transport.remote_memory import Asking, Bytes, RemoteMemory
 
@@ -303,9 +304,14 @@ class RemoteChannel:
     def read_dense(self, table: int, out: Float32, max_s: float) -> bool:
         """Copy the server's range of a dense table into `out`."""
         versions_at, values_at, n_blocks = self.layout.dense_offsets(table)
+        block = _native.BLOCK_FLOATS * 4
+        raw = out.view(np.uint8).reshape(-1)
+        image = self.layout.dense_image(table)
+        if image is not None:
+            values_at, block, codec = image
+            raw = np.empty(image_bytes(self.layout, table, out.size), np.uint8)
         before = np.empty(n_blocks * _PAIR_BYTES, np.uint8)
         after = np.empty_like(before)
-        raw = out.view(np.uint8).reshape(-1)
         self._remote.get(versions_at, before)
         version = self.read_version(table)
         self._read(values_at, raw)
@@ -316,13 +322,14 @@ class RemoteChannel:
             self._read(versions_at, after)
             pending &= set(_native.unstable_blocks(before, after))
             if not pending:
+                if image is not None:
+                    decode_image(codec, raw, block, out)
                 self.writer.set_base_version(table, version)
-                self.writer.count_pulled(out.nbytes)
+                self.writer.count_pulled(raw.nbytes)
                 return True
             if time.monotonic() > end:
                 return False
             before, after = after, before
-            block = _native.BLOCK_FLOATS * 4
             for b in sorted(pending):
                 self._read(values_at + b * block, raw[b * block : (b + 1) * block])
 

@@ -161,6 +161,11 @@ class DenseHandle(Handle):
     def views(self) -> list[tuple[int, int, Float32]]:
         """Return (start, stop, read-only values) of each server's part of the flat tensor; see `view`."""
         self._check_open("a view of")
+        if self._table.pull_compression is not None:
+            raise ConfigError(
+                f"table {self.name!r} has pull_compression = {self._table.pull_compression}: its values "
+                "cannot be viewed; use pull()"
+            )
         self._settle()
         result = []
         for part in self._shards:
@@ -181,6 +186,7 @@ class DenseHandle(Handle):
         self._check_open("a view of")
         nodes = [self._connection.channels[part.server] for part in self._shards]
         is_here = all(isinstance(channel, MemoryChannel) for channel in nodes)
+        is_here = is_here and self._table.pull_compression is None
         return self.views() if is_here and self._settled(0.0) else None
 
     def push(

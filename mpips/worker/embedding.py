@@ -11,7 +11,7 @@ from mpips import _native
 from mpips.model.arrays import as_array, as_float32, check_out, described
 from mpips.model.consistency import BSP, needs_base
 from mpips.model.initializer import Initializer, table_seed
-from mpips.model.table import EmbeddingTable, native_codec
+from mpips.model.table import EmbeddingTable, native_codec, native_pull_codec
 from mpips.worker.base import Handle, norm_of
 from mpips.worker.requests import PolledRequest, PushResult, Request
 
@@ -44,6 +44,7 @@ class EmbeddingHandle(Handle):
         self.dim = table.dim
         self._partitioner = partitioner
         self._codec = native_codec(table)
+        self._pull_codec = native_pull_codec(table)
         # Plans that no request uses; making a new one costs more than a batch.
         self._plans: list[_native.KeyPlan] = []
         self._prefetched: tuple[Int64, int, Request[Float32]] | None = None
@@ -89,7 +90,7 @@ class EmbeddingHandle(Handle):
             keys: int64, shape (n,).
 
         Returns:
-            float32, shape (n, dim). A pulled row with these bits has received no update.
+            float32, shape (n, dim), rounded like pulls. A pulled row with these bits has received no update.
         """
         table = self._table
         assert isinstance(table, EmbeddingTable)
@@ -97,6 +98,9 @@ class EmbeddingHandle(Handle):
         seed = table_seed(self._connection.position.seed, table.name)
         out = np.empty((len(keys), table.dim), np.float32)
         _native.initialize_rows(table.init.native(seed, *table.fans), self._as_keys(keys), out)
+        if self._pull_codec is not None:
+            codes = _native.encode_nearest(self._pull_codec, out)
+            _native.decode(self._pull_codec, codes, 0, out)
         return out
 
     def prefetch(self, keys: Int64) -> Request[Float32]:
@@ -129,7 +133,7 @@ class EmbeddingHandle(Handle):
                 if done == 0:
                     starts[server] = channel.writer.next_sequence
                 done = channel.writer.pull_planned(
-                    self._index, connection.now, plan, server, rows, done
+                    self._index, connection.now, plan, server, rows, done, self._pull_codec
                 )
                 ends[server] = channel.writer.next_sequence
                 connection.keep(server, ends[server], (plan, rows))

@@ -30,7 +30,7 @@ from mpips import _native
 from mpips.model.consistency import ASP, BSP, SSP, Compensate, Reject, Scale
 from mpips.model.optimizer import FTRL, SGD, Adagrad, Adam, Momentum, PythonRule
 from mpips.model.placement import place
-from mpips.model.table import DenseTable, EmbeddingTable, Table, native_codec
+from mpips.model.table import DenseTable, EmbeddingTable, Table, native_codec, native_pull_codec
 from mpips.server.durability import Durability
 from mpips.server.server import Server
 from mpips.transport.region import Regions, attach, new_token, persistent, unlink_job
@@ -267,7 +267,13 @@ class Life_:
                 continue
             keys = np.arange(5, dtype=np.int64)
             out = np.empty((5, table.dim), np.float32)
-            self.until(lambda t=t, k=keys, o=out: writer.pull_rows(t, clock, k, o, 0) == 5)
+            plan, codec = _native.KeyPlan(), native_pull_codec(table)
+            plan.build(keys, _native.Partitioner.hash(1))
+            self.until(
+                lambda t=t, p=plan, o=out, c=codec: (
+                    writer.pull_planned(t, clock, p, 0, o, 0, c) == 5
+                )
+            )
             self.until(lambda: writer.collect() == 0)
 
     def result(self) -> dict[str, bytes]:
@@ -284,6 +290,15 @@ class Life_:
                 found[f"{table.name} rows"] = rows[order].tobytes()
                 continue
             found[f"{table.name} values"] = self.core.dense_values(i).tobytes()
+            seen = np.empty(table.n_elements, np.float32)
+            assert _native.copy_dense(self.server.region, self.layout, i, seen, 1.0, True)
+            found[f"{table.name} seen"] = seen.tobytes()
+            codec = native_pull_codec(table)
+            if codec is not None:
+                image = np.empty_like(seen)
+                codes = _native.encode_nearest(codec, self.core.dense_values(i))
+                _native.decode(codec, codes, 0, image)
+                assert image.tobytes() == seen.tobytes(), "the image is not that of the values"
             for slot in range(table.optimizer.n_state):
                 found[f"{table.name} state {slot}"] = self.core.dense_state(i, slot).tobytes()
         for w in range(self.load.n_workers):
@@ -521,8 +536,10 @@ def loads() -> dict[str, Load]:
     # Blocks of 128 values in records of 960 bytes; each launch repeats the rounding of the one before.
     for m, model in {"bsp": BSP(), "asp": ASP()}.items():
         tables = [
-            DenseTable("d", (3000,), Adam(0.1), model, compression="int8"),
-            EmbeddingTable("e", 20, Adagrad(0.1), model, compression="int8"),
+            DenseTable("d", (3000,), Adam(0.1), model, compression="int8", pull_compression="int8"),
+            EmbeddingTable(
+                "e", 20, Adagrad(0.1), model, compression="int8", pull_compression="bf16"
+            ),
             EmbeddingTable("f", 3, SGD(0.5), model, compression="fp16"),
         ]
         sizes = [(0, 3000, ""), (1, 40, ""), (2, 150, ""), (0, 3000, "")]

@@ -54,9 +54,9 @@ def worker_process(token, n_workers, worker, seed, count, started):
         writer.wait_credit(1.0, True)
 
 
-def read_blocks(token, blocks, ready, stop):
+def read_blocks(token, blocks, codec, ready, stop):
     """Copy the table until told to stop; send the number of copies, or what was torn."""
-    table = [dense(blocks * _native.BLOCK_FLOATS)]
+    table = [dense(blocks * _native.BLOCK_FLOATS, pull_compression=codec)]
     layout = place(table, 1, 1, N_SLOTS, SLOT_BYTES).layouts[0]
     memory = attach(token, "s0", layout.tables_offset)
     out = np.empty(blocks * _native.BLOCK_FLOATS, np.float32)

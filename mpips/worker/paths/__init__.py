@@ -52,7 +52,10 @@ def has_direct_path(
         is_remote: For each part, True if the worker does not use the shared memory of its server.
     """
     travels_as_it_is = (
-        not needs_base(table.consistency) and table.clip_norm == 0 and table.compression is None
+        not needs_base(table.consistency)
+        and table.clip_norm == 0
+        and table.compression is None
+        and table.pull_compression is None
     )
     fits = all(part.stop - part.start <= ONE_RECORD for part in parts)
     return travels_as_it_is and fits and not any(is_remote)

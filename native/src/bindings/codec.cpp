@@ -59,6 +59,14 @@ ArrayOf<std::uint8_t> rows_encoded(const Codec& codec, const FloatArray& rows, c
   return out;
 }
 
+ArrayOf<std::uint8_t> nearest(const Codec& codec, const FloatArray& values) {
+  require_codec(codec, 0);
+  const auto n = static_cast<std::size_t>(values.size());
+  ArrayOf<std::uint8_t> out(static_cast<py::ssize_t>(encoded_bytes(codec, 0, n)));
+  encode_nearest(codec, values.data(), n, out.mutable_data());
+  return out;
+}
+
 void decode_into(const Codec& codec, const ByteArray& bytes, std::size_t skew, FloatArray& out) {
   require_codec(codec, skew);
   const auto n = static_cast<std::size_t>(out.size());
@@ -93,6 +101,8 @@ void register_codec(py::module_& m) {
         py::arg("end"), py::arg("random_key"));
   m.def("encode_rows", &rows_encoded, py::arg("codec"), py::arg("rows").noconvert(),
         py::arg("keys").noconvert(), py::arg("random_key"));
+  m.def("encoded_bytes", &encoded_bytes, py::arg("codec"), py::arg("skew"), py::arg("count"));
+  m.def("encode_nearest", &nearest, py::arg("codec"), py::arg("values").noconvert());
   m.def("decode", &decode_into, py::arg("codec"), py::arg("encoded").noconvert(), py::arg("skew"),
         py::arg("out").noconvert());
 }

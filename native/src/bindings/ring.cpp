@@ -111,16 +111,16 @@ void bind_layout(py::module_& m) {
       .def_property_readonly("mailbox_bytes", &RingGeometry::mailbox_bytes)
       .def_property_readonly("payload_capacity", &RingGeometry::payload_capacity);
   py::class_<Layout>(m, "Layout")
-      .def(py::init(
-               [](std::uint32_t n_workers, std::uint32_t n_tables, RingGeometry geometry,
-                  const std::vector<std::tuple<std::uint32_t, std::uint64_t, std::uint32_t>>& dense,
-                  std::size_t area_bytes, std::vector<std::uint32_t> near) {
-                 std::vector<DenseExtent> extents;
-                 for (const auto& [table, n, n_state] : dense)
-                   extents.push_back({n, n_state, table});
-                 return Layout(n_workers, n_tables, geometry, std::move(extents), area_bytes,
-                               std::move(near));
-               }),
+      .def(py::init([](std::uint32_t n_workers, std::uint32_t n_tables, RingGeometry geometry,
+                       const std::vector<std::tuple<std::uint32_t, std::uint64_t, std::uint32_t,
+                                                    std::optional<Codec>>>& dense,
+                       std::size_t area_bytes, std::vector<std::uint32_t> near) {
+             std::vector<DenseExtent> extents;
+             for (const auto& [table, n, n_state, pull] : dense)
+               extents.push_back({n, n_state, table, pull.value_or(Codec{})});
+             return Layout(n_workers, n_tables, geometry, std::move(extents), area_bytes,
+                           std::move(near));
+           }),
            py::arg("n_workers"), py::arg("n_tables"), py::arg("geometry"), py::arg("dense"),
            py::arg("area_bytes") = 0, py::arg("near") = std::vector<std::uint32_t>())
       .def_property_readonly("n_workers", &Layout::n_workers)
@@ -137,6 +137,17 @@ void bind_layout(py::module_& m) {
           [](const Layout& l, std::uint32_t table) {
             const DenseExtent& d = l.extent(table);
             return py::make_tuple(d.versions, d.values, Layout::n_blocks(d.n));
+          },
+          py::arg("table"))
+      // Return (offset, bytes from block to block, codec) of the image for pulls; None: there is
+      // none.
+      .def(
+          "dense_image",
+          [](const Layout& l,
+             std::uint32_t table) -> std::optional<std::tuple<std::size_t, std::size_t, Codec>> {
+            const DenseExtent& d = l.extent(table);
+            if (d.image == 0) return std::nullopt;
+            return std::make_tuple(d.image, d.image_stride(), d.pull);
           },
           py::arg("table"));
   m.def("write_region_header", &write_header, py::arg("memory"), py::arg("layout"),
@@ -420,6 +431,8 @@ bool copy_dense_range(const SharedMemory& memory, const Layout& layout, std::uin
   const auto* values = reinterpret_cast<const float*>(memory.data() + d.values);
   float* to = out.mutable_data();
   py::gil_scoped_release release;
+  if (d.image != 0)
+    return copy_image(versions, memory.data() + d.image, d, to, now_s() + max_s, oversubscribed);
   return copy_dense(versions, values, 0, d.n, to, now_s() + max_s, oversubscribed);
 }
 

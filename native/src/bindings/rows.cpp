@@ -44,10 +44,13 @@ std::size_t push_planned(RingWriter& writer, std::uint16_t table, std::uint64_t 
 }
 
 std::size_t pull_planned(RingWriter& writer, std::uint16_t table, std::uint64_t clock,
-                         const KeyPlan& plan, std::size_t server, FloatArray& out,
-                         std::size_t done) {
+                         const KeyPlan& plan, std::size_t server, FloatArray& out, std::size_t done,
+                         const Codec* codec) {
   const Group g = group_of(plan, server, out);
-  const RowsToPull pull{g.keys, out.mutable_data(), g.n, g.dim, &plan, g.from};
+  if (codec != nullptr && (codec->block != g.dim || codec->kind == CodecKind::none))
+    throw py::value_error("a codec needs rows of the length of its block");
+  const RowsToPull pull{
+      g.keys, out.mutable_data(), g.n, g.dim, &plan, g.from, codec != nullptr ? *codec : Codec{}};
   const py::gil_scoped_release release;
   return writer.pull_rows(table, clock, pull, done);
 }
@@ -60,7 +63,8 @@ void bind_planned_rows(py::class_<RingWriter>& writer) {
            py::arg("server"), py::arg("rows").noconvert(), py::arg("base").noconvert(),
            py::arg("done"), py::arg("codec").none(true), py::arg("random_key"))
       .def("pull_planned", &pull_planned, py::arg("table"), py::arg("clock"), py::arg("plan"),
-           py::arg("server"), py::arg("out").noconvert(), py::arg("done"));
+           py::arg("server"), py::arg("out").noconvert(), py::arg("done"),
+           py::arg("codec").none(true));
 }
 
 }  // namespace mpips

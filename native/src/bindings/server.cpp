@@ -136,6 +136,7 @@ class Server {
     DenseShard* shard = dense_.at(table);
     py::gil_scoped_release release;
     initialize_range(init, first, shard->values(), shard->size());
+    shard->refresh_image();
   }
 
   void set_dense(std::uint16_t table, const FloatArray& values) {
@@ -144,6 +145,7 @@ class Server {
       throw py::value_error("values has " + std::to_string(values.size()) + " values, expected " +
                             std::to_string(shard->size()));
     std::copy_n(values.data(), shard->size(), shard->values());
+    shard->refresh_image();
   }
 
   py::array_t<float> dense_values(std::uint16_t table) const {
@@ -393,6 +395,12 @@ void register_server(py::module_& m) {
           "set_codec",
           [](Server& s, std::uint16_t table, const Codec& codec) {
             s.core().set_codec(table, codec);
+          },
+          py::arg("table"), py::arg("codec"))
+      .def(
+          "set_pull_codec",
+          [](Server& s, std::uint16_t table, const Codec& codec) {
+            s.core().set_pull_codec(table, codec);
           },
           py::arg("table"), py::arg("codec"))
       .def(

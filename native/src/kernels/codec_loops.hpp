@@ -121,6 +121,17 @@ inline void encode_int8(std::int8_t* dst, const float* src, std::size_t n, float
   }
 }
 
+// Encode src * factor, as encode_int8, but round to nearest; halves are rounded up.
+inline void round_int8(std::int8_t* dst, const float* src, std::size_t n, float factor) noexcept {
+  for (std::size_t i = 0; i < n; ++i) {
+    const float value = src[i] * factor + 0.5F;
+    const auto toward_zero = static_cast<std::int32_t>(value);
+    const std::int32_t down = toward_zero - (static_cast<float>(toward_zero) > value ? 1 : 0);
+    const std::int32_t low = down < -127 ? -127 : down;
+    dst[i] = static_cast<std::int8_t>(low > 127 ? 127 : low);
+  }
+}
+
 inline void decode_int8(float* dst, const std::int8_t* src, std::size_t n, float scale) noexcept {
   for (std::size_t i = 0; i < n; ++i)
     dst[i] = static_cast<float>(static_cast<std::int32_t>(src[i])) * scale;

@@ -92,6 +92,7 @@ struct KernelTable {
   void (*decode_fp16)(float* dst, const std::uint16_t* src, std::size_t n, float factor) noexcept;
   void (*encode_int8)(std::int8_t* dst, const float* src, std::size_t n, float factor,
                       std::uint32_t key0, std::uint32_t key1, std::uint32_t first) noexcept;
+  void (*round_int8)(std::int8_t* dst, const float* src, std::size_t n, float factor) noexcept;
   void (*decode_int8)(float* dst, const std::int8_t* src, std::size_t n, float scale) noexcept;
   // Return XXH3-64 of n bytes.
   std::uint64_t (*hash)(const void* data, std::size_t n, std::uint64_t seed) noexcept;

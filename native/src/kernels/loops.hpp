@@ -311,6 +311,7 @@ constexpr KernelTable table_of(const char* name) {
           encode_fp16,
           decode_fp16,
           encode_int8,
+          round_int8,
           decode_int8,
           hash,
           hash_more};

@@ -118,6 +118,24 @@ void encode_rows(Codec codec, const float* rows, const std::int64_t* keys, std::
   }
 }
 
+void encode_nearest(Codec codec, const float* values, std::size_t n, std::uint8_t* to) noexcept {
+  const KernelTable& k = kernels();
+  if (!has_scales(codec.kind))
+    return k.encode_bf16(reinterpret_cast<std::uint16_t*>(to), values, n);
+  const std::size_t unit = unit_of(codec.kind);
+  std::uint8_t* codes = to + n_blocks(codec, 0, n) * sizeof(float);
+  for (std::size_t at = 0; at < n; at += codec.block, to += sizeof(float)) {
+    const std::size_t here = std::min<std::size_t>(codec.block, n - at);
+    const Scale scale = scale_of(codec.kind, values + at, here);
+    std::memcpy(to, &scale.scale, sizeof scale.scale);
+    if (codec.kind == CodecKind::fp16)
+      k.encode_fp16(reinterpret_cast<std::uint16_t*>(codes), values + at, here, scale.factor);
+    else
+      k.round_int8(reinterpret_cast<std::int8_t*>(codes), values + at, here, scale.factor);
+    codes += here * unit;
+  }
+}
+
 void decode(Codec codec, const std::uint8_t* from, std::size_t skew, std::size_t count,
             float* to) noexcept {
   const KernelTable& k = kernels();

@@ -3,15 +3,18 @@
 #include <cstddef>
 #include <cstdint>
 
-// Codecs: how the values of a push travel in fewer bytes. A worker encodes them while it writes a
-// record, and the server decodes a record into memory of its own before anything else, so all that
-// follows sees float32 values.
+// Codecs: how the values of a push or a pull travel in fewer bytes. A worker encodes the values of
+// a push while it writes a record, and the server decodes a record into memory of its own before
+// anything else, so all that follows sees float32 values. For pulls the server has, beside the
+// values of a dense shard, an image of them in the codec, which workers read and decode; replies to
+// pulls of rows are encoded.
 //
 //   codec   payload of `count` values             rounding
 //   bf16    2 bytes a value                       to nearest, ties to even
 //   fp16    a float for each block, 2 bytes       to nearest; a block is scaled by a power of two
-//   int8    a float for each block, 1 byte        stochastic; the greatest magnitude of a block is
-//   127
+//   int8    a float for each block, 1 byte        stochastic; the greatest of a block becomes 127
+//
+// Pulls use bf16 and int8, and round to nearest.
 //
 // Blocks. Values are numbered within the whole tensor, and a block is a range of `block` numbers
 // that begins at a multiple of `block`. The scale of a block is that of all its values, also where
@@ -54,9 +57,17 @@ void encode(Codec codec, const float* tensor, std::size_t n, std::size_t begin, 
 void encode_rows(Codec codec, const float* rows, const std::int64_t* keys, std::size_t n,
                  std::uint64_t key, std::uint8_t* to) noexcept;
 
+// Encode n finite values, the first of which begins a block, without random numbers.
+void encode_nearest(Codec codec, const float* values, std::size_t n, std::uint8_t* to) noexcept;
+
 // Decode `count` values.
 void decode(Codec codec, const std::uint8_t* from, std::size_t skew, std::size_t count,
             float* to) noexcept;
+
+// Return the bytes of one row in a reply to a pull; without a codec rows are float32.
+inline std::size_t reply_row_bytes(Codec codec, std::size_t dim) noexcept {
+  return codec.kind == CodecKind::none ? dim * sizeof(float) : encoded_bytes(codec, 0, dim);
+}
 
 // The word of a record's header that names its codec: kind, and the place of its first value in its
 // block.

@@ -56,4 +56,28 @@ inline bool copy_dense(const PairWord* versions, const float* values, std::size_
   return true;
 }
 
+// Decode the image of a whole shard, which the version words guard like the values. A block that
+// changes meanwhile is decoded again.
+inline bool copy_image(const PairWord* versions, const std::uint8_t* image,
+                       const DenseExtent& extent, float* out, double deadline,
+                       bool oversubscribed) noexcept {
+  const std::size_t stride = extent.image_stride();
+  for (std::size_t block = 0; block < Layout::n_blocks(extent.n); ++block) {
+    const std::size_t from = block * block_floats;
+    const std::size_t count = extent.n - from < block_floats ? extent.n - from : block_floats;
+    Backoff backoff(oversubscribed, 50);
+    for (;;) {
+      const std::uint64_t before = load_acquire(&versions[block].value);
+      if ((before & 1) == 0) {
+        decode(extent.pull, image + block * stride, 0, count, out + from);
+        fence_acquire();
+        if (load_relaxed(&versions[block].value) == before) break;
+      }
+      backoff.pause();
+      if (!backoff.spinning() && now_s() > deadline) return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace mpips

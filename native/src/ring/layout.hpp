@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "ring/codec.hpp"
 #include "shm/memory_order.hpp"
 
 // Layout of a server's region. It is pure arithmetic: every rank computes the same offsets from the
@@ -66,7 +67,7 @@ struct RecordHeader {
   std::uint8_t kind;
   std::uint16_t flags;
   // in a store record 0 for values, else one more than the number of the state; in a push the codec
-  // of its values, see codec_word
+  // of its values, and in a pull that of the reply; see codec_word
   std::uint16_t slot;
   std::uint32_t generation;
   std::uint16_t worker;
@@ -268,7 +269,13 @@ struct DenseExtent {
   std::uint64_t n;        // float32 elements of the shard; 0: this server has no part of the table
   std::uint32_t n_state;  // float32 state values per element
   std::uint32_t table;    // index of the table
-  std::size_t versions = 0, values = 0, state = 0;  // offsets, filled in by Layout
+  Codec pull = {};        // codec of pulls; with one there is an image of the values
+  std::size_t versions = 0, values = 0, state = 0, image = 0;  // offsets, filled in by Layout
+
+  // Bytes from the image of a block of `block_floats` values to that of the next one.
+  std::size_t image_stride() const noexcept {
+    return round_up(encoded_bytes(pull, 0, block_floats), line_bytes);
+  }
 };
 
 // All mailboxes have the same size, and so have all areas. So a layout takes memory for the workers
@@ -300,6 +307,13 @@ class Layout {
       d.values = round_up(d.versions + n_blocks(d.n) * sizeof(PairWord), page_bytes);
       d.state = round_up(d.values + d.n * sizeof(float), page_bytes);
       end = d.state + d.n_state * round_up(d.n * sizeof(float), page_bytes);
+      if (d.pull.kind == CodecKind::none) continue;
+      if (d.pull.block == 0 || block_floats % d.pull.block != 0)
+        throw std::invalid_argument("codec of pulls with a block of " +
+                                    std::to_string(d.pull.block) + " values: must divide " +
+                                    std::to_string(block_floats));
+      d.image = round_up(end, page_bytes);
+      end = d.image + n_blocks(d.n) * d.image_stride();
     }
     total_ = round_up(end, page_bytes);
   }

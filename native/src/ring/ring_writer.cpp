@@ -420,7 +420,7 @@ std::size_t RingWriter::pull_rows(std::uint16_t table, std::uint64_t clock, cons
                                   std::size_t done) {
   const std::size_t by_key = box_.geometry.payload_capacity() / sizeof(std::int64_t);
   const std::size_t by_row =
-      (box_.geometry.slot_bytes - sizeof(ReplyHeader)) / (pull.dim * sizeof(float));
+      (box_.geometry.slot_bytes - sizeof(ReplyHeader)) / reply_row_bytes(pull.codec, pull.dim);
   const std::size_t capacity = std::min(by_key, by_row);
   if (capacity == 0)
     throw std::invalid_argument("a row of " + std::to_string(pull.dim) +
@@ -429,6 +429,7 @@ std::size_t RingWriter::pull_rows(std::uint16_t table, std::uint64_t clock, cons
   for (; done < pull.n && free > 0; --free) {
     const std::size_t count = std::min(capacity, pull.n - done);
     RecordHeader h = header(RecordKind::pull_rows, table, clock);
+    h.slot = codec_word(pull.codec.kind, 0);
     h.flags = segment_flags(done, count, pull.n);
     h.count = static_cast<std::uint32_t>(count);
     h.offset = done;
@@ -436,7 +437,7 @@ std::size_t RingWriter::pull_rows(std::uint16_t table, std::uint64_t clock, cons
     append(box_.slot(next_) + sizeof h, pull.keys + done, count * sizeof(std::int64_t));
     float* out = pull.plan == nullptr ? pull.out + done * pull.dim : pull.out;
     pulls_.push_back(
-        {next_, pull.dim, h.count, table, done == 0, pull.plan, pull.from + done, out});
+        {next_, pull.dim, h.count, table, done == 0, pull.plan, pull.from + done, out, pull.codec});
     done += count;
     finish_record(&h, role_other);
   }
@@ -452,17 +453,22 @@ std::size_t RingWriter::collect() {
     std::memcpy(&h, reply, sizeof h);
     const std::uint8_t* rows = reply + sizeof h;
     if (h.sequence != pull.sequence || h.count != pull.count ||
-        (checksums_ && h.checksum != reply_checksum(h, rows, pull.floats() * sizeof(float)))) {
+        (checksums_ && h.checksum != reply_checksum(h, rows, pull.reply_bytes()))) {
       reply_is_late(pull.sequence);
       break;
     }
     bad_reply_since_ = 0.0;
+    const auto* values = reinterpret_cast<const float*>(rows);
+    if (pull.codec.kind != CodecKind::none) {
+      decoded_.resize(pull.floats());
+      decode(pull.codec, rows, 0, pull.floats(), decoded_.data());
+      values = decoded_.data();
+    }
     if (pull.plan == nullptr)
-      std::memcpy(pull.out, rows, pull.floats() * sizeof(float));
+      std::memcpy(pull.out, values, pull.floats() * sizeof(float));
     else
-      pull.plan->scatter_rows(pull.from, pull.count, reinterpret_cast<const float*>(rows), pull.dim,
-                              pull.out);
-    counters_.pulled_bytes += pull.floats() * sizeof(float);
+      pull.plan->scatter_rows(pull.from, pull.count, values, pull.dim, pull.out);
+    counters_.pulled_bytes += pull.reply_bytes();
     if (pull.first) {
       // Take the version of the first reply: it is the oldest one that a large pull brings.
       base_[pull.table] = h.version;
@@ -486,7 +492,7 @@ void RingWriter::reply_is_late(std::uint64_t sequence) {
 std::vector<std::pair<std::uint64_t, std::size_t>> RingWriter::open_pulls() const {
   std::vector<std::pair<std::uint64_t, std::size_t>> list;
   for (const OpenPull& pull : pulls_)
-    list.emplace_back(pull.sequence, sizeof(ReplyHeader) + pull.floats() * sizeof(float));
+    list.emplace_back(pull.sequence, sizeof(ReplyHeader) + pull.reply_bytes());
   return list;
 }
 

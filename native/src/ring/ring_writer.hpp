@@ -78,6 +78,7 @@ struct RowsToPull {
   std::size_t n, dim;
   const KeyPlan* plan = nullptr;
   std::size_t from = 0;
+  Codec codec = {};  // of the replies
 };
 
 class RingWriter {
@@ -206,8 +207,10 @@ class RingWriter {
     const KeyPlan* plan;
     std::size_t from;  // in the plan
     float* out;        // with a plan: the whole batch
+    Codec codec;       // of the reply
 
     std::size_t floats() const noexcept { return count * dim; }
+    std::size_t reply_bytes() const noexcept { return count * reply_row_bytes(codec, dim); }
   };
   // Values of the last records by sequence. Memory is taken as records are written, because a
   // worker has a writer for every server of the job.
@@ -272,6 +275,7 @@ class RingWriter {
   bool replays_ = false;
   Replay before_;
   std::vector<float> sums_;           // of rows, before they are encoded
+  std::vector<float> decoded_;        // rows of a reply
   std::string mismatch_;              // the first mismatch; nothing is written after it
   std::uint64_t repeated_clock_ = 0;  // the clock that is being repeated
   // of that clock: pushes repeated so far, and their tag

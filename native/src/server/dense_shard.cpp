@@ -19,6 +19,8 @@ DenseShard::DenseShard(std::uint8_t* region, const DenseExtent& extent, Rule rul
       n_(extent.n),
       versions_(reinterpret_cast<PairWord*>(region + extent.versions)),
       values_(reinterpret_cast<float*>(region + extent.values)),
+      extent_(extent),
+      image_(extent.image != 0 ? region + extent.image : nullptr),
       progress_(std::move(progress)),
       assembly_(n_workers),
       accumulator_(n_workers),
@@ -60,6 +62,24 @@ void DenseShard::set_buffer_words(std::size_t number, const BufferWords& words) 
 void DenseShard::take_over() {
   for (std::size_t b = 0; b < Layout::n_blocks(n_); ++b)
     publish(&versions_[b], (versions_[b].value + 1) & ~std::uint64_t{1});
+  // The launch before may have ended between a change of values and that of their image.
+  refresh_image();
+}
+
+void DenseShard::refresh_image() noexcept {
+  if (image_ == nullptr) return;
+  for (std::size_t block = 0; block < Layout::n_blocks(n_); ++block) {
+    BlockWriter guard(&versions_[block]);
+    encode_image(block);
+  }
+}
+
+// Encode the image of a block while its version word says that it changes.
+void DenseShard::encode_image(std::size_t block) noexcept {
+  if (image_ == nullptr) return;
+  const std::size_t from = block * block_floats;
+  encode_nearest(extent_.pull, values_ + from, std::min(block_floats, n_ - from),
+                 image_ + block * extent_.image_stride());
 }
 
 bool DenseShard::store(std::size_t slot, std::uint64_t offset, const float* values, std::size_t n) {
@@ -70,6 +90,7 @@ bool DenseShard::store(std::size_t slot, std::uint64_t offset, const float* valu
     BlockWriter guard(&versions_[block]);
     std::copy_n(values + (from - offset), stop - from,
                 (slot == 0 ? values_ : python_state_[slot - 1]) + from);
+    encode_image(block);
     from = stop;
   }
   return true;
@@ -130,6 +151,7 @@ void DenseShard::apply_block(std::size_t block, const Update& update, const Upda
   const float* gradient = compensated(from, count, update, lambda);
   BlockWriter guard(&versions_[block]);
   change(from, count, gradient, args);
+  encode_image(block);
 }
 
 // Update one block with a kernel that saves what it changes. A repeated operation continues where
@@ -153,6 +175,7 @@ void DenseShard::apply_logged(std::size_t block, const Update& update, const Upd
             journal.undo_slots(), Journal::unit(part, from + torn), 1 + rule_.n_state,
             [&](std::size_t k) { return (k == 0 ? values_ : state_[k - 1]) + from + torn; });
       });
+  encode_image(block);
   journal.reached(Journal::unit(part, stop));
   fault::at(fault::Point::unit_done);
 }
@@ -209,6 +232,7 @@ void DenseShard::apply_python(const Update& update, const Weight& weight, std::u
   if (factors.rate != 1.0F) before.assign(values_, values_ + n_);
   rule_.python(values_, python_state_.data(), python_state_.size(), scratch_.data(), n_, step);
   if (!before.empty()) take_share(values_, before.data(), n_, factors.rate);
+  for (std::size_t b = 0; b < Layout::n_blocks(n_); ++b) encode_image(b);
   if (journal != nullptr) journal->done(unit);
 }
 

@@ -31,6 +31,9 @@ class DenseShard final : public Shard {
   void discard(std::size_t buffer) override;
   std::size_t memory_bytes() const override;
 
+  // Encode the image of all values for pulls, if there is one. Call it after values were set from
+  // outside.
+  void refresh_image() noexcept;
   float* values() const noexcept { return values_; }
   std::size_t n_state() const noexcept { return python_state_.size(); }
   float* state(std::size_t slot) const noexcept { return python_state_[slot]; }
@@ -50,12 +53,15 @@ class DenseShard final : public Shard {
                      const UpdateArgs& args, std::uint64_t part);
   const float* compensated(std::size_t from, std::size_t count, const Update& update, float lambda);
   void change(std::size_t from, std::size_t count, const float* gradient, const UpdateArgs& args);
+  void encode_image(std::size_t block) noexcept;
   void add_to(Array<float>* sum, std::size_t offset, const float* values, std::size_t count);
   void apply_python(const Update& update, const Weight& weight, std::uint64_t step);
 
   std::size_t n_;
   PairWord* versions_;
   float* values_;
+  DenseExtent extent_;
+  std::uint8_t* image_;  // null: pulls read the values
   std::array<float*, 2> state_{};
   std::vector<float*> python_state_;
   Progress progress_;

@@ -306,9 +306,13 @@ ServerCore::Verdict ServerCore::handle_pull(std::size_t worker, const RecordHead
     violation(worker,
               "a pull of rows from table " + std::to_string(h.table) + ", which has no rows here");
   Table& t = tables_[h.table];
+  if (h.slot != codec_word(t.pull_codec.kind, 0))
+    violation(worker, "a pull with codec " + std::to_string(h.slot) + ", its table has codec " +
+                          codec_names[static_cast<std::size_t>(t.pull_codec.kind)]);
   const std::size_t capacity = layout_.geometry().slot_bytes - sizeof(ReplyHeader);
   if (h.payload_bytes != h.count * sizeof(std::int64_t) ||
-      h.count * t.embedding->dim() * sizeof(float) > capacity || !layout_.geometry().replies)
+      reply_row_bytes(t.pull_codec, t.embedding->dim()) * h.count > capacity ||
+      !layout_.geometry().replies)
     violation(worker, "a pull of " + std::to_string(h.count) + " rows with " +
                           std::to_string(h.payload_bytes) + " bytes: its sizes do not agree");
   const ConsistencyConfig& c = t.consistency;
@@ -324,16 +328,23 @@ ServerCore::Verdict ServerCore::handle_pull(std::size_t worker, const RecordHead
 void ServerCore::answer(std::size_t worker, const RecordHeader& h, Table* t,
                         const std::int64_t* keys) {
   std::uint8_t* reply = rings_[worker].box.reply(h.sequence);
-  auto* rows = reinterpret_cast<float*>(reply + sizeof(ReplyHeader));
-  t->embedding->pull(keys, h.count, rows);
+  std::uint8_t* rows = reply + sizeof(ReplyHeader);
+  const std::size_t dim = t->embedding->dim();
+  const std::size_t bytes = h.count * reply_row_bytes(t->pull_codec, dim);
+  if (t->pull_codec.kind == CodecKind::none) {
+    t->embedding->pull(keys, h.count, reinterpret_cast<float*>(rows));
+  } else {
+    pulled_.resize(h.count * dim);
+    t->embedding->pull(keys, h.count, pulled_.data());
+    encode_nearest(t->pull_codec, pulled_.data(), h.count * dim, rows);
+  }
   t->stats.pulled_rows += h.count;
-  counters_.bytes_out += h.count * t->embedding->dim() * sizeof(float);
+  counters_.bytes_out += bytes;
   ReplyHeader header{};
   header.sequence = h.sequence;
   header.version = t->version;
   header.count = h.count;
-  if ((h.flags & flag_checksum) != 0)
-    header.checksum = reply_checksum(header, rows, h.count * t->embedding->dim() * sizeof(float));
+  if ((h.flags & flag_checksum) != 0) header.checksum = reply_checksum(header, rows, bytes);
   std::memcpy(reply, &header, sizeof header);
 }
 

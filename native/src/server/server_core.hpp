@@ -108,6 +108,8 @@ class ServerCore {
   void add_absent(std::uint16_t table, ConsistencyConfig consistency);
   // Set the codec of a table's pushes; no other one is accepted.
   void set_codec(std::uint16_t table, Codec codec) { tables_.at(table).codec = codec; }
+  // Set the codec of the replies to pulls of rows. Dense tables have theirs in the layout.
+  void set_pull_codec(std::uint16_t table, Codec codec) { tables_.at(table).pull_codec = codec; }
   void set_staging(std::size_t worker, StagingArea area) { staging_.at(worker) = area; }
   // Set the staging memory of an earlier launch, for that launch's records that are still in the
   // ring.
@@ -202,7 +204,8 @@ class ServerCore {
     std::unique_ptr<Shard> shard;  // null: this server has no part of the table
     EmbeddingShard* embedding = nullptr;
     ConsistencyConfig consistency;
-    Codec codec;
+    Codec codec;                     // of pushes
+    Codec pull_codec;                // of replies to pulls of rows
     std::uint64_t version = 0;       // pushes applied in this launch; BSP: clocks closed
     std::uint64_t steps_before = 0;  // updates before this launch, if it started from a checkpoint
     TableStats stats;
@@ -326,6 +329,7 @@ class ServerCore {
   bool any_bsp_ = false;
   std::uint64_t expected_cut_ = 0, released_cut_ = 0;
   std::vector<Ring> rings_;
+  std::vector<float> pulled_;  // rows of a reply, before they are encoded
   std::size_t next_ring_ = 0;  // the ring at which the next pass begins
   std::vector<Table> tables_;
   std::vector<StagingArea> staging_;

@@ -69,6 +69,22 @@ def test_bytes_and_values_are_those_of_the_definition(kind: str, block: int, nam
             assert np.isfinite(values).all()
 
 
+@pytest.mark.parametrize("name", tensors())
+@pytest.mark.parametrize(("kind", "block"), CODECS)
+def test_pulls_round_to_nearest(kind: str, block: int, name: str) -> None:
+    tensor = tensors()[name]
+    found = _native.encode_nearest(_native.Codec(kind, block), tensor)
+    assert found.tobytes() == reference.encode_nearest(kind, block, tensor).tobytes()
+    assert len(found) == _native.encoded_bytes(_native.Codec(kind, block), 0, len(tensor))
+    values = decoded(kind, block, found, 0, len(tensor))
+    assert np.isfinite(values).all()
+    if kind == "int8" and name == "normal":
+        greatest = np.repeat(
+            [np.abs(tensor[i : i + block]).max() for i in range(0, 1000, block)], block
+        )[:1000]
+        assert (np.abs(values - tensor) <= greatest / 254 * 1.0001).all()
+
+
 @pytest.mark.parametrize("kernels", available_kernels())
 def test_every_instruction_set_gives_the_same_bytes(kernels: str) -> None:
     """The instruction set is chosen once in a process, so each has a process of its own."""
@@ -81,6 +97,7 @@ def test_every_instruction_set_gives_the_same_bytes(kernels: str) -> None:
         "    for x in t.tensors().values():\n"
         "        codes = t.encoded(kind, block, x, 0, len(x))\n"
         "        digest.update(codes.tobytes() + t.decoded(kind, block, codes, 0, len(x)).tobytes())\n"
+        "        digest.update(t._native.encode_nearest(t._native.Codec(kind, block), x).tobytes())\n"
         "print(kernels_name(), digest.hexdigest())\n"
     )
     command = [sys.executable, "-c", program, os.path.dirname(__file__)]

@@ -226,7 +226,7 @@ def test_the_last_generation_takes_over(make_rig, generation):
 
 def test_a_generation_beyond_32_bits_is_refused_and_not_cut():
     memory = _native.SharedMemory.anonymous(1 << 20, 0)
-    rig_layout = _native.Layout(1, 1, _native.RingGeometry(4, 1024, False), [(0, 8, 0)])
+    rig_layout = _native.Layout(1, 1, _native.RingGeometry(4, 1024, False), [(0, 8, 0, None)])
     with pytest.raises(TypeError, match="incompatible"):
         make_writer(memory, rig_layout, 0, 1, generation=2**32)
 

@@ -314,4 +314,4 @@ def test_planned_groups_that_do_not_fit_their_plan_are_refused():
     with pytest.raises(ValueError, match="base must have the shape"):
         writer.push_planned(0, 0, plan, 0, good, good[:1], 0, None, 0)
     with pytest.raises(ValueError, match="keys of the batch"):
-        writer.pull_planned(0, 0, plan, 0, good[0], 0)
+        writer.pull_planned(0, 0, plan, 0, good[0], 0, None)

@@ -117,10 +117,12 @@ def test_repeated_publish_of_a_record_is_applied_once():
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_dense_pull_never_mixes_two_versions_of_a_block(seed):
+@pytest.mark.parametrize("codec", [None, "int8"])
+def test_dense_pull_never_mixes_two_versions_of_a_block(seed, codec):
     blocks = 5
     n = blocks * _native.BLOCK_FLOATS - 100
-    rig = Rig(dense(n), n_workers=2, staging_bytes=4 * n + 4096)
+    table = dense(n, pull_compression=codec)
+    rig = Rig(table, n_workers=2, staging_bytes=4 * n + 4096)
     network, channel = remote(rig, seed=seed, drain=False)
     rig.staging[1].view(0, 4 * n, True).view(np.float32)[:] = 1.0
     updates = [0]
@@ -136,6 +138,9 @@ def test_dense_pull_never_mixes_two_versions_of_a_block(seed):
         before = updates[0]
         while not channel.read_dense(0, out, 1.0):
             pass
+        # Int8 decodes a whole number as one that differs by a rounding.
+        assert np.allclose(out, np.rint(out), rtol=0, atol=1e-4)
+        np.rint(out, out)
         for block in range(blocks):
             values = out[block * _native.BLOCK_FLOATS : (block + 1) * _native.BLOCK_FLOATS]
             assert (values == values[0]).all()

@@ -204,15 +204,17 @@ def test_killed_worker_leaves_exactly_its_complete_pushes():
         assert_same(contents(rig), sums(pushes_of(0, seed, complete)))
 
 
-def test_reader_in_another_process_never_sees_half_an_update_of_a_block():
+@pytest.mark.parametrize("codec", [None, "int8"])
+def test_reader_in_another_process_never_sees_half_an_update_of_a_block(codec):
     blocks = 24
     n = blocks * _native.BLOCK_FLOATS
-    rig = Rig(dense(n), n_slots=N_SLOTS, slot_bytes=SLOT_BYTES, shared=True, staging_bytes=4 * n)
+    table = dense(n, pull_compression=codec)
+    rig = Rig(table, n_slots=N_SLOTS, slot_bytes=SLOT_BYTES, shared=True, staging_bytes=4 * n)
     rig.staging[0].commit(0, 4 * n)
     rig.staging[0].view(0, 4 * n, True).view(np.float32)[:] = 1.0
     ours, theirs = SPAWN.Pipe()
     stop = SPAWN.Event()
-    child = SPAWN.Process(target=read_blocks, args=(rig.regions.token, blocks, theirs, stop))
+    child = SPAWN.Process(target=read_blocks, args=(rig.regions.token, blocks, codec, theirs, stop))
     child.start()
     assert ours.recv() == "ready"
     updates = 0
