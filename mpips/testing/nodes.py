@@ -148,6 +148,18 @@ class Nodes:
         checked(*on_node, "addr", "add", f"{self.addresses[index]}/24", "dev", "eth0")
         checked(*on_node, "link", "set", "eth0", "up")
 
+    def limit(self, bits_per_s: float) -> None:
+        """Limit what each node sends to a rate, by a token bucket of the kernel. A later limit replaces it.
+
+        Raises:
+            OSError: The kernel has no such queue, or `tc` is missing.
+        """
+        rate = f"{bits_per_s:.0f}bit"
+        bucket = ["tbf", "rate", rate, "burst", "256kb", "latency", "100ms"]
+        for pid in self.inits:
+            on_node = ["nsenter", f"--target={pid}", "--net", "tc", "qdisc"]
+            checked(*on_node, "replace", "dev", "eth0", "root", *bucket)
+
     def _spawn(self, args: list[str]) -> int:
         """Start an init, wait until it has set itself up, and return its pid."""
         process = subprocess.Popen(

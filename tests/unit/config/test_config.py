@@ -21,7 +21,7 @@ from mpips.training.preflight import check_replaced, task_options
 
 TABLE_KEYS = (
     "optimizer, consistency, bound, reduce, backup, policy, max_staleness, lambda_, partition, "
-    "init, clip_norm, check_finite, placement"
+    "init, clip_norm, check_finite, placement, compression, pull_compression"
 )
 
 

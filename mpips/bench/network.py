@@ -1,0 +1,115 @@
+"""The suite `network`: what codecs cost, and what they save on links of 1 and 0.1 Gb/s between two nodes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from mpips import _native
+from mpips.bench.launching import Options, on_nodes, why_not_on_nodes
+from mpips.bench.measure import Comparison, Findings, measure_alternately, rates
+from mpips.errors import CapabilityError
+from mpips.model.codec import CODECS
+from mpips.testing.nodes import Nodes
+
+Float32 = NDArray[np.float32]
+
+ENCODED = 16 << 20  # values, 64 MiB
+_QUICK_ENCODED = 1 << 16
+_PIECE = 1 << 16  # values of a record
+LINKS = {"1g": 1e9, "01g": 1e8}  # bits per second
+_TIMEOUT_S = 900.0
+_RANKS = (1, 1)  # scheduler and server; a worker
+BETWEEN_NODES = tuple(
+    name
+    for codec in CODECS
+    for name in (f"wire_bytes_{codec}", *(f"step_{link}_{codec}" for link in LINKS))
+)
+
+
+def run(suite: str, options: Options, nodes: int) -> Findings:
+    """Measure codecs in this process, then steps of a worker whose server is on another node.
+
+    Args:
+        suite: "network".
+        options: Repetitions and sizes.
+        nodes: 1: no nodes; otherwise two imitated ones, if this machine can imitate them.
+
+    Raises:
+        CapabilityError: `nodes` is 2 and this machine cannot imitate nodes or limit links.
+    """
+    found = Findings()
+    n = _QUICK_ENCODED if options.quick else ENCODED
+    values = np.random.default_rng(1).standard_normal(n, np.float32)
+    for name in CODECS:
+        found.add(measure_codec(name, values, options))
+    reason = "--nodes 1" if nodes == 1 else _why_no_links()
+    if nodes == 2 and reason:
+        raise CapabilityError(f"--nodes 2: {reason}")
+    if reason:
+        found.skipped = dict.fromkeys(BETWEEN_NODES, reason)
+        return found
+    for link, rate in LINKS.items():
+        with Nodes(2) as imitated:
+            imitated.limit(rate)
+            measured = on_nodes("network", imitated, _RANKS, options, _TIMEOUT_S)
+        for comparison in measured.comparisons:
+            is_step = comparison.name.startswith("step_")
+            if is_step or link == "1g":
+                name = comparison.name.replace("step_", f"step_{link}_")
+                found.comparisons.append(msgspec.structs.replace(comparison, name=name))
+    return found
+
+
+def _why_no_links() -> str:
+    """Return why links between imitated nodes cannot be limited here; "" if they can."""
+    if reason := why_not_on_nodes():
+        return reason
+    if shutil.which("tc") is None:
+        return "limits of links need tc (package iproute2)"
+    try:
+        with Nodes(2) as imitated:
+            imitated.limit(1e9)
+    except OSError as error:
+        return f"the kernel refuses to limit links: {error}"
+    return ""
+
+
+def measure_codec(name: str, values: Float32, options: Options) -> Findings:
+    """Compare the encoding and decoding of an array, a record at a time, with a copy of it."""
+    codec = CODECS[name]().native()
+    target = np.empty_like(values)
+    starts = range(0, len(values), _PIECE)
+    pieces = [_native.encode(codec, values, s, min(s + _PIECE, len(values)), 1) for s in starts]
+
+    def encode() -> None:
+        for start in starts:
+            _native.encode(codec, values, start, min(start + _PIECE, len(values)), start)
+
+    def decode() -> None:
+        for start, piece in zip(starts, pieces, strict=True):
+            _native.decode(codec, piece, 0, target[start : start + _PIECE])
+
+    def copy() -> None:
+        np.copyto(target, values)
+
+    works: Sequence[Callable[[], None]] = (encode, decode, copy)
+    times = measure_alternately(works, (1, 1, 1), options.repetitions)
+    gigabytes = values.nbytes / 1e9
+    return Findings(
+        comparisons=[
+            Comparison(
+                name=f"{what}_vs_memcpy_{name}",
+                what=f"{what} {name}, {values.nbytes >> 20} MiB of float32, one thread",
+                unit="GB/s",
+                ours=rates(times[i], gigabytes),
+                baseline=rates(times[2], gigabytes),
+                baseline_name="memcpy",
+            )
+            for i, what in enumerate(("encode", "decode"))
+        ]
+    )
