@@ -103,17 +103,29 @@ def encode(kind: str, block: int, tensor: Float32, begin: int, end: int, key: in
 
 
 def encode_nearest(kind: str, block: int, values: Float32) -> Bytes:
-    """Encode flat values of whole blocks, each value rounded to the nearest; as pulls are encoded."""
+    """Encode flat values of whole blocks, each value rounded to the nearest; as pulls are encoded.
+
+    Infinity and NaN stay what they are in bf16; in int8 they make their whole block NaN.
+    """
+    if kind == "bf16":
+        with np.errstate(all="ignore"):
+            codes = encode_bf16(values)
+        special = values.view(np.uint32) >> 16 | np.where(np.isnan(values), 0x40, 0)
+        return np.where(np.isfinite(values), codes, special).astype(np.uint16).view(np.uint8)
     if kind != "int8":
         return encode(kind, block, values, 0, len(values), 0)
-    scales, codes = [], []
+    scales, parts = [], []
     for start in range(0, len(values), block):
         part = values[start : start + block]
+        if not np.isfinite(part).all():
+            scales.append(np.float32(np.nan))
+            parts.append(np.zeros(len(part), np.uint8))
+            continue
         factor, scale = scale_int8(part)
         scales.append(scale)
         rounded = np.floor(part * factor + np.float32(0.5))
-        codes.append(np.clip(rounded, -127, 127).astype(np.int8).view(np.uint8))
-    return np.concatenate([np.array(scales, np.float32).view(np.uint8), *codes])
+        parts.append(np.clip(rounded, -127, 127).astype(np.int8).view(np.uint8))
+    return np.concatenate([np.array(scales, np.float32).view(np.uint8), *parts])
 
 
 def encode_rows(kind: str, rows: Float32, keys: NDArray[np.int64], key: int) -> Bytes:

@@ -121,9 +121,9 @@ def _cut_at_blocks(shards: Sequence[ShardRange], block: int) -> list[ShardRange]
     The blocks of a codec of pulls are then the same on any number of servers, and so are the values.
     """
     result = []
-    start = 0
-    for i, shard in enumerate(shards):
-        stop = shard.stop if i == len(shards) - 1 else round(shard.stop / block) * block
+    start, end = 0, shards[-1].stop
+    for shard in shards:
+        stop = end if shard is shards[-1] else min(round(shard.stop / block) * block, end)
         if stop > start:
             result.append(ShardRange(shard.server, start, stop))
             start = stop

@@ -90,7 +90,8 @@ class EmbeddingHandle(Handle):
             keys: int64, shape (n,).
 
         Returns:
-            float32, shape (n, dim), rounded like pulls. A pulled row with these bits has received no update.
+            float32, shape (n, dim), rounded like pulls. A pulled row with these bits has received no
+            update, or with pull_compression only smaller ones than the rounding.
         """
         table = self._table
         assert isinstance(table, EmbeddingTable)

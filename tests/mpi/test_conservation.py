@@ -17,15 +17,20 @@ UNIT = mpips.SGD(lr=1.0)
 N_CLOCKS = 5
 N_KEYS = 500
 N_LARGE = 5000  # 20 KB: five times a ring of 4 records of 1 KiB
+SHAPE = (N_LARGE // 50, 50)
+ROWS = {"rows": 3, "wide": 60, "coded rows": 60}  # embedding tables and their dimensions
 MODELS = {"bsp": BSP(reduce="sum"), "ssp": SSP(bound=2), "asp": ASP()}
 
 
 def tables(model: Consistency) -> list[Any]:
     return [
         DenseTable("scalar", (), optimizer=UNIT, consistency=model),
-        DenseTable("large", (N_LARGE // 50, 50), optimizer=UNIT, consistency=model),
+        DenseTable("large", SHAPE, optimizer=UNIT, consistency=model),
         EmbeddingTable("rows", 3, optimizer=UNIT, consistency=model),
         EmbeddingTable("wide", 60, optimizer=UNIT, consistency=model),
+        # Small whole numbers are exact in these codecs.
+        DenseTable("coded", SHAPE, optimizer=UNIT, consistency=model, compression="fp16"),
+        EmbeddingTable("coded rows", 60, optimizer=UNIT, consistency=model, compression="bf16"),
     ]
 
 
@@ -37,8 +42,10 @@ def pushes_of(worker: int, clock: int) -> list[tuple[str, np.ndarray | None, np.
         seed = 100 * clock + turn
         pushes.append(("scalar", None, counts(worker, seed, ())))
         if random.random() < 0.5:
-            pushes.append(("large", None, counts(worker, seed, (N_LARGE // 50, 50))))
-        for name, dim in (("rows", 3), ("wide", 60)):
+            pushes.append(("large", None, counts(worker, seed, SHAPE)))
+        if random.random() < 0.5:
+            pushes.append(("coded", None, counts(worker, seed, SHAPE)))
+        for name, dim in ROWS.items():
             n = int(random.choice([0, 1, 30, 400]))
             keys = random.integers(0, N_KEYS, size=n)
             pushes.append((name, keys, counts(worker, seed, (n, dim))))
@@ -59,17 +66,17 @@ def main(worker: Worker) -> dict[str, np.ndarray]:
     worker.barrier("all pushed")
     keys = np.arange(N_KEYS)
     return {
-        name: worker.table(name).pull(*([keys] if name in ("rows", "wide") else []))
-        for name in ("scalar", "large", "rows", "wide")
+        name: worker.table(name).pull(*([keys] if name in ROWS else []))
+        for name in ("scalar", "large", "coded", *ROWS)
     }
 
 
 def expected(n_workers: int) -> dict[str, np.ndarray]:
     total = {
         "scalar": np.zeros((), np.float32),
-        "large": np.zeros((N_LARGE // 50, 50), np.float32),
-        "rows": np.zeros((N_KEYS, 3), np.float32),
-        "wide": np.zeros((N_KEYS, 60), np.float32),
+        "large": np.zeros(SHAPE, np.float32),
+        "coded": np.zeros(SHAPE, np.float32),
+        **{name: np.zeros((N_KEYS, dim), np.float32) for name, dim in ROWS.items()},
     }
     for worker in range(n_workers):
         for clock in range(N_CLOCKS):

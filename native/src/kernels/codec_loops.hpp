@@ -29,8 +29,8 @@ inline std::uint32_t select_bits(bool which, std::uint32_t yes, std::uint32_t no
   return (yes & mask) | (no & ~mask);
 }
 
-// Return the greatest magnitude of finite values; 0 for none. Magnitudes are compared as integers,
-// which have the same order.
+// Return the greatest magnitude; 0 for no values. Magnitudes are compared as integers, which have
+// the same order: a NaN is greater than all numbers.
 inline float max_abs(const float* src, std::size_t n) noexcept {
   std::uint32_t most = 0;
   for (std::size_t i = 0; i < n; ++i) {
@@ -40,7 +40,8 @@ inline float max_abs(const float* src, std::size_t n) noexcept {
   return float_of(most);
 }
 
-// Round to nearest, ties to even. Values that would round to infinity become the greatest number.
+// Round finite values to nearest, ties to even. Values that would round to infinity become the
+// greatest number.
 inline void encode_bf16(std::uint16_t* dst, const float* src, std::size_t n) noexcept {
   for (std::size_t i = 0; i < n; ++i) {
     const std::uint32_t bits = bits_of(src[i]);

@@ -46,8 +46,10 @@ Scale scale_int8(float most) noexcept {
   return {factor, scale};
 }
 
+// A block with infinity or NaN becomes NaN as a whole.
 Scale scale_of(CodecKind kind, const float* values, std::size_t n) noexcept {
   const float most = kernels().max_abs(values, n);
+  if (!(most <= __FLT_MAX__)) return {0.0F, __builtin_nanf("")};
   return kind == CodecKind::fp16 ? scale_fp16(most) : scale_int8(most);
 }
 
@@ -55,11 +57,28 @@ Scale scale_of(CodecKind kind, const float* values, std::size_t n) noexcept {
 void encode_part(CodecKind kind, const Scale& scale, const float* from, std::size_t n,
                  std::uint64_t block_key, std::size_t place, std::uint8_t* to) noexcept {
   const KernelTable& k = kernels();
+  if (scale.scale != scale.scale) {
+    std::memset(to, 0, n * unit_of(kind));
+    return;
+  }
   if (kind == CodecKind::fp16)
     return k.encode_fp16(reinterpret_cast<std::uint16_t*>(to), from, n, scale.factor);
   k.encode_int8(reinterpret_cast<std::int8_t*>(to), from, n, scale.factor,
                 static_cast<std::uint32_t>(block_key), static_cast<std::uint32_t>(block_key >> 32),
                 static_cast<std::uint32_t>(place));
+}
+
+// Encode infinity and NaN, which encode_bf16 does not know.
+void mark_special_bf16(const float* values, std::size_t n, std::uint8_t* to) noexcept {
+  for (std::size_t i = 0; i < n; ++i) {
+    if (values[i] - values[i] == 0.0F) continue;
+    std::uint32_t bits;
+    std::memcpy(&bits, values + i, sizeof bits);
+    // The bits of a NaN may all lie in the half that is cut off.
+    const auto code =
+        static_cast<std::uint16_t>((bits >> 16) | (values[i] != values[i] ? 0x40U : 0U));
+    std::memcpy(to + i * sizeof code, &code, sizeof code);
+  }
 }
 
 std::uint64_t block_key(std::uint64_t key, std::uint64_t block) noexcept {
@@ -120,15 +139,20 @@ void encode_rows(Codec codec, const float* rows, const std::int64_t* keys, std::
 
 void encode_nearest(Codec codec, const float* values, std::size_t n, std::uint8_t* to) noexcept {
   const KernelTable& k = kernels();
-  if (!has_scales(codec.kind))
-    return k.encode_bf16(reinterpret_cast<std::uint16_t*>(to), values, n);
+  if (!has_scales(codec.kind)) {
+    k.encode_bf16(reinterpret_cast<std::uint16_t*>(to), values, n);
+    if (!k.all_finite(values, n)) mark_special_bf16(values, n, to);
+    return;
+  }
   const std::size_t unit = unit_of(codec.kind);
   std::uint8_t* codes = to + n_blocks(codec, 0, n) * sizeof(float);
   for (std::size_t at = 0; at < n; at += codec.block, to += sizeof(float)) {
     const std::size_t here = std::min<std::size_t>(codec.block, n - at);
     const Scale scale = scale_of(codec.kind, values + at, here);
     std::memcpy(to, &scale.scale, sizeof scale.scale);
-    if (codec.kind == CodecKind::fp16)
+    if (scale.scale != scale.scale)
+      std::memset(codes, 0, here * unit);
+    else if (codec.kind == CodecKind::fp16)
       k.encode_fp16(reinterpret_cast<std::uint16_t*>(codes), values + at, here, scale.factor);
     else
       k.round_int8(reinterpret_cast<std::int8_t*>(codes), values + at, here, scale.factor);

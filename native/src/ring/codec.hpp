@@ -57,7 +57,8 @@ void encode(Codec codec, const float* tensor, std::size_t n, std::size_t begin, 
 void encode_rows(Codec codec, const float* rows, const std::int64_t* keys, std::size_t n,
                  std::uint64_t key, std::uint8_t* to) noexcept;
 
-// Encode n finite values, the first of which begins a block, without random numbers.
+// Encode n values, the first of which begins a block, without random numbers. Infinity and NaN stay
+// what they are in bf16; in other codecs they make their whole block NaN.
 void encode_nearest(Codec codec, const float* values, std::size_t n, std::uint8_t* to) noexcept;
 
 // Decode `count` values.

@@ -237,6 +237,7 @@ class ServerCore {
     // decoded once
     std::vector<float> decoded = {};
     std::uint64_t decoded_record = 0;
+    std::uint16_t decoded_table = 0;
     std::uint64_t open_area = 0;  // flag_area: where the push starts, bytes into the buffer
     std::uint64_t verified = 0;  // one more than the last record whose segment matched its checksum
     // With a replica; sequences of records. No record from `limit` on may be consumed yet.

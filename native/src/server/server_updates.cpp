@@ -79,10 +79,13 @@ Update ServerCore::parse_encoded(std::size_t worker, const RecordHeader& h,
     payload += h.count * sizeof(std::int64_t);
     n *= t.embedding->dim();
   }
-  if (ring.decoded_record != h.sequence + 1) {
+  // Compare the table and the length, too: a wrong worker may change a record that waits.
+  if (ring.decoded_record != h.sequence + 1 || ring.decoded_table != h.table ||
+      ring.decoded.size() != n) {
     ring.decoded.resize(n);
     decode(t.codec, payload, skew_of(h.slot), n, ring.decoded.data());
     ring.decoded_record = h.sequence + 1;
+    ring.decoded_table = h.table;
   }
   part.values = ring.decoded.data();
   return part;

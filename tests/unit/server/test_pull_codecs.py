@@ -12,6 +12,7 @@ from mpips.kernels import reference_codecs as reference
 from mpips.model.codec import Bf16, Int8
 from mpips.model.consistency import ASP, BSP
 from mpips.model.optimizer import Adam, PythonRule
+from mpips.model.partition import FrequencyPartition
 from mpips.model.placement import place
 from mpips.model.table import DenseTable
 
@@ -102,11 +103,13 @@ def test_the_bytes_that_workers_count_are_those_that_travel() -> None:
     }
 
 
-@pytest.mark.parametrize("n_servers", [1, 2, 3, 7])
-@pytest.mark.parametrize("n", [1, 50, 300, 1000, 70_001])
-def test_shards_are_cut_between_blocks(n_servers: int, n: int) -> None:
-    table = DenseTable("w", (n,), pull_compression=Int8(256))
-    shards = place([table], n_servers, 1, None, 0).dense["w"]
+@pytest.mark.parametrize("n_servers", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("partition", ["range", "layer", FrequencyPartition({"w": 3.0, "b": 1.0})])
+@pytest.mark.parametrize("n", [1, 50, 120, 250, 300, 1000, 70_001, 70_120])
+def test_shards_are_cut_between_blocks(n_servers: int, partition: object, n: int) -> None:
+    options = {"partition": partition, "pull_compression": Int8(256)}
+    tables = [DenseTable("w", (n,), **options), DenseTable("b", (77,), **options)]
+    shards = place(tables, n_servers, 1, None, 0).dense["w"]
     assert [s.start for s in shards] == [0, *(s.stop for s in shards[:-1])]
     assert shards[-1].stop == n
     assert all(s.start % 256 == 0 and s.start < s.stop for s in shards)
@@ -120,6 +123,27 @@ def test_values_with_a_codec_cannot_be_viewed() -> None:
     for view in (handle.view, handle.views):
         with pytest.raises(ConfigError, match=r"has pull_compression = Bf16.*use pull"):
             view()
+
+
+@pytest.mark.parametrize("codec", [Bf16(), Int8(128)], ids=str)
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, -np.nan])
+def test_infinity_and_nan_are_seen_by_workers(codec: Bf16 | Int8, value: float) -> None:
+    """A sum of finite updates may be infinite. Bf16 shows the value, Int8 makes the whole block NaN."""
+    values = np.linspace(-3, 3, 300, dtype=np.float32)
+    values[150] = value
+    values[151] = np.array([0x7F800001], np.uint32).view(np.float32)[0]  # a NaN by its last bit
+    rig = Rig(dense(300, pull_compression=codec), rows(32, pull_compression=codec))
+    rig.core.set_dense(0, values)
+    found = rig.worker().table("w").pull()
+    assert found.tobytes() == image(codec, values).tobytes()
+    assert np.isnan(found[151])
+    if isinstance(codec, Bf16):
+        assert (found[150] == value) or np.isnan(value)
+        assert np.isfinite(np.delete(found, [150, 151])).all()
+    else:
+        assert np.isnan(found[128:256]).all()
+        assert np.isfinite(found[:128]).all()
+        assert np.isfinite(found[256:]).all()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from crash_rig import crash
 from harness import Rig, dense, rows
-from ring_attack import BASE, FIRST, LAST, PUSH_DENSE, PUSH_ROWS, STAGED, Attack
+from ring_attack import BASE, FIRST, LAST, PUSH_DENSE, PUSH_ROWS, STAGED, TICK, Attack
 
 from mpips import _native
 from mpips.errors import ConfigError
@@ -155,6 +155,27 @@ def test_a_codec_in_a_push_to_a_table_without_one_is_refused() -> None:
     attack = Attack(dense(8))
     attack.forge(0, bytes(16), kind=PUSH_DENSE, count=8, codec=1)
     attack.refused("a push with codec 1, its table has codec none")
+
+
+@pytest.mark.parametrize("table", [0, 1])
+def test_a_record_that_changes_while_it_waits_is_not_read_beyond_its_values(table: int) -> None:
+    """Only a wrong worker does so. The server has decoded the record at its first look."""
+    many = {"consistency": BSP(), "compression": Int8(16)}
+    attack = Attack(dense(16, "w", **many), dense(400, "v", **many), n_workers=2, n_slots=4)
+    codec = Int8(16).native()
+    first = bytes(_native.encode(codec, normal(16), 0, 16, 1))
+    attack.forge(0, first, kind=PUSH_DENSE, count=16, codec=3, clock=1)
+    assert attack.rig.drain() == 0
+    n = (16, 400)[table]
+    second = bytes(_native.encode(codec, normal(n, seed=2), 0, n, 1))
+    attack.forge(0, second, kind=PUSH_DENSE, count=n, codec=3, clock=0, table=table)
+    assert attack.rig.drain() == 1
+    for writer in attack.rig.writers[1:]:
+        assert writer.tick(0)
+    attack.forge(1, kind=TICK)
+    attack.rig.drain()
+    expected = image(Int8(16), normal((16, 400)[table], seed=2 if table else 0), 1) / 2
+    assert (attack.rig.values(table) == -expected).all()
 
 
 @pytest.mark.parametrize("scale", [np.inf, np.nan, -1.0, 3e38])
