@@ -5,21 +5,21 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from typing import Any
 
 import launcher
 import pytest
 from multinode import Nodes
 
+from mpips.bench import network
 from mpips.bench.transport import BETWEEN_NODES
 
 
-@pytest.mark.multinode
-def test_the_transport_suite_finds_all_ratios_between_nodes(nodes2: Nodes) -> None:
-    # The suite makes nodes of its own; `nodes2` is there for its reasons to skip.
-    options = ["--quick", "--repetitions", "2", "--nodes", "2", "--json"]
-    command = [sys.executable, "-m", "mpips", "bench", "transport", *options]
+def bench(suite: str, *options: str) -> dict[str, Any]:
+    """Run a suite quickly on imitated nodes; return its findings."""
+    command = [sys.executable, "-m", "mpips", "bench", suite, "--quick", "--nodes", "2", "--json"]
     done = subprocess.run(
-        command,
+        [*command, *options],
         env=launcher.site_environment(),
         capture_output=True,
         text=True,
@@ -27,12 +27,28 @@ def test_the_transport_suite_finds_all_ratios_between_nodes(nodes2: Nodes) -> No
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert all(ratio > 0 for ratio in found["ratios"].values())
+    assert found["skipped"] == {}
+    return found
+
+
+@pytest.mark.multinode
+def test_the_transport_suite_finds_all_ratios_between_nodes(nodes2: Nodes) -> None:
+    # The suite makes nodes of its own; `nodes2` is there for its reasons to skip.
+    found = bench("transport", "--repetitions", "2")
     assert set(BETWEEN_NODES) <= set(found["ratios"])
     assert set(found["bars"]) == set(BETWEEN_NODES)
     assert {name for name in found["ratios"] if name.startswith("tcp_p2p_")}
-    assert all(ratio > 0 for ratio in found["ratios"].values())
     assert {"tcp_latency", "tcp_bandwidth", "tcp_rma_rows_push", "tcp_p2p_rows_pull"} <= set(
         found["figures"]
     )
-    assert found["skipped"] == {}
+
+
+@pytest.mark.multinode
+def test_the_network_suite_limits_links_and_counts_the_bytes_on_them(nodes2: Nodes) -> None:
+    ratios = bench("network", "--repetitions", "1")["ratios"]
+    assert set(network.BETWEEN_NODES) <= set(ratios)
+    # The bytes do not depend on the machine: codes, scales, and a little of the protocol.
+    assert 0.5 <= ratios["wire_bytes_bf16"] < 0.54
+    assert 0.25 <= ratios["wire_bytes_int8"] < 0.31
