@@ -175,7 +175,7 @@ class TableConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         str | dict[str, Any] | None,
         Meta(
             description='Codec of pushes: none, bf16, fp16, int8, or table such as {name = "int8", '
-            "block = 256}."
+            'block = 256} or {name = "auto", codecs = ["bf16", "int8"]}.'
         ),
     ] = None
     pull_compression: Annotated[

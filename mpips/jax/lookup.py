@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from mpips.errors import ConfigError
 from mpips.jax.arrays import as_gradient, refuse_traced
 from mpips.jax.job import JaxJob, jax_job
-from mpips.model.codec import Codec
+from mpips.model.codec import PushCodec
 from mpips.model.consistency import Consistency
 from mpips.model.consistency import of_name as consistency_of
 from mpips.model.distinct import distinct_places
@@ -133,7 +133,7 @@ def embedding(
     optimizer: Optimizer | PythonRule,
     init: Initializer | str = "normal(0.01)",
     consistency: Consistency | str = "bsp",
-    compression: Codec | str | None = None,
+    compression: PushCodec | str | None = None,
 ) -> LookupHandle:
     """Let the servers of the job hold a table of rows, one for each int64 id. Not collective.
 

@@ -13,7 +13,7 @@ from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 from mpips.errors import ConfigError
 from mpips.jax.arrays import DTYPES, Float32, as_gradient, as_jax, refuse_traced
 from mpips.jax.job import JaxJob, jax_job
-from mpips.model.codec import Codec
+from mpips.model.codec import PushCodec
 from mpips.model.consistency import Consistency
 from mpips.model.consistency import of_name as consistency_of
 from mpips.model.optimizer import Optimizer, from_config
@@ -138,7 +138,7 @@ def declare(
     *,
     optimizer: Rule | Callable[[str], Rule],
     consistency: Consistency | str = "bsp",
-    compression: Codec | str | None = None,
+    compression: PushCodec | str | None = None,
     name: str = "",
 ) -> PytreeHandle:
     """Let the servers of the job hold and train a pytree. Call it before the first pull. Not collective.

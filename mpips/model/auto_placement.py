@@ -143,9 +143,9 @@ def _why(
     head = f"placement = 'auto': {len(chosen)} of {len(asked)} tables replicated"
     if not able:
         return f"{head}: no table has BSP without backup workers, an optimizer of mpips and no compression"
-    there = sum(map(site.replicated_seconds, able)) * 1e3
-    here = sum(map(site.server_seconds, able)) * 1e3
-    times = f"a step is estimated at {there:.3g} ms with replicas, {here:.3g} ms with servers"
+    there = sum(map(site.replicated_seconds, able)) * 1e6
+    here = sum(map(site.server_seconds, able)) * 1e6
+    times = f"a step is estimated at {there:,.2f} us with replicas, {here:,.2f} us with servers"
     if len(chosen) < len(faster):
         least = next(table for table in faster if table not in chosen)
         return (

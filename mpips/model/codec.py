@@ -24,7 +24,7 @@ from mpips.errors import ConfigError
 from mpips.model.accepted import check_fields, unknown_name
 
 # The package exports these names, so users write mpips.Int8.
-__all__ = ["Bf16", "Fp16", "Int8"]
+__all__ = ["Auto", "Bf16", "Fp16", "Int8"]
 
 BlockLength: TypeAlias = Annotated[int, Meta(ge=16, le=4096)]
 # The keys of CODECS.
@@ -45,6 +45,10 @@ class Bf16:
         """Return the codec of native code. `block`: length of a row of an embedding table, else None."""
         return _native.Codec(self.name, block or 1)
 
+    def bytes_per_value(self, dim: int | None) -> float:
+        """Return the bytes of a value with its part of the scale. `dim`: length of a row, or None."""
+        return 2.0
+
 
 @dataclass(frozen=True)
 class Fp16:
@@ -59,6 +63,10 @@ class Fp16:
     def native(self, block: int | None = None) -> _native.Codec:
         """Return the codec of native code. `block`: length of a row of an embedding table, else None."""
         return _native.Codec(self.name, block or _FP16_BLOCK)
+
+    def bytes_per_value(self, dim: int | None) -> float:
+        """Return the bytes of a value with its part of the scale. `dim`: length of a row, or None."""
+        return 2.0 + 4.0 / (dim or _FP16_BLOCK)
 
 
 @dataclass(frozen=True)
@@ -83,13 +91,76 @@ class Int8:
         """Return the codec of native code. `block`: length of a row of an embedding table, else None."""
         return _native.Codec(self.name, block or self.block)
 
+    def bytes_per_value(self, dim: int | None) -> float:
+        """Return the bytes of a value with its part of the scale. `dim`: length of a row, or None."""
+        return 1.0 + 4.0 / (dim or self.block)
+
 
 Codec: TypeAlias = Bf16 | Fp16 | Int8
 CODECS: dict[str, type[Codec]] = {c.name: c for c in (Bf16, Fp16, Int8)}
 
 
-def codec_of(value: object) -> Codec | None:
+@dataclass(frozen=True, init=False)
+class Auto:
+    """One of several codecs, or none: the job decides at its start by measured speeds.
+
+    See mpips.model.auto_codec. The job prints what it has chosen and why, and a run directory stores it,
+    since bits depend on it.
+
+    Attributes:
+        codecs: The codecs that it may choose.
+    """
+
+    codecs: tuple[Codec, ...]
+    name: ClassVar[str] = "auto"
+
+    def __init__(self, *codecs: Codec | str | Mapping[str, Any]) -> None:
+        """Take the codecs, as values or by their names.
+
+        Raises:
+            ConfigError: There is none, or one of them is no codec.
+        """
+        found = tuple(one for one in map(_one_codec, codecs) if one is not None)
+        if not found or len(found) < len(codecs):
+            raise ConfigError(
+                "Auto: list codecs, such as Auto(Bf16(), Int8()); none is always possible"
+            )
+        object.__setattr__(self, "codecs", found)
+
+    def __str__(self) -> str:
+        """Return the call that makes an equal value."""
+        return f"Auto({', '.join(map(str, self.codecs))})"
+
+
+PushCodec: TypeAlias = Codec | Auto
+PullCodec: TypeAlias = Bf16 | Int8 | Auto
+
+
+def codec_of(value: object) -> PushCodec | None:
     """Return the codec that a user has given, as a value, by its name, or as a mapping; None: none.
+
+    {"name": "auto", "codecs": [...]} is Auto of these codecs.
+
+    Raises:
+        ConfigError: It is none; the message lists those that exist.
+    """
+    if isinstance(value, Auto):
+        return value
+    if value == Auto.name:
+        raise ConfigError(
+            "compression = 'auto' needs a list of codecs: Auto(Bf16(), Int8()), in a job file "
+            '{name = "auto", codecs = ["bf16", "int8"]}'
+        )
+    if isinstance(value, Mapping) and value.get("name") == "auto":
+        codecs = value.get("codecs", ())
+        if set(value) - {"name", "codecs"} or not isinstance(codecs, list | tuple):
+            raise ConfigError("compression 'auto' has codecs, a list such as ['bf16', 'int8']")
+        return Auto(*codecs)
+    return _one_codec(value)
+
+
+def _one_codec(value: object) -> Codec | None:
+    """Return a codec as `codec_of` does, but not Auto.
 
     Raises:
         ConfigError: It is none; the message lists those that exist.
@@ -118,7 +189,7 @@ def codec_of(value: object) -> Codec | None:
         ) from None
 
 
-def pull_codec_of(value: object) -> Bf16 | Int8 | None:
+def pull_codec_of(value: object) -> PullCodec | None:
     """Return the codec of pulls that a user has given; None: none.
 
     Raises:
@@ -130,6 +201,13 @@ def pull_codec_of(value: object) -> Bf16 | Int8 | None:
         raise ConfigError(
             f"pull_{error}" if str(error).startswith("comp") else str(error)
         ) from None
+    if isinstance(codec, Auto):
+        return Auto(*(_checked_for_pulls(one) for one in codec.codecs))
+    return None if codec is None else _checked_for_pulls(codec)
+
+
+def _checked_for_pulls(codec: Codec) -> Bf16 | Int8:
+    """Return the codec; raise ConfigError if it is not one for pulls."""
     if isinstance(codec, Fp16):
         raise ConfigError("pull_compression = 'fp16': must be 'bf16', 'int8' or 'none'")
     if isinstance(codec, Int8) and VERSION_BLOCK % codec.block:
@@ -139,6 +217,8 @@ def pull_codec_of(value: object) -> Bf16 | Int8 | None:
     return codec
 
 
-def to_config(codec: Codec | None) -> dict[str, Any] | None:
+def to_config(codec: PushCodec | None) -> dict[str, Any] | None:
     """Return the mapping from which `codec_of` makes an equal codec; None for None."""
+    if isinstance(codec, Auto):
+        return {"name": "auto", "codecs": [to_config(one) for one in codec.codecs]}
     return None if codec is None else {"name": codec.name, **asdict(codec)}

@@ -24,9 +24,10 @@ from mpips.model.arrays import as_float32
 from mpips.model.codec import (
     LEAST_INT8_DIM,
     MOST_BLOCK,
-    Bf16,
-    Codec,
+    Auto,
     Int8,
+    PullCodec,
+    PushCodec,
     codec_of,
     pull_codec_of,
 )
@@ -63,7 +64,8 @@ class DenseTable:
             are equal bit by bit either way. "auto": the job decides at its start, see
             mpips.model.auto_placement.
         compression: Codec of pushes: Bf16(), Fp16(), Int8() or a name, such as "int8"; None: float32. Needs
-            check_finite, and no policy that compensates stale updates. See mpips.model.codec.
+            check_finite, and no policy that compensates stale updates. Auto(...): the job decides at its
+            start. See mpips.model.codec.
         pull_compression: Codec of pulls: Bf16(), Int8() or a name; None: float32. Workers receive rounded
             values; those on servers and in checkpoints are not rounded.
     """
@@ -77,8 +79,8 @@ class DenseTable:
     clip_norm: float = 0.0
     check_finite: bool = True
     placement: TablePlacement | str = "servers"
-    compression: Codec | str | None = None
-    pull_compression: Bf16 | Int8 | str | None = None
+    compression: PushCodec | str | None = None
+    pull_compression: PullCodec | str | None = None
 
     def __post_init__(self) -> None:
         """Check all values; names of optimizer, consistency, partition, init and placement become values.
@@ -166,8 +168,8 @@ class EmbeddingTable:
     partition: Partition | str = "hash"
     clip_norm: float = 0.0
     check_finite: bool = True
-    compression: Codec | str | None = None
-    pull_compression: Bf16 | Int8 | str | None = None
+    compression: PushCodec | str | None = None
+    pull_compression: PullCodec | str | None = None
 
     def __post_init__(self) -> None:
         """Check all values; names of optimizer, consistency, partition and init become values.
@@ -181,7 +183,8 @@ class EmbeddingTable:
         object.__setattr__(self, "dim", int(self.dim))
         for what in ("compression", "pull_compression"):
             codec = getattr(self, what)
-            if isinstance(codec, Int8) and self.dim < LEAST_INT8_DIM:
+            codecs = codec.codecs if isinstance(codec, Auto) else (codec,)
+            if any(isinstance(one, Int8) for one in codecs) and self.dim < LEAST_INT8_DIM:
                 raise ConfigError(
                     f"table {self.name!r}: {what} = 'int8' with dim = {self.dim}: needs rows of "
                     f"{LEAST_INT8_DIM} values or more; use 'bf16'"
@@ -289,7 +292,7 @@ def _settle_compression(table: Table) -> None:
 
 def native_pull_codec(table: Table) -> _native.Codec | None:
     """Return the codec of a table's pulls as native code needs it; None: they are not encoded."""
-    assert not isinstance(table.pull_compression, str)
+    assert not isinstance(table.pull_compression, str | Auto), "a job replaces Auto at its start"
     if table.pull_compression is None:
         return None
     return table.pull_compression.native(table.dim if isinstance(table, EmbeddingTable) else None)
@@ -297,7 +300,7 @@ def native_pull_codec(table: Table) -> _native.Codec | None:
 
 def native_codec(table: Table) -> _native.Codec | None:
     """Return the codec of a table's pushes as native code needs it; None: they are not encoded."""
-    assert not isinstance(table.compression, str)
+    assert not isinstance(table.compression, str | Auto), "a job replaces Auto at its start"
     if table.compression is None:
         return None
     return table.compression.native(table.dim if isinstance(table, EmbeddingTable) else None)

@@ -74,7 +74,7 @@ def from_config(config: Mapping[str, Any]) -> Table:
     return EmbeddingTable(**given)
 
 
-def _codec_config(value: codec.Codec | str | None) -> dict[str, Any] | None:
+def _codec_config(value: codec.PushCodec | str | None) -> dict[str, Any] | None:
     assert not isinstance(value, str)
     return codec.to_config(value)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from mpips.config.options import TRANSPORTS
 from mpips.config.schema import JobConfig
+from mpips.model.auto_codec import listed_codecs, without_auto
 from mpips.model.auto_placement import Site, auto_tables, choose_placement, placed
 from mpips.model.table import replicated_tables
 from mpips.mpi.roles import Assignment
@@ -18,7 +19,7 @@ _NETWORK_RATE = 1.2e9  # bytes per second between nodes: 10 Gb/s, as nothing was
 def assume_placement(
     config: JobConfig, inputs: Inputs, a: Assignment, shm: int, costs: Costs
 ) -> tuple[Inputs, str]:
-    """Return the inputs with a placement for each table, and a line about it; "" without such tables.
+    """Return the inputs with a placement and codecs for each table, and lines about them; "" without "auto".
 
     Args:
         config: Configuration of the job.
@@ -27,9 +28,13 @@ def assume_placement(
         shm: Bytes of /dev/shm of a node.
         costs: Costs that were measured on this machine.
     """
+    lines = []
+    if listed_codecs(inputs.tables):
+        inputs = replace(inputs, tables=without_auto(inputs.tables))
+        lines.append("codecs that are Auto: the plan assumes none; the job decides when it starts")
     asked = auto_tables(inputs.tables)
     if not asked:
-        return inputs, ""
+        return inputs, "\n".join(lines)
     if config.redundancy.warm and len(a.node_of) > 1 and not replicated_tables(inputs.tables):
         why = (
             "under mpips run all are on servers, since such a run continues in memory; mpirun alone, and "
@@ -54,5 +59,5 @@ def assume_placement(
         if len(a.node_names) > 1:
             why += f", with {_NETWORK_RATE / 1e9:g} GB/s between nodes"
         why += "; the job decides when it starts"
-    line = f"placement = 'auto': {why}"
-    return replace(inputs, tables=placed(inputs.tables, chosen)), line
+    lines.append(f"placement = 'auto': {why}")
+    return replace(inputs, tables=placed(inputs.tables, chosen)), "\n".join(lines)

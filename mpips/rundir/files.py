@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 
@@ -84,18 +86,21 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PlacementChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """placement.json: the decision about tables with placement = "auto".
+    """placement.json: the decision about tables with placement = "auto", and about codecs that are Auto.
 
     Attributes:
         digest: Digest of the tables, and of the numbers of workers and servers on each node, as hexadecimal
             text. Another digest makes the decision void.
         replicated: Names of the tables that are replicated; the others lie on servers.
-        reason: One sentence, with the estimated times.
+        reasons: Sentences for people, with the estimated times.
+        codecs: For each table with Auto, by name: "compression" or "pull_compression" -> name and options of
+            the codec, or null for none.
     """
 
     digest: str
     replicated: tuple[str, ...]
-    reason: str
+    reasons: tuple[str, ...]
+    codecs: dict[str, dict[str, dict[str, Any] | None]] = {}
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,9 +1,10 @@
-"""The decision about tables with placement = "auto" at the start of a job; see mpips.model.auto_placement.
+"""Decisions at the start of a job: placement = "auto" and codecs that are Auto(...).
 
-All ranks measure: copies in memory, all at the same time, and messages from each node to the next. The
-slowest rank and node count. The decision is arithmetic on numbers that all ranks have received, so it is the
-same everywhere. A run directory stores it, and a later attempt of the run with the same tables and as many
-workers and servers on its nodes uses it again.
+See mpips.model.auto_placement and mpips.model.auto_codec for the rules. All ranks measure: copies in memory
+and codecs, all at the same time, and messages from each node to the next. The slowest rank and node count.
+The decision is arithmetic on numbers that all ranks have received, so it is the same everywhere. A run
+directory stores it, and a later attempt of the run with the same tables and as many workers and servers on
+its nodes uses it again.
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
+from mpips import _native
 from mpips.config.options import TRANSPORTS, SessionOptions
 from mpips.errors import ConfigError
-from mpips.model.auto_placement import Choice, Site, auto_tables, choose_placement, placed
+from mpips.model.auto_codec import CodecSpeed, choose_codecs, encoded, listed_codecs
+from mpips.model.auto_placement import Site, auto_tables, choose_placement, placed
+from mpips.model.codec import Auto, Codec, codec_of, to_config
 from mpips.model.table import Table, fingerprint, replicated_tables
 from mpips.mpi.cluster import Cluster
 from mpips.rundir.directory import Supervised, read_json, replace_json
@@ -27,9 +32,10 @@ from mpips.transport.region import SHM
 
 _COPY_BYTES = 8 << 20
 _MESSAGE_BYTES = 4 << 20
+_CODEC_VALUES = 1 << 20
 _REPETITIONS = 3
 _TAG = 49
-_WHAT = "measuring bandwidths for placement = 'auto'"
+_WHAT = "measuring bandwidths for placement = 'auto' or Auto codecs"
 _WARM = (
     "placement = 'auto': all tables on servers, since this run continues in memory after a failure, which "
     "replicated tables do not"
@@ -43,7 +49,7 @@ def place_auto(
     run: Supervised | None,
     warm: bool,
 ) -> tuple[list[Table], list[str]]:
-    """Decide about the tables whose placement is "auto". Collective; blocks.
+    """Decide about the tables whose placement is "auto", and about codecs that are Auto. Collective; blocks.
 
     Args:
         cluster: All ranks.
@@ -53,22 +59,58 @@ def place_auto(
         warm: The servers of a supervised run leave their memory to the next launch.
 
     Returns:
-        All tables, none with "auto"; and notes for people.
+        All tables, none with "auto" or Auto; and notes for people.
     """
-    if not auto_tables(tables):
-        return list(tables), []
+    found, notes = list(tables), list[str]()
     # A job that has replicated tables anyway does not continue in memory.
-    if warm and run is not None and not replicated_tables(tables):
-        return placed(tables, ()), [_WARM]
+    if auto_tables(tables) and warm and run is not None and not replicated_tables(tables):
+        found, notes = placed(tables, ()), [_WARM]
+    if not auto_tables(found) and not listed_codecs(found):
+        return found, notes
     nodes = _nodes(cluster, TRANSPORTS[options.transport].shares_memory)
-    digest = _digest(tables, nodes)
-    stored = _stored(cluster, run, digest)
-    if stored is None:
-        choice = choose_placement(tables, _measured(cluster, *nodes))
-        notes = [choice.reason, *_store(cluster, run, digest, choice)]
-        return placed(tables, choice.replicated), notes
-    count = f"{len(stored)} of {len(auto_tables(tables))} tables replicated"
-    return placed(tables, stored), [f"placement = 'auto': {count}, as the run has decided before"]
+    digest = _digest(found, nodes)
+    choice = _stored(cluster, run, digest)
+    if choice is not None:
+        return _applied(found, choice), notes + [
+            f"as before in this run: {r}" for r in choice.reasons
+        ]
+    choice = _decide(cluster, found, digest, nodes)
+    notes += [*choice.reasons, *_store(cluster, run, choice)]
+    return _applied(found, choice), notes
+
+
+def _decide(
+    cluster: Cluster,
+    tables: Sequence[Table],
+    digest: str,
+    nodes: tuple[tuple[int, ...], tuple[int, ...]],
+) -> PlacementChoice:
+    """Measure, and apply the rules. Collective."""
+    site, speeds = _measured(cluster, *nodes, listed_codecs(tables))
+    placements = choose_placement(tables, site)
+    codecs = choose_codecs(tables, site, speeds)
+    reasons = [placements.reason] if auto_tables(tables) else []
+    plain = {
+        name: {kind: to_config(codec) for kind, codec in chosen.items()}
+        for name, chosen in codecs.codecs.items()
+    }
+    return PlacementChoice(
+        digest=digest,
+        replicated=placements.replicated,
+        reasons=(*reasons, *codecs.reasons),
+        codecs=plain,
+    )
+
+
+def _applied(tables: Sequence[Table], choice: PlacementChoice) -> list[Table]:
+    """Return the tables as decided."""
+
+    def codec(name: str, kind: str) -> Codec | None:
+        found = codec_of(choice.codecs[name][kind])
+        assert not isinstance(found, Auto)
+        return found
+
+    return encoded(placed(tables, choice.replicated), codec)
 
 
 def _nodes(cluster: Cluster, shares_memory: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -86,62 +128,88 @@ def _digest(tables: Sequence[Table], nodes: tuple[tuple[int, ...], tuple[int, ..
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _stored(cluster: Cluster, run: Supervised | None, digest: str) -> list[str] | None:
-    """Return the tables that an earlier attempt has replicated; None if none has decided. Collective."""
+def _stored(cluster: Cluster, run: Supervised | None, digest: str) -> PlacementChoice | None:
+    """Return the decision of an earlier attempt; None if there is none. Collective."""
 
-    def read() -> list[str] | None:
+    def read() -> dict[str, Any] | None:
         if run is None or not cluster.is_scheduler:
             return None
         try:
             found = read_json(run.folder.placement_file, PlacementChoice)
         except ConfigError:
-            return None  # a damaged file is replaced: values do not depend on the decision
-        return list(found.replicated) if found is not None and found.digest == digest else None
+            return None  # damaged: decide anew
+        if found is None or found.digest != digest:
+            return None
+        plain: dict[str, Any] = msgspec.to_builtins(found)
+        return plain
 
     if run is None:
         return None
     rows = cluster.agree("reading placement.json", read)
-    return next((row for row in rows if row is not None), None)
+    row = next((row for row in rows if row is not None), None)
+    return None if row is None else msgspec.convert(row, PlacementChoice)
 
 
-def _store(cluster: Cluster, run: Supervised | None, digest: str, choice: Choice) -> list[str]:
+def _store(cluster: Cluster, run: Supervised | None, choice: PlacementChoice) -> list[str]:
     """Write the decision into the run directory; return notes for people. Collective."""
 
     def write() -> str:
         if run is None or not cluster.is_scheduler:
             return ""
-        value = PlacementChoice(digest=digest, replicated=choice.replicated, reason=choice.reason)
+        path = run.folder.placement_file
         try:
-            replace_json(run.folder.placement_file, value, durable=True)
+            replace_json(path, choice, durable=True)
         except OSError as error:
-            path = run.folder.placement_file
-            return f"{path}: cannot be written ({error.strerror}): a restart decides about placement anew"
+            return f"{path}: cannot be written ({error.strerror}): a restart decides anew"
         return ""
 
-    return (
-        [n for n in cluster.agree("writing placement.json", write) if n] if run is not None else []
-    )
+    if run is None:
+        return []
+    return [note for note in cluster.agree("writing placement.json", write) if note]
 
 
 def _measured(
-    cluster: Cluster, worker_nodes: tuple[int, ...], server_nodes: tuple[int, ...]
-) -> Site:
-    """Measure the bandwidths. Collective; takes some milliseconds."""
+    cluster: Cluster,
+    worker_nodes: tuple[int, ...],
+    server_nodes: tuple[int, ...],
+    codecs: Sequence[Codec],
+) -> tuple[Site, dict[Codec, CodecSpeed]]:
+    """Measure bandwidths and codecs. Collective; takes some milliseconds."""
     cluster.arrive(_WHAT)
     memory = _copy_rate()
+    speeds = [_codec_speed(codec) for codec in codecs]
     network = _message_rate(cluster, worker_nodes, server_nodes)
 
     def report() -> list[Any]:
-        return [memory, network, _free_bytes() if cluster.worker is not None else None]
+        return [memory, network, _free_bytes() if cluster.worker is not None else None, speeds]
 
     rows = cluster.agree(_WHAT, report)
-    return Site(
+    site = Site(
         worker_nodes,
         server_nodes,
         min(row[0] for row in rows),
         min((row[1] for row in rows if row[1] is not None), default=float("inf")),
         min((row[2] for row in rows if row[2] is not None), default=0),
     )
+    slowest = {
+        codec: CodecSpeed(min(row[3][i][0] for row in rows), min(row[3][i][1] for row in rows))
+        for i, codec in enumerate(codecs)
+    }
+    return site, slowest
+
+
+def _codec_speed(codec: Codec) -> tuple[float, float]:
+    """Return the values per second that this process encodes and decodes."""
+    native, n = codec.native(), _CODEC_VALUES
+    values = np.linspace(-1, 1, n, dtype=np.float32)
+    best = [float("inf"), float("inf")]
+    for _ in range(_REPETITIONS):
+        start = time.perf_counter()
+        codes = _native.encode(native, values, 0, n, 1)
+        middle = time.perf_counter()
+        _native.decode(native, codes, 0, values)
+        best = [min(best[0], middle - start), min(best[1], time.perf_counter() - middle)]
+    return n / best[0], n / best[1]
 
 
 def _copy_rate() -> float:

@@ -1,6 +1,6 @@
 """Start-up of a job: checks, memory to continue in, regions, window and channels. Collective throughout.
 
-    ranks compare tables and options, and decide about placement = "auto"
+    ranks compare tables and options, and decide about placement = "auto" and codecs
     servers take over the memory of the previous launch, or
         ranks choose a checkpoint, and servers make regions
     communicators: control plane, workers, servers

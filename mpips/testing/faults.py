@@ -60,6 +60,7 @@ TASKS: Mapping[str, FaultJob] = {
         (
             "options.pulls=true",
             "table.compression=bf16",
+            "tables.rows.compression={name='auto',codecs=['bf16','fp16']}",
             "tables.fitted.compression=int8",
             "tables.fitted.pull_compression=int8",
             "tables.factors.pull_compression=bf16",

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from mpips.errors import ConfigError
-from mpips.model.codec import Bf16, Codec, Int8
+from mpips.model.codec import PullCodec, PushCodec
 from mpips.model.consistency import Consistency
 from mpips.model.consistency import of_name as consistency_of
 from mpips.model.distinct import distinct_places
@@ -86,8 +86,8 @@ class Embedding(torch.nn.Module):
         optimizer: Optimizer | PythonRule | None = None,
         init: Initializer | str = "normal(0.01)",
         consistency: Consistency | str | None = None,
-        compression: Codec | str | None = None,
-        pull_compression: Bf16 | Int8 | str | None = None,
+        compression: PushCodec | str | None = None,
+        pull_compression: PullCodec | str | None = None,
     ) -> None:
         """Make the layer; its table is declared by `prepare`.
 
@@ -258,8 +258,8 @@ class EmbeddingBag(Embedding):
         optimizer: Optimizer | PythonRule | None = None,
         init: Initializer | str = "normal(0.01)",
         consistency: Consistency | str | None = None,
-        compression: Codec | str | None = None,
-        pull_compression: Bf16 | Int8 | str | None = None,
+        compression: PushCodec | str | None = None,
+        pull_compression: PullCodec | str | None = None,
     ) -> None:
         """Make the layer; see `Embedding` for what is not listed.
 

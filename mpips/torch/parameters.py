@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch.nn.parameter import UninitializedParameter
 
 from mpips.errors import ConfigError
-from mpips.model.codec import Bf16, Codec, Int8
+from mpips.model.codec import PullCodec, PushCodec
 from mpips.model.consistency import Consistency
 from mpips.model.optimizer import SGD, Optimizer
 from mpips.model.replicated import TablePlacement
@@ -65,8 +65,8 @@ class ParameterTable:
         self,
         consistency: Consistency,
         placement: TablePlacement = "servers",
-        compression: Codec | None = None,
-        pull_compression: Bf16 | Int8 | None = None,
+        compression: PushCodec | None = None,
+        pull_compression: PullCodec | None = None,
     ) -> DenseTable:
         """Return the table to declare."""
         return DenseTable(

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from mpips.errors import ConfigError
-from mpips.model.codec import Bf16, Codec, Int8, codec_of, pull_codec_of
+from mpips.model.codec import PullCodec, PushCodec, codec_of, pull_codec_of
 from mpips.model.consistency import Consistency
 from mpips.model.consistency import of_name as consistency_of
 from mpips.model.optimizer import SGD
@@ -106,8 +106,8 @@ def prepare(
     buffers: BufferRule = "worker 0",
     overlap: bool | None = None,
     placement: Replicated | str = "servers",
-    compression: Codec | str | None = None,
-    pull_compression: Bf16 | Int8 | str | None = None,
+    compression: PushCodec | str | None = None,
+    pull_compression: PullCodec | str | None = None,
     stream: int | None = None,
     init: Init | None = None,
     name: str = "",
@@ -246,8 +246,8 @@ def _placement(given: Replicated | str, consistency: Consistency) -> TablePlacem
 
 
 def _codecs(
-    push: Codec | str | None, pull: Bf16 | Int8 | str | None
-) -> tuple[Codec | None, Bf16 | Int8 | None]:
+    push: PushCodec | str | None, pull: PullCodec | str | None
+) -> tuple[PushCodec | None, PullCodec | None]:
     """Return the codecs of pushes and pulls of all parameters.
 
     Raises:

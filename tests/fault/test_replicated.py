@@ -42,8 +42,8 @@ def test_a_run_that_is_killed_ends_with_the_bits_of_an_undisturbed_one(tmp_path:
     )
     assert said.count(note) == 3
     # The first attempt measures and decides; all others use that decision.
-    assert len(re.findall(r"placement = 'auto': 1 of 1 tables replicated: a step is", said)) == 1
-    assert said.count("1 of 1 tables replicated, as the run has decided before") == 3
+    assert said.count("note: placement = 'auto': 1 of 1 tables replicated: a step is") == 1
+    assert said.count("as before in this run: placement = 'auto': 1 of 1 tables replicated") == 3
     assert killed["paths"] == {
         "served": ["direct"],
         "copied": ["replicated"],

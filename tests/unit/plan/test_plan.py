@@ -176,7 +176,10 @@ def test_replicated_tables_lie_on_each_node_with_workers() -> None:
 def test_a_plan_says_which_placement_it_assumes(
     changes: dict[str, Any], n: int, per_node: int, path: str, line: str
 ) -> None:
+    codec = {"name": "auto", "codecs": ["bf16"]}
     options = [("table.placement", "auto"), ("cluster.servers", 1), *changes.items()]
+    coded = planned(job("mlp", "digits", ("table.pull_compression", codec)), n, per_node)
+    assert "codecs that are Auto: the plan assumes none" in as_text(coded)
     found = planned(job("mlp", "digits", *options), n, per_node)
     if path:
         assert {tuple(paths) for paths in as_json(found)["paths"].values()} == {(path,)}
