@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mpips.model.auto_placement import Site
+from mpips.model.auto_placement import Site, placed
 from mpips.model.codec import Auto, Codec
 from mpips.model.table import EmbeddingTable, Table
 
@@ -108,10 +108,7 @@ def _best(
 def _link_load(site: Site) -> float:
     """Return how often the busiest node sends or receives each value of a table in one step."""
     n_workers, n_servers = len(site.worker_nodes), len(site.server_nodes)
-    load = 0
-    for node in {*site.worker_nodes, *site.server_nodes}:
-        workers, servers = site.worker_nodes.count(node), site.server_nodes.count(node)
-        load = max(load, servers * (n_workers - workers), workers * (n_servers - servers))
+    load = max(max(s * (n_workers - w), w * (n_servers - s)) for w, s in site.per_node)
     return load / n_servers
 
 
@@ -147,5 +144,10 @@ def encoded(tables: Sequence[Table], choose: Callable[[str, str], Codec | None])
 
 
 def without_auto(tables: Sequence[Table]) -> list[Table]:
-    """Return the tables without a codec where they have Auto, for a job in one process."""
+    """Return the tables without a codec where they have Auto."""
     return encoded(tables, lambda name, kind: None)
+
+
+def decided_alone(tables: Sequence[Table]) -> list[Table]:
+    """Return the tables as a job of one process has them, in which there is nothing to choose."""
+    return without_auto(placed(tables, ()))

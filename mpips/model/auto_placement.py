@@ -11,8 +11,10 @@ with workers: the smallest ones come first, and the rest lies on servers when th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from mpips.errors import ConfigError
 from mpips.model.replicated import Replicated, check_replicated
@@ -45,34 +47,40 @@ class Site:
     def server_seconds(self, table: DenseTable) -> float:
         """Estimate the time in which every worker updates and pulls a table on servers once."""
         n_workers, n_servers = len(self.worker_nodes), len(self.server_nodes)
-        n_bytes = 4.0 * table.n_elements
         # Workers copy an update and pull the values at the same time; servers read all updates.
         passes = 4 + (n_workers + _rule_passes(table)) / n_servers
-        busiest = 0.0
-        for node in self._nodes:
-            workers, servers = self.worker_nodes.count(node), self.server_nodes.count(node)
-            received = servers * (n_workers - workers) + workers * (n_servers - servers)
-            busiest = max(busiest, received / n_servers)
-        return n_bytes * (passes / self.memory_rate + busiest / self.network_rate)
+        received = self._received_by_servers / self.network_rate
+        return 4.0 * table.n_elements * (passes / self.memory_rate + received)
 
     def replicated_seconds(self, table: DenseTable) -> float:
         """Estimate the time in which every worker updates and pulls a replicated table once."""
-        n_workers = len(self.worker_nodes)
-        nodes = set(self.worker_nodes)
-        n_bytes = 4.0 * table.n_elements
-        on_node = [self.worker_nodes.count(node) for node in nodes]
+        n_workers, on_node = len(self.worker_nodes), self._workers_on.values()
         passes = 4 + (n_workers + _rule_passes(table)) / min(on_node)
         # Each worker sends to every other node, and each node receives from every worker of the others.
-        busiest = max(max(n * (len(nodes) - 1), n_workers - n) for n in on_node)
-        return n_bytes * (passes / self.memory_rate + busiest / self.network_rate)
+        busiest = max(max(n * (len(on_node) - 1), n_workers - n) for n in on_node)
+        return 4.0 * table.n_elements * (passes / self.memory_rate + busiest / self.network_rate)
 
     def replicated_bytes(self, table: DenseTable) -> int:
         """Return the shared memory of a replicated table on each node: values, state and all updates."""
         return 4 * table.n_elements * (1 + table.optimizer.n_state + len(self.worker_nodes))
 
-    @property
-    def _nodes(self) -> set[int]:
-        return {*self.worker_nodes, *self.server_nodes}
+    @cached_property
+    def _workers_on(self) -> Counter[int]:
+        """Number of workers of each node that has any."""
+        return Counter(self.worker_nodes)
+
+    @cached_property
+    def per_node(self) -> list[tuple[int, int]]:
+        """Numbers of workers and servers of each node."""
+        servers = Counter(self.server_nodes)
+        return [(self._workers_on[node], servers[node]) for node in {*self._workers_on, *servers}]
+
+    @cached_property
+    def _received_by_servers(self) -> float:
+        """How often the busiest node receives each value: as updates on servers, and as pulls on workers."""
+        n_workers, n_servers = len(self.worker_nodes), len(self.server_nodes)
+        counts = (s * (n_workers - w) + w * (n_servers - s) for w, s in self.per_node)
+        return max(counts) / n_servers
 
 
 @dataclass(frozen=True)
@@ -108,13 +116,17 @@ def choose_placement(tables: Sequence[Table], site: Site) -> Choice:
         if site.replicated_seconds(table) <= _LEAST_GAIN * site.server_seconds(table)
     ]
     chosen, left = [], _SHARE_OF_ROOM * site.room
-    for table in sorted(faster, key=lambda t: (t.n_elements, t.name)):
+    for table in sorted(faster, key=_by_size):
         left -= site.replicated_bytes(table)
         if left < 0:
             break
         chosen.append(table)
     reason = _why(site, asked, able, faster, chosen)
     return Choice(tuple(sorted(table.name for table in chosen)), reason)
+
+
+def _by_size(table: DenseTable) -> tuple[int, str]:
+    return table.n_elements, table.name
 
 
 def _can_be_replicated(table: DenseTable) -> bool:
@@ -147,7 +159,7 @@ def _why(
     here = sum(map(site.server_seconds, able)) * 1e6
     times = f"a step is estimated at {there:,.2f} us with replicas, {here:,.2f} us with servers"
     if len(chosen) < len(faster):
-        least = next(table for table in faster if table not in chosen)
+        least = sorted(faster, key=_by_size)[len(chosen)]
         return (
             f"{head}, the smallest ones: {times}; replicas of all take more than half of the "
             f"{site.room / 2**20:.0f} MiB free in /dev/shm, so {least.name!r} and larger ones lie on servers"
@@ -155,7 +167,7 @@ def _why(
     return f"{head}: {times}"
 
 
-def placed(tables: Sequence[Table], replicated: Sequence[str]) -> list[Table]:
+def placed(tables: Sequence[Table], replicated: Collection[str]) -> list[Table]:
     """Return the tables, with "auto" replaced: by Replicated() for these names, by "servers" for others."""
     return [
         replace(table, placement=Replicated() if table.name in replicated else "servers")

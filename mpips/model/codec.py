@@ -172,7 +172,7 @@ def _one_codec(value: object) -> Codec | None:
     given: Mapping[str, Any] = {"name": value} if isinstance(value, str) else {}
     if isinstance(value, Mapping):
         given = value
-    if "name" not in given:
+    if not isinstance(given.get("name"), str):
         shown = value.__name__ + ", a class" if isinstance(value, type) else repr(value)
         raise ConfigError(
             f"compression = {shown}: must be a codec such as Int8(), or a name: {', '.join(CODECS)}, none"

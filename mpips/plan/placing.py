@@ -28,11 +28,11 @@ def assume_placement(
         shm: Bytes of /dev/shm of a node.
         costs: Costs that were measured on this machine.
     """
-    lines = []
-    if listed_codecs(inputs.tables):
-        inputs = replace(inputs, tables=without_auto(inputs.tables))
+    lines, tables = [], inputs.tables
+    if listed_codecs(tables):
+        inputs = replace(inputs, tables=without_auto(tables))
         lines.append("codecs that are Auto: the plan assumes none; the job decides when it starts")
-    asked = auto_tables(inputs.tables)
+    asked = auto_tables(tables)
     if not asked:
         return inputs, "\n".join(lines)
     if config.redundancy.warm and len(a.node_of) > 1 and not replicated_tables(inputs.tables):
@@ -54,7 +54,7 @@ def assume_placement(
             _NETWORK_RATE,
             shm,
         )
-        chosen = choose_placement(inputs.tables, site).replicated
+        chosen = choose_placement(tables, site).replicated
         why = f"the plan assumes that {len(chosen)} of {len(asked)} are replicated"
         if len(a.node_names) > 1:
             why += f", with {_NETWORK_RATE / 1e9:g} GB/s between nodes"

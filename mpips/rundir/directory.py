@@ -125,7 +125,7 @@ def read_json(path: Path, kind: type[Struct]) -> Struct | None:
         return None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: is damaged ({error}); restore it, or begin a new run") from None
 
 

@@ -89,8 +89,8 @@ class PlacementChoice(msgspec.Struct, frozen=True, kw_only=True):
     """placement.json: the decision about tables with placement = "auto", and about codecs that are Auto.
 
     Attributes:
-        digest: Digest of the tables, and of the numbers of workers and servers on each node, as hexadecimal
-            text. Another digest makes the decision void.
+        digest: Digest of the tables and of the numbers of workers and servers, as hexadecimal text. Another
+            digest makes the decision void.
         replicated: Names of the tables that are replicated; the others lie on servers.
         reasons: Sentences for people, with the estimated times.
         codecs: For each table with Auto, by name: "compression" or "pull_compression" -> name and options of

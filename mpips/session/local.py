@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from mpips import _native
 from mpips.checkpoint.start import newest_name
 from mpips.config.options import SessionOptions
-from mpips.model.auto_codec import without_auto
-from mpips.model.auto_placement import placed
+from mpips.model.auto_codec import decided_alone
 from mpips.model.placement import place
 from mpips.model.table import DenseTable, Table
 from mpips.mpi.messages import Figures, Heartbeat
@@ -88,7 +87,7 @@ class LocalJob:
         """
         self.rank_table = RankTable([_this_process()])
         self.transports = {"local": 1}
-        tables = without_auto(placed(tables, ()))  # with one process there is nothing to choose
+        tables = decided_alone(tables)
         self._tables = tables
         self._options = options
         self._run = run

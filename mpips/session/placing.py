@@ -67,14 +67,13 @@ def place_auto(
         found, notes = placed(tables, ()), [_WARM]
     if not auto_tables(found) and not listed_codecs(found):
         return found, notes
-    nodes = _nodes(cluster, TRANSPORTS[options.transport].shares_memory)
-    digest = _digest(found, nodes)
+    digest = _digest(found, len(cluster.assignment.workers), len(cluster.assignment.servers))
     choice = _stored(cluster, run, digest)
     if choice is not None:
         return _applied(found, choice), notes + [
             f"as before in this run: {r}" for r in choice.reasons
         ]
-    choice = _decide(cluster, found, digest, nodes)
+    choice = _decide(cluster, found, digest, TRANSPORTS[options.transport].shares_memory)
     notes += [*choice.reasons, *_store(cluster, run, choice)]
     return _applied(found, choice), notes
 
@@ -83,10 +82,10 @@ def _decide(
     cluster: Cluster,
     tables: Sequence[Table],
     digest: str,
-    nodes: tuple[tuple[int, ...], tuple[int, ...]],
+    shares_memory: bool,
 ) -> PlacementChoice:
     """Measure, and apply the rules. Collective."""
-    site, speeds = _measured(cluster, *nodes, listed_codecs(tables))
+    site, speeds = _measured(cluster, shares_memory, listed_codecs(tables))
     placements = choose_placement(tables, site)
     codecs = choose_codecs(tables, site, speeds)
     reasons = [placements.reason] if auto_tables(tables) else []
@@ -120,11 +119,13 @@ def _nodes(cluster: Cluster, shares_memory: bool) -> tuple[tuple[int, ...], tupl
     return tuple(node_of[rank] for rank in a.workers), tuple(node_of[rank] for rank in a.servers)
 
 
-def _digest(tables: Sequence[Table], nodes: tuple[tuple[int, ...], tuple[int, ...]]) -> str:
-    """Return a digest of what a decision depends on but for the bandwidths."""
-    workers, servers = nodes
-    counts = sorted((workers.count(n), servers.count(n)) for n in {*workers, *servers})
-    text = fingerprint(list(tables), repr(counts))
+def _digest(tables: Sequence[Table], n_workers: int, n_servers: int) -> str:
+    """Return a digest of what makes a decision void: other tables, or other numbers of ranks.
+
+    A decision stays when the ranks spread over nodes differently, for example after the loss of a node: the
+    memory in which the run continues is of these codecs.
+    """
+    text = fingerprint(list(tables), f"{n_workers} {n_servers}")
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -169,19 +170,17 @@ def _store(cluster: Cluster, run: Supervised | None, choice: PlacementChoice) ->
 
 
 def _measured(
-    cluster: Cluster,
-    worker_nodes: tuple[int, ...],
-    server_nodes: tuple[int, ...],
-    codecs: Sequence[Codec],
+    cluster: Cluster, shares_memory: bool, codecs: Sequence[Codec]
 ) -> tuple[Site, dict[Codec, CodecSpeed]]:
     """Measure bandwidths and codecs. Collective; takes some milliseconds."""
+    worker_nodes, server_nodes = _nodes(cluster, shares_memory)
     cluster.arrive(_WHAT)
-    memory = _copy_rate()
-    speeds = [_codec_speed(codec) for codec in codecs]
     network = _message_rate(cluster, worker_nodes, server_nodes)
 
     def report() -> list[Any]:
-        return [memory, network, _free_bytes() if cluster.worker is not None else None, speeds]
+        # All ranks do this at the same time, as in a step.
+        room = _room(cluster, shares_memory) if cluster.worker is not None else None
+        return [_copy_rate(), network, room, [_codec_speed(codec) for codec in codecs]]
 
     rows = cluster.agree(_WHAT, report)
     site = Site(
@@ -252,10 +251,13 @@ def _message_rate(
     return best
 
 
-def _free_bytes() -> int:
-    """Return the free shared memory of this node."""
+def _room(cluster: Cluster, shares_memory: bool) -> int:
+    """Return the free shared memory of this node, for each copy of the replicated tables that lies there."""
     try:
         space = os.statvfs(SHM)
     except OSError:
         return 0
-    return space.f_frsize * space.f_bavail
+    a = cluster.assignment
+    here = a.node_of[cluster.rank]
+    copies = 1 if shares_memory else sum(a.node_of[rank] == here for rank in a.workers)
+    return space.f_frsize * space.f_bavail // copies

@@ -67,8 +67,10 @@ def start_up(
     Raises:
         MpipsError: The first error of any rank; all ranks raise it.
     """
-    prints = _check_equal(cluster, tables, options)
+    _check_equal(cluster, tables, options)
     tables, notes = place_auto(cluster, tables, options, run, warm)
+    # Memory of a launch that decided otherwise is not that of these tables.
+    prints = _fingerprint(tables, options)
     replicated = [t.name for t in replicated_tables(tables).values()]
     cold = _why_cold(replicated, run) if warm else ""
     warm = warm and run is not None and not replicated
@@ -122,16 +124,20 @@ def start_up(
     return parts
 
 
-def _check_equal(cluster: Cluster, tables: Sequence[Table], options: SessionOptions) -> str:
-    """Compare tables and options of all ranks; returns their fingerprint. Collective."""
-    mine = fingerprint(list(tables), msgspec.json.encode(options).decode())
+def _fingerprint(tables: Sequence[Table], options: SessionOptions) -> str:
+    """Return a checksum of tables and options."""
+    return fingerprint(list(tables), msgspec.json.encode(options).decode())
+
+
+def _check_equal(cluster: Cluster, tables: Sequence[Table], options: SessionOptions) -> None:
+    """Compare tables and options of all ranks. Collective."""
+    mine = _fingerprint(tables, options)
     prints = cluster.agree("comparing the ranks' tables", lambda: mine)
     other = next((r for r, p in enumerate(prints) if p != prints[0]), None)
     if other is not None:
         raise ConfigError(
             f"rank {other} has other tables or options than rank 0: pass the same to every rank"
         )
-    return mine
 
 
 def _why_cold(replicated: Sequence[str], run: Supervised | None) -> str:

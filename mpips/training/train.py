@@ -16,6 +16,7 @@ import numpy as np
 from mpips.config.options import SessionOptions
 from mpips.config.schema import JobConfig
 from mpips.errors import ConfigError
+from mpips.model.auto_codec import decided_alone
 from mpips.model.placement import place
 from mpips.model.table import Table
 from mpips.monitor import summary
@@ -119,7 +120,8 @@ def rehearse(config: JobConfig, n_ranks: int | None = None) -> None:
             check_tables(inputs.tables)
         size = n_ranks or launch.launched_size()
         servers = config.cluster.servers or (default_servers(size, 1) if size > 1 else 1)
-        place(inputs.tables, servers, 1, config.cluster.ring_slots, config.cluster.slot_bytes)
+        tables = decided_alone(inputs.tables)  # the job decides at its start
+        place(tables, servers, 1, config.cluster.ring_slots, config.cluster.slot_bytes)
 
 
 def refuse_partner(config: JobConfig) -> None:

@@ -80,6 +80,15 @@ def test_a_dry_run_prints_the_resolved_configuration_and_trains_nothing(tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job.toml"]
 
 
+def test_a_dry_run_accepts_what_the_job_decides_at_its_start() -> None:
+    auto = "{name='auto',codecs=['bf16','int8']}"
+    codecs = ["--set", f"table.compression={auto}", "--set", f"table.pull_compression={auto}"]
+    options = ["--train", "digits", *codecs, "--set", "table.placement=auto", "--dry-run"]
+    done = mpips("train", "mlp", *options)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["table"]["compression"]["codecs"] == ["bf16", "int8"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [

@@ -117,6 +117,7 @@ def test_a_description_and_a_job_file_can_have_it() -> None:
             "'auto' needs a list of codecs: Auto.Bf16.., Int8.*in a job file",
         ),
         (lambda: codec_of({"name": "auto"}), "Auto: list codecs"),
+        (lambda: codec_of({"name": ["bf16"]}), "must be a codec such as Int8"),
         (lambda: codec_of({"name": "auto", "codecs": "bf16"}), "has codecs, a list such as"),
         (lambda: codec_of({"name": "auto", "of": []}), "has codecs, a list such as"),
         (lambda: pull_codec_of(Auto("fp16")), "pull_compression = 'fp16'"),

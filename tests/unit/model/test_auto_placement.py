@@ -77,6 +77,8 @@ def test_the_smallest_tables_are_replicated_until_half_of_the_memory_is_used() -
     assert choice.replicated == ("middle", "small")
     assert "2 of 3 tables replicated, the smallest ones" in choice.reason
     assert "'large' and larger ones lie on servers" in choice.reason
+    small = choose_placement(tables[::-1], site((0, 0, 0), (0,), room=2 * needed["small"]))
+    assert "'middle' and larger ones lie on servers" in small.reason
     assert choose_placement(tables, site((0, 0, 0), (0,), room=room - 2)).replicated == ("small",)
     assert choose_placement(tables, site((0, 0, 0), (0,), room=0)).replicated == ()
 

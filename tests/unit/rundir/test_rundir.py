@@ -112,6 +112,14 @@ def test_a_failed_replacement_leaves_the_old_content(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["lease.json"]
 
 
+@pytest.mark.parametrize("content", [b"{", b'{"host": "\xff"}', b"[]", b""])
+def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "lease.json"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"lease\.json: is damaged \("):
+        read_json(path, Lease)
+
+
 def test_readers_never_see_half_a_file(tmp_path: Path) -> None:
     path = tmp_path / "lease.json"
     replace_json(path, lease(0))
