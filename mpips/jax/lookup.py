@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from mpips.errors import ConfigError
 from mpips.jax.arrays import as_gradient, refuse_traced
 from mpips.jax.job import JaxJob, jax_job
-from mpips.model.codec import PushCodec
+from mpips.model.codec import PullCodec, PushCodec
 from mpips.model.consistency import Consistency
 from mpips.model.consistency import of_name as consistency_of
 from mpips.model.distinct import distinct_places
@@ -134,6 +134,7 @@ def embedding(
     init: Initializer | str = "normal(0.01)",
     consistency: Consistency | str = "bsp",
     compression: PushCodec | str | None = None,
+    pull_compression: PullCodec | str | None = None,
 ) -> LookupHandle:
     """Let the servers of the job hold a table of rows, one for each int64 id. Not collective.
 
@@ -146,6 +147,7 @@ def embedding(
         init: Initial values of a row, a function of its id and of the job's seed.
         consistency: "bsp", "ssp", "asp", or a value such as SSP(bound=2).
         compression: Codec of pushes, such as "int8"; None: float32. See mpips.model.codec.
+        pull_compression: Codec of pulls, "bf16" or "int8"; None: float32.
 
     Returns:
         The handle that looks rows up.
@@ -156,7 +158,13 @@ def embedding(
     job = jax_job("mpips.jax.embedding")
     model = consistency_of(consistency) if isinstance(consistency, str) else consistency
     table = EmbeddingTable(
-        name, dim, optimizer=optimizer, consistency=model, init=init, compression=compression
+        name,
+        dim,
+        optimizer=optimizer,
+        consistency=model,
+        init=init,
+        compression=compression,
+        pull_compression=pull_compression,
     )
     job.script.declare(table)
     return LookupHandle(job, name, dim)

@@ -13,7 +13,7 @@ from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 from mpips.errors import ConfigError
 from mpips.jax.arrays import DTYPES, Float32, as_gradient, as_jax, refuse_traced
 from mpips.jax.job import JaxJob, jax_job
-from mpips.model.codec import PushCodec
+from mpips.model.codec import PullCodec, PushCodec
 from mpips.model.consistency import Consistency
 from mpips.model.consistency import of_name as consistency_of
 from mpips.model.optimizer import Optimizer, from_config
@@ -139,6 +139,7 @@ def declare(
     optimizer: Rule | Callable[[str], Rule],
     consistency: Consistency | str = "bsp",
     compression: PushCodec | str | None = None,
+    pull_compression: PullCodec | str | None = None,
     name: str = "",
 ) -> PytreeHandle:
     """Let the servers of the job hold and train a pytree. Call it before the first pull. Not collective.
@@ -156,6 +157,7 @@ def declare(
             that returns one.
         consistency: "bsp", "ssp", "asp", or a value such as SSP(bound=2).
         compression: Codec of pushes, such as "int8"; None: float32. See mpips.model.codec.
+        pull_compression: Codec of pulls, "bf16" or "int8"; None: float32.
         name: Prefix of the tables' names, for a second pytree.
 
     Returns:
@@ -181,6 +183,7 @@ def declare(
             optimizer=leaf.rule,
             consistency=model,
             compression=compression,
+            pull_compression=pull_compression,
         )
         job.script.declare(table, leaf.initial_values)
     return PytreeHandle(job, leaves, structure)

@@ -18,6 +18,7 @@ from mpips.keras.rules import check_optimizer, rule_of
 from mpips.keras.shares import add_to_hash, n_rows, share
 from mpips.keras.states import StateTable
 from mpips.keras.values import array_of
+from mpips.model.codec import PullCodec, PushCodec
 from mpips.model.consistency import BSP, Consistency
 from mpips.torch.generators import mix, seed_defaults, seeded
 from mpips.torch.parameters import ParameterTable
@@ -36,12 +37,20 @@ class ModelTables:
         is_stepping: True within a training step.
     """
 
-    def __init__(self, model: Any, job: KerasJob, consistency: Consistency) -> None:
+    def __init__(
+        self,
+        model: Any,
+        job: KerasJob,
+        consistency: Consistency,
+        compression: PushCodec | None = None,
+        pull_compression: PullCodec | None = None,
+    ) -> None:
         """Take the model, which need not be built or compiled yet."""
         self.job = job
         self.is_stepping = False
         self._model = model
         self._consistency = consistency
+        self._codecs = compression, pull_compression
         self._optimizer: Any = None
         self._trained: dict[int, ParameterTable] = {}  # by the id of the variable
         self._parameters: list[ParameterTable] = []
@@ -92,8 +101,11 @@ class ModelTables:
             self._parameters.append(parameter)
             if rule is not None:
                 self._trained[id(v)] = parameter
-        for table in self._tables:
-            self.job.script.declare(table.table(self._consistency), table.initial_values)
+        for state in self._states:
+            self.job.script.declare(state.table(self._consistency), state.initial_values)
+        for parameter in self._parameters:
+            declared = parameter.table(self._consistency, "servers", *self._codecs)
+            self.job.script.declare(declared, parameter.initial_values)
         if isinstance(self._consistency, BSP) and model.compiled:
             self._sums = MetricSums(f"{model.name}.epoch_metrics", model.metrics_variables)
             self.job.script.declare(self._sums.table())

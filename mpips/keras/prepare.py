@@ -11,12 +11,19 @@ from mpips.errors import ConfigError
 from mpips.keras.job import keras_job
 from mpips.keras.model import PreparedModel, make_prepared
 from mpips.keras.part import ModelTables
+from mpips.model.codec import PullCodec, PushCodec, codec_of, pull_codec_of
 from mpips.model.consistency import Consistency
 from mpips.model.consistency import of_name as consistency_of
 from mpips.mpi.launch import asked_threads
 
 
-def prepare(model: Any, *, consistency: Consistency | str = "bsp") -> Any:
+def prepare(
+    model: Any,
+    *,
+    consistency: Consistency | str = "bsp",
+    compression: PushCodec | str | None = None,
+    pull_compression: PullCodec | str | None = None,
+) -> Any:
     """Let the servers of the job hold and train a Keras model. Call it before the first `fit`.
 
     Not collective. Every variable of the model becomes a dense table, named by its path with dots:
@@ -41,13 +48,16 @@ def prepare(model: Any, *, consistency: Consistency | str = "bsp") -> Any:
             keras.optimizers; see mpips.keras.rules for differences. Variables are float32, bfloat16 or
             float16. It is changed in place.
         consistency: Consistency model of all tables: "bsp", "ssp", "asp" or a value such as SSP(bound=2).
+        compression: Codec of the pushes of trainable variables, such as "int8"; None: float32. See
+            mpips.model.codec.
+        pull_compression: Codec of the pulls of trainable variables, "bf16" or "int8"; None: float32.
 
     Returns:
         The model.
 
     Raises:
-        ConfigError: The optimizer is not accepted, the model has been prepared before, the job has started,
-            or `mpips.init` has not been called.
+        ConfigError: The optimizer or a codec is not accepted, the model has been prepared before, the job has
+            started, or `mpips.init` has not been called.
     """
     job = keras_job("mpips.keras.prepare")
     rules = consistency_of(consistency) if isinstance(consistency, str) else consistency
@@ -60,7 +70,11 @@ def prepare(model: Any, *, consistency: Consistency | str = "bsp") -> Any:
             "prepare comes too late: the job has started with the first fit, evaluation or prediction; "
             "prepare all models before it"
         )
-    part = ModelTables(model, job, rules)
+    try:
+        codecs = codec_of(compression), pull_codec_of(pull_compression)
+    except ConfigError as error:
+        raise ConfigError(f"prepare: {error}") from None
+    part = ModelTables(model, job, rules, *codecs)
     part.take_optimizer()
     make_prepared(model, part)
     job.add(part)

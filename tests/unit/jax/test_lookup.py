@@ -95,3 +95,19 @@ def test_lookups_that_are_refused() -> None:
         with pytest.raises(ConfigError, match="has been pushed already"):
             found.push(jnp.ones((8, 2)))
         mpips.jax.step()
+
+
+def test_rows_with_codecs_are_pushed_and_pulled_in_them() -> None:
+    keys = np.arange(6)
+    with script_job() as script:
+        codecs: Any = {"compression": "int8", "pull_compression": "bf16"}
+        items = mpips.jax.embedding(
+            "items", 32, optimizer=mpips.SGD(1.0), init="normal(1)", **codecs
+        )
+        found = items.pull(keys)
+        rows = np.asarray(found.rows)[np.asarray(found.places)]
+        assert (rows.view(np.uint32) & 0xFFFF == 0).all()  # bfloat16 has 16 bits of float32
+        found.push(jnp.ones(found.rows.shape))
+        mpips.jax.step()
+        assert script.worker is not None
+        np.testing.assert_allclose(script.worker.table("items").pull(keys), rows - 1, atol=0.02)

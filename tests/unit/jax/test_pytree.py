@@ -246,3 +246,18 @@ def test_a_script_with_two_libraries_that_end_clocks_is_refused() -> None:
         words = r"the script uses mpips\.jax and mpips\.torch"
         with pytest.raises(ConfigError, match=words):
             mpips.torch.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+
+
+def test_leaves_with_codecs_are_pushed_and_pulled_in_them() -> None:
+    tree = {"w": np.linspace(-1, 1, 300, dtype=np.float32), "b": np.zeros(3, np.float32)}
+    with script_job() as script:
+        codecs: Any = {"compression": "fp16", "pull_compression": "bf16"}
+        handle = mpips.jax.declare(tree, optimizer=mpips.SGD(1.0), **codecs)
+        found = np.asarray(handle.pull()["w"])
+        assert (found.view(np.uint32) & 0xFFFF == 0).all()  # bfloat16 has 16 bits of float32
+        np.testing.assert_allclose(found, tree["w"], rtol=2**-8)
+        handle.push({"w": jnp.ones(300), "b": jnp.ones(3)})
+        mpips.jax.step()
+        assert script.worker is not None
+        assert script.worker.table("w").paths == ["encoded"]
+        np.testing.assert_allclose(np.asarray(handle.pull()["w"]), tree["w"] - 1, rtol=0.01)

@@ -13,6 +13,7 @@ from script_rig import script_job
 
 import mpips
 import mpips.keras
+from mpips.errors import ConfigError
 
 optimizers = keras.optimizers
 
@@ -233,3 +234,26 @@ def test_values_that_are_loaded_before_the_first_fit_are_the_initial_ones(tmp_pa
         model = mpips.keras.prepare(make_model(optimizers.SGD(0.1)))
         model.load_weights(tmp_path / "values.weights.h5")
         close([model.predict(x, verbose=0)], [other.predict(x, verbose=0)], 1e-6)
+
+
+def test_a_model_with_codecs_trains_like_one_without() -> None:
+    x, y = data()
+    options: dict[str, Any] = {"epochs": 6, "shuffle": False, "verbose": 0}
+    found = {}
+    for codec in (None, "bf16", "int8"):
+        with script_job() as script:
+            model = mpips.keras.prepare(
+                make_model(optimizers.Adam(0.01)), compression=codec, pull_compression=codec
+            )
+            found[codec] = model.fit(x, y, **options).history["loss"]
+            assert script.worker is not None
+            name = model.trainable_variables[0].path.replace("/", ".")
+            assert script.worker.table(name).paths == ["shared" if codec is None else "encoded"]
+    for codec in ("bf16", "int8"):
+        assert found[codec] != found[None]
+        np.testing.assert_allclose(found[codec], found[None], rtol=0.05)
+
+
+def test_an_unknown_codec_is_refused() -> None:
+    with script_job(), pytest.raises(ConfigError, match="prepare: unknown compression 'int4'"):
+        mpips.keras.prepare(make_model(optimizers.SGD(0.1)), compression="int4")
