@@ -227,7 +227,7 @@ TOGETHER = (
     ("dense-bsp", 2, "rma", ("server", "stopped"), ("server", "stopped")),
     ("rows-bsp", 2, "p2p", ("server", "stopped"), ("between sends", "twice")),
     ("rows-bsp", 2, "shm", ("between ticks", "thrice"), ("unmarked", "once")),
-    ("encoded", 2, "shm", ("between ticks", "thrice")),
+    ("encoded", 2, "shm", ("between ticks", "thrice"), ("worker", "once")),
     # After the third consecutive failure the supervisor no longer uses memory.
     ("dense-asp", 2, "shm", ("placed", "twice"), ("worker", "once")),
 )
