@@ -77,7 +77,7 @@ class Site:
 
     @cached_property
     def _received_by_servers(self) -> float:
-        """How often the busiest node receives each value: as updates on servers, and as pulls on workers."""
+        """Number of times that the busiest node receives each value, in updates and in pulls."""
         n_workers, n_servers = len(self.worker_nodes), len(self.server_nodes)
         counts = (s * (n_workers - w) + w * (n_servers - s) for w, s in self.per_node)
         return max(counts) / n_servers

@@ -68,7 +68,7 @@ def place_auto(
     if not auto_tables(found) and not listed_codecs(found):
         return found, notes
     digest = _digest(found, len(cluster.assignment.workers), len(cluster.assignment.servers))
-    choice = _stored(cluster, run, digest)
+    choice = _stored(cluster, run, digest, found)
     if choice is not None:
         return _applied(found, choice), notes + [
             f"as before in this run: {r}" for r in choice.reasons
@@ -129,7 +129,18 @@ def _digest(tables: Sequence[Table], n_workers: int, n_servers: int) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _stored(cluster: Cluster, run: Supervised | None, digest: str) -> PlacementChoice | None:
+def _fits(choice: PlacementChoice, tables: Sequence[Table]) -> bool:
+    """Return False for a decision that somebody has changed so that it cannot be applied."""
+    try:
+        _applied(tables, choice)
+    except (ConfigError, KeyError):
+        return False
+    return True
+
+
+def _stored(
+    cluster: Cluster, run: Supervised | None, digest: str, tables: Sequence[Table]
+) -> PlacementChoice | None:
     """Return the decision of an earlier attempt; None if there is none. Collective."""
 
     def read() -> dict[str, Any] | None:
@@ -139,7 +150,7 @@ def _stored(cluster: Cluster, run: Supervised | None, digest: str) -> PlacementC
             found = read_json(run.folder.placement_file, PlacementChoice)
         except ConfigError:
             return None  # damaged: decide anew
-        if found is None or found.digest != digest:
+        if found is None or found.digest != digest or not _fits(found, tables):
             return None
         plain: dict[str, Any] = msgspec.to_builtins(found)
         return plain

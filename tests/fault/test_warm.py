@@ -68,6 +68,35 @@ def test_memory_serves_where_no_checkpoint_would(tmp_path):
     check_counts(run, tmp_path)
 
 
+@pytest.mark.parametrize("change", ["none", "damaged", "another codec"])
+def test_a_run_continues_in_memory_only_with_the_codecs_that_it_had(tmp_path, change):
+    """placement.json has the decision. Decided anew, it is the same on this node: no codec."""
+    auto = "table.compression={name='auto',codecs=['bf16']}"
+    settings = ["table.consistency=asp", "checkpoint.every_steps=20", auto]
+    run = start(tmp_path, *SHAPE, *counting(tmp_path, *settings))
+    with run.launched:
+        pid = run.pid_of("worker 0")
+        path = run.path / "placement.json"
+        decision = json.loads(path.read_text())
+        assert {str(codecs) for codecs in decision["codecs"].values()} == {"{'compression': None}"}
+        if change == "damaged":
+            path.write_bytes(b'{"digest": "\xff"}')
+        elif change == "another codec":
+            for codecs in decision["codecs"].values():
+                codecs["compression"] = {"name": "bf16"}
+            path.write_text(json.dumps(decision))
+        os.kill(pid, signal.SIGKILL)
+        if change != "another codec":
+            said = finish(run)
+        else:
+            assert run.launched.wait() == 0, run.launched.tail(80)
+            said = run.launched.stderr()
+            assert "not continuing in memory: tables, options or numbers of ranks" in said
+            assert "from checkpoint step-" in said
+    assert said.count("as before in this run: compression = Auto(Bf16())") == (change != "damaged")
+    check_counts(run, tmp_path)
+
+
 def test_a_step_that_is_not_repeated_alike_falls_back_to_the_checkpoint_once(tmp_path):
     folder = f"options.folder={tmp_path / 'runs'}"
     settings = ["table.consistency=asp", "checkpoint.every_steps=8", folder]

@@ -82,7 +82,7 @@ def steps(worker: Worker, n: int) -> Side:
 
 def _bytes() -> int:
     """Return the bytes that the interface of this node has sent and received."""
-    # Of its network namespace; /sys shows that of the process that mounted it.
+    # Read the interface of this network namespace; /sys shows that of the process that mounted it.
     for line in Path("/proc/self/net/dev").read_text().splitlines():
         name, _, counts = line.strip().partition(":")
         if name == _INTERFACE:

@@ -62,8 +62,6 @@ void DenseShard::set_buffer_words(std::size_t number, const BufferWords& words) 
 void DenseShard::take_over() {
   for (std::size_t b = 0; b < Layout::n_blocks(n_); ++b)
     publish(&versions_[b], (versions_[b].value + 1) & ~std::uint64_t{1});
-  // The launch before may have ended between a change of values and that of their image.
-  refresh_image();
 }
 
 void DenseShard::refresh_image() noexcept {
@@ -74,7 +72,9 @@ void DenseShard::refresh_image() noexcept {
   }
 }
 
-// Encode the image of a block while its version word says that it changes.
+// Encode the image of a block while its version word says that it changes. An operation with a
+// journal does it before it says that the block is done: what finishes the operation after a kill
+// then encodes the image again.
 void DenseShard::encode_image(std::size_t block) noexcept {
   if (image_ == nullptr) return;
   const std::size_t from = block * block_floats;

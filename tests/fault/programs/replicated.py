@@ -47,8 +47,12 @@ def disturb(worker: mpips.Worker, first: int, clock: int) -> None:
 
 
 def main(worker: mpips.Worker) -> dict[str, object]:
-    """Push the same numbers to all tables and compare them at every clock."""
+    """Push the same numbers to all tables and compare them at every clock, but for the one with a codec.
+
+    What that one receives is rounded at random, by the step of the run.
+    """
     served, copied, either = (worker.table(name) for name in ("served", "copied", "either"))
+    coded = worker.table("coded")
     first = int(worker.cursor.get("clock", 0))
     differ = 0
     for clock in range(first, int(sys.argv[1])):
@@ -59,10 +63,12 @@ def main(worker: mpips.Worker) -> dict[str, object]:
         served.push(update + values, closes=True)
         copied.push(update + values, closes=clock % 2 == 0)
         either.push(update + values)
+        coded.push(update + values)
         disturb(worker, first, clock)
         worker.set_cursor({"clock": clock + 1})
         worker.clock()
-    digest = hashlib.blake2b(copied.pull().tobytes(), digest_size=8).hexdigest()
+    whole = copied.pull().tobytes() + coded.pull().tobytes()
+    digest = hashlib.blake2b(whole, digest_size=8).hexdigest()
     differ += served.pull().tobytes() != copied.pull().tobytes()
     differ += served.pull().tobytes() != either.pull().tobytes()
     paths = {name: worker.table(name).paths for name in ("served", "copied", "either")}
@@ -76,6 +82,7 @@ if __name__ == "__main__":
             "copied", SHAPE, mpips.Adam(0.01), placement=mpips.Replicated(check_every=2)
         ),
         mpips.DenseTable("either", SHAPE, mpips.Adam(0.01), placement="auto"),
+        mpips.DenseTable("coded", SHAPE, mpips.SGD(0.01), compression="int8"),
     ]
     outcome = mpips.run(
         main,
