@@ -133,8 +133,9 @@ bool still_named(int fd, const std::string& path) {
 std::string path_of(const std::string& name) { return "/dev/shm/" + name; }
 
 int create_file(const std::string& name) {
-  // A concurrent `remove_if_unused` may remove the fresh file before it is locked: try again.
-  for (int attempt = 0; attempt < 16; ++attempt) {
+  // A concurrent `remove_if_unused` may remove the fresh file before it is locked: try again. With
+  // busy cores this can happen many times in a row.
+  for (int attempt = 0; attempt < 1000; ++attempt) {
     const int fd = open(path_of(name).c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
                         S_IRUSR | S_IWUSR);
     if (fd < 0) fail("create", name, errno);

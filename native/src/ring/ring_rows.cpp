@@ -1,0 +1,156 @@
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "ring/checksum.hpp"
+#include "ring/record_parts.hpp"
+#include "ring/ring_writer.hpp"
+#include "shm/backoff.hpp"
+
+// The part of RingWriter for rows of embedding tables: pushes, pulls and their replies.
+namespace mpips {
+namespace {
+
+constexpr double reply_patience_s = 2.0;
+
+}  // namespace
+
+std::size_t RingWriter::push_rows(std::uint16_t table, std::uint64_t clock, const RowsToPush& push,
+                                  std::size_t done) {
+  if (done == 0 && push.n != 0 && skips_push(table, clock, push.n, push.keys)) return push.n;
+  const std::size_t parts = push.base != nullptr ? 2 : 1;
+  const bool encodes = push.codec.kind != CodecKind::none;
+  const std::size_t row_bytes =
+      encodes ? encoded_bytes(push.codec, 0, push.dim) : push.dim * sizeof(float);
+  const std::size_t unit = sizeof(std::int64_t) + parts * row_bytes;
+  const std::size_t capacity = box_.geometry.payload_capacity() / unit;
+  if (capacity == 0)
+    throw std::invalid_argument("a row of " + std::to_string(push.dim) +
+                                " floats does not fit into a ring slot; raise slot_kib");
+  const bool fits = (push.n + capacity - 1) / capacity <= box_.geometry.n_slots;
+  const int same = (push.base ? flag_base : 0) | (fits && !encodes ? flag_fits : 0);
+  for (std::size_t free = credits(); done < push.n; --free) {
+    // Read the credits again: the server may have consumed records meanwhile.
+    if (free == 0 && (free = credits()) == 0) break;
+    const std::size_t count = std::min(capacity, push.n - done);
+    RecordHeader h = push_header(RecordKind::push_rows, table, clock, done == 0);
+    h.flags = static_cast<std::uint16_t>(segment_flags(done, count, push.n) | same);
+    h.count = static_cast<std::uint32_t>(count);
+    h.offset = done;
+    h.payload_bytes = static_cast<std::uint32_t>(count * unit);
+    std::uint8_t* at = box_.slot(next_) + sizeof h;
+    at = append(at, push.keys + done, count * sizeof(std::int64_t));
+    auto* rows = reinterpret_cast<float*>(at);
+    auto* base = rows + count * push.dim;
+    if (encodes) {
+      h.slot = codec_word(push.codec.kind, 0);
+      encode_rows(push.codec, summed(push, done, count), push.keys + done, count, push.random_key,
+                  at);
+    } else if (push.plan == nullptr) {
+      append(at, push.rows + done * push.dim, count * row_bytes);
+      if (parts == 2) std::memcpy(base, push.base + done * push.dim, count * row_bytes);
+    } else {
+      push.plan->sum_rows(push.from + done, count, push.rows, push.dim, rows);
+      // Equal keys have equal base values, so take any of them.
+      if (parts == 2) push.plan->take_rows(push.from + done, count, push.base, push.dim, base);
+    }
+    done += count;
+    finish_record(&h, done == push.n ? role_push_end : role_other);
+  }
+  return done;
+}
+
+// Return rows [done, done + count) of a push, with the rows of equal keys added up.
+const float* RingWriter::summed(const RowsToPush& push, std::size_t done, std::size_t count) {
+  if (push.plan == nullptr) return push.rows + done * push.dim;
+  sums_.resize(count * push.dim);
+  push.plan->sum_rows(push.from + done, count, push.rows, push.dim, sums_.data());
+  return sums_.data();
+}
+
+std::size_t RingWriter::pull_rows(std::uint16_t table, std::uint64_t clock, const RowsToPull& pull,
+                                  std::size_t done) {
+  const std::size_t by_key = box_.geometry.payload_capacity() / sizeof(std::int64_t);
+  const std::size_t by_row =
+      (box_.geometry.slot_bytes - sizeof(ReplyHeader)) / reply_row_bytes(pull.codec, pull.dim);
+  const std::size_t capacity = std::min(by_key, by_row);
+  if (capacity == 0)
+    throw std::invalid_argument("a row of " + std::to_string(pull.dim) +
+                                " floats does not fit into a reply slot; raise slot_kib");
+  std::size_t free = credits();
+  for (; done < pull.n && free > 0; --free) {
+    const std::size_t count = std::min(capacity, pull.n - done);
+    RecordHeader h = header(RecordKind::pull_rows, table, clock);
+    h.slot = codec_word(pull.codec.kind, 0);
+    h.flags = segment_flags(done, count, pull.n);
+    h.count = static_cast<std::uint32_t>(count);
+    h.offset = done;
+    h.payload_bytes = static_cast<std::uint32_t>(count * sizeof(std::int64_t));
+    append(box_.slot(next_) + sizeof h, pull.keys + done, count * sizeof(std::int64_t));
+    float* out = pull.plan == nullptr ? pull.out + done * pull.dim : pull.out;
+    pulls_.push_back(
+        {next_, pull.dim, h.count, table, done == 0, pull.plan, pull.from + done, out, pull.codec});
+    done += count;
+    finish_record(&h, role_other);
+  }
+  return done;
+}
+
+std::size_t RingWriter::collect() {
+  const std::uint64_t consumed = applied();
+  while (!pulls_.empty() && pulls_.front().sequence < consumed) {
+    const OpenPull& pull = pulls_.front();
+    const std::uint8_t* reply = box_.reply(pull.sequence);
+    ReplyHeader h;
+    std::memcpy(&h, reply, sizeof h);
+    const std::uint8_t* rows = reply + sizeof h;
+    if (h.sequence != pull.sequence || h.count != pull.count ||
+        (checksums_ && h.checksum != reply_checksum(h, rows, pull.reply_bytes()))) {
+      reply_is_late(pull.sequence);
+      break;
+    }
+    bad_reply_since_ = 0.0;
+    const auto* values = reinterpret_cast<const float*>(rows);
+    if (pull.codec.kind != CodecKind::none) {
+      decoded_.resize(pull.floats());
+      decode(pull.codec, rows, 0, pull.floats(), decoded_.data());
+      values = decoded_.data();
+    }
+    if (pull.plan == nullptr)
+      std::memcpy(pull.out, values, pull.floats() * sizeof(float));
+    else
+      pull.plan->scatter_rows(pull.from, pull.count, values, pull.dim, pull.out);
+    counters_.pulled_bytes += pull.reply_bytes();
+    if (pull.first) {
+      // Take the version of the first reply: it is the oldest one that a large pull brings.
+      base_[pull.table] = h.version;
+      pulled_.put(pull.sequence, h.version);
+    }
+    pulls_.pop_front();
+  }
+  return pulls_.size();
+}
+
+// Throw if a reply stays wrong for too long. A remote transport may have filled the copy with the
+// acknowledgement and not yet with the reply, so for a while the reply is only late.
+void RingWriter::reply_is_late(std::uint64_t sequence) {
+  const double now = now_s();
+  if (bad_reply_since_ == 0.0) bad_reply_since_ = now;
+  if (now - bad_reply_since_ > reply_patience_s)
+    throw std::runtime_error("the reply to pull " + std::to_string(sequence) +
+                             " is damaged; use transport = \"p2p\" and report it");
+}
+
+std::vector<std::pair<std::uint64_t, std::size_t>> RingWriter::open_pulls() const {
+  std::vector<std::pair<std::uint64_t, std::size_t>> list;
+  for (const OpenPull& pull : pulls_)
+    list.emplace_back(pull.sequence, sizeof(ReplyHeader) + pull.reply_bytes());
+  return list;
+}
+
+std::uint64_t RingWriter::open_pulls_end() const noexcept {
+  return pulls_.empty() ? next_ : pulls_.front().sequence;
+}
+
+}  // namespace mpips
