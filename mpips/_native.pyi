@@ -6,7 +6,7 @@ Arrays are taken as they are: contiguous and of exactly this dtype, else TypeErr
 import enum
 import mmap
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -199,6 +199,16 @@ def parse_libsvm(
     int,
     int,
 ]: ...
+
+_Bytes: TypeAlias = bytes | bytearray | memoryview | mmap.mmap
+
+def scan_csv(
+    text: _Bytes, begin: int, end: int, delimiter: str, quoted: bool
+) -> tuple[bool, int]: ...
+def csv_shift(text: _Bytes, at: int) -> int: ...
+def csv_record_end(text: _Bytes, at: int, delimiter: str, quoted: bool) -> int: ...
+def csv_last_end(text: _Bytes, begin: int, delimiter: str) -> int: ...
+def signed_log(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]: ...
 
 # ring and shared memory: native/src/ring, native/src/shm
 BLOCK_FLOATS: int

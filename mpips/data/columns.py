@@ -6,7 +6,6 @@ equal on all machines, and equal for all formats of files.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -110,14 +109,6 @@ class Cells(NamedTuple):
     keys: Int64
     values: Float64
     filled: npt.NDArray[np.bool_]
-
-
-def signed_log(values: Float64) -> Float64:
-    """Return sign(v) log(1 + |v|) of each value v, float64, shape (n,)."""
-    # math.log1p: that of NumPy differs in the last bit from one machine to another.
-    logs = np.fromiter(map(math.log1p, np.abs(values).tolist()), np.float64, len(values))
-    signed: Float64 = np.copysign(logs, values)
-    return signed
 
 
 def join_cells(blocks: Sequence[Sequence[Cells]], labels: Labels, hashed: bool) -> Dataset:

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from mpips._native import signed_log
 from mpips.data.columns import (
     FLOAT32_MAX,
     Cells,
@@ -22,8 +23,8 @@ from mpips.data.columns import (
     join_cells,
     listed,
     part_of,
-    signed_log,
 )
+from mpips.data.csv_arrow import hashed_cells
 from mpips.data.info import MAX_CLASSES, Part
 from mpips.data.options import ReadOptions, Share
 from mpips.errors import CapabilityError, DataError
@@ -45,7 +46,7 @@ def read_parquet(path: str, options: ReadOptions, share: Share) -> Part:
     """
     try:
         import pyarrow
-        from pyarrow import parquet
+        import pyarrow.parquet
     except ImportError as error:
         raise CapabilityError(
             f"{path}: reading Parquet needs pyarrow (pip install pyarrow): {error}"
@@ -54,10 +55,19 @@ def read_parquet(path: str, options: ReadOptions, share: Share) -> Part:
     with open(path, "rb"):
         pass
     try:
-        with parquet.ParquetFile(path, memory_map=True) as file:
+        with open_parquet(path) as file:
             return _ParquetTable(path, options, file).read(share)
     except pyarrow.ArrowException as error:
         raise DataError(f"{path}: is no Parquet file, or a damaged one: {error}") from None
+
+
+def open_parquet(path: str) -> Any:
+    """Open a file such that columns of text are read as places in a dictionary, as most files have them."""
+    from pyarrow import parquet
+
+    schema = parquet.read_schema(path)
+    text = [field.name for field in schema if _is_text(field.type)]
+    return parquet.ParquetFile(path, memory_map=True, read_dictionary=text)
 
 
 class _ParquetTable:
@@ -115,20 +125,11 @@ class _ParquetTable:
         found = []
         for feature in self._chosen.features:
             array = batch.column(batch.schema.get_field_index(feature.name))
-            convert = self._hashed if feature.categorical else self._scaled
-            found.append(convert(array, feature, rows))
+            if feature.categorical:
+                found.append(hashed_cells(array.dictionary_encode(), feature))
+            else:
+                found.append(self._scaled(array, feature, rows))
         return found
-
-    def _hashed(self, array: Any, column: Column, rows: Int64) -> Cells:
-        """Return the cells of a categorical column."""
-        encoded = array.dictionary_encode()
-        texts = _texts(encoded.dictionary)
-        # Nulls have the place behind the last text.
-        hashes = np.array([hash_key(column.name, text) for text in texts] + [0], np.int64)
-        known = np.array([bool(text) for text in texts] + [False])
-        places = encoded.indices.fill_null(len(texts)).to_numpy(zero_copy_only=False)
-        places = places.astype(np.int64)
-        return Cells(hashes[places], np.ones(len(places)), known[places])
 
     def _scaled(self, array: Any, column: Column, rows: Int64) -> Cells:
         """Return the cells of a column of numbers."""

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "bindings/register.hpp"
+#include "data/csv.hpp"
 #include "data/libsvm.hpp"
 
 namespace py = pybind11;
@@ -22,6 +23,62 @@ py::array_t<T> to_array(std::vector<T>&& from) {
   py::capsule release(owner.get(), [](void* held) { delete static_cast<std::vector<T>*>(held); });
   owner.release();
   return py::array_t<T>(size, first, release);
+}
+
+// Return the bytes of `text`, and check that [begin, end) lies in them.
+py::buffer_info bytes_of(const py::buffer& text, std::size_t begin, std::size_t end) {
+  py::buffer_info info = text.request();
+  if (info.itemsize != 1 || info.ndim != 1 || (info.size > 1 && info.strides[0] != 1))
+    throw py::value_error("text must be a contiguous buffer of bytes");
+  if (begin > end || end > static_cast<std::size_t>(info.size))
+    throw py::value_error("begin and end must satisfy 0 <= begin <= end <= length");
+  return info;
+}
+
+const char* chars(const py::buffer_info& info) { return static_cast<const char*>(info.ptr); }
+
+py::tuple scan_csv(const py::buffer& text, std::size_t begin, std::size_t end, char delimiter,
+                   bool quoted) {
+  const py::buffer_info info = bytes_of(text, begin, end);
+  const auto length = static_cast<std::size_t>(info.size);
+  data::CsvScan found;
+  {
+    py::gil_scoped_release release;
+    found = data::scan_csv(chars(info), length, begin, end, delimiter, quoted);
+  }
+  return py::make_tuple(found.quoted, found.wrong);
+}
+
+std::size_t csv_shift(const py::buffer& text, std::size_t at) {
+  const py::buffer_info info = bytes_of(text, at, at);
+  return data::csv_shift(chars(info), static_cast<std::size_t>(info.size), at);
+}
+
+std::size_t csv_record_end(const py::buffer& text, std::size_t at, char delimiter, bool quoted) {
+  const py::buffer_info info = bytes_of(text, at, at);
+  const auto length = static_cast<std::size_t>(info.size);
+  py::gil_scoped_release release;
+  return data::csv_record_end(chars(info), length, at, delimiter, quoted);
+}
+
+std::size_t csv_last_end(const py::buffer& text, std::size_t begin, char delimiter) {
+  const py::buffer_info info = bytes_of(text, begin, begin);
+  const auto length = static_cast<std::size_t>(info.size);
+  py::gil_scoped_release release;
+  return data::csv_last_end(chars(info), length, begin, delimiter);
+}
+
+py::array_t<double> signed_log(const py::array_t<double, py::array::c_style>& values) {
+  if (values.ndim() != 1) throw py::value_error("values must have shape (n,)");
+  py::array_t<double> out(values.size());
+  const double* const from = values.data();
+  double* const to = out.mutable_data();
+  const auto n = static_cast<std::size_t>(values.size());
+  {
+    py::gil_scoped_release release;
+    data::signed_log(from, to, n);
+  }
+  return out;
 }
 
 py::tuple parse_libsvm(const py::buffer& text, std::int64_t stride, std::int64_t offset, int base,
@@ -57,6 +114,21 @@ void register_data(py::module_& m) {
         "returned, or with `mixed` those that mpips/data/shares.py gives to worker `offset` of\n"
         "`stride`; samples are numbered from `first`. The last four values describe the whole\n"
         "text. Releases the GIL. Raises LibsvmError.");
+  m.def("scan_csv", &scan_csv, py::arg("text"), py::arg("begin"), py::arg("end"),
+        py::arg("delimiter"), py::arg("quoted"),
+        "Follow the quotes of text[begin:end]; `quoted`: begin is inside a quoted cell. Return\n"
+        "(end is inside one, place of a quote that no delimiter follows or -1). Releases the GIL.");
+  m.def("csv_shift", &csv_shift, py::arg("text"), py::arg("at"),
+        "Return the first place at or after `at` that does not follow a quote.");
+  m.def("csv_record_end", &csv_record_end, py::arg("text"), py::arg("at"), py::arg("delimiter"),
+        py::arg("quoted"),
+        "Return the place behind the end of the record that contains `at`, or len(text). Releases\n"
+        "the GIL.");
+  m.def("csv_last_end", &csv_last_end, py::arg("text"), py::arg("begin"), py::arg("delimiter"),
+        "Return the place behind the last complete record after `begin`, or `begin`. Releases the\n"
+        "GIL.");
+  m.def("signed_log", &signed_log, py::arg("values").noconvert(),
+        "Return sign(v) log(1 + |v|) of each value, float64, shape (n,). Releases the GIL.");
 }
 
 }  // namespace mpips

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpips.data import ReadOptions, combine, read
-from mpips.data.csv_table import hash_key
+from mpips.data.columns import hash_key
 from mpips.data.dataset import DenseData, SparseData
 from mpips.data.info import Part, align, matching_labels, relabel
 from mpips.errors import DataError

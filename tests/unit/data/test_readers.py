@@ -18,7 +18,7 @@ from mpips.data import (
     SparseData,
     read,
 )
-from mpips.data.csv_table import hash_key
+from mpips.data.columns import hash_key
 from mpips.errors import CapabilityError, ConfigError, DataError
 
 DATA = Path(os.environ.get("MPIPS_TEST_DATA") or Path(__file__).parents[4] / "shared" / "data")

@@ -1,0 +1,146 @@
+"""The meaning of a CSV file: its delimiter and header, the columns that are used, and how cells are read."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterator
+from typing import IO
+
+import msgspec
+
+from mpips._native import csv_last_end, csv_record_end
+from mpips.data.columns import Column, TableColumns, choose_columns
+from mpips.data.csv_dialect import find_delimiter, number, text_columns
+from mpips.data.options import ReadOptions
+from mpips.errors import DataError
+
+MAX_RECORD_BYTES = 64 << 20  # a longer record is rather a quote that is not closed
+_BLOCK = 1 << 20  # bytes of the beginning in which the end of the header is sought first
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class CsvPlan(msgspec.Struct, frozen=True):
+    """The meaning of a CSV file, from its beginning.
+
+    Attributes:
+        path: The file.
+        options: Options of the reader.
+        delimiter: The character between cells.
+        header: Names of all columns.
+        columns: The columns that are used.
+        start: Place of the first byte behind the header.
+        n_header_lines: Lines of the header.
+    """
+
+    path: str
+    options: ReadOptions
+    delimiter: str
+    header: tuple[str, ...]
+    columns: TableColumns
+    start: int
+    n_header_lines: int
+
+    @property
+    def label(self) -> Column | None:
+        """The label's column; None if labels are not read."""
+        return self.columns.label if self.options.labelled else None
+
+    @property
+    def is_hashed(self) -> bool:
+        """Samples are lists of keys and values; else they are rows of numbers."""
+        return bool(self.options.categorical) or any(c.categorical for c in self.columns.features)
+
+    @property
+    def takes_logarithms(self) -> bool:
+        """Numbers v become sign(v) log(1 + |v|)."""
+        auto = "log" if self.is_hashed else "raw"
+        return (auto if self.options.numeric == "auto" else self.options.numeric) == "log"
+
+    @property
+    def allows_missing(self) -> bool:
+        """A number may be missing."""
+        return self.is_hashed or self.options.empty == "zero"
+
+    @classmethod
+    def of(cls, path: str, file: IO[bytes], options: ReadOptions) -> CsvPlan:
+        """Return the plan of an open file, and go back to its beginning.
+
+        Raises:
+            DataError: The header is missing, or lacks a column.
+            UnicodeDecodeError, csv.Error: The beginning is no text, or no CSV.
+        """
+        text = io.TextIOWrapper(file, "utf-8-sig", newline="")
+        try:
+            delimiter = find_delimiter(text)
+            rows = csv.reader(text, strict=True, delimiter=delimiter)
+            header = tuple(name.strip() for name in next(rows, []))
+            n_lines = rows.line_num
+            _check_header(path, header)
+            places = []
+            if options.finds_text and not options.categorical:
+                places = text_columns(rows, len(header))
+        finally:
+            text.detach()
+        chosen = choose_columns(path, header, options, [header[place] for place in places])
+        start = _header_end(file, delimiter)
+        return cls(path, options, delimiter, header, chosen, start, n_lines)
+
+    def texts(self, file: IO[bytes], size: int) -> Iterator[bytes]:
+        """Yield the text behind the header in pieces of whole records, of about `size` bytes each.
+
+        Args:
+            file: The file, at its beginning.
+            size: Bytes that are read at a time.
+
+        Raises:
+            DataError: A record has more than `MAX_RECORD_BYTES` bytes.
+        """
+        file.seek(self.start)
+        left = b""
+        while block := file.read(size):
+            text = left + block
+            end = csv_last_end(text, 0, self.delimiter)
+            if end:
+                yield text[:end]
+            left = text[end:]
+            if len(left) > MAX_RECORD_BYTES:
+                raise self.too_long()
+        if left:
+            yield left
+
+    def too_long(self) -> DataError:
+        """Return the error of a record that is too long."""
+        return DataError(
+            f"{self.path}: a record is longer than {MAX_RECORD_BYTES >> 20} MiB; look for a quote that is "
+            "not closed"
+        )
+
+
+def _check_header(path: str, header: tuple[str, ...]) -> None:
+    if not header:
+        raise DataError(f"{path}: contains no header line; the first line must name the columns")
+    if not any(math.isnan(number(name)) for name in header):
+        raise DataError(
+            f"{path}: its first line has only numbers; put a line above it that names the columns"
+        )
+
+
+def _header_end(file: IO[bytes], delimiter: str) -> int:
+    """Return the place of the first byte behind the header."""
+    size = _BLOCK
+    while True:
+        file.seek(0)
+        text = file.read(size)
+        end = csv_record_end(text, 0, delimiter, False)
+        # At the end of the text a \r may be half of a line end.
+        if end < len(text) or len(text) < size:
+            return end
+        size *= 2
+
+
+def count_lines(text: bytes) -> int:
+    r"""Return the number of line ends: \n, \r and \r\n."""
+    returns = text.count(b"\r")
+    return text.count(b"\n") + returns - (text.count(b"\r\n") if returns else 0)

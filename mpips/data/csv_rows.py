@@ -1,0 +1,187 @@
+"""Records of CSV text, read by Python's csv module: slow, exact, with errors that name the line."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from mpips._native import signed_log
+from mpips.data.columns import FLOAT32_MAX, Cells, Column, Float64, hash_key
+from mpips.data.csv_dialect import is_missing, number
+from mpips.data.csv_plan import CsvPlan
+from mpips.errors import DataError
+
+Int64: TypeAlias = npt.NDArray[np.int64]
+
+_DELIMITER_NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+
+
+class CsvRows(Protocol):
+    """Some consecutive records of a file.
+
+    Attributes:
+        n: Number of records.
+    """
+
+    n: int
+
+    @property
+    def lines(self) -> Sequence[int] | None:
+        """Number of the line that each record ends with; None if unknown."""
+
+    def labels(self) -> tuple[list[str], Int64]:
+        """Return the distinct texts in the label's column, and the place among them for each record.
+
+        Texts have no white space around them, and may be there twice.
+        """
+
+    def targets(self) -> Float64:
+        """Return the numbers in the label's column, shape (n,); nan for any other cell."""
+
+    def cells(self, own: Int64 | None) -> list[Cells] | None:
+        """Return the cells of each feature; None if `PlainRows` must convert them.
+
+        Args:
+            own: Places of the records, int64, shape (n_own,), ascending; None: all.
+
+        Raises:
+            DataError: A cell that must be a number is empty or none.
+        """
+
+
+class PlainRows:
+    """See CsvRows."""
+
+    def __init__(self, plan: CsvPlan, text: bytes, line: int) -> None:
+        """Divide the text into cells.
+
+        Args:
+            plan: Meaning of the file.
+            text: Whole records.
+            line: Lines of the file before the text.
+
+        Raises:
+            DataError: A record has too many cells, or too few.
+            UnicodeDecodeError, csv.Error: It is no text, or no CSV.
+        """
+        self._plan = plan
+        self._rows: list[list[str]] = []
+        self._lines: list[int] = []
+        reader = csv.reader(
+            io.StringIO(text.decode(), newline=""), strict=True, delimiter=plan.delimiter
+        )
+        width = len(plan.header)
+        for row in reader:
+            if not row:
+                continue
+            if len(row) != width:
+                raise DataError(
+                    f"{plan.path}:{line + reader.line_num}: {len(row)} cells, the header names {width}; "
+                    f"quote cells that contain {_DELIMITER_NAMES[plan.delimiter]}"
+                )
+            self._rows.append(row)
+            self._lines.append(line + reader.line_num)
+        self.n = len(self._rows)
+
+    @property
+    def lines(self) -> Sequence[int]:
+        """See CsvRows."""
+        return self._lines
+
+    def labels(self) -> tuple[list[str], Int64]:
+        """See CsvRows."""
+        assert self._plan.label is not None
+        place = self._plan.label.place
+        codes: dict[str, int] = {}
+        found = [codes.setdefault(row[place].strip(), len(codes)) for row in self._rows]
+        return list(codes), np.array(found, np.int64)
+
+    def targets(self) -> Float64:
+        """See CsvRows."""
+        assert self._plan.label is not None
+        place = self._plan.label.place
+        return np.array([number(row[place].strip()) for row in self._rows], np.float64)
+
+    def cells(self, own: Int64 | None) -> list[Cells]:
+        """See CsvRows."""
+        rows, lines = self._rows, self._lines
+        if own is not None:
+            places = own.tolist()
+            rows, lines = [rows[i] for i in places], [lines[i] for i in places]
+        columns = list(zip(*rows, strict=True)) if rows else [()] * len(self._plan.header)
+        found = []
+        for feature in self._plan.columns.features:
+            cells = _stripped(columns[feature.place])
+            found.append(
+                _hashed(cells, feature)
+                if feature.categorical
+                else self._scaled(cells, feature, lines)
+            )
+        return found
+
+    def _scaled(self, cells: list[str], column: Column, lines: Sequence[int]) -> Cells:
+        """Return the cells of a column of numbers."""
+        values, filled = _plain_numbers(cells), np.ones(len(cells), np.bool_)
+        if values is None:
+            values = np.zeros(len(cells))
+            for i, cell in enumerate(cells):
+                if is_missing(cell) and self._plan.allows_missing:
+                    filled[i] = False
+                    continue
+                values[i] = number(cell)
+                if not abs(values[i]) <= FLOAT32_MAX:
+                    raise DataError(complaint(self._plan, cell, column, lines[i]))
+        if self._plan.takes_logarithms:
+            values = signed_log(values)
+        return Cells(np.full(len(cells), hash_key(column.name), np.int64), values, filled)
+
+
+def complaint(plan: CsvPlan, cell: str, column: Column, line: int) -> str:
+    """Return the sentence about a cell that is no number."""
+    wayout = ""
+    if column is plan.label:
+        wayout = (
+            "labels are finite numbers, or all of them are text; set data.label to their column"
+        )
+    elif is_missing(cell):
+        wayout = 'set data.empty = "zero" to read missing numbers as 0'
+    elif cell:
+        wayout = (
+            f'features are finite numbers; to hash text, set data.categorical = ["{column.name}"]'
+        )
+    found = f"'{cell}'" if cell else "an empty cell"
+    return f"{plan.path}:{line}: column '{column.name}' contains {found}: {wayout}"
+
+
+def _hashed(cells: list[str], column: Column) -> Cells:
+    """Return the cells of a categorical column."""
+    distinct = {cell: hash_key(column.name, cell) for cell in set(cells)}
+    keys = np.fromiter(map(distinct.__getitem__, cells), np.int64, len(cells))
+    filled = np.fromiter(map(bool, cells), np.bool_, len(cells))
+    return Cells(keys, np.ones(len(cells)), filled)
+
+
+def _stripped(cells: Sequence[str]) -> list[str]:
+    """Return the cells without white space around them."""
+    text = "".join(cells)
+    # Mostly there is no white space in any of them.
+    if not text or text.split() == [text]:
+        return list(cells)
+    return [cell.strip() for cell in cells]
+
+
+def _plain_numbers(cells: list[str]) -> Float64 | None:
+    """Return the numbers in cells; None if a cell is empty, or not a finite number in plain notation."""
+    text = "".join(cells)
+    if not text.isascii() or "_" in text:
+        return None
+    try:
+        values = np.fromiter(map(float, cells), np.float64, len(cells))
+    except ValueError:
+        return None
+    return values if (np.abs(values) <= FLOAT32_MAX).all() else None
