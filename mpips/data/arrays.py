@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import zipfile
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mpips.data.dataset import DenseData
+from mpips.data.dataset import DenseData, Features
 from mpips.data.hdf5 import load_hdf5
 from mpips.data.info import Part, describe, narrow
 from mpips.data.options import ReadOptions, Share
@@ -34,14 +35,14 @@ def read_npz(path: str, options: ReadOptions, share: Share) -> Part:
                 f"{path}: is a single array; write an npz file by np.savez(file, x=x, y=y)"
             )
         with archive:
-            x_name, y_name = _names(path, archive.files, options.labelled)
+            x_name, y_name = array_names(path, archive.files, options.labelled)
             x = archive[x_name]
             y = archive[y_name] if y_name else np.zeros(len(x) if x.ndim else 0)
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(
             f"{path}: is not an npz file of plain arrays: {error}; write it by np.savez(file, x=x, y=y)"
         ) from error
-    _check(path, x, y)
+    check_arrays(path, x, y)
     own = share.numbers(0, len(y)) if share.stride > 1 else slice(None)
     return _part(path, x[own], y[own], len(y), options)
 
@@ -53,6 +54,18 @@ def read_hdf5(path: str, options: ReadOptions, share: Share) -> Part:
         CapabilityError: h5py is not installed.
         DataError: The file is not HDF5, has no such dataset, or shapes or dtypes do not fit.
     """
+    with opened_hdf5(path, options) as (x, y):
+        own_x, own_y = _read_blocks(x, share), _read_blocks(y, share)
+        return _part(path, own_x, own_y, len(y), options)
+
+
+@contextlib.contextmanager
+def opened_hdf5(path: str, options: ReadOptions) -> Iterator[tuple[Any, Any]]:
+    """Open the datasets of samples and labels; zeros, an array, stand for labels that are not read.
+
+    Raises:
+        CapabilityError, DataError: As `read_hdf5`.
+    """
     h5py = load_hdf5(f"{path}: reading HDF5")
     # Raise OSError with the system's reason, which h5py does not give.
     with open(path, "rb"):
@@ -60,7 +73,7 @@ def read_hdf5(path: str, options: ReadOptions, share: Share) -> Part:
     if not h5py.is_hdf5(path):
         raise DataError(f"{path}: is not an HDF5 file")
     with h5py.File(path, "r") as file:
-        x_name, y_name = _names(path, list(file), options.labelled)
+        x_name, y_name = array_names(path, list(file), options.labelled)
         # Refuse links and external storage: a file from elsewhere could name any file of this machine.
         for name in filter(None, (x_name, y_name)):
             if not isinstance(file.get(name, getlink=True), h5py.HardLink):
@@ -76,9 +89,8 @@ def read_hdf5(path: str, options: ReadOptions, share: Share) -> Part:
                 continue
             if dataset.external or dataset.is_virtual:
                 raise DataError(f"{path}: {name} lies in other files; copy the data into this file")
-        _check(path, x, y)
-        own_x, own_y = _read_blocks(x, share), _read_blocks(y, share)
-        return _part(path, own_x, own_y, len(y), options)
+        check_arrays(path, x, y)
+        yield x, y
 
 
 def _read_blocks(dataset: Any, share: Share) -> npt.NDArray[Any]:
@@ -93,8 +105,8 @@ def _read_blocks(dataset: Any, share: Share) -> npt.NDArray[Any]:
     return np.concatenate(chosen) if chosen else np.empty((0, *dataset.shape[1:]), dataset.dtype)
 
 
-def _names(path: str, found: Collection[str], labelled: bool) -> tuple[str, str]:
-    """Return the names of samples and labels; "" for labels that are not to be read."""
+def array_names(path: str, found: Collection[str], labelled: bool) -> tuple[str, str]:
+    """Return the names of samples and labels; "" for labels that are not to be read. Raises DataError."""
     x_name = next((name for name in ("x", "X") if name in found), None)
     y_name = next((name for name in ("y", "Y") if name in found), None)
     if x_name is not None and not labelled:
@@ -106,7 +118,8 @@ def _names(path: str, found: Collection[str], labelled: bool) -> tuple[str, str]
     return x_name, y_name
 
 
-def _check(path: str, x: Any, y: Any) -> None:
+def check_arrays(path: str, x: Any, y: Any) -> None:
+    """Raise DataError if shapes or dtypes of samples `x` and labels `y` do not fit."""
     for name, array in (("x", x), ("y", y)):
         if array.dtype.kind not in "fiub":
             raise DataError(f"{path}: {name} has dtype {array.dtype}, expected numbers")
@@ -120,12 +133,23 @@ def _check(path: str, x: Any, y: Any) -> None:
 def _part(
     path: str, x: npt.NDArray[Any], y: npt.NDArray[Any], n_samples: int, options: ReadOptions
 ) -> Part:
-    n_columns = int(np.prod(x.shape[1:]))
-    rows = narrow(x.reshape(len(x), n_columns))
+    rows, labels = float_rows(path, x, y)
+    wants = options.wants if options.labelled else "targets"
+    return describe(DenseData(rows, labels), n_samples, path, wants=wants)
+
+
+def float_rows(
+    path: str, x: npt.NDArray[Any], y: npt.NDArray[Any]
+) -> tuple[Features, npt.NDArray[np.float64]]:
+    """Return samples as rows of float32, or float64 if that is not exact, and labels as float64.
+
+    Raises:
+        DataError: They contain NaN, infinity or a number beyond float32.
+    """
+    rows = narrow(x.reshape(len(x), int(np.prod(x.shape[1:]))))
     labels = y.astype(np.float64)
     if not np.isfinite(rows).all() or not np.isfinite(labels).all():
         raise DataError(
             f"{path}: contains NaN, infinity or a number beyond float32; clean or scale it"
         )
-    wants = options.wants if options.labelled else "targets"
-    return describe(DenseData(rows, labels), n_samples, path, wants=wants)
+    return rows, labels

@@ -8,6 +8,7 @@ float64 if float32 would lose differences between samples (`DataInfo.wide`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -137,3 +138,52 @@ class DenseData(msgspec.Struct, frozen=True):
 
 
 Dataset: TypeAlias = SparseData | DenseData
+
+
+def join(parts: Sequence[Dataset]) -> Dataset:
+    """Return the samples of all parts, at least one and all of one kind, in their order."""
+    if len(parts) == 1:
+        return parts[0]
+    labels = np.concatenate([part.labels for part in parts])
+    sparse = [part for part in parts if isinstance(part, SparseData)]
+    if not sparse:
+        return DenseData(
+            np.concatenate([part.x for part in parts if isinstance(part, DenseData)]), labels
+        )
+    return SparseData(
+        _joined_indptr([part.indptr for part in sparse]),
+        np.concatenate([part.indices for part in sparse]),
+        np.concatenate([part.values for part in sparse]),
+        labels,
+        max(part.n_features for part in sparse),
+        _joined_fields([part.fields for part in sparse]),
+        sparse[0].n_fields,
+    )
+
+
+def join_batches(parts: Sequence[Batch], weight: float) -> Batch:
+    """Return the samples of all batches, at least one and all of one kind, as one batch."""
+    labels = np.concatenate([part.labels for part in parts])
+    sparse = [part for part in parts if isinstance(part, SparseBatch)]
+    if not sparse:
+        x = np.concatenate([part.x for part in parts if isinstance(part, DenseBatch)])
+        return DenseBatch(x, labels, weight)
+    return SparseBatch(
+        _joined_indptr([part.indptr for part in sparse]),
+        np.concatenate([part.keys for part in sparse]),
+        np.concatenate([part.values for part in sparse]),
+        labels,
+        weight,
+        _joined_fields([part.fields for part in sparse]),
+    )
+
+
+def _joined_indptr(parts: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+    ends = np.cumsum([0, *(part[-1] for part in parts)])
+    starts = [part[:-1] + end for part, end in zip(parts, ends, strict=False)]
+    return np.concatenate([*starts, ends[-1:]]).astype(np.int64)
+
+
+def _joined_fields(parts: Sequence[Fields | None]) -> Fields | None:
+    there = [part for part in parts if part is not None]
+    return np.concatenate(there) if there else None

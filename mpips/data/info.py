@@ -158,7 +158,7 @@ def _label_facts(
         ends = (float(values.min()), float(values.max())) if len(values) else ()
         return (), (), ends
     labels, counts = distinct_counts(values)
-    _check_class_count(len(labels), source)
+    check_class_count(len(labels), source)
     return tuple(labels.astype(float).tolist()), tuple(counts.tolist()), ()
 
 
@@ -219,7 +219,7 @@ def combine(infos: Sequence[DataInfo]) -> DataInfo:
             "workers and offset = index of the worker"
         )
     labels = tuple(sorted({label for info in infos for label in info.labels}))
-    _check_class_count(len(labels), "training data")
+    check_class_count(len(labels), "training data")
     ends = [end for info in infos for end in info.target_range]
     return replace(
         first,
@@ -340,7 +340,8 @@ def _drop_unknown(data: SparseData, n_features: int) -> SparseData:
     )
 
 
-def _check_class_count(count: int, source: str) -> None:
+def check_class_count(count: int, source: str) -> None:
+    """Raise DataError if `count` distinct labels are too many to be classes."""
     if count > MAX_CLASSES:
         raise DataError(
             f"{source}: {count} distinct labels, at most {MAX_CLASSES} can be classes; check the label "

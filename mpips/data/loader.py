@@ -7,15 +7,14 @@ part of an epoch, only the rest is read; see `mpips.data.sampling`.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from mpips.data.dataset import Batch, Dataset
+from mpips.data.dataset import Batch, Dataset, DenseData, SparseData
+from mpips.data.feed import Feed, MemoryFeed, WindowedData, WindowFeed
 from mpips.data.sampling import Sampling, Shape
 from mpips.data.shares import Shares, counts
 
@@ -46,12 +45,13 @@ class Loader:
     """Endless iterator over (cursor, batch), epoch after epoch.
 
     The cursor is the place of the batch; `after(cursor)` is the place to resume from when that batch is done.
-    The loader needs memory for one permutation of the worker's samples.
+    The loader needs memory for one permutation of the worker's samples, or of
+    a window of them if the data is read in windows.
     """
 
     def __init__(
         self,
-        data: Dataset,
+        data: Dataset | WindowedData,
         n_total: int,
         n_workers: int,
         worker: int,
@@ -66,7 +66,8 @@ class Loader:
 
         Args:
             data: This worker's share of all samples, in the order of the file, by the rule of `sampling`.
-                Without `sampling` the rule is "interleaved": the samples i with i % n_workers == worker.
+                Without `sampling` the rule is "interleaved": the samples i with i % n_workers == worker. Or
+                data that is read in windows, with a `sampling` whose shape has blocks.
             n_total: Samples of all workers.
             n_workers: Number of workers.
             worker: Index of this worker.
@@ -87,7 +88,9 @@ class Loader:
                 f"worker {worker} from 0 to n_workers - 1 = {n_workers - 1}"
             )
         sampling = sampling or Sampling(Shape(n_total, n_workers, batch_size, seed))
-        expected = local_count(n_total, n_workers, worker, sampling.shape.shares)
+        if isinstance(data, SparseData | DenseData) == bool(sampling.shape.block):
+            raise ValueError(f"{type(data).__name__} with blocks of {sampling.shape.block} samples")
+        expected = sampling.shape.counts()[worker]
         if data.n != expected:
             raise ValueError(
                 f"worker {worker} of {n_workers} has {data.n} of {n_total} samples, expected {expected}; "
@@ -115,11 +118,12 @@ class Loader:
         cursor = self.cursor
         while True:
             epoch = cursor.epoch
-            # Sample i of the file is sample i // n_workers of its worker, by either rule.
-            order = self._sampling.own(epoch, self._worker) // self._n_workers
             counts = Counter(self._sampling.counts(epoch))
-            for step in range(cursor.step, self.steps_in(epoch)):
-                yield Cursor(epoch, step), self._batch(order, counts, step)
+            with contextlib.closing(self._feed(epoch, cursor.step * self._batch_size)) as feed:
+                for step in range(cursor.step, self.steps_in(epoch)):
+                    n = min(self._batch_size, feed.n_left)
+                    weight = self._weight(n, counts, step) if self._weighted else 1.0
+                    yield Cursor(epoch, step), feed.take(n, weight)
             cursor = Cursor(epoch + 1, 0)
 
     def until(self, n_epochs: int) -> Iterator[tuple[Cursor, Batch]]:
@@ -149,11 +153,15 @@ class Loader:
             return Cursor(cursor.epoch, cursor.step + 1)
         return Cursor(cursor.epoch + 1, 0)
 
-    def _batch(self, order: npt.NDArray[np.int64], counts: Counter[int], step: int) -> Batch:
-        start = step * self._batch_size
-        rows = order[start : start + self._batch_size]
-        weight = self._weight(len(rows), counts, step) if self._weighted else 1.0
-        return self._data.take(rows, weight)
+    def _feed(self, epoch: int, n_skipped: int) -> Feed:
+        """Return the samples of an epoch without the first `n_skipped`, in this worker's order."""
+        n = self._sampling.counts(epoch)[self._worker]
+        windows = self._sampling.windows(epoch, self._worker)
+        if isinstance(self._data, SparseData | DenseData):
+            # Sample i of the file is sample i // n_workers of its worker, by either rule.
+            order = next(windows) // self._n_workers
+            return MemoryFeed(self._data, order[n_skipped:])
+        return WindowFeed(self._data, windows, n, n_skipped)
 
     def _weight(self, n_here: int, counts: Counter[int], step: int) -> float:
         """Return the weight of a batch of `n_here` samples.

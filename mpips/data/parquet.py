@@ -7,7 +7,8 @@ column of numbers. Only the columns that are used are read, a few thousand rows 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,6 +26,7 @@ from mpips.data.columns import (
     part_of,
 )
 from mpips.data.csv_arrow import hashed_cells
+from mpips.data.dataset import Dataset
 from mpips.data.info import MAX_CLASSES, Part
 from mpips.data.options import ReadOptions, Share
 from mpips.errors import CapabilityError, DataError
@@ -44,9 +46,22 @@ def read_parquet(path: str, options: ReadOptions, share: Share) -> Part:
         CapabilityError: pyarrow is missing.
         OSError: The file cannot be opened.
     """
+    with opened_parquet(path) as file:
+        return ParquetTable(path, options, file).read(share)
+
+
+@contextlib.contextmanager
+def opened_parquet(path: str) -> Iterator[Any]:
+    """Open a file such that columns of text are read as places in a dictionary, as most files have them.
+
+    Raises:
+        CapabilityError: pyarrow is missing.
+        OSError: The file cannot be opened.
+        DataError: Within the block, too: it is no Parquet file, or a damaged one.
+    """
     try:
         import pyarrow
-        import pyarrow.parquet
+        from pyarrow import parquet
     except ImportError as error:
         raise CapabilityError(
             f"{path}: reading Parquet needs pyarrow (pip install pyarrow): {error}"
@@ -55,25 +70,19 @@ def read_parquet(path: str, options: ReadOptions, share: Share) -> Part:
     with open(path, "rb"):
         pass
     try:
-        with open_parquet(path) as file:
-            return _ParquetTable(path, options, file).read(share)
+        schema = parquet.read_schema(path)
+        text = [field.name for field in schema if _is_text(field.type)]
+        with parquet.ParquetFile(path, memory_map=True, read_dictionary=text) as file:
+            yield file
     except pyarrow.ArrowException as error:
         raise DataError(f"{path}: is no Parquet file, or a damaged one: {error}") from None
 
 
-def open_parquet(path: str) -> Any:
-    """Open a file such that columns of text are read as places in a dictionary, as most files have them."""
-    from pyarrow import parquet
-
-    schema = parquet.read_schema(path)
-    text = [field.name for field in schema if _is_text(field.type)]
-    return parquet.ParquetFile(path, memory_map=True, read_dictionary=text)
-
-
-class _ParquetTable:
+class ParquetTable:
     """The reader of one open file, with the meaning of its columns."""
 
     def __init__(self, path: str, options: ReadOptions, file: Any) -> None:
+        """Choose the columns of an open file; raises DataError as `read_parquet`."""
         schema = file.schema_arrow
         self._path = path
         self._file = file
@@ -81,19 +90,46 @@ class _ParquetTable:
         self._types = dict(zip(schema.names, schema.types, strict=True))
         text = [name for name in schema.names if _is_text(self._types[name])]
         finds_text = options.finds_text and not options.categorical
-        self._chosen = choose_columns(path, schema.names, options, text if finds_text else [])
+        self.columns = choose_columns(path, schema.names, options, text if finds_text else [])
         self._check_types(text)
-        self._sparse = any(column.categorical for column in self._chosen.features)
-        auto = "log" if self._sparse else "raw"
+        self.is_hashed = any(column.categorical for column in self.columns.features)
+        auto = "log" if self.is_hashed else "raw"
         self._log = (auto if options.numeric == "auto" else options.numeric) == "log"
-        label = self._chosen.label
+        label = self.columns.label
         self._text_label = options.labelled and label is not None and label.name in text
+
+    @property
+    def wanted(self) -> list[str]:
+        """Names of the columns that are read."""
+        label = self.columns.label if self._options.labelled else None
+        names = [column.name for column in self.columns.features]
+        return [*names, label.name] if label is not None else names
+
+    def convert(self, batch: Any, start: int) -> tuple[Dataset, tuple[str, ...]]:
+        """Return the samples in a batch of rows, and its labels that are text, sorted; (): numbers.
+
+        Args:
+            batch: The rows, with the columns `wanted`.
+            start: Number of the first row in the file.
+
+        Raises:
+            DataError: See `read_parquet`.
+        """
+        label = self.columns.label if self._options.labelled else None
+        rows = np.arange(start, start + batch.num_rows)
+        cells, numbers = self._converted(batch, rows), np.zeros(len(rows))
+        names: tuple[str, ...] = ()
+        if label is not None:
+            own = batch.column(batch.schema.get_field_index(label.name))
+            texts = set(_texts(own.unique())) if self._text_label else set()
+            self._check_names(texts)
+            numbers, names = self._label_numbers(label, [own], [rows], texts)
+        return join_cells([cells], numbers, self.is_hashed), names
 
     def read(self, share: Share) -> Part:
         """Read the samples of a share."""
-        label = self._chosen.label if self._options.labelled else None
-        names = [column.name for column in self._chosen.features]
-        wanted = [*names, label.name] if label is not None else names
+        label = self.columns.label if self._options.labelled else None
+        wanted = self.wanted
         blocks: list[list[Cells]] = []
         labels: list[Any] = []
         rows: list[Int64] = []
@@ -117,13 +153,13 @@ class _ParquetTable:
             numbers, label_names = np.zeros(sum(map(len, rows))), self._options.label_names
         else:
             numbers, label_names = self._label_numbers(label, labels, rows, all_labels)
-        data = join_cells(blocks, numbers, self._sparse)
-        return part_of(self._path, data, start, self._options, self._chosen, label_names)
+        data = join_cells(blocks, numbers, self.is_hashed)
+        return part_of(self._path, data, start, self._options, self.columns, label_names)
 
     def _converted(self, batch: Any, rows: Int64) -> list[Cells]:
         """Return the cells of each feature; `rows`: numbers of the rows in the file."""
         found = []
-        for feature in self._chosen.features:
+        for feature in self.columns.features:
             array = batch.column(batch.schema.get_field_index(feature.name))
             if feature.categorical:
                 found.append(hashed_cells(array.dictionary_encode(), feature))
@@ -135,7 +171,7 @@ class _ParquetTable:
         """Return the cells of a column of numbers."""
         values = _numbers(array)
         filled = ~np.isnan(values)
-        if not (filled.all() or self._sparse or self._options.empty == "zero"):
+        if not (filled.all() or self.is_hashed or self._options.empty == "zero"):
             raise DataError(
                 f"{self._cell(column, rows, ~filled)} is empty: set data.empty = "
                 '"zero" to read missing numbers as 0'
@@ -185,7 +221,9 @@ class _ParquetTable:
 
     def _check_names(self, found: set[str]) -> None:
         """Check the labels that are text."""
-        label = self._chosen.label
+        if not self._text_label:
+            return
+        label = self.columns.label
         assert label is not None
         where = f"{self._path}: column '{label.name}'"
         if self._options.wants == "targets":
@@ -206,8 +244,8 @@ class _ParquetTable:
 
     def _check_types(self, text: Sequence[str]) -> None:
         """Raise DataError for a column whose type cannot be used as it is meant to be."""
-        label = self._chosen.label
-        used = [*self._chosen.features, *([label] if label and self._options.labelled else [])]
+        label = self.columns.label
+        used = [*self.columns.features, *([label] if label and self._options.labelled else [])]
         for column in used:
             name, kind = column.name, self._types[column.name]
             if name not in text and not _is_number(kind):

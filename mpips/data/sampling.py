@@ -9,11 +9,16 @@ a leg determine which samples of each epoch its workers have read; the new worke
 Any number of legs can follow each other in one epoch. Each sample of the epoch is read in exactly one of
 them.
 
+Data that does not fit into memory is read in windows (`mpips.data.stream`). Then the share of a worker
+consists of blocks (`mpips.data.blocks`). In each epoch a worker reads its blocks in a random order, `window`
+of them at a time, and the samples of a window in a random order.
+
 Memory. The shares of workers are defined by numbers of samples in the file (`mpips.data.shares`), so a worker
 knows its candidates without the shares of others. It makes the orders of the last leg's workers one after the
 other, and drops those of its candidates that they have read. So it needs memory for its own share and for one
 share of that leg. Only if an epoch has several legs, it needs one bit more for each sample of the data: the
-orders in a leg depend on what the legs before it have left.
+orders in a leg depend on what the legs before it have left. A job that reads in windows needs no memory for
+its share, but one bit for each sample of the data if an epoch has a leg.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from mpips.data.blocks import Blocks
 from mpips.data.shares import Shares, counts, numbers, owners
 
 Int64 = npt.NDArray[np.int64]
@@ -42,6 +48,9 @@ class Shape(msgspec.Struct, frozen=True):
         seed: Seed of the orders.
         shares: The rule that divides samples among workers. Checkpoints without it were written when
             "interleaved" was the only rule.
+        block: Samples of a block, if the data is read in windows; the rule is then that of
+            `mpips.data.blocks`. 0: the whole share is one window.
+        window: Blocks of a window.
     """
 
     n_total: int
@@ -49,12 +58,39 @@ class Shape(msgspec.Struct, frozen=True):
     batch_size: int
     seed: int
     shares: Shares = "interleaved"
+    block: int = 0
+    window: int = 0
 
     @classmethod
-    def of_job(cls, n_total: int, n_workers: int, batch_size: int, seed: int) -> Shape:
+    def of_job(
+        cls,
+        n_total: int,
+        n_workers: int,
+        batch_size: int,
+        seed: int,
+        block: int = 0,
+        window: int = 0,
+    ) -> Shape:
         """Return the shape with which `mpips train` reads. A single worker has all samples by either rule."""
         shares: Shares = "mixed" if n_workers > 1 else "interleaved"
-        return cls(n_total, n_workers, batch_size, seed, shares)
+        return cls(n_total, n_workers, batch_size, seed, shares, block, window)
+
+    @property
+    def blocks(self) -> Blocks:
+        """The blocks of the data, if it is read in windows."""
+        return Blocks(self.n_total, self.n_workers, self.block)
+
+    def owners(self, samples: Int64) -> Int64:
+        """Return the worker of each sample, int64; `samples`: int64, any shape."""
+        if self.block:
+            return self.blocks.owners(samples)
+        return owners(samples, self.n_workers, self.shares)
+
+    def counts(self) -> tuple[int, ...]:
+        """Return the number of samples of each worker; the numbers differ by at most one."""
+        if self.block:
+            return self.blocks.counts()
+        return counts(self.n_total, self.n_workers, self.shares)
 
 
 class Leg(msgspec.Struct, frozen=True):
@@ -123,15 +159,23 @@ class Sampling(msgspec.Struct, frozen=True):
         Returns:
             int64, shape (n,): numbers of samples in the whole data.
         """
+        return np.concatenate([np.empty(0, np.int64), *self.windows(epoch, worker)])
+
+    def windows(self, epoch: int, worker: int) -> Iterator[Int64]:
+        """Yield the samples of an epoch that a worker reads, in its order, one window after the other."""
         legs = tuple(leg for leg in self.legs if leg.has_read(epoch))
+        if self.shape.block:
+            bits = _bits(legs, epoch)
+            yield from _windows(self.shape, self.number, bits, epoch, worker)
+            return
         left = _candidates(self.shape, _bits(legs[:-1], epoch), worker) if legs else None
         if left is not None:
             keep = np.ones(len(left), np.bool_)
             for read in _read_by_last(legs, epoch):
-                mine = read[owners(read, self.shape.n_workers, self.shape.shares) == worker]
+                mine = read[self.shape.owners(read) == worker]
                 keep[np.searchsorted(left, mine)] = False
             left = left[keep]
-        return _order(self.shape, self.number, left, epoch, worker)
+        yield _order(self.shape, self.number, left, epoch, worker)
 
     def counts(self, epoch: int) -> tuple[int, ...]:
         """Return the number of samples of an epoch that each worker reads."""
@@ -141,22 +185,39 @@ class Sampling(msgspec.Struct, frozen=True):
 @lru_cache(maxsize=8)
 def _counts(shape: Shape, legs: tuple[Leg, ...], epoch: int) -> tuple[int, ...]:
     """Return the number of samples that each worker of a job reads after legs that have read of the epoch."""
-    found = np.array(counts(shape.n_total, shape.n_workers, shape.shares))
+    found = np.array(shape.counts())
     for i in range(len(legs)):
         for read in _read_by_last(legs[: i + 1], epoch):
-            owned = owners(read, shape.n_workers, shape.shares)
-            found -= np.bincount(owned, minlength=shape.n_workers)
+            found -= np.bincount(shape.owners(read), minlength=shape.n_workers)
     return tuple(found.tolist())
 
 
 def _read_by_last(legs: tuple[Leg, ...], epoch: int) -> Iterator[Int64]:
-    """Return what each worker of the last of these legs has read of an epoch, one after the other."""
+    """Return what each worker of the last of these legs has read of an epoch, one after the other.
+
+    The samples of a worker come in several arrays if it reads in windows.
+    """
     leg = legs[-1]
     bits = _bits(legs[:-1], epoch)
+    n_own = _counts(leg.shape, legs[:-1], epoch)
     for worker in range(leg.shape.n_workers):
-        left = _candidates(leg.shape, bits, worker) if bits is not None else None
-        own = _order(leg.shape, leg.number, left, epoch, worker)
-        yield own[: leg.n_read(worker, epoch, len(own))]
+        left = leg.n_read(worker, epoch, n_own[worker])
+        for window in _orders(leg.shape, leg.number, bits, epoch, worker):
+            if not left:
+                break
+            yield window[:left]
+            left -= min(left, len(window))
+
+
+def _orders(
+    shape: Shape, number: int, bits: Bits | None, epoch: int, worker: int
+) -> Iterator[Int64]:
+    """Yield the samples of a worker whose bits are 1 (None: all), in its order."""
+    if shape.block:
+        yield from _windows(shape, number, bits, epoch, worker)
+        return
+    left = _candidates(shape, bits, worker) if bits is not None else None
+    yield _order(shape, number, left, epoch, worker)
 
 
 @lru_cache(maxsize=2)
@@ -177,8 +238,13 @@ def _candidates(shape: Shape, bits: Bits | None, worker: int) -> Int64:
     share = numbers(shape.n_total, shape.n_workers, worker, shape.shares)
     if bits is None:
         return share
-    unread = bits[share >> 3] >> (share & 7).astype(np.uint8) & 1
-    found: Int64 = share[unread.astype(np.bool_)]
+    return _unread(share, bits)
+
+
+def _unread(samples: Int64, bits: Bits) -> Int64:
+    """Return those of the samples whose bits are 1."""
+    unread = bits[samples >> 3] >> (samples & 7).astype(np.uint8) & 1
+    found: Int64 = samples[unread.astype(np.bool_)]
     return found
 
 
@@ -198,6 +264,36 @@ def _order(shape: Shape, number: int, left: Int64 | None, epoch: int, worker: in
     else:
         own = left
         seeds.append(number)
-    philox = np.random.Philox(np.random.SeedSequence(seeds))
-    order: Int64 = own[np.random.Generator(philox).permutation(len(own))]
+    order: Int64 = own[_permutation(seeds, len(own))]
     return order
+
+
+def _windows(
+    shape: Shape, number: int, bits: Bits | None, epoch: int, worker: int
+) -> Iterator[Int64]:
+    """Yield a worker's samples in its order, by (seed, epoch, worker, leg), window by window.
+
+    Args:
+        shape: Shape of the job, with blocks.
+        number: Number of the leg in the run.
+        bits: One bit for each sample of the data: 1 if it is to be read; None: all are.
+        epoch: The epoch.
+        worker: The worker.
+    """
+    seeds = [shape.seed, epoch, worker, number]
+    starts, stops = shape.blocks.runs(worker)
+    order = _permutation(seeds, len(starts))
+    for place in range(0, len(order), shape.window):
+        chosen = order[place : place + shape.window]
+        ranges = zip(starts[chosen].tolist(), stops[chosen].tolist(), strict=True)
+        samples = np.concatenate([np.arange(*ends, dtype=np.int64) for ends in ranges])
+        if bits is not None:
+            samples = _unread(samples, bits)
+        yield samples[_permutation([*seeds, place // shape.window], len(samples))]
+
+
+def _permutation(seeds: Sequence[int], n: int) -> Int64:
+    """Return a random permutation of 0..n-1 by the seeds."""
+    philox = np.random.Philox(np.random.SeedSequence(seeds))
+    found: Int64 = np.random.Generator(philox).permutation(n)
+    return found

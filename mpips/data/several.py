@@ -15,7 +15,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from mpips.data.dataset import Dataset, DenseData, SparseData
+from mpips.data.dataset import join
 from mpips.data.info import DataInfo, Part, describe, relabel
 from mpips.data.options import ReadOptions, Share
 from mpips.errors import DataError
@@ -118,7 +118,7 @@ def _joined(pattern: str, paths: Sequence[str], parts: Sequence[Part]) -> Part:
     ]
     notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
     part = describe(
-        _concatenated(parts_data),
+        join(parts_data),
         sum(info.n_samples_total for info in infos),
         pattern,
         first.index_base,
@@ -133,23 +133,3 @@ def _joined(pattern: str, paths: Sequence[str], parts: Sequence[Part]) -> Part:
         counts = np.bincount(part.data.labels.astype(np.int64), minlength=len(names))
         info = replace(info, labels=tuple(place.values()), counts=tuple(counts.tolist()))
     return replace(part, info=info)
-
-
-def _concatenated(parts: Sequence[Dataset]) -> Dataset:
-    labels = np.concatenate([part.labels for part in parts])
-    sparse = [part for part in parts if isinstance(part, SparseData)]
-    if not sparse:
-        return DenseData(
-            np.concatenate([part.x for part in parts if isinstance(part, DenseData)]), labels
-        )
-    ends = np.cumsum([0, *(len(part.indices) for part in sparse)])
-    starts = [part.indptr[:-1] + end for part, end in zip(sparse, ends, strict=False)]
-    return SparseData(
-        np.concatenate([*starts, ends[-1:]]).astype(np.int64),
-        np.concatenate([part.indices for part in sparse]),
-        np.concatenate([part.values for part in sparse]),
-        labels,
-        max(part.n_features for part in sparse),
-        None if sparse[0].fields is None else np.concatenate([part.fields for part in sparse]),
-        sparse[0].n_fields,
-    )

@@ -44,14 +44,14 @@ def owners(samples: Int64, n_workers: int, shares: Shares) -> Int64:
     """
     if shares == "interleaved":
         return samples % n_workers
-    return (samples + _rotations(samples // n_workers, n_workers)) % n_workers
+    return (samples + rotations(samples // n_workers, n_workers)) % n_workers
 
 
 def numbers(n_total: int, n_workers: int, worker: int, shares: Shares) -> Int64:
     """Return the numbers in the file of a worker's samples, ascending, int64, shape (n_own,)."""
     blocks = np.arange(-(-n_total // n_workers), dtype=np.int64)
-    rotations = _rotations(blocks, n_workers) if shares == "mixed" else np.zeros_like(blocks)
-    samples = blocks * n_workers + (worker - rotations) % n_workers
+    turned = rotations(blocks, n_workers) if shares == "mixed" else np.zeros_like(blocks)
+    samples = blocks * n_workers + (worker - turned) % n_workers
     # Drop the sample of the last block if that block is too short.
     return samples[:-1] if len(samples) and samples[-1] >= n_total else samples
 
@@ -64,8 +64,8 @@ def counts(n_total: int, n_workers: int, shares: Shares) -> tuple[int, ...]:
     return tuple((n_blocks + more).tolist())
 
 
-def _rotations(blocks: Int64, n_workers: int) -> Int64:
-    """Return h(b), int64 in 0..n_workers-1, for each block; see the top of this module."""
+def rotations(blocks: Int64, n_workers: int) -> Int64:
+    """Return h(b), int64 in 0..n_workers-1, for each block b; see the top of this module."""
     x = (blocks.astype(np.uint64) + np.uint64(1)) * _STEP
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -13,6 +13,17 @@ from mpips.data import Cursor, DenseData, Loader, Sampling, Shape
 from mpips.data.shares import Shares, numbers
 
 
+class Numbers:
+    """Data that is read in windows; the label of a sample is its number."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def read(self, samples: np.ndarray) -> tuple[DenseData, np.ndarray]:
+        found, rows = np.unique(samples, return_inverse=True)
+        return DenseData(found[:, None].astype(np.float32), found), rows
+
+
 def loaders(sampling: Sampling, cursors: list[Cursor]) -> list[Loader]:
     """Return the loader of each worker; the label of a sample is its number in the whole data."""
     shape = sampling.shape
@@ -20,6 +31,8 @@ def loaders(sampling: Sampling, cursors: list[Cursor]) -> list[Loader]:
     for worker, cursor in enumerate(cursors):
         labels = numbers(shape.n_total, shape.n_workers, worker, shape.shares)
         data = DenseData(labels[:, None].astype(np.float32), labels)
+        if shape.block:
+            data = Numbers(shape.counts()[worker])
         made.append(
             Loader(
                 data,
@@ -47,14 +60,17 @@ def read(loader: Loader, n_steps: int, n_epochs: int, seen: dict[int, list[int]]
     return cursor
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(24))
 def test_each_sample_is_read_once_an_epoch_over_any_chain_of_shapes(seed: int) -> None:
     random = np.random.default_rng(seed)
     n_total, n_epochs = int(random.integers(1, 200)), 4
 
     def drawn() -> Shape:
         rule: Shares = "mixed" if random.random() < 0.5 else "interleaved"
-        return Shape(n_total, int(random.integers(1, 6)), int(random.integers(1, 20)), seed, rule)
+        block = int(random.integers(0, 12)) if random.random() < 0.5 else 0
+        window = int(random.integers(1, 5))
+        n_workers, batch_size = int(random.integers(1, 6)), int(random.integers(1, 20))
+        return Shape(n_total, n_workers, batch_size, seed, rule, block, window)
 
     shape = drawn()
     sampling = Sampling(shape)

@@ -1,0 +1,301 @@
+"""The cache: a folder with one npz file for each piece of the data, and an index of them, `index.json`.
+
+A piece has the arrays of a `SparseData` (indptr, indices, values, labels; fields for CSV and Parquet) or a
+`DenseData` (x, labels). `numpy.load` reads it. Integers have the smallest dtype that holds them. Labels that
+are text are places in the piece's own `label_names`, since a worker that converts a piece does not know the
+others.
+
+Files appear under their names when they are complete, and the index after all pieces. Two jobs that write the
+same cache at the same time write the same files.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+import zipfile
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from numpy.lib import format as npy
+
+from mpips.data.dataset import Dataset, DenseData, SparseData
+from mpips.data.info import DataInfo, check_class_count, needs_float64
+from mpips.data.options import Wants
+from mpips.errors import DataError
+from mpips.model.distinct import distinct_counts
+
+INDEX = "index.json"
+VERSION = 1
+_LOCAL_HEADER = 30  # bytes of a zip file's local header before the name
+
+
+class Raw(NamedTuple):
+    """Samples as a source has converted them.
+
+    Attributes:
+        data: The samples; labels are numbers of the file, or places in `label_names`.
+        label_names: The labels that are text, sorted; (): numbers.
+        min_index, max_index: LIBSVM: least and greatest index, as written; -1 if there is none.
+    """
+
+    data: Dataset
+    label_names: tuple[str, ...] = ()
+    min_index: int = -1
+    max_index: int = -1
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """One file of the cache.
+
+    Attributes:
+        file: Its name.
+        file_bytes: Its size.
+        n: Samples, at least 1.
+        n_entries: Sparse samples: number of all entries.
+        n_columns: Dense samples: number of columns.
+        has_fields: Entries know their columns.
+        wide: See `DataInfo.wide`, for the samples of this piece.
+        labels, counts: The distinct labels, ascending, and the samples of each; () for targets.
+        label_names: Labels that are text; then `labels` are places here.
+        target_range: The least and the greatest target; () for classes.
+        min_index, max_index: See `Raw`.
+    """
+
+    file: str
+    file_bytes: int
+    n: int
+    n_entries: int
+    n_columns: int
+    has_fields: bool
+    wide: bool
+    labels: tuple[float, ...]
+    counts: tuple[int, ...]
+    label_names: tuple[str, ...]
+    target_range: tuple[float, ...]
+    min_index: int
+    max_index: int
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the samples in memory."""
+        if self.n_columns:
+            return self.n * (8 + self.n_columns * (8 if self.wide else 4))
+        return self.n * 16 + self.n_entries * (16 if self.has_fields else 12)
+
+
+class Index(msgspec.Struct, frozen=True):
+    """Description of a cache.
+
+    Attributes:
+        version: Version of the format.
+        source: The files, as the job names them.
+        kind: See `DataInfo`.
+        wants: See `DataInfo`.
+        index_base: LIBSVM: number that is subtracted from the stored indices.
+        n_features: One more than the greatest possible key, or the number of columns.
+        columns, label_column, categorical: See `DataInfo`.
+        notes: Sentences for the user.
+        pieces: The pieces, in the order of the samples.
+    """
+
+    version: int
+    source: str
+    kind: Literal["sparse", "dense"]
+    wants: Wants
+    index_base: int
+    n_features: int
+    columns: tuple[str, ...]
+    label_column: str
+    categorical: tuple[str, ...]
+    notes: tuple[str, ...]
+    pieces: tuple[Piece, ...]
+
+    @property
+    def n(self) -> int:
+        """Number of samples."""
+        return sum(piece.n for piece in self.pieces)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of all samples in memory."""
+        return sum(piece.memory_bytes for piece in self.pieces)
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The labels that are text, sorted; (): numbers."""
+        return tuple(sorted({name for piece in self.pieces for name in piece.label_names}))
+
+    def info(self) -> DataInfo:
+        """Return the description of the whole data, as `combine` would of all workers' parts.
+
+        Raises:
+            DataError: There are too many distinct labels to be classes.
+        """
+        names = self.label_names
+        counts: dict[float, int] = {}
+        for piece in self.pieces:
+            for label, count in zip(piece.labels, piece.counts, strict=True):
+                own = float(names.index(piece.label_names[int(label)])) if names else label
+                counts[own] = counts.get(own, 0) + count
+        check_class_count(len(counts), self.source)
+        labels = tuple(sorted(counts))
+        ends = [end for piece in self.pieces for end in piece.target_range]
+        return DataInfo(
+            self.n,
+            self.n,
+            self.n_features,
+            labels,
+            self.kind,
+            self.index_base,
+            self.wants,
+            tuple(counts[label] for label in labels),
+            (min(ends), max(ends)) if ends else (),
+            self.columns,
+            self.label_column,
+            any(piece.wide for piece in self.pieces),
+            names,
+            self.categorical,
+        )
+
+
+def write_piece(folder: Path, name: str, raw: Raw, wants: Wants) -> Piece:
+    """Write samples into a new file of the cache. Blocks until they are on the disk.
+
+    Args:
+        folder: The cache.
+        name: Name of the file.
+        raw: The samples, at least one.
+        wants: "classes" or "targets".
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    data = raw.data
+    if isinstance(data, SparseData):
+        arrays: dict[str, Any] = {
+            "indptr": data.indptr,
+            "indices": _smallest(data.indices),
+            "values": data.values,
+            "labels": data.labels,
+        }
+        if data.fields is not None:
+            arrays["fields"] = _smallest(data.fields)
+    else:
+        arrays = {"x": data.x, "labels": data.labels}
+    new = folder / f".{name}-{uuid.uuid4().hex[:8]}"
+    try:
+        with open(new, "xb") as file:
+            np.savez(file, **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+            size = file.tell()
+        os.replace(new, folder / name)
+    finally:
+        new.unlink(missing_ok=True)
+    targets = wants == "targets"
+    labels, counts = distinct_counts(data.labels[:0] if targets else data.labels)
+    return Piece(
+        name,
+        size,
+        data.n,
+        len(data.indices) if isinstance(data, SparseData) else 0,
+        data.n_features if isinstance(data, DenseData) else 0,
+        isinstance(data, SparseData) and data.fields is not None,
+        isinstance(data, DenseData) and needs_float64(data.x),
+        tuple(labels.astype(float).tolist()),
+        tuple(map(int, counts)),
+        raw.label_names,
+        (float(data.labels.min()), float(data.labels.max())) if targets else (),
+        raw.min_index,
+        raw.max_index,
+    )
+
+
+def _smallest(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return integers, none of them negative, in the smallest dtype that holds them."""
+    greatest = int(array.max()) if len(array) else 0
+    kinds = (np.uint8, np.uint16, np.uint32, np.int64)
+    return array.astype(next(kind for kind in kinds if greatest <= np.iinfo(kind).max))
+
+
+def write_index(folder: Path, index: Index) -> None:
+    """Write the index, which makes the cache valid. Raises OSError."""
+    new = folder / f".{INDEX}-{uuid.uuid4().hex[:8]}"
+    try:
+        new.write_bytes(msgspec.json.encode(index))
+        os.replace(new, folder / INDEX)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def read_index(folder: Path) -> Index | None:
+    """Return the index of a cache; None if there is none, of this version, all of whose pieces are there."""
+    try:
+        index = msgspec.json.decode((folder / INDEX).read_bytes(), type=Index)
+        whole = all((folder / p.file).stat().st_size == p.file_bytes for p in index.pieces)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return index if whole and index.version == VERSION else None
+
+
+class Member(NamedTuple):
+    """An array in a file of the cache.
+
+    Attributes:
+        offset: Place of its first byte in the file.
+        dtype, shape: Of the array.
+    """
+
+    offset: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+
+Members: TypeAlias = dict[str, Member]
+
+
+def members_of(path: str) -> Members:
+    """Return the arrays of an npz file that are not compressed, by name.
+
+    Raises:
+        OSError, ValueError, zipfile.BadZipFile: It is no such file.
+    """
+    found = {}
+    with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
+        for entry in archive.infolist():
+            if entry.compress_type != zipfile.ZIP_STORED:
+                raise ValueError(f"{entry.filename} is compressed")
+            file.seek(entry.header_offset)
+            header = file.read(_LOCAL_HEADER)
+            lengths = [int.from_bytes(header[at : at + 2], "little") for at in (26, 28)]
+            file.seek(entry.header_offset + _LOCAL_HEADER + sum(lengths))
+            version = npy.read_magic(file)
+            read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+            shape, by_columns, dtype = read(file)
+            if (by_columns and len(shape) > 1) or dtype.hasobject:
+                raise ValueError(f"{entry.filename} is not in the order of rows")
+            found[entry.filename.removesuffix(".npy")] = Member(file.tell(), dtype, shape)
+    return found
+
+
+def read_rows(file: int, path: str, member: Member, start: int, stop: int) -> npt.NDArray[Any]:
+    """Return rows of an array in an open file, a new array. Blocks; releases the GIL while reading.
+
+    Raises:
+        DataError: The file is shorter than it was.
+        OSError: It cannot be read.
+    """
+    out = np.empty((stop - start, *member.shape[1:]), member.dtype)
+    left = memoryview(out.reshape(-1).view(np.uint8).data)
+    row_bytes = member.dtype.itemsize * int(np.prod(member.shape[1:], dtype=np.int64))
+    at = member.offset + start * row_bytes
+    while len(left):
+        n = os.preadv(file, [left], at)
+        if n == 0:
+            raise DataError(f"{path}: is shorter than when the job began; start the job again")
+        left, at = left[n:], at + n
+    return out

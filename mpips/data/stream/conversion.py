@@ -1,0 +1,330 @@
+"""The conversion of files into a cache, in steps between which the workers exchange what they have found.
+
+1. `draft`, on one worker: find the files and their sizes, decide whether they are streamed at all, divide
+   them into spans. All workers use this plan.
+2. `survey`, on all workers: each finds out about the quotes in its spans; only for CSV.
+3. `convert`, on all workers: each converts its spans and writes their pieces.
+4. `index`, on all workers: the same index from the pieces of all; one worker writes it.
+
+If the cache is there already, step 4 reads it, and 2 and 3 are left out. The key of a cache is a hash of what
+its content depends on: the files with their sizes and times of change, and the options of the readers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from glob import escape
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mpips.data.columns import TableColumns
+from mpips.data.compressed import compression_of
+from mpips.data.options import ReadOptions
+from mpips.data.parquet import opened_parquet
+from mpips.data.stream.cache import VERSION, Index, Piece, read_index, write_piece
+from mpips.data.stream.sources import CsvSource, LibsvmSource, Source, Span, cut
+from mpips.data.stream.table_sources import ArraySource, ParquetSource, opened_arrays
+from mpips.errors import CapabilityError, DataError
+
+SOURCES: dict[str, Callable[[str, ReadOptions, int], Source]] = {
+    "libsvm": LibsvmSource,
+    "csv": CsvSource,
+    "parquet": ParquetSource,
+    "npz": ArraySource,
+    "hdf5": ArraySource,
+}
+
+# Bytes of samples in memory for each byte of a file: a short cell or entry of text becomes 12 to 20 bytes.
+_EXPANSION = {"": 3, ".gz": 12, ".bz2": 15, ".xz": 15, ".zst": 12}
+_ENTRY_BYTES = 20  # of a cell of Parquet in memory
+_LEAST_PIECE, _MOST_PIECE = 1 << 14, 32 << 20  # bytes of a file that are converted at once
+
+
+class File(msgspec.Struct, frozen=True):
+    """A file of the data.
+
+    Attributes:
+        path: Its path.
+        size, changed_ns: Its bytes and the time of its last change.
+        format: A key of SOURCES.
+    """
+
+    path: str
+    size: int
+    changed_ns: int
+    format: str
+
+    def check(self) -> None:
+        """Raise DataError if this process finds another file than the one of the plan."""
+        found = os.stat(self.path)
+        if (found.st_size, found.st_mtime_ns) != (self.size, self.changed_ns):
+            raise DataError(
+                f"{self.path}: has changed while it was read, or is another file on this node: "
+                f"{found.st_size:,} bytes instead of {self.size:,}; all workers must read the same files"
+            )
+
+
+class Draft(msgspec.Struct, frozen=True):
+    """What all workers use alike.
+
+    Attributes:
+        source: The files, as the job names them.
+        files: The files in order.
+        spans: Their spans, in the order of the samples.
+        piece_bytes: Bytes of a file that are converted at once.
+        key: Name of the cache.
+        is_there: The cache exists.
+    """
+
+    source: str
+    files: tuple[File, ...]
+    spans: tuple[Span, ...]
+    piece_bytes: int
+    key: str
+    is_there: bool = False
+
+
+def is_streamed(files: Sequence[File], options: ReadOptions, share_of: int, memory: int) -> bool:
+    """Return True if the samples of a worker are estimated to need more memory than they may.
+
+    Args:
+        files: The files.
+        options: Options of the readers.
+        share_of: Number of workers.
+        memory: Bytes that a worker may use for samples.
+    """
+    return sum(_estimate(file, options) for file in files) > memory * share_of
+
+
+def draft(
+    source: str, files: Sequence[File], options: ReadOptions, memory: int, cache: Path
+) -> Draft:
+    """Return the plan of a conversion. Reads the beginning of each file; not collective.
+
+    Args:
+        source: The files, as the job names them.
+        files: The files.
+        options: Options of the readers.
+        memory: Bytes that a worker may use for samples.
+        cache: Folder of caches.
+
+    Raises:
+        DataError: A file is malformed.
+        OSError: It cannot be read.
+    """
+    piece_bytes = min(max(memory // 16, _LEAST_PIECE), _MOST_PIECE)
+    spans = [
+        span
+        for place, file in enumerate(files)
+        for span in _spans(place, file, options, piece_bytes)
+    ]
+    asked = msgspec.json.encode([VERSION, source, list(files), options, piece_bytes])
+    key = blake2b(asked, digest_size=8).hexdigest()
+    there = read_index(cache / key) is not None
+    return Draft(source, tuple(files), tuple(spans), piece_bytes, key, there)
+
+
+class Conversion:
+    """The part of one worker in a conversion."""
+
+    def __init__(self, plan: Draft, options: ReadOptions, worker: int, n_workers: int) -> None:
+        """Take a part in a plan.
+
+        Args:
+            plan: The plan, equal on all workers.
+            options: Options of the readers.
+            worker: Index of this worker.
+            n_workers: Number of workers.
+        """
+        self._plan = plan
+        self._options = options
+        self._own = range(worker, len(plan.spans), n_workers)
+        self._first: TableColumns | None = None
+        self._open: tuple[int, Source] | None = None
+
+    @property
+    def needs_survey(self) -> bool:
+        """True if quotes may matter."""
+        return any(file.format == "csv" for file in self._plan.files)
+
+    def survey(self) -> dict[int, tuple[bool, bool]]:
+        """Return what `Source.survey` returns for each of this worker's spans, by place. Blocks."""
+        return {
+            place: self._source(self._plan.spans[place]).survey(self._plan.spans[place])
+            for place in self._own
+        }
+
+    def convert(
+        self, surveys: Mapping[int, Sequence[bool]], folder: Path
+    ) -> dict[int, list[Piece]]:
+        """Convert this worker's spans; return the pieces of each by its place. Blocks.
+
+        Args:
+            surveys: What `survey` returned on all workers; {} if it was left out.
+            folder: The cache; it exists.
+
+        Raises:
+            DataError: A file is malformed, or has changed.
+            CapabilityError: The cache cannot be written.
+            OSError: A file cannot be read.
+        """
+        inside = _composed(self._plan.spans, surveys)
+        found: dict[int, list[Piece]] = {}
+        for place in self._own:
+            span = self._plan.spans[place]
+            self._plan.files[span.file].check()
+            found[place] = []
+            for raw in self._source(span).pieces(span, inside[place]):
+                name = f"{place:06}-{len(found[place]):04}.npz"
+                try:
+                    piece = write_piece(folder, name, raw, self._wants)
+                except OSError as error:
+                    raise CapabilityError(
+                        f"{folder}: cannot write the cache of the data: {error.strerror or error}; set "
+                        "data.cache to a folder with more room, or raise data.memory_mib"
+                    ) from None
+                found[place].append(piece)
+            self._plan.files[span.file].check()
+        return found
+
+    def index(self, pieces: Mapping[int, Sequence[Piece]]) -> Index:
+        """Return the description of the cache from the pieces of all workers.
+
+        Raises:
+            DataError: There are no samples, or the pieces do not fit together.
+        """
+        plan = self._plan
+        ordered = tuple(piece for place in sorted(pieces) for piece in pieces[place])
+        if not ordered:
+            raise DataError(f"{plan.source}: contains no samples")
+        _check_labels(plan.source, ordered)
+        widths = {piece.n_columns for piece in ordered}
+        if len(widths) > 1:
+            raise DataError(
+                f"{plan.source}: its files have different numbers of features: {sorted(widths)}; use files "
+                "with the same columns"
+            )
+        columns = self._columns()
+        base = self._base(ordered)
+        n_dense = widths.pop()
+        n_features = n_dense or max(piece.max_index for piece in ordered) + 1 - base
+        if columns is not None and not n_dense:
+            n_features = 1 << 62
+        label = columns.label if columns is not None else None
+        return Index(
+            version=VERSION,
+            source=plan.source,
+            kind="dense" if n_dense else "sparse",
+            wants=self._wants,
+            index_base=base,
+            n_features=n_features,
+            columns=tuple(c.name for c in columns.features) if columns is not None else (),
+            label_column=label.name if label is not None else "",
+            categorical=tuple(c.name for c in columns.features if c.categorical)
+            if columns is not None
+            else (),
+            notes=self._notes(columns),
+            pieces=ordered,
+        )
+
+    def _notes(self, columns: TableColumns | None) -> tuple[str, ...]:
+        """Return sentences for the user."""
+        paths = [file.path for file in self._plan.files]
+        several = f"{self._plan.source}: {len(paths)} files, {paths[0]} to {paths[-1]}"
+        notes = (several,) if len(paths) > 1 else ()
+        return (*notes, *(columns.notes if columns is not None else ()))
+
+    @property
+    def _wants(self) -> Any:
+        return self._options.wants if self._options.labelled else "targets"
+
+    def _base(self, pieces: Sequence[Piece]) -> int:
+        """Return the number of the first feature of LIBSVM text."""
+        if self._plan.files[0].format != "libsvm":
+            return 0
+        if self._options.index_base != "auto":
+            return int(self._options.index_base)
+        return 0 if any(piece.min_index == 0 for piece in pieces) else 1
+
+    def _columns(self) -> TableColumns | None:
+        """Return the columns, which the first file decides about."""
+        if self._first is None:
+            self._first = self._made(0, self._options).columns
+        return self._first
+
+    def _source(self, span: Span) -> Source:
+        """Return the source of a span; that of the last file is kept."""
+        if self._open is None or self._open[0] != span.file:
+            options = self._options
+            columns = self._columns() if span.file else None
+            if columns is not None:
+                options = _like_first(options, columns)
+            self._open = span.file, self._made(span.file, options)
+        return self._open[1]
+
+    def _made(self, place: int, options: ReadOptions) -> Source:
+        file = self._plan.files[place]
+        return SOURCES[file.format](file.path, options, self._plan.piece_bytes)
+
+
+def _like_first(options: ReadOptions, columns: TableColumns) -> ReadOptions:
+    """Return the options for files behind the first one: the same columns."""
+    return msgspec.structs.replace(
+        options,
+        label=columns.label.name if columns.label is not None else None,
+        columns=tuple(column.name for column in columns.features),
+        categorical=tuple(escape(c.name) for c in columns.features if c.categorical),
+        finds_text=False,
+    )
+
+
+def _estimate(file: File, options: ReadOptions) -> int:
+    """Return about how many bytes the samples of a file need in memory."""
+    if file.format == "parquet":
+        with opened_parquet(file.path) as table:
+            return int(table.metadata.num_rows * table.metadata.num_columns * _ENTRY_BYTES)
+    if file.format in ("npz", "hdf5"):
+        return file.size
+    return file.size * _EXPANSION[compression_of(file.path)]
+
+
+def _spans(place: int, file: File, options: ReadOptions, piece_bytes: int) -> list[Span]:
+    """Return the spans of a file."""
+    if file.format == "parquet":
+        with opened_parquet(file.path) as table:
+            n = table.num_row_groups
+        return [Span(place, i, i + 1, i == n - 1) for i in range(n)]
+    if file.format in ("npz", "hdf5"):
+        with opened_arrays(file.path, options) as (x, _):
+            row_bytes = max(1, x.dtype.itemsize * (x.size // max(1, len(x))))
+            n = max(1, len(x) * row_bytes // (4 * piece_bytes))
+            ends = [len(x) * i // n for i in range(n + 1)]
+        return [Span(place, ends[i], ends[i + 1], i == n - 1) for i in range(n)]
+    return cut(place, file.path, piece_bytes)
+
+
+def _composed(
+    spans: Sequence[Span], surveys: Mapping[int, Sequence[bool]]
+) -> list[tuple[bool, bool]]:
+    """Return for each span whether its beginning and its end are within quotes."""
+    found = []
+    inside = False
+    for place, span in enumerate(spans):
+        before = inside if place and spans[place - 1].file == span.file else False
+        inside = bool(surveys[place][before]) if place in surveys else False
+        found.append((before, inside))
+    return found
+
+
+def _check_labels(source: str, pieces: Sequence[Piece]) -> None:
+    """Raise DataError if some labels are text and others numbers."""
+    text = next((piece for piece in pieces if piece.label_names), None)
+    if text is not None and any(piece.labels and not piece.label_names for piece in pieces):
+        raise DataError(
+            f"{source}: some labels are numbers, others text ('{text.label_names[0]}'): labels are finite "
+            "numbers, or all of them are text; set data.label to their column"
+        )

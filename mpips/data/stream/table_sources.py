@@ -1,0 +1,137 @@
+"""Files of tables and arrays that are converted in spans of rows: Parquet, HDF5, npz."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zipfile
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mpips.data.arrays import array_names, check_arrays, float_rows, opened_hdf5
+from mpips.data.columns import TableColumns
+from mpips.data.dataset import DenseData
+from mpips.data.options import ReadOptions
+from mpips.data.parquet import ParquetTable, opened_parquet
+from mpips.data.stream.cache import Raw, members_of, read_rows
+from mpips.data.stream.sources import Span
+from mpips.errors import DataError
+
+_MAX_ROWS = 1 << 16  # rows of a piece
+
+
+class ParquetSource:
+    """See Source: Parquet, a span for each group of rows."""
+
+    def __init__(self, path: str, options: ReadOptions, piece_bytes: int) -> None:
+        """Read the schema. Raises as `mpips.data.parquet.read_parquet`."""
+        self._path = path
+        self._options = options
+        with opened_parquet(path) as file:
+            table = ParquetTable(path, options, file)
+            self._starts = np.cumsum(
+                [0, *(file.metadata.row_group(i).num_rows for i in range(file.num_row_groups))]
+            )
+        self.columns: TableColumns | None = table.columns
+        row_bytes = 20 * max(1, len(table.wanted))
+        self._n_rows = max(1, min(_MAX_ROWS, piece_bytes // row_bytes))
+
+    def survey(self, span: Span) -> tuple[bool, bool]:
+        """See Source: there are no quotes."""
+        return False, False
+
+    def pieces(self, span: Span, inside: tuple[bool, bool]) -> Iterator[Raw]:
+        """See Source."""
+        with opened_parquet(self._path) as file:
+            table = ParquetTable(self._path, self._options, file)
+            start = int(self._starts[span.start])
+            groups = list(range(span.start, span.stop))
+            batches = file.iter_batches(
+                self._n_rows, row_groups=groups, columns=table.wanted, use_threads=False
+            )
+            for batch in batches:
+                if batch.num_rows:
+                    yield Raw(*table.convert(batch, start))
+                start += batch.num_rows
+
+
+class ArraySource:
+    """See Source: the arrays `x` and `y` of an HDF5 or npz file."""
+
+    columns: TableColumns | None = None
+
+    def __init__(self, path: str, options: ReadOptions, piece_bytes: int) -> None:
+        """Read nothing yet."""
+        self._path = path
+        self._options = options
+        self._piece_bytes = piece_bytes
+
+    def survey(self, span: Span) -> tuple[bool, bool]:
+        """See Source: there are no quotes."""
+        return False, False
+
+    def pieces(self, span: Span, inside: tuple[bool, bool]) -> Iterator[Raw]:
+        """See Source."""
+        with opened_arrays(self._path, self._options) as (x, y):
+            row_bytes = max(1, x.dtype.itemsize * int(np.prod(x.shape[1:])))
+            n_rows = max(1, self._piece_bytes // row_bytes)
+            for start in range(span.start, span.stop, n_rows):
+                stop = min(start + n_rows, span.stop)
+                labels = y[start:stop] if y is not None else np.zeros(stop - start)
+                rows, labels = float_rows(self._path, x[start:stop], labels)
+                yield Raw(DenseData(rows, labels))
+
+
+class RowsOfFile:
+    """An array in a file, of which rows are read; as `array[start:stop]` of NumPy."""
+
+    def __init__(self, path: str, name: str) -> None:
+        """Find the array `name` in an npz file that is not compressed.
+
+        Raises:
+            DataError: There is no such array, or it is compressed.
+        """
+        self._path = path
+        self._member = members_of(path)[name]
+        self.dtype, self.shape = self._member.dtype, self._member.shape
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> npt.NDArray[Any]:
+        """Return consecutive rows, a new array."""
+        file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return read_rows(file, self._path, self._member, rows.start, rows.stop)
+        finally:
+            os.close(file)
+
+
+@contextlib.contextmanager
+def opened_arrays(path: str, options: ReadOptions) -> Iterator[tuple[Any, Any]]:
+    """Open samples and labels of an HDF5 or npz file; the labels are None if they are not read.
+
+    Raises:
+        DataError: The file has no such arrays, or they are compressed in npz.
+        CapabilityError: h5py is missing.
+    """
+    with open(path, "rb") as file:
+        is_zip = file.read(4) == b"PK\x03\x04"
+    if not is_zip:
+        with opened_hdf5(path, options) as (x, y):
+            yield x, None if isinstance(y, np.ndarray) else y
+        return
+    try:
+        members = members_of(path)
+    except (ValueError, zipfile.BadZipFile) as error:
+        raise DataError(
+            f"{path}: cannot be read in windows: {error}; write it by np.savez(file, x=x, y=y), or as HDF5"
+        ) from None
+    x_name, y_name = array_names(path, list(members), options.labelled)
+    x, y = RowsOfFile(path, x_name), RowsOfFile(path, y_name) if y_name else None
+    check_arrays(path, x, y if y is not None else np.zeros(len(x) if x.shape else 0))
+    yield x, y
