@@ -97,7 +97,7 @@ class ManifestHead:
     config: Mapping[str, Any] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
-    attachments: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    attachments: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
 
 def counts_steps(table: Table) -> bool:

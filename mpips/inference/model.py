@@ -23,6 +23,7 @@ from mpips.inference.samples import from_file, samples_of
 from mpips.inference.stored_tables import StoredTables
 from mpips.tasks import Task, load_task
 from mpips.training.evaluation import BATCH, scored
+from mpips.training.example import check_example
 from mpips.training.preflight import task_options
 from mpips.training.prepare import read_options
 from mpips.training.stopping import asked_metrics
@@ -193,7 +194,7 @@ def _batches(samples: Dataset) -> Iterator[Any]:
         yield samples.take(np.arange(start, min(start + BATCH, samples.n)))
 
 
-def load_model(path: str | os.PathLike[str]) -> Model:
+def load_model(path: str | os.PathLike[str], check: bool = True) -> Model:
     """Load a model; see `mpips.inference.loading.load`."""
     checkpoint, refused = _open(Path(path))
     try:
@@ -204,9 +205,12 @@ def load_model(path: str | os.PathLike[str]) -> Model:
                 "predict with; read its tables with mpips.checkpoint.open_checkpoint, or a PyTorch model "
                 "with mpips.torch.load_checkpoint"
             )
-        moments = _moments(checkpoint)
-        info = DataInfo.from_config(manifest.data)
-        return Model(checkpoint, config_of(manifest.config), info, moments, refused)
+        arrays = _attached(checkpoint)
+        info, config = DataInfo.from_config(manifest.data), config_of(manifest.config)
+        model = Model(checkpoint, config, info, Moments.from_arrays(arrays), refused)
+        if check:
+            check_example(checkpoint, model.task, info, config.cluster.seed, arrays)
+        return model
     except BaseException:
         checkpoint.close()
         raise
@@ -237,8 +241,8 @@ def _open(path: Path) -> tuple[Checkpoint, tuple[str, ...]]:
     return found.checkpoint, reasons
 
 
-def _moments(checkpoint: Checkpoint) -> Moments:
-    """Read the moments of the training data.
+def _attached(checkpoint: Checkpoint) -> dict[str, Numbers]:
+    """Read the arrays beside the tables, by their path in the file.
 
     Raises:
         ConfigError: An earlier version wrote the checkpoint, without them.
@@ -252,4 +256,4 @@ def _moments(checkpoint: Checkpoint) -> Moments:
             f"{checkpoint.path}: was written by mpips {version} without the scale of the features; continue "
             "the training from it with this version, and use the checkpoint that this writes"
         )
-    return Moments.from_arrays(arrays)
+    return arrays

@@ -218,13 +218,15 @@ class Attachment(msgspec.Struct, tag="attachment"):
 
     Attributes:
         name: Path of the array in the HDF5 file, one of `mpips.checkpoint.structure.ATTACHED`.
-        shape: Shape of the whole array, float64.
+        shape: Shape of the whole array.
+        dtype: Its dtype as text of NumPy, little-endian.
         start: First byte of this part.
-        data: Bytes of this part, little-endian.
+        data: Bytes of this part.
     """
 
     name: str
     shape: tuple[int, ...]
+    dtype: str
     start: int
     data: bytes
 

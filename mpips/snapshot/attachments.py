@@ -7,9 +7,9 @@ before its first clock. Server 0 begins no checkpoint before all of them are the
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,40 +21,42 @@ from mpips.mpi.messages import Attachment
 # waits for the rest of a message of worker 0, which may compute for long after it has sent it.
 PART_BYTES = 3072
 
-Float64 = npt.NDArray[np.float64]
+Array: TypeAlias = npt.NDArray[Any]
 
 
-def send(tell: Callable[[Attachment], None], arrays: Mapping[str, Float64]) -> None:
+def send(tell: Callable[[Attachment], None], arrays: Mapping[str, Array]) -> None:
     """Send arrays from worker 0 to server 0; returns at once.
 
     Args:
         tell: Sends a message to the scheduler.
-        arrays: float64 arrays by path in the file, one of `mpips.checkpoint.structure.ATTACHED`.
+        arrays: Arrays of numbers by path in the file, one of `mpips.checkpoint.structure.ATTACHED`.
     """
     for name, array in arrays.items():
         for part in parts(name, array):
             tell(part)
 
 
-def parts(name: str, array: Float64) -> Iterator[Attachment]:
-    """Yield the messages that send an array, float64, of any shape; `name`: its path in the file."""
-    data = np.ascontiguousarray(array, "<f8").tobytes()
+def parts(name: str, array: Array) -> Iterator[Attachment]:
+    """Yield the messages that send an array of numbers of any shape; `name`: its path in the file."""
+    little = array.dtype.newbyteorder("<")
+    data = array.astype(little, copy=False).tobytes()
     for start in range(0, max(len(data), 1), PART_BYTES):
-        yield Attachment(name, tuple(array.shape), start, data[start : start + PART_BYTES])
+        part = data[start : start + PART_BYTES]
+        yield Attachment(name, tuple(array.shape), little.str, start, part)
 
 
 class Attachments:
     """The arrays that server 0 has received.
 
     Attributes:
-        complete: The arrays by name, float64; those of which a part is missing are not among them.
+        complete: The arrays by name; those of which a part is missing are not among them.
     """
 
     def __init__(self, expected: Sequence[str]) -> None:
         """Expect arrays with these names."""
         self._expected = frozenset(expected)
         self._arriving: dict[str, bytearray] = {}
-        self.complete: dict[str, Float64] = {}
+        self.complete: dict[str, Array] = {}
 
     @property
     def missing(self) -> list[str]:
@@ -67,8 +69,9 @@ class Attachments:
         # A worker sends an array once. A part that was taken already would double it.
         if part.start == len(data):
             data += part.data
-        if len(data) == 8 * math.prod(part.shape):
-            self.complete[part.name] = np.frombuffer(bytes(data), "<f8").reshape(part.shape)
+        dtype = np.dtype(part.dtype)
+        if len(data) == dtype.itemsize * int(np.prod(part.shape, dtype=np.int64)):
+            self.complete[part.name] = np.frombuffer(bytes(data), dtype).reshape(part.shape)
             del self._arriving[part.name]
 
     def awaited(self, limit_s: float) -> Iterator[object]:

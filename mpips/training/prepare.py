@@ -41,6 +41,7 @@ from mpips.session.driver import JobRanks
 from mpips.snapshot import attachments
 from mpips.tasks import Schedule, Task, load_task
 from mpips.training.epochs import Inputs
+from mpips.training.example import arrays_of
 from mpips.training.halving import sum_by_key
 from mpips.training.preflight import task_options
 from mpips.training.rates import Rates
@@ -231,7 +232,8 @@ def ready(worker: Worker, inputs: Inputs, seed: int) -> Loader:
     moments = combine_moments(collectives, Moments.of(inputs.train))
     inputs.task.prepare(worker, moments)
     if worker.index == 0 and inputs.saves:
-        attachments.send(connection_of(worker).control.tell, moments.to_arrays())
+        example = arrays_of(inputs.train, inputs.info)
+        attachments.send(connection_of(worker).control.tell, moments.to_arrays() | example)
     if inputs.verbose and worker.index == 0:
         report = inputs.task.report() if hasattr(inputs.task, "report") else ""
         lines = (*inputs.notes, f"features: {report}") if report else inputs.notes
