@@ -211,6 +211,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         sampling: Meaning of the cursors: which worker reads which samples in which order (`mpips train`).
         data: Description of the training data, `DataInfo.to_config`: columns, label column, classes and
             their frequencies (`mpips train`); {} in format 1.
+        example: Predictions of the samples in "example/..." of the HDF5 file from the values in it
+            (`mpips.training.example`): {"predictions": [[...], ...]}, or {"absent": REASON}; {} if the job
+            makes none, as those of scripts and of earlier versions.
     """
 
     run_id: str
@@ -226,6 +229,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     config: dict[str, Any]
     sampling: dict[str, Any] = {}
     data: dict[str, Any] = {}
+    example: dict[str, Any] = {}
 
     def table(self, name: str) -> TableEntry:
         """Return a table by name.

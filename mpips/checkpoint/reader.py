@@ -7,9 +7,9 @@ is opened once, so a checkpoint that is removed meanwhile can still be read to t
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -147,6 +147,37 @@ class Checkpoint:
             column("steps") if entry.counts_steps else None,
         )
 
+    def find_rows(self, table: str, keys: Keys) -> tuple[NDArray[np.bool_], Float32]:
+        """Search for rows of an embedding table in the file. Blocking; reads about log2(rows) numbers a key.
+
+        Args:
+            table: Name of an embedding table.
+            keys: int64, shape (n,), in any order.
+
+        Returns:
+            For each key whether the table has it, shape (n,), and the rows of those that it has, float32,
+            shape (number of True, dim), in the order of `keys`.
+
+        Raises:
+            CheckpointError: There is no such table, or the file cannot be read.
+        """
+        entry = self._table(table, "embedding")
+        stored, values = entry.dataset("keys"), entry.dataset("values")
+        found, rows = np.zeros(len(keys), np.bool_), []
+        for i, key in enumerate(keys.tolist()):
+            low, high = 0, stored.n_units
+            while low < high:
+                middle = (low + high) // 2
+                if self.read(stored, middle, middle + 1)[0] < key:
+                    low = middle + 1
+                else:
+                    high = middle
+            if low < stored.n_units and self.read(stored, low, low + 1)[0] == key:
+                found[i] = True
+                rows.append(self.read(values, low, low + 1))
+        dim = entry.shape[1]
+        return found, np.concatenate(rows) if rows else np.zeros((0, dim), np.float32)
+
     def read(self, entry: DatasetEntry, start: int, stop: int) -> NDArray[Any]:
         """Read units [start, stop) of a dataset. Blocking.
 
@@ -259,6 +290,11 @@ class Checkpoint:
             raise CheckpointError(f"{self.path}: {damage[0]}{more}")
 
 
+# Predicts the example of a checkpoint whose data is written: takes the checkpoint and the arrays beside the
+# tables, and returns `Manifest.example`. Raises nothing.
+Example: TypeAlias = Callable[[Checkpoint, Mapping[str, NDArray[Any]]], dict[str, Any]]
+
+
 def open_checkpoint(path: Path | str) -> Checkpoint:
     """Open a checkpoint and check its manifest and its size, without reading data. Blocking.
 
@@ -289,7 +325,22 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
             f"{path}: its name has step {named.step}, its {MANIFEST} has step {manifest.step}; if it was "
             "renamed, rename it to its step"
         )
-    # Open the HDF5 file, and compare its size.
+    return open_data(path, manifest)
+
+
+def open_data(path: Path, manifest: Manifest) -> Checkpoint:
+    """Open the HDF5 file that a manifest describes, and compare its size, without reading data. Blocking.
+
+    Args:
+        path: Folder of the checkpoint, which may be one that has no manifest yet.
+        manifest: The manifest.
+
+    Returns:
+        The open checkpoint, owned by the caller.
+
+    Raises:
+        CheckpointError: There is no such file, or it has another size.
+    """
     name = path / manifest.file.name
     if name.parent != path:
         raise CheckpointError(f"{path / MANIFEST}: names a file in another folder: {name}")

@@ -48,7 +48,8 @@ _MEANINGS = {
 }
 
 # Meaning and units of the arrays beside the tables, by path in the file: `mpips.data.Moments` of the training
-# data, from which tasks compute the scale of the features.
+# data, from which tasks compute the scale of the features; and the example, a few samples of the training
+# data in the form in which the task takes them (`mpips.training.example`).
 ATTACHED = {
     "features/count": ("samples of the training data", "samples"),
     "features/present": ("samples that contain each feature", "samples"),
@@ -57,6 +58,14 @@ ATTACHED = {
     "columns/present": ("samples that have a value in each column", "samples"),
     "columns/mean": ("mean of each column over these values", "column"),
     "columns/squares": ("sum of squared deviations from that mean", "column^2"),
+    "example/x": ("features of the example, a row for each sample", "feature"),
+    "example/indptr": (
+        "first entry of each sample of the example, and the end of the last one",
+        "1",
+    ),
+    "example/keys": ("key of each entry of the example", "1"),
+    "example/values": ("value of each entry of the example", "feature"),
+    "example/fields": ("column of each entry of the example", "1"),
 }
 
 

@@ -36,6 +36,7 @@ from mpips.checkpoint.agreement import Agreement
 from mpips.checkpoint.info import CheckpointInfo
 from mpips.checkpoint.manifest import DTYPES, MOST_APPLIED, STATE, Manifest, Piece
 from mpips.checkpoint.plan import BLOCK_BYTES, Hello, TablePlan, describe_shards, plan_tables
+from mpips.checkpoint.reader import Example, open_data
 from mpips.checkpoint.record import (
     PieceSums,
     Prepared,
@@ -90,6 +91,7 @@ class CheckpointWriter:
         timeout_s: float = 300.0,
         block_bytes: int = BLOCK_BYTES,
         may_publish: Callable[[], None] | None = None,
+        example: Example | None = None,
     ) -> None:
         """Make the writer. Local; `steps` does the work.
 
@@ -105,6 +107,8 @@ class CheckpointWriter:
             block_bytes: Bytes of a block: the most that one step writes and that is held in memory at once.
             may_publish: Called on server 0 directly before the checkpoint gets its name; raises
                 CheckpointError if the checkpoint must not be published.
+            example: Called on server 0 in the background when all data is in the file, with the checkpoint
+                before it has its name, and the arrays beside the tables; returns `Manifest.example`.
         """
         self._peers = Peers(comm, timeout_s, f"the checkpoint of step {head.step}")
         self._folder = folder
@@ -114,6 +118,7 @@ class CheckpointWriter:
         self._parallel = parallel
         self._block_bytes = block_bytes
         self._may_publish = may_publish
+        self._example = example
         sentence = f"the checkpoint of step {head.step} was not written to {folder}"
         self._all = Agreement(self._peers, sentence)
         self._sums: dict[str, PieceSums] = {}
@@ -335,6 +340,12 @@ class CheckpointWriter:
 
     def _commit(self, prepared: Prepared, manifest: Manifest) -> tuple[Path, list[str]]:
         check_file(prepared.folder / STATE, prepared)
+        notes = []
+        if self._example is not None:
+            with open_data(prepared.folder, manifest) as written:
+                found = self._example(written, self._head.attachments)
+            manifest = msgspec.structs.replace(manifest, example=found)
+            notes = [f"no example: {found['absent']}"] if "absent" in found else []
         write_manifest(prepared.folder, manifest)
         folders.sync_folder(prepared.folder)
         _native.fault_point("synced")
@@ -347,8 +358,8 @@ class CheckpointWriter:
         try:
             folders.point_latest(path)
         except OSError as error:
-            return path, [f"{folders.LATEST!r} could not be set: {error.strerror}"]
-        return path, []
+            return path, [*notes, f"{folders.LATEST!r} could not be set: {error.strerror}"]
+        return path, notes
 
 
 def write_checkpoint(

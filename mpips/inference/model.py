@@ -26,6 +26,7 @@ from mpips.inference.stored_tables import StoredTables
 from mpips.tasks import Task, load_task
 from mpips.tasks.base import reader_of
 from mpips.training.evaluation import batches_of, has_scores, measured, own_names, scored
+from mpips.training.example import check_example
 from mpips.training.own_data import read_own
 from mpips.training.preflight import task_options
 from mpips.training.prepare import read_options
@@ -250,7 +251,7 @@ class Model:
         return np.stack([1 - scores, scores], axis=1) if scores.ndim == 1 else scores
 
 
-def load_model(path: str | os.PathLike[str]) -> Model:
+def load_model(path: str | os.PathLike[str], check: bool = True) -> Model:
     """Load a model; see `mpips.inference.loading.load`."""
     checkpoint, refused = _open(Path(path))
     try:
@@ -261,9 +262,14 @@ def load_model(path: str | os.PathLike[str]) -> Model:
                 "predict with; read its tables with mpips.checkpoint.open_checkpoint, or a PyTorch model "
                 "with mpips.torch.load_checkpoint"
             )
-        info = DataInfo.from_config(manifest.data)
-        moments, arrays = _attached(checkpoint, info)
-        return Model(checkpoint, config_of(manifest.config), info, moments, refused, arrays)
+        info, config = DataInfo.from_config(manifest.data), config_of(manifest.config)
+        attached = _attached(checkpoint, info)
+        moments = Moments.from_arrays(attached)
+        own = {name: attached[name] for name in info.arrays}
+        model = Model(checkpoint, config, info, moments, refused, own)
+        if check:
+            check_example(checkpoint, model.task, info, config.cluster.seed, attached)
+        return model
     except BaseException:
         checkpoint.close()
         raise
@@ -294,8 +300,8 @@ def _open(path: Path) -> tuple[Checkpoint, tuple[str, ...]]:
     return found.checkpoint, reasons
 
 
-def _attached(checkpoint: Checkpoint, info: DataInfo) -> tuple[Moments, Arrays]:
-    """Read the moments of the training data, and the arrays of a task that reads its files itself.
+def _attached(checkpoint: Checkpoint, info: DataInfo) -> dict[str, Numbers]:
+    """Read the arrays beside the tables, by their path in the file.
 
     Raises:
         ConfigError: An earlier version wrote the checkpoint, without them.
@@ -303,11 +309,11 @@ def _attached(checkpoint: Checkpoint, info: DataInfo) -> tuple[Moments, Arrays]:
     h5py = load_hdf5("reading the scale of the features")
     with h5py.File(checkpoint.path / checkpoint.manifest.file.name, "r") as file:
         arrays = {name: np.array(file[name]) for name in ATTACHED if name in file}
-        own = {name: np.array(file[name]) for name in info.arrays}
+        arrays |= {name: np.array(file[name]) for name in info.arrays}
     if "features/count" not in arrays:
         version = checkpoint.manifest.versions.get("mpips", "an earlier version")
         raise ConfigError(
             f"{checkpoint.path}: was written by mpips {version} without the scale of the features; continue "
             "the training from it with this version, and use the checkpoint that this writes"
         )
-    return Moments.from_arrays(arrays), own
+    return arrays

@@ -19,7 +19,7 @@ from mpips.checkpoint.shards import ManifestHead
 from mpips.checkpoint.structure import create_file, hdf5_kind
 from mpips.config.options import SessionOptions
 from mpips.data import DataInfo, Dataset, DenseData, Moments, SparseData
-from mpips.data.rows import Arrays
+from mpips.data.rows import Arrays, Samples
 from mpips.model.consistency import BSP
 from mpips.model.placement import Placement, embedding_memory
 from mpips.model.table import DenseTable, EmbeddingTable, Table, replicated_tables
@@ -28,6 +28,7 @@ from mpips.plan.rehearsal import Rehearsal
 from mpips.recovery.replica import find_partners
 from mpips.session.node_memory import node_layout
 from mpips.snapshot.copy import ROOM
+from mpips.training.example import arrays_of
 from mpips.transport.region import new_token
 from mpips.worker.paths.direct import BOUNCE_BYTES
 
@@ -300,14 +301,18 @@ def checkpoint_bytes(
     config: Mapping[str, Any],
     info: DataInfo,
     arrays: Arrays,
+    train: Samples | None,
 ) -> int:
     """Return the size of `state.h5` in bytes: exact if h5py is installed, else only that of its datasets.
+
+    With several workers the example of sparse data can have a few entries more or less.
 
     Makes the file without its data, in a temporary folder.
     """
     workers = [WorkerState(worker=w, clock=0) for w in range(n_workers)]
     data = info.to_config()
     attached = {**Moments.empty(info.n_features, info.n_fields).to_arrays(), **arrays}
+    attached |= arrays_of(train, info) if train is not None else {}
     head = ManifestHead(new_token(), 0, 0, 0.0, list(tables), workers, config, {}, data, attached)
     hellos = [
         Hello(

@@ -277,7 +277,14 @@ def _needs(
             need.replicated_bytes(inputs.tables, len(a.workers)),
         ),
         need.checkpoint_bytes(
-            inputs.tables, placement, rows, len(a.workers), plain, inputs.info, inputs.arrays
+            inputs.tables,
+            placement,
+            rows,
+            len(a.workers),
+            plain,
+            inputs.info,
+            inputs.arrays,
+            inputs.train,
         ),
     )
 

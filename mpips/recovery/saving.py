@@ -12,6 +12,7 @@ import msgspec
 
 from mpips.checkpoint import Manifest, Retention, WorkerState
 from mpips.checkpoint.position import Position
+from mpips.checkpoint.reader import Example
 from mpips.config.triggers import Triggers
 from mpips.recovery.memory import Memory, Place
 
@@ -38,6 +39,7 @@ class Saving:
         data: Description of the training data; see `mpips.checkpoint.Manifest`.
         attached: Names of the arrays beside the tables that worker 0 sends before its first clock; see
             `mpips.checkpoint.structure.meaning_of`.
+        example: Predicts the example of a checkpoint, on server 0; None: checkpoints have none.
     """
 
     folder: Path | None
@@ -54,6 +56,7 @@ class Saving:
     generation: int = 0
     data: Mapping[str, Any] = field(default_factory=dict)
     attached: tuple[str, ...] = ()
+    example: Example | None = None
 
     @property
     def first_clock(self) -> int:

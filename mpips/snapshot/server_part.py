@@ -375,6 +375,7 @@ class ServerPart:
             timeout_s=self._timeout_s,
             block_bytes=block_bytes,
             may_publish=self._run.check_lease if self._run is not None else None,
+            example=self._saving.example,
         )
 
     def _head(self) -> ManifestHead:

@@ -44,6 +44,7 @@ from mpips.snapshot import attachments
 from mpips.tasks import Schedule, Task, load_task
 from mpips.tasks.base import reader_of
 from mpips.training.epochs import Inputs
+from mpips.training.example import arrays_of
 from mpips.training.halving import sum_by_key
 from mpips.training.own_data import read_own
 from mpips.training.preflight import task_options
@@ -256,7 +257,8 @@ def ready(worker: Worker, inputs: Inputs, seed: int) -> Loader:
     inputs.task.prepare(worker, moments)
     if worker.index == 0 and inputs.saves:
         tell = connection_of(worker).control.tell
-        attachments.send(tell, {**moments.to_arrays(), **inputs.arrays})
+        example = arrays_of(inputs.train, inputs.info)
+        attachments.send(tell, {**moments.to_arrays(), **inputs.arrays, **example})
     if inputs.verbose and worker.index == 0:
         report = inputs.task.report() if hasattr(inputs.task, "report") else ""
         lines = (*inputs.notes, f"features: {report}") if report else inputs.notes

@@ -18,7 +18,10 @@ from mpips.data import Cursor, DataInfo, Dataset, DenseData, Moments, Sampling, 
 from mpips.errors import ConfigError
 from mpips.monitor.progress import plural
 from mpips.recovery.saving import Saving
+from mpips.tasks import Task, load_task
+from mpips.training.example import ExampleMaker, names_of
 from mpips.training.own_data import check_vocabulary
+from mpips.training.preflight import task_options
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -88,8 +91,20 @@ class TrainingPlan(msgspec.Struct):
             notes=notes,
             generation=start.generation,
             data=inputs.info.to_config(),
-            attached=(*_moments(inputs.info), *inputs.info.arrays),
+            attached=(*_moments(inputs.info), *inputs.info.arrays, *names_of(inputs.info)),
         )
+
+    def _example(self) -> ExampleMaker:
+        """Return what predicts the example of checkpoints, with a task of its own."""
+        inputs, config = self.inputs, self.config
+
+        def source() -> tuple[Task, DataInfo]:
+            # A start in memory may still change the order of columns, so look when it is needed.
+            kind = load_task(config.task)
+            options = task_options(kind, config.options)
+            return kind(inputs.info, options, config.cluster.seed), inputs.info
+
+        return ExampleMaker(source, config.cluster.seed)
 
 
 def _moments(info: DataInfo) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from training import assert_same, content, made_data, train
 
+from mpips import load
 from mpips.checkpoint import open_checkpoint
 
 JOBS = {
@@ -63,6 +64,8 @@ def test_a_checkpoint_fits_any_number_of_servers(tmp_path: Path, optimizer: str)
             assert len(checkpoint.manifest.servers) == servers
             assert checkpoint.manifest.generation == 1
         assert_same(content(saved), content(again["checkpoint"]["path"]))
+        # The example of every job is predicted as by its servers.
+        assert len(load(again["checkpoint"]["path"]).manifest.example["predictions"]) == 5
 
 
 def test_the_one_before_is_taken_if_the_newest_is_damaged(tmp_path: Path) -> None:

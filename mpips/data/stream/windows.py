@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpips.data.blocks import Blocks
-from mpips.data.dataset import Dataset, DenseData, SparseData, join
+from mpips.data.dataset import Batch, Dataset, DenseData, SparseData, join
 from mpips.data.info import relabel
 from mpips.data.stream.cache import Index, Members, members_of, read_rows
 from mpips.errors import DataError
@@ -108,6 +108,13 @@ class StreamedData:
         rows = samples - starts[run] + before[run] if len(order) else order
         return data, rows
 
+    def take(self, rows: Int64, weight: float = 1.0) -> Batch:
+        """Read samples of the share into a batch: `rows` (int64, shape (n,)) of 0..n-1. Blocks."""
+        starts, _ = self.blocks.runs(self._worker)
+        size = self.blocks.block
+        data, places = self.read(starts[rows // size] + rows % size if len(rows) else rows)
+        return data.take(places, weight)
+
     def parts(self) -> Iterator[Dataset]:
         """Yield the samples of the share in the order of the file, a window at a time."""
         starts, stops = self.blocks.runs(self._worker)
@@ -182,16 +189,3 @@ class StreamedData:
 def _members(path: str) -> Members:
     """Return the arrays of a piece."""
     return members_of(path)
-
-
-def in_batches(data: Dataset | StreamedData, size: int) -> Iterator[Any]:
-    """Yield all samples in batches of at most `size`; one empty batch if there are none."""
-    parts = data.parts() if isinstance(data, StreamedData) else iter([data])
-    empty = True
-    for part in parts:
-        for start in range(0, part.n, size):
-            empty = False
-            yield part.take(np.arange(start, min(start + size, part.n)))
-    if empty:
-        none = data.read(np.empty(0, np.int64))[0] if isinstance(data, StreamedData) else data
-        yield none.take(np.empty(0, np.int64))
