@@ -30,6 +30,22 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     numeric: Numeric = "auto"
     ignore: Ignored = ()
     empty: EmptyCells = "error"
+    memory_mib: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="MiB of samples that a worker holds. If a worker's share is larger, by an estimate "
+            "from the sizes of the files, the data is converted into a cache and read in windows.",
+        ),
+    ] = 1024
+    cache: Annotated[
+        str,
+        Meta(
+            description="Folder of caches of data that is read in windows; all nodes must share it. Later "
+            "runs use a cache again if files and options are the same. Empty: the run directory, or without "
+            "`mpips run` a temporary folder, which is removed at the end."
+        ),
+    ] = ""
 
 
 class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

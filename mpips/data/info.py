@@ -330,6 +330,16 @@ def align(data: Dataset, info: DataInfo) -> Dataset:
     )
 
 
+def check_labels(labels: Sequence[float], info: DataInfo) -> None:
+    """Check that the training data has these labels, unless the task predicts numbers.
+
+    Raises:
+        DataError: It lacks one.
+    """
+    if info.wants == "classes":
+        _to_classes(np.array(labels, np.float64), info.labels)
+
+
 def _to_classes(labels: Labels, known: tuple[float, ...]) -> Labels:
     """Return the place in `known` of each label, int64; raise DataError for another label."""
     ordered = np.array(known, dtype=np.float64)

@@ -92,7 +92,7 @@ def read(
     """
     path, options = os.fspath(path), options or ReadOptions()
     if like is not None:
-        options = _as_in_training(options, like)
+        options = as_in_training(options, like)
     share, files = Share(stride, offset, shares), files_of(path)
     if len(files) == 1:
         return _read_file(files[0], options, share, like)
@@ -102,7 +102,7 @@ def read(
 
 def _read_file(path: str, options: ReadOptions, share: Share, like: DataInfo | None) -> Part:
     """Read a share of one file; see `read`."""
-    reader = _choose(path, options.format)
+    reader = choose_reader(path, options.format)
     if compression_of(path) and reader.name not in TEXT_FORMATS:
         raise DataError(
             f"{path}: {reader.name} is read in place and cannot be compressed as a whole; decompress the file"
@@ -123,8 +123,8 @@ def _read_file(path: str, options: ReadOptions, share: Share, like: DataInfo | N
         ) from None
 
 
-def _as_in_training(options: ReadOptions, like: DataInfo) -> ReadOptions:
-    """Return the options with base, columns and label column of the training data."""
+def as_in_training(options: ReadOptions, like: DataInfo) -> ReadOptions:
+    """Return the options with base, columns, labels and label column of the training data."""
     changes: dict[str, Any] = {"wants": like.wants}
     if like.kind == "sparse":
         changes["index_base"] = 1 if like.index_base else 0
@@ -136,8 +136,13 @@ def _as_in_training(options: ReadOptions, like: DataInfo) -> ReadOptions:
     return msgspec.structs.replace(options, **changes)
 
 
-def _choose(path: str, name: str) -> Reader:
-    """Return the reader of a format; if that is "auto", by the extension, else by the content of the file."""
+def choose_reader(path: str, name: str) -> Reader:
+    """Return the reader of a format; if that is "auto", by the extension, else by the content of the file.
+
+    Raises:
+        ConfigError: The format is unknown.
+        DataError: The file cannot be read.
+    """
     if name != "auto":
         if name not in READERS:
             raise unknown_name("data format", name, ["auto", *READERS])

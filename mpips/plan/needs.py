@@ -19,7 +19,8 @@ from mpips.checkpoint.shards import ManifestHead
 from mpips.checkpoint.structure import create_file, hdf5_kind
 from mpips.config.options import SessionOptions
 from mpips.data import DataInfo, Dataset, DenseData, Moments, SparseData
-from mpips.data.rows import Arrays, Samples
+from mpips.data.rows import Arrays
+from mpips.data.stream import StreamedData
 from mpips.model.consistency import BSP
 from mpips.model.placement import Placement, embedding_memory
 from mpips.model.table import DenseTable, EmbeddingTable, Table, replicated_tables
@@ -140,7 +141,7 @@ class Needs(msgspec.Struct, frozen=True):
 def expected_rows(
     tables: Sequence[Table],
     placement: Placement,
-    data: Dataset | None,
+    data: Dataset | StreamedData | None,
     rehearsal: Rehearsal | None,
     given: Mapping[str, int],
 ) -> dict[str, Rows]:
@@ -169,12 +170,18 @@ def expected_rows(
     return found
 
 
-def _keys(name: str, data: Dataset | None, rehearsal: Rehearsal | None) -> tuple[Int64, str]:
+def _keys(
+    name: str, data: Dataset | StreamedData | None, rehearsal: Rehearsal | None
+) -> tuple[Int64, str]:
     """Return the keys that a table will have, and where they come from in words."""
     if rehearsal is None or name not in rehearsal.keys:
         return np.empty(0, np.int64), f"unknown; give --rows {name}=N"
-    if name in rehearsal.from_data and isinstance(data, SparseData):
-        return np.union1d(data.indices, rehearsal.extra[name]), "keys of the training data"
+    if name in rehearsal.from_data and isinstance(data, SparseData | StreamedData):
+        keys = rehearsal.extra[name]
+        for part in data.parts() if isinstance(data, StreamedData) else (data,):
+            assert isinstance(part, SparseData)
+            keys = np.union1d(part.indices, keys)
+        return keys, "keys of the training data"
     seen = f"seen in {len(rehearsal.steps)} steps: there will be more; give --rows {name}=N"
     return rehearsal.keys[name], seen
 
@@ -301,7 +308,7 @@ def checkpoint_bytes(
     config: Mapping[str, Any],
     info: DataInfo,
     arrays: Arrays,
-    train: Samples | None,
+    train: Dataset | StreamedData | None,
 ) -> int:
     """Return the size of `state.h5` in bytes: exact if h5py is installed, else only that of its datasets.
 

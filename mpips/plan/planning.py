@@ -255,8 +255,12 @@ def _needs(
     # A job with replicated tables does not continue in memory.
     journal = config.redundancy.warm and not replicated_tables(inputs.tables)
     servers = need.server_needs(inputs.tables, placement, rows, journal, copies)
-    total = need.data_bytes(inputs.train) + need.data_bytes(inputs.test)
-    data = -(-total // len(a.workers))
+    # A worker whose share is larger than that reads it in windows.
+    most = config.data.memory_mib << 20
+    data = sum(
+        min(-(-need.data_bytes(part) // len(a.workers)), most)
+        for part in (inputs.train, inputs.test)
+    )
     # Jobs with replicas send all updates through the rings, so they need no staging memory.
     partner = config.redundancy.partner
     staging = 0 if partner else need.staging_bytes(inputs.tables, config.cluster)

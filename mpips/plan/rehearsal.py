@@ -20,6 +20,7 @@ from threadpoolctl import threadpool_limits
 from mpips.config.options import SessionOptions
 from mpips.data import Dataset, DenseData, SparseBatch, SparseData
 from mpips.data.rows import SomeSamples
+from mpips.data.stream import StreamedData
 from mpips.plan.stage import Stage, Tally
 from mpips.plan.watching import SeenWorker
 from mpips.training.epochs import Inputs
@@ -71,6 +72,8 @@ def _share(inputs: Inputs, n_workers: int) -> Inputs:
         some = SomeSamples(data, np.arange(0, data.n, n_workers))
         info = replace(inputs.info, n_samples_total=some.n, n_local=some.n)
         return replace(inputs, train=cast(Any, some), info=info)
+    if isinstance(data, StreamedData):
+        data = next(data.parts())  # as many samples as a worker has in memory at a time
     part = data.take(np.arange(0, data.n, n_workers))
     own: Dataset
     if isinstance(part, SparseBatch):
@@ -87,7 +90,7 @@ def _share(inputs: Inputs, n_workers: int) -> Inputs:
     else:
         own = DenseData(part.x, part.labels)
     info = replace(inputs.info, n_samples_total=own.n, n_local=own.n)
-    return replace(inputs, train=own, info=info)
+    return replace(inputs, train=own, info=info, block=0, window=0)
 
 
 def rehearse(

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from mpips.config.sections import ScheduleConfig
 from mpips.data import Cursor, DataInfo, Dataset, Loader, Sampling
 from mpips.data.rows import Arrays
+from mpips.data.stream import StreamedData
 from mpips.errors import ConfigError
 from mpips.model.consistency import BSP
 from mpips.model.table import Table
@@ -61,6 +62,7 @@ class Inputs:
         metrics: Names of metrics of the test data beside those of the task.
         arrays: Arrays of a task that reads its files itself; see `mpips.data.rows.Arrays`. {} on ranks that
             are no worker.
+        block, window: Of training data that is read in windows; see `mpips.data.Shape`.
         unevaluated: The start is the end of an epoch whose evaluation `stopping` does not contain.
     """
 
@@ -69,8 +71,8 @@ class Inputs:
     tables: list[Table]
     n_epochs: int
     batch_size: int
-    train: Dataset | None = None
-    test: Dataset | None = None
+    train: Dataset | StreamedData | None = None
+    test: Dataset | StreamedData | None = None
     n_test: int = 0
     first_epoch: int = 0
     sampling: Sampling | None = None
@@ -86,6 +88,8 @@ class Inputs:
     metrics: tuple[str, ...] = ()
     arrays: Arrays = field(default_factory=dict)
     unevaluated: bool = False
+    block: int = 0
+    window: int = 0
 
     def cursor(self, worker: int) -> Cursor:
         """Return the position at which a worker starts."""

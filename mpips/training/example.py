@@ -26,6 +26,7 @@ from mpips import _native
 from mpips.checkpoint import Checkpoint
 from mpips.checkpoint.record import mpips_version
 from mpips.data import Batch, DataInfo, Dataset, DenseBatch, Moments, SparseBatch
+from mpips.data.stream import StreamedData
 from mpips.errors import CheckpointError
 from mpips.model.initializer import Initializer, table_seed
 from mpips.model.table import EmbeddingTable, Table
@@ -54,7 +55,7 @@ def names_of(info: DataInfo) -> tuple[str, ...]:
     return (*names, "example/fields") if info.n_fields else names
 
 
-def arrays_of(data: Dataset, info: DataInfo) -> dict[str, npt.NDArray[Any]]:
+def arrays_of(data: Dataset | StreamedData, info: DataInfo) -> dict[str, npt.NDArray[Any]]:
     """Return the first samples of a worker's share, if it has any, as arrays by their path in the file."""
     names = names_of(info)
     if not names:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -30,9 +31,10 @@ from mpips.data import (
     combine,
     read,
 )
-from mpips.data.info import matching_labels, relabel
+from mpips.data.info import check_labels, matching_labels, relabel
 from mpips.data.options import Share, Wants
-from mpips.data.rows import Arrays, Purpose, TaskPart
+from mpips.data.rows import Arrays, Purpose, Samples, TaskPart
+from mpips.data.stream import StreamedData
 from mpips.data.summary import matching_text, summarise, summarise_test
 from mpips.errors import ConfigError
 from mpips.model.consistency import BSP
@@ -50,6 +52,7 @@ from mpips.training.own_data import read_own
 from mpips.training.preflight import task_options
 from mpips.training.rates import Rates
 from mpips.training.stopping import EarlyStopping, asked_metrics
+from mpips.training.streaming import Streamed, Streaming, stream
 from mpips.worker.collectives import AnyArray, Collectives
 from mpips.worker.worker import Worker, connection_of
 
@@ -84,13 +87,17 @@ def read_options(config: JobConfig, split: str, wants: Wants = "classes") -> Rea
         raise ConfigError(f"data.{where.rstrip('`')}: {what[0].lower()}{what[1:]}") from None
 
 
-def prepare(ranks: JobRanks, n_workers: int, config: JobConfig) -> Inputs:
+def prepare(
+    ranks: JobRanks, n_workers: int, config: JobConfig, cache: Path | None = None
+) -> Inputs:
     """Read the data, agree on it, make the task and its tables. Collective over the ranks; blocks.
 
     Args:
         ranks: Ranks of the job; each worker reads its share of the data.
         n_workers: Number of workers.
         config: The job.
+        cache: Folder for the cache of data that is read in windows, if the configuration names none; None: a
+            temporary one.
 
     Raises:
         DataError, ConfigError: The data or the configuration is wrong on some rank; all ranks raise the
@@ -101,6 +108,9 @@ def prepare(ranks: JobRanks, n_workers: int, config: JobConfig) -> Inputs:
     reads, given = reader_of(task_class), task_options(task_class, config.options)
     own_metrics = getattr(task_class, "own_metrics", {})
     own: dict[str, Any] = {}
+    streaming = Streaming(
+        config.data.memory_mib << 20, Path(config.data.cache) if config.data.cache else cache
+    )
 
     def load(path: str, split: str, like: DataInfo | None) -> dict[str, Any] | None:
         if ranks.worker is None:
@@ -123,27 +133,37 @@ def prepare(ranks: JobRanks, n_workers: int, config: JobConfig) -> Inputs:
         own[split] = part
         return {"info": part.info.to_config(), "notes": part.notes}
 
-    # Combine the descriptions of all workers' shares: columns, labels, number of samples.
-    rows = ranks.agree(
-        "reading the training data", lambda: load(config.data.train, "train", None), True
-    )
-    info = combine([DataInfo.from_config(row["info"]) for row in rows if row is not None])
-    notes, n_test = [summarise(config.data.train, info), *_notes_of(rows)], 0
+    def load_all(path: str, split: str, like: DataInfo | None) -> tuple[DataInfo, Sequence[str]]:
+        """Load a file on all ranks; return the description of all of it, and notes."""
+        if reads is None:
+            options = read_options(config, split, wants)
+            streamed = stream(ranks, n_workers, path, options, like, streaming)
+            if streamed is not None:
+                own[split] = streamed
+                return streamed.info, streamed.notes
+        what = "training" if split == "train" else "test"
+        rows = ranks.agree(f"reading the {what} data", lambda: load(path, split, like), True)
+        # Combine the descriptions of all workers' shares: columns, labels, number of samples.
+        found = [row for row in rows if row is not None]
+        # All workers read the same file, so the notes of one are those of all.
+        return combine([DataInfo.from_config(row["info"]) for row in found]), found[0]["notes"]
+
+    info, notes_of_train = load_all(config.data.train, "train", None)
+    notes, n_test = [summarise(config.data.train, info), *notes_of_train], 0
     meant: dict[float, float] = {}
     if config.data.test:
-        rows = ranks.agree(
-            "reading the test data", lambda: load(config.data.test, "test", info), True
-        )
-        found = [row for row in rows if row is not None]
-        test_info = combine([DataInfo.from_config(row["info"]) for row in found])
+        test_info, notes_of_test = load_all(config.data.test, "test", info)
         n_test = test_info.n_samples_total
         meant = matching_labels(info, test_info)
         if meant:
             notes.append(matching_text(config.data.test, meant))
-        notes += [summarise_test(config.data.test, test_info), *found[0]["notes"]]
+        notes += [summarise_test(config.data.test, test_info), *notes_of_test]
     arrays: Arrays = own["train"].arrays if reads is not None and "train" in own else {}
-    ranks.agree("matching labels", lambda: _align(own, info, meant), True)
-    data = own.get("train")
+    samples: dict[str, Any] = {}
+    ranks.agree("matching labels", lambda: samples.update(_aligned(own, info, meant)), True)
+    streamed = own.get("train")
+    block, window = (streamed.block, streamed.window) if isinstance(streamed, Streamed) else (0, 0)
+    data = samples.get("train")
     measured = _measure(ranks, data, info) if asks_for_measurement(config) else None
 
     def make_task(info: DataInfo) -> Task:
@@ -165,7 +185,7 @@ def prepare(ranks: JobRanks, n_workers: int, config: JobConfig) -> Inputs:
         n_epochs,
         batch_size,
         data,
-        own.get("test"),
+        samples.get("test"),
         n_test,
         notes=tuple(notes),
         make_task=make_task,
@@ -173,12 +193,9 @@ def prepare(ranks: JobRanks, n_workers: int, config: JobConfig) -> Inputs:
         stopping=stopping,
         metrics=asked_metrics(asked, task.metrics, own_metrics),
         arrays=arrays,
+        block=block,
+        window=window,
     )
-
-
-def _notes_of(rows: Sequence[dict[str, Any] | None]) -> Sequence[str]:
-    """Return what the first worker notes about the data that it has read; all read the same file."""
-    return next((row["notes"] for row in rows if row is not None), ())
 
 
 def _tables(
@@ -203,31 +220,53 @@ def _tables(
     return apply_overrides(task.tables(), config, measured)
 
 
-def _align(own: dict[str, Any], info: DataInfo, meant: dict[float, float]) -> None:
-    """Replace the data of each split by data with the labels and columns of `info`.
+def _aligned(
+    own: dict[str, Any], info: DataInfo, meant: dict[float, float]
+) -> dict[str, Dataset | StreamedData | Samples]:
+    """Return the samples of each split with the labels and columns of `info`.
 
     Args:
         own: The parts of this worker by split.
         info: Description of the training data.
         meant: Which label of the training data each label of the test data means; {}: itself.
     """
-    for split, part in list(own.items()):
+    found: dict[str, Dataset | StreamedData | Samples] = {}
+    for split, part in own.items():
         if info.kind == "own":
-            own[split] = part.data
+            found[split] = part.data
             continue
-        own[split] = align(relabel(part.data, meant if split == "test" else {}), info)
+        labels = meant if split == "test" else {}
+
+        def change(data: Dataset, labels: dict[float, float] = labels) -> Dataset:
+            return align(relabel(data, labels), info)
+
+        if isinstance(part, Part):
+            found[split] = change(part.data)
+        elif part.data is not None:
+            check_labels([labels.get(label, label) for label in part.info.labels], info)
+            found[split] = part.data.changed(change)
+            # Other differences from the training data show in any sample.
+            found[split].take(np.zeros(1, np.int64))
+    return found
 
 
-def _measure(ranks: JobRanks, data: Dataset | None, info: DataInfo) -> FrequencyPartition | None:
+def _measure(
+    ranks: JobRanks, data: Dataset | StreamedData | None, info: DataInfo
+) -> FrequencyPartition | None:
     """Count the keys of the whole training data in hash buckets; None for dense data. Collective."""
     if info.kind != "sparse":
         return None
 
     def count() -> list[int] | None:
-        if not isinstance(data, SparseData):
+        if data is None:
             return None
-        keys, counts = distinct_counts(data.indices)
-        return list(FrequencyPartition.from_counts(keys, counts).bucket_counts)
+        total = np.zeros(0, np.int64)
+        for part in data.parts() if isinstance(data, StreamedData) else (data,):
+            assert isinstance(part, SparseData)
+            keys, counts = distinct_counts(part.indices)
+            found = np.array(FrequencyPartition.from_counts(keys, counts).bucket_counts, np.int64)
+            total = total + found if len(total) else found
+        return list(map(int, total))
 
     rows = [row for row in ranks.agree("measuring frequencies", count, True) if row is not None]
     return FrequencyPartition(
@@ -253,7 +292,7 @@ def ready(worker: Worker, inputs: Inputs, seed: int) -> Loader:
         moments = replace(none, count=inputs.info.n_samples_total)
         inputs.task.receive(inputs.arrays)
     else:
-        moments = combine_moments(collectives, Moments.of(inputs.train))
+        moments = combine_moments(collectives, moments_of(inputs.train))
     inputs.task.prepare(worker, moments)
     if worker.index == 0 and inputs.saves:
         tell = connection_of(worker).control.tell
@@ -264,7 +303,9 @@ def ready(worker: Worker, inputs: Inputs, seed: int) -> Loader:
         lines = (*inputs.notes, f"features: {report}") if report else inputs.notes
         print("\n".join(lines), file=sys.stderr, flush=True)
     n_total = inputs.info.n_samples_total
-    shape = Shape.of_job(n_total, worker.n_workers, inputs.batch_size, seed)
+    shape = Shape.of_job(
+        n_total, worker.n_workers, inputs.batch_size, seed, inputs.block, inputs.window
+    )
     return Loader(
         inputs.train,
         n_total,
@@ -276,6 +317,17 @@ def ready(worker: Worker, inputs: Inputs, seed: int) -> Loader:
         weighted=all(isinstance(t.consistency, BSP) for t in inputs.tables),
         sampling=inputs.sampling or Sampling(shape),
     )
+
+
+def moments_of(data: Dataset | StreamedData) -> Moments:
+    """Return the moments of one worker's samples, in one pass over them. Not collective."""
+    if not isinstance(data, StreamedData):
+        return Moments.of(data)
+    total: Moments | None = None
+    for part in data.parts():
+        found = Moments.of(part)
+        total = found if total is None else Moments.combine([total, found])
+    return total if total is not None else Moments.of(data.read(np.zeros(0, np.int64))[0])
 
 
 def combine_moments(collectives: Collectives, local: Moments, name: str = "moments") -> Moments:

@@ -15,6 +15,7 @@ from mpips.checkpoint.start import Start, check_start, find_start
 from mpips.config.schema import JobConfig
 from mpips.config.triggers import Triggers
 from mpips.data import Cursor, DataInfo, Dataset, DenseData, Moments, Sampling, Shape
+from mpips.data.stream import StreamedData
 from mpips.errors import ConfigError
 from mpips.monitor.progress import plural
 from mpips.recovery.saving import Saving
@@ -184,10 +185,16 @@ def _restore_stopping(inputs: Inputs, workers: Sequence[WorkerState], in_place: 
     inputs.unevaluated = ahead.epoch > 0 and ahead.step == 0 and (in_place or together)
 
 
-def _reorder(data: Dataset | None, order: list[int]) -> Dataset | None:
+def _reorder(
+    data: Dataset | StreamedData | None, order: list[int]
+) -> Dataset | StreamedData | None:
     """Return the data with its columns in another order; `order`: the present place of each column."""
-    if data is None:
-        return None
+    if isinstance(data, StreamedData):
+        return data.changed(lambda part: _reordered(part, order))
+    return _reordered(data, order) if data is not None else None
+
+
+def _reordered(data: Dataset, order: list[int]) -> Dataset:
     if isinstance(data, DenseData):
         return DenseData(data.x[:, order], data.labels)
     place = np.argsort(order).astype(np.int32)
@@ -205,7 +212,7 @@ def _label_text(info: DataInfo) -> str:
 def job_shape(inputs: Inputs, n_workers: int, config: JobConfig) -> Shape:
     """Return the numbers that determine the samples of this job's workers and their order."""
     n_total, seed = inputs.info.n_samples_total, config.cluster.seed
-    return Shape.of_job(n_total, n_workers, inputs.batch_size, seed)
+    return Shape.of_job(n_total, n_workers, inputs.batch_size, seed, inputs.block, inputs.window)
 
 
 def continue_in_memory(config: JobConfig, inputs: Inputs, saving: Saving, n_workers: int) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,6 +39,8 @@ from mpips.worker.worker import Worker
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+CACHE = "data"  # folder in a run directory for data that is read in windows
 
 
 def train_worker(worker: Worker, inputs: Inputs, config: JobConfig) -> Result:
@@ -96,8 +99,10 @@ def train(config: JobConfig, progress: str = "auto", verbose: bool = True) -> Ou
     """
     preflight(config)
     refuse_partner(config)
-    program = TrainingProgram(config, progress, verbose)
-    return drive(program, directory.current(), None, launch.launched_size())
+    run = directory.current()
+    cache = run.folder.path / CACHE if run is not None else None
+    program = TrainingProgram(config, progress, verbose, cache)
+    return drive(program, run, None, launch.launched_size())
 
 
 def rehearse(config: JobConfig, n_ranks: int | None = None) -> None:
@@ -140,8 +145,18 @@ def refuse_partner(config: JobConfig) -> None:
 class TrainingProgram:
     """The job of a configuration file; see `mpips.session.driver.Program`."""
 
-    def __init__(self, config: JobConfig, progress: str, verbose: bool) -> None:
-        """Prepare nothing yet. `config`, `progress`, `verbose`: as of `train`."""
+    def __init__(
+        self, config: JobConfig, progress: str, verbose: bool, cache: Path | None = None
+    ) -> None:
+        """Prepare nothing yet.
+
+        Args:
+            config: As of `train`.
+            progress: As of `train`.
+            verbose: As of `train`.
+            cache: As of `prepare`.
+        """
+        self._cache = cache
         self.options: SessionOptions = config.cluster
         self.warm = config.redundancy.warm
         self.partner_bound = config.redundancy.partner_bound
@@ -155,7 +170,7 @@ class TrainingProgram:
         self, ranks: JobRanks, n_workers: int, run_id: str, comm: MPI.Intracomm | None
     ) -> SavingPlan:
         """Read the data and make the task."""
-        self._inputs = prepare(ranks, n_workers, self._config)
+        self._inputs = prepare(ranks, n_workers, self._config, self._cache)
         self._inputs.verbose = self._verbose
         return TrainingPlan(self._config, self._inputs, n_workers, comm, run_id)
 

@@ -16,7 +16,7 @@ from mpips.bench.plain import PlainLogistic, PlainMlp
 from mpips.bench.rank.ranks import BenchRanks
 from mpips.bench.rank.workloads import SEED, Timed, job_config, session, timed_epochs, w6a_file
 from mpips.config.schema import JobConfig
-from mpips.data import Loader
+from mpips.data import DenseData, Loader, SparseData
 from mpips.model.optimizer import FTRL, Adagrad
 from mpips.model.table import DenseTable
 from mpips.tasks.logistic import LogisticOptions
@@ -82,7 +82,7 @@ def plain_model(inputs: Inputs, initial: list[object]) -> PlainMlp | PlainLogist
         inputs: Inputs of the job.
         initial: Initial values of the dense tables, float32 arrays in the order of `inputs.tables`.
     """
-    assert inputs.train is not None
+    assert isinstance(inputs.train, SparseData | DenseData)
     optimizer = inputs.tables[0].optimizer
     if isinstance(optimizer, FTRL):
         return PlainLogistic(inputs.train, LogisticOptions(), optimizer)

@@ -20,8 +20,10 @@ from mpips.errors import DataError
 Int64: TypeAlias = npt.NDArray[np.int64]
 Change: TypeAlias = Callable[[Dataset], Dataset]
 
-_BLOCKS = 16  # blocks of a window, if samples are small
-_MOST_BLOCK = 1 << 16  # samples of a block
+# Bytes of a block in memory: enough for an efficient read, few beside a window. Files are often sorted, by
+# class for example, so the blocks of a window must come from many places.
+_BLOCK_BYTES = 256 << 10
+_BLOCKS = 128  # least number of blocks in a window, if a block can be so small
 _GAP = 64  # samples between two that are wanted, up to which both are read at once
 
 
@@ -63,9 +65,8 @@ class StreamedData:
         self._changes = changes
         n_total, names = index.n, index.label_names
         sample_bytes = max(1, index.memory_bytes // n_total)
-        # A block of several samples makes reading cheap; a window of several blocks mixes them.
         in_window = max(1, memory // 2 // sample_bytes)
-        block = min(max(in_window // _BLOCKS, 1), _MOST_BLOCK)
+        block = max(1, min(_BLOCK_BYTES // sample_bytes, in_window // _BLOCKS))
         self.blocks = Blocks(n_total, n_workers, block)
         self.window = max(1, in_window // block)
         self.n = self.blocks.counts()[worker]
@@ -88,9 +89,9 @@ class StreamedData:
         )
 
     @property
-    def memory_bytes(self) -> int:
-        """Bytes of the two windows that a worker holds, at most."""
-        return min(self._memory, self.index.memory_bytes // self.blocks.n_workers)
+    def n_bytes(self) -> int:
+        """Bytes that the samples of all workers would take in memory."""
+        return self.index.memory_bytes
 
     def read(self, samples: Int64) -> tuple[Dataset, Int64]:
         """See `WindowedData`. Samples near each other are read together with those between them.

@@ -1,0 +1,253 @@
+"""Data that is too large for the workers' memory: all ranks agree on its conversion into a cache.
+
+Whether data is streamed depends on an estimate from the sizes of its files, the option data.memory_mib and
+the number of workers, so it is decided before anything is read. `mpips.data.stream.conversion` has the steps.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from mpips.data import DataInfo, ReadOptions, files_of
+from mpips.data.readers import as_in_training, choose_reader
+from mpips.data.stream import Conversion, Index, StreamedData
+from mpips.data.stream.cache import Piece, read_index, write_index
+from mpips.data.stream.conversion import SOURCES, Draft, File, draft, is_streamed
+from mpips.errors import CapabilityError, ConfigError, DataError
+from mpips.session.driver import JobRanks
+
+Value = TypeVar("Value")
+
+_PREFIX = "mpips-data-"  # of temporary folders
+_LOCK = "lock"  # file in a temporary folder on which its owner has a lock
+
+
+class Streaming(msgspec.Struct, frozen=True):
+    """Where and how data is streamed.
+
+    Attributes:
+        memory: Bytes for samples in each worker.
+        cache: Folder of caches; None: a temporary one, which this job removes.
+    """
+
+    memory: int
+    cache: Path | None = None
+
+
+class Streamed(msgspec.Struct, frozen=True):
+    """Data that is streamed.
+
+    Attributes:
+        info: Description of the whole data.
+        notes: Sentences for the user.
+        data: The samples of this worker; None on ranks that are no worker.
+        block, window: See `mpips.data.Shape`.
+    """
+
+    info: DataInfo
+    notes: tuple[str, ...]
+    data: StreamedData | None
+    block: int
+    window: int
+
+
+def stream(
+    ranks: JobRanks,
+    n_workers: int,
+    source: str,
+    options: ReadOptions,
+    like: DataInfo | None,
+    how: Streaming,
+) -> Streamed | None:
+    """Convert data into a cache if it is too large for the memory; None: it is not. Collective, blocking.
+
+    Args:
+        ranks: Ranks of the job.
+        n_workers: Number of workers.
+        source: The files.
+        options: Options of the readers.
+        like: Description of the training data, for test data.
+        how: Where and how.
+
+    Raises:
+        DataError, ConfigError, CapabilityError: On all ranks.
+    """
+    if like is not None:
+        options = as_in_training(options, like)
+    begun = time.monotonic()
+
+    def find() -> dict[str, Any] | None:
+        return _found(source, options, n_workers, how) if ranks.worker == 0 else None
+
+    row = _only(ranks.agree(f"finding the files of {source}", find, True))
+    if row is None:
+        return None
+    plan, folder = msgspec.convert(row["plan"], Draft), Path(row["folder"])
+    worker = ranks.worker
+    own = Conversion(plan, options, worker, n_workers) if worker is not None else None
+    if not plan.is_there:
+        _convert(ranks, own, folder, source)
+    index = _index(ranks, own, plan, folder)
+    info = index.info()
+    if like is not None and options.labelled and info.label_names != like.label_names:
+        raise DataError(
+            f"{source}: its labels are {', '.join(info.class_names[:10])}, those of the training data "
+            f"{', '.join(like.class_names[:10])}; use files with the same labels"
+        )
+    some = StreamedData(folder, index, worker or 0, n_workers, how.memory)
+    size = sum(piece.file_bytes for piece in index.pieces)
+    made = "found there" if plan.is_there else f"converted in {time.monotonic() - begun:.1f} s"
+    note = (
+        f"{source}: larger than data.memory_mib = {how.memory >> 20} in each worker, so it is read in "
+        f"windows from {folder} ({_mib(size)}, {made})"
+    )
+    return Streamed(
+        info,
+        (*index.notes, note),
+        some if worker is not None else None,
+        some.blocks.block,
+        some.window,
+    )
+
+
+def _found(
+    source: str, options: ReadOptions, n_workers: int, how: Streaming
+) -> dict[str, Any] | None:
+    """Return the plan of the conversion and the folder of the cache; None: all fits in memory."""
+    files = []
+    for path in files_of(source):
+        reader = choose_reader(path, options.format)
+        if reader.name not in SOURCES:
+            return None
+        try:
+            found = os.stat(path)
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+        files.append(File(path, found.st_size, found.st_mtime_ns, reader.name))
+    if not is_streamed(files, options, n_workers, how.memory):
+        return None
+    root = how.cache if how.cache is not None else _temporary()
+    plan = draft(source, files, options, how.memory, root)
+    folder = root / plan.key
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{folder}: cannot make the cache of the data: {error.strerror or error}; set data.cache to a "
+            "folder that can be written"
+        ) from None
+    return {"plan": msgspec.to_builtins(plan), "folder": str(folder)}
+
+
+def _convert(ranks: JobRanks, own: Conversion | None, folder: Path, source: str) -> None:
+    """Let all workers convert their spans, and write the index. Collective."""
+    surveys: dict[int, Sequence[bool]] = {}
+    for row in ranks.agree(
+        f"finding records in {source}",
+        lambda: _pairs(own.survey()) if own is not None and own.needs_survey else [],
+        True,
+    ):
+        surveys |= dict(row)
+
+    def convert() -> list[Any]:
+        if own is None:
+            return []
+        if not folder.is_dir():
+            raise ConfigError(
+                f"{folder}: the cache of the data, which worker 0 has made, is not there on this node; set "
+                "data.cache to a folder that all nodes share"
+            )
+        found: list[Any] = msgspec.to_builtins(_pairs(own.convert(surveys, folder)))
+        return found
+
+    rows = ranks.agree(f"converting {source}", convert, True)
+    pieces = {
+        place: [msgspec.convert(piece, Piece) for piece in found]
+        for row in rows
+        for place, found in row
+    }
+
+    def write() -> None:
+        if ranks.worker == 0 and own is not None:
+            try:
+                write_index(folder, own.index(pieces))
+            except OSError as error:
+                raise CapabilityError(
+                    f"{folder}: cannot write the cache of the data: {error.strerror or error}"
+                ) from None
+
+    ranks.agree(f"describing {source}", write, True)
+
+
+def _index(ranks: JobRanks, own: Conversion | None, plan: Draft, folder: Path) -> Index:
+    """Return the index of the cache, as worker 0 reads it. Collective."""
+
+    def read() -> dict[str, Any] | None:
+        if ranks.worker == 0:
+            index = read_index(folder)
+            if index is None:
+                raise DataError(
+                    f"{folder}: the cache of {plan.source} was removed or damaged while the job started; "
+                    "start the job again"
+                )
+            found: dict[str, Any] = msgspec.to_builtins(index)
+            return found
+        if own is not None and read_index(folder) is None:
+            raise ConfigError(
+                f"{folder}: the cache of the data is not there on this node; set data.cache to a folder that "
+                "all nodes share"
+            )
+        return None
+
+    return msgspec.convert(_only(ranks.agree("reading the cache of the data", read, True)), Index)
+
+
+def _temporary() -> Path:
+    """Return a new temporary folder, removed when this process ends, or by the next job if it is killed."""
+    base = Path(tempfile.gettempdir())
+    for old in base.glob(f"{_PREFIX}*"):
+        _remove_if_free(old)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _remove_if_free(folder: Path) -> None:
+    """Remove a temporary folder of an ended job of this user; the owner of one in use has its lock."""
+    try:
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return  # of another user, or being made
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
+    except OSError:
+        pass
+    finally:
+        os.close(lock)
+
+
+def _only(rows: Sequence[Value | None]) -> Value | None:
+    """Return the value of the one rank that has one; None: no rank has."""
+    return next((row for row in rows if row is not None), None)
+
+
+def _pairs(found: dict[int, Any]) -> list[Any]:
+    """Return the entries of a dict with numbers as keys, which messages cannot have."""
+    return [[key, value] for key, value in found.items()]
+
+
+def _mib(n_bytes: int) -> str:
+    return f"{n_bytes / (1 << 20):,.1f} MiB"
