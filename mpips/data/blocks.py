@@ -20,7 +20,7 @@ from mpips.data.shares import bounds, rotations
 Int64: TypeAlias = npt.NDArray[np.int64]
 
 
-class Blocks(msgspec.Struct, frozen=True):
+class SampleBlocks(msgspec.Struct, frozen=True):
     """The blocks of a data set.
 
     Attributes:

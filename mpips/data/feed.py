@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from mpips.data.dataset import Batch, Dataset, join_batches
+from mpips.data.rows import Samples
 
 Int64: TypeAlias = npt.NDArray[np.int64]
 
 
+@runtime_checkable
 class WindowedData(Protocol):
     """A worker's share of data that is too large for its memory.
 
@@ -56,7 +58,7 @@ class Feed(Protocol):
 class MemoryFeed:
     """See Feed: samples in memory."""
 
-    def __init__(self, data: Dataset, rows: Int64) -> None:
+    def __init__(self, data: Samples, rows: Int64) -> None:
         """Serve `rows` of the data, int64, shape (n,)."""
         self._data = data
         self._rows = rows
@@ -71,7 +73,8 @@ class MemoryFeed:
         """See Feed."""
         rows = self._rows[self._next : self._next + n]
         self._next += n
-        return self._data.take(rows, weight)
+        batch: Batch = self._data.take(rows, weight)
+        return batch
 
     def close(self) -> None:
         """See Feed: nothing to end."""

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mpips.data.dataset import Batch, Dataset, DenseData, SparseData
+from mpips.data.dataset import Batch
 from mpips.data.feed import Feed, MemoryFeed, WindowedData, WindowFeed
+from mpips.data.rows import Samples
 from mpips.data.sampling import Sampling, Shape
 from mpips.data.shares import Shares, counts
 
@@ -51,7 +52,7 @@ class Loader:
 
     def __init__(
         self,
-        data: Dataset | WindowedData,
+        data: Samples | WindowedData,
         n_total: int,
         n_workers: int,
         worker: int,
@@ -88,7 +89,7 @@ class Loader:
                 f"worker {worker} from 0 to n_workers - 1 = {n_workers - 1}"
             )
         sampling = sampling or Sampling(Shape(n_total, n_workers, batch_size, seed))
-        if isinstance(data, SparseData | DenseData) == bool(sampling.shape.block):
+        if isinstance(data, WindowedData) != bool(sampling.shape.block):
             raise ValueError(f"{type(data).__name__} with blocks of {sampling.shape.block} samples")
         expected = sampling.shape.counts()[worker]
         if data.n != expected:
@@ -157,7 +158,7 @@ class Loader:
         """Return the samples of an epoch without the first `n_skipped`, in this worker's order."""
         n = self._sampling.counts(epoch)[self._worker]
         windows = self._sampling.windows(epoch, self._worker)
-        if isinstance(self._data, SparseData | DenseData):
+        if not isinstance(self._data, WindowedData):
             # Sample i of the file is sample i // n_workers of its worker, by either rule.
             order = next(windows) // self._n_workers
             return MemoryFeed(self._data, order[n_skipped:])

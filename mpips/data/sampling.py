@@ -31,7 +31,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from mpips.data.blocks import Blocks
+from mpips.data.blocks import SampleBlocks
 from mpips.data.shares import Shares, counts, numbers, owners
 
 Int64 = npt.NDArray[np.int64]
@@ -76,9 +76,9 @@ class Shape(msgspec.Struct, frozen=True):
         return cls(n_total, n_workers, batch_size, seed, shares, block, window)
 
     @property
-    def blocks(self) -> Blocks:
+    def blocks(self) -> SampleBlocks:
         """The blocks of the data, if it is read in windows."""
-        return Blocks(self.n_total, self.n_workers, self.block)
+        return SampleBlocks(self.n_total, self.n_workers, self.block)
 
     def owners(self, samples: Int64) -> Int64:
         """Return the worker of each sample, int64; `samples`: int64, any shape."""

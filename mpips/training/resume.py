@@ -93,6 +93,7 @@ class TrainingPlan(msgspec.Struct):
             generation=start.generation,
             data=inputs.info.to_config(),
             attached=(*_moments(inputs.info), *inputs.info.arrays, *names_of(inputs.info)),
+            example=self._example() if names_of(inputs.info) else None,
         )
 
     def _example(self) -> ExampleMaker:

@@ -21,7 +21,7 @@ import msgspec
 from mpips.data import DataInfo, ReadOptions, files_of
 from mpips.data.readers import as_in_training, choose_reader
 from mpips.data.stream import Conversion, Index, StreamedData
-from mpips.data.stream.cache import Piece, read_index, write_index
+from mpips.data.stream.cache import CachePiece, read_index, write_index
 from mpips.data.stream.conversion import SOURCES, Draft, File, draft, is_streamed
 from mpips.errors import CapabilityError, ConfigError, DataError
 from mpips.session.driver import JobRanks
@@ -172,7 +172,7 @@ def _convert(ranks: JobRanks, own: Conversion | None, folder: Path, source: str)
 
     rows = ranks.agree(f"converting {source}", convert, True)
     pieces = {
-        place: [msgspec.convert(piece, Piece) for piece in found]
+        place: [msgspec.convert(piece, CachePiece) for piece in found]
         for row in rows
         for place, found in row
     }

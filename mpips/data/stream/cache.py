@@ -33,7 +33,7 @@ VERSION = 1
 _LOCAL_HEADER = 30  # bytes of a zip file's local header before the name
 
 
-class Raw(NamedTuple):
+class Converted(NamedTuple):
     """Samples as a source has converted them.
 
     Attributes:
@@ -48,7 +48,7 @@ class Raw(NamedTuple):
     max_index: int = -1
 
 
-class Piece(msgspec.Struct, frozen=True):
+class CachePiece(msgspec.Struct, frozen=True):
     """One file of the cache.
 
     Attributes:
@@ -62,7 +62,7 @@ class Piece(msgspec.Struct, frozen=True):
         labels, counts: The distinct labels, ascending, and the samples of each; () for targets.
         label_names: Labels that are text; then `labels` are places here.
         target_range: The least and the greatest target; () for classes.
-        min_index, max_index: See `Raw`.
+        min_index, max_index: See `Converted`.
     """
 
     file: str
@@ -112,7 +112,7 @@ class Index(msgspec.Struct, frozen=True):
     label_column: str
     categorical: tuple[str, ...]
     notes: tuple[str, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[CachePiece, ...]
 
     @property
     def n(self) -> int:
@@ -162,7 +162,7 @@ class Index(msgspec.Struct, frozen=True):
         )
 
 
-def write_piece(folder: Path, name: str, raw: Raw, wants: Wants) -> Piece:
+def write_piece(folder: Path, name: str, raw: Converted, wants: Wants) -> CachePiece:
     """Write samples into a new file of the cache. Blocks until they are on the disk.
 
     Args:
@@ -198,7 +198,7 @@ def write_piece(folder: Path, name: str, raw: Raw, wants: Wants) -> Piece:
         new.unlink(missing_ok=True)
     targets = wants == "targets"
     labels, counts = distinct_counts(data.labels[:0] if targets else data.labels)
-    return Piece(
+    return CachePiece(
         name,
         size,
         data.n,

@@ -12,6 +12,7 @@ its content depends on: the files with their sizes and times of change, and the 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from glob import escape
@@ -25,12 +26,12 @@ from mpips.data.columns import TableColumns
 from mpips.data.compressed import compression_of
 from mpips.data.options import ReadOptions
 from mpips.data.parquet import opened_parquet
-from mpips.data.stream.cache import VERSION, Index, Piece, read_index, write_piece
-from mpips.data.stream.sources import CsvSource, LibsvmSource, Source, Span, cut
+from mpips.data.stream.cache import VERSION, CachePiece, Index, read_index, write_piece
+from mpips.data.stream.sources import CsvSource, LibsvmSource, Span, SpanSource, cut
 from mpips.data.stream.table_sources import ArraySource, ParquetSource, opened_arrays
 from mpips.errors import CapabilityError, DataError
 
-SOURCES: dict[str, Callable[[str, ReadOptions, int], Source]] = {
+SOURCES: dict[str, Callable[[str, ReadOptions, int], SpanSource]] = {
     "libsvm": LibsvmSource,
     "csv": CsvSource,
     "parquet": ParquetSource,
@@ -144,7 +145,7 @@ class Conversion:
         self._options = options
         self._own = range(worker, len(plan.spans), n_workers)
         self._first: TableColumns | None = None
-        self._open: tuple[int, Source] | None = None
+        self._open: tuple[int, SpanSource] | None = None
 
     @property
     def needs_survey(self) -> bool:
@@ -152,7 +153,7 @@ class Conversion:
         return any(file.format == "csv" for file in self._plan.files)
 
     def survey(self) -> dict[int, tuple[bool, bool]]:
-        """Return what `Source.survey` returns for each of this worker's spans, by place. Blocks."""
+        """Return what `SpanSource.survey` returns for each of this worker's spans, by place. Blocks."""
         return {
             place: self._source(self._plan.spans[place]).survey(self._plan.spans[place])
             for place in self._own
@@ -160,7 +161,7 @@ class Conversion:
 
     def convert(
         self, surveys: Mapping[int, Sequence[bool]], folder: Path
-    ) -> dict[int, list[Piece]]:
+    ) -> dict[int, list[CachePiece]]:
         """Convert this worker's spans; return the pieces of each by its place. Blocks.
 
         Args:
@@ -173,7 +174,7 @@ class Conversion:
             OSError: A file cannot be read.
         """
         inside = _composed(self._plan.spans, surveys)
-        found: dict[int, list[Piece]] = {}
+        found: dict[int, list[CachePiece]] = {}
         for place in self._own:
             span = self._plan.spans[place]
             self._plan.files[span.file].check()
@@ -191,7 +192,7 @@ class Conversion:
             self._plan.files[span.file].check()
         return found
 
-    def index(self, pieces: Mapping[int, Sequence[Piece]]) -> Index:
+    def index(self, pieces: Mapping[int, Sequence[CachePiece]]) -> Index:
         """Return the description of the cache from the pieces of all workers.
 
         Raises:
@@ -242,7 +243,7 @@ class Conversion:
     def _wants(self) -> Any:
         return self._options.wants if self._options.labelled else "targets"
 
-    def _base(self, pieces: Sequence[Piece]) -> int:
+    def _base(self, pieces: Sequence[CachePiece]) -> int:
         """Return the number of the first feature of LIBSVM text."""
         if self._plan.files[0].format != "libsvm":
             return 0
@@ -256,7 +257,7 @@ class Conversion:
             self._first = self._made(0, self._options).columns
         return self._first
 
-    def _source(self, span: Span) -> Source:
+    def _source(self, span: Span) -> SpanSource:
         """Return the source of a span; that of the last file is kept."""
         if self._open is None or self._open[0] != span.file:
             options = self._options
@@ -266,7 +267,7 @@ class Conversion:
             self._open = span.file, self._made(span.file, options)
         return self._open[1]
 
-    def _made(self, place: int, options: ReadOptions) -> Source:
+    def _made(self, place: int, options: ReadOptions) -> SpanSource:
         file = self._plan.files[place]
         return SOURCES[file.format](file.path, options, self._plan.piece_bytes)
 
@@ -300,7 +301,7 @@ def _spans(place: int, file: File, options: ReadOptions, piece_bytes: int) -> li
         return [Span(place, i, i + 1, i == n - 1) for i in range(n)]
     if file.format in ("npz", "hdf5"):
         with opened_arrays(file.path, options) as (x, _):
-            row_bytes = max(1, x.dtype.itemsize * (x.size // max(1, len(x))))
+            row_bytes = max(1, x.dtype.itemsize * math.prod(x.shape[1:]))
             n = max(1, len(x) * row_bytes // (4 * piece_bytes))
             ends = [len(x) * i // n for i in range(n + 1)]
         return [Span(place, ends[i], ends[i + 1], i == n - 1) for i in range(n)]
@@ -320,7 +321,7 @@ def _composed(
     return found
 
 
-def _check_labels(source: str, pieces: Sequence[Piece]) -> None:
+def _check_labels(source: str, pieces: Sequence[CachePiece]) -> None:
     """Raise DataError if some labels are text and others numbers."""
     text = next((piece for piece in pieces if piece.label_names), None)
     if text is not None and any(piece.labels and not piece.label_names for piece in pieces):

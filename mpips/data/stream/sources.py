@@ -26,7 +26,7 @@ from mpips.data.csv_plan import MAX_RECORD_BYTES, CsvPlan, count_lines
 from mpips.data.csv_table import cells_of, csv_errors, read_records, uses_arrow
 from mpips.data.dataset import SparseData
 from mpips.data.options import ReadOptions
-from mpips.data.stream.cache import Raw
+from mpips.data.stream.cache import Converted
 from mpips.errors import DataError
 
 _READ = 1 << 20  # bytes that are read at a time where only the end of a record is sought
@@ -47,7 +47,7 @@ class Span(msgspec.Struct, frozen=True):
     is_last: bool
 
 
-class Source(Protocol):
+class SpanSource(Protocol):
     """A file whose spans are converted.
 
     Attributes:
@@ -59,7 +59,7 @@ class Source(Protocol):
     def survey(self, span: Span) -> tuple[bool, bool]:
         """Return whether the end of a span is within quotes if its beginning is not, and if it is. Blocks."""
 
-    def pieces(self, span: Span, inside: tuple[bool, bool]) -> Iterator[Raw]:
+    def pieces(self, span: Span, inside: tuple[bool, bool]) -> Iterator[Converted]:
         """Yield the samples of a span in order, in pieces of bounded size. Blocks.
 
         Args:
@@ -139,7 +139,7 @@ class TextFile:
 
 
 class LibsvmSource:
-    """See Source: LIBSVM text."""
+    """See SpanSource: LIBSVM text."""
 
     columns: TableColumns | None = None
 
@@ -150,11 +150,11 @@ class LibsvmSource:
         self._piece_bytes = piece_bytes
 
     def survey(self, span: Span) -> tuple[bool, bool]:
-        """See Source: there are no quotes."""
+        """See SpanSource: there are no quotes."""
         return False, False
 
-    def pieces(self, span: Span, inside: tuple[bool, bool]) -> Iterator[Raw]:
-        """See Source."""
+    def pieces(self, span: Span, inside: tuple[bool, bool]) -> Iterator[Converted]:
+        """See SpanSource."""
         if compression_of(self._path):
             yield from self._unpacked()
             return
@@ -168,7 +168,7 @@ class LibsvmSource:
         if raw.data.n:
             yield raw
 
-    def _unpacked(self) -> Iterator[Raw]:
+    def _unpacked(self) -> Iterator[Converted]:
         """Yield the samples of a compressed file."""
         line, left = 0, b""
         with opened(self._path) as file:
@@ -190,7 +190,7 @@ class LibsvmSource:
                 if not block:
                     return
 
-    def _parsed(self, text: bytes, lines_before: Callable[[], int]) -> Raw:
+    def _parsed(self, text: bytes, lines_before: Callable[[], int]) -> Converted:
         base = 1 if self._options.index_base == 1 else 0
         try:
             labels, indptr, indices, values, _, low, high, _ = parse_libsvm(text, 1, 0, base)
@@ -198,11 +198,13 @@ class LibsvmSource:
             line, _, rest = str(error).partition(":")
             raise DataError(f"{self._path}:{int(line) + lines_before()}:{rest}") from None
         # Store the indices as they are written: the base may be found in another piece.
-        return Raw(SparseData(indptr, indices + base, values, labels, high + 1), (), low, high)
+        return Converted(
+            SparseData(indptr, indices + base, values, labels, high + 1), (), low, high
+        )
 
 
 class CsvSource:
-    """See Source: CSV."""
+    """See SpanSource: CSV."""
 
     def __init__(self, path: str, options: ReadOptions, piece_bytes: int) -> None:
         """Read the header, and the first rows for the columns with text.
@@ -219,7 +221,7 @@ class CsvSource:
         self._fast = uses_arrow(path)
 
     def survey(self, span: Span) -> tuple[bool, bool]:
-        """See Source."""
+        """See SpanSource."""
         if compression_of(self._path):
             return False, False
         with TextFile(self._path) as file:
@@ -231,8 +233,8 @@ class CsvSource:
         ends = [scan_csv(text, first, last, self._plan.delimiter, q)[0] for q in (False, True)]
         return ends[0], ends[1]
 
-    def pieces(self, span: Span, inside: tuple[bool, bool]) -> Iterator[Raw]:
-        """See Source."""
+    def pieces(self, span: Span, inside: tuple[bool, bool]) -> Iterator[Converted]:
+        """See SpanSource."""
         with csv_errors(self._path):
             if compression_of(self._path):
                 line = self._plan.n_header_lines
@@ -252,7 +254,7 @@ class CsvSource:
                     yield from self._converted(text, file.lines_before(begin))
                     raise
 
-    def _converted(self, text: bytes, line: int) -> Iterator[Raw]:
+    def _converted(self, text: bytes, line: int) -> Iterator[Converted]:
         """Yield the samples of whole records, if there are any; `line`: lines before them."""
         if not text.strip(b"\r\n"):
             return
@@ -262,7 +264,7 @@ class CsvSource:
         if rows.n:
             cells = cells_of(self._plan, rows, None, text, line)
             data = join_cells([cells], labels.values(places, names), self._plan.is_hashed)
-            yield Raw(data, names)
+            yield Converted(data, names)
 
     def _shifted(self, file: TextFile, place: int) -> int:
         """Return the first place from `place` on that is not between two quotes in a row."""

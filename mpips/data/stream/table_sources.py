@@ -16,7 +16,7 @@ from mpips.data.columns import TableColumns
 from mpips.data.dataset import DenseData
 from mpips.data.options import ReadOptions
 from mpips.data.parquet import ParquetTable, opened_parquet
-from mpips.data.stream.cache import Raw, members_of, read_rows
+from mpips.data.stream.cache import Converted, members_of, read_rows
 from mpips.data.stream.sources import Span
 from mpips.errors import DataError
 
@@ -24,7 +24,7 @@ _MAX_ROWS = 1 << 16  # rows of a piece
 
 
 class ParquetSource:
-    """See Source: Parquet, a span for each group of rows."""
+    """See SpanSource: Parquet, a span for each group of rows."""
 
     def __init__(self, path: str, options: ReadOptions, piece_bytes: int) -> None:
         """Read the schema. Raises as `mpips.data.parquet.read_parquet`."""
@@ -40,11 +40,11 @@ class ParquetSource:
         self._n_rows = max(1, min(_MAX_ROWS, piece_bytes // row_bytes))
 
     def survey(self, span: Span) -> tuple[bool, bool]:
-        """See Source: there are no quotes."""
+        """See SpanSource: there are no quotes."""
         return False, False
 
-    def pieces(self, span: Span, inside: tuple[bool, bool]) -> Iterator[Raw]:
-        """See Source."""
+    def pieces(self, span: Span, inside: tuple[bool, bool]) -> Iterator[Converted]:
+        """See SpanSource."""
         with opened_parquet(self._path) as file:
             table = ParquetTable(self._path, self._options, file)
             start = int(self._starts[span.start])
@@ -54,12 +54,12 @@ class ParquetSource:
             )
             for batch in batches:
                 if batch.num_rows:
-                    yield Raw(*table.convert(batch, start))
+                    yield Converted(*table.convert(batch, start))
                 start += batch.num_rows
 
 
 class ArraySource:
-    """See Source: the arrays `x` and `y` of an HDF5 or npz file."""
+    """See SpanSource: the arrays `x` and `y` of an HDF5 or npz file."""
 
     columns: TableColumns | None = None
 
@@ -70,11 +70,11 @@ class ArraySource:
         self._piece_bytes = piece_bytes
 
     def survey(self, span: Span) -> tuple[bool, bool]:
-        """See Source: there are no quotes."""
+        """See SpanSource: there are no quotes."""
         return False, False
 
-    def pieces(self, span: Span, inside: tuple[bool, bool]) -> Iterator[Raw]:
-        """See Source."""
+    def pieces(self, span: Span, inside: tuple[bool, bool]) -> Iterator[Converted]:
+        """See SpanSource."""
         with opened_arrays(self._path, self._options) as (x, y):
             row_bytes = max(1, x.dtype.itemsize * int(np.prod(x.shape[1:])))
             n_rows = max(1, self._piece_bytes // row_bytes)
@@ -82,7 +82,7 @@ class ArraySource:
                 stop = min(start + n_rows, span.stop)
                 labels = y[start:stop] if y is not None else np.zeros(stop - start)
                 rows, labels = float_rows(self._path, x[start:stop], labels)
-                yield Raw(DenseData(rows, labels))
+                yield Converted(DenseData(rows, labels))
 
 
 class RowsOfFile:

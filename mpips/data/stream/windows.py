@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from mpips.data.blocks import Blocks
+from mpips.data.blocks import SampleBlocks
 from mpips.data.dataset import Batch, Dataset, DenseData, SparseData, join
 from mpips.data.info import relabel
 from mpips.data.stream.cache import Index, Members, members_of, read_rows
@@ -67,7 +67,7 @@ class StreamedData:
         sample_bytes = max(1, index.memory_bytes // n_total)
         in_window = max(1, memory // 2 // sample_bytes)
         block = max(1, min(_BLOCK_BYTES // sample_bytes, in_window // _BLOCKS))
-        self.blocks = Blocks(n_total, n_workers, block)
+        self.blocks = SampleBlocks(n_total, n_workers, block)
         self.window = max(1, in_window // block)
         self.n = self.blocks.counts()[worker]
         self._ends = np.cumsum([piece.n for piece in index.pieces])

@@ -1,0 +1,421 @@
+"""Data that is read in windows has the samples that are read into memory, in every format."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import os
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mpips.data import Cursor, DataInfo, Loader, ReadOptions, Sampling, Shape, read
+from mpips.data.stream import StreamedData, cache, conversion, sources
+from mpips.data.stream.cache import Index, members_of, read_index
+from mpips.errors import CapabilityError, DataError
+from tests.support.streaming import (
+    assert_same,
+    convert,
+    drafted,
+    numbers_of,
+    streamed,
+    whole,
+)
+
+
+@pytest.fixture(autouse=True)
+def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversion, "_LEAST_PIECE", 300)
+    monkeypatch.setattr(sources, "_READ", 64)
+
+
+def libsvm(path: Path, n: int = 300, first: int = 1) -> Path:
+    source = random.Random(1)
+    with path.open("w") as file:
+        for i in range(n):
+            keys = sorted(source.sample(range(first, 50), source.randint(0, 6)))
+            entries = " ".join(f"{key}:{source.randint(-9, 9)}.5" for key in keys)
+            file.write(f"{'# only a comment' if i % 50 == 7 else f'{i % 3} {entries}'}\n")
+    return path
+
+
+def table(path: Path, n: int = 300, text: bool = True, label: str = "text") -> Path:
+    """Write CSV with line ends, delimiters and quotes within quoted cells."""
+    source = random.Random(2)
+    cells = ['"a, b"', '"x\ny"', '"say ""no"""', "plain", 'in"ch', "", '"\n\n"', '""""']
+    with path.open("w", newline="") as file:
+        file.write("number,word,y\n" if text else "number,other,y\n")
+        for i in range(n):
+            number = source.choice(["1.5", "-2", "0", f"{source.random():.9f}"])
+            word = source.choice(cells) if text else str(source.randint(0, 9))
+            name = f"class{i * 7 % 5}" if label == "text" else str(i * 7 % 5)
+            file.write(f"{number},{word},{name}\n" + ("\n" if i % 40 == 3 else ""))
+    return path
+
+
+def parquet(path: Path) -> Path:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    n = 400
+    columns = {
+        "number": pyarrow.array([i / 8 if i % 9 else None for i in range(n)]),
+        "word": pyarrow.array([f"w{i % 11}" for i in range(n)]),
+        "y": pyarrow.array([f"c{i * 3 % 4}" for i in range(n)]),
+    }
+    parquet.write_table(pyarrow.table(columns), path, row_group_size=150)
+    return path
+
+
+def arrays(path: Path) -> Path:
+    source = np.random.default_rng(3)
+    x = source.integers(-99, 99, (150, 3, 2)).astype(np.float32)
+    y = source.integers(0, 4, 150)
+    if path.suffix == ".npz":
+        np.savez(path, x=x, y=y)
+        return path
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(path, "w") as file:
+        file["x"], file["y"] = x, y
+    return path
+
+
+def packed(path: Path) -> Path:
+    (path.parent / "a.svm.gz").write_bytes(gzip.compress(libsvm(path).read_bytes()))
+    return path.parent / "a.svm.gz"
+
+
+def packed_table(path: Path) -> Path:
+    (path.parent / "a.csv.gz").write_bytes(gzip.compress(table(path).read_bytes()))
+    return path.parent / "a.csv.gz"
+
+
+MAKERS = {
+    "libsvm": lambda folder: libsvm(folder / "a.svm"),
+    "libsvm from 0": lambda folder: libsvm(folder / "a.svm", first=0),
+    "libsvm.gz": lambda folder: packed(folder / "a.svm"),
+    "csv": lambda folder: table(folder / "a.csv"),
+    "dense csv": lambda folder: table(folder / "a.csv", text=False, label="number"),
+    "csv.gz": lambda folder: packed_table(folder / "a.csv"),
+    "parquet": lambda folder: parquet(folder / "a.parquet"),
+    "npz": lambda folder: arrays(folder / "a.npz"),
+    "hdf5": lambda folder: arrays(folder / "a.h5"),
+}
+WORKERS = [1, 2, 3, 5]
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("n_workers", WORKERS)
+def test_samples_are_those_that_are_read_into_memory(
+    tmp_path: Path, kind: str, n_workers: int
+) -> None:
+    path = MAKERS[kind](tmp_path)
+    shares = streamed([path], tmp_path / "cache", n_workers=n_workers, memory=1 << 12)
+    index = shares[0].index
+    assert len(index.pieces) > (0 if kind.endswith("gz") else 3)
+    part = read(path)
+    assert index.info() == replace(part.info, n_local=part.info.n_samples_total)
+    assert index.notes == part.notes
+    assert_same(whole(shares), part.data)
+    # Any samples, in any order, are those of the file.
+    rows = np.random.default_rng(1).permutation(index.n)[:40]
+    data, places = shares[0].read(rows)
+    expected = part.data.take(rows)
+    found = data.take(places)
+    assert found.labels.tolist() == expected.labels.tolist()
+    assert (
+        found.densify(60).tolist() == expected.densify(60).tolist() if kind[:3] == "lib" else True
+    )
+    # The places of a share are those of its samples.
+    for worker, share in enumerate(shares):
+        numbers = numbers_of(share, worker)
+        own = np.arange(share.n)[::3]
+        assert share.take(own).labels.tolist() == part.data.labels[numbers[own]].tolist()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_spans_of_csv_begin_at_records_whatever_the_quotes(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = random.Random(seed)
+    monkeypatch.setattr(conversion, "_LEAST_PIECE", source.choice([7, 20, 61]))
+    cells = ['"a, b"', '"x\ny"', '""""', "plain", 'i"n', '"\r\n"', '""', '"""a"""', '"\n,"', "é"]
+    end = source.choice(["\n", "\r\n"])
+    lines = ["y,a,b"]
+    for _ in range(source.randint(1, 25)):
+        # A class that only one record has shows a record that is read twice or not at all.
+        lines.append(",".join([str(len(lines)), source.choice(cells), source.choice(cells)]))
+    path = tmp_path / "a.csv"
+    path.write_bytes((end.join(lines) + source.choice(["", end])).encode())
+    options = ReadOptions(categorical=("a", "b"))
+    shares = streamed([path], tmp_path / "cache", options=options, n_workers=3, memory=1 << 10)
+    assert_same(whole(shares), read(path, options=options).data)
+
+
+def test_several_files_are_read_as_one(tmp_path: Path) -> None:
+    first = libsvm(tmp_path / "a.svm", 100)
+    second = libsvm(tmp_path / "b.svm", 100, first=0)
+    shares = streamed([first, second], tmp_path / "cache", n_workers=2, memory=1 << 12)
+    part = read(tmp_path / "*.svm")
+    # Index 0 occurs in the second file only; the base of both is 0.
+    assert shares[0].index.index_base == 0
+    assert_same(whole(shares), part.data)
+    table(tmp_path / "a.csv", 60)
+    # Columns of the second file are in another order.
+    (tmp_path / "b.csv").write_text("y;word;number\nclass9;plain;3\nclass0;;4\n")
+    paths = [tmp_path / "a.csv", tmp_path / "b.csv"]
+    shares = streamed(paths, tmp_path / "cache", n_workers=2, memory=1 << 12)
+    part = read(tmp_path / "*.csv")
+    assert_same(whole(shares), part.data)
+    assert shares[0].index.info() == replace(part.info, n_local=part.info.n_samples_total)
+
+
+def test_a_second_job_finds_the_cache_and_another_file_does_not(tmp_path: Path) -> None:
+    path, options = libsvm(tmp_path / "a.svm"), ReadOptions()
+    plan = drafted([path], options, 1 << 12, tmp_path / "cache")
+    assert not plan.is_there
+    index = convert(plan, options, 2, tmp_path / "cache" / plan.key)
+    again = drafted([path], options, 1 << 12, tmp_path / "cache")
+    assert again.is_there
+    assert again.key == plan.key
+    assert read_index(tmp_path / "cache" / plan.key) == index
+    # Other options, another size of pieces, or a changed file have a cache of their own.
+    keys = {plan.key, drafted([path], ReadOptions(index_base=0), 1 << 12, tmp_path).key}
+    keys.add(drafted([path], options, 1 << 20, tmp_path).key)
+    path.write_text("1 1:2\n")
+    keys.add(drafted([path], options, 1 << 12, tmp_path).key)
+    assert len(keys) == 4
+    # A cache that lacks a piece, or has part of one, is none.
+    folder = tmp_path / "cache" / plan.key
+    piece = folder / index.pieces[0].file
+    content = piece.read_bytes()
+    piece.write_bytes(content[:-1])
+    assert read_index(folder) is None
+    piece.unlink()
+    assert read_index(folder) is None
+    piece.write_bytes(content)
+    assert read_index(folder) == index
+    (folder / cache.INDEX).write_text("{}")
+    assert read_index(folder) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.svm", "1 1:2\n" * 200 + "1 x:2\n", r"a.svm:201:3: found 'x:2': expected index:value"),
+        ("a.csv", "y,a\n" + "1,2\n" * 200 + "1,two\n", r"a.csv:202: column 'a' contains 'two'"),
+        ("a.csv", "y,a\n" + "1,2\n" * 200 + "1,2,3\n", r"a.csv:202: 3 cells, the header names 2"),
+        (
+            "a.csv",
+            "y,a\n" + "1,2\n" * 200 + "x,2\n",
+            r"some labels are numbers, others text \('x'\)",
+        ),
+        ("a.csv", "y,a\n", "contains no samples"),
+        ("a.svm", "# nothing\n" * 100, "contains no samples"),
+    ],
+)
+def test_an_error_names_the_line_of_the_file(
+    tmp_path: Path, name: str, text: str, message: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(DataError, match=message):
+        streamed([path], tmp_path / "cache", n_workers=1, memory=1 << 10)
+
+
+def test_labels_of_two_pieces_are_numbers_or_text(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("y,a\n1,2\n")
+    (tmp_path / "b.csv").write_text("y,a\nx,2\n")
+    with pytest.raises(
+        DataError, match=r"some labels are numbers, others text \('x'\): labels are"
+    ):
+        streamed([tmp_path / "a.csv", tmp_path / "b.csv"], tmp_path / "cache")
+    (tmp_path / "b.csv").write_text("y,b\nx,2\n")
+    with pytest.raises(DataError, match="the training data has column 'a' that this file lacks"):
+        streamed([tmp_path / "a.csv", tmp_path / "b.csv"], tmp_path / "cache")
+    (tmp_path / "c.svm").write_text("1 1:2\n")
+    with pytest.raises(DataError, match="different numbers of features|its data is"):
+        streamed([tmp_path / "a.csv", tmp_path / "c.svm"], tmp_path / "cache")
+
+
+def test_an_error_in_a_compressed_file_names_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.svm.gz"
+    path.write_bytes(gzip.compress(b"1 1:2\n" * 200 + b"1 x:2\n"))
+    with pytest.raises(DataError, match=r"a.svm.gz:201:3: found 'x:2'"):
+        streamed([path], tmp_path / "cache", memory=1 << 10)
+
+
+def test_a_line_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "MAX_RECORD_BYTES", 1 << 12)
+    path = tmp_path / "a.svm"
+    path.write_text("1" + " 1:2" * 5000 + "\n")
+    with pytest.raises(DataError, match="a line or record is longer than"):
+        streamed([path], tmp_path / "cache", memory=1 << 10)
+
+
+def test_a_file_that_changes_is_refused(tmp_path: Path) -> None:
+    path, options = libsvm(tmp_path / "a.svm"), ReadOptions()
+    plan = drafted([path], options, 1 << 12, tmp_path / "cache")
+    with path.open("a") as file:
+        file.write("1 1:2\n")
+    with pytest.raises(DataError, match="has changed while it was read, or is another file"):
+        convert(plan, options, 1, tmp_path / "cache")
+
+
+def test_a_full_disk_names_the_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(cache.np, "savez", full)
+    with pytest.raises(CapabilityError, match=r"No space left on device; set data\.cache"):
+        streamed([libsvm(tmp_path / "a.svm")], tmp_path / "cache")
+    # Nothing half written is left.
+    assert not [*tmp_path.glob("cache/*/*")]
+
+
+def test_a_cache_that_is_removed_while_it_is_read_is_one_sentence(tmp_path: Path) -> None:
+    (share,) = streamed([libsvm(tmp_path / "a.svm")], tmp_path / "cache", memory=1 << 12)
+    folder = next((tmp_path / "cache").iterdir())
+    piece = folder / share.index.pieces[-1].file
+    share.read(np.arange(share.n))  # now places in the files are known
+    piece.write_bytes(piece.read_bytes()[:200])
+    with pytest.raises(DataError, match="is shorter than when the job began"):
+        share.read(np.arange(share.n))
+    piece.unlink()
+    with pytest.raises(DataError, match="the cache of the data is damaged or was removed"):
+        share.read(np.arange(share.n))
+
+
+def test_pieces_are_files_of_numpy(tmp_path: Path) -> None:
+    (share,) = streamed([table(tmp_path / "a.csv")], tmp_path / "cache", memory=1 << 12)
+    path = next((tmp_path / "cache").iterdir()) / share.index.pieces[0].file
+    with np.load(path) as archive:
+        members = members_of(str(path))
+        assert set(archive) == set(members) == {"indptr", "indices", "values", "labels", "fields"}
+        assert archive["fields"].dtype == np.uint8
+        assert [archive[name].shape for name in archive] == [m.shape for m in members.values()]
+    compressed = tmp_path / "b.npz"
+    np.savez_compressed(compressed, x=np.zeros((2, 2)), y=np.zeros(2))
+    with pytest.raises(DataError, match=r"cannot be read in windows: x\.npy is compressed"):
+        streamed([compressed], tmp_path / "cache")
+
+
+def loaders(
+    shares: list[StreamedData], batch: int, sampling: Sampling | None = None
+) -> list[Loader]:
+    n_total, n_workers = shares[0].index.n, len(shares)
+    shape = shape_of(shares, batch)
+    return [
+        Loader(share, n_total, n_workers, w, batch, 1, sampling=sampling or Sampling(shape))
+        for w, share in enumerate(shares)
+    ]
+
+
+def shape_of(shares: list[StreamedData], batch: int) -> Shape:
+    n_total = shares[0].index.n
+    return Shape.of_job(n_total, len(shares), batch, 1, shares[0].blocks.block, shares[0].window)
+
+
+def numbered(path: Path, n: int) -> Path:
+    """Write samples whose target is their number."""
+    path.write_text("".join(f"{i} 1:{i}\n" for i in range(n)))
+    return path
+
+
+TARGETS = ReadOptions(wants="targets")
+
+
+@pytest.mark.parametrize("n_workers", WORKERS)
+@pytest.mark.parametrize("batch", [1, 7, 64])
+def test_each_sample_is_read_once_an_epoch_and_a_cursor_continues(
+    tmp_path: Path, n_workers: int, batch: int
+) -> None:
+    n = 331
+    path = numbered(tmp_path / "a.svm", n)
+    # Windows of a few samples, so that batches lie in two or more.
+    shares = streamed(
+        [path], tmp_path / "cache", options=TARGETS, n_workers=n_workers, memory=1 << 10
+    )
+    assert shares[0].window * shares[0].blocks.block < 40
+    for epoch in range(2):
+        seen = []
+        for loader in loaders(shares, batch):
+            own = [(c, b) for c, b in loader.until(2) if c.epoch == epoch]
+            seen += [label for _, b in own for label in b.labels.tolist()]
+            # The values belong to the labels.
+            assert all(b.values[: b.n].tolist() == b.labels.tolist() for _, b in own if b.n)
+        assert sorted(seen) == list(range(n))
+    share = shares[-1]
+    expected = [b.labels.tolist() for c, b in loaders(shares, batch)[-1].until(2)]
+    for step in (0, 1, len(expected) // 3):
+        at = Cursor(0, step)
+        loader = Loader(
+            share,
+            n,
+            n_workers,
+            n_workers - 1,
+            batch,
+            1,
+            at,
+            sampling=Sampling(shape_of(shares, batch)),
+        )
+        assert [b.labels.tolist() for _, b in loader.until(2)] == expected[step:]
+
+
+def test_the_order_of_an_epoch_is_mixed_over_the_file(tmp_path: Path) -> None:
+    n = 4000
+    path = numbered(tmp_path / "a.svm", n)
+    (share,) = streamed([path], tmp_path / "cache", options=TARGETS, memory=1 << 14)
+    orders = []
+    loader = loaders([share], 50)[0]
+    for epoch in range(2):
+        orders.append(
+            [x for c, b in loader.until(2) if c.epoch == epoch for x in b.labels.tolist()]
+        )
+    assert orders[0] != orders[1]
+    # Each window of a twentieth of the file has samples of all tenths of it.
+    size = share.window * share.blocks.block
+    assert size < n / 10
+    tenths = {int(x) * 10 // n for x in orders[0][:size]}
+    assert tenths == set(range(10))
+
+
+def test_a_job_that_reads_into_memory_continues_one_that_reads_in_windows(tmp_path: Path) -> None:
+    n, batch = 200, 8
+    path = numbered(tmp_path / "a.svm", n)
+    shares = streamed([path], tmp_path / "cache", options=TARGETS, n_workers=3, memory=1 << 10)
+    seen = []
+    for loader in loaders(shares, batch):
+        seen += [x for c, b in loader.until(1) if c.step < 4 for x in b.labels.tolist()]
+    shape = Shape.of_job(n, 2, batch, 1)
+    sampling = Sampling(shape_of(shares, batch)).after([(0, 4)] * 3, shape)
+    for worker in range(2):
+        part = read(path, stride=2, offset=worker, shares="mixed", options=TARGETS)
+        loader = Loader(part.data, n, 2, worker, batch, 1, sampling=sampling)
+        seen += [x for _, b in loader.until(1) for x in b.labels.tolist()]
+    assert sorted(seen) == list(range(n))
+
+
+def test_an_error_of_the_reading_thread_reaches_the_training(tmp_path: Path) -> None:
+    path = numbered(tmp_path / "a.svm", 500)
+    shares = streamed([path], tmp_path / "cache", options=TARGETS, memory=1 << 12)
+    batches = loaders(shares, 10)[0].until(1)
+    next(batches)
+    for piece in shares[0].index.pieces:
+        (next((tmp_path / "cache").iterdir()) / piece.file).unlink()
+    with pytest.raises(DataError, match="the cache of the data is damaged or was removed"):
+        list(batches)
+
+
+def test_an_index_describes_targets_and_wide_columns(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("y,t\n" + "".join(f"{i}.5,{1_700_000_000 + i}\n" for i in range(200)))
+    (share,) = streamed([path], tmp_path / "cache", options=TARGETS, memory=1 << 11)
+    info: DataInfo = share.index.info()
+    assert info.wide
+    assert info.target_range == (0.5, 199.5)
+    assert isinstance(share.index, Index)
+    assert whole([share]).x[:, 0].tolist() == [1_700_000_000 + i for i in range(200)]
