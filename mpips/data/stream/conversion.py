@@ -204,6 +204,10 @@ class Conversion:
             raise DataError(f"{plan.source}: contains no samples")
         _check_labels(plan.source, ordered)
         widths = {piece.n_columns for piece in ordered}
+        if len(widths) > 1 and 0 in widths:
+            raise DataError(
+                f"{plan.source}: some of its files have rows, others lists of features; use one format"
+            )
         if len(widths) > 1:
             raise DataError(
                 f"{plan.source}: its files have different numbers of features: {sorted(widths)}; use files "
