@@ -31,13 +31,13 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     ignore: Ignored = ()
     empty: EmptyCells = "error"
     memory_mib: Annotated[
-        int,
+        float,
         Meta(
-            ge=1,
+            gt=0,
             description="MiB of samples that a worker holds. If a worker's share is larger, by an estimate "
             "from the sizes of the files, the data is converted into a cache and read in windows.",
         ),
-    ] = 1024
+    ] = 1024.0
     cache: Annotated[
         str,
         Meta(

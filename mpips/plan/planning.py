@@ -256,7 +256,7 @@ def _needs(
     journal = config.redundancy.warm and not replicated_tables(inputs.tables)
     servers = need.server_needs(inputs.tables, placement, rows, journal, copies)
     # A worker whose share is larger than that reads it in windows.
-    most = config.data.memory_mib << 20
+    most = int(config.data.memory_mib * (1 << 20))
     data = sum(
         min(-(-need.data_bytes(part) // len(a.workers)), most)
         for part in (inputs.train, inputs.test)

@@ -70,6 +70,12 @@ TASKS: Mapping[str, FaultJob] = {
         bits=True,
         evaluates=True,
     ),
+    # The data is converted into a cache, and read in windows of a sixth of a worker's share.
+    "windows": FaultJob(
+        (*_ROWS, "data.memory_mib=0.02", *_SUM),
+        bits=True,
+        evaluates=True,
+    ),
     # One server without rows, another without a shard of one dense table.
     "gaps": FaultJob(("options.gaps=true", "options.pulls=true", *_SUM), bits=True),
 }

@@ -109,7 +109,8 @@ def prepare(
     own_metrics = getattr(task_class, "own_metrics", {})
     own: dict[str, Any] = {}
     streaming = Streaming(
-        config.data.memory_mib << 20, Path(config.data.cache) if config.data.cache else cache
+        int(config.data.memory_mib * (1 << 20)),
+        Path(config.data.cache) if config.data.cache else cache,
     )
 
     def load(path: str, split: str, like: DataInfo | None) -> dict[str, Any] | None:
