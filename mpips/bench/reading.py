@@ -1,8 +1,8 @@
-"""The suite `data`: readers of files against scikit-learn, pandas and pyarrow, in one process and one thread.
+"""The suite `data`: readers of files against scikit-learn, pandas and pyarrow; data that is read in windows.
 
 Made-up samples are written to a file in each format. Ours and baseline take turns on a file that is in the
 kernel's cache. Ours includes what a worker does with what it has read: it divides the samples, checks the
-numbers, hashes the text.
+numbers, hashes the text. One process and one thread.
 """
 
 from __future__ import annotations
@@ -11,17 +11,14 @@ import importlib
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
+from mpips.bench import windows
+from mpips.bench.data_files import write_csv, write_libsvm, write_parquet
 from mpips.bench.launching import Options
 from mpips.bench.measure import Comparison, Findings, measure_alternately
 from mpips.data import read
 
 N_SAMPLES, N_SAMPLES_QUICK = 200_000, 300
-_N_ENTRIES = 14  # of a LIBSVM sample, as in Adult
-_N_NUMBERS, _N_TEXTS = 7, 9  # columns of a table, as of the bank data
 _MIB = float(1 << 20)
 
 
@@ -32,9 +29,9 @@ def run(suite: str, options: Options, nodes: int) -> Findings:
     with tempfile.TemporaryDirectory(prefix="mpips-bench-") as name:
         folder = Path(name)
         for ratio, what, write, baseline in (
-            ("libsvm_vs_sklearn", "LIBSVM text, 14 entries a sample", _write_libsvm, _sklearn),
-            ("csv_vs_pandas", "CSV, 7 columns of numbers, 9 of text", _write_csv, _pandas),
-            ("parquet_vs_pyarrow", "the same table as Parquet", _write_parquet, _pyarrow),
+            ("libsvm_vs_sklearn", "LIBSVM text, 14 entries a sample", write_libsvm, _sklearn),
+            ("csv_vs_pandas", "CSV, 7 columns of numbers, 9 of text", write_csv, _pandas),
+            ("parquet_vs_pyarrow", "the same table as Parquet", write_parquet, _pyarrow),
         ):
             try:
                 name_of_baseline, load = baseline()
@@ -43,6 +40,7 @@ def run(suite: str, options: Options, nodes: int) -> Findings:
                 found.skipped[ratio] = f"{error.name} is not installed"
                 continue
             found.comparisons.append(_compared(ratio, what, path, name_of_baseline, load, options))
+    found.add(windows.run(options))
     return found
 
 
@@ -90,45 +88,3 @@ def _pyarrow() -> tuple[str, Callable[[str], object]]:
         ]
 
     return "pyarrow.parquet.read_table, text as dictionaries", load
-
-
-def _write_libsvm(folder: Path, n: int) -> Path:
-    random = np.random.default_rng(1)
-    keys = np.sort(random.integers(1, 10_000, (n, _N_ENTRIES)), axis=1) * 16 + np.arange(_N_ENTRIES)
-    values = random.integers(1, 1000, (n, _N_ENTRIES)) / 8
-    path = folder / "data.svm"
-    with path.open("w") as file:
-        for i, (row, numbers) in enumerate(zip(keys.tolist(), values.tolist(), strict=True)):
-            entries = " ".join(f"{k}:{v}" for k, v in zip(row, numbers, strict=True))
-            file.write(f"{i % 2} {entries}\n")
-    return path
-
-
-def _columns(n: int) -> dict[str, Any]:
-    """Return the columns of a table: numbers, text with 4 to 1024 words, and the label `y`."""
-    random = np.random.default_rng(2)
-    columns: dict[str, Any] = {
-        f"number{i}": random.normal(0, 100, n).round(3) for i in range(_N_NUMBERS)
-    }
-    for i in range(_N_TEXTS):
-        words = np.array([f"word-{k}" for k in range(4 << i)])
-        columns[f"text{i}"] = words[random.integers(0, len(words), n)]
-    return {**columns, "y": random.integers(0, 2, n)}
-
-
-def _write_csv(folder: Path, n: int) -> Path:
-    columns = _columns(n)
-    path = folder / "data.csv"
-    with path.open("w") as file:
-        file.write(",".join(columns) + "\n")
-        rows = zip(*(column.tolist() for column in columns.values()), strict=True)
-        file.writelines(",".join(map(str, row)) + "\n" for row in rows)
-    return path
-
-
-def _write_parquet(folder: Path, n: int) -> Path:
-    pyarrow = importlib.import_module("pyarrow")
-    path = folder / "data.parquet"
-    table = pyarrow.table({name: pyarrow.array(c.tolist()) for name, c in _columns(n).items()})
-    importlib.import_module("pyarrow.parquet").write_table(table, path)
-    return path

@@ -22,7 +22,10 @@ SUITES: dict[str, tuple[str, str]] = {
         "kills under mpips run: time to the next step, lost and doubled updates",
     ),
     "network": ("network", "codecs, and steps over links of 1 and 0.1 Gb/s between two nodes"),
-    "data": ("reading", "readers of files; scikit-learn, pandas and pyarrow"),
+    "data": (
+        "reading",
+        "readers of files, data that is read in windows; scikit-learn, pandas, pyarrow",
+    ),
     "plan": ("plan", "seconds per step: prediction of mpips plan and measurement"),
     "torch": ("torch_models", "steps of PyTorch models; plain torch and DistributedDataParallel"),
     "scale": ("scale", "messages, memory and scheduler work from 1 to 32 ranks"),

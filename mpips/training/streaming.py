@@ -108,8 +108,8 @@ def stream(
     size = sum(piece.file_bytes for piece in index.pieces)
     made = "found there" if plan.is_there else f"converted in {time.monotonic() - begun:.1f} s"
     note = (
-        f"{source}: larger than data.memory_mib = {how.memory / (1 << 20):g} in each worker, so it is read in "
-        f"windows from {folder} ({_mib(size)}, {made})"
+        f"{source}: larger than data.memory_mib = {how.memory / (1 << 20):g} in each worker, so it is "
+        f"read in windows from {folder} ({_mib(size)}, {made})"
     )
     return Streamed(
         info,

@@ -1,7 +1,7 @@
 """The cache: a folder with one npz file for each piece of the data, and an index of them, `index.json`.
 
 A piece has the arrays of a `SparseData` (indptr, indices, values, labels; fields for CSV and Parquet) or a
-`DenseData` (x, labels). `numpy.load` reads it. Integers have the smallest dtype that holds them. Labels that
+`DenseData` (x, labels). `numpy.load` reads it. Indices have 32 bits if that is enough. Labels that
 are text are places in the piece's own `label_names`, since a worker that converts a piece does not know the
 others.
 
@@ -178,12 +178,14 @@ def write_piece(folder: Path, name: str, raw: Converted, wants: Wants) -> CacheP
     if isinstance(data, SparseData):
         arrays: dict[str, Any] = {
             "indptr": data.indptr,
-            "indices": _smallest(data.indices),
+            "indices": _narrow(data.indices),
             "values": data.values,
             "labels": data.labels,
         }
         if data.fields is not None:
-            arrays["fields"] = _smallest(data.fields)
+            arrays["fields"] = data.fields.astype(
+                np.uint16 if data.n_fields < 1 << 16 else np.int32
+            )
     else:
         arrays = {"x": data.x, "labels": data.labels}
     new = folder / f".{name}-{uuid.uuid4().hex[:8]}"
@@ -215,11 +217,9 @@ def write_piece(folder: Path, name: str, raw: Converted, wants: Wants) -> CacheP
     )
 
 
-def _smallest(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return integers, none of them negative, in the smallest dtype that holds them."""
-    greatest = int(array.max()) if len(array) else 0
-    kinds = (np.uint8, np.uint16, np.uint32, np.int64)
-    return array.astype(next(kind for kind in kinds if greatest <= np.iinfo(kind).max))
+def _narrow(array: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    """Return indices, none of them negative, in 32 bits if that is enough."""
+    return array.astype(np.uint32) if len(array) == 0 or array.max() < 1 << 32 else array
 
 
 def write_index(folder: Path, index: Index) -> None:

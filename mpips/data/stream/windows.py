@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -11,10 +12,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from mpips._native import read_parts
 from mpips.data.blocks import SampleBlocks
 from mpips.data.dataset import Batch, Dataset, DenseData, SparseData, join
-from mpips.data.info import relabel
-from mpips.data.stream.cache import Index, Members, members_of, read_rows
+from mpips.data.stream.cache import Index, Members, members_of
 from mpips.errors import DataError
 
 Int64: TypeAlias = npt.NDArray[np.int64]
@@ -24,6 +25,7 @@ Change: TypeAlias = Callable[[Dataset], Dataset]
 # class for example, so the blocks of a window must come from many places.
 _BLOCK_BYTES = 256 << 10
 _BLOCKS = 128  # least number of blocks in a window, if a block can be so small
+_MOST_FILES = 128  # files that are read together; twice as many stay open
 _GAP = 64  # samples between two that are wanted, up to which both are read at once
 
 
@@ -70,12 +72,15 @@ class StreamedData:
         self.blocks = SampleBlocks(n_total, n_workers, block)
         self.window = max(1, in_window // block)
         self.n = self.blocks.counts()[worker]
-        self._ends = np.cumsum([piece.n for piece in index.pieces])
+        self._sizes = np.array([piece.n for piece in index.pieces], np.int64)
+        self._ends = np.cumsum(self._sizes)
+        # The class of each label that is text: those of piece p begin at place `_first_name[p]`.
         place = {name: float(i) for i, name in enumerate(names)}
-        self._labels = [
-            {float(i): place[name] for i, name in enumerate(piece.label_names)}
-            for piece in index.pieces
-        ]
+        self._names = np.array([place[n] for piece in index.pieces for n in piece.label_names])
+        counts = [len(piece.label_names) for piece in index.pieces]
+        self._first_name = np.cumsum([0, *counts[:-1]])
+        self._files: dict[int, _CacheFile] = {}
+        self._lock = threading.Lock()
 
     def changed(self, change: Change) -> StreamedData:
         """Return the same samples, to which `change` is applied after they were read."""
@@ -123,67 +128,155 @@ class StreamedData:
             yield self._ranges(starts[at : at + self.window], stops[at : at + self.window])
 
     def _ranges(self, starts: Int64, stops: Int64) -> Dataset:
-        """Return the samples of some ranges of the whole data, in order."""
-        parts = [
-            part
-            for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)
-            for part in self._range(start, stop)
-        ]
-        data = join(parts or [self._of_piece(0, 0, 0)])
+        """Return the samples of some ranges of the whole data, ascending, in order."""
+        pieces, starts, stops = self._divided(starts, stops)
+        parts: list[Dataset] = []
+        begun = 0
+        for end in self._groups(pieces):
+            some = slice(begun, end)
+            parts.append(self._of_pieces(pieces[some], starts[some], stops[some]))
+            begun = end
+        data = join(parts)
         for change in self._changes:
             data = change(data)
         return data
 
-    def _range(self, start: int, stop: int) -> Iterator[Dataset]:
-        """Yield the samples of a range, piece by piece."""
-        place = int(np.searchsorted(self._ends, start, side="right"))
-        while start < stop:
-            end = int(self._ends[place])
-            first = end - self.index.pieces[place].n
-            until = min(stop, end)
-            yield self._of_piece(place, start - first, until - first)
-            start, place = until, place + 1
+    def _divided(self, starts: Int64, stops: Int64) -> tuple[Int64, Int64, Int64]:
+        """Divide ranges at the ends of pieces; return piece, first and last row in it of each part."""
+        if not len(starts):
+            zero = np.zeros(1, np.int64)
+            return zero, zero, zero
+        first = np.searchsorted(self._ends, starts, side="right")
+        n = np.searchsorted(self._ends, stops, side="left") - first + 1
+        # A range has n parts, in consecutive pieces.
+        before = np.repeat(np.cumsum(n) - n, n)
+        pieces = np.repeat(first, n) + np.arange(n.sum()) - before
+        begins = self._ends[pieces] - self._sizes[pieces]
+        low = np.maximum(np.repeat(starts, n), begins) - begins
+        high = np.minimum(np.repeat(stops, n), self._ends[pieces]) - begins
+        return pieces, low, high
 
-    def _of_piece(self, place: int, start: int, stop: int) -> Dataset:
-        """Return samples of a piece."""
-        path = os.fspath(self._folder / self.index.pieces[place].file)
-        try:
-            members = _members(path)
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                data = self._read(file, path, members, start, stop)
-            finally:
-                os.close(file)
-        except (OSError, ValueError, KeyError) as error:
-            raise DataError(
-                f"{path}: the cache of the data is damaged or was removed: {error}; start the job again"
-            ) from None
-        return relabel(data, self._labels[place])
+    def _groups(self, pieces: Int64) -> Iterator[int]:
+        """Yield the ends of groups of parts: few files, and arrays of one dtype, in each."""
+        here: set[int] = set()
+        kind = None
+        for i, piece in enumerate(pieces.tolist()):
+            if piece in here:
+                continue
+            found = self._kind(piece)
+            if here and (len(here) == _MOST_FILES or found != kind):
+                yield i
+                here = set()
+            here.add(piece)
+            kind = found
+        yield len(pieces)
 
-    def _read(self, file: int, path: str, members: Members, start: int, stop: int) -> Dataset:
-        def rows(name: str, first: int = start, last: int = stop) -> Any:
-            return read_rows(file, path, members[name], first, last)
+    def _kind(self, piece: int) -> Any:
+        """Return the dtype of the main array of a piece."""
+        name = "x" if self.index.kind == "dense" else "indices"
+        return self._file(piece).members[name].dtype
 
-        labels = rows("labels").astype(np.float64, copy=False)
+    def _file(self, piece: int) -> _CacheFile:
+        """Return an open file of the cache. The files that were used last stay open."""
+        with self._lock:
+            found = self._files.pop(piece, None)
+            if found is None:
+                found = _CacheFile(os.fspath(self._folder / self.index.pieces[piece].file))
+                if len(self._files) >= 2 * _MOST_FILES:
+                    self._files.pop(next(iter(self._files)))
+            self._files[piece] = found
+            return found
+
+    def _of_pieces(self, pieces: Int64, starts: Int64, stops: Int64) -> Dataset:
+        """Return the samples in rows of some pieces: `starts` to below `stops`."""
+        unique, which = np.unique(pieces, return_inverse=True)
+        # The list keeps the files open, also if another thread uses others.
+        reader = _Parts([self._file(piece) for piece in unique.tolist()], which)
+        n = stops - starts
+        labels = reader.read("labels", starts, n).astype(np.float64, copy=False)
+        if len(self._names):
+            places = self._first_name[np.repeat(pieces, n)] + labels.astype(np.int64)
+            labels = self._names[places]
         if self.index.kind == "dense":
-            return DenseData(rows("x"), labels)
-        indptr = rows("indptr", start, stop + 1)
-        ends = int(indptr[0]), int(indptr[-1])
-        base = self.index.index_base
-        fields = rows("fields", *ends).astype(np.int32, copy=False) if "fields" in members else None
-        indices = rows("indices", *ends).astype(np.int64)
-        if base:
-            indices -= base
-        n_fields = len(self.index.columns) if fields is not None else 0
+            return DenseData(reader.read("x", starts, n), labels)
+        ends = reader.read("indptr", starts, n + 1)
+        # Each part has one entry more than samples; the difference over two parts is left out.
+        last = np.cumsum(n + 1) - 1
+        low, high = ends[last - n], ends[last]
+        lengths = np.delete(np.diff(ends), last[:-1])
+        indices = reader.read("indices", low, high - low).astype(np.int64)
+        if self.index.index_base:
+            indices -= self.index.index_base
+        fields = None
+        if self.index.columns:
+            fields = reader.read("fields", low, high - low).astype(np.int32, copy=False)
         return SparseData(
-            indptr - indptr[0],
+            np.concatenate(([0], np.cumsum(lengths))).astype(np.int64),
             indices,
-            rows("values", *ends),
+            reader.read("values", low, high - low),
             labels,
             self.index.n_features,
             fields,
-            n_fields,
+            len(self.index.columns) if fields is not None else 0,
         )
+
+
+class _CacheFile:
+    """An open file of the cache.
+
+    Attributes:
+        path: Its path.
+        members: Its arrays.
+        file: Its descriptor, closed with this object.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.file = -1
+        try:
+            self.members = _members(path)
+            self.file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except (OSError, ValueError, KeyError) as error:
+            raise damaged(path, error) from None
+
+    def __del__(self) -> None:
+        """Close the file."""
+        if self.file >= 0:
+            os.close(self.file)
+
+
+class _Parts:
+    """Rows of the same array in several files."""
+
+    def __init__(self, files: Sequence[_CacheFile], which: Int64) -> None:
+        """Read nothing yet; part i lies in file `which[i]`."""
+        self._files = files
+        self._which = which
+
+    def read(self, name: str, starts: Int64, n: Int64) -> npt.NDArray[Any]:
+        """Return rows, `n[i]` from `starts[i]` on of part i, one part behind the other, a new array."""
+        members = [file.members[name] for file in self._files]
+        shape, dtype = members[0].shape[1:], members[0].dtype
+        row_bytes = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        ends = np.cumsum(n)
+        out = np.empty((int(ends[-1]), *shape), dtype)
+        parts = np.empty((len(n), 4), np.int64)
+        parts[:, 0] = np.array([file.file for file in self._files])[self._which]
+        parts[:, 1] = np.array([m.offset for m in members])[self._which] + starts * row_bytes
+        parts[:, 2] = n * row_bytes
+        parts[:, 3] = (ends - n) * row_bytes
+        try:
+            read_parts(parts, out.reshape(-1).view(np.uint8))
+        except (OSError, ValueError) as error:
+            raise damaged(os.path.dirname(self._files[0].path), error) from None
+        return out
+
+
+def damaged(path: str, error: Exception) -> DataError:
+    """Return the error of a cache that cannot be read."""
+    return DataError(
+        f"{path}: the cache of the data is damaged or was removed: {error}; start the job again"
+    )
 
 
 @lru_cache(maxsize=4096)

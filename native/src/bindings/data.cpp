@@ -1,6 +1,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
+#include <cerrno>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -8,6 +9,7 @@
 #include "bindings/register.hpp"
 #include "data/csv.hpp"
 #include "data/libsvm.hpp"
+#include "data/parts.hpp"
 
 namespace py = pybind11;
 
@@ -66,6 +68,34 @@ std::size_t csv_last_end(const py::buffer& text, std::size_t begin, char delimit
   const auto length = static_cast<std::size_t>(info.size);
   py::gil_scoped_release release;
   return data::csv_last_end(chars(info), length, begin, delimiter);
+}
+
+// Fill `out` with parts of files; `parts` has shape (n, 4): the members of FilePart.
+void read_parts(const py::array_t<std::int64_t, py::array::c_style>& parts,
+                py::array_t<std::uint8_t, py::array::c_style>& out) {
+  static_assert(sizeof(data::FilePart) == 4 * sizeof(std::int64_t));
+  if (parts.ndim() != 2 || parts.shape(1) != 4 || out.ndim() != 1)
+    throw py::value_error("parts must have shape (n, 4) and out (n_bytes,)");
+  const auto* const all = reinterpret_cast<const data::FilePart*>(parts.data());
+  const auto n = static_cast<std::size_t>(parts.shape(0));
+  for (std::size_t i = 0; i < n; ++i) {
+    const data::FilePart& part = all[i];
+    if (part.file < 0 || part.offset < 0 || part.length < 0 || part.place < 0 ||
+        part.place > out.size() || part.length > out.size() - part.place)
+      throw py::value_error("a part does not lie in out");
+  }
+  char* const to = reinterpret_cast<char*>(out.mutable_data());
+  int error = 0;
+  std::size_t done = 0;
+  {
+    py::gil_scoped_release release;
+    done = data::read_parts(all, n, to, error);
+  }
+  if (done == n) return;
+  if (error == 0) throw py::value_error("is shorter than when the job began");
+  errno = error;
+  PyErr_SetFromErrno(PyExc_OSError);
+  throw py::error_already_set();
 }
 
 py::array_t<double> signed_log(const py::array_t<double, py::array::c_style>& values) {
@@ -127,6 +157,10 @@ void register_data(py::module_& m) {
   m.def("csv_last_end", &csv_last_end, py::arg("text"), py::arg("begin"), py::arg("delimiter"),
         "Return the place behind the last complete record after `begin`, or `begin`. Releases the\n"
         "GIL.");
+  m.def("read_parts", &read_parts, py::arg("parts").noconvert(), py::arg("out").noconvert(),
+        "Fill `out`, uint8, with parts of open files. `parts`: int64, shape (n, 4): descriptor,\n"
+        "offset in the file, length, place in `out`. Releases the GIL. Raises OSError, and\n"
+        "ValueError for a file that is too short.");
   m.def("signed_log", &signed_log, py::arg("values").noconvert(),
         "Return sign(v) log(1 + |v|) of each value, float64, shape (n,). Releases the GIL.");
 }
