@@ -18,7 +18,7 @@ from mpips.bench.launching import Options
 from mpips.bench.measure import Comparison, Findings
 from mpips.testing.errors import BenchError
 
-_MEMORY_MIB = 8.0  # the buffer
+_MEMORY_MIB = 32.0  # the buffer
 _SAMPLE_BYTES = 184  # of a sample of 14 entries in memory
 # The command line of mpips, which prints the peak of its resident memory in KiB at its end. The value of
 # wait4 includes the memory of the process that has started it.
@@ -34,7 +34,7 @@ main()
 def run(options: Options) -> Findings:
     """Measure both ratios. Blocks."""
     found = Findings()
-    memory_mib = _MEMORY_MIB / (500 if options.quick else 1)
+    memory_mib = _MEMORY_MIB / (2000 if options.quick else 1)
     with tempfile.TemporaryDirectory(prefix="mpips-bench-") as name:
         folder = Path(name)
         # The file of 20 times the buffer is ten times the one of twice the buffer.
