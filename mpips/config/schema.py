@@ -317,7 +317,7 @@ class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     task: Annotated[
         str,
         Meta(
-            description="softmax, mlp, logistic, fm, wide_deep, deepfm, dcnv2, kge, or module:Class for a "
+            description="softmax, mlp, logistic, fm, wide_deep, deepfm, dcnv2, kge, mf, or module:Class for a "
             "task of your own."
         ),
     ] = ""

@@ -26,13 +26,24 @@ from mpips.tasks.deepfm import DeepFm
 from mpips.tasks.fm import FactorizationMachine
 from mpips.tasks.kge import Kge
 from mpips.tasks.logistic import Logistic
+from mpips.tasks.mf import MatrixFactorization
 from mpips.tasks.mlp import Mlp
 from mpips.tasks.softmax import Softmax
 from mpips.tasks.wide_deep import WideDeep
 
 TASKS: dict[str, type[Task]] = {
     task.name: task
-    for task in (Softmax, Mlp, Logistic, FactorizationMachine, WideDeep, DeepFm, DcnV2, Kge)
+    for task in (
+        Softmax,
+        Mlp,
+        Logistic,
+        FactorizationMachine,
+        WideDeep,
+        DeepFm,
+        DcnV2,
+        Kge,
+        MatrixFactorization,
+    )
 }
 
 METHODS = ("tables", "step", "predict", "prepare", "prefetch")
