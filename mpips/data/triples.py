@@ -16,6 +16,7 @@ from mpips.errors import DataError
 
 Int64: TypeAlias = npt.NDArray[np.int64]
 Int32: TypeAlias = npt.NDArray[np.int32]
+Texts: TypeAlias = npt.NDArray[np.str_]
 
 UNKNOWN = -1  # key of a name that the training data does not contain
 ASKED = -2  # key of "?", in the place of a head or tail that is to be predicted
@@ -29,11 +30,13 @@ class TripleBatch(msgspec.Struct, frozen=True):
         ids: Keys of head, relation and tail, int64, shape (n, 3); in data to evaluate also UNKNOWN and ASKED.
         weight: Factor of the mean gradient over the batch.
         known: Further triples that are true: all those of the file, int64, shape (m, 3).
+        names: Head, relation and tail as the file has them, shape (n, 3); None: not a file of questions.
     """
 
     ids: Int64
     weight: float
     known: Int64
+    names: Texts | None = None
 
     @property
     def n(self) -> int:
@@ -46,6 +49,7 @@ class TripleData(msgspec.Struct, frozen=True):
 
     ids: Int64
     known: Int64
+    names: Texts | None = None
 
     @property
     def n(self) -> int:
@@ -59,7 +63,8 @@ class TripleData(msgspec.Struct, frozen=True):
 
     def take(self, rows: Int64, weight: float = 1.0) -> TripleBatch:
         """Copy triples `rows` (int64, shape (n,), any order) into a batch."""
-        return TripleBatch(self.ids[rows], weight, self.known)
+        names = self.names[rows] if self.names is not None else None
+        return TripleBatch(self.ids[rows], weight, self.known, names)
 
 
 class _Names:
@@ -109,16 +114,13 @@ def read_new(pattern: str) -> tuple[Int64, Vocabulary, Vocabulary, int]:
     return distinct, names, relation_names, len(ids) - len(distinct)
 
 
-def read_as(
-    pattern: str, entities: Vocabulary, relations: Vocabulary, may_ask: bool = False
-) -> Int64:
+def read_as(pattern: str, entities: Vocabulary, relations: Vocabulary) -> Int64:
     """Read triples as keys of known vocabularies. Not collective; blocks.
 
     Args:
         pattern: A file, or a pattern of several.
         entities: The vocabulary of entities.
         relations: The vocabulary of relations.
-        may_ask: "?" in the place of head or tail means ASKED, as does a line of two cells for the tail.
 
     Returns:
         int64, shape (n, 3), in the order of the file; UNKNOWN for unknown names.
@@ -128,20 +130,44 @@ def read_as(
         OSError: A file cannot be read.
     """
     found = array("q")
-    least, what = (
-        (2, "head, relation and tail, with ? for what is asked") if may_ask else (3, _WHAT)
-    )
-    for place, cells in lines_of(pattern, tabs_or_blanks, least, 3, what):
+    for place, (head, relation, tail) in lines_of(pattern, tabs_or_blanks, 3, 3, _WHAT):
+        if not (head and relation and tail):
+            raise DataError(f"{place}: an empty cell: must be {_WHAT}")
+        found.extend((entities.key(head), relations.key(relation), entities.key(tail)))
+    return np.frombuffer(found, np.int64).reshape(-1, 3)
+
+
+def read_questions(
+    pattern: str, entities: Vocabulary, relations: Vocabulary
+) -> tuple[Int64, Texts]:
+    """Read triples in which "?" can stand for head or tail. Not collective; blocks.
+
+    Args:
+        pattern: A file, or a pattern of several. A line of two cells asks for the tail.
+        entities: The vocabulary of entities.
+        relations: The vocabulary of relations.
+
+    Returns:
+        Keys as of `read_as`, with ASKED for "?"; and the cells, shape (n, 3).
+
+    Raises:
+        DataError: A line is no triple, or asks for more than one entity.
+        OSError: A file cannot be read.
+    """
+    found, names, what = array("q"), [], "head, relation and tail, with ? for what is asked"
+    for place, cells in lines_of(pattern, tabs_or_blanks, 2, 3, what):
         head, relation, tail = cells if len(cells) == 3 else (*cells, "?")
         if not (head and relation and tail):
             raise DataError(f"{place}: an empty cell: must be {what}")
         keys = [entities.key(head), relations.key(relation), entities.key(tail)]
-        if may_ask and "?" in (head, tail):
+        if "?" in (head, tail):
             if head == tail or relation == "?":
                 raise DataError(f"{place}: ? stands for the head or for the tail, not for more")
             keys[0 if head == "?" else 2] = ASKED
         found.extend(keys)
-    return np.frombuffer(found, np.int64).reshape(-1, 3)
+        names.append((head, relation, tail))
+    ids = np.frombuffer(found, np.int64).reshape(-1, 3)
+    return ids, np.array(names, np.str_).reshape(-1, 3)
 
 
 def known_of(parts: Sequence[Int64]) -> Int32:

@@ -55,7 +55,7 @@ class Kge(Task):
     name = "kge"
     Options = KgeOptions
     labels = "none"
-    default_epochs = 30
+    default_epochs = 40
     default_batch_size = 128
     optimizer_options: ClassVar = {"learning_rate": ("", "lr")}
     metrics = ("mrr", "hits_at_1", "hits_at_3", "hits_at_10")
@@ -74,10 +74,15 @@ class Kge(Task):
         """Read triples; see `mpips.data.triples`. Of training data each triple is read once."""
         if like is not None:
             entities, relations = _names(like)
-            found = triples.read_as(path, entities, relations, may_ask=purpose == "predict")
-            own = found[share.numbers(0, len(found))]
-            info = describe_samples(len(found), len(own), path)
-            return TaskPart(TripleData(own, found), info, notes=_unknown_note(found))
+            texts = None
+            if purpose == "predict":
+                found, texts = triples.read_questions(path, entities, relations)
+            else:
+                found = triples.read_as(path, entities, relations)
+            rows = share.numbers(0, len(found))
+            info = describe_samples(len(found), len(rows), path)
+            data = TripleData(found[rows], found, texts[rows] if texts is not None else None)
+            return TaskPart(data, info, notes=_unknown_note(found, purpose))
         found, entities, relations, n_again = triples.read_new(path)
         others = [triples.read_as(file, entities, relations) for file in options.known]
         own = found[share.numbers(0, len(found))]
@@ -300,12 +305,15 @@ def _names(arrays: Arrays) -> tuple[Vocabulary, Vocabulary]:
     return Vocabulary.from_array(arrays[ENTITIES]), Vocabulary.from_array(arrays[RELATIONS])
 
 
-def _unknown_note(found: Int64) -> tuple[str, ...]:
+def _unknown_note(found: Int64, purpose: Purpose) -> tuple[str, ...]:
     """Return a sentence on triples with unknown names, if there are any."""
     n = int((found == triples.UNKNOWN).any(axis=1).sum())
     if not n:
         return ()
+    what = (
+        "have no score" if purpose == "predict" else "count as if all entities had the same score"
+    )
     return (
         f"{n:,} of {len(found):,} triples have an entity or relation that the training data does not have; "
-        "they count as if all entities had the same score",
+        f"they {what}",
     )

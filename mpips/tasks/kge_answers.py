@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpips.data.quotients import Measured
-from mpips.data.triples import ASKED, TripleBatch
+from mpips.data.triples import ASKED, Texts, TripleBatch
 from mpips.data.vocabulary import Vocabulary
 from mpips.tasks.base import Float32, Worker
 from mpips.tasks.kge_models import EmbeddingModel, Rows
@@ -96,10 +96,14 @@ class Ranker:
             np.concatenate([piece[i] for piece in pieces]) for i in range(5)
         )
         order = np.argsort(numbers, kind="stable")
+        texts = batch.names[numbers[order]] if batch.names is not None else None
+        kinds = (self._entities, self._relations, self._entities)
+        names = [
+            named(kind, triples[order, i], texts[:, i] if texts is not None else None)
+            for i, kind in enumerate(kinds)
+        ]
         return {
-            "head": self._names(self._entities, triples[order, 0]),
-            "relation": self._names(self._relations, triples[order, 1]),
-            "tail": self._names(self._entities, triples[order, 2]),
+            **dict(zip(("head", "relation", "tail"), names, strict=True)),
             "score": values[order].astype(np.float32),
             "head_rank": head_ranks[order],
             "tail_rank": tail_ranks[order],
@@ -184,6 +188,10 @@ class Ranker:
             self._file, self._with_file = file, KnownTriples(parts, len(self._relations))
         return self._with_file
 
-    @staticmethod
-    def _names(vocabulary: Vocabulary, keys: Int64) -> Any:
-        return np.array([vocabulary.names[key] if key >= 0 else "?" for key in keys.tolist()])
+
+def named(vocabulary: Vocabulary, keys: Int64, texts: Texts | None) -> Texts:
+    """Return the names of keys, shape (n,); of negative keys the text of the file, or "?" without texts."""
+    others = texts.tolist() if texts is not None else ["?"] * len(keys)
+    names = vocabulary.names
+    pairs = zip(keys.tolist(), others, strict=True)
+    return np.array([names[key] if key >= 0 else text for key, text in pairs], np.str_)

@@ -28,7 +28,7 @@ class KgeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         Meta(
             description="Values of an entity's row. complex, rotate: twice the number of complex numbers."
         ),
-    ] = 256
+    ] = 512
     reciprocals: Annotated[
         bool,
         Meta(
@@ -60,7 +60,7 @@ class KgeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     margin: Annotated[
         float | None,
         Meta(
-            description="logistic: added to every score. By default 9 for rotate and transe, else 0."
+            description="logistic: added to every score. By default 4 for transe, 6 for rotate, else 0."
         ),
     ] = None
     norm: Annotated[
@@ -70,7 +70,7 @@ class KgeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         Penalty | None,
         Meta(
             description="The loss of a triple has n3 times the sum of the cubed absolute values of its three "
-            "rows added. By default 0.005 for complex and distmult, else 0."
+            "rows added. By default 0.01 for complex and distmult, else 0."
         ),
     ] = None
     dropout: Annotated[
@@ -117,8 +117,8 @@ class KgeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         all_fit = loss == "softmax" and n_entities <= MOST_CANDIDATES
         chosen = {
             "negatives": 0 if all_fit else 256,
-            "margin": 0.0 if products else 9.0,
-            "n3": 0.005 if products else 0.0,
+            "margin": {"transe": 4.0, "rotate": 6.0}.get(self.model, 0.0),
+            "n3": 0.01 if products else 0.0,
             "dropout": 0.3 if products else 0.0,
             "init_std": 1e-3 if products else 0.1,
         }

@@ -27,6 +27,7 @@ from mpips.model.optimizer import Adagrad
 from mpips.model.table import EmbeddingTable, Table
 from mpips.tasks.base import Float32, StepResult, Task, Worker
 from mpips.tasks.kge import add_rows
+from mpips.tasks.kge_answers import named
 from mpips.tasks.losses import sigmoid
 from mpips.tasks.mf_options import MfOptions
 from mpips.tasks.mf_ranking import SeenItems, best_items, gains
@@ -85,7 +86,8 @@ class MatrixFactorization(Task):
         info = describe_samples(
             len(ids), len(own), path, arrays, wants="targets", target_range=reach
         )
-        return TaskPart(RowData(ids[own], values[own]), info, arrays, _unknown_notes(ids))
+        texts = np.array([lines.users, lines.items], np.str_).T[own] if asks else None
+        return TaskPart(RowData(ids[own], values[own], texts), info, arrays, _unknown_notes(ids))
 
     def __init__(self, info: DataInfo, options: MfOptions, seed: int) -> None:
         """Take the numbers of users and items."""
@@ -208,9 +210,10 @@ class MatrixFactorization(Task):
             np.concatenate([piece[i] for piece in pieces]) for i in range(4)
         )
         order = np.argsort(numbers, kind="stable")
+        texts = batch.names[numbers[order]].T if batch.names is not None else (None, None)
         return {
-            "user": _names(self._users, pairs[order, 0]),
-            "item": _names(self._items, pairs[order, 1]),
+            "user": named(self._users, pairs[order, 0], texts[0]),
+            "item": named(self._items, pairs[order, 1], texts[1]),
             "prediction": values[order].astype(np.float32),
             "rank": places[order],
         }
@@ -236,10 +239,6 @@ def _rows(worker: Worker, table: str, keys: Int64) -> Float32:
     rows: Float32 = worker.table(table).pull(distinct)[places]
     rows[keys < 0] = 0
     return rows
-
-
-def _names(vocabulary: Vocabulary, keys: Int64) -> Any:
-    return np.array([vocabulary.names[key] if key >= 0 else "?" for key in keys.tolist()])
 
 
 def _of_at_least(lines: Ratings, least: float) -> Ratings:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import mpips
+from mpips.checkpoint import list_checkpoints, open_checkpoint
 from mpips.config.schema import load_config
 from mpips.data.quotients import Quotients
 from mpips.data.ratings import PairData, RatingColumns, read_ratings
@@ -107,7 +108,7 @@ def test_held_out_items_of_two_groups_are_ranked_first(tmp_path: Path) -> None:
     assert (even, odd) == ({0}, {1})
     assert columns["rank"][:10].tolist() == list(range(1, 11))
     assert np.isnan(columns["rank"][20])
-    assert columns["user"].tolist() == ["u0"] * 10 + ["u1"] * 10 + ["u0"] + ["?"] * 10
+    assert columns["user"].tolist() == ["u0"] * 10 + ["u1"] * 10 + ["u0"] + ["nobody"] * 10
 
 
 class OneWorker:
@@ -347,10 +348,13 @@ def test_training_from_a_checkpoint_gives_the_bits_of_a_run_without_a_break(
     for folder in (whole, halves):
         folder.mkdir()
         write(folder)
-    few = [*more, ("train.epochs", 4)]
+    few = [*more, ("train.epochs", 4), ("checkpoint.every_steps", 4), ("checkpoint.keep_last", 99)]
     first = train(job(whole, *few), "none", verbose=False).value
-    train(job(halves, *more, ("train.epochs", 2)), "none", verbose=False)
-    second = train(job(halves, *few), "none", verbose=False).value
+    # Begin in the middle of an epoch.
+    places = [open_checkpoint(info.path).manifest for info in list_checkpoints(whole / "c")]
+    middle = next(m for m in places if m.workers[0].step > 0)
+    start = str(whole / "c" / f"step-{middle.step:012d}")
+    second = train(job(halves, *few, ("checkpoint.resume", start)), "none", verbose=False).value
     assert second.metrics == first.metrics
     a, b = (mpips.load(folder / "c").tables for folder in (whole, halves))
     for name in ("user", "item"):
