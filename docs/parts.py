@@ -146,7 +146,15 @@ def _task_tables(name: str) -> list[str]:
     task = TASKS[name]
     # All tasks take sparse data of two classes with columns of both kinds.
     columns, text = ("word", "number"), ("word",)
-    info = DataInfo(100, 100, 64, (0.0, 1.0), "sparse", columns=columns, categorical=text)
+    # kge and mf read their files themselves; they have the sizes of their vocabularies.
+    arrays = tuple(f"vocabulary/{name}" for name in ("entities", "relations", "users", "items"))
+    info = DataInfo(
+        *(100, 100, 64, (0.0, 1.0), "sparse"),
+        columns=columns,
+        categorical=text,
+        arrays=arrays,
+        sizes=(10,) * len(arrays),
+    )
     rows = []
     for table in task(info, task.Options(), 0).tables():
         kind = "dense" if isinstance(table, mpips.DenseTable) else "embedding"

@@ -49,11 +49,13 @@ class RowBatch(msgspec.Struct, frozen=True):
         ids: int64, shape (n, k).
         labels: A number for each sample, float64, shape (n,); zeros if the samples have none.
         weight: Factor of the mean gradient over the batch.
+        names: The names in the file, shape (n, k); None: the task has not kept them.
     """
 
     ids: Int64
     labels: npt.NDArray[np.float64]
     weight: float = 1.0
+    names: npt.NDArray[np.str_] | None = None
 
     @property
     def n(self) -> int:
@@ -67,10 +69,12 @@ class RowData(msgspec.Struct, frozen=True):
     Attributes:
         ids: int64, shape (n, k).
         values: A number for each sample, float64, shape (n,); None: they have none.
+        names: The names in the file, shape (n, k), for output about unknown ones; None: they are not needed.
     """
 
     ids: Int64
     values: npt.NDArray[np.float64] | None = None
+    names: npt.NDArray[np.str_] | None = None
 
     @property
     def n(self) -> int:
@@ -85,7 +89,8 @@ class RowData(msgspec.Struct, frozen=True):
     def take(self, rows: Int64, weight: float = 1.0) -> RowBatch:
         """Copy samples `rows` (int64, shape (n,), any order) into a batch."""
         labels = self.values[rows] if self.values is not None else np.zeros(len(rows))
-        return RowBatch(self.ids[rows], labels, weight)
+        names = self.names[rows] if self.names is not None else None
+        return RowBatch(self.ids[rows], labels, weight, names)
 
 
 class SomeSamples(msgspec.Struct, frozen=True):

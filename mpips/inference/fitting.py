@@ -28,8 +28,8 @@ def fit(
     """Train a task and return the model with its metrics. Not collective; blocks until training has ended.
 
     Args:
-        task: A task (softmax, mlp, logistic, fm, wide_deep, deepfm, dcnv2, module:Class), or a job file
-            (.toml).
+        task: A task (softmax, mlp, logistic, fm, wide_deep, deepfm, dcnv2, kge, mf, module:Class), or a
+            job file (.toml).
         train: Training data: a path or a pattern of files, as for `mpips train`; a pair (x, y) of an array or
             a sparse matrix of SciPy, shape (n, d), and n labels, numbers or texts; or a frame of pandas with
             a column of labels (label, y, target, class, or settings={"data.label": ...}).

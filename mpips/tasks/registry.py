@@ -24,14 +24,26 @@ from mpips.tasks.base import Task
 from mpips.tasks.dcnv2 import DcnV2
 from mpips.tasks.deepfm import DeepFm
 from mpips.tasks.fm import FactorizationMachine
+from mpips.tasks.kge import Kge
 from mpips.tasks.logistic import Logistic
+from mpips.tasks.mf import MatrixFactorization
 from mpips.tasks.mlp import Mlp
 from mpips.tasks.softmax import Softmax
 from mpips.tasks.wide_deep import WideDeep
 
 TASKS: dict[str, type[Task]] = {
     task.name: task
-    for task in (Softmax, Mlp, Logistic, FactorizationMachine, WideDeep, DeepFm, DcnV2)
+    for task in (
+        Softmax,
+        Mlp,
+        Logistic,
+        FactorizationMachine,
+        WideDeep,
+        DeepFm,
+        DcnV2,
+        Kge,
+        MatrixFactorization,
+    )
 }
 
 METHODS = ("tables", "step", "predict", "prepare", "prefetch")

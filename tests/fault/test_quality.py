@@ -8,6 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from launcher import launch
 
@@ -105,6 +106,49 @@ def test_columns_of_text_and_numbers_are_learned_by_three_workers(task: str, mod
     assert found["auc"] >= 0.922
     assert found["log_loss"] <= 0.214
     assert found["updates_pushed"] == found["updates_applied"] > 0
+
+
+@needs_data
+@pytest.mark.parametrize("model", ["bsp", "asp"])
+def test_a_knowledge_graph_is_learned_by_three_workers(model: str) -> None:
+    train, valid, test = (
+        DATA / "kg" / f"codex-s.{part}.txt" for part in ("train", "valid", "test")
+    )
+    few = ("--epochs", "5", "--set", "options.dim=128", "--set", f'options.known=["{valid}"]')
+    found = trained(3, "kge", "--train", str(train), "--test", str(test), *few, *MODELS[model])
+    # 0.46 after 40 epochs with the default dim; see docs/howto/graphs.md.
+    assert found["mrr"] >= 0.37
+    assert found["updates_pushed"] == found["updates_applied"] > 0
+    assert found["samples"] == 5 * 32_888
+
+
+@pytest.mark.parametrize(
+    ("implicit", "model"), [("false", "bsp"), ("false", "asp"), ("true", "ssp")]
+)
+def test_generated_ratings_are_learned_by_three_workers(
+    implicit: str, model: str, tmp_path: Path
+) -> None:
+    draw = np.random.default_rng(1)
+    users, items = draw.normal(size=(80, 2)), draw.normal(size=(50, 2))
+    pairs = draw.permutation(80 * 50)[:3000]
+    for name, part in (("train", pairs[:2400]), ("test", pairs[2400:])):
+        u, i = part // 50, part % 50
+        ratings = 3 + users[u, 0] + items[i, 0] + users[u, 1] * items[i, 1]
+        rows = zip(u.tolist(), i.tolist(), ratings.tolist(), strict=True)
+        (tmp_path / name).write_text("".join(f"u{a}::i{b}::{r}\n" for a, b, r in rows))
+    files = ("--train", str(tmp_path / "train"), "--test", str(tmp_path / "test"))
+    options = ["--set", f"options.implicit={implicit}", "--set", "options.dim=4"]
+    if implicit == "true":
+        options += ["--set", "options.least_rating=4"]
+    else:
+        options += ["--set", "options.l2=0.002", "--set", "options.learning_rate=0.2"]
+    found = trained(3, "mf", *files, *options, "--batch-size", "32", *MODELS[model])
+    assert found["updates_pushed"] == found["updates_applied"] > 0
+    if implicit == "true":
+        assert found["ndcg_at_10"] >= 0.3
+    else:
+        # The ratings have no noise; their standard deviation is 1.6.
+        assert found["rmse"] <= 0.2
 
 
 @needs_data

@@ -107,7 +107,9 @@ def lacking(text: str) -> str:
 def data_files(text: str) -> list[Path]:
     """Return the files of real data that a page uses, which may be missing."""
     folder = Path(os.environ.get("MPIPS_TEST_DATA", ROOT.parent / "shared" / "data"))
-    return [folder / name for name in ("bank.train.csv", "bank.valid.csv") if name in text]
+    names = ["bank.train.csv", "bank.valid.csv"]
+    names += [f"kg/codex-s.{part}.txt" for part in ("train", "valid", "test")]
+    return [folder / name for name in names if name.rpartition("/")[2] in text]
 
 
 def commands(block: Block) -> list[tuple[str, str]]:

@@ -127,6 +127,13 @@ def test_a_model_of_a_task_that_reads_its_files_needs_no_training_data(
     assert model.notes == ("predict: 3 words",)
     with pytest.raises(DataError, match="reads its files itself; give a path"):
         model.predict(np.zeros((2, 2)))
+    with pytest.raises(ConfigError, match=r"predicts columns: use `mpips predict` or columns"):
+        model.predict(tmp_path / "test.txt")
+    pytest.importorskip("starlette", reason="the server needs it")
+    from mpips.inference.parsing import RequestRefused, samples_in
+
+    with pytest.raises(RequestRefused, match="reads files of its own: use mpips predict"):
+        samples_in([[1.0]], model)
 
 
 def test_a_job_does_not_continue_with_the_rows_of_other_words(
