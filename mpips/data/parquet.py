@@ -7,7 +7,8 @@ column of numbers. Only the columns that are used are read, a few thousand rows 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,6 +26,7 @@ from mpips.data.columns import (
     part_of,
 )
 from mpips.data.csv_arrow import hashed_cells
+from mpips.data.dataset import Dataset
 from mpips.data.info import MAX_CLASSES, Part
 from mpips.data.options import ReadOptions, Share
 from mpips.errors import CapabilityError, DataError
@@ -44,6 +46,31 @@ def read_parquet(path: str, options: ReadOptions, share: Share) -> Part:
         CapabilityError: pyarrow is missing.
         OSError: The file cannot be opened.
     """
+    with _table_of(path, options) as table:
+        return table.read(share)
+
+
+def parquet_blocks(
+    path: str, options: ReadOptions, turns: Iterator[bool], n_rows: Callable[[int], int]
+) -> Iterator[tuple[Dataset, tuple[str, ...]] | None]:
+    """Read the samples of a Parquet file in blocks, without labels; raises as `read_parquet` does.
+
+    Args:
+        path: The file.
+        options: Options of the reader, with `labelled` False.
+        turns: For each block whether it is read; None is yielded in the place of one that is not.
+        n_rows: Returns the rows of a block from the number of columns.
+
+    Yields:
+        The samples, and sentences for the user.
+    """
+    with _table_of(path, options) as table:
+        yield from table.blocks(turns, n_rows)
+
+
+@contextmanager
+def _table_of(path: str, options: ReadOptions) -> Iterator[_ParquetTable]:
+    """Open a file for the block, and turn errors of pyarrow in it into those of mpips."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -56,7 +83,7 @@ def read_parquet(path: str, options: ReadOptions, share: Share) -> Part:
         pass
     try:
         with open_parquet(path) as file:
-            return _ParquetTable(path, options, file).read(share)
+            yield _ParquetTable(path, options, file)
     except pyarrow.ArrowException as error:
         raise DataError(f"{path}: is no Parquet file, or a damaged one: {error}") from None
 
@@ -119,6 +146,21 @@ class _ParquetTable:
             numbers, label_names = self._label_numbers(label, labels, rows, all_labels)
         data = join_cells(blocks, numbers, self._sparse)
         return part_of(self._path, data, start, self._options, self._chosen, label_names)
+
+    def blocks(
+        self, turns: Iterator[bool], n_rows: Callable[[int], int]
+    ) -> Iterator[tuple[Dataset, tuple[str, ...]] | None]:
+        """Read the samples in blocks; see `parquet_blocks`."""
+        names = [column.name for column in self._chosen.features]
+        start = 0
+        for batch in self._file.iter_batches(n_rows(len(names)), columns=names, use_threads=False):
+            n = batch.num_rows
+            if next(turns):
+                cells = self._converted(batch, np.arange(start, start + n))
+                yield join_cells([cells], np.zeros(n), self._sparse), self._chosen.notes
+            else:
+                yield None
+            start += n
 
     def _converted(self, batch: Any, rows: Int64) -> list[Cells]:
         """Return the cells of each feature; `rows`: numbers of the rows in the file."""

@@ -92,7 +92,7 @@ def read(
     """
     path, options = os.fspath(path), options or ReadOptions()
     if like is not None:
-        options = _as_in_training(options, like)
+        options = as_in_training(options, like)
     share, files = Share(stride, offset, shares), files_of(path)
     if len(files) == 1:
         return _read_file(files[0], options, share, like)
@@ -102,11 +102,7 @@ def read(
 
 def _read_file(path: str, options: ReadOptions, share: Share, like: DataInfo | None) -> Part:
     """Read a share of one file; see `read`."""
-    reader = _choose(path, options.format)
-    if compression_of(path) and reader.name not in TEXT_FORMATS:
-        raise DataError(
-            f"{path}: {reader.name} is read in place and cannot be compressed as a whole; decompress the file"
-        )
+    reader = reader_of(path, options)
     try:
         part = reader.read(path, options, share)
         if like is not None and options.labelled and part.info.label_names != like.label_names:
@@ -123,7 +119,22 @@ def _read_file(path: str, options: ReadOptions, share: Share, like: DataInfo | N
         ) from None
 
 
-def _as_in_training(options: ReadOptions, like: DataInfo) -> ReadOptions:
+def reader_of(path: str, options: ReadOptions) -> Reader:
+    """Return the reader of a file.
+
+    Raises:
+        ConfigError: The format is unknown.
+        DataError: The file is compressed as a whole, and its format is not text; or it cannot be read.
+    """
+    reader = _choose(path, options.format)
+    if compression_of(path) and reader.name not in TEXT_FORMATS:
+        raise DataError(
+            f"{path}: {reader.name} is read in place and cannot be compressed as a whole; decompress the file"
+        )
+    return reader
+
+
+def as_in_training(options: ReadOptions, like: DataInfo) -> ReadOptions:
     """Return the options with base, columns and label column of the training data."""
     changes: dict[str, Any] = {"wants": like.wants}
     if like.kind == "sparse":

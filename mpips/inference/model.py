@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,6 +16,7 @@ from mpips.checkpoint.folder import find_folder, parse_name
 from mpips.checkpoint.structure import ATTACHED
 from mpips.config.schema import JobConfig, config_of
 from mpips.data import DataInfo, Dataset, Moments
+from mpips.data.blocks import blocks
 from mpips.data.hdf5 import load_hdf5
 from mpips.data.metrics import merge
 from mpips.errors import CheckpointError, ConfigError
@@ -115,7 +116,7 @@ class Model:
             DataError: The data does not fit the training data.
         """
         scores = self._scores(data)
-        return scores if self.info.wants == "targets" else self.labels_of(self._all(scores))
+        return scores if self.info.wants == "targets" else self.labels_of(self.all_classes(scores))
 
     def labels_of(self, probabilities: Numbers) -> Numbers:
         """Return the label of the most probable class; of two equally probable ones the second.
@@ -144,7 +145,7 @@ class Model:
                 f"task '{self.manifest.config['task']}' predicts numbers, which have no probabilities; use "
                 "predict"
             )
-        return self._all(self._scores(data))
+        return self.all_classes(self._scores(data))
 
     def to_torch(self) -> Network:
         """Return the model as a module of PyTorch that takes raw features and returns logits.
@@ -179,12 +180,26 @@ class Model:
     def _scores(self, data: Any) -> Numbers:
         """Return what the task predicts: probabilities, shape (n,) or (n, k), or numbers."""
         samples, self.notes = samples_of(data, self.info, self._options)
+        return self.scores(samples)
+
+    def scores(self, samples: Dataset) -> Numbers:
+        """Return what the task predicts of samples in the form of the training data.
+
+        Returns:
+            Probabilities, float32, of class 1, shape (n,), or of all classes, shape (n, k); or numbers, (n,).
+        """
         parts = [self.task.predict(self.tables, batch) for batch in _batches(samples)]
         return np.concatenate(parts)
 
+    def blocks_of(
+        self, path: str, part: int, parts: int, say: Callable[[str], None]
+    ) -> Iterator[Dataset]:
+        """Yield the samples of a file block by block; see `mpips.data.blocks.blocks`."""
+        return blocks(path, self._options, self.info, part=part, parts=parts, say=say)
+
     @staticmethod
-    def _all(scores: Numbers) -> Numbers:
-        """Return the probabilities of both classes if `scores` are those of class 1."""
+    def all_classes(scores: Numbers) -> Numbers:
+        """Return the probabilities of both classes, shape (n, 2), if `scores` are those of class 1."""
         return np.stack([1 - scores, scores], axis=1) if scores.ndim == 1 else scores
 
 
@@ -248,7 +263,7 @@ def _attached(checkpoint: Checkpoint) -> dict[str, Numbers]:
         ConfigError: An earlier version wrote the checkpoint, without them.
     """
     h5py = load_hdf5("reading the scale of the features")
-    with h5py.File(checkpoint.path / checkpoint.manifest.file.name, "r") as file:
+    with checkpoint.opened() as opened, h5py.File(opened, "r") as file:
         arrays = {name: np.array(file[name]) for name in ATTACHED if name in file}
     if "features/count" not in arrays:
         version = checkpoint.manifest.versions.get("mpips", "an earlier version")
