@@ -19,7 +19,7 @@ from mpips.data import DataInfo, Dataset, Moments
 from mpips.data.blocks import blocks
 from mpips.data.hdf5 import load_hdf5
 from mpips.data.metrics import merge
-from mpips.errors import CheckpointError, ConfigError
+from mpips.errors import CapabilityError, CheckpointError, ConfigError
 from mpips.inference.samples import from_file, samples_of
 from mpips.inference.stored_tables import StoredTables
 from mpips.tasks import Task, load_task
@@ -30,6 +30,7 @@ from mpips.training.prepare import read_options
 from mpips.training.stopping import asked_metrics
 
 if TYPE_CHECKING:
+    from mpips.inference.estimators import LoadedClassifier, LoadedRegressor
     from mpips.inference.network import Network
 
 Numbers: TypeAlias = npt.NDArray[Any]
@@ -157,6 +158,22 @@ class Model:
         from mpips.inference.network import network_of
 
         return network_of(self)
+
+    def to_sklearn(self) -> LoadedClassifier | LoadedRegressor:
+        """Return the model as a fitted estimator of scikit-learn, for pipelines and tools that predict.
+
+        Its `fit` changes nothing.
+
+        Raises:
+            CapabilityError: scikit-learn is missing.
+        """
+        try:
+            from mpips.inference.estimators import estimator_of
+        except ImportError as error:
+            raise CapabilityError(
+                f"to_sklearn needs scikit-learn (pip install scikit-learn): {error}"
+            ) from None
+        return estimator_of(self)
 
     def evaluate(
         self, path: str | os.PathLike[str], metrics: Sequence[str] = ()
