@@ -42,8 +42,8 @@ def test_every_rank_reads_the_tables_of_the_last_checkpoint(placement: str, tmp_
 
 def test_without_a_folder_a_sentence_says_so() -> None:
     expected = (
-        "table 'e' cannot be read: the servers have ended, and the job had no folder for checkpoints: give it "
-        "one (mpips.run(..., save=FOLDER))"
+        "table 'e' cannot be read: the servers have ended, and the job had no folder for checkpoints: "
+        "give it one (mpips.run(..., save=FOLDER))"
     )
     assert lines("servers") == [expected] * 5
 
