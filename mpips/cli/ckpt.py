@@ -163,6 +163,11 @@ def _head_text(name: str, m: Manifest) -> str:
         ),
         ("with", ", ".join(f"{k} {v}" for k, v in m.versions.items())),
     ]
+    if m.example:
+        rows = m.example.get("predictions", [])
+        lines.append(
+            ("example", m.example.get("absent") or f"{plural(len(rows), 'sample')} predicted")
+        )
     lines += [("note", m.note)] if m.note else []
     return "\n".join(text_table(lines))
 
