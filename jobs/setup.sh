@@ -325,6 +325,7 @@ test_libraries="torch torch==2.13.0+cpu mpips.torch
 jax jax==0.10.2 mpips.jax
 pyarrow pyarrow>=14 Parquet
 zstandard zstandard>=0.20 data in .zst
+safetensors safetensors>=0.4 mpips export --format safetensors
 starlette starlette>=0.37 mpips serve
 uvicorn uvicorn>=0.29 mpips serve
 prometheus_client prometheus-client>=0.20 mpips serve"

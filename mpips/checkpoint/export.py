@@ -1,39 +1,52 @@
-"""Export of a checkpoint as npz or CSV, in blocks of bounded size.
+"""Export of a checkpoint as npz, CSV or Parquet, in blocks of bounded size.
 
 npz: one file with arrays "TABLE/values" and "TABLE/state/NAME", and for embedding tables also "TABLE/keys"
 and "TABLE/steps". It is not compressed, so that NumPy can map it.
 
 CSV: one file for each table, with one line for each element (with its index along each axis) or each row
 (with its key). Numbers are written with %.9g, from which every float32 can be read back exactly.
+
+Parquet: one file for each table. A row of an embedding table is a row with its key. A dense table has a row
+for each index of its first axis, and a column for each element there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
+import math
 import os
 import shutil
 import uuid
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+import msgspec
 import numpy as np
 from numpy.lib import format as npy
+from numpy.typing import NDArray
 
 from mpips.checkpoint.manifest import DTYPES, DatasetEntry, TableEntry
 from mpips.checkpoint.reader import Checkpoint
-from mpips.errors import CheckpointError, ConfigError
+from mpips.errors import CapabilityError, CheckpointError, ConfigError
 
-FORMATS = ("npz", "csv")
+FORMATS = ("npz", "csv", "parquet")
 _BLOCK_BYTES = 8 << 20  # bytes that are read at once for npz
 _CSV_ROWS = 1 << 14  # elements or rows that are read at once for CSV
+_MOST_COLUMNS = 1 << 14  # columns of a file of Parquet
 
 
 def export(
-    checkpoint: Checkpoint, kind: str, out: Path, tables: Sequence[str] = (), force: bool = False
+    checkpoint: Checkpoint,
+    kind: str,
+    out: Path,
+    tables: Sequence[str] = (),
+    force: bool = False,
+    state: bool = True,
 ) -> list[Path]:
-    """Write tables into a new file (npz), or into files TABLE.csv of a new folder (csv). Local, blocking.
+    """Write tables into a new file (npz), or into a file for each table in a new folder. Local, blocking.
 
     Args:
         checkpoint: An open checkpoint.
@@ -41,21 +54,24 @@ def export(
         out: The file or folder to write; it gets this name when it is complete.
         tables: Names of the tables; empty: all tables.
         force: Replace an existing file or folder.
+        state: Write the state of the optimizers, too.
 
     Returns:
         Paths of the files that were written.
 
     Raises:
-        ConfigError: `out` exists already, or its folder does not exist.
+        ConfigError: `out` exists already, or its folder does not exist; or a table has no form in Parquet.
+        CapabilityError: pyarrow is missing.
         CheckpointError: A table does not exist, or a file cannot be read or written.
     """
     entries = [checkpoint.manifest.table(name) for name in tables] or checkpoint.manifest.tables
+    entries = entries if state else [_without_state(entry) for entry in entries]
     if out.exists() and not force:
         raise ConfigError(f"{out}: already exists; use --force to replace it")
     if not out.absolute().parent.is_dir():
         raise ConfigError(f"{out.absolute().parent}: there is no such folder; create it first")
     writer: Callable[[Checkpoint, Sequence[TableEntry], Path], list[str]]
-    writer = _write_npz if kind == "npz" else _write_csv
+    writer = {"npz": _write_npz, "csv": _write_csv, "parquet": _write_parquet}[kind]
     # Write under a temporary name, and rename what is complete.
     new = out.with_name(f".{out.name}-{uuid.uuid4().hex[:8]}")
     try:
@@ -71,6 +87,12 @@ def export(
         else:
             new.unlink(missing_ok=True)
     return [out / name for name in names]
+
+
+def _without_state(entry: TableEntry) -> TableEntry:
+    """Return a table with its keys and values alone."""
+    datasets = tuple(d for d in entry.datasets if d.role in ("keys", "values"))
+    return msgspec.structs.replace(entry, state=(), counts_steps=False, datasets=datasets)
 
 
 def _write_npz(checkpoint: Checkpoint, entries: Sequence[TableEntry], out: Path) -> list[str]:
@@ -136,3 +158,71 @@ def _write_row_lines(checkpoint: Checkpoint, table: TableEntry, file: IO[str]) -
 
 def _texts(values: np.ndarray) -> list[str]:
     return [f"{value:.9g}" for value in values.tolist()]
+
+
+def _write_parquet(checkpoint: Checkpoint, entries: Sequence[TableEntry], out: Path) -> list[str]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise CapabilityError(
+            f"--format parquet needs pyarrow (pip install pyarrow): {error}"
+        ) from None
+    out.mkdir()
+    for table in entries:
+        blocks = _row_blocks if table.kind == "embedding" else _element_blocks
+        with contextlib.ExitStack() as opened:
+            writer: Any = None
+            for columns in blocks(checkpoint, table):
+                found = pyarrow.table(columns)
+                if writer is None:
+                    path = out / f"{table.name}.parquet"
+                    writer = opened.enter_context(pyarrow.parquet.ParquetWriter(path, found.schema))
+                writer.write_table(found)
+    return [f"{table.name}.parquet" for table in entries]
+
+
+def _row_blocks(checkpoint: Checkpoint, table: TableEntry) -> Iterator[dict[str, NDArray[Any]]]:
+    """Yield rows of an embedding table as columns, once at least."""
+    _check_columns(table, table.shape[1])
+    size = max(1, _BLOCK_BYTES // sum(dataset.unit_bytes for dataset in table.datasets))
+    for start in range(0, max(table.shape[0], 1), size):
+        stop = min(start + size, table.shape[0])
+        columns: dict[str, NDArray[Any]] = {}
+        for dataset in table.datasets:
+            array = checkpoint.read(dataset, start, stop)
+            columns |= _columns(dataset.role, array)
+        yield columns
+
+
+def _element_blocks(checkpoint: Checkpoint, table: TableEntry) -> Iterator[dict[str, NDArray[Any]]]:
+    """Yield rows of a dense table as columns, once at least."""
+    n_rows = table.shape[0] if table.shape else 1
+    width = math.prod(table.shape[1:])
+    _check_columns(table, width)
+    size = max(1, _BLOCK_BYTES // (4 * max(width, 1) * (1 + len(table.state))))
+    for start in range(0, max(n_rows, 1), size):
+        stop = min(start + size, n_rows)
+        columns: dict[str, NDArray[Any]] = {"row": np.arange(start, stop)}
+        for dataset in table.datasets:
+            array = checkpoint.read(dataset, start * width, stop * width)
+            columns |= _columns(dataset.role, array.reshape(stop - start, width))
+        yield columns
+
+
+def _columns(role: str, array: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    """Return an array, shape (n,) or (n, dim), as columns."""
+    name = {"keys": "key", "values": "value", "steps": "steps"}.get(
+        role, role.removeprefix("state/")
+    )
+    if array.ndim == 1:
+        return {name: array}
+    return {f"{name}_{j}": np.ascontiguousarray(array[:, j]) for j in range(array.shape[1])}
+
+
+def _check_columns(table: TableEntry, width: int) -> None:
+    if width * (1 + len(table.state)) > _MOST_COLUMNS:
+        raise ConfigError(
+            f"table '{table.name}' of shape {table.shape} would have more than {_MOST_COLUMNS:,} columns in "
+            "Parquet; use npz"
+        )

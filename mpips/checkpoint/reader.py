@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 import msgspec
 import numpy as np
@@ -76,6 +76,10 @@ class Checkpoint:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def opened(self) -> BinaryIO:
+        """Return the HDF5 file as a file object of its own, also if the checkpoint has been removed."""
+        return os.fdopen(os.dup(self._fd), "rb")
 
     def read_dense(
         self, table: str, start: int = 0, stop: int | None = None

@@ -163,6 +163,11 @@ def _head_text(name: str, m: Manifest) -> str:
         ),
         ("with", ", ".join(f"{k} {v}" for k, v in m.versions.items())),
     ]
+    if m.example:
+        rows = m.example.get("predictions", [])
+        lines.append(
+            ("example", m.example.get("absent") or f"{plural(len(rows), 'sample')} predicted")
+        )
     lines += [("note", m.note)] if m.note else []
     return "\n".join(text_table(lines))
 
@@ -286,7 +291,7 @@ def _difference_row(d: TableDifference) -> tuple[str, ...]:
     "--out",
     type=click.Path(path_type=Path),
     required=True,
-    help="File (npz) or folder (csv) to write.",
+    help="File (npz) or folder (csv, parquet) to write.",
 )
 @click.option("--table", "tables", multiple=True, help="Export only this table; may be repeated.")
 @click.option("--force", is_flag=True, help="Replace an existing file or folder.")
@@ -294,7 +299,7 @@ def _difference_row(d: TableDifference) -> tuple[str, ...]:
 def export_it(
     path: Path, kind: str, out: Path, tables: tuple[str, ...], force: bool, as_json: bool
 ) -> None:
-    """Write a checkpoint, or some of its tables, as npz or CSV.
+    """Write a checkpoint, or some of its tables, as npz, CSV or Parquet.
 
     The checkpoint is verified first.
     """

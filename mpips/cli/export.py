@@ -10,16 +10,20 @@ import click
 @click.command(short_help="Write a trained model for other libraries.")
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option(
-    "--format", "kind", type=click.Choice(["npz", "torch"]), required=True, help="Form of the file."
+    "--format",
+    "kind",
+    type=click.Choice(["npz", "safetensors", "parquet", "torch"]),
+    required=True,
+    help="Form of the file.",
 )
 @click.option(
     "-o",
     "--out",
     required=True,
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="File to write.",
+    type=click.Path(path_type=Path),
+    help="File to write; a folder for parquet.",
 )
-@click.option("--force", is_flag=True, help="Replace an existing file.")
+@click.option("--force", is_flag=True, help="Replace an existing file or folder.")
 def command(model: Path, kind: str, out: Path, force: bool) -> None:
     """Write a model that `mpips train` or `mpips run` has trained for other libraries.
 
@@ -27,9 +31,12 @@ def command(model: Path, kind: str, out: Path, force: bool) -> None:
     taken. `mpips ckpt export` writes the tables of any checkpoint, with the state of the optimizers.
 
     \b
-    npz     tables, moments of the features, labels and columns, for NumPy
-    torch   softmax, mlp: a state dict of mpips.inference.network.Network, which scales raw features itself;
-            torch.load(weights_only=True) reads it
+    npz          tables, moments of the features, labels and columns, for NumPy
+    safetensors  softmax, mlp: the state dict of torch below; other tasks: tables and moments of the features.
+                 Labels, columns, task and step are JSON in its metadata
+    parquet      a file for each table: key and columns, or row and columns of a dense table
+    torch        softmax, mlp: a state dict of mpips.inference.network.Network, which scales raw features
+                 itself; torch.load(weights_only=True) reads it
     """
     from mpips.inference.exporting import export
     from mpips.inference.loading import load

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import zipfile
-from collections.abc import Collection, Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib import format as npy
 
-from mpips.data.dataset import DenseData, Features
+from mpips.data.dataset import Dataset, DenseData, Features
 from mpips.data.hdf5 import load_hdf5
 from mpips.data.info import Part, describe, narrow
 from mpips.data.options import ReadOptions, Share
@@ -28,7 +29,7 @@ def read_npz(path: str, options: ReadOptions, share: Share) -> Part:
     Raises:
         DataError: The file is not npz, has no such array, or shapes or dtypes do not fit.
     """
-    try:
+    with _npz_errors(path):
         archive = np.load(path, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise DataError(
@@ -38,13 +39,20 @@ def read_npz(path: str, options: ReadOptions, share: Share) -> Part:
             x_name, y_name = array_names(path, archive.files, options.labelled)
             x = archive[x_name]
             y = archive[y_name] if y_name else np.zeros(len(x) if x.ndim else 0)
+    check_arrays(path, x, y)
+    own = share.numbers(0, len(y)) if share.stride > 1 else slice(None)
+    return _part(path, x[own], y[own], len(y), options)
+
+
+@contextlib.contextmanager
+def _npz_errors(path: str) -> Iterator[None]:
+    """Turn errors of a file that is no npz file in the block into a DataError."""
+    try:
+        yield
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(
             f"{path}: is not an npz file of plain arrays: {error}; write it by np.savez(file, x=x, y=y)"
         ) from error
-    check_arrays(path, x, y)
-    own = share.numbers(0, len(y)) if share.stride > 1 else slice(None)
-    return _part(path, x[own], y[own], len(y), options)
 
 
 def read_hdf5(path: str, options: ReadOptions, share: Share) -> Part:
@@ -91,6 +99,70 @@ def opened_hdf5(path: str, options: ReadOptions) -> Iterator[tuple[Any, Any]]:
                 raise DataError(f"{path}: {name} lies in other files; copy the data into this file")
         check_arrays(path, x, y)
         yield x, y
+
+
+def hdf5_blocks(
+    path: str, options: ReadOptions, turns: Iterator[bool], n_rows: Callable[[int], int]
+) -> Iterator[Dataset | None]:
+    """Read the samples of an HDF5 file in blocks, without labels; raises as `read_hdf5` does.
+
+    Args:
+        path: The file.
+        options: Options of the reader, with `labelled` False.
+        turns: For each block whether it is read; None is yielded in the place of one that is not.
+        n_rows: Returns the rows of a block from the number of columns.
+    """
+    with opened_hdf5(path, options) as (x, _):
+        step = n_rows(int(np.prod(x.shape[1:])))
+        for start in range(0, len(x), step):
+            yield _block(path, x[start : start + step]) if next(turns) else None
+
+
+def npz_blocks(
+    path: str, options: ReadOptions, turns: Iterator[bool], n_rows: Callable[[int], int]
+) -> Iterator[Dataset | None]:
+    """Read the samples of an npz file in blocks, without labels; raises as `read_npz` does.
+
+    Memory is bounded if `x` is in C order, as NumPy writes it unless the array was transposed; else all of it
+    is unpacked. The arguments are those of `hdf5_blocks`.
+    """
+    with _npz_errors(path), zipfile.ZipFile(path) as archive:
+        found = [name.removesuffix(".npy") for name in archive.namelist()]
+        x_name, _ = array_names(path, found, options.labelled)
+        with archive.open(f"{x_name}.npy") as file:
+            version = npy.read_magic(file)
+            read_header = (
+                npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+            )
+            shape, is_fortran, dtype = read_header(file)
+            check_arrays(path, _Form(shape, dtype), _Form(shape[:1], np.dtype(np.float64)))
+            step = n_rows(int(np.prod(shape[1:])))
+            row_bytes = dtype.itemsize * int(np.prod(shape[1:]))
+            whole = None
+            if is_fortran:
+                with np.load(path, allow_pickle=False) as loaded:
+                    whole = loaded[x_name]
+            for start in range(0, shape[0], step):
+                n, mine = min(step, shape[0] - start), next(turns)
+                if whole is not None:
+                    yield _block(path, whole[start : start + n]) if mine else None
+                    continue
+                data = file.read(n * row_bytes)
+                if len(data) < n * row_bytes:
+                    raise EOFError(f"{x_name} ends early")
+                x = np.frombuffer(data, dtype).reshape(n, *shape[1:])
+                yield _block(path, x) if mine else None
+
+
+class _Form(NamedTuple):
+    """Shape and dtype of an array that is not read."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+def _block(path: str, x: npt.NDArray[Any]) -> Dataset:
+    return DenseData(*float_rows(path, x, np.zeros(len(x))))
 
 
 def _read_blocks(dataset: Any, share: Share) -> npt.NDArray[Any]:

@@ -8,7 +8,7 @@ column of numbers. Only the columns that are used are read, a few thousand rows 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -48,6 +48,24 @@ def read_parquet(path: str, options: ReadOptions, share: Share) -> Part:
     """
     with opened_parquet(path) as file:
         return ParquetTable(path, options, file).read(share)
+
+
+def parquet_blocks(
+    path: str, options: ReadOptions, turns: Iterator[bool], n_rows: Callable[[int], int]
+) -> Iterator[tuple[Dataset, tuple[str, ...]] | None]:
+    """Read the samples of a Parquet file in blocks, without labels; raises as `read_parquet` does.
+
+    Args:
+        path: The file.
+        options: Options of the reader, with `labelled` False.
+        turns: For each block whether it is read; None is yielded in the place of one that is not.
+        n_rows: Returns the rows of a block from the number of columns.
+
+    Yields:
+        The samples, and sentences for the user.
+    """
+    with opened_parquet(path) as file:
+        yield from ParquetTable(path, options, file).blocks(turns, n_rows)
 
 
 @contextlib.contextmanager
@@ -155,6 +173,21 @@ class ParquetTable:
             numbers, label_names = self._label_numbers(label, labels, rows, all_labels)
         data = join_cells(blocks, numbers, self.is_hashed)
         return part_of(self._path, data, start, self._options, self.columns, label_names)
+
+    def blocks(
+        self, turns: Iterator[bool], n_rows: Callable[[int], int]
+    ) -> Iterator[tuple[Dataset, tuple[str, ...]] | None]:
+        """Read the samples in blocks; see `parquet_blocks`."""
+        names = [column.name for column in self.columns.features]
+        start = 0
+        for batch in self._file.iter_batches(n_rows(len(names)), columns=names, use_threads=False):
+            n = batch.num_rows
+            if next(turns):
+                cells = self._converted(batch, np.arange(start, start + n))
+                yield join_cells([cells], np.zeros(n), self.is_hashed), self.columns.notes
+            else:
+                yield None
+            start += n
 
     def _converted(self, batch: Any, rows: Int64) -> list[Cells]:
         """Return the cells of each feature; `rows`: numbers of the rows in the file."""

@@ -102,11 +102,7 @@ def read(
 
 def _read_file(path: str, options: ReadOptions, share: Share, like: DataInfo | None) -> Part:
     """Read a share of one file; see `read`."""
-    reader = choose_reader(path, options.format)
-    if compression_of(path) and reader.name not in TEXT_FORMATS:
-        raise DataError(
-            f"{path}: {reader.name} is read in place and cannot be compressed as a whole; decompress the file"
-        )
+    reader = reader_of(path, options)
     try:
         part = reader.read(path, options, share)
         if like is not None and options.labelled and part.info.label_names != like.label_names:
@@ -121,6 +117,21 @@ def _read_file(path: str, options: ReadOptions, share: Share, like: DataInfo | N
         raise CapabilityError(
             f"{path}: does not fit into memory: {error}; use fewer workers on this node, or more nodes"
         ) from None
+
+
+def reader_of(path: str, options: ReadOptions) -> Reader:
+    """Return the reader of a file.
+
+    Raises:
+        ConfigError: The format is unknown.
+        DataError: The file is compressed as a whole, and its format is not text; or it cannot be read.
+    """
+    reader = choose_reader(path, options.format)
+    if compression_of(path) and reader.name not in TEXT_FORMATS:
+        raise DataError(
+            f"{path}: {reader.name} is read in place and cannot be compressed as a whole; decompress the file"
+        )
+    return reader
 
 
 def as_in_training(options: ReadOptions, like: DataInfo) -> ReadOptions:

@@ -1,7 +1,8 @@
-"""Write a trained model for other libraries: npz for NumPy, a state dict for PyTorch."""
+"""Write a trained model for other libraries: npz, safetensors, Parquet, a state dict for PyTorch."""
 
 from __future__ import annotations
 
+import json
 import os
 import uuid
 from collections.abc import Callable
@@ -10,24 +11,32 @@ from typing import IO, Any
 
 import numpy as np
 
+from mpips.checkpoint.export import export as export_tables
 from mpips.errors import CapabilityError, ConfigError
+from mpips.inference.dense import dense_layers, is_dense
 from mpips.inference.model import Model
+from mpips.inference.safetensors import write_arrays
 from mpips.inference.stored_tables import StoredDense
 
 
 def export(model: Model, kind: str, out: Path, force: bool = False) -> None:
-    """Write a model into a new file, which appears when it is complete.
+    """Write a model into a new file, or folder for Parquet, which appears when it is complete.
 
     Args:
         model: The model.
-        kind: A name in WRITERS.
-        out: The file.
-        force: Replace an existing file.
+        kind: One of FORMATS.
+        out: The file or folder.
+        force: Replace an existing one.
 
     Raises:
         ConfigError: The file exists already or cannot be written, or the task has no such form.
         CapabilityError: A library is missing.
     """
+    if kind == "parquet":
+        export_tables(
+            model.tables.checkpoint, "parquet", out, tuple(model.tables), force, state=False
+        )
+        return
     if out.exists() and not force:
         raise ConfigError(f"{out}: already exists; use --force to replace it")
     new = out.with_name(f".{out.name}-{uuid.uuid4().hex[:8]}")
@@ -43,11 +52,16 @@ def export(model: Model, kind: str, out: Path, force: bool = False) -> None:
 
 def _write_npz(model: Model, file: IO[bytes]) -> None:
     """Write the tables, the moments of the features, and the labels and columns of the training data."""
-    arrays: dict[str, Any] = {
+    texts: dict[str, Any] = {
         "classes": model.classes,
         "columns": np.array(model.info.columns, "U"),
     }
-    arrays |= model.moments.to_arrays()
+    np.savez(file, **texts, **_arrays(model))
+
+
+def _arrays(model: Model) -> dict[str, Any]:
+    """Return the moments of the features and the tables by name."""
+    arrays: dict[str, Any] = dict(model.moments.to_arrays())
     for name in model.tables:
         handle = model.tables.table(name)
         if isinstance(handle, StoredDense):
@@ -55,7 +69,22 @@ def _write_npz(model: Model, file: IO[bytes]) -> None:
         else:
             arrays[f"tables/{name}/keys"] = handle.keys
             arrays[f"tables/{name}/values"] = handle.values
-    np.savez(file, **arrays)
+    return arrays
+
+
+def _write_safetensors(model: Model, file: IO[bytes]) -> None:
+    """Write the state dict of dense layers, or the tables and moments of other tasks, with texts of JSON."""
+    facts = {
+        "classes": model.classes.tolist(),
+        "columns": list(model.info.columns),
+        "task": model.manifest.config["task"],
+        "step": model.manifest.step,
+    }
+    arrays = _arrays(model)
+    if is_dense(model):
+        layers = dense_layers(model)
+        arrays, facts["widths"] = layers.arrays(), layers.widths
+    write_arrays(arrays, {name: json.dumps(value) for name, value in facts.items()}, file)
 
 
 def _write_torch(model: Model, file: IO[bytes]) -> None:
@@ -68,14 +97,9 @@ def _write_torch(model: Model, file: IO[bytes]) -> None:
         raise CapabilityError(
             f"--format torch needs PyTorch (pip install torch): {error}"
         ) from None
-    network = network_of(model)
-    widths = [
-        len(network.mean),
-        *(len(v) for k, v in network.state_dict().items() if k.endswith(".bias")),
-    ]
     content = {
-        "state_dict": network.state_dict(),
-        "widths": widths,
+        "state_dict": network_of(model).state_dict(),
+        "widths": dense_layers(model).widths,
         "classes": model.classes.tolist(),
         "columns": list(model.info.columns),
         "task": model.manifest.config["task"],
@@ -84,4 +108,9 @@ def _write_torch(model: Model, file: IO[bytes]) -> None:
     torch.save(content, file)
 
 
-WRITERS: dict[str, Callable[[Model, IO[bytes]], None]] = {"npz": _write_npz, "torch": _write_torch}
+WRITERS: dict[str, Callable[[Model, IO[bytes]], None]] = {
+    "npz": _write_npz,
+    "safetensors": _write_safetensors,
+    "torch": _write_torch,
+}
+FORMATS = (*WRITERS, "parquet")

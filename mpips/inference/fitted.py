@@ -22,6 +22,7 @@ from mpips.mpi import launch
 from mpips.session.driver import Outcome
 from mpips.supervisor import child
 from mpips.supervisor.plan import make_run
+from mpips.training.epochs import OnEpochEnd
 from mpips.training.preflight import preflight
 from mpips.training.train import train
 
@@ -197,6 +198,7 @@ def fit_job(
     pairs: Mapping[str, Any],
     folder: Path | None,
     progress: bool,
+    on_epoch_end: OnEpochEnd | None = None,
 ) -> Fit:
     """Train; see `mpips.fit`. `pairs`: options of the job by their dotted names."""
     if launch.launched_size() > 1:
@@ -209,11 +211,16 @@ def fit_job(
             f"ranks = {ranks}: must be 1 (this process alone), or {_LEAST_RANKS} or more (a scheduler, a "
             "server, a worker)"
         )
+    if on_epoch_end is not None and ranks > 1:
+        raise ConfigError(
+            f"on_epoch_end with ranks = {ranks}: the workers are other processes, which cannot call it; use "
+            "ranks = 1, or read `history` at the end"
+        )
     # A run on ranks of its own can be continued after a failure, so nothing of it is temporary.
     where = folder if folder is not None or ranks == 1 else Path("runs")
     own = _TemporaryFolder(where if ranks > 1 else None)
     try:
-        return _fit(task, (train_data, test_data), ranks, pairs, where, progress, own)
+        return _fit(task, (train_data, test_data), ranks, pairs, where, progress, own, on_epoch_end)
     except BaseException:
         own.remove()
         raise
@@ -227,6 +234,7 @@ def _fit(
     folder: Path | None,
     progress: bool,
     own: _TemporaryFolder,
+    on_epoch_end: OnEpochEnd | None,
 ) -> Fit:
     """Write the data into files where that is necessary, and train."""
     found = [] if task.endswith(".toml") else [("task", task)]
@@ -238,16 +246,23 @@ def _fit(
     config = load_config(task if task.endswith(".toml") else None, [*found, *pairs.items()])
     if ranks == 1:
         where = folder if folder is not None else own.path / "checkpoints"
-        return _here(config, where, progress, own)
+        return _here(config, where, progress, own, on_epoch_end)
     assert folder is not None
     return _on_ranks(config, ranks, folder, progress, own)
 
 
-def _here(config: JobConfig, folder: Path, progress: bool, keep: object) -> Fit:
+def _here(
+    config: JobConfig,
+    folder: Path,
+    progress: bool,
+    keep: object,
+    on_epoch_end: OnEpochEnd | None,
+) -> Fit:
     """Train in this process."""
     checkpoint = msgspec.structs.replace(config.checkpoint, folder=str(folder), resume="never")
     config = msgspec.structs.replace(config, checkpoint=checkpoint)
-    outcome: Outcome = train(config, "auto" if progress else "none", verbose=False)
+    shown = "auto" if progress else "none"
+    outcome: Outcome = train(config, shown, verbose=False, on_epoch_end=on_epoch_end)
     result = outcome.value
     return Fit(
         config.task,

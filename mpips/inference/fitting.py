@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ def fit(
     folder: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
     progress: bool = False,
+    on_epoch_end: Callable[[dict[str, float]], object] | None = None,
     **options: Any,
 ) -> Fit:
     """Train a task and return the model with its metrics. Not collective; blocks until training has ended.
@@ -45,6 +46,10 @@ def fit(
         settings: Other options of the job by their dotted names, as for `--set`:
             {"table.consistency": "asp"}.
         progress: Print a progress line.
+        on_epoch_end: Called once after each epoch with its row of `Fit.history`: epoch, loss, and metrics of
+            the test data if it was evaluated (settings={"train.eval_every": 1}). If it returns True,
+            training ends after this epoch. An exception in it ends the training and is raised. With ranks = 1
+            only.
         options: Options of the task, such as hidden=[64].
 
     Returns:
@@ -66,4 +71,6 @@ def fit(
     pairs = {name: value for name, value in given.items() if value is not None}
     pairs |= {f"options.{name}": value for name, value in options.items()}
     where = Path(folder) if folder is not None else None
-    return fit_job(task, train, test, ranks, {**pairs, **(settings or {})}, where, progress)
+    return fit_job(
+        task, train, test, ranks, {**pairs, **(settings or {})}, where, progress, on_epoch_end
+    )

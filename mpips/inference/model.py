@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -15,12 +15,13 @@ from mpips.checkpoint.find import choose_checkpoint, is_checkpoint
 from mpips.checkpoint.folder import find_folder, parse_name
 from mpips.checkpoint.structure import ATTACHED
 from mpips.config.schema import JobConfig, config_of
-from mpips.data import DataInfo, Moments
+from mpips.data import DataInfo, Dataset, Moments
+from mpips.data.file_blocks import blocks
 from mpips.data.hdf5 import load_hdf5
 from mpips.data.metrics import merge
 from mpips.data.options import Share
 from mpips.data.rows import Arrays, Purpose, Samples
-from mpips.errors import CheckpointError, ConfigError, DataError
+from mpips.errors import CapabilityError, CheckpointError, ConfigError, DataError
 from mpips.inference.samples import from_file, samples_of
 from mpips.inference.stored_tables import StoredTables
 from mpips.tasks import Task, load_task
@@ -33,6 +34,7 @@ from mpips.training.prepare import read_options
 from mpips.training.stopping import asked_metrics
 
 if TYPE_CHECKING:
+    from mpips.inference.estimators import LoadedClassifier, LoadedRegressor
     from mpips.inference.network import Network
 
 Numbers: TypeAlias = npt.NDArray[Any]
@@ -127,7 +129,7 @@ class Model:
             DataError: The data does not fit the training data.
         """
         scores = self._scores(data)
-        return self.labels_of(self._all(scores)) if self.info.wants == "classes" else scores
+        return self.labels_of(self.all_classes(scores)) if self.info.wants == "classes" else scores
 
     def labels_of(self, probabilities: Numbers) -> Numbers:
         """Return the label of the most probable class; of two equally probable ones the second.
@@ -156,7 +158,7 @@ class Model:
                 f"task '{self.manifest.config['task']}' predicts numbers, which have no probabilities; use "
                 "predict"
             )
-        return self._all(self._scores(data))
+        return self.all_classes(self._scores(data))
 
     def to_torch(self) -> Network:
         """Return the model as a module of PyTorch that takes raw features and returns logits.
@@ -168,6 +170,22 @@ class Model:
         from mpips.inference.network import network_of
 
         return network_of(self)
+
+    def to_sklearn(self) -> LoadedClassifier | LoadedRegressor:
+        """Return the model as a fitted estimator of scikit-learn, for pipelines and tools that predict.
+
+        Its `fit` changes nothing.
+
+        Raises:
+            CapabilityError: scikit-learn is missing.
+        """
+        try:
+            from mpips.inference.estimators import estimator_of
+        except ImportError as error:
+            raise CapabilityError(
+                f"to_sklearn needs scikit-learn (pip install scikit-learn): {error}"
+            ) from None
+        return estimator_of(self)
 
     def evaluate(
         self, path: str | os.PathLike[str], metrics: Sequence[str] = ()
@@ -235,6 +253,14 @@ class Model:
             samples = self._read_own(os.fspath(data), "predict")
         else:
             samples, self.notes = samples_of(data, self.info, self._options)
+        return self.scores(samples)
+
+    def scores(self, samples: Samples) -> Numbers:
+        """Return what the task predicts of samples in the form of the training data.
+
+        Returns:
+            Probabilities, float32, of class 1, shape (n,), or of all classes, shape (n, k); or numbers, (n,).
+        """
         parts = [self.task.predict(self.tables, batch) for batch in batches_of(samples)]
         return np.concatenate(parts)
 
@@ -245,9 +271,20 @@ class Model:
         self.notes = part.notes
         return part.data
 
+    @property
+    def reads_itself(self) -> bool:
+        """True if the task reads its files itself, so that `columns` predicts a file."""
+        return self._own is not None
+
+    def blocks_of(
+        self, path: str, part: int, parts: int, say: Callable[[str], None]
+    ) -> Iterator[Dataset]:
+        """Yield the samples of a file block by block; see `mpips.data.file_blocks.blocks`."""
+        return blocks(path, self._options, self.info, part=part, parts=parts, say=say)
+
     @staticmethod
-    def _all(scores: Numbers) -> Numbers:
-        """Return the probabilities of both classes if `scores` are those of class 1."""
+    def all_classes(scores: Numbers) -> Numbers:
+        """Return the probabilities of both classes, shape (n, 2), if `scores` are those of class 1."""
         return np.stack([1 - scores, scores], axis=1) if scores.ndim == 1 else scores
 
 
@@ -307,7 +344,7 @@ def _attached(checkpoint: Checkpoint, info: DataInfo) -> dict[str, Numbers]:
         ConfigError: An earlier version wrote the checkpoint, without them.
     """
     h5py = load_hdf5("reading the scale of the features")
-    with h5py.File(checkpoint.path / checkpoint.manifest.file.name, "r") as file:
+    with checkpoint.opened() as opened, h5py.File(opened, "r") as file:
         arrays = {name: np.array(file[name]) for name in ATTACHED if name in file}
         arrays |= {name: np.array(file[name]) for name in info.arrays}
     if "features/count" not in arrays:

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from mpips.errors import ConfigError
-from mpips.tasks.classifiers import DenseClassifier
+from mpips.inference.dense import dense_layers
 from mpips.tasks.features import MAX_DEVIATION
 
 if TYPE_CHECKING:
@@ -57,26 +56,7 @@ def network_of(model: Model) -> Network:
     Raises:
         ConfigError: The task has no dense layers.
     """
-    task = model.task
-    names = [f"weight{i}" for i in range(len(model.tables) // 2)]
-    if list(model.tables) == ["weight", "bias"]:
-        names = ["weight"]
-    wanted = [part for name in names for part in (name, name.replace("weight", "bias"))]
-    if not isinstance(task, DenseClassifier) or sorted(wanted) != sorted(model.tables):
-        raise ConfigError(
-            f"task '{model.manifest.config['task']}' is no network of dense layers: only softmax and mlp "
-            "become a module of PyTorch; model.tables has the values of any task"
-        )
-    weights = [model.tables[name] for name in names]
-    biases = [model.tables[name.replace("weight", "bias")] for name in names]
-    first = np.asarray(weights[0])
-    widths = [first.shape[0], *(len(np.asarray(bias)) for bias in biases)]
-    network = Network(widths, task.features.mean.dtype == np.float64)
-    with torch.no_grad():
-        network.mean.copy_(torch.from_numpy(task.features.mean))
-        network.scale.copy_(torch.from_numpy(task.features.scale))
-        linear = [layer for layer in network.layers if isinstance(layer, nn.Linear)]
-        for layer, weight, bias in zip(linear, weights, biases, strict=True):
-            layer.weight.copy_(torch.from_numpy(np.asarray(weight).T.copy()))
-            layer.bias.copy_(torch.from_numpy(np.asarray(bias)))
+    layers = dense_layers(model)
+    network = Network(layers.widths, layers.mean.dtype == np.float64)
+    network.load_state_dict({k: torch.from_numpy(v.copy()) for k, v in layers.arrays().items()})
     return network.eval()

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from mpips.data import DataInfo, Dataset, DenseData, ReadOptions, SparseData, align, read
+from mpips.data.file_blocks import as_trained
 from mpips.data.info import matching_labels, narrow, relabel
 from mpips.data.summary import matching_text
 from mpips.errors import DataError
@@ -36,7 +37,7 @@ def samples_of(data: Any, info: DataInfo, options: ReadOptions) -> tuple[Dataset
     if hasattr(data, "to_csv") and hasattr(data, "columns"):
         return _of_frame(data, info, options)
     if hasattr(data, "tocsr"):
-        return _aligned(_of_matrix(data.tocsr()), info), ()
+        return as_trained(_of_matrix(data.tocsr()), info), ()
     array = np.asarray(data)
     if array.ndim != 2 or array.dtype.kind not in "biuf":
         raise DataError(
@@ -46,7 +47,7 @@ def samples_of(data: Any, info: DataInfo, options: ReadOptions) -> tuple[Dataset
     if not np.isfinite(array).all():
         raise DataError("the array contains NaN or infinity; clean it first")
     samples = DenseData(narrow(array), np.zeros(len(array)))
-    return _aligned(_sparse(samples) if info.kind == "sparse" else samples, info), ()
+    return as_trained(_sparse(samples) if info.kind == "sparse" else samples, info), ()
 
 
 def from_file(path: str, info: DataInfo, options: ReadOptions) -> tuple[Dataset, tuple[str, ...]]:
@@ -65,18 +66,7 @@ def from_file(path: str, info: DataInfo, options: ReadOptions) -> tuple[Dataset,
         meant = matching_labels(info, part.info)
         notes = (*part.notes, matching_text(path, meant)) if meant else part.notes
         return align(relabel(part.data, meant), info), notes
-    return _aligned(part.data, info), part.notes
-
-
-def _aligned(data: Dataset, info: DataInfo) -> Dataset:
-    """Return samples without labels in the form of the training data."""
-    some = info.labels[0] if info.labels else 0.0
-    labels = np.full(data.n, some)
-    if isinstance(data, SparseData) and info.kind == "dense":
-        raise DataError(
-            "the training data is dense, this data is sparse; give an array or a file of rows"
-        )
-    return align(msgspec.structs.replace(data, labels=labels), info)
+    return as_trained(part.data, info), part.notes
 
 
 def _of_frame(frame: Any, info: DataInfo, options: ReadOptions) -> tuple[Dataset, tuple[str, ...]]:

@@ -97,6 +97,7 @@ class StoredTables(Mapping[str, Content]):
     Attributes:
         index: 0, the index of the only worker.
         n_workers: 1.
+        checkpoint: The open checkpoint.
     """
 
     index = 0
@@ -114,7 +115,7 @@ class StoredTables(Mapping[str, Content]):
             CheckpointError: A table is not in the checkpoint.
             ConfigError: A table has another shape there.
         """
-        self._checkpoint = checkpoint
+        self.checkpoint = checkpoint
         self._tables = {table.name: table for table in tables}
         self._seed = seed
         self._handles: dict[str, StoredDense | StoredRows] = {}
@@ -122,12 +123,12 @@ class StoredTables(Mapping[str, Content]):
             self._check(table)
 
     def _check(self, table: Table) -> None:
-        entry = self._checkpoint.manifest.table(table.name)
+        entry = self.checkpoint.manifest.table(table.name)
         dense = isinstance(table, DenseTable)
         shape = table.shape if isinstance(table, DenseTable) else (entry.shape[0], table.dim)
         if (entry.kind == "dense") != dense or entry.shape != shape:
             raise ConfigError(
-                f"{self._checkpoint.path}: table '{table.name}' is {entry.kind} of shape {entry.shape}, but "
+                f"{self.checkpoint.path}: table '{table.name}' is {entry.kind} of shape {entry.shape}, but "
                 f"the task now declares {'dense' if dense else 'embedding'} of shape {shape}; use the "
                 "version of the task that was trained"
             )
@@ -146,12 +147,12 @@ class StoredTables(Mapping[str, Content]):
         return self._handles[name]
 
     def _read(self, table: Table) -> StoredDense | StoredRows:
-        entry = self._checkpoint.manifest.table(table.name)
+        entry = self.checkpoint.manifest.table(table.name)
         values = entry.dataset("values")
-        found = self._checkpoint.read(values, 0, values.n_units).reshape(entry.shape)
+        found = self.checkpoint.read(values, 0, values.n_units).reshape(entry.shape)
         if isinstance(table, DenseTable):
             return StoredDense(table.name, found)
-        keys = self._checkpoint.read(entry.dataset("keys"), 0, entry.shape[0])
+        keys = self.checkpoint.read(entry.dataset("keys"), 0, entry.shape[0])
         # The job may have replaced the initial values of the task.
         table = dataclasses.replace(table, init=entry.init)
         return StoredRows(table, self._seed, keys, found)

@@ -1,80 +1,148 @@
-"""Write predictions to a file or to stdout: CSV, npz or Parquet."""
+"""Write predictions piece by piece to a file or to stdout: CSV, npz or Parquet.
+
+A writer has two halves. `encode` turns the predictions of a block into bytes, on the rank that made them;
+`add` writes the bytes of all blocks in the order of the samples, on rank 0. No writer holds more than a few
+blocks in memory.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import os
+import tempfile
 import uuid
-from collections.abc import Callable
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
+import msgspec
 import numpy as np
+from numpy.lib import format as npy
 
 from mpips.errors import CapabilityError, ConfigError
 from mpips.inference.model import Model, Numbers
 
-_ROWS = 1 << 14  # lines of CSV that are made at once
+_ROWS = 1 << 14  # rows that are converted at once
+_GROUP_ROWS = 1 << 17  # rows of a row group of Parquet
 
 
-def columns_of(model: Model, data: Any) -> dict[str, Numbers]:
-    """Predict, and return the result as columns of equal length.
+class ToColumns(Protocol):
+    """Turns the predictions of a block into columns.
 
-    Args:
-        model: The model.
-        data: As of `Model.predict`.
-
-    Returns:
-        "prediction", the label or the number of each sample; for classes also "probability_LABEL", float32,
-        for each label. Or the columns of a task that has its own (`mpips.tasks.base.Task.columns`).
+    Attributes:
+        names: Names of the columns.
     """
-    own = model.columns(data)
-    if own is not None:
-        return own
-    if model.info.wants != "classes":
-        return {"prediction": model.predict(data)}
-    probabilities = model.predict_proba(data)
-    found = {"prediction": model.labels_of(probabilities)}
-    for name, column in zip(model.info.class_names, probabilities.T, strict=True):
-        found[f"probability_{name}"] = column
-    return found
+
+    names: tuple[str, ...]
+
+    def __call__(self, scores: Numbers, /) -> dict[str, Numbers]:
+        """Return the columns of some samples."""
 
 
-def write(columns: dict[str, Numbers], out: Path) -> None:
-    """Write columns into a new file, whose extension says the format; it appears when it is complete.
+class ColumnsOf:
+    """Turns what a model predicts into columns of equal length.
 
-    Raises:
-        ConfigError: The extension means no format, or the file cannot be written.
-        CapabilityError: Parquet without pyarrow.
+    Attributes:
+        names: "prediction", the label or the number of each sample; for classes also "probability_LABEL",
+            float32, for each label.
     """
-    ending = out.suffix.lower()
-    if ending not in WRITERS:
-        raise ConfigError(
-            f"{out}: cannot tell the format: use an extension of {', '.join(WRITERS)}"
-        )
-    new = out.with_name(f".{out.name}-{uuid.uuid4().hex[:8]}")
-    try:
-        with open(new, "xb") as file:
-            WRITERS[ending](columns, file)
-        os.replace(new, out)
-    except OSError as error:
-        raise ConfigError(f"{out}: cannot be written: {error.strerror or error}") from None
-    finally:
-        new.unlink(missing_ok=True)
+
+    def __init__(self, model: Model) -> None:
+        """Take the names of the classes."""
+        self._model = model
+        classes = model.info.class_names if model.info.wants == "classes" else ()
+        self.names: tuple[str, ...] = ("prediction", *(f"probability_{name}" for name in classes))
+
+    def __call__(self, scores: Numbers) -> dict[str, Numbers]:
+        """Return the columns of samples whose `scores` are those of `Model.scores`."""
+        if len(self.names) == 1:
+            return {"prediction": scores}
+        probabilities = self._model.all_classes(scores)
+        columns = (self._model.labels_of(probabilities), *probabilities.T)
+        return dict(zip(self.names, columns, strict=True))
 
 
-def write_csv(columns: dict[str, Numbers], file: IO[bytes]) -> None:
-    """Write columns as CSV with a header; %.9g, from which every float32 can be read back exactly."""
-    text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
-    lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(columns)
-    n = len(next(iter(columns.values())))
-    for start in range(0, n, _ROWS):
-        texts = [_texts(column[start : start + _ROWS]) for column in columns.values()]
-        lines.writerows(zip(*texts, strict=True))
-    text.flush()
-    text.detach()
+class OwnColumns:
+    """The columns of a task that has its own (`mpips.tasks.base.Task.columns`), as those of a model.
+
+    What takes the place of scores are numbers of rows.
+
+    Attributes:
+        names: Names of the columns.
+        n: Number of rows.
+    """
+
+    def __init__(self, columns: Mapping[str, Numbers]) -> None:
+        """Take arrays of equal length by name, at least one."""
+        self._columns = columns
+        self.names = tuple(columns)
+        self.n = len(next(iter(columns.values())))
+
+    def __call__(self, rows: Numbers) -> dict[str, Numbers]:
+        """Return some rows, int64, shape (n,), of all columns."""
+        return {name: column[rows] for name, column in self._columns.items()}
+
+    def write(self, kind: type[Writer], file: IO[bytes]) -> None:
+        """Write all rows into an open file."""
+        writer = kind(self, file)
+        for start in range(0, self.n, _ROWS):
+            rows = np.arange(start, min(start + _ROWS, self.n))
+            writer.add(kind.encode(self, rows))
+        writer.close()
+
+
+class Writer(Protocol):
+    """A form of the output; see the top of this module."""
+
+    def __init__(self, to_columns: ToColumns, file: IO[bytes]) -> None:
+        """Write into an open file, on rank 0. `to_columns`: that of the model."""
+
+    @staticmethod
+    def encode(to_columns: ToColumns, scores: Numbers) -> bytes:
+        """Return the predictions of one block as bytes."""
+
+    def add(self, encoded: bytes) -> None:
+        """Write the predictions of a block."""
+
+    def close(self) -> None:
+        """Write what is still missing."""
+
+
+class CsvWriter:
+    """CSV with a header; %.9g, from which every float32 can be read back exactly."""
+
+    def __init__(self, to_columns: ToColumns, file: IO[bytes]) -> None:
+        """See Writer."""
+        self._file = file
+        file.write(_lines([to_columns.names]))
+
+    @staticmethod
+    def encode(to_columns: ToColumns, scores: Numbers) -> bytes:
+        """Return the lines of a block."""
+        columns = list(to_columns(scores).values())
+        parts = []
+        for start in range(0, len(scores), _ROWS):
+            rows = zip(*(_texts(column[start : start + _ROWS]) for column in columns), strict=True)
+            parts.append(_lines(rows))
+        return b"".join(parts)
+
+    def add(self, encoded: bytes) -> None:
+        """Write the lines of a block."""
+        self._file.write(encoded)
+
+    def close(self) -> None:
+        """Write what Python still holds."""
+        self._file.flush()
+
+
+def _lines(rows: Iterable[Sequence[str]]) -> bytes:
+    """Return rows of cells as CSV."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
 
 
 def _texts(values: Numbers) -> list[str]:
@@ -83,23 +151,157 @@ def _texts(values: Numbers) -> list[str]:
     return [str(value) for value in values.tolist()]
 
 
-def _write_npz(columns: dict[str, Numbers], file: IO[bytes]) -> None:
-    np.savez(file, **columns)  # type: ignore[arg-type]
+class _Scores(msgspec.Struct, array_like=True):
+    """The scores of a block as bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+    @classmethod
+    def pack(cls, scores: Numbers) -> bytes:
+        """Return scores as bytes."""
+        little = np.ascontiguousarray(scores, scores.dtype.newbyteorder("<"))
+        return msgspec.msgpack.encode(cls(little.dtype.str, scores.shape, little.tobytes()))
+
+    @staticmethod
+    def unpack(data: bytes) -> Numbers:
+        """Return the scores that `pack` packed."""
+        found = msgspec.msgpack.decode(data, type=_Scores)
+        return np.frombuffer(found.data, found.dtype).reshape(found.shape)
 
 
-def _write_parquet(columns: dict[str, Numbers], file: IO[bytes]) -> None:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise CapabilityError(
-            f"writing Parquet needs pyarrow (pip install pyarrow): {error}"
-        ) from None
-    parquet.write_table(pyarrow.table(columns), file)
+class NpzWriter:
+    """The arrays of `np.savez`, one for each column.
+
+    A file in this form has one column after the other, so the scores go into a temporary file without a name
+    first.
+    """
+
+    def __init__(self, to_columns: ToColumns, file: IO[bytes]) -> None:
+        """See Writer."""
+        self._to_columns = to_columns
+        self._file = file
+        # Closed by `close`, or with this object after an error.
+        self._spool = tempfile.TemporaryFile(dir=Path(file.name).parent)  # noqa: SIM115
+        self._sizes: list[int] = []
+
+    @staticmethod
+    def encode(to_columns: ToColumns, scores: Numbers) -> bytes:
+        """Return the scores of a block."""
+        return _Scores.pack(scores)
+
+    def add(self, encoded: bytes) -> None:
+        """Write the scores of a block into the temporary file."""
+        self._spool.write(encoded)
+        self._sizes.append(len(encoded))
+
+    def close(self) -> None:
+        """Write all columns."""
+        with self._spool, zipfile.ZipFile(self._file, "w", allowZip64=True) as archive:
+            first = self._to_columns(next(self._blocks()))
+            n = sum(len(block) for block in self._blocks())
+            for name, column in first.items():
+                header = {
+                    "descr": npy.dtype_to_descr(column.dtype),
+                    "fortran_order": False,
+                    "shape": (n,),
+                }
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    npy.write_array_header_1_0(member, header)
+                    for block in self._blocks():
+                        member.write(self._to_columns(block)[name].tobytes())
+
+    def _blocks(self) -> Iterator[Numbers]:
+        self._spool.seek(0)
+        for size in self._sizes:
+            yield _Scores.unpack(self._spool.read(size))
 
 
-WRITERS: dict[str, Callable[[dict[str, Numbers], IO[bytes]], None]] = {
-    ".csv": write_csv,
-    ".npz": _write_npz,
-    ".parquet": _write_parquet,
+class ParquetWriter:
+    """Parquet, by pyarrow."""
+
+    def __init__(self, to_columns: ToColumns, file: IO[bytes]) -> None:
+        """See Writer.
+
+        Raises:
+            CapabilityError: pyarrow is missing.
+        """
+        try:
+            import pyarrow.parquet
+        except ImportError as error:
+            raise CapabilityError(
+                f"writing Parquet needs pyarrow (pip install pyarrow): {error}"
+            ) from None
+        self._arrow: Any = pyarrow
+        self._to_columns = to_columns
+        self._file = file
+        self._writer: Any = None
+        self._held: list[Any] = []
+        self._n_held = 0
+
+    @staticmethod
+    def encode(to_columns: ToColumns, scores: Numbers) -> bytes:
+        """Return the scores of a block."""
+        return _Scores.pack(scores)
+
+    def add(self, encoded: bytes) -> None:
+        """Write a row group when there are enough rows."""
+        table = self._arrow.table(self._to_columns(_Scores.unpack(encoded)))
+        self._held.append(table)
+        self._n_held += len(table)
+        if self._n_held >= _GROUP_ROWS:
+            self._write()
+
+    def _write(self) -> None:
+        table = self._arrow.concat_tables(self._held)
+        if self._writer is None:
+            self._writer = self._arrow.parquet.ParquetWriter(self._file, table.schema)
+        self._writer.write_table(table)
+        self._held, self._n_held = [], 0
+
+    def close(self) -> None:
+        """Write the last row group and the end of the file."""
+        if self._held:
+            self._write()
+        self._writer.close()
+
+
+WRITERS: dict[str, type[Writer]] = {
+    ".csv": CsvWriter,
+    ".npz": NpzWriter,
+    ".parquet": ParquetWriter,
 }
+
+
+def writer_of(out: Path | None) -> type[Writer]:
+    """Return the writer for a file, by its extension; None: stdout, which gets CSV.
+
+    Raises:
+        ConfigError: The extension means no format.
+    """
+    if out is None:
+        return CsvWriter
+    if out.suffix.lower() not in WRITERS:
+        raise ConfigError(
+            f"{out}: cannot tell the format: use an extension of {', '.join(WRITERS)}"
+        )
+    return WRITERS[out.suffix.lower()]
+
+
+@contextlib.contextmanager
+def new_file(out: Path) -> Iterator[IO[bytes]]:
+    """Open a new file for the block, which replaces `out` when the block ends without an error.
+
+    Raises:
+        ConfigError: It cannot be written, for example because the disk is full. Nothing of it remains then.
+    """
+    new = out.with_name(f".{out.name}-{uuid.uuid4().hex[:8]}")
+    try:
+        with open(new, "xb") as file:
+            yield file
+        os.replace(new, out)
+    except OSError as error:
+        raise ConfigError(f"{out}: cannot be written: {error.strerror or error}") from None
+    finally:
+        new.unlink(missing_ok=True)

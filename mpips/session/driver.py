@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
+from mpips.checkpoint.shards import ShardData
 from mpips.config.options import SessionOptions
 from mpips.errors import LeavingError
 from mpips.model.table import Table
@@ -30,6 +31,7 @@ from mpips.scheduler.rank_table import RankTable
 from mpips.scheduler.recorder import OnReport
 from mpips.scheduler.run_progress import RunProgress
 from mpips.session.calling import call
+from mpips.session.final_tables import FinalTables
 from mpips.session.initial_values import InitialValues
 from mpips.session.local import LocalJob
 from mpips.session.running import RunningJob
@@ -55,6 +57,8 @@ class Outcome:
             the keys of the entries: sums, or the greatest value of clocks, versions and maxima.
         transports: Number of pairs of worker and server by the name of their transport.
         ranks: Place of every rank.
+        tables: Values of the tables at the end, by name: `outcome.tables["w"]`. See
+            `mpips.session.final_tables.FinalTables`.
     """
 
     value: Any = None
@@ -62,6 +66,7 @@ class Outcome:
     statistics: dict[str, Any] = field(default_factory=dict)
     transports: Mapping[str, int] = field(default_factory=dict)
     ranks: tuple[RankPlace, ...] = ()
+    tables: FinalTables = field(default_factory=FinalTables)
 
     @property
     def is_first_worker(self) -> bool:
@@ -215,6 +220,9 @@ class AnyJob(Protocol):
     def describe(self) -> str:
         """Return roles and transports, for people."""
 
+    def shards_at_end(self) -> Callable[[], list[ShardData]] | None:
+        """Return what returns the shards after the end; None if other processes have had them."""
+
     def at_work(
         self, on_report: OnReport | None, run_progress: RunProgress | None
     ) -> AbstractContextManager[RunningJob]:
@@ -322,6 +330,7 @@ def at_work(program: Program, ranks: Gathered) -> Iterator[tuple[RunningJob, Out
         with job.at_work(on_report, run_progress) as work:
             yield work, outcome
         outcome.statistics = work.statistics
+        outcome.tables = FinalTables.of(program.tables(), work.statistics, job.shards_at_end())
     finally:
         program.close()
 
@@ -362,4 +371,5 @@ def run_alone(
     """Run `main` with all roles in this process, without MPI, checkpoints and display."""
     job = LocalJob(tables, options)
     value, statistics = job.run(main)
-    return Outcome(value, job.role, statistics, job.transports, job.rank_table.places)
+    final = FinalTables.of(tables, statistics, job.shards_at_end())
+    return Outcome(value, job.role, statistics, job.transports, job.rank_table.places, final)

@@ -112,6 +112,9 @@ class Job:
         c = self._parts.cluster
         return c.assignment.roles_of(c.rank)
 
+    def shards_at_end(self) -> None:
+        """Return None: the servers are other processes, or end with the job."""
+
     def describe(self) -> str:
         """Return roles and transports, for people."""
         p = self._parts

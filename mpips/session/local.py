@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpips import _native
+from mpips.checkpoint.shards import ShardData
 from mpips.checkpoint.start import newest_name
 from mpips.config.options import SessionOptions
 from mpips.model.auto_codec import decided_alone
@@ -37,13 +38,15 @@ from mpips.server.server import Server
 from mpips.session.calling import call
 from mpips.session.initial_values import InitialValues
 from mpips.session.local_scheduler import LocalScheduler
-from mpips.session.node_memory import local_part
+from mpips.session.node_memory import local_part, with_copies
 from mpips.session.running import RunningJob
+from mpips.snapshot.copy import shards_in_place
 from mpips.snapshot.server_part import ServerPart
 from mpips.transport.channel import LocalChannel
 from mpips.transport.region import Regions, new_token
 from mpips.worker.connection import Connection
 from mpips.worker.connection_options import ConnectionOptions
+from mpips.worker.replicated_tables import ReplicatedPart
 from mpips.worker.worker import Worker
 
 Float32 = NDArray[np.float32]
@@ -94,6 +97,9 @@ class LocalJob:
         self._placement = place(tables, 1, 1, options.ring_slots, options.slot_bytes)
         self._regions = Regions(new_token(), shared=False)
         self.saving = (plan or FixedPlan(Saving(None, self._regions.token))).choose()
+        self._copies: ReplicatedPart | None = (
+            None  # the replicated tables, from the start of the worker on
+        )
         self._server = Server(0, tables, self._placement, self._regions, options.seed, True, None)
         if self.saving.start is not None:
             restore(self._server, self._placement, tables, self.saving.start)
@@ -113,6 +119,19 @@ class LocalJob:
             for rules that count updates the bits of the count.
         """
         return self._server.core.embedding_content(self._index(name))
+
+    def shards_at_end(self) -> Callable[[], list[ShardData]] | None:
+        """Return what returns the shards after the end, and holds them; None: a checkpoint has them."""
+        if self.saving.folder is not None:
+            return None
+        server, placement, tables = self._server, self._placement, list(self._tables)
+        copies = self._copies
+
+        def shards() -> list[ShardData]:
+            found = shards_in_place(server, placement, tables)
+            return found if copies is None else with_copies(found, copies)
+
+        return shards
 
     def _index(self, name: str) -> int:
         return [table.name for table in self._tables].index(name)
@@ -245,6 +264,7 @@ class LocalJob:
         )
         stores = saving.folder is not None
         replicated = local_part(self._tables, self._placement, self._regions, [server], stores)
+        self._copies = replicated
         connection = Connection(
             0,
             ["worker 0"],

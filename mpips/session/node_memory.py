@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpips import _native
+from mpips.checkpoint.shards import DenseShardData, ShardData
 from mpips.model.consistency import BSP
 from mpips.model.optimizer import SGD
 from mpips.model.placement import Placement
@@ -92,6 +94,23 @@ def local_part(
     reduction = make_reduction(found, memory, layout, 0, [0], steps, True)
     shards = [placement.dense[table.name] for table in found.values()]
     return ReplicatedPart(found, shards, memory, layout, reduction, None, stores)
+
+
+def with_copies(shards: Sequence[ShardData], part: ReplicatedPart) -> list[ShardData]:
+    """Return the shards of a job of one process, with the values of replicated tables that the worker has.
+
+    A job that writes no checkpoints does not bring them to its server.
+    """
+    values = {
+        table.name: array_of(part.memory, part.layout, place, 0, table.n_elements)
+        for place, table in enumerate(part.tables.values())
+    }
+    return [
+        replace(shard, values=values[shard.table])
+        if isinstance(shard, DenseShardData) and shard.table in values
+        else shard
+        for shard in shards
+    ]
 
 
 def make_memory(regions: Regions, part: str, layout: _native.NodeLayout) -> _native.SharedMemory:

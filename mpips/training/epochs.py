@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -30,6 +30,8 @@ from mpips.training.evaluation import evaluate
 from mpips.training.rates import Rates
 from mpips.training.stopping import EarlyStopping
 from mpips.worker.worker import Worker
+
+OnEpochEnd: TypeAlias = Callable[[dict[str, float]], object]
 
 _REPORT_INTERVAL_S = 0.25  # seconds between two progress reports of a worker
 _PACE_STEPS = 8  # steps between two checks whether the worker is too far ahead
@@ -63,6 +65,8 @@ class Inputs:
         arrays: Arrays of a task that reads its files itself; see `mpips.data.rows.Arrays`. {} on ranks that
             are no worker.
         block, window: Of training data that is read in windows; see `mpips.data.Shape`.
+        on_epoch_end: Called after each epoch with its row of `Result.history`; if it returns True, training
+            ends. Only in a job of one worker; None: nothing is called.
         unevaluated: The start is the end of an epoch whose evaluation `stopping` does not contain.
     """
 
@@ -87,6 +91,7 @@ class Inputs:
     stopping: EarlyStopping | None = None
     metrics: tuple[str, ...] = ()
     arrays: Arrays = field(default_factory=dict)
+    on_epoch_end: OnEpochEnd | None = None
     unevaluated: bool = False
     block: int = 0
     window: int = 0
@@ -146,6 +151,7 @@ class Result:
         n_samples: Samples of the training data.
         n_features: Features of the training data.
         stopped: Why training ended early, or "".
+        is_ended_by_caller: `on_epoch_end` has ended it.
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
@@ -159,6 +165,7 @@ class Result:
     n_samples: int = 0
     n_features: int = 0
     stopped: str = ""
+    is_ended_by_caller: bool = False
 
 
 def train_epochs(
@@ -216,6 +223,7 @@ def train_epochs(
         if ends:
             report.flush(cursor.epoch, cursor.step)
             _evaluate_epoch(worker, inputs, cursor.epoch, eval_every, result)
+            _call_back(inputs, cursor.epoch, result)
         epoch = following.epoch
         if result.stopped:
             return last
@@ -284,6 +292,22 @@ def _evaluate_epoch(
             inputs.stopping.agree(worker, epoch + 1, found)
             if inputs.stopping.is_over:
                 result.epochs, result.stopped = epoch + 1, inputs.stopping.text(epoch + 1)
+
+
+def _call_back(inputs: Inputs, epoch: int, result: Result) -> None:
+    """Call `on_epoch_end` after an epoch, and end training if it returns True.
+
+    After the last epoch, and after an end by early stopping, it is called with the last metrics of the job.
+    """
+    if inputs.on_epoch_end is None or result.stopped or epoch + 1 >= inputs.n_epochs:
+        return
+    loss, n = result.losses[epoch]
+    sums = np.zeros((epoch + 1, 3))
+    sums[epoch] = loss, n, 1
+    row = history(sums, {k: v for k, v in result.evaluated.items() if k == epoch})[-1]
+    if inputs.on_epoch_end(row) is True:
+        result.is_ended_by_caller = True
+        result.epochs, result.stopped = epoch + 1, f"after epoch {epoch + 1}: by on_epoch_end"
 
 
 def loss_sums(result: Result, last: tuple[float, int], n_epochs: int) -> npt.NDArray[np.float64]:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from mpips.data import DataInfo, ReadOptions, files_of
-from mpips.data.readers import as_in_training, choose_reader
+from mpips.data.readers import as_in_training, reader_of
 from mpips.data.stream import Conversion, Index, StreamedData
 from mpips.data.stream.cache import CachePiece, read_index, write_index
 from mpips.data.stream.conversion import SOURCES, Draft, File, draft, is_streamed
@@ -126,7 +126,7 @@ def _found(
     """Return the plan of the conversion and the folder of the cache; None: all fits in memory."""
     files = []
     for path in files_of(source):
-        reader = choose_reader(path, options.format)
+        reader = reader_of(path, options)
         if reader.name not in SOURCES:
             return None
         try:

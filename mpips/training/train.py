@@ -30,7 +30,7 @@ from mpips.recovery.saving import Saving, SavingPlan
 from mpips.rundir import directory
 from mpips.scheduler.run_progress import RunProgress
 from mpips.session.driver import JobRanks, JobView, OneRank, Outcome, drive
-from mpips.training.epochs import Inputs, Result, history, loss_sums, train_epochs
+from mpips.training.epochs import Inputs, OnEpochEnd, Result, history, loss_sums, train_epochs
 from mpips.training.evaluation import evaluate
 from mpips.training.preflight import preflight
 from mpips.training.prepare import prepare, ready
@@ -70,26 +70,36 @@ def train_worker(worker: Worker, inputs: Inputs, config: JobConfig) -> Result:
     result.samples = int(samples)
     result.metrics["loss"] = float(loss / n) if n else float("nan")
     if inputs.test is not None:
-        # After an early end the last evaluation was that of the values at the end.
+        # After an early stop the last evaluation was that of the values at the end. `on_epoch_end` may end
+        # training without one.
         found = result.evaluated.get(result.epochs - 1, {})
-        if not result.stopped:
+        is_due = not result.stopped or (result.is_ended_by_caller and not found)
+        if is_due:
             n, more = inputs.n_test, inputs.metrics
             found = evaluate(worker, inputs.task, inputs.test, n, "final", more) or {}
         result.metrics.update(found)
-        if found and not result.stopped:
+        if found and is_due:
             result.evaluated[max(result.epochs - 1, 0)] = found
             worker.report_metrics(result.epochs, result.steps, found)
     result.history = history(sums[:-1], result.evaluated)
+    if inputs.on_epoch_end is not None and result.history and not result.is_ended_by_caller:
+        inputs.on_epoch_end(dict(result.history[-1]))
     return result
 
 
-def train(config: JobConfig, progress: str = "auto", verbose: bool = True) -> Outcome:
+def train(
+    config: JobConfig,
+    progress: str = "auto",
+    verbose: bool = True,
+    on_epoch_end: OnEpochEnd | None = None,
+) -> Outcome:
     """Run a training job on the ranks of this launch. Collective over them.
 
     Args:
         config: The job, as of `mpips.config.schema.load_config`.
         progress: "auto", "rich", "plain" or "none"; see `mpips.monitor.progress.make_display`.
         verbose: Print roles and transports at the start.
+        on_epoch_end: See `mpips.training.epochs.Inputs`; for one rank.
 
     Returns:
         The outcome; on workers its `value` is the `Result`, which has test metrics on worker 0 only.
@@ -101,7 +111,7 @@ def train(config: JobConfig, progress: str = "auto", verbose: bool = True) -> Ou
     refuse_partner(config)
     run = directory.current()
     cache = run.folder.path / CACHE if run is not None else None
-    program = TrainingProgram(config, progress, verbose, cache)
+    program = TrainingProgram(config, progress, verbose, on_epoch_end, cache)
     return drive(program, run, None, launch.launched_size())
 
 
@@ -146,7 +156,12 @@ class TrainingProgram:
     """The job of a configuration file; see `mpips.session.driver.Program`."""
 
     def __init__(
-        self, config: JobConfig, progress: str, verbose: bool, cache: Path | None = None
+        self,
+        config: JobConfig,
+        progress: str,
+        verbose: bool,
+        on_epoch_end: OnEpochEnd | None = None,
+        cache: Path | None = None,
     ) -> None:
         """Prepare nothing yet.
 
@@ -154,6 +169,7 @@ class TrainingProgram:
             config: As of `train`.
             progress: As of `train`.
             verbose: As of `train`.
+            on_epoch_end: As of `train`.
             cache: As of `prepare`.
         """
         self._cache = cache
@@ -163,6 +179,7 @@ class TrainingProgram:
         self._config = config
         self._progress = progress
         self._verbose = verbose
+        self._on_epoch_end = on_epoch_end
         self._notes: tuple[str, ...] = ()
         self._meter: ProgressMeter | None = None
 
@@ -172,6 +189,7 @@ class TrainingProgram:
         """Read the data and make the task."""
         self._inputs = prepare(ranks, n_workers, self._config, self._cache)
         self._inputs.verbose = self._verbose
+        self._inputs.on_epoch_end = self._on_epoch_end
         return TrainingPlan(self._config, self._inputs, n_workers, comm, run_id)
 
     def tables(self) -> list[Table]:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from supervised import SHAPE, Run, alive, check_counts, content, counting, job, start
 
+from mpips.checkpoint import open_checkpoint
+
 # Checkpoints: one process of each launch dies at the cut, while it is written, complete without its name,
 # without the link to it.
 SAVING = "named:1,cut-held:1,cut-copied:1,block-written:2,synced:1"
@@ -42,6 +44,10 @@ def test_dying_at_any_point_of_a_checkpoint_every_push_counts_once_and_nothing_i
     assert all(name.startswith("step-") for name in names)
     assert os.readlink(checkpoints / "latest") == max(names)
     assert all(content(checkpoints / name) for name in names)
+    # Each launch has the example anew, from its own worker 0.
+    for name in names:
+        with open_checkpoint(checkpoints / name) as checkpoint:
+            assert len(checkpoint.manifest.example["predictions"]) == 5
 
 
 def test_a_stopped_server_is_named_and_its_memory_taken_over(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from click.testing import CliRunner
 from model_rig import make
 
 from mpips import load
+from mpips.cli.ckpt import export_it as ckpt_export
 from mpips.cli.export import command as export_command
 from mpips.cli.predict import command as predict_command
 from mpips.data import Moments
@@ -113,3 +116,120 @@ def test_npz_holds_what_prediction_needs(logistic: Path, tmp_path: Path) -> None
         assert archive["classes"].tolist() == [-1, 1]
     expected = model.predict_proba(logistic / "test.svm")[0, 1]
     assert 1 / (1 + np.exp(-logit)) == pytest.approx(expected, abs=1e-5)
+
+
+def exported(folder: Path, kind: str, out: Path) -> Path:
+    """Export the newest model of a folder."""
+    arguments = [str(folder / "checkpoints"), "--format", kind, "-o", str(out)]
+    result = CliRunner().invoke(export_command, arguments)
+    assert result.exit_code == 0, result.output
+    assert [path.name for path in out.parent.iterdir() if path.name.startswith(".")] == []
+    return out
+
+
+@pytest.mark.parametrize("name", ["softmax", "mlp"])
+def test_safetensors_of_a_dense_model_are_its_state_dict(name: str, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    files = pytest.importorskip("safetensors.torch")
+    safetensors = pytest.importorskip("safetensors")
+    from mpips.inference.network import Network
+
+    folder, _ = make(name, tmp_path)
+    model = load(folder / "checkpoints")
+    out = exported(folder, "safetensors", tmp_path / "m.safetensors")
+    with safetensors.safe_open(out, "pt") as file:
+        facts = {key: json.loads(text) for key, text in file.metadata().items()}
+    assert (facts["classes"], facts["task"]) == ([-1, 1, 4], name)
+    assert facts["columns"] == ["big", "small", "flat", "wide"]
+    state = files.load_file(out)
+    network = Network(facts["widths"], state["mean"].dtype == torch.float64)
+    network.load_state_dict(state)
+    x = np.loadtxt(folder / "test.csv", delimiter=",", skiprows=1)[:, [0, 1, 2, 4]]
+    with torch.no_grad():
+        found = torch.softmax(network(torch.from_numpy(x)), dim=1).numpy()
+    assert np.allclose(found, model.predict_proba(x), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["fm", "wide_deep"])
+def test_safetensors_of_other_models_are_tables_and_moments(name: str, tmp_path: Path) -> None:
+    files = pytest.importorskip("safetensors.numpy")
+    folder, _ = make(name, tmp_path)
+    model = load(folder / "checkpoints")
+    arrays = files.load_file(exported(folder, "safetensors", tmp_path / "m.safetensors"))
+    for path, array in model.moments.to_arrays().items():
+        assert arrays.pop(path).tobytes() == array.tobytes()
+    for table, content in model.tables.items():
+        parts = {"": content} if isinstance(content, np.ndarray) else {}
+        parts = parts or {"/keys": content[0], "/values": content[1]}
+        for ending, array in parts.items():
+            found = arrays.pop(f"tables/{table}{ending}")
+            assert (found.dtype, found.shape) == (array.dtype, array.shape)
+            assert found.tobytes() == array.tobytes()
+    assert not arrays
+
+
+@pytest.mark.parametrize("name", ["mlp", "fm"])
+def test_parquet_has_a_file_for_each_table(name: str, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    folder, _ = make(name, tmp_path)
+    model = load(folder / "checkpoints")
+    for kind in ("model", "checkpoint"):
+        out = tmp_path / kind
+        if kind == "model":
+            exported(folder, "parquet", out)
+        else:
+            arguments = [str(folder / "checkpoints"), "--format", "parquet", "--out", str(out)]
+            assert CliRunner().invoke(ckpt_export, arguments).exit_code == 0
+        assert {path.stem for path in out.iterdir()} == set(model.tables)
+        for table, content in model.tables.items():
+            found = parquet.read_table(out / f"{table}.parquet")
+            keys, values = content if isinstance(content, tuple) else (None, content)
+            rows = values.reshape(len(values), -1)
+            first = "row" if keys is None else "key"
+            expected = np.arange(len(rows)) if keys is None else keys
+            assert found.column(first).to_pylist() == expected.tolist()
+            names = [f"value_{j}" for j in range(rows.shape[1])]
+            assert found.column_names[: 1 + len(names)] == [first, *names]
+            columns = [found.column(name).to_numpy() for name in names]
+            assert np.stack(columns, axis=1).tobytes() == rows.tobytes()
+            has_state = len(found.column_names) > 1 + len(names)
+            assert has_state == (kind == "checkpoint")
+
+
+def test_a_model_is_a_fitted_estimator(softmax: Path, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    from sklearn.base import clone, is_classifier
+    from sklearn.inspection import permutation_importance
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import FunctionTransformer
+    from sklearn.utils.validation import check_is_fitted
+
+    model = load(softmax / "checkpoints")
+    rows = np.loadtxt(softmax / "test.csv", delimiter=",", skiprows=1)
+    x, y = rows[:, [0, 1, 2, 4]], rows[:, 3].astype(int)
+    estimator = model.to_sklearn()
+    check_is_fitted(estimator)
+    assert is_classifier(estimator)
+    assert estimator.n_features_in_ == 4
+    assert estimator.feature_names_in_.tolist() == ["big", "small", "flat", "wide"]
+    pipeline = make_pipeline(FunctionTransformer(lambda a: a + 0.0), estimator)
+    check_is_fitted(pipeline)
+    assert pipeline.predict(x).tolist() == model.predict(x).tolist()
+    assert pipeline.predict_proba(x).tobytes() == model.predict_proba(x).tobytes()
+    assert pipeline.classes_.tolist() == [-1, 1, 4]
+    assert pipeline.fit(x, y).score(x, y) == np.mean(model.predict(x) == y)
+    assert clone(estimator) is estimator
+    found = permutation_importance(estimator, x, y, n_repeats=2, random_state=0)
+    assert found.importances_mean[2] == 0  # the constant column
+    copy = pickle.loads(pickle.dumps(estimator))
+    assert copy.predict_proba(x).tobytes() == model.predict_proba(x).tobytes()
+
+
+def test_a_sparse_model_is_an_estimator_too(logistic: Path) -> None:
+    datasets = pytest.importorskip("sklearn.datasets")
+    x, y = datasets.load_svmlight_file(str(logistic / "test.svm"))
+    model = load(logistic / "checkpoints")
+    estimator = model.to_sklearn()
+    assert estimator.score(x, y) == np.mean(model.predict(x) == y)
+    with pytest.raises(AttributeError, match="no named columns"):
+        _ = estimator.feature_names_in_

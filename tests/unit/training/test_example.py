@@ -16,6 +16,7 @@ import mpips
 from mpips import load
 from mpips.checkpoint import Manifest, list_checkpoints, open_checkpoint
 from mpips.checkpoint.manifest import MANIFEST, decode, encode
+from mpips.cli.ckpt import show as show_command
 from mpips.cli.evaluate import command as evaluate_command
 from mpips.config.schema import load_config
 from mpips.data import DataInfo, DenseData, SparseData
@@ -203,6 +204,7 @@ def test_a_task_that_cannot_be_checked_says_so_and_loads(
     outcome = run(task, tmp_path, monkeypatch)
     assert outcome.statistics["servers"][0]["checkpoint"]["notes"] == [f"no example: {reason}"]
     assert load(tmp_path / "checkpoints").manifest.example == {"absent": reason}
+    assert reason in CliRunner().invoke(show_command, [str(tmp_path / "checkpoints")]).output
 
 
 def test_predictions_that_are_no_numbers_are_equal(

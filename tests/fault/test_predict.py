@@ -1,0 +1,70 @@
+"""`mpips predict` on several ranks: the bytes of one process, and one error for all ranks."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from launcher import launch
+from model_rig import make
+
+N = 40_000  # three blocks
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make("mlp", tmp_path_factory.mktemp("mlp"))[0] / "checkpoints"
+
+
+def predict(n: int, model: Path, data: Path, out: Path | None, code: int = 0) -> tuple[str, str]:
+    """Predict on n ranks; return stdout and stderr."""
+    more = [] if out is None else ["--out", str(out)]
+    command = [sys.executable, "-m", "mpips", "predict", str(model), "--data", str(data), *more]
+    with launch(n, command, None, 60) as job:
+        assert job.wait() == code, job.tail()
+        return job.stdout(), job.stderr()
+
+
+@pytest.mark.parametrize("ending", ["csv", "npz"])
+def test_ranks_write_the_bytes_of_one_process(model: Path, tmp_path: Path, ending: str) -> None:
+    x = np.random.default_rng(3).normal(1e6, 200, (N, 4))
+    np.savez(tmp_path / "x.npz", x=x)
+    outs = {n: tmp_path / f"{n}.{ending}" for n in (1, 2, 5)}
+    for n, out in outs.items():
+        _, said = predict(n, model, tmp_path / "x.npz", out)
+        assert said.count(f"mpips predict: {N:,} predictions of ") == 1
+    first = outs[1].read_bytes()
+    assert len(first) > N * 12
+    assert all(out.read_bytes() == first for out in outs.values())
+    assert len(list(tmp_path.iterdir())) == 4
+    if ending == "csv":
+        assert predict(3, model, tmp_path / "x.npz", None)[0].encode() == first
+
+
+def test_an_error_of_one_rank_ends_all_with_its_sentence(model: Path, tmp_path: Path) -> None:
+    x = np.ones((N, 4))
+    x[20_000, 2] = np.nan  # in the block of rank 1
+    np.savez(tmp_path / "x.npz", x=x)
+    _, said = predict(3, model, tmp_path / "x.npz", tmp_path / "out.csv", code=2)
+    assert said.count("mpips: error: ") == 1
+    assert "x.npz: contains NaN, infinity" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["x.npz"]
+
+
+@pytest.mark.parametrize(
+    ("model_name", "out", "sentence"),
+    [
+        ("absent", "a.csv", "no folder '"),
+        ("", "absent/a.csv", "cannot be written: No such file or directory"),
+        ("", "a.txt", "use an extension of .csv, .npz, .parquet"),
+    ],
+)
+def test_what_rank_0_alone_finds_ends_all_ranks(
+    model: Path, tmp_path: Path, model_name: str, out: str, sentence: str
+) -> None:
+    np.savez(tmp_path / "x.npz", x=np.ones((9, 4)))
+    _, said = predict(3, model / model_name, tmp_path / "x.npz", tmp_path / out, code=2)
+    assert said.count("mpips: error: ") == 1
+    assert sentence in said
