@@ -84,8 +84,8 @@ class ManifestHead:
         config: Resolved configuration, as values of JSON.
         sampling: Meaning of the cursors; see Manifest.
         data: Description of the training data; see Manifest.
-        attachments: Arrays beside the tables, by path in the file; see `mpips.checkpoint.structure.ATTACHED`.
-            Only server 0's value is used.
+        attachments: Arrays beside the tables, by path in the file; only server 0's value is used. See
+            `mpips.checkpoint.structure.meaning_of`.
     """
 
     run_id: str
@@ -97,7 +97,7 @@ class ManifestHead:
     config: Mapping[str, Any] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
-    attachments: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    attachments: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
 
 def counts_steps(table: Table) -> bool:

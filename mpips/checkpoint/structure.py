@@ -60,6 +60,20 @@ ATTACHED = {
 }
 
 
+def meaning_of(name: str) -> tuple[str, str]:
+    """Return meaning and units of an array beside the tables.
+
+    Args:
+        name: Its path in the file: one of `ATTACHED`, or that of an array of a task that reads its files
+            itself (`mpips.data.rows.Arrays`).
+    """
+    if name in ATTACHED:
+        return ATTACHED[name]
+    if name.startswith("vocabulary/"):
+        return "names in the order of their keys: UTF-8, a line break behind each name", "bytes"
+    return "array of the task", "unknown"
+
+
 def load_writer() -> Any:
     """Import and return h5py.
 
@@ -159,7 +173,7 @@ def _draw(
             _put_text(file, "data", head.data, "description of the training data, JSON")
         for name, array in sorted(head.attachments.items()):
             file[name] = array
-            meaning, units = ATTACHED[name]
+            meaning, units = meaning_of(name)
             _set_attributes(file[name], {"meaning": meaning, "units": units})
         return [_create_table(h5py, file, table) for table in tables]
 

@@ -15,7 +15,7 @@ import click
     "--metric",
     "metrics",
     multiple=True,
-    help="A metric to add: f1, pr_auc, calibration, mae; may be repeated.",
+    help="A metric to add: f1, pr_auc, calibration, mae, or one of the task; may be repeated.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
 def command(model: Path, data: str, metrics: tuple[str, ...], as_json: bool) -> None:

@@ -26,6 +26,7 @@ def command(model: Path, data: str, out: Path | None) -> None:
     \b
     prediction           the most probable label as in the training data, or the predicted number
     probability_LABEL    the probability of each label
+    Tasks that read their files themselves (kge, mf) have other columns: see their pages.
     """
     from mpips.inference.loading import load
     from mpips.inference.writing import columns_of, write, write_csv
@@ -39,5 +40,5 @@ def command(model: Path, data: str, out: Path | None) -> None:
         sys.stdout.flush()
         return
     write(columns, out)
-    n = len(columns["prediction"])
+    n = len(next(iter(columns.values())))
     click.echo(f"mpips predict: {n:,} predictions of {loaded.path} in {out}", err=True)

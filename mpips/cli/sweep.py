@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,11 @@ from mpips.cli.train import DATA, SERVERS, SET, TUNING, configure, job_keys, wit
 from mpips.config import variation
 from mpips.config.schema import JobConfig
 from mpips.data.metrics import MORE_BINARY, MORE_REGRESSION
+from mpips.data.quotients import Direction
 from mpips.errors import ConfigError
 from mpips.monitor.progress import plural
 from mpips.supervisor.sweep import FILE, Sweep, TrialResult, check_metric, why
+from mpips.tasks import load_task
 from mpips.terminal.table import text_table
 
 _PLACE_KEYS = ("ranks", "hosts", "hostfile", "spares", "max_restarts", "min_workers")
@@ -84,11 +86,11 @@ def command(
     mpips sweep job.toml --random table.optimizer.lr=1e-4:1:log --n 20
     mpips sweep sweeps/job
     """
-    check_metric(metric)
     path = Path(job)
     if path.is_dir():
         _refuse_changes(path)
         sweep = Sweep.open(path)
+        check_metric(metric, sweep.content.own_metrics)
     elif show:
         raise ConfigError(f"{job}: is no folder of a sweep, so there is nothing to show")
     else:
@@ -98,10 +100,16 @@ def command(
         if wanted == [()]:
             raise ConfigError("nothing varies: give --grid KEY=V1,V2 or --random KEY=LOW:HIGH")
         keys = {**job_keys(given), **run_keys({**options, "folder": str(path)})}
+        configs = [_checked(job, keys, (*assignments, *varied)) for varied in wanted]
+        own: dict[str, Direction] = {}
+        for config in configs:
+            own |= getattr(load_task(config.task), "own_metrics", {})
+        check_metric(metric, own)
         trials = [
-            (own, _with_metric(_checked(job, keys, (*assignments, *own)), metric)) for own in wanted
+            (varied, _with_metric(config, metric, own))
+            for varied, config in zip(wanted, configs, strict=True)
         ]
-        sweep = Sweep.create(path, job, metric, trials)
+        sweep = Sweep.create(path, job, metric, trials, own)
     n = len(sweep.content.trials)
     code = 0
     if not show:
@@ -163,12 +171,13 @@ def _checked(job: str, keys: dict[str, Any], assignments: Sequence[str]) -> JobC
     return config
 
 
-def _with_metric(config: JobConfig, metric: str) -> JobConfig:
+def _with_metric(config: JobConfig, metric: str, own_metrics: Mapping[str, Direction]) -> JobConfig:
     """Return the configuration of a job that computes this metric; "" is any metric."""
     train = config.train
-    if metric not in (*MORE_BINARY, *MORE_REGRESSION) or metric in train.metrics:
+    on_request = (*MORE_BINARY, *MORE_REGRESSION, *own_metrics)
+    if metric not in on_request or metric in train.metrics:
         return config
-    metrics: Any = (*train.metrics, metric)
+    metrics = (*train.metrics, metric)
     return replace(config, train=replace(train, metrics=metrics))
 
 

@@ -21,7 +21,6 @@ from mpips.config.options import SessionOptions
 from mpips.config.reading import UNSET, parse_value, put, read_file, without_unset
 from mpips.config.sections import DataConfig, ScheduleConfig, TrainConfig
 from mpips.config.triggers import EverySeconds, EverySteps, Grace, OnUsr1
-from mpips.data.metrics import MORE_BINARY, MORE_REGRESSION
 from mpips.errors import ConfigError
 from mpips.model.consistency import (
     Backup,
@@ -379,7 +378,7 @@ def config_of(stored: Mapping[str, Any]) -> JobConfig:
     }
     raw["cluster"] = {"seed": stored["cluster"]["seed"]}
     metrics = stored.get("train", {}).get("metrics", ())
-    raw["train"] = {"metrics": [m for m in metrics if m in (*MORE_BINARY, *MORE_REGRESSION)]}
+    raw["train"] = {"metrics": list(metrics)}
     return convert(fitted(without_unset(raw), JobConfig), JobConfig, "")
 
 

@@ -58,28 +58,19 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         ),
     ] = 0
     metrics: Annotated[
-        tuple[Literal["f1", "pr_auc", "calibration", "mae"], ...],
+        tuple[str, ...],
         Meta(
             description="More metrics of the test file. Two classes: f1 and pr_auc of the second one, "
-            "calibration (sum of its probabilities / its samples); numbers: mae."
+            "calibration (sum of its probabilities / its samples); numbers: mae; and metrics that the task "
+            "computes itself."
         ),
     ] = ()
     metric: Annotated[
-        Literal[
-            "auto",
-            "accuracy",
-            "auc",
-            "log_loss",
-            "cross_entropy",
-            "rmse",
-            "r2",
-            "f1",
-            "pr_auc",
-            "mae",
-        ],
+        str,
         Meta(
-            description="Metric of the test file that `patience` watches. auto: log_loss, cross_entropy or "
-            "rmse, whichever the task has."
+            description="Metric of the test file that `patience` watches: accuracy, auc, log_loss, "
+            "cross_entropy, rmse, r2, f1, pr_auc, mae, or one that the task computes itself. auto: log_loss, "
+            "cross_entropy or rmse, whichever the task has, else the first metric of its own."
         ),
     ] = "auto"
     min_delta: Annotated[

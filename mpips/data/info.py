@@ -31,9 +31,10 @@ class DataInfo:
         n_features: Number of columns, or one more than the largest key.
         labels: The distinct labels as they are in the file, ascending; class c is `labels[c]`. () for
             targets.
-        kind: "dense": samples are rows. "sparse": samples are lists of (key, value).
+        kind: "dense": samples are rows. "sparse": samples are lists of (key, value). "own": the task reads
+            its files itself (`mpips.data.rows`), and `n_features` is 0.
         index_base: Number of the first feature in a LIBSVM file; 0 for all other formats.
-        wants: "classes", or "targets", numbers to be predicted (regression).
+        wants: "classes"; "targets", numbers to be predicted (regression); or "none".
         counts: Samples of each label, in the order of `labels`, of one worker; after `combine`, of all
             workers. () for targets.
         target_range: The least and the greatest target; () for classes.
@@ -44,13 +45,16 @@ class DataInfo:
         categorical: CSV: names of the columns that are hashed.
         wide: float32 would lose differences between samples in a dense feature, such as seconds since 1970.
             Then `x` is float64, else float32.
+        arrays: Kind "own": paths of the arrays that checkpoints contain for the task, sorted.
+        sizes: Number of names or entries in each of them.
+        digest: XXH3-64 of the vocabularies among them, 16 hexadecimal digits.
     """
 
     n_samples_total: int
     n_local: int
     n_features: int
     labels: tuple[float, ...]
-    kind: Literal["sparse", "dense"]
+    kind: Literal["sparse", "dense", "own"]
     index_base: int = 0
     wants: Wants = "classes"
     counts: tuple[int, ...] = ()
@@ -60,6 +64,20 @@ class DataInfo:
     wide: bool = False
     label_names: tuple[str, ...] = ()
     categorical: tuple[str, ...] = ()
+    arrays: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
+    digest: str = ""
+
+    def size(self, name: str) -> int:
+        """Return the number of names in the vocabulary `name`, or of entries in the task's array `name`.
+
+        Raises:
+            KeyError: The data has no such array.
+        """
+        for path, size in zip(self.arrays, self.sizes, strict=True):
+            if path.partition("/")[2] == name:
+                return size
+        raise KeyError(name)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -205,6 +223,9 @@ def combine(infos: Sequence[DataInfo]) -> DataInfo:
         "label_column",
         "label_names",
         "categorical",
+        "arrays",
+        "sizes",
+        "digest",
     )
     for name in names:
         found = sorted({getattr(info, name) for info in infos})

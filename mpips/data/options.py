@@ -14,7 +14,8 @@ from msgspec import Meta
 
 from mpips.data.shares import Shares, check_shares, owners
 
-Wants: TypeAlias = Literal["classes", "targets"]
+# How a task uses labels. "none": not at all, and all of its metrics are its own.
+Wants: TypeAlias = Literal["classes", "targets", "none"]
 
 # Options of [data], by the annotation that the job file and the readers share.
 Format: TypeAlias = Annotated[

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mpips.data.info import DataInfo
+from mpips.data.vocabulary import VOCABULARY
 
 _MOST = 10  # classes; more are not listed one by one
 
 
 def summarise(source: str, info: DataInfo) -> str:
     """Return one line: samples, features, label column and classes of the training data."""
+    if info.kind == "own":
+        return (
+            f"data: {source}: {', '.join([_count(info.n_samples_total, 'sample'), *_sizes(info)])}"
+        )
     features = (
         _count(len(info.columns), "column")
         if info.columns
@@ -23,13 +28,25 @@ def summarise(source: str, info: DataInfo) -> str:
 
 def summarise_test(source: str, info: DataInfo) -> str:
     """Return one line: samples, label column and classes of the test data."""
-    return f"test: {source}: {_count(info.n_samples_total, 'sample')}, {_labels(info)}"
+    parts = [
+        _count(info.n_samples_total, "sample"),
+        *([_labels(info)] if info.kind != "own" else []),
+    ]
+    return f"test: {source}: {', '.join(parts)}"
 
 
 def matching_text(source: str, meant: Mapping[float, float]) -> str:
     """Return one line: which label of the training data each label of the test data means."""
     pairs = ", ".join(f"{label:g} as {there:g}" for label, there in meant.items())
     return f"{source}: labels are read as those of the training data: {pairs}"
+
+
+def _sizes(info: DataInfo) -> list[str]:
+    """Return the numbers of names in the vocabularies of a task, such as "2,034 entities"."""
+    pairs = zip(info.arrays, info.sizes, strict=True)
+    return [
+        f"{size:,} {path[len(VOCABULARY) :]}" for path, size in pairs if path.startswith(VOCABULARY)
+    ]
 
 
 def _count(n: int, what: str) -> str:

@@ -17,7 +17,7 @@ from mpips.config.schema import JobConfig, load_config
 from mpips.errors import CapabilityError, ConfigError, MpipsError
 from mpips.inference.model import Model, load_model
 from mpips.inference.training_files import as_file
-from mpips.monitor.summary import METRICS, metrics_text
+from mpips.monitor.summary import metric_names, metrics_text
 from mpips.mpi import launch
 from mpips.session.driver import Outcome
 from mpips.supervisor import child
@@ -56,7 +56,9 @@ class Fit:
         self.task = task
         self.path = path
         self.metrics: dict[str, float] = {
-            name: report[name] for name in METRICS if report.get(name) is not None
+            name: report[name]
+            for name in metric_names(report["history"])
+            if report.get(name) is not None
         }
         self.history: list[dict[str, float]] = list(report["history"])
         self.epochs = int(report["epochs"])
@@ -96,7 +98,7 @@ class Fit:
                     "plot needs matplotlib: pip install matplotlib; the figures are in `history`"
                 ) from None
             axes = pyplot.subplots()[1]
-        names = [name for name in METRICS if any(name in row for row in self.history)]
+        names = self._names()
         for name in names:
             rows = [row for row in self.history if name in row]
             axes.plot(
@@ -111,13 +113,18 @@ class Fit:
             axes.legend()
         return axes
 
+    def _names(self) -> list[str]:
+        """Return the names of the metrics in the history."""
+        names = metric_names(self.history)
+        return [name for name in names if any(name in row for row in self.history)]
+
     def __repr__(self) -> str:
         """Return task, epochs and metrics in one line."""
         return f"<mpips fit: {self.task}, epoch {self.epochs}; {metrics_text(self.metrics)}>"
 
     def _repr_html_(self) -> str:
         """Return a table of metrics by epoch and a line of the loss, for notebooks."""
-        names = [name for name in METRICS if any(name in row for row in self.history)]
+        names = self._names()
         rows = self.history
         if len(rows) > _MOST_ROWS:
             places = [round(i * (len(rows) - 1) / (_MOST_ROWS - 1)) for i in range(_MOST_ROWS)]

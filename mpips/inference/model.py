@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -15,14 +15,18 @@ from mpips.checkpoint.find import choose_checkpoint, is_checkpoint
 from mpips.checkpoint.folder import find_folder, parse_name
 from mpips.checkpoint.structure import ATTACHED
 from mpips.config.schema import JobConfig, config_of
-from mpips.data import DataInfo, Dataset, Moments
+from mpips.data import DataInfo, Moments
 from mpips.data.hdf5 import load_hdf5
 from mpips.data.metrics import merge
-from mpips.errors import CheckpointError, ConfigError
+from mpips.data.options import Share
+from mpips.data.rows import Arrays, Purpose, Samples
+from mpips.errors import CheckpointError, ConfigError, DataError
 from mpips.inference.samples import from_file, samples_of
 from mpips.inference.stored_tables import StoredTables
 from mpips.tasks import Task, load_task
-from mpips.training.evaluation import BATCH, scored
+from mpips.tasks.base import reader_of
+from mpips.training.evaluation import batches_of, has_scores, measured, own_names, scored
+from mpips.training.own_data import read_own
 from mpips.training.preflight import task_options
 from mpips.training.prepare import read_options
 from mpips.training.stopping import asked_metrics
@@ -42,6 +46,7 @@ class Model:
         task: The task, prepared for prediction.
         info: Description of the training data.
         moments: Moments of the training data, from which the task has computed the scale of the features.
+        arrays: Arrays of a task that reads its files itself, such as its vocabularies (`mpips.data.rows`).
         tables: Values by name of the table, read when first used: an array, or (keys, rows).
         refused: Why newer checkpoints of the folder are not used, a sentence for each.
         notes: Sentences on the data that was used last, such as columns that were left out.
@@ -55,6 +60,7 @@ class Model:
         info: DataInfo,
         moments: Moments,
         refused: tuple[str, ...] = (),
+        arrays: Arrays | None = None,
     ) -> None:
         """Make the task of a job again.
 
@@ -64,6 +70,7 @@ class Model:
             info: Description of the training data.
             moments: Moments of the training data.
             refused: See the class.
+            arrays: Arrays of a task that reads its files itself; None: none.
 
         Raises:
             ConfigError: The task cannot be imported, or has other tables than the checkpoint.
@@ -73,12 +80,17 @@ class Model:
         self.manifest: Manifest = checkpoint.manifest
         self.info = info
         self.moments = moments
+        self.arrays: Arrays = arrays or {}
         self.notes: tuple[str, ...] = ()
         self.refused = refused
         self.owns: object = None
         seed = config.cluster.seed
-        self.task: Task = kind(info, task_options(kind, config.options), seed)
+        self._given = task_options(kind, config.options)
+        self.task: Task = kind(info, self._given, seed)
         self.tables = StoredTables(checkpoint, self.task.tables(), seed)
+        self._own = reader_of(kind)
+        if self._own is not None:
+            self.task.receive(self.arrays)
         self.task.prepare(self.tables, moments)
         self._options = read_options(config, "test", info.wants)
         self._metrics = config.train.metrics
@@ -108,13 +120,13 @@ class Model:
                 or a frame. Labels in a file are not read.
 
         Returns:
-            Labels as in the training data, shape (n,); float32 for targets.
+            Labels as in the training data, shape (n,); float32 numbers of a task that has no classes.
 
         Raises:
             DataError: The data does not fit the training data.
         """
         scores = self._scores(data)
-        return scores if self.info.wants == "targets" else self.labels_of(self._all(scores))
+        return self.labels_of(self._all(scores)) if self.info.wants == "classes" else scores
 
     def labels_of(self, probabilities: Numbers) -> Numbers:
         """Return the label of the most probable class; of two equally probable ones the second.
@@ -138,7 +150,7 @@ class Model:
         Raises:
             ConfigError: The task predicts numbers, not classes.
         """
-        if self.info.wants == "targets":
+        if self.info.wants != "classes":
             raise ConfigError(
                 f"task '{self.manifest.config['task']}' predicts numbers, which have no probabilities; use "
                 "predict"
@@ -170,27 +182,72 @@ class Model:
             ConfigError: The scores of the task have no such metric.
             DataError: The file cannot be read, or does not fit the training data.
         """
-        more = asked_metrics((*self._metrics, *metrics), self.task.metrics)
-        samples, self.notes = from_file(os.fspath(path), self.info, self._options)
-        shares = [scored(self.tables, self.task, batch) for batch in _batches(samples)]
-        return merge(shares, more)
+        known = getattr(self.task, "own_metrics", {})
+        more = asked_metrics((*self._metrics, *metrics), self.task.metrics, known)
+        samples: Samples
+        if self._own is not None:
+            samples = self._read_own(os.fspath(path), "test")
+        else:
+            samples, self.notes = from_file(os.fspath(path), self.info, self._options)
+        found: dict[str, float] = {}
+        if has_scores(self.task):
+            found = merge([scored(self.tables, self.task, b) for b in batches_of(samples)], more)
+        if own := own_names(self.task, more):
+            found |= measured(self.tables, self.task, samples, own).values()
+        return found
+
+    def columns(self, data: str | os.PathLike[str]) -> dict[str, Numbers] | None:
+        """Return the columns that a task which reads its files itself writes for a file.
+
+        Args:
+            data: The file.
+
+        Returns:
+            Arrays of equal length by name; None for other tasks, and for those without columns of their own.
+
+        Raises:
+            DataError: The file cannot be read.
+        """
+        if self._own is None:
+            return None
+        samples = self._read_own(os.fspath(data), "predict")
+        found = [self.task.columns(self.tables, batch) for batch in batches_of(samples)]
+        parts = [part for part in found if part is not None]
+        if not parts:
+            return None
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def _scores(self, data: Any) -> Numbers:
         """Return what the task predicts: probabilities, shape (n,) or (n, k), or numbers."""
-        samples, self.notes = samples_of(data, self.info, self._options)
-        parts = [self.task.predict(self.tables, batch) for batch in _batches(samples)]
+        samples: Samples
+        if self._own is not None:
+            if not isinstance(data, str | os.PathLike):
+                name = self.manifest.config["task"]
+                raise DataError(
+                    f"data of type {type(data).__name__}: task '{name}' reads its files itself; give a path"
+                )
+            if type(self.task).predict is Task.predict:
+                name = self.manifest.config["task"]
+                raise ConfigError(
+                    f"task '{name}' predicts columns: use `mpips predict` or columns(path)"
+                )
+            samples = self._read_own(os.fspath(data), "predict")
+        else:
+            samples, self.notes = samples_of(data, self.info, self._options)
+        parts = [self.task.predict(self.tables, batch) for batch in batches_of(samples)]
         return np.concatenate(parts)
+
+    def _read_own(self, path: str, purpose: Purpose) -> Samples:
+        """Read a file with the task; sets `notes`."""
+        assert self._own is not None
+        part = read_own(self._own, self._given, path, Share(1, 0), self.arrays, purpose)
+        self.notes = part.notes
+        return part.data
 
     @staticmethod
     def _all(scores: Numbers) -> Numbers:
         """Return the probabilities of both classes if `scores` are those of class 1."""
         return np.stack([1 - scores, scores], axis=1) if scores.ndim == 1 else scores
-
-
-def _batches(samples: Dataset) -> Iterator[Any]:
-    """Yield all samples in batches; one empty batch if there are none."""
-    for start in range(0, max(samples.n, 1), BATCH):
-        yield samples.take(np.arange(start, min(start + BATCH, samples.n)))
 
 
 def load_model(path: str | os.PathLike[str]) -> Model:
@@ -204,9 +261,9 @@ def load_model(path: str | os.PathLike[str]) -> Model:
                 "predict with; read its tables with mpips.checkpoint.open_checkpoint, or a PyTorch model "
                 "with mpips.torch.load_checkpoint"
             )
-        moments = _moments(checkpoint)
         info = DataInfo.from_config(manifest.data)
-        return Model(checkpoint, config_of(manifest.config), info, moments, refused)
+        moments, arrays = _attached(checkpoint, info)
+        return Model(checkpoint, config_of(manifest.config), info, moments, refused, arrays)
     except BaseException:
         checkpoint.close()
         raise
@@ -237,8 +294,8 @@ def _open(path: Path) -> tuple[Checkpoint, tuple[str, ...]]:
     return found.checkpoint, reasons
 
 
-def _moments(checkpoint: Checkpoint) -> Moments:
-    """Read the moments of the training data.
+def _attached(checkpoint: Checkpoint, info: DataInfo) -> tuple[Moments, Arrays]:
+    """Read the moments of the training data, and the arrays of a task that reads its files itself.
 
     Raises:
         ConfigError: An earlier version wrote the checkpoint, without them.
@@ -246,10 +303,11 @@ def _moments(checkpoint: Checkpoint) -> Moments:
     h5py = load_hdf5("reading the scale of the features")
     with h5py.File(checkpoint.path / checkpoint.manifest.file.name, "r") as file:
         arrays = {name: np.array(file[name]) for name in ATTACHED if name in file}
+        own = {name: np.array(file[name]) for name in info.arrays}
     if "features/count" not in arrays:
         version = checkpoint.manifest.versions.get("mpips", "an earlier version")
         raise ConfigError(
             f"{checkpoint.path}: was written by mpips {version} without the scale of the features; continue "
             "the training from it with this version, and use the checkpoint that this writes"
         )
-    return Moments.from_arrays(arrays)
+    return Moments.from_arrays(arrays), own

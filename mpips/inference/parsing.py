@@ -64,6 +64,10 @@ def samples_in(rows: list[Any], model: Model) -> Any:
     Raises:
         RequestRefused: A row does not fit the model.
     """
+    if model.info.kind == "own":
+        raise RequestRefused(
+            400, f"task '{model.manifest.config['task']}' reads files of its own: use mpips predict"
+        )
     if isinstance(rows[0], dict):
         return _frame(rows, model) if model.info.columns else _by_number(rows, model)
     try:

@@ -27,9 +27,12 @@ def columns_of(model: Model, data: Any) -> dict[str, Numbers]:
 
     Returns:
         "prediction", the label or the number of each sample; for classes also "probability_LABEL", float32,
-        for each label.
+        for each label. Or the columns of a task that has its own (`mpips.tasks.base.Task.columns`).
     """
-    if model.info.wants == "targets":
+    own = model.columns(data)
+    if own is not None:
+        return own
+    if model.info.wants != "classes":
         return {"prediction": model.predict(data)}
     probabilities = model.predict_proba(data)
     found = {"prediction": model.labels_of(probabilities)}

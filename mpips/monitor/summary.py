@@ -221,7 +221,7 @@ def _of_task(s: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     if s.get("stopped"):
         rows.append(("ended early", s["stopped"]))
-    for name in METRICS:
+    for name in metric_names(s["history"]):
         if s.get(name) is not None:
             of = "last epoch of training" if name == "loss" else "test"
             rows.append((name.replace("_", " "), f"{s[name]:.4f}  ({of})"))
@@ -230,9 +230,19 @@ def _of_task(s: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
+def metric_names(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the names of metrics in the order in which they are shown.
+
+    Args:
+        rows: Metrics by name, with the epoch or without. Names of a task's own metrics come first.
+    """
+    own = dict.fromkeys(name for row in rows for name in row if name not in ("epoch", *METRICS))
+    return (*own, *METRICS)
+
+
 def metrics_text(metrics: Mapping[str, float | None]) -> str:
     """Return metrics with their names, such as "accuracy 0.9749, cross entropy 0.1234"."""
-    found = [(name, metrics.get(name)) for name in METRICS]
+    found = [(name, metrics.get(name)) for name in metric_names([metrics])]
     return ", ".join(f"{name.replace('_', ' ')} {v:.4f}" for name, v in found if v is not None)
 
 
@@ -285,11 +295,10 @@ def _value(value: Any) -> str:
 
 
 def _data(s: Mapping[str, Any]) -> str:
-    size = (
-        f": {plural(s['n_samples'], 'sample')}, {_features(s['n_features'])}"
-        if s["n_samples"]
-        else ""
-    )
+    size = f": {plural(s['n_samples'], 'sample')}" if s["n_samples"] else ""
+    # Samples that a task reads itself have no features.
+    if size and s["n_features"]:
+        size += f", {_features(s['n_features'])}"
     return f"{s['train']}{size}" + (f"; test {s['test']}" if s["test"] else "")
 
 

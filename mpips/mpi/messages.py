@@ -217,16 +217,18 @@ class Attachment(msgspec.Struct, tag="attachment"):
     Worker 0 sends it to the scheduler, which passes it on to server 0.
 
     Attributes:
-        name: Path of the array in the HDF5 file, one of `mpips.checkpoint.structure.ATTACHED`.
-        shape: Shape of the whole array, float64.
+        name: Path of the array in the HDF5 file; see `mpips.checkpoint.structure.meaning_of`.
+        shape: Shape of the whole array.
         start: First byte of this part.
         data: Bytes of this part, little-endian.
+        dtype: Type of the array, as NumPy names it.
     """
 
     name: str
     shape: tuple[int, ...]
     start: int
     data: bytes
+    dtype: str = "<f8"
 
 
 LAST = 0  # `Saved.id` of the checkpoint at the end of a job, which needs no cut

@@ -18,7 +18,8 @@ from mpips.checkpoint.plan import Hello, plan_tables
 from mpips.checkpoint.shards import ManifestHead
 from mpips.checkpoint.structure import create_file, hdf5_kind
 from mpips.config.options import SessionOptions
-from mpips.data import DataInfo, Dataset, Moments, SparseData
+from mpips.data import DataInfo, Dataset, DenseData, Moments, SparseData
+from mpips.data.rows import Arrays
 from mpips.model.consistency import BSP
 from mpips.model.placement import Placement, embedding_memory
 from mpips.model.table import DenseTable, EmbeddingTable, Table, replicated_tables
@@ -242,10 +243,10 @@ def staging_bytes(tables: Sequence[Table], options: SessionOptions) -> int:
     return min(wanted, options.staging_mib << 19)
 
 
-def data_bytes(data: Dataset | None) -> int:
-    """Return the bytes of samples in memory."""
-    if data is None:
-        return 0
+def data_bytes(data: Any) -> int:
+    """Return the bytes of samples in memory; 0 for None, and for samples of a task that have no `n_bytes`."""
+    if not isinstance(data, SparseData | DenseData):
+        return int(getattr(data, "n_bytes", 0))
     arrays = (
         (data.indptr, data.indices, data.values, data.labels)
         if isinstance(data, SparseData)
@@ -298,6 +299,7 @@ def checkpoint_bytes(
     n_workers: int,
     config: Mapping[str, Any],
     info: DataInfo,
+    arrays: Arrays,
 ) -> int:
     """Return the size of `state.h5` in bytes: exact if h5py is installed, else only that of its datasets.
 
@@ -305,7 +307,7 @@ def checkpoint_bytes(
     """
     workers = [WorkerState(worker=w, clock=0) for w in range(n_workers)]
     data = info.to_config()
-    attached = Moments.empty(info.n_features, info.n_fields).to_arrays()
+    attached = {**Moments.empty(info.n_features, info.n_fields).to_arrays(), **arrays}
     head = ManifestHead(new_token(), 0, 0, 0.0, list(tables), workers, config, {}, data, attached)
     hellos = [
         Hello(

@@ -276,7 +276,9 @@ def _needs(
             partner,
             need.replicated_bytes(inputs.tables, len(a.workers)),
         ),
-        need.checkpoint_bytes(inputs.tables, placement, rows, len(a.workers), plain, inputs.info),
+        need.checkpoint_bytes(
+            inputs.tables, placement, rows, len(a.workers), plain, inputs.info, inputs.arrays
+        ),
     )
 
 

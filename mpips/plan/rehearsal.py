@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -18,6 +19,7 @@ from threadpoolctl import threadpool_limits
 
 from mpips.config.options import SessionOptions
 from mpips.data import Dataset, DenseData, SparseBatch, SparseData
+from mpips.data.rows import SomeSamples
 from mpips.plan.stage import Stage, Tally
 from mpips.plan.watching import SeenWorker
 from mpips.training.epochs import Inputs
@@ -65,6 +67,10 @@ def _share(inputs: Inputs, n_workers: int) -> Inputs:
     """Return the inputs of worker 0 of `n_workers`, with its share of the samples as all of the data."""
     data = inputs.train
     assert data is not None
+    if inputs.info.kind == "own":
+        some = SomeSamples(data, np.arange(0, data.n, n_workers))
+        info = replace(inputs.info, n_samples_total=some.n, n_local=some.n)
+        return replace(inputs, train=cast(Any, some), info=info)
     part = data.take(np.arange(0, data.n, n_workers))
     own: Dataset
     if isinstance(part, SparseBatch):

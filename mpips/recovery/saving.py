@@ -37,7 +37,7 @@ class Saving:
         generation: Least generation number of its checkpoints: greater than all numbers in the folder.
         data: Description of the training data; see `mpips.checkpoint.Manifest`.
         attached: Names of the arrays beside the tables that worker 0 sends before its first clock; see
-            `mpips.checkpoint.structure.ATTACHED`.
+            `mpips.checkpoint.structure.meaning_of`.
     """
 
     folder: Path | None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,40 +22,42 @@ from mpips.mpi.messages import Attachment
 # waits for the rest of a message of worker 0, which may compute for long after it has sent it.
 PART_BYTES = 3072
 
-Float64 = npt.NDArray[np.float64]
+AnyArray = npt.NDArray[Any]
 
 
-def send(tell: Callable[[Attachment], None], arrays: Mapping[str, Float64]) -> None:
+def send(tell: Callable[[Attachment], None], arrays: Mapping[str, AnyArray]) -> None:
     """Send arrays from worker 0 to server 0; returns at once.
 
     Args:
         tell: Sends a message to the scheduler.
-        arrays: float64 arrays by path in the file, one of `mpips.checkpoint.structure.ATTACHED`.
+        arrays: Arrays of numbers by path in the file; see `mpips.checkpoint.structure.meaning_of`.
     """
     for name, array in arrays.items():
         for part in parts(name, array):
             tell(part)
 
 
-def parts(name: str, array: Float64) -> Iterator[Attachment]:
-    """Yield the messages that send an array, float64, of any shape; `name`: its path in the file."""
-    data = np.ascontiguousarray(array, "<f8").tobytes()
+def parts(name: str, array: AnyArray) -> Iterator[Attachment]:
+    """Yield the messages that send an array of numbers, of any shape; `name`: its path in the file."""
+    kind = array.dtype.newbyteorder("<")
+    data = np.ascontiguousarray(array, kind).tobytes()
     for start in range(0, max(len(data), 1), PART_BYTES):
-        yield Attachment(name, tuple(array.shape), start, data[start : start + PART_BYTES])
+        part = data[start : start + PART_BYTES]
+        yield Attachment(name, tuple(array.shape), start, part, kind.str)
 
 
 class Attachments:
     """The arrays that server 0 has received.
 
     Attributes:
-        complete: The arrays by name, float64; those of which a part is missing are not among them.
+        complete: The arrays by name; those of which a part is missing are not among them.
     """
 
     def __init__(self, expected: Sequence[str]) -> None:
         """Expect arrays with these names."""
         self._expected = frozenset(expected)
         self._arriving: dict[str, bytearray] = {}
-        self.complete: dict[str, Float64] = {}
+        self.complete: dict[str, AnyArray] = {}
 
     @property
     def missing(self) -> list[str]:
@@ -67,8 +70,9 @@ class Attachments:
         # A worker sends an array once. A part that was taken already would double it.
         if part.start == len(data):
             data += part.data
-        if len(data) == 8 * math.prod(part.shape):
-            self.complete[part.name] = np.frombuffer(bytes(data), "<f8").reshape(part.shape)
+        kind = np.dtype(part.dtype)
+        if len(data) == kind.itemsize * math.prod(part.shape):
+            self.complete[part.name] = np.frombuffer(bytes(data), kind).reshape(part.shape)
             del self._arriving[part.name]
 
     def awaited(self, limit_s: float) -> Iterator[object]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import signal
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
@@ -19,6 +19,7 @@ import msgspec
 
 from mpips.config.schema import JobConfig
 from mpips.data.metrics import HIGHER_IS_BETTER
+from mpips.data.quotients import Direction
 from mpips.errors import ConfigError
 from mpips.monitor.top import look
 from mpips.rundir.directory import RunFolder, read_json, replace_json
@@ -40,11 +41,19 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 class SweepFile(msgspec.Struct, frozen=True):
-    """Content of sweep.json. `metric`: name of the metric that counts; "": the loss of the task."""
+    """Content of sweep.json.
+
+    Attributes:
+        job: The job, for messages.
+        metric: Name of the metric that counts; "": the loss of the task.
+        trials: The trials.
+        own_metrics: Metrics of the task's own, with their better values.
+    """
 
     job: str
     metric: str
     trials: tuple[Trial, ...]
+    own_metrics: dict[str, Direction] = {}
 
 
 class TrialResult(msgspec.Struct, frozen=True):
@@ -84,6 +93,7 @@ class Sweep:
         job: str,
         metric: str,
         trials: Sequence[tuple[tuple[str, ...], JobConfig]],
+        own_metrics: Mapping[str, Direction] | None = None,
     ) -> Self:
         """Make the folder and a run directory for each trial.
 
@@ -92,6 +102,7 @@ class Sweep:
             job: The job, for messages.
             metric: Name of the metric that counts; "": the loss of the task.
             trials: Assignments and configuration of each trial; the configurations are valid.
+            own_metrics: Metrics of the task's own, with their better values; None: none.
 
         Raises:
             ConfigError: The folder has a sweep, or cannot be written to.
@@ -105,7 +116,7 @@ class Sweep:
         for i, (assignments, config) in enumerate(trials):
             run = make_run(config, path, f"trial-{i + 1:0{digits}}")
             made.append(Trial(run.path.name, assignments))
-        content = SweepFile(job, metric, tuple(made))
+        content = SweepFile(job, metric, tuple(made), dict(own_metrics or {}))
         try:
             replace_json(path / FILE, content, durable=True)
         except OSError as error:
@@ -135,7 +146,7 @@ class Sweep:
             return TrialResult(number, path, trial.assignments, state)
         finite = {
             name: float(found[name])
-            for name in _METRICS
+            for name in (*_METRICS, *self.content.own_metrics)
             if isinstance(found.get(name), int | float) and math.isfinite(found[name])
         }
         return TrialResult(
@@ -157,13 +168,15 @@ class Sweep:
         if self.content.metric:
             return self.content.metric
         there = {name for result in results for name in result.metrics}
-        return next((name for name in _BY_DEFAULT if name in there), "")
+        own = [name for name, better in self.content.own_metrics.items() if better != "none"]
+        return next((name for name in (*own, *_BY_DEFAULT) if name in there), "")
 
     def ranked(self) -> list[TrialResult]:
         """Return the results, the best first; those without the metric last, in the order of the trials."""
         results = self.results()
         metric = self.metric(results)
-        sign = -1.0 if metric in HIGHER_IS_BETTER else 1.0
+        higher = metric in HIGHER_IS_BETTER or self.content.own_metrics.get(metric) == "higher"
+        sign = -1.0 if higher else 1.0
         return sorted(results, key=lambda r: sign * r.metrics.get(metric, sign * math.inf))
 
     def run(self, options: Sequence[str], tell: Callable[[TrialResult, int], None]) -> int:
@@ -246,12 +259,17 @@ def why(run: Path) -> str:
     return child.reason(RunFolder(run), run / "logs" / LOG)
 
 
-def check_metric(metric: str) -> str:
+def check_metric(metric: str, own_metrics: Mapping[str, Direction] | None = None) -> str:
     """Return `metric`.
 
+    Args:
+        metric: Name of a metric; "": any.
+        own_metrics: Metrics of the task's own, with their better values; None: none.
+
     Raises:
-        ConfigError: No training reports such a metric.
+        ConfigError: No training reports such a metric, or it has no better values.
     """
-    if metric and metric not in _METRICS:
-        raise ConfigError(f"--metric {metric}: must be one of {', '.join(_METRICS)}")
+    own = [name for name, better in (own_metrics or {}).items() if better != "none"]
+    if metric and metric not in (*_METRICS, *own):
+        raise ConfigError(f"--metric {metric}: must be one of {', '.join((*_METRICS, *own))}")
     return metric

@@ -7,6 +7,7 @@ apply the optimizer. Each worker has one instance of the task; the instances sha
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import msgspec
@@ -17,7 +18,9 @@ from mpips.data.dataset import Batch
 from mpips.data.info import DataInfo
 from mpips.data.metrics import Scores
 from mpips.data.moments import Moments
-from mpips.data.options import Wants
+from mpips.data.options import Share, Wants
+from mpips.data.quotients import Direction, Measured
+from mpips.data.rows import Arrays, Purpose, TaskPart
 from mpips.model.table import Table
 
 Float32: TypeAlias = npt.NDArray[np.float32]
@@ -128,10 +131,15 @@ class Task(Protocol):
         default_batch_size: Samples per batch and worker if the job sets none.
         labels: "classes": labels become 0..k-1 in the order of their values, and `predict` returns
             probabilities. "targets": labels are the numbers of the file (float64), `predict` returns
-            predicted numbers, and the metrics are RMSE and R2.
+            predicted numbers, and the metrics are RMSE and R2. "none": there are no labels, and all metrics
+            are in `own_metrics`.
         optimizer_options: For each option that sets a value of an optimizer: the table ("": all tables) and
             the name of the value.
-        metrics: Names of the metrics that `mpips.data.metrics.merge` returns for the scores of this task.
+        metrics: Names of the metrics that an evaluation always computes: those that
+            `mpips.data.metrics.merge` returns for the scores of this task, and any of `own_metrics`. Early
+            stopping watches the first of `own_metrics` among them if a job names none.
+        own_metrics: Metrics that `measure` returns, each with its better values. A job can ask for those that
+            are not in `metrics` by their names (train.metrics).
     """
 
     name: ClassVar[str]
@@ -141,6 +149,7 @@ class Task(Protocol):
     labels: ClassVar[Wants] = "classes"
     optimizer_options: ClassVar[dict[str, tuple[str, str]]] = {}
     metrics: tuple[str, ...] = ()
+    own_metrics: ClassVar[Mapping[str, Direction]] = {}
 
     def __init__(self, info: DataInfo, options: Any, seed: int) -> None:
         """Check that the data suits the task.
@@ -165,6 +174,13 @@ class Task(Protocol):
     def tables(self) -> list[Table]:
         """Return the tables, equal on all ranks. A job can replace optimizer and consistency."""
         raise NotImplementedError
+
+    def receive(self, arrays: Arrays) -> None:
+        """Receive the arrays that `read` returned with the training data, or that a checkpoint contains.
+
+        Called on workers and on loaded models, once and before `prepare`. Ranks that are no worker know only
+        the sizes (`DataInfo.size`).
+        """
 
     def prepare(self, worker: Worker, moments: Moments) -> None:
         """Prepare for the first step; `moments` are those of the samples of all workers together."""
@@ -196,6 +212,54 @@ class Task(Protocol):
         """
         return None
 
+    def measure(self, worker: Worker, batch: Any) -> Measured:
+        """Return numerator and denominator of each of `own_metrics` for a batch of the test data.
+
+        Both are added over all samples of all workers, and divided at the end. With an array of a value for
+        each sample the sums are exact, and the metric has the same bits for any number of workers. Pushes
+        nothing.
+        """
+        return {}
+
+    def columns(self, worker: Worker, batch: Any) -> dict[str, Any] | None:
+        """Return the columns that `mpips predict` writes for a batch, by name; None: those of `predict`.
+
+        Only for a task that reads its files itself. The columns are arrays of equal length, which need not be
+        that of the batch.
+        """
+        return None
+
     def report(self) -> str:
         """Return a line on the scaling of the features, for the output at start; "": none."""
         return ""
+
+
+class ReadsData(Protocol):
+    """The class of a task that reads its files itself, because they are not samples with features.
+
+    Define `read` as a class method of the task. Options of the section [data] that belong to the readers of
+    mpips are then refused. See `mpips.data.rows` for types of samples.
+    """
+
+    @classmethod
+    def read(
+        cls, path: str, options: Any, share: Share, like: Arrays | None, purpose: Purpose
+    ) -> TaskPart:
+        """Read one worker's share of a file. Not collective; blocks.
+
+        Args:
+            path: A file, or a pattern of several (`mpips.data.files_of` lists them).
+            options: The task's options, an instance of `Options`.
+            share: The samples of this worker, by their numbers in the file (`Share.numbers`).
+            like: The arrays of the training data; None: this is the training data.
+            purpose: "train"; "test": samples to evaluate; "predict": samples that may lack what is predicted.
+
+        Raises:
+            DataError: The file cannot be read; names file, line, what was found and what is accepted.
+        """
+
+
+def reader_of(task: type[Task]) -> type[ReadsData] | None:
+    """Return the class of a task that reads its files itself; None for other tasks."""
+    found: Any = task
+    return found if callable(getattr(found, "read", None)) else None

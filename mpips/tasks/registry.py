@@ -9,7 +9,15 @@ from typing import Any, get_args
 
 import msgspec
 
+from mpips.data.metrics import (
+    BINARY_METRICS,
+    CLASS_METRICS,
+    MORE_BINARY,
+    MORE_REGRESSION,
+    REGRESSION_METRICS,
+)
 from mpips.data.options import Wants
+from mpips.data.quotients import Direction
 from mpips.errors import ConfigError
 from mpips.model.accepted import unknown_name
 from mpips.tasks.base import Task
@@ -27,6 +35,14 @@ TASKS: dict[str, type[Task]] = {
 }
 
 METHODS = ("tables", "step", "predict", "prepare", "prefetch")
+# Keys of a result, and names of metrics that are computed from scores.
+_RESERVED = frozenset(
+    (
+        *("epoch", "epochs", "history", "stopped", "steps", "samples", "seconds", "samples_per_s"),
+        *("n_samples", "n_features", "loss", "checkpoint", "staleness", "transports", "auto"),
+        *(BINARY_METRICS + CLASS_METRICS + REGRESSION_METRICS + MORE_BINARY + MORE_REGRESSION),
+    )
+)
 ATTRIBUTES = ("name", "Options", "default_epochs", "default_batch_size", "metrics")
 
 
@@ -75,7 +91,8 @@ def _import(name: str, module_name: str) -> Any:
 def _check(name: str, found: type) -> None:
     for method in METHODS:
         own = getattr(found, method, None)
-        inherited = own is getattr(Task, method) and method in ("tables", "step", "predict")
+        needed = ("tables", "step") if _has_columns(found) else ("tables", "step", "predict")
+        inherited = own is getattr(Task, method) and method in needed
         if not callable(own) or inherited:
             raise ConfigError(f"task '{name}': class {found.__name__} has no method {method}")
     for attribute in ATTRIBUTES:
@@ -90,8 +107,43 @@ def _check(name: str, found: type) -> None:
             f"task '{name}': {found.__name__}.labels = {wanted!r}: must be one of "
             f"{', '.join(get_args(Wants))}"
         )
+    _check_own_metrics(name, found)
     options = getattr(found, "Options", None)
     if not (isinstance(options, type) and issubclass(options, msgspec.Struct)):
         raise ConfigError(
             f"task '{name}': {found.__name__}.Options is no subclass of msgspec.Struct"
+        )
+
+
+def _has_columns(found: type) -> bool:
+    """Return True if a task reads its files itself, and so may write columns in place of predictions."""
+    own = getattr(found, "columns", None)
+    return callable(getattr(found, "read", None)) and callable(own) and own is not Task.columns
+
+
+def _check_own_metrics(name: str, found: type) -> None:
+    """Check the metrics of a task's own.
+
+    Raises:
+        ConfigError: A direction is unknown, `measure` is missing, or a task without labels has no metrics.
+    """
+    own = getattr(found, "own_metrics", {})
+    for metric, direction in own.items():
+        if metric in _RESERVED:
+            raise ConfigError(
+                f"task '{name}': {found.__name__}.own_metrics[{metric!r}]: the name has another meaning in "
+                "results; choose another one"
+            )
+        if direction not in get_args(Direction):
+            raise ConfigError(
+                f"task '{name}': {found.__name__}.own_metrics[{metric!r}] = {direction!r}: must be one of "
+                f"{', '.join(get_args(Direction))}"
+            )
+    measure = getattr(found, "measure", None)
+    if own and (not callable(measure) or measure is Task.measure):
+        raise ConfigError(f"task '{name}': {found.__name__} has own_metrics and no method measure")
+    if getattr(found, "labels", "classes") == "none" and not own:
+        raise ConfigError(
+            f"task '{name}': {found.__name__}.labels = 'none' and no own_metrics: declare the metrics that "
+            "measure returns"
         )

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from mpips.config.sections import ScheduleConfig
 from mpips.data import Cursor, DataInfo, Dataset, Loader, Sampling
+from mpips.data.rows import Arrays
 from mpips.errors import ConfigError
 from mpips.model.consistency import BSP
 from mpips.model.table import Table
@@ -58,6 +59,8 @@ class Inputs:
         schedule: How learning rates change.
         stopping: Decides whether training ends early; None: it does not.
         metrics: Names of metrics of the test data beside those of the task.
+        arrays: Arrays of a task that reads its files itself; see `mpips.data.rows.Arrays`. {} on ranks that
+            are no worker.
         unevaluated: The start is the end of an epoch whose evaluation `stopping` does not contain.
     """
 
@@ -81,6 +84,7 @@ class Inputs:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     stopping: EarlyStopping | None = None
     metrics: tuple[str, ...] = ()
+    arrays: Arrays = field(default_factory=dict)
     unevaluated: bool = False
 
     def cursor(self, worker: int) -> Cursor:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
-from mpips.data import Batch, Dataset
+from mpips.data import Batch
 from mpips.data.metrics import EvalShare, Kind, Scores, Totals, pack, unpack
+from mpips.data.quotients import Quotients
 from mpips.data.ranking import Pairs, Ranking
+from mpips.data.rows import Samples
 from mpips.errors import ConfigError
 from mpips.tasks import Task
 from mpips.tasks.base import Worker as TaskWorker
@@ -22,7 +25,7 @@ _ONE_RANK = 1 << 20
 
 
 def evaluate(
-    worker: Worker, task: Task, test: Dataset, n_total: int, name: str, more: Sequence[str] = ()
+    worker: Worker, task: Task, test: Samples, n_total: int, name: str, more: Sequence[str] = ()
 ) -> dict[str, float] | None:
     """Return the metrics over all workers' shares of the test data on worker 0; None on other workers.
 
@@ -38,11 +41,62 @@ def evaluate(
         name: Unique name of the evaluation.
         more: Names of metrics to add to those of the task.
     """
-    batches = (
-        test.take(np.arange(i, min(i + BATCH, test.n))) for i in range(0, max(test.n, 1), BATCH)
-    )
-    shares = (scored(worker, task, batch) for batch in batches)
-    return combine(connection_of(worker).collectives, shares, n_total, f"evaluation {name}", more)
+    collectives = connection_of(worker).collectives
+    own = own_names(task, more)
+    found: dict[str, float] | None = None
+    if has_scores(task):
+        shares = (scored(worker, task, batch) for batch in batches_of(test))
+        found = combine(collectives, shares, n_total, f"evaluation {name}", more)
+    if own:
+        local = measured(worker, task, test, own)
+        packed = collectives.reduce(
+            f"evaluation {name}, own metrics",
+            local.pack(),
+            lambda low, high: (Quotients.unpack(own, low) + Quotients.unpack(own, high)).pack(),
+            everyone=False,
+        )
+        if packed is not None:
+            found = (found or {}) | Quotients.unpack(own, packed).values()
+    return found
+
+
+def batches_of(test: Samples, size: int = BATCH) -> Iterator[Any]:
+    """Yield all samples in batches; one empty batch if there are none."""
+    for start in range(0, max(test.n, 1), size):
+        yield test.take(np.arange(start, min(start + size, test.n)))
+
+
+def has_scores(task: Task) -> bool:
+    """Return True if the metrics of scores and labels apply to a task."""
+    return getattr(task, "labels", "classes") != "none"
+
+
+def own_names(task: Task, more: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the names of the task's own metrics that an evaluation computes.
+
+    Args:
+        task: The task.
+        more: Names of metrics that were asked for.
+    """
+    own = getattr(task, "own_metrics", {})
+    return tuple(name for name in own if name in task.metrics or name in more)
+
+
+def measured(worker: TaskWorker, task: Task, test: Samples, names: Sequence[str]) -> Quotients:
+    """Return the sums of the task's own metrics over this worker's samples.
+
+    Raises:
+        ConfigError: `measure` returned something else than its interface says.
+    """
+    total = Quotients.zero(names)
+    for batch in batches_of(test):
+        if batch.n:
+            found = task.measure(worker, batch)
+            try:
+                total += Quotients.of(names, found)
+            except (ValueError, TypeError) as error:
+                raise ConfigError(f"{type(task).__name__}.measure: {error}") from error
+    return total
 
 
 def combine(

@@ -25,6 +25,9 @@ from mpips.model.partition import Partition
 from mpips.mpi import launch
 from mpips.session.session import check_launch
 from mpips.tasks import Task, load_task
+from mpips.tasks.base import reader_of
+from mpips.training.own_data import refuse_reader_options
+from mpips.training.stopping import check_names
 
 
 def preflight(config: JobConfig, n_ranks: int | None = None, dry_run: bool = False) -> type[Task]:
@@ -45,6 +48,9 @@ def preflight(config: JobConfig, n_ranks: int | None = None, dry_run: bool = Fal
     launch.refuse_lonely_tasks()
     task = load_task(config.task)
     task_options(task, config.options)
+    check_names(config.train, getattr(task, "own_metrics", {}))
+    if reader_of(task) is not None:
+        refuse_reader_options(config)
     check_replaced(task, config)
     _check_table("table", config.table)
     for name, table in config.tables.items():

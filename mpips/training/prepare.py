@@ -21,6 +21,7 @@ from mpips.data import (
     Dataset,
     Loader,
     Moments,
+    Part,
     ReadOptions,
     Sampling,
     Shape,
@@ -30,7 +31,8 @@ from mpips.data import (
     read,
 )
 from mpips.data.info import matching_labels, relabel
-from mpips.data.options import Wants
+from mpips.data.options import Share, Wants
+from mpips.data.rows import Arrays, Purpose, TaskPart
 from mpips.data.summary import matching_text, summarise, summarise_test
 from mpips.errors import ConfigError
 from mpips.model.consistency import BSP
@@ -40,8 +42,10 @@ from mpips.model.table import Table
 from mpips.session.driver import JobRanks
 from mpips.snapshot import attachments
 from mpips.tasks import Schedule, Task, load_task
+from mpips.tasks.base import reader_of
 from mpips.training.epochs import Inputs
 from mpips.training.halving import sum_by_key
+from mpips.training.own_data import read_own
 from mpips.training.preflight import task_options
 from mpips.training.rates import Rates
 from mpips.training.stopping import EarlyStopping, asked_metrics
@@ -93,20 +97,29 @@ def prepare(ranks: JobRanks, n_workers: int, config: JobConfig) -> Inputs:
     """
     task_class = load_task(config.task)
     wants: Wants = getattr(task_class, "labels", "classes")
+    reads, given = reader_of(task_class), task_options(task_class, config.options)
+    own_metrics = getattr(task_class, "own_metrics", {})
     own: dict[str, Any] = {}
 
     def load(path: str, split: str, like: DataInfo | None) -> dict[str, Any] | None:
         if ranks.worker is None:
             return None
-        options = read_options(config, split, wants)
-        own[split] = part = read(
-            path,
-            stride=n_workers,
-            offset=ranks.worker,
-            options=options,
-            like=like,
-            shares="mixed",
-        )
+        part: Part | TaskPart
+        if reads is not None:
+            share = Share(n_workers, ranks.worker, "mixed")
+            there = own["train"].arrays if like is not None else None
+            purpose: Purpose = "train" if split == "train" else "test"
+            part = read_own(reads, given, path, share, there, purpose)
+        else:
+            part = read(
+                path,
+                stride=n_workers,
+                offset=ranks.worker,
+                options=read_options(config, split, wants),
+                like=like,
+                shares="mixed",
+            )
+        own[split] = part
         return {"info": part.info.to_config(), "notes": part.notes}
 
     # Combine the descriptions of all workers' shares: columns, labels, number of samples.
@@ -127,12 +140,13 @@ def prepare(ranks: JobRanks, n_workers: int, config: JobConfig) -> Inputs:
         if meant:
             notes.append(matching_text(config.data.test, meant))
         notes += [summarise_test(config.data.test, test_info), *found[0]["notes"]]
+    arrays: Arrays = own["train"].arrays if reads is not None and "train" in own else {}
     ranks.agree("matching labels", lambda: _align(own, info, meant), True)
     data = own.get("train")
     measured = _measure(ranks, data, info) if asks_for_measurement(config) else None
 
     def make_task(info: DataInfo) -> Task:
-        return task_class(info, task_options(task_class, config.options), config.cluster.seed)
+        return task_class(info, given, config.cluster.seed)
 
     task = make_task(info)
     n_epochs = config.train.epochs or task.default_epochs
@@ -141,7 +155,8 @@ def prepare(ranks: JobRanks, n_workers: int, config: JobConfig) -> Inputs:
     Rates(config.schedule, tables, n_epochs)  # refuse optimizers that cannot have the schedule
     watched = (config.train.metric,) if config.train.patience else ()
     asked = (*config.train.metrics, *(name for name in watched if name != "auto"))
-    stopping = EarlyStopping.of(config.train, task.metrics, tables, bool(config.data.test))
+    has_test = bool(config.data.test)
+    stopping = EarlyStopping.of(config.train, task.metrics, tables, has_test, own_metrics)
     return Inputs(
         info,
         task,
@@ -155,7 +170,8 @@ def prepare(ranks: JobRanks, n_workers: int, config: JobConfig) -> Inputs:
         make_task=make_task,
         schedule=config.schedule,
         stopping=stopping,
-        metrics=asked_metrics(asked, task.metrics),
+        metrics=asked_metrics(asked, task.metrics, own_metrics),
+        arrays=arrays,
     )
 
 
@@ -195,6 +211,9 @@ def _align(own: dict[str, Any], info: DataInfo, meant: dict[float, float]) -> No
         meant: Which label of the training data each label of the test data means; {}: itself.
     """
     for split, part in list(own.items()):
+        if info.kind == "own":
+            own[split] = part.data
+            continue
         own[split] = align(relabel(part.data, meant if split == "test" else {}), info)
 
 
@@ -228,10 +247,16 @@ def ready(worker: Worker, inputs: Inputs, seed: int) -> Loader:
     """
     assert inputs.train is not None
     collectives = connection_of(worker).collectives
-    moments = combine_moments(collectives, Moments.of(inputs.train))
+    if inputs.info.kind == "own":
+        none = Moments.empty(0)
+        moments = replace(none, count=inputs.info.n_samples_total)
+        inputs.task.receive(inputs.arrays)
+    else:
+        moments = combine_moments(collectives, Moments.of(inputs.train))
     inputs.task.prepare(worker, moments)
     if worker.index == 0 and inputs.saves:
-        attachments.send(connection_of(worker).control.tell, moments.to_arrays())
+        tell = connection_of(worker).control.tell
+        attachments.send(tell, {**moments.to_arrays(), **inputs.arrays})
     if inputs.verbose and worker.index == 0:
         report = inputs.task.report() if hasattr(inputs.task, "report") else ""
         lines = (*inputs.notes, f"features: {report}") if report else inputs.notes

@@ -18,6 +18,7 @@ from mpips.data import Cursor, DataInfo, Dataset, DenseData, Moments, Sampling, 
 from mpips.errors import ConfigError
 from mpips.monitor.progress import plural
 from mpips.recovery.saving import Saving
+from mpips.training.own_data import check_vocabulary
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -87,8 +88,13 @@ class TrainingPlan(msgspec.Struct):
             notes=notes,
             generation=start.generation,
             data=inputs.info.to_config(),
-            attached=tuple(Moments.empty(inputs.info.n_features, inputs.info.n_fields).to_arrays()),
+            attached=(*_moments(inputs.info), *inputs.info.arrays),
         )
+
+
+def _moments(info: DataInfo) -> tuple[str, ...]:
+    """Return the paths of the moments of such data in checkpoints."""
+    return tuple(Moments.empty(info.n_features, info.n_fields).to_arrays())
 
 
 def beginning_of(inputs: Inputs, manifest: Manifest, n_workers: int) -> tuple[WorkerState, ...]:
@@ -134,6 +140,9 @@ def fit_data(inputs: Inputs, described: dict[str, Any], where: Path) -> None:
             f"{where}: was trained on {_label_text(there)}, the training data now has "
             f"{_label_text(here)}: train on data with the same classes, or set checkpoint.resume = 'never'"
         )
+    if "own" in (there.kind, here.kind):
+        check_vocabulary(here, there, where)
+        return
     if not there.columns or not here.columns or there.columns == here.columns:
         return
     if set(there.columns) != set(here.columns):

@@ -21,11 +21,15 @@ import numpy as np
 
 from mpips.config.sections import TrainConfig
 from mpips.data.metrics import (
+    BINARY_METRICS,
+    CLASS_METRICS,
     HIGHER_IS_BETTER,
     LOWER_IS_BETTER,
     MORE_BINARY,
     MORE_REGRESSION,
+    REGRESSION_METRICS,
 )
+from mpips.data.quotients import Direction
 from mpips.errors import ConfigError
 from mpips.model.consistency import BSP
 from mpips.model.table import Table
@@ -33,32 +37,67 @@ from mpips.worker.worker import Worker
 
 _BY_DEFAULT = ("log_loss", "cross_entropy", "rmse")
 _FIELDS = ("best", "best_epoch", "waited")
+_NONE_OWN: Mapping[str, Direction] = {}
 
 
-def more_metrics(metrics: Sequence[str]) -> tuple[str, ...]:
+def check_names(config: TrainConfig, own: Mapping[str, Direction]) -> None:
+    """Check the names of metrics in a job, as far as that is possible before the data is read.
+
+    Args:
+        config: Options of the training.
+        own: Metrics of the task's own, with their better values.
+
+    Raises:
+        ConfigError: There is no such metric, or it has no better values and is to be watched.
+    """
+    more = (*MORE_BINARY, *MORE_REGRESSION)
+    for name in config.metrics:
+        if name not in more and name not in own:
+            raise ConfigError(
+                f"train.metrics: {name!r} is unknown: must be some of {', '.join((*more, *own))}"
+            )
+    watchable = (
+        *dict.fromkeys((*BINARY_METRICS, *CLASS_METRICS, *REGRESSION_METRICS)),
+        *(name for name in more if name in HIGHER_IS_BETTER | LOWER_IS_BETTER),
+        *(name for name, direction in own.items() if direction != "none"),
+    )
+    if config.metric not in ("auto", *watchable):
+        raise ConfigError(
+            f"train.metric = {config.metric!r}: must be one of auto, {', '.join(watchable)}"
+        )
+
+
+def more_metrics(
+    metrics: Sequence[str], own: Mapping[str, Direction] = _NONE_OWN
+) -> tuple[str, ...]:
     """Return the names of the metrics that can be asked for beside those of a task.
 
     Args:
         metrics: Names of the task's metrics; () if they are not known.
+        own: Metrics of the task's own, with their better values.
     """
+    others = tuple(name for name in own if name not in metrics)
     if not metrics:
-        return (*MORE_BINARY, *MORE_REGRESSION)
+        return (*MORE_BINARY, *MORE_REGRESSION, *others)
     if "auc" in metrics:
-        return MORE_BINARY
-    return MORE_REGRESSION if "rmse" in metrics else ()
+        return (*MORE_BINARY, *others)
+    return (*MORE_REGRESSION, *others) if "rmse" in metrics else others
 
 
-def asked_metrics(names: Sequence[str], metrics: Sequence[str]) -> tuple[str, ...]:
+def asked_metrics(
+    names: Sequence[str], metrics: Sequence[str], own: Mapping[str, Direction] = _NONE_OWN
+) -> tuple[str, ...]:
     """Return the requested metrics that the task does not give by itself.
 
     Args:
         names: The requested metrics.
         metrics: Names of the task's metrics; () if they are not known.
+        own: Metrics of the task's own, with their better values.
 
     Raises:
         ConfigError: The scores of the task have no such metric.
     """
-    known = more_metrics(metrics)
+    known = more_metrics(metrics, own)
     for name in names:
         if name not in (*metrics, *known):
             all_names = ", ".join((*metrics, *known))
@@ -78,6 +117,7 @@ class EarlyStopping(msgspec.Struct):
         best: The best value; None before the first finite one.
         best_epoch: Epochs that were complete then.
         waited: Evaluations since then.
+        higher: Higher values of the metric are better; needs to be given for a task's own metrics only.
     """
 
     patience: int
@@ -86,10 +126,20 @@ class EarlyStopping(msgspec.Struct):
     best: float | None = None
     best_epoch: int = 0
     waited: int = 0
+    higher: bool = False
+
+    def __post_init__(self) -> None:
+        """Set the better values of a metric that is not a task's own."""
+        self.higher = self.higher or self.metric in HIGHER_IS_BETTER
 
     @classmethod
     def of(
-        cls, options: TrainConfig, metrics: Sequence[str], tables: Sequence[Table], has_test: bool
+        cls,
+        options: TrainConfig,
+        metrics: Sequence[str],
+        tables: Sequence[Table],
+        has_test: bool,
+        own: Mapping[str, Direction] = _NONE_OWN,
     ) -> Self | None:
         """Return the state at the beginning of a run; None if training never ends early.
 
@@ -98,6 +148,7 @@ class EarlyStopping(msgspec.Struct):
             metrics: Names of the task's metrics; () if they are not known.
             tables: Tables of the task.
             has_test: The job has test data.
+            own: Metrics of the task's own, with their better values.
 
         Raises:
             ConfigError: The job has no such metric, no test data, or workers that may skip evaluations.
@@ -114,10 +165,20 @@ class EarlyStopping(msgspec.Struct):
                 "train.patience does not work with backup workers, which may skip evaluations: set "
                 "backup = 0, or train.patience = 0"
             )
-        known = (
+        directed = {
+            *(HIGHER_IS_BETTER | LOWER_IS_BETTER),
+            *(name for name, direction in own.items() if direction != "none"),
+        }
+        given = (
             *(metrics or (*_BY_DEFAULT, *sorted(HIGHER_IS_BETTER))),
-            *(name for name in more_metrics(metrics) if name in HIGHER_IS_BETTER | LOWER_IS_BETTER),
+            *more_metrics(metrics, own),
         )
+        known = [name for name in given if name in directed]
+        if not known:
+            raise ConfigError(
+                f"train.patience = {options.patience}: no metric of this task has better values; set "
+                "train.patience = 0"
+            )
         metric: str = options.metric
         if metric == "auto":
             metric = next((name for name in _BY_DEFAULT if name in known), known[0])
@@ -125,7 +186,8 @@ class EarlyStopping(msgspec.Struct):
             raise ConfigError(
                 f"train.metric = {metric!r}: the metrics of this task are {', '.join(known)}"
             )
-        return cls(options.patience, metric, options.min_delta)
+        higher = own.get(metric) == "higher"
+        return cls(options.patience, metric, options.min_delta, higher=higher)
 
     def restore(self, position: Mapping[str, Any]) -> None:
         """Continue with the state in a worker's position."""
@@ -170,7 +232,7 @@ class EarlyStopping(msgspec.Struct):
 
     def _gain(self, value: float) -> float:
         assert self.best is not None
-        return value - self.best if self.metric in HIGHER_IS_BETTER else self.best - value
+        return value - self.best if self.higher else self.best - value
 
     @property
     def is_over(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import pytest
 from model_rig import svm
@@ -15,8 +15,9 @@ from mpips.checkpoint import list_checkpoints
 from mpips.config.schema import load_config
 from mpips.config.sections import TrainConfig
 from mpips.data.metrics import HIGHER_IS_BETTER, LOWER_IS_BETTER, MORE_BINARY, MORE_REGRESSION
+from mpips.data.quotients import Direction
 from mpips.errors import ConfigError
-from mpips.training.stopping import EarlyStopping
+from mpips.training.stopping import EarlyStopping, check_names
 from mpips.training.train import train
 
 JOB = [
@@ -164,8 +165,15 @@ def test_a_metric_that_is_asked_for_is_reported_watched_and_kept_by_the_model(
         model.evaluate(test_file, ["rmse"])
 
 
-def test_options_name_the_metrics_that_exist() -> None:
-    hints = get_type_hints(TrainConfig)
-    (more, _) = get_args(hints["metrics"])
-    assert set(get_args(more)) == {*MORE_BINARY, *MORE_REGRESSION}
-    assert set(get_args(hints["metric"])) == {"auto"} | HIGHER_IS_BETTER | LOWER_IS_BETTER
+def test_exactly_the_metrics_that_exist_are_accepted() -> None:
+    own: dict[str, Direction] = {"mrr": "higher", "clicks": "none"}
+    known = {*MORE_BINARY, *MORE_REGRESSION}
+    for name in (*known, *own):
+        check_names(TrainConfig(metrics=(name,)), own)
+    for name in {"auto", "mrr"} | HIGHER_IS_BETTER | LOWER_IS_BETTER:
+        check_names(TrainConfig(metric=name), own)
+    for wrong in (TrainConfig(metric="clicks"), TrainConfig(metric="calibration")):
+        with pytest.raises(ConfigError, match=r"train.metric = .*: must be one of auto, .*, mrr$"):
+            check_names(wrong, own)
+    with pytest.raises(ConfigError, match=r"train.metrics: 'auc' is unknown: .*, mrr, clicks"):
+        check_names(TrainConfig(metrics=("auc",)), own)

@@ -1,0 +1,83 @@
+"""Data of tasks that read their files themselves: refused options, shares, and the arrays of checkpoints."""
+
+from __future__ import annotations
+
+import msgspec
+
+from mpips.config.schema import JobConfig
+from mpips.config.sections import DataConfig
+from mpips.data import DataInfo
+from mpips.data.options import Share
+from mpips.data.rows import Arrays, Purpose, TaskPart
+from mpips.errors import CapabilityError, ConfigError, DataError
+from mpips.tasks.base import ReadsData
+
+
+def refuse_reader_options(config: JobConfig) -> None:
+    """Check that a job whose task reads its files itself sets no option of the readers of mpips.
+
+    Raises:
+        ConfigError: It does. The message names the option.
+    """
+    default = msgspec.to_builtins(DataConfig())
+    for name, value in msgspec.to_builtins(config.data).items():
+        if name not in ("train", "test") and value != default[name]:
+            raise ConfigError(
+                f"data.{name} = {value!r} has no effect: task '{config.task}' reads its files itself; leave "
+                "the option out, and see the options of the task"
+            )
+
+
+def read_own(
+    task: type[ReadsData],
+    options: msgspec.Struct,
+    path: str,
+    share: Share,
+    like: Arrays | None,
+    purpose: Purpose,
+) -> TaskPart:
+    """Return one worker's share of a file that the task reads. Not collective; blocks.
+
+    Args:
+        task: The class of the task.
+        options: Its options.
+        path: A file or a pattern of several.
+        share: The share of this worker.
+        like: The arrays of the training data; None: this is the training data.
+        purpose: Use of the samples.
+
+    Raises:
+        DataError: The file cannot be read.
+        CapabilityError: The samples do not fit into memory.
+    """
+    try:
+        return task.read(path, options, share, like, purpose)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except MemoryError as error:
+        raise CapabilityError(
+            f"{path}: does not fit into memory: {error}; use fewer workers on this node, or more nodes"
+        ) from None
+
+
+def check_vocabulary(here: DataInfo, there: DataInfo, where: object) -> None:
+    """Check that the keys of a checkpoint's rows mean what they mean in the training data.
+
+    Args:
+        here: Description of the training data.
+        there: Description in the checkpoint.
+        where: The checkpoint, for errors.
+
+    Raises:
+        ConfigError: The vocabularies differ.
+    """
+    if here.digest != there.digest:
+        raise ConfigError(
+            f"{where}: was trained with other names ({_counts(there)}; now {_counts(here)}), so its rows "
+            "belong to other keys: train on the same names, or set checkpoint.resume = 'never'"
+        )
+
+
+def _counts(info: DataInfo) -> str:
+    pairs = zip(info.arrays, info.sizes, strict=True)
+    return ", ".join(f"{size:,} {path.partition('/')[2]}" for path, size in pairs) or "none"
