@@ -197,7 +197,7 @@ class WordEncoder:
     @property
     def n_words(self) -> int: ...
 
-def keep_words(
+def sample_words(
     tokens: npt.NDArray[np.int32],
     starts: npt.NDArray[np.int64],
     keys: npt.NDArray[np.uint64],

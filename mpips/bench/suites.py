@@ -25,6 +25,7 @@ SUITES: dict[str, tuple[str, str]] = {
     "data": ("reading", "readers of files; scikit-learn, pandas and pyarrow"),
     "plan": ("plan", "seconds per step: prediction of mpips plan and measurement"),
     "torch": ("torch_models", "steps of PyTorch models; plain torch and DistributedDataParallel"),
+    "word2vec": ("word_vectors", "word vectors of the task word2vec; gensim"),
     "scale": ("scale", "messages, memory and scheduler work from 1 to 32 ranks"),
     "soak": ("scale", "growth of memory, open files and /dev/shm in a long run"),
 }

@@ -10,7 +10,11 @@ import click
 @click.command(short_help="Write a trained model for other libraries.")
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option(
-    "--format", "kind", type=click.Choice(["npz", "torch"]), required=True, help="Form of the file."
+    "--format",
+    "kind",
+    type=click.Choice(["npz", "torch", "word2vec", "word2vec-binary"]),
+    required=True,
+    help="Form of the file.",
 )
 @click.option(
     "-o",
@@ -30,6 +34,9 @@ def command(model: Path, kind: str, out: Path, force: bool) -> None:
     npz     tables, moments of the features, labels and columns, for NumPy
     torch   softmax, mlp: a state dict of mpips.inference.network.Network, which scales raw features itself;
             torch.load(weights_only=True) reads it
+    word2vec, word2vec-binary
+            vectors of the task word2vec, as text or binary, which gensim and others read:
+            KeyedVectors.load_word2vec_format(FILE, binary=False or True)
     """
     from mpips.inference.exporting import export
     from mpips.inference.loading import load

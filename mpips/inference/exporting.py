@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import uuid
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import numpy as np
 from mpips.errors import CapabilityError, ConfigError
 from mpips.inference.model import Model
 from mpips.inference.stored_tables import StoredDense
+from mpips.inference.word_vectors import write_vectors
 
 
 def export(model: Model, kind: str, out: Path, force: bool = False) -> None:
@@ -84,4 +86,9 @@ def _write_torch(model: Model, file: IO[bytes]) -> None:
     torch.save(content, file)
 
 
-WRITERS: dict[str, Callable[[Model, IO[bytes]], None]] = {"npz": _write_npz, "torch": _write_torch}
+WRITERS: dict[str, Callable[[Model, IO[bytes]], None]] = {
+    "npz": _write_npz,
+    "torch": _write_torch,
+    "word2vec": functools.partial(write_vectors, binary=False),
+    "word2vec-binary": functools.partial(write_vectors, binary=True),
+}

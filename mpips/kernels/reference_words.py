@@ -40,8 +40,7 @@ def random_numbers(key: int, n: int) -> UInt64:
 
 def uniforms(key: int, n: int) -> npt.NDArray[np.float64]:
     """Return numbers from 0 to below 1, float64, shape (n,)."""
-    found: npt.NDArray[np.float64] = (random_numbers(key, n) >> np.uint64(11)) * 2.0**-53
-    return found
+    return (random_numbers(key, n) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def chunk_keys(seed: int, epoch: int, chunks: Int64) -> UInt64:
@@ -69,10 +68,10 @@ def _middles() -> npt.NDArray[np.float64]:
     return (np.arange(N_PLACES) + 0.5) / PLACES_PER_UNIT - BOUND
 
 
-def keep_words(
+def sample_words(
     tokens: Int32, starts: Int64, keys: UInt64, thresholds: UInt64, window: int
 ) -> tuple[Int32, Int32, Int64]:
-    """Return the kept words, their reach, and where chunks begin; see native/src/words/examples.hpp."""
+    """Return the sampled words, their reach, and where chunks begin; see native/src/words/examples.hpp."""
     words, reach, begins = [], [], [0]
     for c, key in enumerate(keys.tolist()):
         chunk = tokens[starts[c] : starts[c + 1]].tolist()

@@ -28,10 +28,11 @@ from mpips.tasks.logistic import Logistic
 from mpips.tasks.mlp import Mlp
 from mpips.tasks.softmax import Softmax
 from mpips.tasks.wide_deep import WideDeep
+from mpips.tasks.word2vec import Word2Vec
 
 TASKS: dict[str, type[Task]] = {
     task.name: task
-    for task in (Softmax, Mlp, Logistic, FactorizationMachine, WideDeep, DeepFm, DcnV2)
+    for task in (Softmax, Mlp, Logistic, FactorizationMachine, WideDeep, DeepFm, DcnV2, Word2Vec)
 }
 
 METHODS = ("tables", "step", "predict", "prepare", "prefetch")

@@ -45,7 +45,7 @@ from mpips.tasks import Schedule, Task, load_task
 from mpips.tasks.base import reader_of
 from mpips.training.epochs import Inputs
 from mpips.training.halving import sum_by_key
-from mpips.training.own_data import read_own
+from mpips.training.own_data import check_changes, learn_own, read_own
 from mpips.training.preflight import task_options
 from mpips.training.rates import Rates
 from mpips.training.stopping import EarlyStopping, asked_metrics
@@ -107,7 +107,7 @@ def prepare(ranks: JobRanks, n_workers: int, config: JobConfig) -> Inputs:
         part: Part | TaskPart
         if reads is not None:
             share = Share(n_workers, ranks.worker, "mixed")
-            there = own["train"].arrays if like is not None else None
+            there = own["train"].arrays if like is not None else learned
             purpose: Purpose = "train" if split == "train" else "test"
             part = read_own(reads, given, path, share, there, purpose)
         else:
@@ -122,6 +122,7 @@ def prepare(ranks: JobRanks, n_workers: int, config: JobConfig) -> Inputs:
         own[split] = part
         return {"info": part.info.to_config(), "notes": part.notes}
 
+    learned = learn_own(reads, given, config.data.train, ranks, n_workers)
     # Combine the descriptions of all workers' shares: columns, labels, number of samples.
     rows = ranks.agree(
         "reading the training data", lambda: load(config.data.train, "train", None), True
@@ -150,8 +151,10 @@ def prepare(ranks: JobRanks, n_workers: int, config: JobConfig) -> Inputs:
 
     task = make_task(info)
     n_epochs = config.train.epochs or task.default_epochs
-    batch_size = config.train.batch_size or task.default_batch_size
+    suitable = getattr(task, "suitable_batch_size", lambda _: task.default_batch_size)
+    batch_size = config.train.batch_size or suitable(n_workers)
     tables = _tables(task, config, measured, n_epochs, batch_size, n_workers)
+    check_changes(task, tables, config)
     Rates(config.schedule, tables, n_epochs)  # refuse optimizers that cannot have the schedule
     watched = (config.train.metric,) if config.train.patience else ()
     asked = (*config.train.metrics, *(name for name in watched if name != "auto"))

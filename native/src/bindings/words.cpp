@@ -75,19 +75,19 @@ void require_words(const IntArray& numbers, std::size_t n) {
       throw py::value_error("word " + std::to_string(at[i]) + " is not below " + std::to_string(n));
 }
 
-py::tuple keep_words(const IntArray& tokens, const KeyArray& starts, const WordArray& keys,
-                     const WordArray& thresholds, std::int64_t window) {
+py::tuple sample_words(const IntArray& tokens, const KeyArray& starts, const WordArray& keys,
+                       const WordArray& thresholds, std::int64_t window) {
   require_words(tokens, length(thresholds));
   require_starts(starts, keys, length(tokens));
   if (window < 1 || window > INT32_MAX) throw py::value_error("window must be 1 or more");
-  words::KeptWords kept;
+  words::SampledWords sampled;
   {
     const ReleaseGil release;
-    words::keep_words(tokens.data(), starts.data(), length(keys), keys.data(), thresholds.data(),
-                      static_cast<std::size_t>(window), &kept);
+    words::sample_words(tokens.data(), starts.data(), length(keys), keys.data(), thresholds.data(),
+                        static_cast<std::size_t>(window), &sampled);
   }
-  return py::make_tuple(to_array(std::move(kept.words)), to_array(std::move(kept.reach)),
-                        to_array(std::move(kept.starts)));
+  return py::make_tuple(to_array(std::move(sampled.words)), to_array(std::move(sampled.reach)),
+                        to_array(std::move(sampled.starts)));
 }
 
 // Give the words without a place the places from `first` on, in order of appearance; return them.
@@ -150,7 +150,7 @@ py::tuple train_words(const IntArray& numbers, const IntArray& reach, const KeyA
     throw py::value_error("outputs has fewer rows than inputs");
   require_table(sigmoids, "sigmoids");
   require_table(losses, "losses");
-  const words::KeptView kept{numbers.data(), reach.data(), starts.data(), length(keys)};
+  const words::SampledView sampled{numbers.data(), reach.data(), starts.data(), length(keys)};
   const words::LocalRows rows{inputs.mutable_data(),
                               outputs.mutable_data(),
                               stride,
@@ -163,7 +163,7 @@ py::tuple train_words(const IntArray& numbers, const IntArray& reach, const KeyA
   {
     const std::uint64_t* of_chunks = keys.data();
     const ReleaseGil release;
-    trained = words::train_words(kept, of_chunks, rows, {skip_gram, negative, rate, &table});
+    trained = words::train_words(sampled, of_chunks, rows, {skip_gram, negative, rate, &table});
   }
   return py::make_tuple(trained.loss, trained.n_examples);
 }
@@ -189,7 +189,7 @@ void register_words(py::module_& m) {
       .def("finish", &WordEncoder::finish)
       .def("take", &take)
       .def_readonly("n_words", &WordEncoder::n_words);
-  m.def("keep_words", &keep_words, py::arg("tokens").noconvert(), py::arg("starts").noconvert(),
+  m.def("sample_words", &sample_words, py::arg("tokens").noconvert(), py::arg("starts").noconvert(),
         py::arg("keys").noconvert(), py::arg("thresholds").noconvert(), py::arg("window"));
   m.def("number_words", &number_words, py::arg("words").noconvert(), py::arg("places").noconvert(),
         py::arg("first"));

@@ -91,45 +91,45 @@ class Block {
 
 std::uint64_t negatives_key(std::uint64_t key) noexcept { return mix_splitmix(~key); }
 
-void keep_words(const std::int32_t* tokens, const std::int64_t* starts, std::size_t n_chunks,
-                const std::uint64_t* keys, const std::uint64_t* thresholds, std::size_t window,
-                KeptWords* kept) {
-  kept->words.clear();
-  kept->reach.clear();
-  kept->starts.assign(1, 0);
+void sample_words(const std::int32_t* tokens, const std::int64_t* starts, std::size_t n_chunks,
+                  const std::uint64_t* keys, const std::uint64_t* thresholds, std::size_t window,
+                  SampledWords* sampled) {
+  sampled->words.clear();
+  sampled->reach.clear();
+  sampled->starts.assign(1, 0);
   for (std::size_t c = 0; c < n_chunks; ++c) {
     const std::int32_t* const chunk = tokens + starts[c];
     const auto n = static_cast<std::size_t>(starts[c + 1] - starts[c]);
     for (std::size_t i = 0; i < n; ++i) {
       const std::int32_t word = chunk[i];
       if (word < 0) {
-        kept->words.push_back(word);
-        kept->reach.push_back(0);
+        sampled->words.push_back(word);
+        sampled->reach.push_back(0);
         continue;
       }
       const std::uint64_t x = random_number(keys[c], i);
       if (x >> 32 >= thresholds[word]) continue;
-      kept->words.push_back(word);
-      kept->reach.push_back(static_cast<std::int32_t>(1 + below(x, window)));
+      sampled->words.push_back(word);
+      sampled->reach.push_back(static_cast<std::int32_t>(1 + below(x, window)));
     }
-    kept->starts.push_back(static_cast<std::int64_t>(kept->words.size()));
+    sampled->starts.push_back(static_cast<std::int64_t>(sampled->words.size()));
   }
 }
 
-Trained train_words(const KeptView& kept, const std::uint64_t* keys, const LocalRows& rows,
+Trained train_words(const SampledView& sampled, const std::uint64_t* keys, const LocalRows& rows,
                     const Rule& rule) {
   Block block(rows, rule);
-  const std::int32_t* const words = kept.words;
-  for (std::size_t c = 0; c < kept.n_chunks; ++c) {
+  const std::int32_t* const words = sampled.words;
+  for (std::size_t c = 0; c < sampled.n_chunks; ++c) {
     block.begin_chunk(keys[c]);
-    std::int64_t begin = kept.starts[c], end = begin;  // of the sentence
-    for (std::int64_t i = begin; i < kept.starts[c + 1]; ++i) {
+    std::int64_t begin = sampled.starts[c], end = begin;  // of the sentence
+    for (std::int64_t i = begin; i < sampled.starts[c + 1]; ++i) {
       if (words[i] < 0) continue;
       if (i >= end) {
-        for (begin = end = i; end < kept.starts[c + 1] && words[end] >= 0;) ++end;
+        for (begin = end = i; end < sampled.starts[c + 1] && words[end] >= 0;) ++end;
       }
-      const std::int64_t from = i - begin > kept.reach[i] ? i - kept.reach[i] : begin;
-      const std::int64_t to = end - i > kept.reach[i] ? i + kept.reach[i] + 1 : end;
+      const std::int64_t from = i - begin > sampled.reach[i] ? i - sampled.reach[i] : begin;
+      const std::int64_t to = end - i > sampled.reach[i] ? i + sampled.reach[i] + 1 : end;
       if (to - from < 2) continue;
       for (std::int64_t j = from; j < to; ++j) {
         if (j == i) continue;

@@ -20,12 +20,12 @@ def sentences(seed: int, n_chunks: int, n: int) -> tuple[np.ndarray, np.ndarray]
     return tokens, np.concatenate([[0], inner, [n]]).astype(np.int64)
 
 
-def kept(seed: int = 0, n: int = 60) -> tuple[np.ndarray, ...]:
-    """Return kept words, reach, starts and keys of three chunks."""
+def sampled(seed: int = 0, n: int = 60) -> tuple[np.ndarray, ...]:
+    """Return sampled words, reach, starts and keys of three chunks."""
     tokens, starts = sentences(seed, 3, n)
     keys = reference.chunk_keys(7, 2, np.arange(3))
     thresholds = np.full(N_WORDS, 3 << 30, np.uint64)
-    return (*reference.keep_words(tokens, starts, keys, thresholds, 4), keys)
+    return (*reference.sample_words(tokens, starts, keys, thresholds, 4), keys)
 
 
 def rows(seed: int, n: int, dim: int, scale: float) -> np.ndarray:
@@ -39,8 +39,8 @@ def test_kept_words_are_those_of_the_definition() -> None:
     tokens, starts = sentences(1, 4, 500)
     keys = reference.chunk_keys(3, 0, np.array([0, 5, 6, 2**40]))
     thresholds = np.linspace(0, 2**32, N_WORDS).astype(np.uint64)
-    found = _native.keep_words(tokens, starts, keys, thresholds, 5)
-    wanted = reference.keep_words(tokens, starts, keys, thresholds, 5)
+    found = _native.sample_words(tokens, starts, keys, thresholds, 5)
+    wanted = reference.sample_words(tokens, starts, keys, thresholds, 5)
     for one, other in zip(found, wanted, strict=True):
         assert one.dtype == other.dtype
         assert np.array_equal(one, other)
@@ -65,7 +65,7 @@ def test_words_are_numbered_in_order_of_appearance() -> None:
 def test_examples_are_trained_as_defined(
     kernels: str, skip_gram: bool, dim: int, negative: int
 ) -> None:
-    words, reach, starts, keys = kept()
+    words, reach, starts, keys = sampled()
     places = np.random.default_rng(2).permutation(N_WORDS).astype(np.int32)
     pool = np.array([0, 3, 3, 13, 12, 7, 5], np.int32)
     # Large values reach both ends of the tables.
@@ -121,7 +121,7 @@ def test_the_step_is_the_gradient_of_the_loss() -> None:
 
 
 def test_rate_0_measures_without_a_change() -> None:
-    words, reach, starts, keys = kept()
+    words, reach, starts, keys = sampled()
     inputs, outputs = rows(3, N_WORDS, 20, 1.0), rows(4, N_WORDS, 20, 1.0)
     before = inputs.copy(), outputs.copy()
     places, pool = np.arange(N_WORDS, dtype=np.int32), np.arange(N_WORDS, dtype=np.int32)
@@ -134,7 +134,7 @@ def test_rate_0_measures_without_a_change() -> None:
 
 
 def test_a_row_that_is_not_there_is_refused() -> None:
-    words, reach, starts, keys = kept()
+    words, reach, starts, keys = sampled()
     inputs, outputs = rows(3, N_WORDS, 20, 1.0), rows(4, N_WORDS, 20, 1.0)
     tables = reference.sigmoid_table(), reference.loss_table()
     places, pool = np.arange(N_WORDS, dtype=np.int32), np.array([0], np.int32)
