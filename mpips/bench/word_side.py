@@ -48,7 +48,7 @@ def of_mpips(workers: int, folder: Path, epochs: int) -> WordsMeasured | None:
         "data.train": str(folder / "train.txt"),
         "data.test": str(folder / "test.txt"),
         "train.epochs": epochs,
-        "train.evaluation_interval": 0,
+        "train.eval_every": 0,
         "cluster.servers": workers,
         "cluster.seed": SEED,
     }

@@ -26,7 +26,7 @@ def command(model: Path, data: str, out: Path | None) -> None:
     \b
     prediction           the most probable label as in the training data, or the predicted number
     probability_LABEL    the probability of each label
-    Tasks that read their files themselves (kge, mf) have other columns: see their pages.
+    Tasks that read their files themselves (kge, mf, word2vec) have other columns: see their pages.
     """
     from mpips.inference.loading import load
     from mpips.inference.writing import columns_of, write, write_csv

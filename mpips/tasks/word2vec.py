@@ -121,7 +121,6 @@ class Word2Vec(Task):
     def __init__(self, info: DataInfo, options: Any, seed: int) -> None:
         """Take the options; see `Task`."""
         self._options: Word2VecOptions = options
-        self._n_words = info.size("words")
         self._seed = seed
         self._schedule = Schedule(self.default_epochs, self.default_batch_size)
         self._epoch, self._rate = 0, options.learning_rate

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from mpips._native import number_words, sample_words, train_words
 from mpips.kernels.reference_words import LANES, chunk_keys, loss_table, sigmoid_table, uniforms
 
-# Curvature of the loss along a row for each update. With it the quotient in `damping` is within 0.1 of what the
-# changes of three workers on text8 must be multiplied by to add up to those of one worker on all.
+# Curvature of the loss along a row for each update. With it the quotient in `damping` is within 0.1 of what
+# the changes of three workers on text8 must be multiplied by to add up to those of one worker on all.
 _CURVATURE = 0.18
 Float32 = npt.NDArray[np.float32]
 Int32 = npt.NDArray[np.int32]
@@ -153,7 +153,8 @@ def thresholds(counts: Int64, sample: float) -> UInt64:
 def updates_of(drawn: DrawnWords, n_examples: int, negative: int) -> tuple[Float32, Float32]:
     """Return about how many examples change each of the rows `inputs` and `outputs`, float32.
 
-    A word is taken to be in as many examples as the mean word, and in the expected number of negative samples.
+    A word is taken to be in as many examples as the mean word, and in the expected number of negative
+    samples.
     """
     words = drawn.places[drawn.words[drawn.words >= 0]]
     occurrences = np.bincount(words, minlength=len(drawn.outputs)).astype(np.float32)

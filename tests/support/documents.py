@@ -107,7 +107,11 @@ def lacking(text: str) -> str:
 def data_files(text: str) -> list[Path]:
     """Return the files of real data that a page uses, which may be missing."""
     folder = Path(os.environ.get("MPIPS_TEST_DATA", ROOT.parent / "shared" / "data"))
-    return [folder / name for name in ("bank.train.csv", "bank.valid.csv") if name in text]
+    return [
+        folder / name
+        for name in ("bank.train.csv", "bank.valid.csv", "text8.head.txt")
+        if name in text
+    ]
 
 
 def commands(block: Block) -> list[tuple[str, str]]:
