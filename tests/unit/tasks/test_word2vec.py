@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ def trained(folder: Path, path: str, **options: Any) -> dict[str, Any]:
         "train.batch_size": 2,
         "checkpoint.folder": str(folder / "ckpt"),
     }
+    given |= options.pop("jobs", {})
     own = {"dim": 20, "chunk_words": 200, "learning_rate": 0.1, **options}
     given |= {f"options.{name}": value for name, value in own.items()}
     config = load_config(None, list(given.items()))
@@ -140,6 +142,29 @@ def test_equal_jobs_give_equal_bits(tmp_path: Path) -> None:
         table: Any = mpips.load(tmp_path / name / "ckpt").tables.table("input")
         rows.append(table.pull(np.arange(12)))
     assert np.array_equal(*rows)
+
+
+def test_a_restart_in_the_middle_of_an_epoch_gives_the_same_bits(tmp_path: Path) -> None:
+    path, ckpt = topics(tmp_path, 300), tmp_path / "ckpt"
+
+    def rows() -> list[np.ndarray]:
+        tables = mpips.load(ckpt).tables
+        handles: list[Any] = [tables.table("input"), tables.table("output")]
+        return [handle.pull(np.arange(12)) for handle in handles]
+
+    saving = {"checkpoint.every_steps": 3, "checkpoint.keep_last": 99}
+    trained(tmp_path, path, epochs=2, chunk_words=60, jobs=saving)
+    undisturbed = rows()
+    steps = sorted(step for step in ckpt.iterdir() if step.name.startswith("step-"))
+    middle = steps[0]
+    assert middle.name == "step-000000000003"
+    assert len(steps) > 1
+    for step in ckpt.iterdir():
+        if step != middle:
+            step.unlink() if step.is_symlink() or step.is_file() else shutil.rmtree(step)
+    assert not np.array_equal(rows()[0], undisturbed[0])
+    trained(tmp_path, path, epochs=2, chunk_words=60)
+    assert all(np.array_equal(a, b) for a, b in zip(rows(), undisturbed, strict=True))
 
 
 def test_a_text_of_one_word_is_trained(tmp_path: Path) -> None:
