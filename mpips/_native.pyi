@@ -177,8 +177,54 @@ class KeyPlan:
         self, unique_rows: npt.NDArray[np.float32], out: npt.NDArray[np.float32]
     ) -> None: ...
 
-# data: native/src/data
+# words: native/src/words, mpips/data/text.py, mpips/tasks/word_rows.py
+class WordCounter:
+    """Counts the words of a text. An error of the text is ValueError(message, byte in the block)."""
 
+    def __init__(self) -> None: ...
+    def feed(self, block: bytes) -> None: ...
+    def add(self, words: bytes, counts: npt.NDArray[np.int64]) -> None: ...
+    def part(self, part: int, n_parts: int) -> tuple[bytes, npt.NDArray[np.int64]]: ...
+    def __len__(self) -> int: ...
+
+class WordEncoder:
+    """Turns a text into chunks of numbers of words. An error of the text is ValueError(message, byte)."""
+
+    def __init__(self, vocabulary: bytes, chunk_words: int) -> None: ...
+    def feed(self, block: bytes) -> None: ...
+    def finish(self) -> None: ...
+    def take(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]: ...
+    @property
+    def n_words(self) -> int: ...
+
+def sample_words(
+    tokens: npt.NDArray[np.int32],
+    starts: npt.NDArray[np.int64],
+    keys: npt.NDArray[np.uint64],
+    thresholds: npt.NDArray[np.uint64],
+    window: int,
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int64]]: ...
+def number_words(
+    words: npt.NDArray[np.int32], places: npt.NDArray[np.int32], first: int
+) -> npt.NDArray[np.int64]: ...
+def train_words(
+    words: npt.NDArray[np.int32],
+    reach: npt.NDArray[np.int32],
+    starts: npt.NDArray[np.int64],
+    keys: npt.NDArray[np.uint64],
+    places: npt.NDArray[np.int32],
+    inputs: npt.NDArray[np.float32],
+    outputs: npt.NDArray[np.float32],
+    pool: npt.NDArray[np.int32],
+    sigmoids: npt.NDArray[np.float32],
+    losses: npt.NDArray[np.float32],
+    skip_gram: bool,
+    negative: int,
+    rate: float,
+    kernels: str | None,
+) -> tuple[float, int]: ...
+
+# data: native/src/data, mpips/data
 class LibsvmError(ValueError):
     """An error in LIBSVM text: "line:column: message"."""
 

@@ -64,6 +64,10 @@ BARS: dict[str, tuple[str, float]] = {
     "torch_embedding_vs_ddp": ("<=", 0.35),
     "overlap": ("<=", 0.4),
     "stream_overhead": ("<=", 1.2),
+    "word2vec_vs_gensim_1": (">=", 1.0),
+    "word2vec_vs_gensim_2": (">=", 1.0),
+    "word2vec_loss_1": ("<=", 1.01),
+    "word2vec_loss_2": ("<=", 1.01),
 }
 
 

@@ -12,7 +12,7 @@ import click
 @click.option(
     "--format",
     "kind",
-    type=click.Choice(["npz", "safetensors", "parquet", "torch"]),
+    type=click.Choice(["npz", "safetensors", "parquet", "torch", "word2vec", "word2vec-binary"]),
     required=True,
     help="Form of the file.",
 )
@@ -37,6 +37,9 @@ def command(model: Path, kind: str, out: Path, force: bool) -> None:
     parquet      a file for each table: key and columns, or row and columns of a dense table
     torch        softmax, mlp: a state dict of mpips.inference.network.Network, which scales raw features
                  itself; torch.load(weights_only=True) reads it
+    word2vec, word2vec-binary
+                 vectors of the task word2vec, as text or binary, which gensim and others read:
+                 KeyedVectors.load_word2vec_format(FILE, binary=False or True)
     """
     from mpips.inference.exporting import export
     from mpips.inference.loading import load

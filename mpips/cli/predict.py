@@ -31,7 +31,7 @@ def command(model: Path, data: str, out: Path | None) -> None:
     \b
     prediction           the most probable label as in the training data, or the predicted number
     probability_LABEL    the probability of each label
-    Tasks that read their files themselves (kge, mf) have other columns: see their pages.
+    Tasks that read their files themselves (kge, mf, word2vec) have other columns: see their pages.
     """
     from mpips.inference.streaming import predict_file
     from mpips.mpi.launch import launched_rank

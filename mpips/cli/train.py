@@ -127,7 +127,8 @@ def command(
     """Train JOB: a TOML file, or the name of a task.
 
     Tasks: softmax and mlp for dense numbers, logistic and fm for sparse data, wide_deep, deepfm and dcnv2 for
-    columns of text and numbers, kge for knowledge graphs, mf for ratings, or your own as module:Class.
+    columns of text and numbers, kge for knowledge graphs, mf for ratings, word2vec for text, or your own as
+    module:Class.
 
     Without a launcher one process has all roles; under mpirun or srun the ranks share them.
 

@@ -317,8 +317,8 @@ class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     task: Annotated[
         str,
         Meta(
-            description="softmax, mlp, logistic, fm, wide_deep, deepfm, dcnv2, kge, mf, or module:Class for "
-            "a task of your own."
+            description="softmax, mlp, logistic, fm, wide_deep, deepfm, dcnv2, kge, mf, word2vec, or "
+            "module:Class for a task of your own."
         ),
     ] = ""
     data: DataConfig = DataConfig()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import uuid
@@ -17,6 +18,7 @@ from mpips.inference.dense import dense_layers, is_dense
 from mpips.inference.model import Model
 from mpips.inference.safetensors import write_arrays
 from mpips.inference.stored_tables import StoredDense
+from mpips.inference.word_vectors import write_vectors
 
 
 def export(model: Model, kind: str, out: Path, force: bool = False) -> None:
@@ -112,5 +114,7 @@ WRITERS: dict[str, Callable[[Model, IO[bytes]], None]] = {
     "npz": _write_npz,
     "safetensors": _write_safetensors,
     "torch": _write_torch,
+    "word2vec": functools.partial(write_vectors, binary=False),
+    "word2vec-binary": functools.partial(write_vectors, binary=True),
 }
 FORMATS = (*WRITERS, "parquet")

@@ -21,6 +21,7 @@ from mpips.data.moments import Moments
 from mpips.data.options import Share, Wants
 from mpips.data.quotients import Direction, Measured
 from mpips.data.rows import Arrays, Purpose, TaskPart
+from mpips.data.text import Agree
 from mpips.model.table import Table
 
 Float32: TypeAlias = npt.NDArray[np.float32]
@@ -140,6 +141,8 @@ class Task(Protocol):
             stopping watches the first of `own_metrics` among them if a job names none.
         own_metrics: Metrics that `measure` returns, each with its better values. A job can ask for those that
             are not in `metrics` by their names (train.metrics).
+        pushes_changes: Pushes are old values minus new ones, which the task has computed itself with learning
+            rates of its own. A job can then change neither optimizers nor rates.
     """
 
     name: ClassVar[str]
@@ -150,6 +153,7 @@ class Task(Protocol):
     optimizer_options: ClassVar[dict[str, tuple[str, str]]] = {}
     metrics: tuple[str, ...] = ()
     own_metrics: ClassVar[Mapping[str, Direction]] = {}
+    pushes_changes: ClassVar[bool] = False
 
     def __init__(self, info: DataInfo, options: Any, seed: int) -> None:
         """Check that the data suits the task.
@@ -171,6 +175,10 @@ class Task(Protocol):
         For a class without this method `tables` is called once.
         """
 
+    def suitable_batch_size(self, n_workers: int) -> int:
+        """Return the samples per batch and worker if the job sets none."""
+        return self.default_batch_size
+
     def tables(self) -> list[Table]:
         """Return the tables, equal on all ranks. A job can replace optimizer and consistency."""
         raise NotImplementedError
@@ -184,6 +192,13 @@ class Task(Protocol):
 
     def prepare(self, worker: Worker, moments: Moments) -> None:
         """Prepare for the first step; `moments` are those of the samples of all workers together."""
+
+    def begin_step(self, epoch: int, step: int, n_steps: int) -> None:
+        """Receive the place of the next step: step `step` of `n_steps` in `epoch`, both numbered from 0.
+
+        Called before each step with samples. A task needs it for random numbers and rates that a restart
+        repeats.
+        """
 
     def prefetch(self, worker: Worker, batch: Batch) -> None:
         """Prefetch the rows that the step on `batch` will pull. It can be the step after the next one."""
@@ -256,6 +271,34 @@ class ReadsData(Protocol):
 
         Raises:
             DataError: The file cannot be read; names file, line, what was found and what is accepted.
+        """
+
+
+class LearnsData(Protocol):
+    """The class of a task that must know something of the whole training data before it can read a share.
+
+    Such a task reads its files itself (`ReadsData`) and defines `learn` as a class method, too.
+    """
+
+    @classmethod
+    def learn(
+        cls, path: str, options: Any, worker: int | None, n_workers: int, agree: Agree
+    ) -> Arrays:
+        """Look at the training data, each worker at a part of it. Collective over the ranks; blocks.
+
+        Args:
+            path: A file, or a pattern of several.
+            options: The task's options.
+            worker: Index of this worker; None on ranks that are no worker.
+            n_workers: Number of workers.
+            agree: Calls a function on all ranks and returns all results, which msgpack can encode.
+
+        Returns:
+            Arrays, equal on all workers: `read` receives them as `like`, and returns them with the training
+            data. {} on ranks that are no worker.
+
+        Raises:
+            DataError: A file cannot be read. Raise it within `agree`, or alike on all workers.
         """
 
 

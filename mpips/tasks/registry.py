@@ -30,6 +30,7 @@ from mpips.tasks.mf import MatrixFactorization
 from mpips.tasks.mlp import Mlp
 from mpips.tasks.softmax import Softmax
 from mpips.tasks.wide_deep import WideDeep
+from mpips.tasks.word2vec import Word2Vec
 
 TASKS: dict[str, type[Task]] = {
     task.name: task
@@ -43,6 +44,7 @@ TASKS: dict[str, type[Task]] = {
         DcnV2,
         Kge,
         MatrixFactorization,
+        Word2Vec,
     )
 }
 

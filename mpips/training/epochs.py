@@ -183,6 +183,7 @@ def train_epochs(
         result: Samples, losses and evaluations are added to it.
     """
     task = inputs.task
+    begin_step = getattr(task, "begin_step", None)
     rates = inputs.rates()
     n_clocks = _clocks(worker, inputs, loader)
     report = _Reporter(worker)
@@ -205,6 +206,8 @@ def train_epochs(
             break
         rates.set(worker, cursor.epoch, cursor.step, loader.steps_in(cursor.epoch))
         if batch.n:
+            if begin_step is not None:
+                begin_step(cursor.epoch, cursor.step, loader.steps_in(cursor.epoch))
             task.prefetch(worker, batch)
             step = _checked(task, task.step(worker, batch))
             report.add(cursor.epoch, cursor.step, step.n, step.loss_sum)

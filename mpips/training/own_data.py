@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import msgspec
 
 from mpips.config.schema import JobConfig
@@ -10,6 +13,10 @@ from mpips.data import DataInfo
 from mpips.data.options import Share
 from mpips.data.rows import Arrays, Purpose, TaskPart
 from mpips.errors import CapabilityError, ConfigError, DataError
+from mpips.model.optimizer import SGD
+from mpips.model.table import Table
+from mpips.session.driver import JobRanks
+from mpips.tasks import Task
 from mpips.tasks.base import ReadsData
 
 
@@ -58,6 +65,54 @@ def read_own(
         raise CapabilityError(
             f"{path}: does not fit into memory: {error}; use fewer workers on this node, or more nodes"
         ) from None
+
+
+def learn_own(
+    task: type[ReadsData] | None,
+    options: msgspec.Struct,
+    path: str,
+    ranks: JobRanks,
+    n_workers: int,
+) -> Arrays | None:
+    """Return what a task must know of the whole training data before it reads. Collective over the ranks.
+
+    Args:
+        task: The class of the task; None: it does not read its files itself.
+        options: Its options.
+        path: The training data.
+        ranks: Ranks of the job.
+        n_workers: Number of workers.
+
+    Returns:
+        Arrays, see `mpips.tasks.base.LearnsData`; None for a task without `learn`.
+    """
+    learn: Any = getattr(task, "learn", None)
+    if learn is None:
+        return None
+    found: Arrays = learn(path, options, ranks.worker, n_workers, ranks.agree)
+    return found
+
+
+def check_changes(task: Task, tables: Sequence[Table], config: JobConfig) -> None:
+    """Check that servers apply the pushes of a task that pushes changes as they are.
+
+    Raises:
+        ConfigError: The job sets another optimizer or a schedule.
+    """
+    if not getattr(task, "pushes_changes", False):
+        return
+    for table in tables:
+        if table.optimizer != SGD(lr=1.0):
+            raise ConfigError(
+                f"table '{table.name}' has the optimizer {table.optimizer!r}: task '{config.task}' pushes "
+                "changes of values, which SGD with lr = 1 applies; remove the setting (the task has its own "
+                "learning rate)"
+            )
+    if config.schedule.changes:
+        raise ConfigError(
+            f"schedule.name = '{config.schedule.name}': task '{config.task}' changes its learning rate "
+            "itself; remove the schedule, and see the options of the task"
+        )
 
 
 def check_vocabulary(here: DataInfo, there: DataInfo, where: object) -> None:

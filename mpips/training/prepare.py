@@ -48,7 +48,7 @@ from mpips.tasks.base import reader_of
 from mpips.training.epochs import Inputs
 from mpips.training.example import arrays_of
 from mpips.training.halving import sum_by_key
-from mpips.training.own_data import read_own
+from mpips.training.own_data import check_changes, learn_own, read_own
 from mpips.training.preflight import task_options
 from mpips.training.rates import Rates
 from mpips.training.stopping import EarlyStopping, asked_metrics
@@ -119,7 +119,7 @@ def prepare(
         part: Part | TaskPart
         if reads is not None:
             share = Share(n_workers, ranks.worker, "mixed")
-            there = own["train"].arrays if like is not None else None
+            there = own["train"].arrays if like is not None else learned
             purpose: Purpose = "train" if split == "train" else "test"
             part = read_own(reads, given, path, share, there, purpose)
         else:
@@ -149,6 +149,7 @@ def prepare(
         # All workers read the same file, so the notes of one are those of all.
         return combine([DataInfo.from_config(row["info"]) for row in found]), found[0]["notes"]
 
+    learned = learn_own(reads, given, config.data.train, ranks, n_workers)
     info, notes_of_train = load_all(config.data.train, "train", None)
     notes, n_test = [summarise(config.data.train, info), *notes_of_train], 0
     meant: dict[float, float] = {}
@@ -172,8 +173,10 @@ def prepare(
 
     task = make_task(info)
     n_epochs = config.train.epochs or task.default_epochs
-    batch_size = config.train.batch_size or task.default_batch_size
+    suitable = getattr(task, "suitable_batch_size", lambda _: task.default_batch_size)
+    batch_size = config.train.batch_size or suitable(n_workers)
     tables = _tables(task, config, measured, n_epochs, batch_size, n_workers)
+    check_changes(task, tables, config)
     Rates(config.schedule, tables, n_epochs)  # refuse optimizers that cannot have the schedule
     watched = (config.train.metric,) if config.train.patience else ()
     asked = (*config.train.metrics, *(name for name in watched if name != "auto"))

@@ -98,3 +98,11 @@ def test_torch_gives_every_ratio() -> None:
     found = quick("torch")
     assert set(found["ratios"]) == set(found["bars"]) == {ratio.name for ratio in RATIOS}
     assert all(ratio > 0 for ratio in found["ratios"].values())
+
+
+def test_word2vec_gives_every_ratio() -> None:
+    pytest.importorskip("gensim", reason="word vectors are compared with gensim")
+    found = quick("word2vec")
+    names = {f"word2vec_{what}_{n}" for what in ("vs_gensim", "loss") for n in (1, 2)}
+    assert set(found["ratios"]) == names
+    assert all(ratio > 0 for ratio in found["ratios"].values())

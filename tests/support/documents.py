@@ -107,7 +107,7 @@ def lacking(text: str) -> str:
 def data_files(text: str) -> list[Path]:
     """Return the files of real data that a page uses, which may be missing."""
     folder = Path(os.environ.get("MPIPS_TEST_DATA", ROOT.parent / "shared" / "data"))
-    names = ["bank.train.csv", "bank.valid.csv"]
+    names = ["bank.train.csv", "bank.valid.csv", "text8.head.txt"]
     names += [f"kg/codex-s.{part}.txt" for part in ("train", "valid", "test")]
     return [folder / name for name in names if name.rpartition("/")[2] in text]
 

@@ -5,7 +5,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 // The array types that bindings take.
 namespace mpips {
@@ -44,6 +47,17 @@ inline std::size_t require_rows(const ArrayOf<float>& array, std::size_t n_rows,
 template <class T>
 std::size_t length(const ArrayOf<T>& vector) {
   return static_cast<std::size_t>(vector.shape(0));
+}
+
+// Hand a vector's memory to a NumPy array without copying it.
+template <class T>
+py::array_t<T> to_array(std::vector<T>&& from) {
+  auto owner = std::make_unique<std::vector<T>>(std::move(from));
+  const auto size = static_cast<py::ssize_t>(owner->size());
+  T* const first = owner->data();
+  py::capsule release(owner.get(), [](void* held) { delete static_cast<std::vector<T>*>(held); });
+  owner.release();
+  return py::array_t<T>(size, first, release);
 }
 
 // Check that `rows` has one row per key; return the floats per row.

@@ -2,10 +2,9 @@
 #include <pybind11/pybind11.h>
 
 #include <cerrno>
-#include <memory>
 #include <utility>
-#include <vector>
 
+#include "bindings/arrays.hpp"
 #include "bindings/register.hpp"
 #include "data/csv.hpp"
 #include "data/libsvm.hpp"
@@ -15,17 +14,6 @@ namespace py = pybind11;
 
 namespace mpips {
 namespace {
-
-// Hand a vector's memory to a NumPy array without copying it.
-template <typename T>
-py::array_t<T> to_array(std::vector<T>&& from) {
-  auto owner = std::make_unique<std::vector<T>>(std::move(from));
-  const auto size = static_cast<py::ssize_t>(owner->size());
-  T* const first = owner->data();
-  py::capsule release(owner.get(), [](void* held) { delete static_cast<std::vector<T>*>(held); });
-  owner.release();
-  return py::array_t<T>(size, first, release);
-}
 
 // Return the bytes of `text`, and check that [begin, end) lies in them.
 py::buffer_info bytes_of(const py::buffer& text, std::size_t begin, std::size_t end) {

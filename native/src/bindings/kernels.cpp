@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "bindings/kernel_named.hpp"
 #include "bindings/names.hpp"
 #include "bindings/register.hpp"
 #include "kernels/kernel_table.hpp"
@@ -15,17 +16,6 @@ namespace {
 namespace py = pybind11;
 using Floats = py::array_t<float, py::array::c_style>;
 using Release = py::gil_scoped_release;
-
-// Return the table of this name, or the chosen one; raise mpips.errors.KernelError for a wrong
-// name.
-const KernelTable& table_named(const std::optional<std::string>& name) {
-  try {
-    return select_kernels(name ? name->c_str() : nullptr);
-  } catch (const std::invalid_argument& error) {
-    py::set_error(py::module_::import("mpips.errors").attr("KernelError"), error.what());
-    throw py::error_already_set();
-  }
-}
 
 std::size_t size_of(const Floats& array) { return static_cast<std::size_t>(array.size()); }
 

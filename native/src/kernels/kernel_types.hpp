@@ -60,6 +60,27 @@ using LoggedRowsUpdateFn = void (*)(const RowsToChange& rows, const UpdateArgs& 
                                     UndoSlots* undo, std::uint64_t part,
                                     std::uint64_t first) noexcept;
 
+// Examples of word2vec with negative samples (Mikolov et al., NIPS 2013). An example has one input
+// row, or the mean of several, and `n_outputs` output rows: the first is that of its word, the
+// others are those of negative samples. All rows change in place, example after example. Elements
+// of a row from its dimension on are 0.
+struct ExampleBatch {
+  static constexpr std::size_t lanes = 16, most_outputs = 64;
+  // The tables of sigmoids and losses have a place for every 1/128 from -bound to bound.
+  static constexpr float bound = 8.0F, places_per_unit = 128.0F;
+  static constexpr std::size_t n_places = 2048;
+
+  float *inputs, *outputs;  // row 0
+  std::size_t stride;       // floats per row, a multiple of `lanes`
+  std::size_t n, n_outputs;
+  const std::uint32_t* input_rows;
+  const std::uint32_t* input_starts;  // n + 1 places in input_rows; null: one row each
+  const std::uint32_t* output_rows;   // n * n_outputs
+  float rate;
+  const float *sigmoids, *losses;  // of a dot product x: 1 / (1 + exp(-x)) and log(1 + exp(-x))
+  float* work;                     // 2 * stride floats
+};
+
 // The kernels of one instruction set. No alignment is needed; all tables give the same bits.
 struct KernelTable {
   const char* name;
@@ -94,6 +115,8 @@ struct KernelTable {
                       std::uint32_t key0, std::uint32_t key1, std::uint32_t first) noexcept;
   void (*round_int8)(std::int8_t* dst, const float* src, std::size_t n, float factor) noexcept;
   void (*decode_int8)(float* dst, const std::int8_t* src, std::size_t n, float scale) noexcept;
+  // Return the summed loss of the examples, each before its own update.
+  double (*train_examples)(const ExampleBatch& batch) noexcept;
   // Return XXH3-64 of n bytes.
   std::uint64_t (*hash)(const void* data, std::size_t n, std::uint64_t seed) noexcept;
   // Add n bytes to an XXH3_state_t. All tables can continue each other's states.

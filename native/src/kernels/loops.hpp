@@ -4,6 +4,7 @@
 #include <xxhash.h>
 
 #include "kernels/codec_loops.hpp"
+#include "kernels/example_loops.hpp"
 #include "kernels/kernel_types.hpp"
 #include "kernels/rules.hpp"
 
@@ -313,6 +314,7 @@ constexpr KernelTable table_of(const char* name) {
           encode_int8,
           round_int8,
           decode_int8,
+          train_examples<V>,
           hash,
           hash_more};
 }
