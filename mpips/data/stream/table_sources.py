@@ -129,7 +129,8 @@ def opened_arrays(path: str, options: ReadOptions) -> Iterator[tuple[Any, Any]]:
         members = members_of(path)
     except (ValueError, zipfile.BadZipFile) as error:
         raise DataError(
-            f"{path}: cannot be read in windows: {error}; write it by np.savez(file, x=x, y=y), or as HDF5"
+            f"{path}: cannot be read in windows: {error}; write it by np.savez(file, x=x, y=y) or as HDF5, "
+            "or raise data.memory_mib"
         ) from None
     x_name, y_name = array_names(path, list(members), options.labelled)
     x, y = RowsOfFile(path, x_name), RowsOfFile(path, y_name) if y_name else None
