@@ -250,7 +250,7 @@ def _aligned(
             check_labels([labels.get(label, label) for label in part.info.labels], info)
             found[split] = part.data.changed(change)
             # Other differences from the training data show in any sample.
-            found[split].take(np.zeros(1, np.int64))
+            found[split].take(np.zeros(min(1, part.data.n), np.int64))
     return found
 
 
@@ -264,12 +264,13 @@ def _measure(
     def count() -> list[int] | None:
         if data is None:
             return None
-        total = np.zeros(0, np.int64)
+        none = np.zeros(0, np.int64)
+        total = np.array(FrequencyPartition.from_counts(none, none).bucket_counts, np.int64)
         for part in data.parts() if isinstance(data, StreamedData) else (data,):
             assert isinstance(part, SparseData)
             keys, counts = distinct_counts(part.indices)
             found = np.array(FrequencyPartition.from_counts(keys, counts).bucket_counts, np.int64)
-            total = total + found if len(total) else found
+            total += found
         return list(map(int, total))
 
     rows = [row for row in ranks.agree("measuring frequencies", count, True) if row is not None]

@@ -217,11 +217,15 @@ def _temporary() -> Path:
     base = Path(tempfile.gettempdir())
     for old in base.glob(f"{_PREFIX}*"):
         _remove_if_free(old)
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        # Another job may have had the lock first, and removed the folder as one without an owner.
+        if (folder / _LOCK).exists():
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            return folder
+        os.close(lock)
 
 
 def _remove_if_free(folder: Path) -> None:

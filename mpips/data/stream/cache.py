@@ -15,7 +15,7 @@ import os
 import uuid
 import zipfile
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import IO, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -56,6 +56,7 @@ class CachePiece(msgspec.Struct, frozen=True):
         file_bytes: Its size.
         n: Samples, at least 1.
         n_entries: Sparse samples: number of all entries.
+        is_dense: Samples are rows; else they are lists of entries.
         n_columns: Dense samples: number of columns.
         has_fields: Entries know their columns.
         wide: See `DataInfo.wide`, for the samples of this piece.
@@ -69,6 +70,7 @@ class CachePiece(msgspec.Struct, frozen=True):
     file_bytes: int
     n: int
     n_entries: int
+    is_dense: bool
     n_columns: int
     has_fields: bool
     wide: bool
@@ -82,7 +84,7 @@ class CachePiece(msgspec.Struct, frozen=True):
     @property
     def memory_bytes(self) -> int:
         """Bytes of the samples in memory."""
-        if self.n_columns:
+        if self.is_dense:
             return self.n * (8 + self.n_columns * (8 if self.wide else 4))
         return self.n * 16 + self.n_entries * (16 if self.has_fields else 12)
 
@@ -136,10 +138,12 @@ class Index(msgspec.Struct, frozen=True):
             DataError: There are too many distinct labels to be classes.
         """
         names = self.label_names
-        counts: dict[float, int] = {}
+        place = {name: float(i) for i, name in enumerate(names)}
+        # Classes that are text may be those of the training data, and not occur here.
+        counts = dict.fromkeys(place.values(), 0) if self.wants == "classes" else {}
         for piece in self.pieces:
             for label, count in zip(piece.labels, piece.counts, strict=True):
-                own = float(names.index(piece.label_names[int(label)])) if names else label
+                own = place[piece.label_names[int(label)]] if names else label
                 counts[own] = counts.get(own, 0) + count
         check_class_count(len(counts), self.source)
         labels = tuple(sorted(counts))
@@ -205,6 +209,7 @@ def write_piece(folder: Path, name: str, raw: Converted, wants: Wants) -> CacheP
         size,
         data.n,
         len(data.indices) if isinstance(data, SparseData) else 0,
+        isinstance(data, DenseData),
         data.n_features if isinstance(data, DenseData) else 0,
         isinstance(data, SparseData) and data.fields is not None,
         isinstance(data, DenseData) and needs_float64(data.x),
@@ -258,6 +263,18 @@ class Member(NamedTuple):
 Members: TypeAlias = dict[str, Member]
 
 
+def array_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Return shape, whether columns are contiguous, and dtype of the NumPy array that begins here.
+
+    Raises:
+        ValueError: It is no such array.
+    """
+    version = npy.read_magic(file)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, by_columns, dtype = read(file)
+    return tuple(shape), bool(by_columns), dtype
+
+
 def members_of(path: str) -> Members:
     """Return the arrays of an npz file that are not compressed, by name.
 
@@ -273,9 +290,7 @@ def members_of(path: str) -> Members:
             header = file.read(_LOCAL_HEADER)
             lengths = [int.from_bytes(header[at : at + 2], "little") for at in (26, 28)]
             file.seek(entry.header_offset + _LOCAL_HEADER + sum(lengths))
-            version = npy.read_magic(file)
-            read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-            shape, by_columns, dtype = read(file)
+            shape, by_columns, dtype = array_header(file)
             if (by_columns and len(shape) > 1) or dtype.hasobject:
                 raise ValueError(f"{entry.filename} is not in the order of rows")
             found[entry.filename.removesuffix(".npy")] = Member(file.tell(), dtype, shape)

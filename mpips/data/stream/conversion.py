@@ -21,14 +21,17 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
-from mpips.data.columns import TableColumns
-from mpips.data.compressed import compression_of
+from mpips.data.columns import KEY_BITS, TableColumns
+from mpips.data.compressed import compression_of, opened
+from mpips.data.csv_dialect import DELIMITERS
+from mpips.data.info import check_class_count
 from mpips.data.options import ReadOptions
 from mpips.data.parquet import opened_parquet
 from mpips.data.stream.cache import VERSION, CachePiece, Index, read_index, write_piece
 from mpips.data.stream.sources import CsvSource, LibsvmSource, Span, SpanSource, cut
-from mpips.data.stream.table_sources import ArraySource, ParquetSource, opened_arrays
+from mpips.data.stream.table_sources import ArraySource, ParquetSource, array_form, opened_arrays
 from mpips.errors import CapabilityError, DataError
 
 SOURCES: dict[str, Callable[[str, ReadOptions, int], SpanSource]] = {
@@ -39,8 +42,9 @@ SOURCES: dict[str, Callable[[str, ReadOptions, int], SpanSource]] = {
     "hdf5": ArraySource,
 }
 
-# Bytes of samples in memory for each byte of a file: a short cell or entry of text becomes 12 to 20 bytes.
-_EXPANSION = {"": 3, ".gz": 12, ".bz2": 15, ".xz": 15, ".zst": 12}
+# Bytes of text for each byte of a compressed file.
+_PACKED = {"": 1, ".gz": 4, ".bz2": 5, ".xz": 6, ".zst": 4}
+_SAMPLE = 1 << 20  # bytes of text by which its samples are estimated
 _ENTRY_BYTES = 20  # of a cell of Parquet in memory
 _LEAST_PIECE, _MOST_PIECE = 1 << 14, 32 << 20  # bytes of a file that are converted at once
 
@@ -98,7 +102,8 @@ def is_streamed(files: Sequence[File], options: ReadOptions, share_of: int, memo
         share_of: Number of workers.
         memory: Bytes that a worker may use for samples.
     """
-    return sum(_estimate(file, options) for file in files) > memory * share_of
+    densities: dict[str, float] = {}
+    return sum(_estimate(file, options, densities) for file in files) > memory * share_of
 
 
 def draft(
@@ -123,7 +128,8 @@ def draft(
         for place, file in enumerate(files)
         for span in _spans(place, file, options, piece_bytes)
     ]
-    asked = msgspec.json.encode([VERSION, source, list(files), options, piece_bytes])
+    places = [_identity(file.path) for file in files]
+    asked = msgspec.json.encode([VERSION, source, list(files), places, options, piece_bytes])
     key = blake2b(asked, digest_size=8).hexdigest()
     there = read_index(cache / key) is not None
     return Draft(source, tuple(files), tuple(spans), piece_bytes, key, there)
@@ -200,13 +206,16 @@ class Conversion:
         """
         plan = self._plan
         ordered = tuple(piece for place in sorted(pieces) for piece in pieces[place])
-        if not ordered:
-            raise DataError(f"{plan.source}: contains no samples")
+        filled = {plan.spans[place].file for place, found in pieces.items() if found}
+        for place, file in enumerate(plan.files):
+            if place not in filled:
+                raise DataError(f"{file.path}: contains no samples")
         _check_labels(plan.source, ordered)
         widths = {piece.n_columns for piece in ordered}
-        if len(widths) > 1 and 0 in widths:
+        if len({(piece.is_dense, piece.has_fields) for piece in ordered}) > 1:
             raise DataError(
-                f"{plan.source}: some of its files have rows, others lists of features; use one format"
+                f"{plan.source}: some of its files have rows or columns, others lists of features; use one "
+                "format"
             )
         if len(widths) > 1:
             raise DataError(
@@ -215,15 +224,17 @@ class Conversion:
             )
         columns = self._columns()
         base = self._base(ordered)
-        n_dense = widths.pop()
-        n_features = n_dense or max(piece.max_index for piece in ordered) + 1 - base
-        if columns is not None and not n_dense:
-            n_features = 1 << 62
+        is_dense = ordered[0].is_dense
+        n_features = max(max(piece.max_index for piece in ordered) + 1 - base, 0)
+        if is_dense:
+            n_features = widths.pop()
+        elif columns is not None:
+            n_features = 1 << KEY_BITS
         label = columns.label if columns is not None else None
         return Index(
             version=VERSION,
             source=plan.source,
-            kind="dense" if n_dense else "sparse",
+            kind="dense" if is_dense else "sparse",
             wants=self._wants,
             index_base=base,
             n_features=n_features,
@@ -287,14 +298,46 @@ def _like_first(options: ReadOptions, columns: TableColumns) -> ReadOptions:
     )
 
 
-def _estimate(file: File, options: ReadOptions) -> int:
-    """Return about how many bytes the samples of a file need in memory."""
+def _identity(path: str) -> tuple[str, int, int]:
+    """Return what tells a file from another one of the same name, size and time of change.
+
+    Only worker 0 looks at it, since inodes may differ between nodes.
+    """
+    found = os.stat(path)
+    return os.path.realpath(path), found.st_ino, found.st_ctime_ns
+
+
+def _estimate(file: File, options: ReadOptions, densities: dict[str, float]) -> int:
+    """Return about how many bytes the samples of a file need in memory.
+
+    Args:
+        file: The file.
+        options: Options of the readers.
+        densities: Bytes in memory for each byte of text, by format; the first file of a format decides.
+    """
     if file.format == "parquet":
         with opened_parquet(file.path) as table:
             return int(table.metadata.num_rows * table.metadata.num_columns * _ENTRY_BYTES)
     if file.format in ("npz", "hdf5"):
-        return file.size
-    return file.size * _EXPANSION[compression_of(file.path)]
+        shape, dtype = array_form(file.path, options)
+        number = 4 if np.can_cast(dtype, np.float32) else 8
+        return shape[0] * (8 + number * math.prod(shape[1:]))
+    if file.format not in densities:
+        densities[file.format] = _density(file)
+    return int(file.size * _PACKED[compression_of(file.path)] * densities[file.format])
+
+
+def _density(file: File) -> float:
+    """Return the bytes that samples take in memory for each byte of text, by the beginning of a file."""
+    with opened(file.path) as opened_file:
+        text = opened_file.read(_SAMPLE)
+    if not text:
+        return 0.0
+    lines = text.count(b"\n") + 1
+    if file.format == "libsvm":
+        return (12 * text.count(b":") + 16 * lines) / len(text)
+    cells = max(text.count(delimiter.encode()) for delimiter in DELIMITERS) + lines
+    return (16 * cells + 16 * lines) / len(text)
 
 
 def _spans(place: int, file: File, options: ReadOptions, piece_bytes: int) -> list[Span]:
@@ -326,7 +369,9 @@ def _composed(
 
 
 def _check_labels(source: str, pieces: Sequence[CachePiece]) -> None:
-    """Raise DataError if some labels are text and others numbers."""
+    """Raise DataError if there are too many labels, or some are text and others numbers."""
+    names = {name for piece in pieces for name in piece.label_names}
+    check_class_count(max(len(names), len({x for p in pieces for x in p.labels})), source)
     text = next((piece for piece in pieces if piece.label_names), None)
     if text is not None and any(piece.labels and not piece.label_names for piece in pieces):
         raise DataError(

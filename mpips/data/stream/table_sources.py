@@ -16,7 +16,7 @@ from mpips.data.columns import TableColumns
 from mpips.data.dataset import DenseData
 from mpips.data.options import ReadOptions
 from mpips.data.parquet import ParquetTable, opened_parquet
-from mpips.data.stream.cache import Converted, members_of, read_rows
+from mpips.data.stream.cache import Converted, array_header, members_of, read_rows
 from mpips.data.stream.sources import Span
 from mpips.errors import DataError
 
@@ -111,6 +111,31 @@ class RowsOfFile:
             os.close(file)
 
 
+def array_form(path: str, options: ReadOptions) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Return shape and dtype of the samples of an HDF5 or npz file, which may be compressed.
+
+    Raises:
+        DataError: As `opened_arrays`.
+        CapabilityError: h5py is missing.
+    """
+    if not _is_zip(path):
+        with opened_hdf5(path, options) as (x, _):
+            return tuple(x.shape), x.dtype
+    try:
+        with zipfile.ZipFile(path) as archive:
+            found = [name.removesuffix(".npy") for name in archive.namelist()]
+            x_name, _ = array_names(path, found, options.labelled)
+            with archive.open(f"{x_name}.npy") as member:
+                return array_header(member)[::2]
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path}: is not an npz file of plain arrays: {error}") from None
+
+
+def _is_zip(path: str) -> bool:
+    with open(path, "rb") as file:
+        return file.read(4) == b"PK\x03\x04"
+
+
 @contextlib.contextmanager
 def opened_arrays(path: str, options: ReadOptions) -> Iterator[tuple[Any, Any]]:
     """Open samples and labels of an HDF5 or npz file; the labels are None if they are not read.
@@ -119,9 +144,7 @@ def opened_arrays(path: str, options: ReadOptions) -> Iterator[tuple[Any, Any]]:
         DataError: The file has no such arrays, or they are compressed in npz.
         CapabilityError: h5py is missing.
     """
-    with open(path, "rb") as file:
-        is_zip = file.read(4) == b"PK\x03\x04"
-    if not is_zip:
+    if not _is_zip(path):
         with opened_hdf5(path, options) as (x, y):
             yield x, None if isinstance(y, np.ndarray) else y
         return
@@ -129,8 +152,8 @@ def opened_arrays(path: str, options: ReadOptions) -> Iterator[tuple[Any, Any]]:
         members = members_of(path)
     except (ValueError, zipfile.BadZipFile) as error:
         raise DataError(
-            f"{path}: cannot be read in windows: {error}; write it by np.savez(file, x=x, y=y) or as HDF5, "
-            "or raise data.memory_mib"
+            f"{path}: cannot be read in windows: {error}; write it by np.savez(file, "
+            "x=np.ascontiguousarray(x), y=y) or as HDF5, or raise data.memory_mib"
         ) from None
     x_name, y_name = array_names(path, list(members), options.labelled)
     x, y = RowsOfFile(path, x_name), RowsOfFile(path, y_name) if y_name else None

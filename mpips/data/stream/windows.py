@@ -26,7 +26,7 @@ Change: TypeAlias = Callable[[Dataset], Dataset]
 _BLOCK_BYTES = 256 << 10
 _BLOCKS = 128  # least number of blocks in a window, if a block can be so small
 _MOST_FILES = 128  # files that are read together; twice as many stay open
-_GAP = 64  # samples between two that are wanted, up to which both are read at once
+_GAP_BYTES = 4096  # between two samples that are wanted, up to which both are read at once
 
 
 class StreamedData:
@@ -66,7 +66,7 @@ class StreamedData:
         self._memory = memory
         self._changes = changes
         n_total, names = index.n, index.label_names
-        sample_bytes = max(1, index.memory_bytes // n_total)
+        sample_bytes = self._sample_bytes = max(1, index.memory_bytes // n_total)
         in_window = max(1, memory // 2 // sample_bytes)
         block = max(1, min(_BLOCK_BYTES // sample_bytes, in_window // _BLOCKS))
         self.blocks = SampleBlocks(n_total, n_workers, block)
@@ -105,9 +105,10 @@ class StreamedData:
             DataError: The cache is damaged.
         """
         order = np.sort(samples)
-        last = np.flatnonzero(np.diff(order) > _GAP)
-        starts = order[np.append(0, last + 1)] if len(order) else order
-        stops = order[np.append(last, len(order) - 1)] + 1 if len(order) else order
+        starts, stops = _runs(order, 1 + _GAP_BYTES // self._sample_bytes)
+        # Blocks of few samples may have so small gaps everywhere that all between them would be read.
+        if (stops - starts).sum() > 1.1 * len(order):
+            starts, stops = _runs(order, 1)
         data = self._ranges(starts, stops)
         before = np.cumsum(np.append(0, stops - starts)[:-1])
         run = np.searchsorted(starts, samples, side="right") - 1
@@ -277,6 +278,14 @@ def damaged(path: str, error: Exception) -> DataError:
     return DataError(
         f"{path}: the cache of the data is damaged or was removed: {error}; start the job again"
     )
+
+
+def _runs(order: Int64, step: int) -> tuple[Int64, Int64]:
+    """Return first and last + 1 of runs of ascending numbers that are at most `step` apart."""
+    if not len(order):
+        return order, order
+    last = np.flatnonzero(np.diff(order) > step)
+    return order[np.append(0, last + 1)], order[np.append(last, len(order) - 1)] + 1
 
 
 @lru_cache(maxsize=4096)

@@ -237,7 +237,7 @@ def test_labels_of_two_pieces_are_numbers_or_text(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="the training data has column 'a' that this file lacks"):
         streamed([tmp_path / "a.csv", tmp_path / "b.csv"], tmp_path / "cache")
     (tmp_path / "c.svm").write_text("1 1:2\n")
-    with pytest.raises(DataError, match="some of its files have rows, others lists"):
+    with pytest.raises(DataError, match="some of its files have rows or columns, others lists"):
         streamed([tmp_path / "a.csv", tmp_path / "c.svm"], tmp_path / "cache")
 
 
