@@ -7,6 +7,7 @@ columns are user, item and rating, and further ones are ignored.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import itertools
 import math
@@ -18,6 +19,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from mpips.data.columns import FLOAT32_MAX
 from mpips.data.compressed import opened_text
 from mpips.data.delimited import lines_of
 from mpips.data.several import files_of
@@ -140,8 +142,11 @@ def _number(cells: Sequence[str], column: int, place: str, rated: bool) -> float
         value = float(text)
     except ValueError:
         value = math.nan
-    if rated and not math.isfinite(value):
-        raise DataError(f"{place}: rating {text[:40]!r}: must be a finite number")
+    if rated and not abs(value) <= FLOAT32_MAX:
+        raise DataError(
+            f"{place}: rating {text[:40]!r}: must be a finite number of float32; if the line is a header, "
+            "set options.user, options.item and options.rating to its names"
+        )
     return value
 
 
@@ -186,9 +191,15 @@ def _place(cells: Sequence[str], kind: str, name: str) -> int:
 def _divider(lines: Sequence[str]) -> Callable[[str], list[str]]:
     """Return the function that divides lines, chosen by some of them."""
     separator = next((s for s in _SEPARATORS if any(s in line for line in lines)), "")
-    if separator in (",", ";"):
-        return lambda line: next(csv.reader([line], delimiter=separator), [])
-    return lambda line: line.split(separator or None)
+
+    def divide(line: str) -> list[str]:
+        if separator in (",", ";"):
+            # A cell that is too long for the csv module has no quotes that matter.
+            with contextlib.suppress(csv.Error):
+                return next(csv.reader([line], delimiter=separator), [])
+        return line.split(separator or None)
+
+    return divide
 
 
 class PairData(msgspec.Struct, frozen=True):

@@ -70,6 +70,10 @@ class CurrentModel:
         except MpipsError as error:
             self.failure = str(error)
             return False
+        except Exception as error:
+            # A task of the user predicts the example of the checkpoint, and may raise anything.
+            self.failure = f"{type(error).__name__}: {error}"
+            return False
         with self._lock:
             self._model, self.loaded_s, self.failure = model, time.time(), ""
         return True

@@ -62,8 +62,8 @@ def _write_npz(model: Model, file: IO[bytes]) -> None:
 
 
 def _arrays(model: Model) -> dict[str, Any]:
-    """Return the moments of the features and the tables by name."""
-    arrays: dict[str, Any] = dict(model.moments.to_arrays())
+    """Return the moments of the features, the task's own arrays and the tables, by name."""
+    arrays: dict[str, Any] = {**model.moments.to_arrays(), **model.arrays}
     for name in model.tables:
         handle = model.tables.table(name)
         if isinstance(handle, StoredDense):

@@ -261,7 +261,13 @@ class Model:
         Returns:
             Probabilities, float32, of class 1, shape (n,), or of all classes, shape (n, k); or numbers, (n,).
         """
-        parts = [self.task.predict(self.tables, batch) for batch in batches_of(samples)]
+        try:
+            parts = [self.task.predict(self.tables, batch) for batch in batches_of(samples)]
+        except NotImplementedError:
+            name = self.manifest.config["task"]
+            raise ConfigError(
+                f"task '{name}' predicts columns: use `mpips predict` or columns(path)"
+            ) from None
         return np.concatenate(parts)
 
     def _read_own(self, path: str, purpose: Purpose) -> Samples:

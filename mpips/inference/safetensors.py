@@ -13,14 +13,14 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-_DTYPES = {"float32": "F32", "float64": "F64", "int64": "I64", "int32": "I32"}
+_DTYPES = {"float32": "F32", "float64": "F64", "int64": "I64", "int32": "I32", "uint8": "U8"}
 _BLOCK = 1 << 24  # elements that are written at once
 
 
 def write_arrays(
     arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str], file: IO[bytes]
 ) -> None:
-    """Write arrays of float32, float64, int64 or int32 by name, and texts by name."""
+    """Write arrays of float32, float64, int64, int32 or uint8 by name, and texts by name."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     at = 0
     for name, array in arrays.items():

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
 import msgspec
 
@@ -108,11 +109,21 @@ def _file(out: Path | None, first: bool) -> Iterator[IO[bytes] | None]:
     if not first:
         yield None
     elif out is None:
+        # With PYTHONUNBUFFERED, stdout is a raw file, which may write a part of the bytes without an error.
+        stdout = sys.stdout.buffer
+        raw: Any = stdout if isinstance(stdout, io.RawIOBase) else None
+        buffered = io.BufferedWriter(raw) if raw is not None else None
+        file: IO[bytes] = buffered if buffered is not None else stdout
         try:
-            yield sys.stdout.buffer
-            sys.stdout.buffer.flush()
+            yield file
+            file.flush()
         except OSError as error:
             raise ConfigError(f"stdout cannot be written: {error.strerror}") from None
+        finally:
+            # Stdout stays open.
+            if buffered is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    buffered.detach()
     else:
         with new_file(out) as file:
             yield file

@@ -88,7 +88,8 @@ class OwnColumns:
     def write(self, kind: type[Writer], file: IO[bytes]) -> None:
         """Write all rows into an open file."""
         writer = kind(self, file)
-        for start in range(0, self.n, _ROWS):
+        # Without rows there is one empty part, from which writers know the columns.
+        for start in range(0, max(self.n, 1), _ROWS):
             rows = np.arange(start, min(start + _ROWS, self.n))
             writer.add(kind.encode(self, rows))
         writer.close()

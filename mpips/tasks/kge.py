@@ -81,7 +81,9 @@ class Kge(Task):
                 found = triples.read_as(path, entities, relations)
             rows = share.numbers(0, len(found))
             info = describe_samples(len(found), len(rows), path)
-            data = TripleData(found[rows], found, texts[rows] if texts is not None else None)
+            # Triples that are asked for are no facts, and do not hide each other.
+            true = found[:0] if purpose == "predict" else found
+            data = TripleData(found[rows], true, texts[rows] if texts is not None else None)
             return TaskPart(data, info, notes=_unknown_note(found, purpose))
         found, entities, relations, n_again = triples.read_new(path)
         others = [triples.read_as(file, entities, relations) for file in options.known]
@@ -105,6 +107,7 @@ class Kge(Task):
         self._options = own = options.resolved(self._n_entities)
         self._model = own.embedding_model()
         self._seed = seed
+        self._place = (0, 0)  # epoch and step
         self._all = own.negatives == 0
         self._ranker: Ranker | None = None
         if self._model.complex_rows and own.dim % 2:
@@ -144,6 +147,10 @@ class Kge(Task):
         directions = "reciprocal relations" if own.reciprocals else "one row per relation"
         return f"{own.model}, dim {own.dim}, {directions}; {own.loss} against {against}"
 
+    def begin_step(self, epoch: int, step: int, n_steps: int) -> None:
+        """Take the place of the next step, for its random numbers."""
+        self._place = epoch, step
+
     def step(self, worker: Worker, batch: Any) -> StepResult:
         """Pull the rows of the batch, compute the gradients, push them."""
         draw = self._draws(batch)
@@ -169,8 +176,9 @@ class Kge(Task):
         return StepResult(loss / 2, batch.n)
 
     def _draws(self, batch: TripleBatch) -> np.random.Generator:
-        """Return the random numbers of a step, which its triples and the seed determine."""
+        """Return the random numbers of a step, which the seed, its place and its triples determine."""
         digest = Xxh3()
+        digest.update(np.array(self._place, np.int64))
         digest.update(np.ascontiguousarray(batch.ids))
         return np.random.Generator(np.random.Philox([self._seed & (2**64 - 1), digest.digest()]))
 

@@ -93,6 +93,7 @@ class MatrixFactorization(Task):
         """Take the numbers of users and items."""
         self._options = options
         self._seed = seed
+        self._place = (0, 0)  # epoch and step
         self._n_items = info.size("items")
         # The metrics of implicit feedback are not those of predicted numbers.
         own: Any = self
@@ -124,6 +125,10 @@ class MatrixFactorization(Task):
             else "squared error of ratings"
         )
         return f"{what}, dim {self._options.dim}"
+
+    def begin_step(self, epoch: int, step: int, n_steps: int) -> None:
+        """Take the place of the next step, for its random numbers."""
+        self._place = epoch, step
 
     def step(self, worker: Worker, batch: Any) -> StepResult:
         """Pull the rows of the batch, compute the gradients, push them."""
@@ -161,9 +166,11 @@ class MatrixFactorization(Task):
     def _negatives(self, batch: RowBatch) -> Int64:
         """Draw an item for each pair that the user does not have, shape (n,).
 
-        The draws depend on the seed and the pairs alone. A user who has nearly all items can get one of them.
+        The draws depend on the seed, the step and its pairs. A user who has nearly all items can get one of
+        them.
         """
         digest = Xxh3()
+        digest.update(np.array(self._place, np.int64))
         digest.update(np.ascontiguousarray(batch.ids))
         draw = np.random.Generator(np.random.Philox([self._seed & (2**64 - 1), digest.digest()]))
         drawn = draw.integers(0, self._n_items, (batch.n, _DRAWS))

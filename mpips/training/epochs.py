@@ -308,7 +308,9 @@ def _call_back(inputs: Inputs, epoch: int, result: Result) -> None:
     sums = np.zeros((epoch + 1, 3))
     sums[epoch] = loss, n, 1
     row = history(sums, {k: v for k, v in result.evaluated.items() if k == epoch})[-1]
-    if inputs.on_epoch_end(row) is True:
+    found = inputs.on_epoch_end(row)
+    # A comparison of NumPy's numbers is no bool of Python.
+    if found is True or (isinstance(found, np.bool_) and bool(found)):
         result.is_ended_by_caller = True
         result.epochs, result.stopped = epoch + 1, f"after epoch {epoch + 1}: by on_epoch_end"
 

@@ -66,6 +66,31 @@ def test_many_blocks_give_the_predictions_of_the_file(
             assert table[column].astype(values.dtype).tobytes() == archive[column].tobytes()
 
 
+@pytest.mark.parametrize("kind", [writing.CsvWriter, writing.NpzWriter, writing.ParquetWriter])
+@pytest.mark.parametrize("n", [0, 3])
+def test_columns_of_a_task_are_written_also_without_rows(
+    kind: type[Any], n: int, tmp_path: Path
+) -> None:
+    if kind is writing.ParquetWriter:
+        pytest.importorskip("pyarrow")
+    columns = {"name": np.array(["a", "b", "c"][:n], np.str_), "score": np.arange(n) / 4}
+    with (tmp_path / "out").open("wb") as file:
+        writing.OwnColumns(columns).write(kind, file)
+    if kind is writing.CsvWriter:
+        rows = ["name,score", "a,0", "b,0.25", "c,0.5"][: n + 1]
+        assert (tmp_path / "out").read_text().splitlines() == rows
+    elif kind is writing.NpzWriter:
+        with np.load(tmp_path / "out") as found:
+            assert {name: found[name].tolist() for name in found} == {
+                name: column.tolist() for name, column in columns.items()
+            }
+    else:
+        from pyarrow import parquet
+
+        found = parquet.read_table(tmp_path / "out").to_pydict()
+        assert found == {name: column.tolist() for name, column in columns.items()}
+
+
 def test_npz_has_the_bytes_of_savez(softmax: Path, tmp_path: Path) -> None:
     test = softmax / "test.csv"
     predict_file(softmax / "checkpoints", str(test), tmp_path / "out.npz")
@@ -123,6 +148,33 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(
     assert done.returncode == ConfigError.exit_code
     assert done.stderr == f"mpips: error: {out}: cannot be written: File too large\n"
     assert not list(out.parent.iterdir())
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_stdout_is_written_whole_or_not_at_all(
+    unbuffered: str, softmax: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "data.csv"
+    lines = (softmax / "test.csv").read_text().splitlines()
+    data.write_text("\n".join([lines[0], *(lines[1:] * 20)]) + "\n")
+    arguments = [str(softmax / "checkpoints"), "--data", str(data)]
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    for limit, code in ((1 << 30, 0), (2000, ConfigError.exit_code)):
+        command = (
+            f"import resource as r; r.setrlimit(r.RLIMIT_FSIZE, ({limit}, {limit})); {PREDICT}"
+        )
+        with (tmp_path / "out").open("wb") as out:
+            done = subprocess.run(
+                [sys.executable, "-c", command, *arguments],
+                stdout=out,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=60,
+                env=environment,
+            )
+        assert done.returncode == code, done.stderr
+        written = len((tmp_path / "out").read_text().splitlines())
+        assert written == 1 + 20 * (len(lines) - 1) if code == 0 else "stdout cannot" in done.stderr
 
 
 PREDICT = "import sys; from mpips.cli import main; sys.argv[1:1] = ['predict']; main()"

@@ -492,6 +492,21 @@ def test_a_question_asks_for_one_thing(tmp_path: Path) -> None:
             assert np.isnan(model.predict(tmp_path / "ask.tsv")).all()
 
 
+def test_triples_that_are_asked_for_together_do_not_hide_each_other(tmp_path: Path) -> None:
+    train(job(tmp_path, ("train.epochs", 3)), "none", verbose=False)
+    model = mpips.load(tmp_path / "c")
+    (tmp_path / "ask.tsv").write_text("p1\tfriend\t?\n")
+    best = model.columns(tmp_path / "ask.tsv")
+    assert best is not None
+    answers = best["tail"].tolist()
+    assert len(answers) > 2
+    # Ask for all answers as whole triples at once: each has the rank that it had as an answer.
+    (tmp_path / "ask.tsv").write_text("".join(f"p1\tfriend\t{tail}\n" for tail in answers))
+    found = model.columns(tmp_path / "ask.tsv")
+    assert found is not None
+    assert found["tail_rank"].tolist() == best["tail_rank"].tolist()
+
+
 def test_metrics_have_the_same_bits_for_any_division_among_workers(tmp_path: Path) -> None:
     from mpips.data.quotients import Quotients
 

@@ -142,6 +142,21 @@ class Sizes:
         return {"items": 5}[name]
 
 
+def test_a_pair_has_other_negatives_in_each_epoch_and_the_same_after_a_restart() -> None:
+    task = MatrixFactorization(Sizes(), MfOptions(implicit=True), 3)  # type: ignore[arg-type]
+    task._n_items = 1000
+    task._seen = SeenItems(np.array([[0, 1]]), 1000)
+    batch = RowBatch(np.array([[0, 1]]), np.zeros(1))
+
+    def drawn(epoch: int) -> int:
+        task.begin_step(epoch, 0, 1)
+        return int(task._negatives(batch)[0])
+
+    found = [drawn(epoch) for epoch in range(8)]
+    assert len(set(found)) > 5
+    assert [drawn(epoch) for epoch in range(8)] == found
+
+
 @pytest.mark.parametrize("implicit", [False, True])
 def test_a_step_pushes_the_gradient_of_the_loss_written_out_line_by_line(implicit: bool) -> None:
     options = MfOptions(dim=2, l2=0.3, implicit=implicit)

@@ -127,6 +127,28 @@ def test_a_server_of_predictions_stays_with_the_model_that_is_right(
     assert "the prediction of sample 2 of its example" in current.failure
 
 
+def test_an_error_of_a_task_while_a_newer_model_is_loaded_leaves_the_old_one(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, *_, last = list_checkpoints(trained / "checkpoints")
+    shutil.copytree(first.path, tmp_path / first.path.name)
+    current = CurrentModel(tmp_path)
+    shutil.copytree(last.path, tmp_path / last.path.name)
+
+    def fails(*_: object) -> None:
+        raise FileNotFoundError("table.bin")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("mpips.inference.current.load", fails)
+        assert not current.follow()
+    assert current.failure == "FileNotFoundError: table.bin"
+    assert current.name == first.path.name
+    # The next look takes the newer one.
+    assert current.follow()
+    assert current.name == last.path.name
+    assert current.failure == ""
+
+
 TASKS = """
 import itertools
 import numpy as np
@@ -151,6 +173,14 @@ class Mean(Task):
 class Unstable(Mean):
     def predict(self, worker, batch):
         return np.full(batch.n, next(counter), np.float32)
+
+class Growing(Mean):
+    def predict(self, worker, batch):
+        return np.zeros((batch.n, 2 + next(counter)), np.float32)
+
+class Exiting(Mean):
+    def predict(self, worker, batch):
+        raise SystemExit(3)
 
 class Broken(Mean):
     def predict(self, worker, batch):
@@ -195,6 +225,8 @@ def test_numbers_of_a_task_of_a_user_are_predicted(
     ("task", "reason"),
     [
         ("Unstable", "predict returned other values when it was called again"),
+        ("Growing", "predict returned other values when it was called again"),
+        ("Exiting", "predict raised SystemExit: 3"),
         ("Broken", "predict raised RuntimeError: no GPU"),
     ],
 )
