@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 Rows: TypeAlias = npt.NDArray[np.floating[Any]]
 
-_TINY = 1e-12  # least distance in a division; below it the gradient counts as 0
+_TINY = 1e-12  # least distance in a division
 _BLOCK = 1 << 20  # values of a block of differences, so that it stays in the cache
 
 
@@ -250,7 +250,11 @@ class TransE:
     def scores_gradient(self, q: Rows, e: Rows, g: Rows) -> tuple[Rows, Rows]:
         """Return the gradients by q and e of sum(g * scores(q, e))."""
         if self._norm == 2:
-            factor = g / np.maximum(_euclidean(q, e), _TINY)
+            distances = _euclidean(q, e)
+            # A distance from products is rounded to about this; a smaller one says nothing, not even 0.
+            sizes = np.linalg.norm(q, axis=1)[:, np.newaxis] + np.linalg.norm(e, axis=1)
+            certain = distances > 2 * np.sqrt(np.finfo(q.dtype).eps) * sizes
+            factor = np.where(certain, g / np.maximum(distances, _TINY), 0)
             by_q = factor @ e - factor.sum(axis=1)[:, np.newaxis] * q
             by_e = factor.T @ q - factor.sum(axis=0)[:, np.newaxis] * e
             return by_q, by_e

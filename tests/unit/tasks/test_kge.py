@@ -492,6 +492,16 @@ def test_a_question_asks_for_one_thing(tmp_path: Path) -> None:
             assert np.isnan(model.predict(tmp_path / "ask.tsv")).all()
 
 
+def test_a_candidate_at_the_query_has_no_gradient_of_rounding() -> None:
+    draw = np.random.default_rng(4)
+    q = draw.normal(0, 1, (3, 64)).astype(np.float32)
+    e = np.concatenate([q[:1] + np.float32(1e-4), draw.normal(0, 1, (2, 64)).astype(np.float32)])
+    by_q, by_e = TransE(2).scores_gradient(q, e, np.ones((3, 3), np.float32))
+    # Each pair that is certain contributes a vector of length 1 at most.
+    assert np.linalg.norm(by_q, axis=1).max() <= 3.001
+    assert np.linalg.norm(by_e, axis=1).max() <= 3.001
+
+
 def test_triples_that_are_asked_for_together_do_not_hide_each_other(tmp_path: Path) -> None:
     train(job(tmp_path, ("train.epochs", 3)), "none", verbose=False)
     model = mpips.load(tmp_path / "c")
