@@ -11,6 +11,7 @@ same cache at the same time write the same files.
 
 from __future__ import annotations
 
+import math
 import os
 import uuid
 import zipfile
@@ -289,10 +290,14 @@ def members_of(path: str) -> Members:
             file.seek(entry.header_offset)
             header = file.read(_LOCAL_HEADER)
             lengths = [int.from_bytes(header[at : at + 2], "little") for at in (26, 28)]
-            file.seek(entry.header_offset + _LOCAL_HEADER + sum(lengths))
+            begin = entry.header_offset + _LOCAL_HEADER + sum(lengths)
+            file.seek(begin)
             shape, by_columns, dtype = array_header(file)
             if (by_columns and len(shape) > 1) or dtype.hasobject:
                 raise ValueError(f"{entry.filename} is not in the order of rows")
+            n_bytes = dtype.itemsize * math.prod(shape)
+            if file.tell() - begin + n_bytes > entry.file_size:
+                raise ValueError(f"{entry.filename} has fewer bytes than its header says")
             found[entry.filename.removesuffix(".npy")] = Member(file.tell(), dtype, shape)
     return found
 

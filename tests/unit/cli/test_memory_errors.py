@@ -14,7 +14,7 @@ import pytest
 import mpips
 from mpips.cli import main
 from mpips.data import read, readers
-from mpips.errors import CapabilityError, RegionError
+from mpips.errors import CapabilityError, DataError, RegionError
 
 HUGE = 1 << 40
 
@@ -59,9 +59,18 @@ def test_a_reader_of_the_native_module_that_runs_out_of_memory_is_named(
 
 def test_a_job_whose_data_does_not_fit_ends_with_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mpips", "train", "mlp", "--train", str(huge_npz(tmp_path))]
+    command += ["--set", "data.memory_mib=1e9"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 69
     assert done.stderr.startswith("mpips: error: ")
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_a_header_that_claims_more_than_the_file_has_is_refused(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mpips", "train", "mlp", "--train", str(huge_npz(tmp_path))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == DataError.exit_code
+    assert "x.npy has fewer bytes than its header says" in done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
 
 
