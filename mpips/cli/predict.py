@@ -20,7 +20,12 @@ import click
     type=click.Path(path_type=Path, dir_okay=False),
     help="File to write: .csv, .npz or .parquet.  [default: CSV on stdout]",
 )
-def command(model: Path, data: str, out: Path | None) -> None:
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0.1),
+    help="Under mpirun: seconds after which a rank that does nothing ends the command.  [default: 300]",
+)
+def command(model: Path, data: str, out: Path | None, timeout: float | None) -> None:
     """Predict the samples of a file with a model that `mpips train` or `mpips run` has trained.
 
     MODEL is a checkpoint, a folder of checkpoints or a run directory, of which the newest good checkpoint is
@@ -33,10 +38,12 @@ def command(model: Path, data: str, out: Path | None) -> None:
     probability_LABEL    the probability of each label
     Tasks that read their files themselves (kge, mf, word2vec) have other columns: see their pages.
     """
-    from mpips.inference.streaming import predict_file
+    from mpips.inference.streaming import TIMEOUT_S, predict_file
     from mpips.mpi.launch import launched_rank
 
-    written = predict_file(model, data, out, lambda note: click.echo(note, err=True))
+    written = predict_file(
+        model, data, out, lambda note: click.echo(note, err=True), timeout_s=timeout or TIMEOUT_S
+    )
     if launched_rank() == 0:
         sys.stdout.flush()
         if out is not None:

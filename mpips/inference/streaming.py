@@ -11,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -26,6 +28,24 @@ from mpips.mpi import launch
 from mpips.mpi.rounds import Rounds
 
 T = TypeVar("T")
+TIMEOUT_S = 300.0  # of a wait for a rank that neither computes nor answers
+
+
+@contextlib.contextmanager
+def terminating() -> Iterator[None]:
+    """Turn SIGTERM into SystemExit within the block, so that unfinished files are removed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    old = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, old)
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -46,6 +66,7 @@ def predict_file(
     out: Path | None,
     say: Callable[[str], None] = lambda note: None,
     load: Callable[[Path], Model] = load_model,
+    timeout_s: float = TIMEOUT_S,
 ) -> Written:
     """Predict the samples of a file. Collective over the ranks of a launch; blocks.
 
@@ -55,6 +76,7 @@ def predict_file(
         out: File to write, on rank 0, which appears when it is complete; None: stdout.
         say: Called with sentences for the user on rank 0.
         load: Loads the model.
+        timeout_s: Time limit of a wait for a rank that does nothing, seconds.
 
     Raises:
         ConfigError: There is no model, or `out` cannot be written.
@@ -64,7 +86,21 @@ def predict_file(
     kind = writer_of(out)
     launch.refuse_lonely_tasks()
     comm = launch.load_mpi() if launch.launched_size() > 1 else None
-    ranks = Rounds(comm)
+    ranks = Rounds(comm, timeout_s, "mpips predict")
+    with terminating():
+        return _predicted(ranks, model, data, out, kind, say, load)
+
+
+def _predicted(
+    ranks: Rounds,
+    model: Path,
+    data: str,
+    out: Path | None,
+    kind: type[Writer],
+    say: Callable[[str], None],
+    load: Callable[[Path], Model],
+) -> Written:
+    """See `predict_file`."""
     loaded = _load(ranks, model, load)
     first = ranks.rank == 0
     for note in loaded.refused if first else ():
@@ -74,6 +110,8 @@ def predict_file(
     own = loaded.blocks_of(data, ranks.rank, ranks.size, say if first else lambda note: None)
     with contextlib.ExitStack() as opened:
         file, error = _attempt(lambda: opened.enter_context(_file(out, first)))
+        if file is not None and out is not None:
+            ranks.clean = Path(file.name).unlink
         ranks.meet(error, 0)
         n = _predict(ranks, loaded, own, kind, file)
         if not n:
@@ -85,11 +123,13 @@ def _load(ranks: Rounds, path: Path, load: Callable[[Path], Model]) -> Model:
     """Load the same checkpoint on all ranks."""
     model, error = None, None
     if ranks.rank == 0:
-        model, error = _attempt(lambda: load(path))
+        with ranks.working():
+            model, error = _attempt(lambda: load(path))
     chosen = ranks.meet(error, str(model.path) if model is not None else "")[0]
     error = None
     if model is None:
-        model, error = _attempt(lambda: load_model(Path(chosen)))
+        with ranks.working():
+            model, error = _attempt(lambda: load_model(Path(chosen)))
     ranks.meet(error, 0)
     assert model is not None
     return model
@@ -143,20 +183,24 @@ def _predict(
     while True:
         block: Dataset | None = None
         encoded = b""
-        if error is None:
-            block, error = _attempt(lambda: next(own, None))
-        if block is not None:
-            found, error = _attempt(functools.partial(_encoded, model, to_columns, kind, block))
-            encoded = found or b""
+        with ranks.working():
+            if error is None:
+                block, error = _attempt(lambda: next(own, None))
+            if block is not None:
+                encode = functools.partial(_encoded, model, to_columns, kind, block)
+                found, error = _attempt(encode)
+                encoded = found or b""
         counts = ranks.meet(error, -1 if block is None else block.n)
         if max(counts) < 0:
             break
         n += sum(max(count, 0) for count in counts)
         parts = ranks.collect(encoded)
         if writer is not None:
-            _, error = _attempt(functools.partial(_add, writer, parts))
+            with ranks.working():
+                _, error = _attempt(functools.partial(_add, writer, parts))
     if writer is not None and n:
-        _, error = _attempt(writer.close)
+        with ranks.working():
+            _, error = _attempt(writer.close)
     ranks.meet(error, 0)
     return n
 
@@ -181,7 +225,8 @@ def _predict_own(
             found.write(kind, file)
         return found.n
 
-    n, error = _attempt(work) if ranks.rank == 0 else (0, None)
+    with ranks.working():
+        n, error = _attempt(work) if ranks.rank == 0 else (0, None)
     counts: list[int] = ranks.meet(error, n or 0)
     return max(counts)
 

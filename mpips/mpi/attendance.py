@@ -59,6 +59,7 @@ class Attendance:
         timeout_s: float,
         name_of: Callable[[int], str],
         give_up: Callable[[str, int], NoReturn],
+        option: str = "cluster.timeout_s",
     ) -> None:
         """Make the waits of one communicator. Not collective.
 
@@ -67,11 +68,13 @@ class Attendance:
             timeout_s: Time limit of one wait, seconds.
             name_of: Returns the name of a rank for errors.
             give_up: Ends this process with a message; its second argument is the first late rank.
+            option: Name of the option with the time limit, for errors.
         """
         self._comm = comm
         self._timeout_s = timeout_s
         self._name_of = name_of
         self._give_up = give_up
+        self._option = option
         self._status = MPI.Status()
         self._sends: list[tuple[MPI.Request, object]] = []
         self._here: set[int] = set()
@@ -198,7 +201,7 @@ class Attendance:
         have = "has" if len(late) < 2 else "have"
         self._give_up(
             f"{what}: {names} {have} not come within {self._timeout_s:g} s; look there for the reason, "
-            "or raise cluster.timeout_s if this step takes long",
+            "or raise {self._option} if this step takes long",
             late[0] if late else self._comm.rank,
         )
 

@@ -247,7 +247,7 @@ class Word2Vec(Task):
 
     def predict(self, worker: Worker, batch: Any) -> Float32:
         """Raise NotImplementedError: words have neighbours instead, see `columns`."""
-        raise NotImplementedError
+        raise NotImplementedError("words have neighbours, see columns")
 
     def _known_model(self) -> WordModel:
         assert self._model is not None

@@ -142,7 +142,7 @@ def learn_words(
     text, counts = words.text, words.counts
     if options.max_words and len(counts) > options.max_words:
         counts = counts[: options.max_words]
-        text = b"".join(text.split(b"\n", len(counts))[i] + b"\n" for i in range(len(counts)))
+        text = b"".join(word + b"\n" for word in text.split(b"\n", len(counts))[: len(counts)])
     totals = np.array([words.n_words, words.n_different], np.int64)
     return {WORDS: np.frombuffer(text, np.uint8), COUNTS: counts, TOTALS: totals}
 

@@ -223,9 +223,15 @@ def _temporary() -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         # Another job may have had the lock first, and removed the folder as one without an owner.
         if (folder / _LOCK).exists():
-            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            atexit.register(_remove, folder, os.getpid())
             return folder
         os.close(lock)
+
+
+def _remove(folder: Path, owner: int) -> None:
+    """Remove a folder at the end of the process that made it, and not at that of a forked child."""
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove_if_free(folder: Path) -> None:

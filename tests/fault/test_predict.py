@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -68,3 +71,51 @@ def test_what_rank_0_alone_finds_ends_all_ranks(
     _, said = predict(3, model / model_name, tmp_path / "x.npz", tmp_path / out, code=2)
     assert said.count("mpips: error: ") == 1
     assert sentence in said
+
+
+STOPPED = """
+import os, signal, sys
+from mpips.cli import main
+from mpips.inference import streaming
+
+encode = streaming._encoded
+
+def stops(*arguments):
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return encode(*arguments)
+
+if os.environ["OMPI_COMM_WORLD_RANK"] == sys.argv.pop(1):
+    streaming._encoded = stops
+sys.argv[1:1] = ["predict"]
+main()
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_stopped_rank_ends_the_others_with_its_name(
+    model: Path, tmp_path: Path, rank: int
+) -> None:
+    np.savez(tmp_path / "x.npz", x=np.ones((N, 4)))
+    command = [sys.executable, "-c", STOPPED, str(rank), str(model), "--timeout", "1"]
+    command += ["--data", str(tmp_path / "x.npz"), "--out", str(tmp_path / "out.csv")]
+    with launch(3, command, None, 60) as job:
+        assert job.wait() == 124, job.tail()
+        said = f"mpips predict (a round): rank {rank} has not come within 1 s"
+        assert said in job.stderr()
+        assert "raise --timeout if" in job.stderr()
+    if rank:
+        # Rank 0 removes the unfinished file.
+        assert [path.name for path in tmp_path.iterdir()] == ["x.npz"]
+    assert not (tmp_path / "out.csv").exists()
+
+
+def test_sigterm_leaves_no_unfinished_file(model: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", x=np.ones((9, 4)))
+    program = STOPPED.replace("SIGSTOP", "SIGTERM")
+    command = [sys.executable, "-c", program, "0", str(model)]
+    command += ["--data", str(tmp_path / "x.npz"), "--out", str(tmp_path / "out.csv")]
+    done = subprocess.run(
+        command, env={**os.environ, "OMPI_COMM_WORLD_RANK": "0"}, timeout=60, check=False
+    )
+    assert done.returncode == 128 + signal.SIGTERM
+    assert [path.name for path in tmp_path.iterdir()] == ["x.npz"]
