@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import zipfile
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -130,11 +130,7 @@ def npz_blocks(
         found = [name.removesuffix(".npy") for name in archive.namelist()]
         x_name, _ = array_names(path, found, options.labelled)
         with archive.open(f"{x_name}.npy") as file:
-            version = npy.read_magic(file)
-            read_header = (
-                npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-            )
-            shape, is_fortran, dtype = read_header(file)
+            shape, is_fortran, dtype = array_header(file)
             check_arrays(path, _Form(shape, dtype), _Form(shape[:1], np.dtype(np.float64)))
             step = n_rows(int(np.prod(shape[1:])))
             row_bytes = dtype.itemsize * int(np.prod(shape[1:]))
@@ -152,6 +148,18 @@ def npz_blocks(
                     raise EOFError(f"{x_name} ends early")
                 x = np.frombuffer(data, dtype).reshape(n, *shape[1:])
                 yield _block(path, x) if mine else None
+
+
+def array_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Return shape, whether columns are contiguous, and dtype of the NumPy array that begins here.
+
+    Raises:
+        ValueError: It is no such array.
+    """
+    version = npy.read_magic(file)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, by_columns, dtype = read(file)
+    return tuple(shape), bool(by_columns), dtype
 
 
 class _Form(NamedTuple):

@@ -1,7 +1,7 @@
 """Text files that are compressed: .gz, .bz2, .xz and .zst around any format of text.
 
-CSV is decompressed line by line. LIBSVM, whose parser needs the whole text, and .zst are decompressed into a
-temporary file without a name.
+CSV is decompressed piece by piece. LIBSVM that is read into memory, whose parser needs the whole text, and
+.zst are decompressed into a temporary file without a name.
 """
 
 from __future__ import annotations

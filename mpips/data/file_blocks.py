@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 import msgspec
 import numpy as np
 
-from mpips._native import LibsvmError, parse_libsvm
 from mpips.data.arrays import hdf5_blocks, npz_blocks
 from mpips.data.columns import join_cells
 from mpips.data.compressed import opened
@@ -23,6 +22,7 @@ from mpips.data.csv_plan import CsvPlan, count_lines
 from mpips.data.csv_table import cells_of, csv_errors, read_records, uses_arrow
 from mpips.data.dataset import Dataset, SparseData
 from mpips.data.info import DataInfo, align
+from mpips.data.libsvm import parse_text, whole_lines
 from mpips.data.options import ReadOptions
 from mpips.data.parquet import parquet_blocks
 from mpips.data.readers import as_in_training, read, reader_of
@@ -129,35 +129,14 @@ def _libsvm(
     # The training data has decided about the base.
     base = int(options.index_base) if options.index_base != "auto" else 1
     line = 0
+
+    def lines_before() -> int:
+        return line
+
     with opened(path) as file:
-        for text in _lines(file.read):
-            yield _parsed(path, text, base, line) if next(turns) else None
+        for text in whole_lines(path, file, _PIECE_BYTES):
+            yield parse_text(path, text, base, lines_before).data if next(turns) else None
             line += text.count(b"\n")
-
-
-def _parsed(path: str, text: bytes, base: int, line: int) -> Dataset:
-    """Return the samples in lines of LIBSVM text; `line`: lines of the file before them."""
-    try:
-        labels, indptr, indices, values, _, _, most, _ = parse_libsvm(text, 1, 0, base)
-    except LibsvmError as error:
-        number, _, rest = str(error).partition(":")
-        raise DataError(f"{path}:{int(number) + line}:{rest}") from None
-    n_features = most + 1 - base if most >= 0 else 0
-    return SparseData(indptr, indices, values, labels, n_features)
-
-
-def _lines(read: Callable[[int], bytes]) -> Iterator[bytes]:
-    """Yield text in pieces of whole lines; `read` reads some bytes."""
-    held: list[bytes] = []
-    while piece := read(_PIECE_BYTES):
-        end = piece.rfind(b"\n") + 1
-        if not end:
-            held.append(piece)
-            continue
-        yield b"".join([*held, piece[:end]])
-        held = [piece[end:]] if end < len(piece) else []
-    if held:
-        yield b"".join(held)
 
 
 def _parquet(

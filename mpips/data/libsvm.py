@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Callable, Iterator
+from typing import IO, NamedTuple
 
 from mpips._native import LibsvmError, parse_libsvm
 from mpips.data.compressed import opened_to_map
+from mpips.data.csv_plan import MAX_RECORD_BYTES
 from mpips.data.dataset import SparseData
 from mpips.data.info import Part, describe
 from mpips.data.options import ReadOptions, Share
@@ -38,3 +41,62 @@ def read_libsvm(path: str, options: ReadOptions, share: Share) -> Part:
     n_features = max_index + 1 - base if max_index >= 0 else 0
     data = SparseData(indptr, indices, values, labels, n_features)
     return describe(data, n_samples, path, index_base=base, wants=options.wants)
+
+
+class ParsedText(NamedTuple):
+    """Samples of some lines of LIBSVM text.
+
+    Attributes:
+        data: The samples, with features numbered from the base that the text was parsed with.
+        min_index, max_index: Least and greatest index, as written; -1 if there is none.
+    """
+
+    data: SparseData
+    min_index: int
+    max_index: int
+
+
+def parse_text(path: str, text: bytes, base: int, lines_before: Callable[[], int]) -> ParsedText:
+    """Return the samples in whole lines of text.
+
+    Args:
+        path: The file, for errors.
+        text: The lines.
+        base: Number of the first feature, 0 or 1.
+        lines_before: Returns the number of lines of the file before these; called for an error.
+
+    Raises:
+        DataError: A line is malformed; names file, line and column.
+    """
+    try:
+        labels, indptr, indices, values, _, low, high, _ = parse_libsvm(text, 1, 0, base)
+    except LibsvmError as error:
+        line, _, rest = str(error).partition(":")
+        raise DataError(f"{path}:{int(line) + lines_before()}:{rest}") from None
+    n_features = high + 1 - base if high >= 0 else 0
+    return ParsedText(SparseData(indptr, indices, values, labels, n_features), low, high)
+
+
+def whole_lines(path: str, file: IO[bytes], size: int) -> Iterator[bytes]:
+    """Yield the text of an open file in pieces of whole lines.
+
+    Args:
+        path: The file, for errors.
+        file: It.
+        size: Bytes that are read at a time.
+
+    Raises:
+        DataError: A line is longer than `MAX_RECORD_BYTES`.
+    """
+    left = b""
+    while block := file.read(size):
+        text = left + block
+        # The last line may go on in the next block.
+        end = text.rfind(b"\n") + 1
+        if end:
+            yield text[:end]
+        left = text[end:]
+        if len(left) > MAX_RECORD_BYTES:
+            raise DataError(f"{path}: a line is longer than {MAX_RECORD_BYTES >> 20} MiB")
+    if left:
+        yield left

@@ -201,7 +201,7 @@ class Attendance:
         have = "has" if len(late) < 2 else "have"
         self._give_up(
             f"{what}: {names} {have} not come within {self._timeout_s:g} s; look there for the reason, "
-            "or raise {self._option} if this step takes long",
+            f"or raise {self._option} if this step takes long",
             late[0] if late else self._comm.rank,
         )
 

@@ -16,13 +16,13 @@ import os
 import uuid
 import zipfile
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from numpy.lib import format as npy
 
+from mpips.data.arrays import array_header
 from mpips.data.dataset import Dataset, DenseData, SparseData
 from mpips.data.info import DataInfo, check_class_count, needs_float64
 from mpips.data.options import Wants
@@ -262,18 +262,6 @@ class Member(NamedTuple):
 
 
 Members: TypeAlias = dict[str, Member]
-
-
-def array_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return shape, whether columns are contiguous, and dtype of the NumPy array that begins here.
-
-    Raises:
-        ValueError: It is no such array.
-    """
-    version = npy.read_magic(file)
-    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    shape, by_columns, dtype = read(file)
-    return tuple(shape), bool(by_columns), dtype
 
 
 def members_of(path: str) -> Members:

@@ -159,11 +159,14 @@ class Conversion:
         return any(file.format == "csv" for file in self._plan.files)
 
     def survey(self) -> dict[int, tuple[bool, bool]]:
-        """Return what `SpanSource.survey` returns for each of this worker's spans, by place. Blocks."""
-        return {
-            place: self._source(self._plan.spans[place]).survey(self._plan.spans[place])
-            for place in self._own
-        }
+        """Return what `CsvSource.survey` returns for each of this worker's spans of CSV, by place. Blocks."""
+        found = {}
+        for place in self._own:
+            span = self._plan.spans[place]
+            source = self._source(span)
+            if isinstance(source, CsvSource):
+                found[place] = source.survey(span)
+        return found
 
     def convert(
         self, surveys: Mapping[int, Sequence[bool]], folder: Path

@@ -4,8 +4,8 @@ A span is a range of one file, and the spans of a file cover it. One worker conv
 the others. A span of text that is not compressed has the records that end in it: it begins behind the end of
 the record that contains its first byte, and ends behind the record that contains the first byte of the next
 span. A line end within quotes ends no record of CSV, so a worker must know whether a span begins within
-quotes. For this, each span is surveyed first: `survey` returns what follows for the end of a span from each
-assumption about its beginning, and `mpips.data.stream.conversion` composes the answers of all spans.
+quotes. For this, each span is surveyed first: `CsvSource.survey` returns what follows for the end of a span
+from each assumption about its beginning, and `mpips.data.stream.conversion` composes the answers of all spans.
 
 A compressed file is one span.
 """
@@ -18,13 +18,13 @@ from typing import Protocol
 
 import msgspec
 
-from mpips._native import LibsvmError, csv_record_end, csv_shift, parse_libsvm, scan_csv
+from mpips._native import csv_record_end, csv_shift, scan_csv
 from mpips.data.columns import TableColumns, join_cells
 from mpips.data.compressed import compression_of, opened
 from mpips.data.csv_labels import CsvLabels
 from mpips.data.csv_plan import MAX_RECORD_BYTES, CsvPlan, count_lines
 from mpips.data.csv_table import cells_of, csv_errors, read_records, uses_arrow
-from mpips.data.dataset import SparseData
+from mpips.data.libsvm import parse_text, whole_lines
 from mpips.data.options import ReadOptions
 from mpips.data.stream.cache import Converted
 from mpips.errors import DataError
@@ -56,15 +56,12 @@ class SpanSource(Protocol):
 
     columns: TableColumns | None
 
-    def survey(self, span: Span) -> tuple[bool, bool]:
-        """Return whether the end of a span is within quotes if its beginning is not, and if it is. Blocks."""
-
     def pieces(self, span: Span, inside: tuple[bool, bool]) -> Iterator[Converted]:
         """Yield the samples of a span in order, in pieces of bounded size. Blocks.
 
         Args:
             span: The span.
-            inside: Whether its beginning and its end are within quotes.
+            inside: CSV: whether its beginning and its end are within quotes.
 
         Raises:
             DataError: The file is malformed; names the place.
@@ -149,10 +146,6 @@ class LibsvmSource:
         self._options = options
         self._piece_bytes = piece_bytes
 
-    def survey(self, span: Span) -> tuple[bool, bool]:
-        """See SpanSource: there are no quotes."""
-        return False, False
-
     def pieces(self, span: Span, inside: tuple[bool, bool]) -> Iterator[Converted]:
         """See SpanSource."""
         if compression_of(self._path):
@@ -164,43 +157,29 @@ class LibsvmSource:
             text = file.read(begin, end)
             if not text:
                 return
-            raw = self._parsed(text, lambda: file.lines_before(begin))
-        if raw.data.n:
-            yield raw
+            converted = self._converted(text, lambda: file.lines_before(begin))
+        if converted.data.n:
+            yield converted
 
     def _unpacked(self) -> Iterator[Converted]:
         """Yield the samples of a compressed file."""
-        line, left = 0, b""
+        line = 0
         with opened(self._path) as file:
-            while True:
-                block = file.read(self._piece_bytes)
-                text = left + block
-                # The last line may go on in the next block.
-                end = text.rfind(b"\n") + 1 if block else len(text)
-                if end:
-                    raw = self._parsed(text[:end], lambda before=line: before)  # type: ignore[misc]
-                    line += text.count(b"\n", 0, end)
-                    if raw.data.n:
-                        yield raw
-                left = text[end:]
-                if len(left) > MAX_RECORD_BYTES:
-                    raise DataError(
-                        f"{self._path}: a line is longer than {MAX_RECORD_BYTES >> 20} MiB"
-                    )
-                if not block:
-                    return
+            for text in whole_lines(self._path, file, self._piece_bytes):
+                converted = self._converted(text, lambda before=line: before)  # type: ignore[misc]
+                line += text.count(b"\n")
+                if converted.data.n:
+                    yield converted
 
-    def _parsed(self, text: bytes, lines_before: Callable[[], int]) -> Converted:
+    def _converted(self, text: bytes, lines_before: Callable[[], int]) -> Converted:
+        """Return the samples of whole lines, with indices as they are written.
+
+        The base may be found in another piece.
+        """
         base = 1 if self._options.index_base == 1 else 0
-        try:
-            labels, indptr, indices, values, _, low, high, _ = parse_libsvm(text, 1, 0, base)
-        except LibsvmError as error:
-            line, _, rest = str(error).partition(":")
-            raise DataError(f"{self._path}:{int(line) + lines_before()}:{rest}") from None
-        # Store the indices as they are written: the base may be found in another piece.
-        return Converted(
-            SparseData(indptr, indices + base, values, labels, high + 1), (), low, high
-        )
+        data, low, high = parse_text(self._path, text, base, lines_before)
+        written = msgspec.structs.replace(data, indices=data.indices + base, n_features=high + 1)
+        return Converted(written, (), low, high)
 
 
 class CsvSource:
@@ -221,7 +200,7 @@ class CsvSource:
         self._fast = uses_arrow(path)
 
     def survey(self, span: Span) -> tuple[bool, bool]:
-        """See SpanSource."""
+        """Return whether the end of a span is within quotes if its beginning is not, and if it is. Blocks."""
         if compression_of(self._path):
             return False, False
         with TextFile(self._path) as file:

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mpips.data.arrays import array_names, check_arrays, float_rows, opened_hdf5
+from mpips.data.arrays import array_header, array_names, check_arrays, float_rows, opened_hdf5
 from mpips.data.columns import TableColumns
 from mpips.data.dataset import DenseData
 from mpips.data.options import ReadOptions
 from mpips.data.parquet import ParquetTable, opened_parquet
-from mpips.data.stream.cache import Converted, array_header, members_of, read_rows
+from mpips.data.stream.cache import Converted, members_of, read_rows
 from mpips.data.stream.sources import Span
 from mpips.errors import DataError
 
@@ -38,10 +38,6 @@ class ParquetSource:
         self.columns: TableColumns | None = table.columns
         row_bytes = 20 * max(1, len(table.wanted))
         self._n_rows = max(1, min(_MAX_ROWS, piece_bytes // row_bytes))
-
-    def survey(self, span: Span) -> tuple[bool, bool]:
-        """See SpanSource: there are no quotes."""
-        return False, False
 
     def pieces(self, span: Span, inside: tuple[bool, bool]) -> Iterator[Converted]:
         """See SpanSource."""
@@ -68,10 +64,6 @@ class ArraySource:
         self._path = path
         self._options = options
         self._piece_bytes = piece_bytes
-
-    def survey(self, span: Span) -> tuple[bool, bool]:
-        """See SpanSource: there are no quotes."""
-        return False, False
 
     def pieces(self, span: Span, inside: tuple[bool, bool]) -> Iterator[Converted]:
         """See SpanSource."""
