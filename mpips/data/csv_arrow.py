@@ -30,7 +30,7 @@ def has_arrow() -> bool:
 
 
 class ArrowRows:
-    """See `mpips.data.csv_rows.CsvRows`."""
+    """Records that pyarrow has divided; see `mpips.data.csv_rows.CsvRows`."""
 
     def __init__(self, plan: CsvPlan, table: Any) -> None:
         """Wrap the table that `of` has read."""
@@ -40,7 +40,7 @@ class ArrowRows:
 
     @property
     def lines(self) -> None:
-        """See CsvRows: unknown."""
+        """Return None: the lines are unknown."""
         return None
 
     @classmethod
@@ -80,14 +80,14 @@ class ArrowRows:
         return cls(plan, table)
 
     def labels(self) -> tuple[list[str], Int64]:
-        """See CsvRows."""
+        """Return the distinct texts of labels, and the place among them for each record."""
         assert self._plan.label is not None
         array = _one_chunk(self._table.column(self._plan.label.name))
         texts = [str(text).strip() for text in array.dictionary.to_pylist()]
         return texts, array.indices.to_numpy(zero_copy_only=False).astype(np.int64)
 
     def targets(self) -> Float64:
-        """See CsvRows."""
+        """Return the numbers in the label's column; nan for any other cell."""
         assert self._plan.label is not None
         values = _one_chunk(self._table.column(self._plan.label.name))
         found: Float64 = values.to_numpy(zero_copy_only=False).copy()
@@ -95,7 +95,7 @@ class ArrowRows:
         return found
 
     def cells(self, own: Int64 | None) -> list[Cells] | None:
-        """See CsvRows."""
+        """Return the cells of each feature."""
         import pyarrow
 
         table = self._table

@@ -55,7 +55,7 @@ class CsvRows(Protocol):
 
 
 class PlainRows:
-    """See CsvRows."""
+    """Records that Python's csv module has divided; see CsvRows."""
 
     def __init__(self, plan: CsvPlan, text: bytes, line: int) -> None:
         """Divide the text into cells.
@@ -90,11 +90,11 @@ class PlainRows:
 
     @property
     def lines(self) -> Sequence[int]:
-        """See CsvRows."""
+        """Number of the line that each record ends with."""
         return self._lines
 
     def labels(self) -> tuple[list[str], Int64]:
-        """See CsvRows."""
+        """Return the distinct texts of labels, and the place among them for each record."""
         assert self._plan.label is not None
         place = self._plan.label.place
         codes: dict[str, int] = {}
@@ -102,13 +102,13 @@ class PlainRows:
         return list(codes), np.array(found, np.int64)
 
     def targets(self) -> Float64:
-        """See CsvRows."""
+        """Return the numbers in the label's column; nan for any other cell."""
         assert self._plan.label is not None
         place = self._plan.label.place
         return np.array([number(row[place].strip()) for row in self._rows], np.float64)
 
     def cells(self, own: Int64 | None) -> list[Cells]:
-        """See CsvRows."""
+        """Return the cells of each feature."""
         rows, lines = self._rows, self._lines
         if own is not None:
             places = own.tolist()

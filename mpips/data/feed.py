@@ -56,7 +56,7 @@ class Feed(Protocol):
 
 
 class MemoryFeed:
-    """See Feed: samples in memory."""
+    """Samples in memory; see Feed."""
 
     def __init__(self, data: Samples, rows: Int64) -> None:
         """Serve `rows` of the data, int64, shape (n,)."""
@@ -66,22 +66,22 @@ class MemoryFeed:
 
     @property
     def n_left(self) -> int:
-        """See Feed."""
+        """Number of samples that are left."""
         return len(self._rows) - self._next
 
     def take(self, n: int, weight: float) -> Batch:
-        """See Feed."""
+        """Return the next samples as a batch."""
         rows = self._rows[self._next : self._next + n]
         self._next += n
         batch: Batch = self._data.take(rows, weight)
         return batch
 
     def close(self) -> None:
-        """See Feed: nothing to end."""
+        """Do nothing: there is nothing to end."""
 
 
 class WindowFeed:
-    """See Feed: samples that are read in windows."""
+    """Samples that are read in windows; see Feed."""
 
     def __init__(
         self, data: WindowedData, windows: Iterator[Int64], n: int, n_skipped: int
@@ -104,7 +104,7 @@ class WindowFeed:
         self._begin_next()
 
     def take(self, n: int, weight: float) -> Batch:
-        """See Feed."""
+        """Return the next samples as a batch."""
         parts: list[Batch] = []
         self.n_left -= n
         while n or not parts:
@@ -116,7 +116,7 @@ class WindowFeed:
         return parts[0] if len(parts) == 1 else join_batches(parts, weight)
 
     def close(self) -> None:
-        """See Feed. Waits for the end of a window that is being read."""
+        """End the reading. Waits for the end of a window that is being read."""
         self._reader.shutdown(wait=True, cancel_futures=True)
 
     def _take_next(self) -> None:

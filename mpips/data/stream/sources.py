@@ -5,7 +5,7 @@ the others. A span of text that is not compressed has the records that end in it
 the record that contains its first byte, and ends behind the record that contains the first byte of the next
 span. A line end within quotes ends no record of CSV, so a worker must know whether a span begins within
 quotes. For this, each span is surveyed first: `CsvSource.survey` returns what follows for the end of a span
-from each assumption about its beginning, and `mpips.data.stream.conversion` composes the answers of all spans.
+from each assumption about its beginning; `mpips.data.stream.conversion` composes the answers of all spans.
 
 A compressed file is one span.
 """
@@ -136,7 +136,7 @@ class TextFile:
 
 
 class LibsvmSource:
-    """See SpanSource: LIBSVM text."""
+    """LIBSVM text; see SpanSource."""
 
     columns: TableColumns | None = None
 
@@ -147,7 +147,7 @@ class LibsvmSource:
         self._piece_bytes = piece_bytes
 
     def pieces(self, span: Span, inside: tuple[bool, bool]) -> Iterator[Converted]:
-        """See SpanSource."""
+        """Yield the samples of a span."""
         if compression_of(self._path):
             yield from self._unpacked()
             return
@@ -183,7 +183,7 @@ class LibsvmSource:
 
 
 class CsvSource:
-    """See SpanSource: CSV."""
+    """CSV; see SpanSource."""
 
     def __init__(self, path: str, options: ReadOptions, piece_bytes: int) -> None:
         """Read the header, and the first rows for the columns with text.
@@ -213,7 +213,7 @@ class CsvSource:
         return ends[0], ends[1]
 
     def pieces(self, span: Span, inside: tuple[bool, bool]) -> Iterator[Converted]:
-        """See SpanSource."""
+        """Yield the samples of a span."""
         with csv_errors(self._path):
             if compression_of(self._path):
                 line = self._plan.n_header_lines

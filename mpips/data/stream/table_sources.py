@@ -24,7 +24,7 @@ _MAX_ROWS = 1 << 16  # rows of a piece
 
 
 class ParquetSource:
-    """See SpanSource: Parquet, a span for each group of rows."""
+    """Parquet, a span for each group of rows; see SpanSource."""
 
     def __init__(self, path: str, options: ReadOptions, piece_bytes: int) -> None:
         """Read the schema. Raises as `mpips.data.parquet.read_parquet`."""
@@ -40,7 +40,7 @@ class ParquetSource:
         self._n_rows = max(1, min(_MAX_ROWS, piece_bytes // row_bytes))
 
     def pieces(self, span: Span, inside: tuple[bool, bool]) -> Iterator[Converted]:
-        """See SpanSource."""
+        """Yield the samples of a span."""
         with opened_parquet(self._path) as file:
             table = ParquetTable(self._path, self._options, file)
             start = int(self._starts[span.start])
@@ -55,7 +55,7 @@ class ParquetSource:
 
 
 class ArraySource:
-    """See SpanSource: the arrays `x` and `y` of an HDF5 or npz file."""
+    """The arrays `x` and `y` of an HDF5 or npz file; see SpanSource."""
 
     columns: TableColumns | None = None
 
@@ -66,7 +66,7 @@ class ArraySource:
         self._piece_bytes = piece_bytes
 
     def pieces(self, span: Span, inside: tuple[bool, bool]) -> Iterator[Converted]:
-        """See SpanSource."""
+        """Yield the samples of a span."""
         with opened_arrays(self._path, self._options) as (x, y):
             row_bytes = max(1, x.dtype.itemsize * int(np.prod(x.shape[1:])))
             n_rows = max(1, self._piece_bytes // row_bytes)

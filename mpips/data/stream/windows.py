@@ -99,7 +99,7 @@ class StreamedData:
         return self.index.memory_bytes
 
     def read(self, samples: Int64) -> tuple[Dataset, Int64]:
-        """See `WindowedData`. Samples near each other are read together with those between them.
+        """Read samples into memory, as `WindowedData` says; those between near ones are read with them.
 
         Raises:
             DataError: The cache is damaged.
