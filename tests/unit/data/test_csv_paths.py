@@ -95,12 +95,40 @@ def test_a_file_that_is_not_small_is_read_with_pyarrow(tmp_path: Path) -> None:
     assert csv_table.uses_arrow(str(path))
 
 
-def test_a_line_far_from_the_beginning_is_named(tmp_path: Path) -> None:
+def test_a_line_far_from_the_beginning_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(csv_table, "_PIECE", 1 << 16)
     path = tmp_path / "a.csv"
     n = 2 * csv_table.ARROW_FROM // 8
     path.write_text('y,a\n"1","3"\n' + "1,3\n0,4\n" * n + "1,two\n")
     with pytest.raises(DataError, match=rf":{2 * n + 3}: column 'a' contains 'two'"):
         read(path)
+
+
+@pytest.mark.parametrize("least", [0, 1 << 60])
+def test_text_behind_a_closing_quote_is_refused_by_both_ways(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: int
+) -> None:
+    monkeypatch.setattr(csv_table, "ARROW_FROM", least)
+    path = tmp_path / "a.csv"
+    # Behind the rows from which the columns are chosen.
+    path.write_text("y,a\n" + "1,x\n" * 1200 + '1,"a"b\n')
+    with pytest.raises(DataError, match="is not CSV: ',' expected after '\"'; look for a quote"):
+        read(path)
+
+
+@pytest.mark.parametrize("least", [0, 1 << 60])
+def test_an_empty_first_cell_is_a_cell_at_the_beginning_of_a_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: int
+) -> None:
+    monkeypatch.setattr(csv_table, "ARROW_FROM", least)
+    monkeypatch.setattr(csv_table, "_PIECE", 7)
+    path = tmp_path / "a.csv"
+    path.write_text("a\tb\ty\n" + "\tx\t1\n1\tx\t0\n" * 20)
+    part = read(path)
+    assert part.data.labels.tolist() == [1.0, 0.0] * 20
+    assert np.diff(part.data.indptr).tolist() == [1, 2] * 20
 
 
 def records(text: str) -> list[int]:

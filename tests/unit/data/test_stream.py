@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mpips.data import Cursor, DataInfo, Loader, ReadOptions, Sampling, Shape, read
-from mpips.data.stream import StreamedData, cache, conversion, sources
+from mpips.data.stream import StreamedData, cache, conversion, sources, windows
 from mpips.data.stream.cache import Index, members_of, read_index
 from mpips.errors import CapabilityError, DataError
 from tests.support.streaming import (
@@ -143,6 +143,8 @@ def test_spans_of_csv_begin_at_records_whatever_the_quotes(
     source = random.Random(seed)
     monkeypatch.setattr(conversion, "_LEAST_PIECE", source.choice([7, 20, 61]))
     cells = ['"a, b"', '"x\ny"', '""""', "plain", 'i"n', '"\r\n"', '""', '"""a"""', '"\n,"', "é"]
+    # Cells that contain whole spans, and what looks like other cells.
+    cells += ['"' + '\n,""1"",' * 12 + '"', '"' + "line,\n" * 30 + '"']
     end = source.choice(["\n", "\r\n"])
     lines = ["y,a,b"]
     for _ in range(source.randint(1, 25)):
@@ -153,6 +155,45 @@ def test_spans_of_csv_begin_at_records_whatever_the_quotes(
     options = ReadOptions(categorical=("a", "b"))
     shares = streamed([path], tmp_path / "cache", options=options, n_workers=3, memory=1 << 10)
     assert_same(whole(shares), read(path, options=options).data)
+
+
+def test_a_header_may_be_longer_than_a_span(tmp_path: Path) -> None:
+    names = [f"column_{i}" for i in range(300)]
+    rows = [",".join(str(i * j % 7) for j in range(301)) for i in range(20)]
+    path = tmp_path / "a.csv"
+    path.write_text("\n".join([",".join(["y", *names]), *rows]) + "\n")
+    shares = streamed([path], tmp_path / "cache", n_workers=2, memory=1 << 12)
+    assert shares[0].index.columns == tuple(names)
+    assert_same(whole(shares), read(path).data)
+
+
+@pytest.mark.parametrize("files_at_once", [1, 3, 128])
+def test_pieces_of_different_dtypes_and_few_open_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files_at_once: int
+) -> None:
+    monkeypatch.setattr(windows, "_MOST_FILES", files_at_once)
+    most = []
+
+    class Counted(windows._Parts):
+        def __init__(self, files: list[object], which: np.ndarray) -> None:
+            super().__init__(files, which)  # type: ignore[arg-type]
+            most.append(len(files))
+
+    monkeypatch.setattr(windows, "_Parts", Counted)
+    path = tmp_path / "a.svm"
+    # Indices beyond 32 bits in some pieces only.
+    path.write_text(
+        "".join(f"{i % 2} {1 + i % 5}:1 {7 + (i // 60 % 2 << 33)}:2\n" for i in range(600))
+    )
+    shares = streamed([path], tmp_path / "cache", memory=1 << 12)
+    assert_same(whole(shares), read(path).data)
+    x = np.arange(3000.0).reshape(1000, 3)
+    x[400:500] += 0.1  # no float32
+    np.savez(tmp_path / "b.npz", x=x, y=np.arange(1000) % 2)
+    dense = streamed([tmp_path / "b.npz"], tmp_path / "cache", memory=1 << 12)
+    assert_same(whole(dense), read(tmp_path / "b.npz").data)
+    assert max(most) <= files_at_once
+    assert all(len(share._files) <= 2 * files_at_once for share in (*shares, *dense))
 
 
 def test_several_files_are_read_as_one(tmp_path: Path) -> None:

@@ -103,8 +103,10 @@ def test_the_estimate_knows_the_samples_and_not_the_size_of_the_file(tmp_path: P
         bytes_of["f.h5"] = 208_000
     for name, size in bytes_of.items():
         found = files([tmp_path / name])
-        assert is_streamed(found, ReadOptions(), 1, size // 5), name
-        assert not is_streamed(found, ReadOptions(), 4, size), name
+        # Text is estimated by the ratio of packed and unpacked bytes; arrays are known exactly.
+        exact = name[-1] in "z5" and "svm" not in name
+        assert is_streamed(found, ReadOptions(), 1, size - 1 if exact else size // 5), name
+        assert not is_streamed(found, ReadOptions(), 1 if exact else 4, size), name
     # A cell of CSV takes at most 16 bytes and one for its label.
     assert is_streamed(files([tmp_path / "e.csv"]), ReadOptions(), 1, 24_000)
     assert not is_streamed(files([tmp_path / "e.csv"]), ReadOptions(), 1, 120_000)
