@@ -256,11 +256,10 @@ class CsvSource:
         at = self._shifted(file, place)
         if at == 0:
             return self._plan.start
-        end = file.find(
+        return file.find(
             at - 1,
             lambda text: csv_record_end(text, min(1, len(text)), self._plan.delimiter, inside),
         )
-        return max(end, self._plan.start)
 
 
 def _line_end(text: bytes) -> int:
