@@ -12,14 +12,14 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from glob import escape
 from hashlib import blake2b
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from mpips.data.dataset import Dataset, DenseData, Labels, SparseData
-from mpips.data.info import Part, describe, narrow
+from mpips.data.dataset import Dataset
+from mpips.data.info import Part, describe
 from mpips.data.options import ReadOptions
 from mpips.errors import DataError
 
@@ -95,62 +95,6 @@ def choose_columns(
     if extra:
         notes += (f"{path}: {_plural(extra)} not in the training data: left out",)
     return TableColumns(label, features, notes)
-
-
-class Cells(NamedTuple):
-    """Cells of one column in some rows.
-
-    Attributes:
-        keys: Keys in hashed data, int64, shape (n,).
-        values: float64, shape (n,); 1 for text, 0 for an empty cell.
-        filled: bool, shape (n,); False for an empty cell.
-    """
-
-    keys: Int64
-    values: Float64
-    filled: npt.NDArray[np.bool_]
-
-
-def join_cells(blocks: Sequence[Sequence[Cells]], labels: Labels, hashed: bool) -> Dataset:
-    """Return the samples of all blocks of rows.
-
-    Args:
-        blocks: For each block of rows the cells of each feature, in the order of the features.
-        labels: Labels of all rows.
-        hashed: The samples are lists of keys and values, in which empty cells have no entry; else they are
-            rows of numbers.
-    """
-    n_features = len(blocks[0])
-    if not hashed:
-        x = np.zeros((len(labels), n_features))
-        for place in range(n_features):
-            x[:, place] = np.concatenate([block[place].values for block in blocks])
-        return DenseData(narrow(x), labels)
-    lengths, keys, values, fields = [np.zeros(1, np.int64)], [], [], []
-    for block in blocks:
-        own_keys = np.stack([cells.keys for cells in block], axis=1)
-        own_values = np.stack([cells.values for cells in block], axis=1, dtype=np.float32)
-        own_fields = np.broadcast_to(np.arange(n_features, dtype=np.int32), own_keys.shape)
-        if all(cells.filled.all() for cells in block):
-            lengths.append(np.full(len(own_keys), n_features))
-            keys.append(own_keys.reshape(-1))
-            values.append(own_values.reshape(-1))
-            fields.append(own_fields.reshape(-1))
-        else:
-            filled = np.stack([cells.filled for cells in block], axis=1)
-            lengths.append(filled.sum(axis=1))
-            keys.append(own_keys[filled])
-            values.append(own_values[filled])
-            fields.append(own_fields[filled])
-    return SparseData(
-        np.cumsum(np.concatenate(lengths)).astype(np.int64),
-        np.concatenate(keys),
-        np.concatenate(values),
-        labels,
-        1 << KEY_BITS,
-        np.concatenate(fields),
-        n_features,
-    )
 
 
 def part_of(

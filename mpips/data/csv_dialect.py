@@ -61,6 +61,9 @@ def _widths(sample: str, delimiter: str) -> list[int]:
 
 def is_text(cell: str) -> bool:
     """Return True for a cell that is no number in any notation of Python, and not empty."""
+    # Numbers begin with a digit, a sign, a point, "inf" or "nan".
+    if cell[:1].isalpha() and cell[0] not in "iInN":
+        return True
     try:
         float(cell)
     except ValueError:
@@ -77,13 +80,17 @@ def text_columns(rows: Iterable[Sequence[str]], width: int) -> list[int]:
         rows: The first rows behind the header; those of another width are left out.
         width: Number of columns.
     """
-    text: set[int] = set()
-    numbers: set[int] = set()
-    for row in itertools.islice(rows, SAMPLE_ROWS):
-        if len(row) != width:
-            continue
-        for place, raw in enumerate(row):
-            cell = raw.strip()
-            if place not in numbers and not is_missing(cell):
-                (text if is_text(cell) else numbers).add(place)
-    return sorted(text - numbers)
+    first = [row for row in itertools.islice(rows, SAMPLE_ROWS) if len(row) == width]
+    return [i for i, cells in enumerate(zip(*first, strict=True)) if is_text_column(set(cells))]
+
+
+def is_text_column(cells: Iterable[str]) -> bool:
+    """Return True if distinct cells contain text, and no number."""
+    found = False
+    for raw in cells:
+        cell = raw.strip()
+        if not is_missing(cell):
+            if not is_text(cell):
+                return False
+            found = True
+    return found

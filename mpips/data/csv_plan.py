@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import math
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, TypeAlias
 
 import msgspec
 
-from mpips._native import csv_last_end, csv_record_end
+from mpips._native import CsvParser, csv_last_end, csv_record_end
 from mpips.data.columns import Column, TableColumns, choose_columns
-from mpips.data.csv_dialect import find_delimiter, number, text_columns
+from mpips.data.csv_dialect import SAMPLE_ROWS, find_delimiter, is_text_column, number, text_columns
 from mpips.data.options import ReadOptions
 from mpips.errors import DataError
 
+Text: TypeAlias = bytes | memoryview
+
 MAX_RECORD_BYTES = 64 << 20  # a longer record is rather a quote that is not closed
-_BLOCK = 1 << 20  # bytes of the beginning in which the end of the header is sought first
+
+_BLOCK = 1 << 18  # bytes of the beginning in which the header and the first rows are sought first
+_WORDS = 64  # distinct texts that are looked at together
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -71,24 +76,23 @@ class CsvPlan(msgspec.Struct, frozen=True):
             DataError: The header is missing, or lacks a column.
             UnicodeDecodeError, csv.Error: The beginning is no text, or no CSV.
         """
-        text = io.TextIOWrapper(file, "utf-8-sig", newline="")
-        try:
+        with _rows(file) as text:
             delimiter = find_delimiter(text)
             rows = csv.reader(text, strict=True, delimiter=delimiter)
             header = tuple(name.strip() for name in next(rows, []))
             n_lines = rows.line_num
             _check_header(path, header)
-            places = []
-            if options.finds_text and not options.categorical:
-                places = text_columns(rows, len(header))
-        finally:
-            text.detach()
-        chosen = choose_columns(path, header, options, [header[place] for place in places])
         start = _header_end(file, delimiter)
+        places = []
+        if options.finds_text and not options.categorical:
+            places = _text_columns(file, start, delimiter, len(header))
+        chosen = choose_columns(path, header, options, [header[place] for place in places])
         return cls(path, options, delimiter, header, chosen, start, n_lines)
 
-    def texts(self, file: IO[bytes], size: int) -> Iterator[bytes]:
+    def texts(self, file: IO[bytes], size: int) -> Iterator[memoryview]:
         """Yield the text behind the header in pieces of whole records, of about `size` bytes each.
+
+        A piece is valid until the next one is asked for.
 
         Args:
             file: The file, at its beginning.
@@ -98,17 +102,25 @@ class CsvPlan(msgspec.Struct, frozen=True):
             DataError: A record has more than `MAX_RECORD_BYTES` bytes.
         """
         file.seek(self.start)
-        left = b""
-        while block := file.read(size):
-            text = left + block
+        # The first `n_left` bytes of the buffer are the beginning of a record.
+        buffer, n_left = bytearray(2 * size), 0
+        while True:
+            if n_left + size > len(buffer):
+                # Others may hold views of the old buffer, so it cannot grow in place.
+                buffer = buffer + bytes(len(buffer))
+            n_read = file.readinto(memoryview(buffer)[n_left : n_left + size])  # type: ignore[attr-defined]
+            text = memoryview(buffer)[: n_left + n_read]
+            if not n_read:
+                break
             end = csv_last_end(text, 0, self.delimiter)
             if end:
                 yield text[:end]
-            left = text[end:]
-            if len(left) > MAX_RECORD_BYTES:
+            n_left = len(text) - end
+            buffer[:n_left] = bytes(text[end:])
+            if n_left > MAX_RECORD_BYTES:
                 raise self.too_long()
-        if left:
-            yield left
+        if n_left:
+            yield text
 
     def too_long(self) -> DataError:
         """Return the error of a record that is too long."""
@@ -127,6 +139,43 @@ def _check_header(path: str, header: tuple[str, ...]) -> None:
         )
 
 
+@contextlib.contextmanager
+def _rows(file: IO[bytes]) -> Iterator[io.TextIOWrapper]:
+    """Return the text of a file from its beginning on; the file stays open."""
+    file.seek(0)
+    text = io.TextIOWrapper(file, "utf-8-sig", newline="")
+    try:
+        yield text
+    finally:
+        text.detach()
+
+
+def _text_columns(file: IO[bytes], start: int, delimiter: str, width: int) -> list[int]:
+    """Return the places of the columns that contain only text, by the first rows behind the header."""
+    file.seek(start)
+    sample = file.read(_BLOCK)
+    is_whole = len(sample) < _BLOCK
+    if not is_whole:
+        sample = sample[: csv_last_end(sample, 0, delimiter)]
+    parser = CsvParser("t" * width, delimiter)
+    found = parser.parse(sample, SAMPLE_ROWS)
+    if found is not None and (is_whole or found[0] == SAMPLE_ROWS):
+        return [i for i in range(width) if is_text_column(_words(parser, i))]
+    # The text is not plain, or its rows are long.
+    with _rows(file) as text:
+        rows = csv.reader(text, strict=True, delimiter=delimiter)
+        next(rows)
+        return text_columns(rows, width)
+
+
+def _words(parser: CsvParser, column: int) -> Iterator[str]:
+    """Yield the distinct texts of a column."""
+    first = 0
+    while words := parser.words(column, first, _WORDS):
+        yield from words
+        first += len(words)
+
+
 def _header_end(file: IO[bytes], delimiter: str) -> int:
     """Return the place of the first byte behind the header."""
     size = _BLOCK
@@ -138,9 +187,3 @@ def _header_end(file: IO[bytes], delimiter: str) -> int:
         if end < len(text) or len(text) < size:
             return end
         size *= 2
-
-
-def count_lines(text: bytes) -> int:
-    r"""Return the number of line ends: \n, \r and \r\n."""
-    returns = text.count(b"\r")
-    return text.count(b"\n") + returns - (text.count(b"\r\n") if returns else 0)

@@ -10,10 +10,11 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from mpips._native import signed_log
-from mpips.data.columns import FLOAT32_MAX, Cells, Column, Float64, hash_key
+from mpips._native import count_csv_lines
+from mpips.data.cells import ColumnCells, NumberCells, TextCells, text_keys
+from mpips.data.columns import FLOAT32_MAX, Column, Float64, hash_key
 from mpips.data.csv_dialect import is_missing, number
-from mpips.data.csv_plan import CsvPlan
+from mpips.data.csv_plan import CsvPlan, Text
 from mpips.errors import DataError
 
 Int64: TypeAlias = npt.NDArray[np.int64]
@@ -26,9 +27,11 @@ class CsvRows(Protocol):
 
     Attributes:
         n: Number of records.
+        n_lines: Number of line ends in them.
     """
 
     n: int
+    n_lines: int
 
     @property
     def lines(self) -> Sequence[int] | None:
@@ -43,11 +46,8 @@ class CsvRows(Protocol):
     def targets(self) -> Float64:
         """Return the numbers in the label's column, shape (n,); nan for any other cell."""
 
-    def cells(self, own: Int64 | None) -> list[Cells] | None:
-        """Return the cells of each feature; None if `PlainRows` must convert them.
-
-        Args:
-            own: Places of the records, int64, shape (n_own,), ascending; None: all.
+    def cells(self) -> list[ColumnCells]:
+        """Return the cells of each feature.
 
         Raises:
             DataError: A cell that must be a number is empty or none.
@@ -57,7 +57,7 @@ class CsvRows(Protocol):
 class PlainRows:
     """Records that Python's csv module has divided; see CsvRows."""
 
-    def __init__(self, plan: CsvPlan, text: bytes, line: int) -> None:
+    def __init__(self, plan: CsvPlan, text: Text, line: int) -> None:
         """Divide the text into cells.
 
         Args:
@@ -73,7 +73,7 @@ class PlainRows:
         self._rows: list[list[str]] = []
         self._lines: list[int] = []
         reader = csv.reader(
-            io.StringIO(text.decode(), newline=""), strict=True, delimiter=plan.delimiter
+            io.StringIO(str(text, "utf-8"), newline=""), strict=True, delimiter=plan.delimiter
         )
         width = len(plan.header)
         for row in reader:
@@ -87,6 +87,7 @@ class PlainRows:
             self._rows.append(row)
             self._lines.append(line + reader.line_num)
         self.n = len(self._rows)
+        self.n_lines = count_csv_lines(text)
 
     @property
     def lines(self) -> Sequence[int]:
@@ -107,38 +108,33 @@ class PlainRows:
         place = self._plan.label.place
         return np.array([number(row[place].strip()) for row in self._rows], np.float64)
 
-    def cells(self, own: Int64 | None) -> list[Cells]:
+    def cells(self) -> list[ColumnCells]:
         """Return the cells of each feature."""
-        rows, lines = self._rows, self._lines
-        if own is not None:
-            places = own.tolist()
-            rows, lines = [rows[i] for i in places], [lines[i] for i in places]
-        columns = list(zip(*rows, strict=True)) if rows else [()] * len(self._plan.header)
-        found = []
+        columns = list(zip(*self._rows, strict=True)) or [()] * len(self._plan.header)
+        found: list[ColumnCells] = []
         for feature in self._plan.columns.features:
-            cells = _stripped(columns[feature.place])
+            cells = columns[feature.place]
             found.append(
-                _hashed(cells, feature)
+                _coded(cells, feature)
                 if feature.categorical
-                else self._scaled(cells, feature, lines)
+                else NumberCells(hash_key(feature.name), self._numbers(_stripped(cells), feature))
             )
         return found
 
-    def _scaled(self, cells: list[str], column: Column, lines: Sequence[int]) -> Cells:
-        """Return the cells of a column of numbers."""
-        values, filled = _plain_numbers(cells), np.ones(len(cells), np.bool_)
-        if values is None:
-            values = np.zeros(len(cells))
-            for i, cell in enumerate(cells):
-                if is_missing(cell) and self._plan.allows_missing:
-                    filled[i] = False
-                    continue
-                values[i] = number(cell)
-                if not abs(values[i]) <= FLOAT32_MAX:
-                    raise DataError(complaint(self._plan, cell, column, lines[i]))
-        if self._plan.takes_logarithms:
-            values = signed_log(values)
-        return Cells(np.full(len(cells), hash_key(column.name), np.int64), values, filled)
+    def _numbers(self, cells: list[str], column: Column) -> Float64:
+        """Return the cells of a column of numbers; nan for a missing one."""
+        values = _plain_numbers(cells)
+        if values is not None:
+            return values
+        values = np.zeros(len(cells))
+        for i, cell in enumerate(cells):
+            if is_missing(cell) and self._plan.allows_missing:
+                values[i] = np.nan
+                continue
+            values[i] = number(cell)
+            if not abs(values[i]) <= FLOAT32_MAX:
+                raise DataError(complaint(self._plan, cell, column, self._lines[i]))
+        return values
 
 
 def complaint(plan: CsvPlan, cell: str, column: Column, line: int) -> str:
@@ -158,12 +154,11 @@ def complaint(plan: CsvPlan, cell: str, column: Column, line: int) -> str:
     return f"{plan.path}:{line}: column '{column.name}' contains {found}: {wayout}"
 
 
-def _hashed(cells: list[str], column: Column) -> Cells:
+def _coded(cells: Sequence[str], column: Column) -> TextCells:
     """Return the cells of a categorical column."""
-    distinct = {cell: hash_key(column.name, cell) for cell in set(cells)}
-    keys = np.fromiter(map(distinct.__getitem__, cells), np.int64, len(cells))
-    filled = np.fromiter(map(bool, cells), np.bool_, len(cells))
-    return Cells(keys, np.ones(len(cells)), filled)
+    codes: dict[str, int] = {}
+    places = [codes.setdefault(cell, len(codes)) for cell in cells]
+    return TextCells(text_keys(column, list(codes)), np.array(places, np.int32))
 
 
 def _stripped(cells: Sequence[str]) -> list[str]:

@@ -9,8 +9,8 @@ text, and the value is 1. For a numeric cell the key is the hash of the column n
 number. Empty cells have no entry. Keys are uniform in 0..2**62-1, so that no collision is to be expected
 below a billion distinct keys. They are equal on all machines.
 
-The text is read in pieces of whole records: by pyarrow if it is installed and the file is not small
-(`csv_arrow.py`), else by Python's csv module (`csv_rows.py`), with the same result.
+The text is read in pieces of whole records: plain ones by the native parser (`csv_quick.py`), others by
+Python's csv module (`csv_rows.py`), with the same result.
 """
 
 from __future__ import annotations
@@ -19,25 +19,21 @@ import contextlib
 import csv
 import os
 from collections.abc import Iterator
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from mpips.data.columns import Cells, Float64, join_cells, part_of
+from mpips.data.cells import SampleBuilder
+from mpips.data.columns import Float64, part_of
 from mpips.data.compressed import opened
-from mpips.data.csv_arrow import ArrowRows, has_arrow
 from mpips.data.csv_labels import CsvLabels, LineUnknown
-from mpips.data.csv_plan import CsvPlan, count_lines
+from mpips.data.csv_plan import CsvPlan, Text
+from mpips.data.csv_quick import QuickReader
 from mpips.data.csv_rows import CsvRows, PlainRows
 from mpips.data.info import Part
 from mpips.data.options import ReadOptions, Share
 from mpips.errors import DataError
 
-Int64: TypeAlias = npt.NDArray[np.int64]
-
-_PIECE = 4 << 20  # bytes of text that are converted at once
-ARROW_FROM = 1 << 20  # bytes of a file from which on loading pyarrow pays
+_PIECE = 1 << 20  # bytes of text that are converted at once
 
 
 def read_csv(path: str, options: ReadOptions, share: Share) -> Part:
@@ -50,33 +46,35 @@ def read_csv(path: str, options: ReadOptions, share: Share) -> Part:
     """
     with opened(path) as file, csv_errors(path):
         plan = CsvPlan.of(path, file, options)
-        fast = uses_arrow(path)
-        labels = CsvLabels(plan)
-        blocks: list[list[Cells]] = []
+        quick, labels = QuickReader(plan), CsvLabels(plan)
+        builder, size = builder_of(plan), os.path.getsize(path)
         own_labels: list[Float64] = []
         n_samples, line = 0, plan.n_header_lines
         for text in plan.texts(file, _PIECE):
-            rows, places = read_records(plan, text, line, labels, fast)
-            own = share.numbers(n_samples, n_samples + rows.n) - n_samples
-            blocks.append(cells_of(plan, rows, own, text, line))
-            own_labels.append(places[own])
+            rows, places = read_records(plan, text, line, labels, quick)
+            own = share.own(n_samples, rows.n)
+            own_labels.append(places if own is None else places[own])
+            if not n_samples:
+                # The other records are about as long as the first ones.
+                builder.expect(len(own_labels[0]) * (size + size // 50) // len(text))
+            builder.add(rows.cells(), rows.n, own)
             n_samples += rows.n
-            line += count_lines(text)
+            line += rows.n_lines
         if not n_samples:
             raise DataError(f"{path}: contains no samples")
         names = labels.names()
         numbers = labels.values(np.concatenate(own_labels), names)
-        data = join_cells(blocks, numbers, plan.is_hashed)
+        data = builder.samples(numbers)
         return part_of(path, data, n_samples, options, plan.columns, names)
 
 
-def uses_arrow(path: str) -> bool:
-    """Return True if a file is to be read with pyarrow."""
-    return os.path.getsize(path) >= ARROW_FROM and has_arrow()
+def builder_of(plan: CsvPlan) -> SampleBuilder:
+    """Return a builder of the samples of a file."""
+    return SampleBuilder(len(plan.columns.features), plan.is_hashed, plan.takes_logarithms)
 
 
 def read_records(
-    plan: CsvPlan, text: bytes, line: int, labels: CsvLabels, fast: bool
+    plan: CsvPlan, text: Text, line: int, labels: CsvLabels, quick: QuickReader
 ) -> tuple[CsvRows, Float64]:
     """Divide text into records and add their labels; return both.
 
@@ -85,36 +83,17 @@ def read_records(
         text: Whole records.
         line: Lines of the file before the text.
         labels: The labels of the records before.
-        fast: Try pyarrow first.
+        quick: The native parser of the file, which is tried first.
 
     Raises:
         DataError, UnicodeDecodeError, csv.Error: The text is wrong.
     """
-    quick = ArrowRows.of(plan, text) if fast else None
-    if quick is not None:
+    rows = quick.rows(text)
+    if rows is not None:
         with contextlib.suppress(LineUnknown):
-            return quick, labels.add(quick)
-    rows = PlainRows(plan, text, line)
-    return rows, labels.add(rows)
-
-
-def cells_of(
-    plan: CsvPlan, rows: CsvRows, own: Int64 | None, text: bytes, line: int
-) -> list[Cells]:
-    """Return the cells of some of the records that `read_records` returned.
-
-    Args:
-        plan: Meaning of the file.
-        rows: The records.
-        own: Places of the records whose cells are returned; None: all.
-        text: Their text.
-        line: Lines of the file before the text.
-
-    Raises:
-        DataError: A cell that must be a number is empty or none.
-    """
-    found = rows.cells(own)
-    return PlainRows(plan, text, line).cells(own) if found is None else found
+            return rows, labels.add(rows)
+    plain = PlainRows(plan, text, line)
+    return plain, labels.add(plain)
 
 
 @contextlib.contextmanager

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator
 import msgspec
 import numpy as np
 
+from mpips._native import count_csv_lines
 from mpips.data.arrays import hdf5_blocks, npz_blocks
-from mpips.data.columns import join_cells
 from mpips.data.compressed import opened
 from mpips.data.csv_labels import CsvLabels
-from mpips.data.csv_plan import CsvPlan, count_lines
-from mpips.data.csv_table import cells_of, csv_errors, read_records, uses_arrow
+from mpips.data.csv_plan import CsvPlan
+from mpips.data.csv_quick import QuickReader
+from mpips.data.csv_table import builder_of, csv_errors, read_records
 from mpips.data.dataset import Dataset, SparseData
 from mpips.data.info import DataInfo, align
 from mpips.data.libsvm import parse_text, whole_lines
@@ -112,15 +113,17 @@ def _csv(
         plan = CsvPlan.of(path, file, options)
         for note in plan.columns.notes:
             say(note)
-        fast, line = uses_arrow(path), plan.n_header_lines
+        quick, line = QuickReader(plan), plan.n_header_lines
         for text in plan.texts(file, _PIECE_BYTES):
             if next(turns):
-                rows, _ = read_records(plan, text, line, CsvLabels(plan), fast)
-                cells = cells_of(plan, rows, None, text, line)
-                yield join_cells([cells], np.zeros(rows.n), plan.is_hashed)
+                rows, _ = read_records(plan, text, line, CsvLabels(plan), quick)
+                builder = builder_of(plan)
+                builder.add(rows.cells(), rows.n)
+                line += rows.n_lines
+                yield builder.samples(np.zeros(rows.n))
             else:
+                line += count_csv_lines(text)
                 yield None
-            line += count_lines(text)
 
 
 def _libsvm(

@@ -141,6 +141,10 @@ class Share:
         numbers: npt.NDArray[np.int64] = samples[self._owned(samples)]
         return numbers
 
+    def own(self, start: int, n: int) -> npt.NDArray[np.int64] | None:
+        """Return the places of this share's samples among the n from `start` on; None for all of them."""
+        return self.numbers(start, start + n) - start if self.stride > 1 else None
+
     def flags(self) -> Iterator[bool]:
         """Yield True or False for sample 0, 1, ... of the file: it belongs to this share or not. Endless."""
         for start in count(0, _CHUNK):

@@ -14,18 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from mpips._native import signed_log
-from mpips.data.columns import (
-    FLOAT32_MAX,
-    Cells,
-    Column,
-    choose_columns,
-    hash_key,
-    join_cells,
-    listed,
-    part_of,
-)
-from mpips.data.csv_arrow import hashed_cells
+from mpips.data.cells import EMPTY, ColumnCells, NumberCells, SampleBuilder, TextCells, text_keys
+from mpips.data.columns import FLOAT32_MAX, Column, choose_columns, hash_key, listed, part_of
 from mpips.data.dataset import Dataset
 from mpips.data.info import MAX_CLASSES, Part
 from mpips.data.options import ReadOptions, Share
@@ -135,20 +125,21 @@ class ParquetTable:
         """
         label = self.columns.label if self._options.labelled else None
         rows = np.arange(start, start + batch.num_rows)
-        cells, numbers = self._converted(batch, rows), np.zeros(len(rows))
+        cells, numbers = self._cells(batch, rows), np.zeros(len(rows))
         names: tuple[str, ...] = ()
         if label is not None:
             own = batch.column(batch.schema.get_field_index(label.name))
             texts = set(_texts(own.unique())) if self._text_label else set()
             self._check_names(texts)
             numbers, names = self._label_numbers(label, [own], [rows], texts)
-        return join_cells([cells], numbers, self.is_hashed), names
+        return self._samples(cells, len(rows), numbers), names
 
     def read(self, share: Share) -> Part:
         """Read the samples of a share."""
         label = self.columns.label if self._options.labelled else None
         wanted = self.wanted
-        blocks: list[list[Cells]] = []
+        builder = self._builder()
+        builder.expect(self._file.metadata.num_rows // share.stride + 1)
         labels: list[Any] = []
         rows: list[Int64] = []
         all_labels: set[str] = set()
@@ -156,7 +147,7 @@ class ParquetTable:
         for batch in self._file.iter_batches(_ROWS, columns=wanted, use_threads=False):
             own = share.numbers(start, start + batch.num_rows)
             taken = batch.take(_indices(own - start)) if len(own) < batch.num_rows else batch
-            blocks.append(self._converted(taken, own))
+            builder.add(self._cells(taken, own), len(own))
             rows.append(own)
             if label is not None:
                 place = batch.schema.get_field_index(label.name)
@@ -171,7 +162,7 @@ class ParquetTable:
             numbers, label_names = np.zeros(sum(map(len, rows))), self._options.label_names
         else:
             numbers, label_names = self._label_numbers(label, labels, rows, all_labels)
-        data = join_cells(blocks, numbers, self.is_hashed)
+        data = builder.samples(numbers)
         return part_of(self._path, data, start, self._options, self.columns, label_names)
 
     def blocks(
@@ -183,45 +174,50 @@ class ParquetTable:
         for batch in self._file.iter_batches(n_rows(len(names)), columns=names, use_threads=False):
             n = batch.num_rows
             if next(turns):
-                cells = self._converted(batch, np.arange(start, start + n))
-                yield join_cells([cells], np.zeros(n), self.is_hashed), self.columns.notes
+                cells = self._cells(batch, np.arange(start, start + n))
+                yield self._samples(cells, n, np.zeros(n)), self.columns.notes
             else:
                 yield None
             start += n
 
-    def _converted(self, batch: Any, rows: Int64) -> list[Cells]:
+    def _builder(self) -> SampleBuilder:
+        return SampleBuilder(len(self.columns.features), self.is_hashed, self._log)
+
+    def _samples(self, cells: list[ColumnCells], n: int, labels: Float64) -> Dataset:
+        """Return n rows as samples."""
+        builder = self._builder()
+        builder.add(cells, n)
+        return builder.samples(labels)
+
+    def _cells(self, batch: Any, rows: Int64) -> list[ColumnCells]:
         """Return the cells of each feature; `rows`: numbers of the rows in the file."""
-        found = []
+        found: list[ColumnCells] = []
         for feature in self.columns.features:
             array = batch.column(batch.schema.get_field_index(feature.name))
             if feature.categorical:
-                found.append(hashed_cells(array.dictionary_encode(), feature))
+                found.append(_text_cells(array.dictionary_encode(), feature))
             else:
-                found.append(self._scaled(array, feature, rows))
+                found.append(
+                    NumberCells(hash_key(feature.name), self._checked(array, feature, rows))
+                )
         return found
 
-    def _scaled(self, array: Any, column: Column, rows: Int64) -> Cells:
-        """Return the cells of a column of numbers."""
+    def _checked(self, array: Any, column: Column, rows: Int64) -> Float64:
+        """Return the cells of a column of numbers; nan for an empty one."""
         values = _numbers(array)
-        filled = ~np.isnan(values)
-        if not (filled.all() or self.is_hashed or self._options.empty == "zero"):
+        empty = np.isnan(values)
+        if empty.any() and not (self.is_hashed or self._options.empty == "zero"):
             raise DataError(
-                f"{self._cell(column, rows, ~filled)} is empty: set data.empty = "
+                f"{self._cell(column, rows, empty)} is empty: set data.empty = "
                 '"zero" to read missing numbers as 0'
             )
-        values[~filled] = 0
-        keys = np.full(len(values), hash_key(column.name), np.int64)
-        return Cells(keys, self._checked(values, column, rows), filled)
-
-    def _checked(self, values: Float64, column: Column, rows: Int64) -> Float64:
-        """Return numbers, transformed if the option `numeric` is log."""
-        wrong = ~(np.abs(values) <= FLOAT32_MAX)
+        wrong = np.abs(values) > FLOAT32_MAX
         if wrong.any():
-            value = values[wrong][0]
             raise DataError(
-                f"{self._cell(column, rows, wrong)} contains {value:g}: features are finite numbers"
+                f"{self._cell(column, rows, wrong)} contains {values[wrong][0]:g}: features are finite "
+                "numbers"
             )
-        return signed_log(values) if self._log else values
+        return values
 
     def _cell(self, column: Column, rows: Int64, wrong: npt.NDArray[np.bool_]) -> str:
         return f"{self._path}: row {rows[np.argmax(wrong)] + 1:,}, column '{column.name}'"
@@ -314,6 +310,15 @@ def _is_number(kind: Any) -> bool:
         kind = kind.value_type
     tests = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal)
     return any(test(kind) for test in tests)
+
+
+def _text_cells(array: Any, column: Column) -> TextCells:
+    """Return the cells of a categorical column from a dictionary array; a null is empty."""
+    texts = ["" if text is None else str(text) for text in array.dictionary.to_pylist()]
+    # Nulls have the place behind the last text.
+    keys = np.append(text_keys(column, texts), EMPTY)
+    indices = array.indices.fill_null(len(texts)) if array.indices.null_count else array.indices
+    return TextCells(keys, indices.to_numpy(zero_copy_only=False).astype(np.int32, copy=False))
 
 
 def _numbers(array: Any) -> Float64:

@@ -18,12 +18,13 @@ from typing import Protocol
 
 import msgspec
 
-from mpips._native import csv_record_end, csv_shift, scan_csv
-from mpips.data.columns import TableColumns, join_cells
+from mpips._native import count_csv_lines, csv_record_end, csv_shift, scan_csv
+from mpips.data.columns import TableColumns
 from mpips.data.compressed import compression_of, opened
 from mpips.data.csv_labels import CsvLabels
-from mpips.data.csv_plan import MAX_RECORD_BYTES, CsvPlan, count_lines
-from mpips.data.csv_table import cells_of, csv_errors, read_records, uses_arrow
+from mpips.data.csv_plan import MAX_RECORD_BYTES, CsvPlan, Text
+from mpips.data.csv_quick import QuickReader
+from mpips.data.csv_table import builder_of, csv_errors, read_records
 from mpips.data.libsvm import parse_text, whole_lines
 from mpips.data.options import ReadOptions
 from mpips.data.stream.cache import Converted
@@ -132,7 +133,7 @@ class TextFile:
     def lines_before(self, end: int) -> int:
         """Return the number of line ends before a place."""
         blocks = range(0, end, _READ)
-        return sum(count_lines(self.read(at, min(at + _READ, end))) for at in blocks)
+        return sum(count_csv_lines(self.read(at, min(at + _READ, end))) for at in blocks)
 
 
 class LibsvmSource:
@@ -197,7 +198,7 @@ class CsvSource:
         with opened(path) as file, csv_errors(path):
             self._plan = CsvPlan.of(path, file, options)
         self.columns: TableColumns | None = self._plan.columns
-        self._fast = uses_arrow(path)
+        self._quick = QuickReader(self._plan)
 
     def survey(self, span: Span) -> tuple[bool, bool]:
         """Return whether the end of a span is within quotes if its beginning is not, and if it is. Blocks."""
@@ -218,9 +219,9 @@ class CsvSource:
             if compression_of(self._path):
                 line = self._plan.n_header_lines
                 with opened(self._path) as packed:
-                    for text in self._plan.texts(packed, self._piece_bytes):
-                        yield from self._converted(text, line)
-                        line += count_lines(text)
+                    for piece in self._plan.texts(packed, self._piece_bytes):
+                        yield from self._converted(piece, line)
+                        line += count_csv_lines(piece)
                 return
             with TextFile(self._path) as file:
                 begin = self._record_end(file, span.start, inside[0])
@@ -233,17 +234,15 @@ class CsvSource:
                     yield from self._converted(text, file.lines_before(begin))
                     raise
 
-    def _converted(self, text: bytes, line: int) -> Iterator[Converted]:
+    def _converted(self, text: Text, line: int) -> Iterator[Converted]:
         """Yield the samples of whole records, if there are any; `line`: lines before them."""
-        if not text.strip(b"\r\n"):
-            return
         labels = CsvLabels(self._plan)
-        rows, places = read_records(self._plan, text, line, labels, self._fast)
+        rows, places = read_records(self._plan, text, line, labels, self._quick)
         names = labels.names()
         if rows.n:
-            cells = cells_of(self._plan, rows, None, text, line)
-            data = join_cells([cells], labels.values(places, names), self._plan.is_hashed)
-            yield Converted(data, names)
+            builder = builder_of(self._plan)
+            builder.add(rows.cells(), rows.n)
+            yield Converted(builder.samples(labels.values(places, names)), names)
 
     def _shifted(self, file: TextFile, place: int) -> int:
         """Return the first place from `place` on that is not between two quotes in a row."""

@@ -9,6 +9,7 @@ PYBIND11_MODULE(_native, m) {
   mpips::register_keys(m);
   mpips::register_key_plan(m);
   mpips::register_data(m);
+  mpips::register_tables(m);
   mpips::register_words(m);
   mpips::register_codec(m);
   mpips::register_ring(m);

@@ -9,6 +9,7 @@ void register_kernels(pybind11::module_& m);
 void register_keys(pybind11::module_& m);
 void register_key_plan(pybind11::module_& m);
 void register_data(pybind11::module_& m);
+void register_tables(pybind11::module_& m);
 void register_words(pybind11::module_& m);
 void register_codec(pybind11::module_& m);
 void register_ring(pybind11::module_& m);

@@ -1,4 +1,4 @@
-"""CSV by pyarrow and by Python's csv module gives the same samples; the ends of records are found."""
+"""The native parser of CSV and the csv module give the same samples; the ends of records are found."""
 
 from __future__ import annotations
 
@@ -10,10 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpips._native import csv_last_end, csv_record_end, csv_shift, scan_csv, signed_log
+from mpips._native import (
+    count_csv_lines,
+    csv_last_end,
+    csv_record_end,
+    csv_shift,
+    scan_csv,
+    signed_log,
+)
 from mpips.data import ReadOptions, csv_table, read
-from mpips.data.csv_arrow import ArrowRows
-from mpips.data.csv_plan import MAX_RECORD_BYTES, count_lines
+from mpips.data.csv_plan import MAX_RECORD_BYTES, CsvPlan
+from mpips.data.csv_quick import QuickReader, QuickRows
 from mpips.errors import DataError
 
 NUMBERS = ["1", "2.5", "-3", "0.1", "12.75", "7.", ".5", "-3e4", "123456789012345678"]
@@ -52,22 +59,33 @@ def outcome(path: Path, options: ReadOptions, stride: int) -> object:
     return part.info, part.notes, [(a.dtype, a.tobytes()) for a in arrays if a is not None]
 
 
-def test_pyarrow_and_the_csv_module_read_the_same(
+class NoRows(QuickReader):
+    """A reader that leaves all text to Python."""
+
+    def rows(self, text: bytes) -> QuickRows | None:
+        return None
+
+
+def test_the_native_parser_and_the_csv_module_read_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("pyarrow")
     # Small pieces, so that records of all kinds are at their ends.
     monkeypatch.setattr(csv_table, "_PIECE", 64)
-    fast, of = [], ArrowRows.of
+    fast = []
 
-    def counted(plan: object, text: bytes) -> ArrowRows | None:
-        found = of(plan, text)
-        fast.append(found is not None)
-        return found
+    class CountedRows(QuickReader):
+        def __init__(self, plan: CsvPlan) -> None:
+            super().__init__(plan)
+            # Forget texts, too.
+            monkeypatch.setattr("mpips.data.csv_quick._MOST_TEXTS", source.choice([0, 2, 1 << 16]))
 
-    monkeypatch.setattr(ArrowRows, "of", counted)
+        def rows(self, text: bytes) -> QuickRows | None:
+            found = super().rows(text)
+            fast.append(found is not None)
+            return found
+
     source, path, errors = random.Random(5), tmp_path / "a.csv", 0
-    for _ in range(400):
+    for _ in range(1000):
         path.write_bytes(table(source))
         options = ReadOptions(
             empty=source.choice(["error", "zero"]),
@@ -75,24 +93,15 @@ def test_pyarrow_and_the_csv_module_read_the_same(
             wants=source.choice(["classes", "targets"]),
         )
         stride, found = source.randint(1, 3), []
-        for least in (1 << 60, 0):
-            monkeypatch.setattr(csv_table, "ARROW_FROM", least)
+        for reader in (CountedRows, NoRows):
+            monkeypatch.setattr(csv_table, "QuickReader", reader)
             found.append(outcome(path, options, stride))
         assert found[0] == found[1], path.read_bytes()
         errors += isinstance(found[0], str)
     # Both ways were taken, and both outcomes occurred.
     assert sum(fast) > 300
     assert fast.count(False) > 10
-    assert 50 < errors < 350
-
-
-def test_a_file_that_is_not_small_is_read_with_pyarrow(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
-    path = tmp_path / "a.csv"
-    path.write_text("y,a\n" + "1,3\n" * 10)
-    assert not csv_table.uses_arrow(str(path))
-    path.write_text("y,a\n" + "1,3\n" * (csv_table.ARROW_FROM // 4 + 1))
-    assert csv_table.uses_arrow(str(path))
+    assert 100 < errors < 900
 
 
 def test_a_line_far_from_the_beginning_is_named(
@@ -100,17 +109,17 @@ def test_a_line_far_from_the_beginning_is_named(
 ) -> None:
     monkeypatch.setattr(csv_table, "_PIECE", 1 << 16)
     path = tmp_path / "a.csv"
-    n = 2 * csv_table.ARROW_FROM // 8
+    n = 1 << 18
     path.write_text('y,a\n"1","3"\n' + "1,3\n0,4\n" * n + "1,two\n")
     with pytest.raises(DataError, match=rf":{2 * n + 3}: column 'a' contains 'two'"):
         read(path)
 
 
-@pytest.mark.parametrize("least", [0, 1 << 60])
+@pytest.mark.parametrize("reader", [QuickReader, NoRows])
 def test_text_behind_a_closing_quote_is_refused_by_both_ways(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: type[QuickReader]
 ) -> None:
-    monkeypatch.setattr(csv_table, "ARROW_FROM", least)
+    monkeypatch.setattr(csv_table, "QuickReader", reader)
     path = tmp_path / "a.csv"
     # Behind the rows from which the columns are chosen.
     path.write_text("y,a\n" + "1,x\n" * 1200 + '1,"a"b\n')
@@ -118,11 +127,11 @@ def test_text_behind_a_closing_quote_is_refused_by_both_ways(
         read(path)
 
 
-@pytest.mark.parametrize("least", [0, 1 << 60])
+@pytest.mark.parametrize("reader", [QuickReader, NoRows])
 def test_an_empty_first_cell_is_a_cell_at_the_beginning_of_a_piece(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: type[QuickReader]
 ) -> None:
-    monkeypatch.setattr(csv_table, "ARROW_FROM", least)
+    monkeypatch.setattr(csv_table, "QuickReader", reader)
     monkeypatch.setattr(csv_table, "_PIECE", 7)
     path = tmp_path / "a.csv"
     path.write_text("a\tb\ty\n" + "\tx\t1\n1\tx\t0\n" * 20)
@@ -210,7 +219,7 @@ def test_a_quote_that_is_not_closed_does_not_fill_the_memory(tmp_path: Path) -> 
 
 
 def test_lines_are_counted() -> None:
-    assert count_lines(b"a\nb\rc\r\nd") == 3
+    assert count_csv_lines(b"a\nb\rc\r\nd") == 3
 
 
 def test_logarithms_have_the_bits_of_the_math_library() -> None:

@@ -1,0 +1,131 @@
+"""Records of plain CSV text, read by the native parser: fast, and exactly as `csv_rows.py` reads them.
+
+`QuickReader.rows` returns None for text that the parser refuses: quotes inside a cell, numbers in an unusual
+notation, numbers that are not finite, missing numbers where none may be missing, records of another width.
+The caller then reads the text with `PlainRows`, which also names the line of an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from mpips._native import CsvParser
+from mpips.data.cells import Codes, ColumnCells, NumberCells, TextCells, text_keys
+from mpips.data.columns import Float64, Int64, hash_key
+from mpips.data.csv_plan import CsvPlan, Text
+
+Arrays: TypeAlias = Sequence[npt.NDArray[np.float64] | npt.NDArray[np.int32] | None]
+
+_MOST_TEXTS = 1 << 16  # texts of a column that are remembered from one piece of text to the next
+
+
+class QuickReader:
+    """The native parser of one file, with the texts that it has found. Not thread-safe."""
+
+    def __init__(self, plan: CsvPlan) -> None:
+        """Say which columns are numbers and which are text."""
+        self._plan = plan
+        kinds = ["-"] * len(plan.header)
+        for column in plan.columns.features:
+            number = "m" if plan.allows_missing else "n"
+            kinds[column.place] = "t" if column.categorical else number
+        if plan.label is not None:
+            kinds[plan.label.place] = "n" if plan.options.wants == "targets" else "t"
+        self._parser = CsvParser("".join(kinds), plan.delimiter)
+        self._keys = {c.place: np.zeros(0, np.int64) for c in plan.columns.features}
+        self._labels: list[str] = []
+
+    def rows(self, text: Text) -> QuickRows | None:
+        """Return the records in `text`, which are whole; None if `PlainRows` must read them."""
+        self._forget()
+        found = self._parser.parse(text)
+        if found is None:
+            return None
+        n, n_lines, is_ascii, arrays = found
+        if not n or not (is_ascii or _is_utf8(text)):
+            return None
+        for column in self._plan.columns.features:
+            if column.categorical:
+                known = self._keys[column.place]
+                new = self._parser.words(column.place, len(known))
+                if new:
+                    self._keys[column.place] = np.append(known, text_keys(column, new))
+        label = self._plan.label
+        if label is not None and self._plan.options.wants != "targets":
+            new = self._parser.words(label.place, len(self._labels))
+            self._labels += [word.strip() for word in new]
+        return QuickRows(self._plan, n, n_lines, arrays, dict(self._keys), self._labels)
+
+    def _forget(self) -> None:
+        """Forget the texts of columns that have many, so that they do not fill the memory."""
+        for place, keys in self._keys.items():
+            if len(keys) > _MOST_TEXTS:
+                self._parser.clear(place)
+                self._keys[place] = np.zeros(0, np.int64)
+
+
+class QuickRows:
+    """Records that the native parser has divided; see `mpips.data.csv_rows.CsvRows`."""
+
+    def __init__(
+        self,
+        plan: CsvPlan,
+        n: int,
+        n_lines: int,
+        arrays: Arrays,
+        keys: dict[int, Int64],
+        labels: list[str],
+    ) -> None:
+        """Wrap what `QuickReader.rows` has read: for each column of the file its numbers or codes."""
+        self._plan = plan
+        self._arrays = arrays
+        self._keys = keys
+        self._labels = labels
+        self.n = n
+        self.n_lines = n_lines
+
+    @property
+    def lines(self) -> None:
+        """Return None: the lines are unknown."""
+        return None
+
+    def labels(self) -> tuple[list[str], Int64]:
+        """Return the distinct texts of labels, and the place among them for each record."""
+        assert self._plan.label is not None
+        return self._labels, self._codes(self._plan.label.place).astype(np.int64)
+
+    def targets(self) -> Float64:
+        """Return the numbers in the label's column."""
+        assert self._plan.label is not None
+        return self._numbers(self._plan.label.place)
+
+    def cells(self) -> list[ColumnCells]:
+        """Return the cells of each feature."""
+        return [
+            TextCells(self._keys[column.place], self._codes(column.place))
+            if column.categorical
+            else NumberCells(hash_key(column.name), self._numbers(column.place))
+            for column in self._plan.columns.features
+        ]
+
+    def _codes(self, place: int) -> Codes:
+        found = self._arrays[place]
+        assert found is not None
+        return found.astype(np.int32, copy=False)
+
+    def _numbers(self, place: int) -> Float64:
+        found = self._arrays[place]
+        assert found is not None
+        return found.astype(np.float64, copy=False)
+
+
+def _is_utf8(text: Text) -> bool:
+    try:
+        str(text, "utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
