@@ -329,7 +329,9 @@ safetensors safetensors>=0.4 mpips export --format safetensors
 starlette starlette>=0.37 mpips serve
 uvicorn uvicorn>=0.29 mpips serve
 prometheus_client prometheus-client>=0.20 mpips serve
-gensim gensim==4.4.0 word vectors"
+gensim gensim==4.4.0 word vectors
+pandas pandas>=2 mpips bench data
+vowpalwabbit vowpalwabbit==9.11.9 mpips bench logistic"
 test_libraries_with_h5py="keras keras==3.15.1 mpips.keras"
 
 # install_libraries LINES: install libraries for the tests if they are wanted, in one go, or one by one if that fails.

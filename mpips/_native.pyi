@@ -268,6 +268,18 @@ class CsvParser:
     def words(self, column: int, first: int, most: int = ...) -> list[str]: ...
     def clear(self, column: int) -> None: ...
 
+def take_samples(
+    rows: npt.NDArray[np.int64],
+    indptr: npt.NDArray[np.int64],
+    indices: npt.NDArray[np.int64],
+    values: npt.NDArray[np.float32],
+    fields: npt.NDArray[np.int32] | None,
+) -> tuple[
+    npt.NDArray[np.int64],
+    npt.NDArray[np.int64],
+    npt.NDArray[np.float32],
+    npt.NDArray[np.int32] | None,
+]: ...
 def interleave(
     columns: Sequence[
         tuple[npt.NDArray[np.float64], int, None, None]

@@ -26,6 +26,7 @@ SUITES: dict[str, tuple[str, str]] = {
         "reading",
         "readers of files, data that is read in windows; scikit-learn, pandas, pyarrow",
     ),
+    "logistic": ("linear", "training of the task logistic; Vowpal Wabbit"),
     "plan": ("plan", "seconds per step: prediction of mpips plan and measurement"),
     "torch": ("torch_models", "steps of PyTorch models; plain torch and DistributedDataParallel"),
     "word2vec": ("word_vectors", "word vectors of the task word2vec; gensim"),

@@ -15,6 +15,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from mpips._native import take_samples
+
 Labels: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 Features: TypeAlias = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 Rows: TypeAlias = npt.NDArray[np.int64]
@@ -103,17 +105,14 @@ class SparseData(msgspec.Struct, frozen=True):
 
     def take(self, rows: Rows, weight: float = 1.0) -> SparseBatch:
         """Copy samples `rows` (int64, shape (n,), any order) into a batch."""
-        starts = self.indptr[rows]
-        lengths = self.indptr[rows + 1] - starts
-        indptr = np.zeros(len(rows) + 1, dtype=np.int64)
-        np.cumsum(lengths, out=indptr[1:])
-
-        # Find each entry of the batch: its distance from the start of its row is the same in the data.
-        entries = np.repeat(starts - indptr[:-1], lengths) + np.arange(indptr[-1])
-        fields = self.fields[entries] if self.fields is not None else None
-        return SparseBatch(
-            indptr, self.indices[entries], self.values[entries], self.labels[rows], weight, fields
+        indptr, indices, values, fields = take_samples(
+            rows,
+            np.ascontiguousarray(self.indptr),
+            np.ascontiguousarray(self.indices),
+            np.ascontiguousarray(self.values),
+            None if self.fields is None else np.ascontiguousarray(self.fields),
         )
+        return SparseBatch(indptr, indices, values, self.labels[rows], weight, fields)
 
 
 class DenseData(msgspec.Struct, frozen=True):

@@ -175,8 +175,13 @@ class Task(Protocol):
         For a class without this method `tables` is called once.
         """
 
-    def suitable_batch_size(self, n_workers: int) -> int:
-        """Return the samples per batch and worker if the job sets none."""
+    def suitable_batch_size(self, n_workers: int, n_epochs: int) -> int:
+        """Return the samples per batch and worker if the job sets none.
+
+        Args:
+            n_workers: Number of workers.
+            n_epochs: Passes over the data.
+        """
         return self.default_batch_size
 
     def tables(self) -> list[Table]:

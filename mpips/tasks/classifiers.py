@@ -62,6 +62,7 @@ class SparseClassifier(Task):
         """Check that the data suits the task; see `Task`."""
         self._features = SparseFeatures(info, self.name)
         self._options = options
+        self._n_samples = info.n_samples_total
         self._schedule = Schedule(self.default_epochs, self.default_batch_size)
 
     def schedule(self, schedule: Schedule) -> None:

@@ -22,6 +22,10 @@ from mpips.tasks.options import Penalty, Rate
 
 # The bias is a row of the table; features have keys from 0 on.
 BIAS_KEY = np.int64(-1)
+# Updates that a run needs. Larger batches take less time for a sample, and fewer updates lose quality: on
+# w6a, 30 epochs, AUC is 0.9889 with 11,500 updates, 0.9885 with 2,900, 0.9873 with 1,400, 0.9849 with 720.
+_LEAST_UPDATES = 1900
+_MOST_SAMPLES = 512  # of a batch; larger ones are hardly faster
 
 
 class LogisticOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,6 +72,14 @@ class Logistic(SparseClassifier):
         "beta": ("weight", "beta"),
         "l1": ("weight", "l1"),
     }
+
+    def suitable_batch_size(self, n_workers: int, n_epochs: int) -> int:
+        """Return the greatest power of two with which a run has `_LEAST_UPDATES` updates under BSP."""
+        most = self._n_samples * n_epochs // (_LEAST_UPDATES * n_workers)
+        size = self.default_batch_size
+        while 2 * size <= min(most, _MOST_SAMPLES):
+            size *= 2
+        return size
 
     def tables(self) -> list[Table]:
         """Return `weight`, with rows of one value; the bias has key -1."""

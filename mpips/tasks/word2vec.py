@@ -151,7 +151,7 @@ class Word2Vec(Task):
         """Take the length of the training."""
         self._schedule = schedule
 
-    def suitable_batch_size(self, n_workers: int) -> int:
+    def suitable_batch_size(self, n_workers: int, n_epochs: int) -> int:
         """Return fewer chunks for many workers, whose changes are computed from old values."""
         return self.default_batch_size if n_workers < 3 else max(1, 15 // n_workers)
 

@@ -46,7 +46,7 @@ def draft(train: str, test: str = "") -> str:
         "",
         "[train]",
         f"epochs = {task.default_epochs}",
-        f"batch_size = {task.default_batch_size}  # samples per step and worker",
+        f"# batch_size = {task.default_batch_size}  # samples per step and worker",
         "# eval_every = 5",
         "",
         "# [schedule]",

@@ -173,8 +173,8 @@ def prepare(
 
     task = make_task(info)
     n_epochs = config.train.epochs or task.default_epochs
-    suitable = getattr(task, "suitable_batch_size", lambda _: task.default_batch_size)
-    batch_size = config.train.batch_size or suitable(n_workers)
+    suitable = getattr(task, "suitable_batch_size", lambda *_: task.default_batch_size)
+    batch_size = config.train.batch_size or suitable(n_workers, n_epochs)
     tables = _tables(task, config, measured, n_epochs, batch_size, n_workers)
     check_changes(task, tables, config)
     Rates(config.schedule, tables, n_epochs)  # refuse optimizers that cannot have the schedule

@@ -100,6 +100,14 @@ def test_torch_gives_every_ratio() -> None:
     assert all(ratio > 0 for ratio in found["ratios"].values())
 
 
+def test_logistic_gives_every_ratio() -> None:
+    pytest.importorskip("vowpalwabbit")
+    found = quick("logistic")
+    names = {f"logistic_{what}{how}" for what in ("auc", "loss", "vs_vw") for how in ("", "_alone")}
+    assert set(found["ratios"]) == names
+    assert all(ratio > 0 for ratio in found["ratios"].values())
+
+
 def test_word2vec_gives_every_ratio() -> None:
     pytest.importorskip("gensim", reason="word vectors are compared with gensim")
     found = quick("word2vec")

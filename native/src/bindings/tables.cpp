@@ -12,6 +12,7 @@
 #include "bindings/register.hpp"
 #include "data/csv_parser.hpp"
 #include "data/interleave.hpp"
+#include "data/samples.hpp"
 
 namespace mpips {
 namespace {
@@ -126,6 +127,42 @@ std::size_t interleave(const std::vector<ColumnArrays>& columns, std::size_t n_r
                           out);
 }
 
+py::tuple take_samples(const KeyArray& rows, const KeyArray& indptr, const KeyArray& indices,
+                       const FloatArray& values, const std::optional<CodeArray>& fields) {
+  require_vector(rows, "rows");
+  require_vector(indptr, "indptr");
+  const std::size_t n = length(rows), n_entries = length(indices);
+  if (length(indptr) == 0 || length(values) != n_entries ||
+      (fields && length(*fields) != n_entries))
+    throw py::value_error("indices, values and fields must have the same length");
+
+  // Find the ends of the samples, and check each place that is read.
+  std::vector<std::int64_t> ends(n + 1, 0);
+  const std::int64_t* const starts = indptr.data();
+  const auto n_samples = static_cast<std::int64_t>(length(indptr)) - 1;
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::int64_t row = rows.data()[i];
+    if (row < 0 || row >= n_samples) throw py::index_error("rows names a sample that is not there");
+    const std::int64_t begin = starts[row], end = starts[row + 1];
+    if (begin < 0 || begin > end || end > static_cast<std::int64_t>(n_entries))
+      throw py::value_error("indptr names an entry that is not there");
+    ends[i + 1] = ends[i] + end - begin;
+  }
+  KeyArray own_indices(ends[n]);
+  FloatArray own_values(ends[n]);
+  std::optional<CodeArray> own_fields;
+  if (fields) own_fields.emplace(ends[n]);
+  const data::SampleArrays from{starts, indices.data(), values.data(),
+                                fields ? fields->data() : nullptr};
+  const data::EntryOutput out{own_indices.mutable_data(), own_values.mutable_data(),
+                              own_fields ? own_fields->mutable_data() : nullptr};
+  {
+    ReleaseGil release;
+    data::take_samples(from, rows.data(), n, out);
+  }
+  return py::make_tuple(to_array(std::move(ends)), own_indices, own_values, own_fields);
+}
+
 }  // namespace
 
 void register_tables(py::module_& m) {
@@ -147,6 +184,11 @@ void register_tables(py::module_& m) {
           py::arg("column"), "Forget the texts of a column; codes begin at 0 again.");
   m.def("count_csv_lines", &count_csv_lines, py::arg("text"),
         "Return the number of line ends: \\n, \\r and \\r\\n. Releases the GIL.");
+  m.def("take_samples", &take_samples, py::arg("rows").noconvert(), py::arg("indptr").noconvert(),
+        py::arg("indices").noconvert(), py::arg("values").noconvert(),
+        py::arg("fields").noconvert(),
+        "Copy samples in compressed rows; return (indptr, indices, values, fields) of the samples\n"
+        "`rows`, int64, in their order. `fields` may be None. Releases the GIL.");
   m.def("interleave", &interleave, py::arg("columns"), py::arg("n_records"), py::arg("own"),
         py::arg("logarithms"), py::arg("keys").noconvert(), py::arg("values").noconvert(),
         py::arg("fields").noconvert(), py::arg("lengths").noconvert(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -155,6 +156,25 @@ def test_entries_of_two_batches_do_not_share_their_keys() -> None:
             key: float((batch.keys == key).sum()) for key in set(batch.keys.tolist())
         }
         assert entries.sum_by_row(ones).tolist() == np.diff(batch.indptr).tolist()
+
+
+@pytest.mark.parametrize(
+    ("n_samples", "n_workers", "n_epochs", "expected"),
+    [
+        (32_561, 1, 30, 512),  # 1,907 updates
+        (32_561, 1, 29, 256),
+        (32_561, 3, 30, 128),
+        (12_291, 1, 30, 128),
+        (12_291, 3, 30, 64),
+        (100, 1, 30, 32),
+        (10**9, 64, 1, 512),
+    ],
+)
+def test_logistic_takes_batches_that_leave_enough_updates(
+    n_samples: int, n_workers: int, n_epochs: int, expected: int
+) -> None:
+    task = make_task(TASKS["logistic"], replace(info(), n_samples_total=n_samples), {}, seed=0)
+    assert task.suitable_batch_size(n_workers, n_epochs) == expected
 
 
 def test_bias_row_is_no_features_row() -> None:
