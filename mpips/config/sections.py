@@ -62,7 +62,7 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         Meta(
             ge=0,
             description="Epochs between evaluations on the test file. 0: only at the end, or after each "
-            "epoch if `patience` is set.",
+            "epoch if `patience` or checkpoint.keep_best is set.",
         ),
     ] = 0
     patience: Annotated[
@@ -84,19 +84,14 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     metric: Annotated[
         str,
         Meta(
-            description="Metric of the test file that `patience` watches: accuracy, auc, log_loss, "
-            "cross_entropy, rmse, r2, f1, pr_auc, mae, or one that the task computes itself. auto: log_loss, "
-            "cross_entropy or rmse, whichever the task has, else the first metric of its own."
+            description="Metric of the test file that `patience` and checkpoint.keep_best watch: accuracy, "
+            "auc, log_loss, cross_entropy, rmse, r2, f1, pr_auc, mae, or one that the task computes itself. "
+            "auto: log_loss, cross_entropy or rmse, whichever the task has, else the first metric of its own."
         ),
     ] = "auto"
     min_delta: Annotated[
         float, Meta(ge=0, description="An improvement is a change of `metric` by more than this.")
     ] = 0.0
-
-    @property
-    def evaluation_interval(self) -> int:
-        """Epochs between two evaluations; 0: none before the end."""
-        return self.eval_every or int(self.patience > 0)
 
 
 class ScheduleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -221,6 +221,12 @@ def _of_task(s: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     if s.get("stopped"):
         rows.append(("ended early", s["stopped"]))
+    if s.get("best"):
+        best = s["best"]
+        shown = (
+            f"{best['metric'].replace('_', ' ')} {best['value']:.4f} after epoch {best['epoch']}"
+        )
+        rows.append(("best", f"{shown}, in {Path(best['path']).name}"))
     for name in metric_names(s["history"]):
         if s.get(name) is not None:
             of = "last epoch of training" if name == "loss" else "test"

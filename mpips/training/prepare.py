@@ -45,13 +45,14 @@ from mpips.session.driver import JobRanks
 from mpips.snapshot import attachments
 from mpips.tasks import Schedule, Task, load_task
 from mpips.tasks.base import reader_of
+from mpips.training.best import BestCheckpoint
 from mpips.training.epochs import Inputs
 from mpips.training.example import arrays_of
 from mpips.training.halving import sum_by_key
 from mpips.training.own_data import check_changes, learn_own, read_own
 from mpips.training.preflight import task_options
 from mpips.training.rates import Rates
-from mpips.training.stopping import EarlyStopping, asked_metrics
+from mpips.training.stopping import EarlyStopping, asked_metrics, watched
 from mpips.training.streaming import Streamed, Streaming, stream
 from mpips.worker.collectives import AnyArray, Collectives
 from mpips.worker.worker import Worker, connection_of
@@ -178,10 +179,16 @@ def prepare(
     tables = _tables(task, config, measured, n_epochs, batch_size, n_workers)
     check_changes(task, tables, config)
     Rates(config.schedule, tables, n_epochs)  # refuse optimizers that cannot have the schedule
-    watched = (config.train.metric,) if config.train.patience else ()
-    asked = (*config.train.metrics, *(name for name in watched if name != "auto"))
+    given_name = (config.train.metric,) if config.watches else ()
+    asked = (*config.train.metrics, *(name for name in given_name if name != "auto"))
     has_test = bool(config.data.test)
     stopping = EarlyStopping.of(config.train, task.metrics, tables, has_test, own_metrics)
+    best = None
+    if config.checkpoint.keep_best:
+        why = "checkpoint.keep_best = true"
+        best = BestCheckpoint(
+            *watched(config.train, why, task.metrics, tables, has_test, own_metrics)
+        )
     return Inputs(
         info,
         task,
@@ -195,6 +202,7 @@ def prepare(
         make_task=make_task,
         schedule=config.schedule,
         stopping=stopping,
+        best=best,
         metrics=asked_metrics(asked, task.metrics, own_metrics),
         arrays=arrays,
         block=block,

@@ -176,12 +176,18 @@ def fit_data(inputs: Inputs, described: dict[str, Any], where: Path) -> None:
         inputs.task = inputs.make_task(inputs.info)
 
 
-def _restore_stopping(inputs: Inputs, workers: Sequence[WorkerState], in_place: bool) -> None:
-    """Restore the state of early stopping. `in_place`: each worker begins where it stood."""
-    assert inputs.stopping is not None
+def _restore_watch(inputs: Inputs, workers: Sequence[WorkerState], in_place: bool) -> None:
+    """Restore the state of early stopping, and the evaluation that may be missing.
+
+    Args:
+        inputs: Its state and `unevaluated` are set.
+        workers: States of the workers of the earlier job.
+        in_place: Each worker begins where it stood.
+    """
     # The worker that is farthest ahead knows of the most evaluations.
     ahead = max(workers, key=lambda w: (w.epoch, w.step))
-    inputs.stopping.restore(ahead.cursor)
+    if inputs.stopping is not None:
+        inputs.stopping.restore(ahead.cursor)
     together = all((w.epoch, w.step) == (ahead.epoch, ahead.step) for w in workers)
     inputs.unevaluated = ahead.epoch > 0 and ahead.step == 0 and (in_place or together)
 
@@ -250,9 +256,9 @@ def set_place(
         shape: Shape of this job. A job of another shape reads what is left of the epoch in a new order.
     """
     cursors = [(w.epoch, w.step) for w in workers]
-    if inputs.stopping is not None and cursors:
+    if (inputs.stopping is not None or inputs.best is not None) and cursors:
         same = bool(sampling) and Sampling.from_config(sampling).shape == shape
-        _restore_stopping(inputs, workers, same)
+        _restore_watch(inputs, workers, same)
     inputs.first_epoch = min((epoch for epoch, _ in cursors), default=0)
     done = f"{inputs.first_epoch} of {plural(inputs.n_epochs, 'epoch')} done"
     if not cursors or not sampling:
