@@ -23,6 +23,15 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     test: Annotated[
         str, Meta(description="File or pattern to evaluate on, or digits. Empty: none.")
     ] = ""
+    validation: Annotated[
+        float,
+        Meta(
+            ge=0,
+            lt=1,
+            description="Fraction of the training samples that is held out and evaluated on instead of a "
+            "test file: a random sample, by cluster.seed, whatever the number of workers. 0: none.",
+        ),
+    ] = 0.0
     format: Format = "auto"
     index_base: IndexBase = "auto"
     label: Label = None
@@ -46,6 +55,11 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             "`mpips run` a temporary folder, which is removed at the end."
         ),
     ] = ""
+
+    @property
+    def evaluates(self) -> str:
+        """The data to evaluate on: "test", "validation", or "" if there is none."""
+        return "test" if self.test else "validation" if self.validation else ""
 
 
 class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -57,6 +57,11 @@ def preflight(config: JobConfig, n_ranks: int | None = None, dry_run: bool = Fal
         _check_table(f"tables.{name}", merged(config.table, table))
     check_launch(config.cluster, n_ranks or launch.launched_size())
     check_checkpoints(config.checkpoint, make=not dry_run)
+    if config.data.validation and config.data.test:
+        raise ConfigError(
+            f"data.validation = {config.data.validation:g} and data.test = {config.data.test!r} are both "
+            "set: leave one of them out"
+        )
     for path in (config.data.train, config.data.test):
         if path and path != "digits" and not all(map(os.path.isfile, files_of(path))):
             raise ConfigError(

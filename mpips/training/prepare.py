@@ -20,6 +20,7 @@ from mpips.config.schema import JobConfig
 from mpips.data import (
     DataInfo,
     Dataset,
+    DenseData,
     Loader,
     Moments,
     Part,
@@ -31,11 +32,12 @@ from mpips.data import (
     combine,
     read,
 )
+from mpips.data.holdout import Holdout
 from mpips.data.info import check_labels, matching_labels, relabel
 from mpips.data.options import Share, Wants
 from mpips.data.rows import Arrays, Purpose, Samples, TaskPart
 from mpips.data.stream import StreamedData
-from mpips.data.summary import matching_text, summarise, summarise_test
+from mpips.data.summary import matching_text, summarise, summarise_test, summarise_validation
 from mpips.errors import ConfigError
 from mpips.model.consistency import BSP
 from mpips.model.distinct import distinct_counts
@@ -109,6 +111,8 @@ def prepare(
     reads, given = reader_of(task_class), task_options(task_class, config.options)
     own_metrics = getattr(task_class, "own_metrics", {})
     own: dict[str, Any] = {}
+    fraction = config.data.validation
+    holdout = Holdout(fraction, config.cluster.seed) if fraction else None
     streaming = Streaming(
         int(config.data.memory_mib * (1 << 20)),
         Path(config.data.cache) if config.data.cache else cache,
@@ -139,10 +143,16 @@ def prepare(
         """Load a file on all ranks; return the description of all of it, and notes."""
         if reads is None:
             options = read_options(config, split, wants)
-            streamed = stream(ranks, n_workers, path, options, like, streaming)
+            held = holdout if like is None else None
+            streamed = stream(ranks, n_workers, path, options, like, streaming, held)
             if streamed is not None:
                 own[split] = streamed
                 return streamed.info, streamed.notes
+            if held is not None:
+                raise ConfigError(
+                    f"data.validation = {held.fraction:g}: {path} is no file of which samples can be held "
+                    "out; set data.test"
+                )
         what = "training" if split == "train" else "test"
         rows = ranks.agree(f"reading the {what} data", lambda: load(path, split, like), True)
         # Combine the descriptions of all workers' shares: columns, labels, number of samples.
@@ -153,6 +163,10 @@ def prepare(
     learned = learn_own(reads, given, config.data.train, ranks, n_workers)
     info, notes_of_train = load_all(config.data.train, "train", None)
     notes, n_test = [summarise(config.data.train, info), *notes_of_train], 0
+    if holdout is not None:
+        own["test"] = own["train"].validation
+        n_test = own["test"].info.n_samples_total
+        notes.append(summarise_validation(config.data.train, own["test"].info))
     meant: dict[float, float] = {}
     if config.data.test:
         test_info, notes_of_test = load_all(config.data.test, "test", info)
@@ -181,7 +195,7 @@ def prepare(
     Rates(config.schedule, tables, n_epochs)  # refuse optimizers that cannot have the schedule
     given_name = (config.train.metric,) if config.watches else ()
     asked = (*config.train.metrics, *(name for name in given_name if name != "auto"))
-    has_test = bool(config.data.test)
+    has_test = bool(config.data.evaluates)
     stopping = EarlyStopping.of(config.train, task.metrics, tables, has_test, own_metrics)
     best = None
     if config.checkpoint.keep_best:
@@ -252,7 +266,7 @@ def _aligned(
         def change(data: Dataset, labels: dict[float, float] = labels) -> Dataset:
             return align(relabel(data, labels), info)
 
-        if isinstance(part, Part):
+        if isinstance(part.data, SparseData | DenseData):
             found[split] = change(part.data)
         elif part.data is not None:
             check_labels([labels.get(label, label) for label in part.info.labels], info)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,6 +72,7 @@ class TrainingPlan(msgspec.Struct):
         beginning: tuple[WorkerState, ...] = ()
         if start.path is not None and start.manifest is not None:
             fit_data(inputs, start.manifest.data, start.path)
+            check_holdout(self.config, start.manifest.config, start.path)
             with open_checkpoint(start.path) as checkpoint:
                 check_start(checkpoint, inputs.tables)
             run_id = start.manifest.run_id
@@ -174,6 +175,28 @@ def fit_data(inputs: Inputs, described: dict[str, Any], where: Path) -> None:
     inputs.train, inputs.test = (_reorder(data, order) for data in (inputs.train, inputs.test))
     if inputs.make_task is not None:
         inputs.task = inputs.make_task(inputs.info)
+
+
+def check_holdout(config: JobConfig, there: Mapping[str, Any], where: Path) -> None:
+    """Check that a job holds out the samples that the job of a checkpoint held out.
+
+    Args:
+        config: The job.
+        there: Configuration in the checkpoint's manifest.
+        where: The checkpoint, for errors.
+
+    Raises:
+        ConfigError: It does not: samples that the model was trained on would be evaluated.
+    """
+    before = there.get("data", {}).get("validation", 0.0)
+    seed = there.get("cluster", {}).get("seed", config.cluster.seed)
+    own = config.data.validation
+    if own != before or (own and seed != config.cluster.seed):
+        raise ConfigError(
+            f"{where}: was trained with data.validation = {before:g} and cluster.seed = {seed}, this job has "
+            f"{own:g} and {config.cluster.seed}, so samples would be evaluated that were trained on: use the "
+            "same values, or set checkpoint.resume = 'never'"
+        )
 
 
 def _restore_watch(inputs: Inputs, workers: Sequence[WorkerState], in_place: bool) -> None:

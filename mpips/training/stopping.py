@@ -132,8 +132,8 @@ def watched(
     off = "0" if option == "train.patience" else "false"
     if not has_test:
         raise ConfigError(
-            f"{why} watches a metric of the test data, and the job has none: set data.test, or {option} = "
-            f"{off}"
+            f"{why} watches a metric of the test data, and the job has none: set data.test or "
+            f"data.validation, or {option} = {off}"
         )
     if any(isinstance(t.consistency, BSP) and t.consistency.backup for t in tables):
         raise ConfigError(

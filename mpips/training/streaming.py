@@ -13,13 +13,16 @@ import shutil
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from mpips.data import DataInfo, ReadOptions, files_of
+from mpips.data import DataInfo, Dataset, ReadOptions, files_of
+from mpips.data.holdout import Holdout, HoldoutSide
 from mpips.data.readers import as_in_training, reader_of
+from mpips.data.shares import numbers
 from mpips.data.stream import Conversion, Index, StreamedData
 from mpips.data.stream.cache import CachePiece, read_index, write_index
 from mpips.data.stream.conversion import SOURCES, Draft, File, draft, is_streamed
@@ -51,14 +54,16 @@ class Streamed(msgspec.Struct, frozen=True):
         info: Description of the whole data.
         notes: Sentences for the user.
         data: The samples of this worker; None on ranks that are no worker.
-        block, window: See `mpips.data.Shape`.
+        block, window: See `mpips.data.Shape`; 0: the samples are in memory.
+        validation: The samples that are held out; None: none are.
     """
 
     info: DataInfo
     notes: tuple[str, ...]
-    data: StreamedData | None
+    data: StreamedData | Dataset | None
     block: int
     window: int
+    validation: Streamed | None = None
 
 
 def stream(
@@ -68,8 +73,12 @@ def stream(
     options: ReadOptions,
     like: DataInfo | None,
     how: Streaming,
+    holdout: Holdout | None = None,
 ) -> Streamed | None:
     """Convert data into a cache if it is too large for the memory; None: it is not. Collective, blocking.
+
+    Data of which samples are held out is converted in any case, so that all workers read it once together.
+    What fits into the memory is then read from the cache into it.
 
     Args:
         ranks: Ranks of the job.
@@ -78,6 +87,7 @@ def stream(
         options: Options of the readers.
         like: Description of the training data, for test data.
         how: Where and how.
+        holdout: Samples that are held out; None: none are.
 
     Raises:
         DataError, ConfigError, CapabilityError: On all ranks.
@@ -87,7 +97,9 @@ def stream(
     begun = time.monotonic()
 
     def find() -> dict[str, Any] | None:
-        return _found(source, options, n_workers, how) if ranks.worker == 0 else None
+        if ranks.worker != 0:
+            return None
+        return _found(source, options, n_workers, how, holdout is not None)
 
     row = _only(ranks.agree(f"finding the files of {source}", find, True))
     if row is None:
@@ -104,26 +116,56 @@ def stream(
             f"{source}: its labels are {', '.join(info.class_names[:10])}, those of the training data "
             f"{', '.join(like.class_names[:10])}; use files with the same labels"
         )
-    some = StreamedData(folder, index, worker or 0, n_workers, how.memory)
     size = sum(piece.file_bytes for piece in index.pieces)
     made = "found there" if plan.is_there else f"converted in {time.monotonic() - begun:.1f} s"
-    note = (
-        f"{source}: larger than data.memory_mib = {how.memory / (1 << 20):g} in each worker, so it is "
-        f"read in windows from {folder} ({_mib(size)}, {made})"
-    )
-    return Streamed(
-        info,
-        (*index.notes, note),
-        some if worker is not None else None,
-        some.blocks.block,
-        some.window,
-    )
+    if row["fits"]:
+        note = f"{source}: read from {folder} ({_mib(size)}, {made})"
+    else:
+        note = (
+            f"{source}: larger than data.memory_mib = {how.memory / (1 << 20):g} in each worker, so it is "
+            f"read in windows from {folder} ({_mib(size)}, {made})"
+        )
+    notes = (*index.notes, note)
+    if holdout is None:
+        some = StreamedData(folder, index, worker or 0, n_workers, how.memory)
+        data = some if worker is not None else None
+        return Streamed(info, notes, data, some.blocks.block, some.window)
+
+    def side(held: bool) -> Streamed:
+        chosen = HoldoutSide(holdout, index.n, held)
+        n = chosen.n
+        if not n:
+            raise DataError(
+                f"{source}: data.validation = {holdout.fraction:g} of {index.n:,} samples leaves none for "
+                f"{'validation' if held else 'training'}; choose another fraction, or set data.test"
+            )
+        some = StreamedData(folder, index, worker or 0, n_workers, how.memory, side=chosen)
+        own = replace(info, n_samples_total=n, n_local=n, counts=())
+        if not row["fits"]:
+            data = some if worker is not None else None
+            return Streamed(own, () if held else notes, data, some.blocks.block, some.window)
+        there: Dataset | None = None
+        if worker is not None:
+            there = some.in_memory(numbers(n, n_workers, worker, "mixed"))
+        return Streamed(own, () if held else notes, there, 0, 0)
+
+    def sides() -> tuple[Streamed, Streamed]:
+        return side(False), side(True)
+
+    # Each rank needs its own samples, so they are no part of what the ranks send each other.
+    found: list[tuple[Streamed, Streamed]] = []
+    ranks.agree(f"dividing {source}", lambda: found.append(sides()), True)
+    train, validation = found[0]
+    return msgspec.structs.replace(train, validation=validation)
 
 
 def _found(
-    source: str, options: ReadOptions, n_workers: int, how: Streaming
+    source: str, options: ReadOptions, n_workers: int, how: Streaming, always: bool
 ) -> dict[str, Any] | None:
-    """Return the plan of the conversion and the folder of the cache; None: all fits in memory."""
+    """Return the plan of the conversion, the folder of the cache, and whether all fits in memory.
+
+    None: all fits and is not converted `always`, or the data is in no files.
+    """
     files = []
     for path in files_of(source):
         reader = reader_of(path, options)
@@ -134,7 +176,8 @@ def _found(
         except OSError as error:
             raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
         files.append(File(path, found.st_size, found.st_mtime_ns, reader.name))
-    if not is_streamed(files, options, n_workers, how.memory):
+    fits = not is_streamed(files, options, n_workers, how.memory)
+    if fits and not always:
         return None
     root = how.cache if how.cache is not None else _temporary()
     plan = draft(source, files, options, how.memory, root)
@@ -146,7 +189,7 @@ def _found(
             f"{folder}: cannot make the cache of the data: {error.strerror or error}; set data.cache to a "
             "folder that can be written"
         ) from None
-    return {"plan": msgspec.to_builtins(plan), "folder": str(folder)}
+    return {"plan": msgspec.to_builtins(plan), "folder": str(folder), "fits": fits}
 
 
 def _convert(ranks: JobRanks, own: Conversion | None, folder: Path, source: str) -> None:

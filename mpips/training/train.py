@@ -239,7 +239,9 @@ class TrainingProgram:
                     print(line, file=sys.stderr, flush=True)
         run_progress, table = self._inputs.run_progress(), view.rank_table
         if self._verbose:
-            table.listen(functools.partial(_say_metrics, run_progress.n_epochs))
+            table.listen(
+                functools.partial(_say_metrics, run_progress.n_epochs, self._config.data.evaluates)
+            )
         display = make_display(self._progress, run_progress.share)
         meter = self._meter = ProgressMeter(display, run_progress, table.totals)
         table.attach(meter.look, meter.close)
@@ -260,8 +262,8 @@ class TrainingProgram:
             self._meter.close()
 
 
-def _say_metrics(n_epochs: int, found: Evaluated) -> None:
+def _say_metrics(n_epochs: int, of: str, found: Evaluated) -> None:
     """Print the metrics of an evaluation, except of the last one, which the summary shows."""
     if found.epochs < n_epochs:
         text = summary.metrics_text(found.metrics)
-        print(f"epoch {found.epochs}/{n_epochs}: {text} (test)", file=sys.stderr, flush=True)
+        print(f"epoch {found.epochs}/{n_epochs}: {text} ({of})", file=sys.stderr, flush=True)
