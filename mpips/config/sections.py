@@ -7,21 +7,32 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from mpips.data.options import Categorical, EmptyCells, Format, Ignored, IndexBase, Label, Numeric
+from mpips.data.options import (
+    Categorical,
+    EmptyCells,
+    Format,
+    Ignored,
+    IndexBase,
+    Label,
+    Numeric,
+    OnBad,
+)
+from mpips.data.several import FileList
 
 
 class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """[data]: the files to train and to evaluate on, and how they are read."""
 
     train: Annotated[
-        str,
+        str | tuple[str, ...],
         Meta(
-            description="File to train on (.svm .libsvm .svmlight .csv .tsv .npz .h5 .hdf5), a pattern of "
-            "several such as day_*.csv, or digits."
+            description="File to train on (.svm .libsvm .svmlight .csv .tsv .parquet .npz .h5 .hdf5), a "
+            "pattern of several such as day_*.csv, a list of files and patterns, or digits."
         ),
     ] = ""
     test: Annotated[
-        str, Meta(description="File or pattern to evaluate on, or digits. Empty: none.")
+        str | tuple[str, ...],
+        Meta(description="File, pattern or list to evaluate on, or digits. Empty: none."),
     ] = ""
     validation: Annotated[
         float,
@@ -39,6 +50,21 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     numeric: Numeric = "auto"
     ignore: Ignored = ()
     empty: EmptyCells = "error"
+    on_bad: OnBad = "error"
+    weight: Annotated[
+        str,
+        Meta(
+            description="CSV, Parquet: numeric column with the weight of each training sample, by which its "
+            "loss and its gradient are multiplied. Empty: none."
+        ),
+    ] = ""
+    class_weight: Annotated[
+        Literal["balanced"] | dict[str, float] | None,
+        Meta(
+            description="Weights of classes, such as {yes = 5, no = 1}; a class that is not named has 1. "
+            "balanced: samples / (classes * samples of the class)."
+        ),
+    ] = None
     memory_mib: Annotated[
         float,
         Meta(
@@ -55,6 +81,16 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             "`mpips run` a temporary folder, which is removed at the end."
         ),
     ] = ""
+
+    @property
+    def train_files(self) -> str:
+        """The training data as readers take it: a path, a pattern or a `FileList`."""
+        return self.train if isinstance(self.train, str) else FileList(self.train)
+
+    @property
+    def test_files(self) -> str:
+        """The test data as readers take it; "": none."""
+        return self.test if isinstance(self.test, str) else FileList(self.test)
 
     @property
     def evaluates(self) -> str:

@@ -130,8 +130,8 @@ def summarize(
         "name": run.path.name if run is not None else config.task,
         **_of_any_job(config.task, report, ranks, versions, run),
         "options": differences(config),
-        "train": config.data.train,
-        "test": config.data.test,
+        "train": str(config.data.train_files),
+        "test": str(config.data.test_files),
         "validation": config.data.validation,
     }
 

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -30,6 +30,7 @@ from mpips.training.evaluation import evaluate
 from mpips.training.rates import Rates
 from mpips.training.result import Result, history
 from mpips.training.stopping import EarlyStopping
+from mpips.training.weights import ClassWeights
 from mpips.worker.worker import Worker
 
 OnEpochEnd: TypeAlias = Callable[[dict[str, float]], object]
@@ -63,6 +64,8 @@ class Inputs:
         schedule: How learning rates change.
         stopping: Decides whether training ends early; None: it does not.
         best: Keeps the best checkpoint; None: the job keeps none.
+        class_weight: The option data.class_weight.
+        class_weights: Weights of the classes, when the task is ready; None: none.
         metrics: Names of metrics of the test data beside those of the task.
         arrays: Arrays of a task that reads its files itself; see `mpips.data.rows.Arrays`. {} on ranks that
             are no worker.
@@ -92,6 +95,8 @@ class Inputs:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     stopping: EarlyStopping | None = None
     best: BestCheckpoint | None = None
+    class_weight: Literal["balanced"] | dict[str, float] | None = None
+    class_weights: ClassWeights | None = None
     metrics: tuple[str, ...] = ()
     arrays: Arrays = field(default_factory=dict)
     on_epoch_end: OnEpochEnd | None = None
@@ -174,6 +179,8 @@ def train_epochs(
             break
         rates.set(worker, cursor.epoch, cursor.step, loader.steps_in(cursor.epoch))
         if batch.n:
+            if inputs.class_weights is not None:
+                batch = inputs.class_weights.applied(batch)
             if begin_step is not None:
                 begin_step(cursor.epoch, cursor.step, loader.steps_in(cursor.epoch))
             task.prefetch(worker, batch)

@@ -226,7 +226,7 @@ def _reorder(
 
 def _reordered(data: Dataset, order: list[int]) -> Dataset:
     if isinstance(data, DenseData):
-        return DenseData(data.x[:, order], data.labels)
+        return msgspec.structs.replace(data, x=data.x[:, order])
     place = np.argsort(order).astype(np.int32)
     fields = place[data.fields] if data.fields is not None else None
     return msgspec.structs.replace(data, fields=fields)

@@ -21,11 +21,13 @@ import msgspec
 
 from mpips.data import DataInfo, Dataset, ReadOptions, files_of
 from mpips.data.holdout import Holdout, HoldoutSide
-from mpips.data.readers import as_in_training, reader_of
+from mpips.data.readers import TEXT_FORMATS, as_in_training, reader_of
 from mpips.data.shares import numbers
 from mpips.data.stream import Conversion, Index, StreamedData
+from mpips.data.stream.bad_lines import BadLines
 from mpips.data.stream.cache import CachePiece, read_index, write_index
-from mpips.data.stream.conversion import SOURCES, Draft, File, draft, is_streamed
+from mpips.data.stream.conversion import SOURCES, Draft, draft
+from mpips.data.stream.files import File, is_streamed
 from mpips.errors import CapabilityError, ConfigError, DataError
 from mpips.session.driver import JobRanks
 
@@ -77,8 +79,8 @@ def stream(
 ) -> Streamed | None:
     """Convert data into a cache if it is too large for the memory; None: it is not. Collective, blocking.
 
-    Data of which samples are held out is converted in any case, so that all workers read it once together.
-    What fits into the memory is then read from the cache into it.
+    Data of which samples are held out or bad lines are left out is converted in any case, so that each line
+    is read by one worker. What fits into the memory is then read from the cache into it.
 
     Args:
         ranks: Ranks of the job.
@@ -94,12 +96,12 @@ def stream(
     """
     if like is not None:
         options = as_in_training(options, like)
-    begun = time.monotonic()
+    begun, skips = time.monotonic(), options.on_bad == "skip"
 
     def find() -> dict[str, Any] | None:
         if ranks.worker != 0:
             return None
-        return _found(source, options, n_workers, how, holdout is not None)
+        return _found(source, options, n_workers, how, holdout is not None or skips)
 
     row = _only(ranks.agree(f"finding the files of {source}", find, True))
     if row is None:
@@ -128,6 +130,8 @@ def stream(
     notes = (*index.notes, note)
     if holdout is None:
         some = StreamedData(folder, index, worker or 0, n_workers, how.memory)
+        if row["fits"]:
+            return Streamed(info, notes, _in_memory(some, worker), 0, 0)
         data = some if worker is not None else None
         return Streamed(info, notes, data, some.blocks.block, some.window)
 
@@ -144,10 +148,7 @@ def stream(
         if not row["fits"]:
             data = some if worker is not None else None
             return Streamed(own, () if held else notes, data, some.blocks.block, some.window)
-        there: Dataset | None = None
-        if worker is not None:
-            there = some.in_memory(numbers(n, n_workers, worker, "mixed"))
-        return Streamed(own, () if held else notes, there, 0, 0)
+        return Streamed(own, () if held else notes, _in_memory(some, worker), 0, 0)
 
     def sides() -> tuple[Streamed, Streamed]:
         return side(False), side(True)
@@ -157,6 +158,14 @@ def stream(
     ranks.agree(f"dividing {source}", lambda: found.append(sides()), True)
     train, validation = found[0]
     return msgspec.structs.replace(train, validation=validation)
+
+
+def _in_memory(data: StreamedData, worker: int | None) -> Dataset | None:
+    """Read a worker's share into memory, by the rule of data in memory; None: this rank is no worker."""
+    if worker is None:
+        return None
+    blocks = data.blocks
+    return data.in_memory(numbers(blocks.n_total, blocks.n_workers, worker, "mixed"))
 
 
 def _found(
@@ -175,12 +184,17 @@ def _found(
             found = os.stat(path)
         except OSError as error:
             raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+        if options.on_bad == "skip" and reader.name not in TEXT_FORMATS:
+            raise ConfigError(
+                f"data.on_bad = 'skip': {path} is {reader.name}, which has no lines that could be left out; "
+                "the option is for LIBSVM and CSV"
+            )
         files.append(File(path, found.st_size, found.st_mtime_ns, reader.name))
     fits = not is_streamed(files, options, n_workers, how.memory)
     if fits and not always:
         return None
     root = how.cache if how.cache is not None else _temporary()
-    plan = draft(source, files, options, how.memory, root)
+    plan = draft(str(source), files, options, how.memory, root)
     folder = root / plan.key
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -210,20 +224,25 @@ def _convert(ranks: JobRanks, own: Conversion | None, folder: Path, source: str)
                 f"{folder}: the cache of the data, which worker 0 has made, is not there on this node; set "
                 "data.cache to a folder that all nodes share"
             )
-        found: list[Any] = msgspec.to_builtins(_pairs(own.convert(surveys, folder)))
+        pieces = _pairs(own.convert(surveys, folder))
+        found: list[Any] = msgspec.to_builtins([pieces, _pairs(own.bad)])
         return found
 
-    rows = ranks.agree(f"converting {source}", convert, True)
+    rows = [row for row in ranks.agree(f"converting {source}", convert, True) if row]
     pieces = {
         place: [msgspec.convert(piece, CachePiece) for piece in found]
         for row in rows
-        for place, found in row
+        for place, found in row[0]
     }
+    bad: dict[int, BadLines] = {}
+    for row in rows:
+        for place, lines in row[1]:
+            bad.setdefault(place, BadLines()).merge(msgspec.convert(lines, BadLines))
 
     def write() -> None:
         if ranks.worker == 0 and own is not None:
             try:
-                write_index(folder, own.index(pieces))
+                write_index(folder, own.index(pieces, bad))
             except OSError as error:
                 raise CapabilityError(
                     f"{folder}: cannot write the cache of the data: {error.strerror or error}"
