@@ -7,7 +7,7 @@ prepares the task with the moments of all workers' data and returns the worker's
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,11 @@ def read_options(config: JobConfig, split: str, wants: Wants = "classes") -> Rea
 
 
 def prepare(
-    ranks: JobRanks, n_workers: int, config: JobConfig, cache: Path | None = None
+    ranks: JobRanks,
+    n_workers: int,
+    config: JobConfig,
+    cache: Path | None = None,
+    say: Callable[[str], object] = lambda line: None,
 ) -> Inputs:
     """Read the data, agree on it, make the task and its tables. Collective over the ranks; blocks.
 
@@ -101,6 +105,7 @@ def prepare(
         config: The job.
         cache: Folder for the cache of data that is read in windows, if the configuration names none; None: a
             temporary one.
+        say: Called on worker 0 with the progress of a conversion into the cache.
 
     Raises:
         DataError, ConfigError: The data or the configuration is wrong on some rank; all ranks raise the
@@ -116,6 +121,7 @@ def prepare(
     streaming = Streaming(
         int(config.data.memory_mib * (1 << 20)),
         Path(config.data.cache) if config.data.cache else cache,
+        say,
     )
 
     def load(path: str, split: str, like: DataInfo | None) -> dict[str, Any] | None:

@@ -7,12 +7,13 @@ the number of workers, so it is decided before anything is read. `mpips.data.str
 from __future__ import annotations
 
 import atexit
+import contextlib
 import fcntl
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,10 +30,13 @@ from mpips.data.stream.cache import CachePiece, read_index, write_index
 from mpips.data.stream.conversion import SOURCES, Draft, draft
 from mpips.data.stream.files import File, is_streamed
 from mpips.errors import CapabilityError, ConfigError, DataError
+from mpips.monitor.progress import duration
 from mpips.session.driver import JobRanks
+from mpips.training.cache_folder import CacheFolder, remove_orphans
 
 Value = TypeVar("Value")
 
+_FIRST_SAID_S, _SAID_EVERY_S = 2.0, 10.0  # s, between lines about a conversion
 _PREFIX = "mpips-data-"  # of temporary folders
 _LOCK = "lock"  # file in a temporary folder on which its owner has a lock
 
@@ -43,10 +47,12 @@ class Streaming(msgspec.Struct, frozen=True):
     Attributes:
         memory: Bytes for samples in each worker.
         cache: Folder of caches; None: a temporary one, which this job removes.
+        say: Called on worker 0 with the progress of a conversion, a few times a minute.
     """
 
     memory: int
     cache: Path | None = None
+    say: Callable[[str], object] = lambda _: None
 
 
 class Streamed(msgspec.Struct, frozen=True):
@@ -110,7 +116,8 @@ def stream(
     worker = ranks.worker
     own = Conversion(plan, options, worker, n_workers) if worker is not None else None
     if not plan.is_there:
-        _convert(ranks, own, folder, source)
+        with _locked(ranks, folder):
+            _convert(ranks, own, folder, source, how)
     index = _index(ranks, own, plan, folder)
     info = index.info()
     if like is not None and options.labelled and info.label_names != like.label_names:
@@ -195,18 +202,38 @@ def _found(
         return None
     root = how.cache if how.cache is not None else _temporary()
     plan = draft(str(source), files, options, how.memory, root)
-    folder = root / plan.key
+    for orphan in remove_orphans(root):
+        how.say(f"{orphan}: removed, a killed job had left it")
+    return {"plan": msgspec.to_builtins(plan), "folder": str(root / plan.key), "fits": fits}
+
+
+@contextlib.contextmanager
+def _locked(ranks: JobRanks, folder: Path) -> Iterator[None]:
+    """Let worker 0 make the folder of the cache and hold its lock in the block. Collective."""
+    made: list[CacheFolder] = []
+
+    def make() -> None:
+        if ranks.worker != 0:
+            return
+        try:
+            made.append(CacheFolder(folder))
+        except OSError as error:
+            raise ConfigError(
+                f"{folder}: cannot make the cache of the data: {error.strerror or error}; set data.cache to "
+                "a folder that can be written"
+            ) from None
+
+    ranks.agree("making the cache of the data", make, True)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"{folder}: cannot make the cache of the data: {error.strerror or error}; set data.cache to a "
-            "folder that can be written"
-        ) from None
-    return {"plan": msgspec.to_builtins(plan), "folder": str(folder), "fits": fits}
+        yield
+    finally:
+        for one in made:
+            one.release()
 
 
-def _convert(ranks: JobRanks, own: Conversion | None, folder: Path, source: str) -> None:
+def _convert(
+    ranks: JobRanks, own: Conversion | None, folder: Path, source: str, how: Streaming
+) -> None:
     """Let all workers convert their spans, and write the index. Collective."""
     surveys: dict[int, Sequence[bool]] = {}
     for row in ranks.agree(
@@ -224,7 +251,8 @@ def _convert(ranks: JobRanks, own: Conversion | None, folder: Path, source: str)
                 f"{folder}: the cache of the data, which worker 0 has made, is not there on this node; set "
                 "data.cache to a folder that all nodes share"
             )
-        pieces = _pairs(own.convert(surveys, folder))
+        shown = ConversionProgress(source, how.say if ranks.worker == 0 else lambda _: None)
+        pieces = _pairs(own.convert(surveys, folder, shown.note))
         found: list[Any] = msgspec.to_builtins([pieces, _pairs(own.bad)])
         return found
 
@@ -309,6 +337,31 @@ def _remove_if_free(folder: Path) -> None:
         pass
     finally:
         os.close(lock)
+
+
+class ConversionProgress:
+    """Says how far a worker has converted its part, first after two seconds, then every ten."""
+
+    def __init__(self, source: str, say: Callable[[str], object]) -> None:
+        """Begin now.
+
+        Args:
+            source: The files, for people.
+            say: Called with each line.
+        """
+        self._source = source
+        self._say = say
+        self._begun = time.monotonic()
+        self._next = self._begun + _FIRST_SAID_S
+
+    def note(self, share: float) -> None:
+        """Note the share of the part that is converted, above 0 and at most 1."""
+        now = time.monotonic()
+        if now < self._next or share >= 1:
+            return
+        self._next = now + _SAID_EVERY_S
+        left = duration((now - self._begun) * (1 - share) / share)
+        self._say(f"converting {self._source}: {share:.0%}, {left} left")
 
 
 def _only(rows: Sequence[Value | None]) -> Value | None:

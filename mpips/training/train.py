@@ -209,7 +209,8 @@ class TrainingProgram:
         self, ranks: JobRanks, n_workers: int, run_id: str, comm: MPI.Intracomm | None
     ) -> SavingPlan:
         """Read the data and make the task."""
-        self._inputs = prepare(ranks, n_workers, self._config, self._cache)
+        say = _say if self._verbose else lambda line: None
+        self._inputs = prepare(ranks, n_workers, self._config, self._cache, say)
         self._inputs.verbose = self._verbose
         self._inputs.on_epoch_end = self._on_epoch_end
         return TrainingPlan(self._config, self._inputs, n_workers, comm, run_id)
@@ -260,6 +261,10 @@ class TrainingProgram:
         """End the progress display."""
         if self._meter is not None:
             self._meter.close()
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _say_metrics(n_epochs: int, of: str, found: Evaluated) -> None:

@@ -137,13 +137,17 @@ class Conversion:
         return found
 
     def convert(
-        self, surveys: Mapping[int, Sequence[bool]], folder: Path
+        self,
+        surveys: Mapping[int, Sequence[bool]],
+        folder: Path,
+        note: Callable[[float], object] = lambda share: None,
     ) -> dict[int, list[CachePiece]]:
         """Convert this worker's spans; return the pieces of each by its place. Blocks.
 
         Args:
             surveys: What `survey` returned on all workers; {} if it was left out.
             folder: The cache; it exists.
+            note: Called after each span with the share of this worker's spans that are converted.
 
         Raises:
             DataError: A file is malformed, or has changed.
@@ -167,6 +171,7 @@ class Conversion:
                     ) from None
                 found[place].append(piece)
             self._plan.files[span.file].check()
+            note(len(found) / len(self._own))
         return found
 
     def index(
