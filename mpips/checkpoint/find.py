@@ -7,16 +7,18 @@ from what it has written since then.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from mpips.checkpoint.folder import CheckpointName, find_folder, list_checkpoints, parse_name
-from mpips.checkpoint.manifest import MANIFEST
+from mpips.checkpoint.manifest import MANIFEST, Manifest
 from mpips.checkpoint.reader import Checkpoint, open_checkpoint
 from mpips.checkpoint.steps import Peers, Steps, finish
 from mpips.errors import CheckpointError, ConfigError, NewerFormatError
+from mpips.model.best_value import BestValue
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -43,11 +45,14 @@ class Ordered(msgspec.Struct, frozen=True):
         readable: Checkpoints whose manifest is valid and whose file has the right size, newest first.
         refused: All other checkpoints, among them those of a newer format.
         newer: Error about a checkpoint of a newer format; "": there is none.
+        best: The best checkpoint of the run that wrote the newest one; None: it marked none as best. Values
+            of another metric than the last one that the run watched do not count. The newest of equal ones.
     """
 
     readable: tuple[CheckpointName, ...]
     refused: tuple[Refusal, ...]
     newer: str = ""
+    best: CheckpointName | None = None
 
 
 def order(folder: Path) -> Ordered:
@@ -57,6 +62,7 @@ def order(folder: Path) -> Ordered:
         ConfigError: The folder cannot be read.
     """
     readable: list[tuple[tuple[int, int, int], CheckpointName]] = []
+    manifests: dict[Path, Manifest] = {}
     refused: list[Refusal] = []
     newer = ""
     for name in reversed(list_checkpoints(folder)):
@@ -64,12 +70,30 @@ def order(folder: Path) -> Ordered:
             with open_checkpoint(name.path) as checkpoint:
                 key = (checkpoint.manifest.generation, name.step, name.attempt)
                 readable.append((key, name))
+                manifests[name.path] = checkpoint.manifest
         except CheckpointError as error:
             refused.append(Refusal(name.path, str(error)))
             if isinstance(error, NewerFormatError):
                 newer = newer or str(error)
     readable.sort(key=lambda item: item[0], reverse=True)
-    return Ordered(tuple(name for _, name in readable), tuple(refused), newer)
+    names = tuple(name for _, name in readable)
+    return Ordered(names, tuple(refused), newer, _best(names, manifests))
+
+
+def _best(
+    names: Sequence[CheckpointName], manifests: Mapping[Path, Manifest]
+) -> CheckpointName | None:
+    """Return `Ordered.best`; `names`: the readable checkpoints, newest first."""
+    found: CheckpointName | None = None
+    best: BestValue | None = None
+    for name in names:
+        manifest = manifests[name.path]
+        mark = manifest.best
+        if mark is None or manifest.run_id != manifests[names[0].path].run_id:
+            continue
+        if best is None or (mark.metric == best.metric and mark.is_better(best)):
+            found, best = name, mark
+    return found
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -77,12 +101,19 @@ def is_checkpoint(path: Path) -> bool:
     return (path / MANIFEST).exists() or (path.is_dir() and parse_name(path) is not None)
 
 
-def choose_checkpoint(path: Path) -> Path:
+def choose_checkpoint(path: Path, best: bool = False) -> Path:
     """Return the checkpoint that `path` names: itself, or the newest readable one of a run.
 
+    Args:
+        path: A checkpoint, a folder of checkpoints, or a run directory.
+        best: Return the best checkpoint of the run instead of the newest one.
+
     Raises:
-        ConfigError: There is no such checkpoint, or none of the run can be read.
+        ConfigError: There is no such checkpoint, or none of the run can be read; or `best`, and the run has
+            marked none as best, or `path` is one checkpoint.
     """
+    if best:
+        return _choose_best(path)
     if is_checkpoint(path):
         return path
     if parse_name(path) is not None:
@@ -96,6 +127,21 @@ def choose_checkpoint(path: Path) -> Path:
             f"{path}: has no checkpoint that can be read{why} (see mpips ckpt verify)"
         )
     return ordered.readable[0].path
+
+
+def _choose_best(path: Path) -> Path:
+    """Return the best checkpoint of a run; see `choose_checkpoint`."""
+    if is_checkpoint(path) or parse_name(path) is not None:
+        raise ConfigError(
+            f"{path}: is one checkpoint; the best one is chosen among those of a run, so give the run "
+            "directory or its folder of checkpoints"
+        )
+    found = order(find_folder(path)).best
+    if found is None:
+        raise ConfigError(
+            f"{path}: has no best checkpoint; train with checkpoint.keep_best = true, or leave out --best"
+        )
+    return found.path
 
 
 def find_newest(folder: Path, comm: MPI.Intracomm | None = None, timeout_s: float = 300.0) -> Found:

@@ -25,6 +25,7 @@ import numpy as np
 
 from mpips import _native
 from mpips.errors import CheckpointError, NewerFormatError
+from mpips.model.best_value import BestValue
 from mpips.model.table import is_table_name
 
 FORMAT = 2
@@ -214,6 +215,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         example: Predictions of the samples in "example/..." of the HDF5 file from the values in it
             (`mpips.training.example`): {"predictions": [[...], ...]}, or {"absent": REASON}; {} if the job
             makes none, as those of scripts and of earlier versions.
+        best: The value for which it was written as the best checkpoint of the run up to then; None: it was
+            written for another reason.
     """
 
     run_id: str
@@ -230,6 +233,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     sampling: dict[str, Any] = {}
     data: dict[str, Any] = {}
     example: dict[str, Any] = {}
+    best: BestValue | None = None
 
     def table(self, name: str) -> TableEntry:
         """Return a table by name.

@@ -186,6 +186,7 @@ def make_manifest(
         config=dict(head.config),
         sampling=dict(head.sampling),
         data=dict(head.data),
+        best=head.best,
     )
 
 

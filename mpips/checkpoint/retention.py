@@ -1,7 +1,8 @@
 """Removal of old checkpoints.
 
 The newest `keep_last` checkpoints remain. With `keep_every` = M the first checkpoint at or after each
-multiple of M steps remains as well. The newest undamaged checkpoint always remains.
+multiple of M steps remains as well. The newest undamaged checkpoint always remains, and so does the best one
+of the run (`mpips.checkpoint.find.Ordered.best`).
 
 Damaged checkpoints do not count. Those newer than the newest undamaged one remain, so that a user can examine
 them; older ones are removed. If the folder has checkpoints of a newer format, they remain, and so do all
@@ -107,6 +108,8 @@ def _choose(folder: Path, rule: Retention, full: bool) -> Pruned:
         del names[0]
     # Remove undamaged ones by the rule, and damaged ones only if they are older than the newest good one.
     stay = rule.remaining(names)
+    if ordered.best is not None and ordered.best in names:
+        stay.add(ordered.best.path)
     going = [name.path.name for name in names if name.path not in stay]
     if names and not ordered.newer:
         going += [r.path.name for r in damaged if _is_older(r.path, names[0])]

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mpips.checkpoint.manifest import WorkerState
 from mpips.errors import CheckpointError
+from mpips.model.best_value import BestValue
 from mpips.model.optimizer import Adam
 from mpips.model.partition import Partition
 from mpips.model.table import DenseTable, EmbeddingTable, Table
@@ -86,6 +87,7 @@ class ManifestHead:
         data: Description of the training data; see Manifest.
         attachments: Arrays beside the tables, by path in the file; only server 0's value is used. See
             `mpips.checkpoint.structure.meaning_of`.
+        best: See Manifest.
     """
 
     run_id: str
@@ -98,6 +100,7 @@ class ManifestHead:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
     attachments: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    best: BestValue | None = None
 
 
 def counts_steps(table: Table) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +45,15 @@ def command() -> None:
 def list_them(path: Path, as_json: bool) -> None:
     """List the checkpoints of a run, the newest last.
 
-    Checkpoints that cannot be read follow with the reason.
+    The best one is marked, if the run keeps it (checkpoint.keep_best). Checkpoints that cannot be read follow
+    with the reason.
     """
     folder = find_folder(path)
     ordered = order(folder)
     reasons = {r.path: r.reason.removeprefix(str(r.path)).lstrip("/: ") for r in ordered.refused}
     names = [name.path for name in ordered.readable[::-1]] + list(reasons)
-    rows = [_summary(name, reasons.get(name, "")) for name in names]
+    best = ordered.best.path if ordered.best is not None else None
+    rows = [_summary(name, reasons.get(name, ""), name == best) for name in names]
     if as_json:
         click.echo(json.dumps(rows))
         return
@@ -65,7 +67,7 @@ def list_them(path: Path, as_json: bool) -> None:
             str(row["tables"]),
             f"{row['rows']:,}",
             binary_size(row["n_bytes"]),
-            "",
+            _best_text(row["best"]) if row["is_best"] else "",
         )
         if not row["problem"]
         else (row["name"], "", "", "", "", "", "", f"REFUSED: {row['problem']}")
@@ -77,7 +79,12 @@ def list_them(path: Path, as_json: bool) -> None:
         click.echo(f"no checkpoints in '{folder}'")
 
 
-def _summary(path: Path, problem: str) -> dict[str, Any]:
+def _best_text(best: Mapping[str, Any]) -> str:
+    metric = best["metric"].replace("_", " ")
+    return f"BEST: {metric} {best['value']:.4f} after epoch {best['epoch']}"
+
+
+def _summary(path: Path, problem: str, is_best: bool) -> dict[str, Any]:
     """Return the row of `mpips ckpt ls --json` for one checkpoint; only name and problem if there is one."""
     if problem:
         return {"name": path.name, "problem": problem}
@@ -95,6 +102,8 @@ def _summary(path: Path, problem: str) -> dict[str, Any]:
         "tables": len(m.tables),
         "rows": sum(t.shape[0] for t in m.tables if t.kind == "embedding"),
         "n_bytes": m.file.n_bytes,
+        "is_best": is_best,
+        "best": msgspec.to_builtins(m.best),
     }
 
 
@@ -168,6 +177,8 @@ def _head_text(name: str, m: Manifest) -> str:
         lines.append(
             ("example", m.example.get("absent") or f"{plural(len(rows), 'sample')} predicted")
         )
+    if m.best is not None:
+        lines.append(("written as", _best_text(msgspec.to_builtins(m.best))))
     lines += [("note", m.note)] if m.note else []
     return "\n".join(text_table(lines))
 
@@ -335,7 +346,7 @@ def export_it(
 def prune(path: Path, keep_last: int, keep_every: int, dry_run: bool, as_json: bool) -> None:
     """Remove old checkpoints.
 
-    The newest checkpoint that verifies is never removed.
+    The newest checkpoint that verifies is never removed, and neither is the best one of the run.
     """
     rule = Retention(keep_last, keep_every)
     result = retain(find_folder(path), rule, full=True, dry_run=dry_run)

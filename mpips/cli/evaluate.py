@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from mpips.cli.choosing import best_option
+
 
 @click.command(short_help="Compute the metrics of a trained model on a file.")
 @click.argument("model", type=click.Path(path_type=Path))
@@ -17,8 +19,9 @@ import click
     multiple=True,
     help="A metric to add: f1, pr_auc, calibration, mae, or one of the task; may be repeated.",
 )
+@best_option
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
-def command(model: Path, data: str, metrics: tuple[str, ...], as_json: bool) -> None:
+def command(model: Path, data: str, metrics: tuple[str, ...], best: bool, as_json: bool) -> None:
     """Compute the metrics of a trained model on a file with labels; writes nothing.
 
     MODEL is a checkpoint, a folder of checkpoints or a run directory, of which the newest good checkpoint is
@@ -27,7 +30,7 @@ def command(model: Path, data: str, metrics: tuple[str, ...], as_json: bool) -> 
     from mpips.inference.loading import load
     from mpips.monitor.summary import metrics_text
 
-    loaded = load(model)
+    loaded = load(model, best=best)
     found = loaded.evaluate(data, metrics)
     for note in (*loaded.refused, *loaded.notes):
         click.echo(note, err=True)

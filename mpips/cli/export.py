@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from mpips.cli.choosing import best_option
+
 
 @click.command(short_help="Write a trained model for other libraries.")
 @click.argument("model", type=click.Path(path_type=Path))
@@ -24,7 +26,8 @@ import click
     help="File to write; a folder for parquet.",
 )
 @click.option("--force", is_flag=True, help="Replace an existing file or folder.")
-def command(model: Path, kind: str, out: Path, force: bool) -> None:
+@best_option
+def command(model: Path, kind: str, out: Path, force: bool, best: bool) -> None:
     """Write a model that `mpips train` or `mpips run` has trained for other libraries.
 
     MODEL is a checkpoint, a folder of checkpoints or a run directory, of which the newest good checkpoint is
@@ -44,6 +47,6 @@ def command(model: Path, kind: str, out: Path, force: bool) -> None:
     from mpips.inference.exporting import export
     from mpips.inference.loading import load
 
-    loaded = load(model)
+    loaded = load(model, best=best)
     export(loaded, kind, out, force)
     click.echo(f"mpips export: {loaded.path} in {out}", err=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 
 import click
+
+from mpips.cli.choosing import best_option
 
 
 @click.command(short_help="Predict the samples of a file with a trained model.")
@@ -25,7 +28,8 @@ import click
     type=click.FloatRange(min=0.1),
     help="Under mpirun: seconds after which a rank that does nothing ends the command.  [default: 300]",
 )
-def command(model: Path, data: str, out: Path | None, timeout: float | None) -> None:
+@best_option
+def command(model: Path, data: str, out: Path | None, timeout: float | None, best: bool) -> None:
     """Predict the samples of a file with a model that `mpips train` or `mpips run` has trained.
 
     MODEL is a checkpoint, a folder of checkpoints or a run directory, of which the newest good checkpoint is
@@ -38,11 +42,17 @@ def command(model: Path, data: str, out: Path | None, timeout: float | None) -> 
     probability_LABEL    the probability of each label
     Tasks that read their files themselves (kge, mf, word2vec) have other columns: see their pages.
     """
+    from mpips.inference.model import load_model
     from mpips.inference.streaming import TIMEOUT_S, predict_file
     from mpips.mpi.launch import launched_rank
 
     written = predict_file(
-        model, data, out, lambda note: click.echo(note, err=True), timeout_s=timeout or TIMEOUT_S
+        model,
+        data,
+        out,
+        lambda note: click.echo(note, err=True),
+        functools.partial(load_model, best=best),
+        timeout or TIMEOUT_S,
     )
     if launched_rank() == 0:
         sys.stdout.flush()

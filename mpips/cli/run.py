@@ -11,7 +11,8 @@ from typing import Any
 import click
 
 from mpips.cli.train import TRAIN, Decorator, configure, job_keys, with_options
-from mpips.config.schema import JobConfig, RunConfig, load_config, parse_assignment
+from mpips.config.launching import RunConfig
+from mpips.config.schema import JobConfig, load_config, parse_assignment
 from mpips.errors import ConfigError
 from mpips.monitor.progress import Display, PlainDisplay, make_display
 from mpips.rundir.directory import RunFolder

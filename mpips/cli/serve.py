@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from mpips.cli.choosing import best_option
 from mpips.errors import CapabilityError, ConfigError
 
 
@@ -35,13 +36,20 @@ from mpips.errors import CapabilityError, ConfigError
     show_default=True,
     help="Seconds between two looks for a newer checkpoint; 0: never.",
 )
+@best_option
 def command(
-    model: Path, host: str, port: int, token_file: Path | None, no_token: bool, follow: float
+    model: Path,
+    host: str,
+    port: int,
+    token_file: Path | None,
+    no_token: bool,
+    follow: float,
+    best: bool,
 ) -> None:
     """Answer requests for predictions of a trained model over HTTP, until Ctrl-C.
 
     MODEL is a checkpoint, a folder of checkpoints or a run directory. Of a folder the newest good checkpoint
-    is served, and a newer one takes its place without an error for any request.
+    is served, and a newer one takes its place without an error for any request; with --best the best one.
 
     \b
     POST /predict       {"rows": [[1.5, 2], ...]} or {"rows": [{"column": value}, ...]}
@@ -61,7 +69,7 @@ def command(
         ) from None
     from mpips.inference.current import CurrentModel
 
-    current = CurrentModel(model)
+    current = CurrentModel(model, best)
     listening = _listen(host, port)
     place = f"http://{host if ':' not in host else f'[{host}]'}:{listening.getsockname()[1]}"
     click.echo(f"mpips serve: {current.name} on {place}; Ctrl-C ends it", err=True)

@@ -205,6 +205,7 @@ def make_report(outcome: Outcome) -> dict[str, Any]:
         "history": result.history,
         "epochs": result.epochs,
         "stopped": result.stopped,
+        "best": result.best,
         "steps": result.steps,
         "samples": samples,
         "seconds": round(result.seconds, 6),

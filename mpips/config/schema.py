@@ -9,7 +9,6 @@ range and for the description. The reference of options is generated from it (`m
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -17,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from mpips.config.conversion import check_known, convert, fitted, takes_text
+from mpips.config.launching import RunConfig, SlurmConfig
 from mpips.config.options import SessionOptions
 from mpips.config.reading import UNSET, parse_value, put, read_file, without_unset
 from mpips.config.sections import DataConfig, ScheduleConfig, TrainConfig
@@ -61,6 +61,14 @@ class CheckpointConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             description="Steps: the first checkpoint at or after each multiple stays, too. 0: off.",
         ),
     ] = 0
+    keep_best: Annotated[
+        bool,
+        Meta(
+            description="Write a checkpoint after each evaluation whose `train.metric` is better than all "
+            "before, and do not remove the best one. Training waits until it is written. `mpips predict "
+            "--best` and others use it."
+        ),
+    ] = False
     every_steps: EverySteps = 0
     every_s: EverySeconds = 0.0
     on_usr1: OnUsr1 = "continue"
@@ -183,134 +191,6 @@ class TableConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     ] = None
 
 
-class SlurmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """[slurm]: what `mpips submit` requests from Slurm. `mpips train` does not use it."""
-
-    launcher: Annotated[
-        Literal["mpirun", "srun", "restart"],
-        Meta(description="What starts the ranks in the allocation; see jobs/README.md."),
-    ] = "mpirun"
-    nodes: Annotated[int, Meta(ge=1, description="Number of nodes, without spares.")] = 1
-    ranks_per_node: Annotated[int, Meta(ge=1, description="Ranks per node.")] = 4
-    cpus_per_rank: Annotated[int, Meta(ge=1, description="CPUs per rank.")] = 1
-    time: Annotated[
-        str,
-        Meta(
-            description="Time limit of one allocation in a form of Slurm: 04:00:00, 1-12 (days-hours) or 90 "
-            "(minutes)."
-        ),
-    ] = "01:00:00"
-    # Slurm stores the lead in 16 bits.
-    warn_s: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=65535,
-            description="Seconds before the time limit at which the job writes a checkpoint and exits.",
-        ),
-    ] = 180
-    partition: Annotated[
-        str, Meta(description="Partition of Slurm. Empty: the default of the site.")
-    ] = ""
-    account: Annotated[str, Meta(description="Account. Empty: the default of the site.")] = ""
-    qos: Annotated[str, Meta(description="Quality of service. Empty: the default of the site.")] = (
-        ""
-    )
-    spares: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=65535,
-            description="Launcher restart: additional nodes that replace failed ones.",
-        ),
-    ] = 0
-    sbatch: Annotated[
-        tuple[str, ...], Meta(description="Further options of sbatch, such as --mem=64G.")
-    ] = ()
-
-    def check(self) -> SlurmConfig:
-        """Return these options if the time limit can be read and leaves time before the warning.
-
-        Raises:
-            ConfigError: Names the option, its value and what is accepted.
-        """
-        limit_s = _slurm_seconds(self.time)
-        if limit_s is None:
-            raise ConfigError(
-                f"slurm.time = {self.time!r}: must be minutes, hours:minutes:seconds or days-hours"
-            )
-        if limit_s <= self.warn_s:
-            raise ConfigError(
-                f"slurm.time = {self.time!r} with slurm.warn_s = {self.warn_s}: the warning would come "
-                "before the job has begun; give more time or a shorter warning"
-            )
-        return self
-
-
-def _slurm_seconds(text: str) -> int | None:
-    """Return a time limit in the forms of Slurm in seconds; None if the text has another form."""
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+(?::\d+){0,2})", text)
-    if match is None:
-        return None
-    parts = [int(part) for part in match[2].split(":")]
-    if match[1] is not None:
-        fields = [int(match[1]) * 24 + parts[0], *parts[1:], 0, 0][:3]
-    else:
-        # Without days one number is minutes, and two are minutes and seconds.
-        fields = {1: [0, *parts, 0], 2: [0, *parts], 3: parts}[len(parts)]
-    return fields[0] * 3600 + fields[1] * 60 + fields[2]
-
-
-class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """[run]: how `mpips run` starts a job and restarts it after failures. `mpips train` does not use it."""
-
-    name: Annotated[
-        str, Meta(description="Name of the run. Empty: that of the file, or of the task.")
-    ] = ""
-    folder: Annotated[str, Meta(description="Folder in which run directories are made.")] = "runs"
-    ranks: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description="Processes to start. 0: one per slot of the hosts, or one more than this machine has "
-            "cores.",
-        ),
-    ] = 0
-    hosts: Annotated[
-        str,
-        Meta(
-            description="Hosts and their slots: node1:4,node2:4. Empty: the hosts of the allocation, or this "
-            "machine."
-        ),
-    ] = ""
-    hostfile: Annotated[
-        str,
-        Meta(description='File with a line "node1 slots=4" for each host, instead of `hosts`.'),
-    ] = ""
-    spares: Annotated[
-        int, Meta(ge=0, description="Number of hosts, the last ones, that replace failed hosts.")
-    ] = 0
-    max_restarts: Annotated[
-        int, Meta(ge=0, description="Failures after which the job is started again.")
-    ] = 3
-    min_workers: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description="Continue with fewer workers, down to this number, when hosts are lost. 0: never "
-            "with fewer.",
-        ),
-    ] = 0
-    mpirun_args: Annotated[
-        tuple[str, ...],
-        Meta(description="Further arguments of mpirun: those after `--` on the command line."),
-    ] = ()
-    script: Annotated[
-        str, Meta(description="Python program that calls `mpips.run`, in place of a task.")
-    ] = ""
-    script_args: Annotated[tuple[str, ...], Meta(description="Arguments of `script`.")] = ()
-
-
 class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A job file."""
 
@@ -337,6 +217,18 @@ class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     options: Annotated[
         dict[str, Any], Meta(description="Options of the task; each task has its own.")
     ] = {}
+
+    @property
+    def watches(self) -> str:
+        """The option for which the job watches `train.metric`, with its value; "": there is none."""
+        if self.train.patience:
+            return f"train.patience = {self.train.patience}"
+        return "checkpoint.keep_best = true" if self.checkpoint.keep_best else ""
+
+    @property
+    def evaluation_interval(self) -> int:
+        """Epochs between two evaluations; 0: none before the end."""
+        return self.train.eval_every or int(bool(self.watches))
 
 
 def load_config(path: str | None, overrides: Sequence[tuple[str, Any]]) -> JobConfig:

@@ -7,22 +7,42 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from mpips.data.options import Categorical, EmptyCells, Format, Ignored, IndexBase, Label, Numeric
+from mpips.data.options import (
+    Categorical,
+    EmptyCells,
+    Format,
+    Ignored,
+    IndexBase,
+    Label,
+    Numeric,
+    OnBad,
+)
+from mpips.data.several import FileList
 
 
 class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """[data]: the files to train and to evaluate on, and how they are read."""
 
     train: Annotated[
-        str,
+        str | tuple[str, ...],
         Meta(
-            description="File to train on (.svm .libsvm .svmlight .csv .tsv .npz .h5 .hdf5), a pattern of "
-            "several such as day_*.csv, or digits."
+            description="File to train on (.svm .libsvm .svmlight .csv .tsv .parquet .npz .h5 .hdf5), a "
+            "pattern of several such as day_*.csv, a list of files and patterns, or digits."
         ),
     ] = ""
     test: Annotated[
-        str, Meta(description="File or pattern to evaluate on, or digits. Empty: none.")
+        str | tuple[str, ...],
+        Meta(description="File, pattern or list to evaluate on, or digits. Empty: none."),
     ] = ""
+    validation: Annotated[
+        float,
+        Meta(
+            ge=0,
+            lt=1,
+            description="Fraction of the training samples that is held out and evaluated on instead of a "
+            "test file: a random sample, by cluster.seed, whatever the number of workers. 0: none.",
+        ),
+    ] = 0.0
     format: Format = "auto"
     index_base: IndexBase = "auto"
     label: Label = None
@@ -30,6 +50,21 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     numeric: Numeric = "auto"
     ignore: Ignored = ()
     empty: EmptyCells = "error"
+    on_bad: OnBad = "error"
+    weight: Annotated[
+        str,
+        Meta(
+            description="CSV, Parquet: numeric column with the weight of each training sample, by which its "
+            "loss and its gradient are multiplied. Empty: none."
+        ),
+    ] = ""
+    class_weight: Annotated[
+        Literal["balanced"] | dict[str, float] | None,
+        Meta(
+            description="Weights of classes, such as {yes = 5, no = 1}; a class that is not named has 1. "
+            "balanced: samples / (classes * samples of the class)."
+        ),
+    ] = None
     memory_mib: Annotated[
         float,
         Meta(
@@ -47,6 +82,21 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         ),
     ] = ""
 
+    @property
+    def train_files(self) -> str:
+        """The training data as readers take it: a path, a pattern or a `FileList`."""
+        return self.train if isinstance(self.train, str) else FileList(self.train)
+
+    @property
+    def test_files(self) -> str:
+        """The test data as readers take it; "": none."""
+        return self.test if isinstance(self.test, str) else FileList(self.test)
+
+    @property
+    def evaluates(self) -> str:
+        """The data to evaluate on: "test", "validation", or "" if there is none."""
+        return "test" if self.test else "validation" if self.validation else ""
+
 
 class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """[train]: length of the training, and size of a step."""
@@ -62,7 +112,7 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         Meta(
             ge=0,
             description="Epochs between evaluations on the test file. 0: only at the end, or after each "
-            "epoch if `patience` is set.",
+            "epoch if `patience` or checkpoint.keep_best is set.",
         ),
     ] = 0
     patience: Annotated[
@@ -84,19 +134,14 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     metric: Annotated[
         str,
         Meta(
-            description="Metric of the test file that `patience` watches: accuracy, auc, log_loss, "
-            "cross_entropy, rmse, r2, f1, pr_auc, mae, or one that the task computes itself. auto: log_loss, "
-            "cross_entropy or rmse, whichever the task has, else the first metric of its own."
+            description="Metric of the test file that `patience` and checkpoint.keep_best watch: accuracy, "
+            "auc, log_loss, cross_entropy, rmse, r2, f1, pr_auc, mae, or one that the task computes itself. "
+            "auto: log_loss, cross_entropy or rmse, whichever the task has, else the first metric of its own."
         ),
     ] = "auto"
     min_delta: Annotated[
         float, Meta(ge=0, description="An improvement is a change of `metric` by more than this.")
     ] = 0.0
-
-    @property
-    def evaluation_interval(self) -> int:
-        """Epochs between two evaluations; 0: none before the end."""
-        return self.eval_every or int(self.patience > 0)
 
 
 class ScheduleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -76,16 +76,18 @@ class CsvPlan(msgspec.Struct, frozen=True):
             DataError: The header is missing, or lacks a column.
             UnicodeDecodeError, csv.Error: The beginning is no text, or no CSV.
         """
-        with _rows(file) as text:
+        # Bad records that are left out later say nothing about the columns.
+        strict = options.on_bad == "error"
+        with _rows(file, strict) as text:
             delimiter = find_delimiter(text)
-            rows = csv.reader(text, strict=True, delimiter=delimiter)
+            rows = csv.reader(text, strict=strict, delimiter=delimiter)
             header = tuple(name.strip() for name in next(rows, []))
             n_lines = rows.line_num
             _check_header(path, header)
         start = _header_end(file, delimiter)
         places = []
         if options.finds_text and not options.categorical:
-            places = _text_columns(file, start, delimiter, len(header))
+            places = _text_columns(file, start, delimiter, len(header), strict)
         chosen = choose_columns(path, header, options, [header[place] for place in places])
         return cls(path, options, delimiter, header, chosen, start, n_lines)
 
@@ -140,17 +142,24 @@ def _check_header(path: str, header: tuple[str, ...]) -> None:
 
 
 @contextlib.contextmanager
-def _rows(file: IO[bytes]) -> Iterator[io.TextIOWrapper]:
-    """Return the text of a file from its beginning on; the file stays open."""
+def _rows(file: IO[bytes], strict: bool) -> Iterator[io.TextIOWrapper]:
+    """Return the text of a file from its beginning on; the file stays open.
+
+    Args:
+        file: The file.
+        strict: Bytes that are no UTF-8 are an error; else they are replaced.
+    """
     file.seek(0)
-    text = io.TextIOWrapper(file, "utf-8-sig", newline="")
+    text = io.TextIOWrapper(file, "utf-8-sig", "strict" if strict else "replace", newline="")
     try:
         yield text
     finally:
         text.detach()
 
 
-def _text_columns(file: IO[bytes], start: int, delimiter: str, width: int) -> list[int]:
+def _text_columns(
+    file: IO[bytes], start: int, delimiter: str, width: int, strict: bool
+) -> list[int]:
     """Return the places of the columns that contain only text, by the first rows behind the header."""
     file.seek(start)
     sample = file.read(_BLOCK)
@@ -162,8 +171,8 @@ def _text_columns(file: IO[bytes], start: int, delimiter: str, width: int) -> li
     if found is not None and (is_whole or found[0] == SAMPLE_ROWS):
         return [i for i in range(width) if is_text_column(_words(parser, i))]
     # The text is not plain, or its rows are long.
-    with _rows(file) as text:
-        rows = csv.reader(text, strict=True, delimiter=delimiter)
+    with _rows(file, strict) as text:
+        rows = csv.reader(text, strict=strict, delimiter=delimiter)
         next(rows)
         return text_columns(rows, width)
 

@@ -20,6 +20,7 @@ from mpips._native import take_samples
 Labels: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 Features: TypeAlias = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 Rows: TypeAlias = npt.NDArray[np.int64]
+Weights: TypeAlias = npt.NDArray[np.float32]
 Fields: TypeAlias = npt.NDArray[np.int32]
 
 
@@ -34,6 +35,7 @@ class SparseBatch(msgspec.Struct, frozen=True):
         weight: Factor of the mean gradient over the batch.
         fields: CSV: place in `DataInfo.columns` of the column of each entry, int32, shape (nnz,); None for
             other formats.
+        weights: Factors of the losses and gradients of the samples, float32, shape (n,); None: all are 1.
     """
 
     indptr: npt.NDArray[np.int64]
@@ -42,6 +44,7 @@ class SparseBatch(msgspec.Struct, frozen=True):
     labels: Labels
     weight: float = 1.0
     fields: Fields | None = None
+    weights: Weights | None = None
 
     @property
     def n(self) -> int:
@@ -61,11 +64,12 @@ class SparseBatch(msgspec.Struct, frozen=True):
 
 
 class DenseBatch(msgspec.Struct, frozen=True):
-    """Samples as rows: `x` float32 or float64, shape (n, d); `labels` as in SparseBatch."""
+    """Samples as rows: `x` float32 or float64, shape (n, d); `labels`, `weights` as in SparseBatch."""
 
     x: Features
     labels: Labels
     weight: float = 1.0
+    weights: Weights | None = None
 
     @property
     def n(self) -> int:
@@ -84,7 +88,7 @@ class SparseData(msgspec.Struct, frozen=True):
     """A worker's samples in compressed rows, as in `SparseBatch`.
 
     Attributes:
-        indptr, values, labels, fields: As in `SparseBatch`.
+        indptr, values, labels, fields, weights: As in `SparseBatch`.
         indices: Keys below `n_features`.
         n_features: One more than the greatest possible key.
         n_fields: Number of columns; 0 if `fields` is None.
@@ -97,6 +101,7 @@ class SparseData(msgspec.Struct, frozen=True):
     n_features: int
     fields: Fields | None = None
     n_fields: int = 0
+    weights: Weights | None = None
 
     @property
     def n(self) -> int:
@@ -112,14 +117,16 @@ class SparseData(msgspec.Struct, frozen=True):
             np.ascontiguousarray(self.values),
             None if self.fields is None else np.ascontiguousarray(self.fields),
         )
-        return SparseBatch(indptr, indices, values, self.labels[rows], weight, fields)
+        weights = self.weights[rows] if self.weights is not None else None
+        return SparseBatch(indptr, indices, values, self.labels[rows], weight, fields, weights)
 
 
 class DenseData(msgspec.Struct, frozen=True):
-    """A worker's samples as rows: `x` float32 or float64, shape (n, d); `labels` shape (n,)."""
+    """A worker's samples as rows: `x` float32 or float64, shape (n, d); `labels`, `weights` shape (n,)."""
 
     x: Features
     labels: Labels
+    weights: Weights | None = None
 
     @property
     def n(self) -> int:
@@ -133,7 +140,8 @@ class DenseData(msgspec.Struct, frozen=True):
 
     def take(self, rows: Rows, weight: float = 1.0) -> DenseBatch:
         """Copy samples `rows` (int64, shape (n,), any order) into a batch."""
-        return DenseBatch(self.x[rows], self.labels[rows], weight)
+        weights = self.weights[rows] if self.weights is not None else None
+        return DenseBatch(self.x[rows], self.labels[rows], weight, weights)
 
 
 Dataset: TypeAlias = SparseData | DenseData
@@ -147,7 +155,9 @@ def join(parts: Sequence[Dataset]) -> Dataset:
     sparse = [part for part in parts if isinstance(part, SparseData)]
     if not sparse:
         return DenseData(
-            np.concatenate([part.x for part in parts if isinstance(part, DenseData)]), labels
+            np.concatenate([part.x for part in parts if isinstance(part, DenseData)]),
+            labels,
+            _joined_weights(parts),
         )
     return SparseData(
         _joined_indptr([part.indptr for part in sparse]),
@@ -157,6 +167,7 @@ def join(parts: Sequence[Dataset]) -> Dataset:
         max(part.n_features for part in sparse),
         _joined_fields([part.fields for part in sparse]),
         sparse[0].n_fields,
+        _joined_weights(parts),
     )
 
 
@@ -166,7 +177,7 @@ def join_batches(parts: Sequence[Batch], weight: float) -> Batch:
     sparse = [part for part in parts if isinstance(part, SparseBatch)]
     if not sparse:
         x = np.concatenate([part.x for part in parts if isinstance(part, DenseBatch)])
-        return DenseBatch(x, labels, weight)
+        return DenseBatch(x, labels, weight, _joined_weights(parts))
     return SparseBatch(
         _joined_indptr([part.indptr for part in sparse]),
         np.concatenate([part.keys for part in sparse]),
@@ -174,6 +185,7 @@ def join_batches(parts: Sequence[Batch], weight: float) -> Batch:
         labels,
         weight,
         _joined_fields([part.fields for part in sparse]),
+        _joined_weights(parts),
     )
 
 
@@ -181,6 +193,11 @@ def _joined_indptr(parts: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int
     ends = np.cumsum([0, *(part[-1] for part in parts)])
     starts = [part[:-1] + end for part, end in zip(parts, ends, strict=False)]
     return np.concatenate([*starts, ends[-1:]]).astype(np.int64)
+
+
+def _joined_weights(parts: Sequence[Dataset] | Sequence[Batch]) -> Weights | None:
+    there = [part.weights for part in parts if part.weights is not None]
+    return np.concatenate(there) if there else None
 
 
 def _joined_fields(parts: Sequence[Fields | None]) -> Fields | None:

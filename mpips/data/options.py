@@ -60,6 +60,13 @@ EmptyCells: TypeAlias = Annotated[
     ),
 ]
 
+OnBad: TypeAlias = Annotated[
+    Literal["error", "skip"],
+    Meta(
+        description="LIBSVM, CSV: a line that cannot be read is an error, or is left out and counted; the "
+        "files are then converted into a cache, as those larger than memory."
+    ),
+]
 Ignored: TypeAlias = Annotated[
     tuple[str, ...],
     Meta(description="CSV: columns that are not read, as names or patterns such as id_*."),
@@ -86,6 +93,7 @@ class ReadOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         empty: CSV: meaning of an empty numeric cell.
         labelled: False: labels are not read, and a file need not have any; they count as 0. In LIBSVM the
             first number of a line is the label in any case.
+        on_bad: What is done with a line that cannot be read; "skip" is for conversions into a cache only.
         split: digits: part of the data set.
         split_seed: digits: seed of the division into parts.
     """
@@ -102,6 +110,7 @@ class ReadOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     label_names: tuple[str, ...] = ()
     empty: EmptyCells = "error"
     labelled: bool = True
+    on_bad: OnBad = "error"
     split: Literal["train", "test"] = "train"
     split_seed: int = 0
 

@@ -1,4 +1,4 @@
-"""Several files that are read as one: those whose paths match a pattern, in the order of their names.
+"""Several files that are read as one: those of a list, or those that match a pattern, sorted by name.
 
 The samples are numbered over all files, and the rule that divides samples among workers is applied to these
 numbers. So a worker has the samples, in the order, that it would have of one file with the content of all.
@@ -21,14 +21,37 @@ from mpips.data.options import ReadOptions, Share
 from mpips.errors import DataError
 
 
+class FileList(str):
+    """A list of paths and patterns, in the place of one: as text, its entries with commas between them.
+
+    Attributes:
+        paths: The entries, at least one.
+    """
+
+    paths: tuple[str, ...]
+
+    def __new__(cls, paths: Sequence[str]) -> FileList:
+        """Make a list of paths."""
+        found = super().__new__(cls, ", ".join(paths))
+        found.paths = tuple(paths)
+        return found
+
+
 def files_of(path: str) -> list[str]:
     """Return the files that a path or a pattern (`*`, `?`, `[...]`, `**` for folders) names, sorted by text.
 
-    A path without these characters, or of an existing file, names itself, also if there is no such file.
+    A path without these characters, or of an existing file, names itself, also if there is no such file. The
+    files of a `FileList` are those of its entries, in the order of the list.
 
     Raises:
-        DataError: No file matches the pattern.
+        DataError: No file matches a pattern, or a list names a file twice.
     """
+    if isinstance(path, FileList):
+        files = [file for entry in path.paths for file in files_of(entry)]
+        twice = next((file for i, file in enumerate(files) if file in files[:i]), None)
+        if twice is not None:
+            raise DataError(f"{path}: the list names {twice} twice; each file can be read once")
+        return files
     if not glob.has_magic(path) or os.path.exists(path):
         return [path]
     found = sorted(name for name in glob.glob(path, recursive=True) if os.path.isfile(name))

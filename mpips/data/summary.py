@@ -35,6 +35,11 @@ def summarise_test(source: str, info: DataInfo) -> str:
     return f"test: {source}: {', '.join(parts)}"
 
 
+def summarise_validation(source: str, info: DataInfo) -> str:
+    """Return one line: the samples that are held out of the training data."""
+    return f"validation: {_count(info.n_samples_total, 'sample')} held out of {source}"
+
+
 def matching_text(source: str, meant: Mapping[float, float]) -> str:
     """Return one line: which label of the training data each label of the test data means."""
     pairs = ", ".join(f"{label:g} as {there:g}" for label, there in meant.items())

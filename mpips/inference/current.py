@@ -27,15 +27,20 @@ class CurrentModel:
         failure: Why a newer checkpoint could not be loaded; "": none failed since the last success.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, best: bool = False) -> None:
         """Load the model. Blocks.
+
+        Args:
+            path: See the class.
+            best: Follow the best checkpoint of the run instead of the newest one.
 
         Raises:
             MpipsError: There is no model, or it is damaged; see `mpips.load`.
         """
         self.path = path
         self.failure = ""
-        self._model = load(path)
+        self._best = best
+        self._model = load(path, best=best)
         self._lock = threading.Lock()  # held by the thread that uses the model
         self.loaded_s = time.time()
 
@@ -63,7 +68,7 @@ class CurrentModel:
         A checkpoint that cannot be loaded leaves the present model in place; `failure` says why.
         """
         try:
-            newest = choose_checkpoint(self.path)
+            newest = choose_checkpoint(self.path, self._best)
             if newest == self._model.path:
                 return False
             model = load(newest)

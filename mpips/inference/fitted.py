@@ -41,6 +41,7 @@ class Fit:
         seconds: Seconds of training.
         samples_per_s: Samples of all workers per second.
         stopped: Why training ended early, or "".
+        best: The best checkpoint: its metric, value, epoch and path; None: none was kept.
         path: The run directory, or the folder of checkpoints.
         task: The task, for people.
     """
@@ -67,7 +68,19 @@ class Fit:
         self.seconds = float(report["seconds"])
         self.samples_per_s = report["samples"] / max(self.seconds, 1e-9)
         self.stopped = str(report.get("stopped") or "")
+        self.best: dict[str, Any] | None = report.get("best")
         self._keep = keep
+
+    @cached_property
+    def best_model(self) -> Model:
+        """The model of the best checkpoint, of a training with keep_best=True.
+
+        Raises:
+            ConfigError: No best checkpoint was kept.
+        """
+        model = load_model(self.path, best=True)
+        model.owns = self._keep
+        return model
 
     @cached_property
     def model(self) -> Model:
@@ -275,6 +288,7 @@ def _here(
             "seconds": result.seconds,
             "samples": result.samples,
             "stopped": result.stopped,
+            "best": result.best,
         },
         keep,
     )

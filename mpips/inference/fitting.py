@@ -20,6 +20,7 @@ def fit(
     lr: float | None = None,
     batch_size: int | None = None,
     patience: int | None = None,
+    keep_best: bool = False,
     folder: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
     progress: bool = False,
@@ -41,6 +42,8 @@ def fit(
         lr: Learning rate; None: the default of the task.
         batch_size: Samples per step and worker; None: the default of the task.
         patience: Evaluations without improvement after which training ends; None or 0: never.
+        keep_best: Keep the checkpoint of the epoch with the best metric, for `Fit.best_model`; the metric is
+            settings={"train.metric": ...}.
         folder: Folder for checkpoints. None: a temporary folder, which is removed with the result. With
             several ranks: folder for the run directory; None: runs.
         settings: Other options of the job by their dotted names, as for `--set`:
@@ -67,6 +70,7 @@ def fit(
         "table.optimizer.lr": lr,
         "train.batch_size": batch_size,
         "train.patience": patience,
+        "checkpoint.keep_best": keep_best or None,
     }
     pairs = {name: value for name, value in given.items() if value is not None}
     pairs |= {f"options.{name}": value for name, value in options.items()}

@@ -9,20 +9,23 @@ if TYPE_CHECKING:
     from mpips.inference.model import Model
 
 
-def load(path: str | os.PathLike[str], *, check: bool = True) -> Model:
+def load(path: str | os.PathLike[str], *, check: bool = True, best: bool = False) -> Model:
     """Load a model that `mpips train` or `mpips run` has trained. Not collective; blocks for reading.
 
     Args:
         path: A checkpoint, a folder of checkpoints, or a run directory, of which the newest readable
             checkpoint is taken.
         check: Predict the example in the checkpoint again, and compare.
+        best: Take the best checkpoint of the run instead, which training with checkpoint.keep_best = true
+            has marked.
 
     Raises:
-        ConfigError: There is no checkpoint, it is not one of a task, or its task cannot be imported.
+        ConfigError: There is no checkpoint, or none is marked as best; it is not one of a task, or its task
+            cannot be imported.
         CheckpointError: The checkpoint is damaged, lacks what prediction needs, or its example is predicted
             differently than when it was trained.
         CapabilityError: h5py is missing.
     """
     from mpips.inference.model import load_model
 
-    return load_model(path, check)
+    return load_model(path, check, best)

@@ -294,9 +294,9 @@ class Model:
         return np.stack([1 - scores, scores], axis=1) if scores.ndim == 1 else scores
 
 
-def load_model(path: str | os.PathLike[str], check: bool = True) -> Model:
+def load_model(path: str | os.PathLike[str], check: bool = True, best: bool = False) -> Model:
     """Load a model; see `mpips.inference.loading.load`."""
-    checkpoint, refused = _open(Path(path))
+    checkpoint, refused = _open(Path(path), best)
     try:
         manifest = checkpoint.manifest
         if not manifest.config.get("task") or not manifest.data:
@@ -318,8 +318,8 @@ def load_model(path: str | os.PathLike[str], check: bool = True) -> Model:
         raise
 
 
-def _open(path: Path) -> tuple[Checkpoint, tuple[str, ...]]:
-    """Open a checkpoint whose data is undamaged: this one, or the newest of a folder.
+def _open(path: Path, best: bool) -> tuple[Checkpoint, tuple[str, ...]]:
+    """Open a checkpoint whose data is undamaged: this one, or the newest or best of a folder.
 
     Returns:
         The checkpoint, and why newer ones of the folder are not used.
@@ -328,8 +328,8 @@ def _open(path: Path) -> tuple[Checkpoint, tuple[str, ...]]:
         ConfigError: There is none.
         CheckpointError: It is damaged; or all in the folder are, then the error is that of the newest.
     """
-    if is_checkpoint(path) or parse_name(path) is not None:
-        checkpoint = open_checkpoint(choose_checkpoint(path))
+    if best or is_checkpoint(path) or parse_name(path) is not None:
+        checkpoint = open_checkpoint(choose_checkpoint(path, best))
         try:
             checkpoint.verify()
         except BaseException:

@@ -21,6 +21,7 @@ _NOT_RESULTS = (
     "options",
     "data.",
     "checkpoint.path",
+    "best.path",
     "checkpoint.notes",
 )
 

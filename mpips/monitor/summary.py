@@ -130,8 +130,9 @@ def summarize(
         "name": run.path.name if run is not None else config.task,
         **_of_any_job(config.task, report, ranks, versions, run),
         "options": differences(config),
-        "train": config.data.train,
-        "test": config.data.test,
+        "train": str(config.data.train_files),
+        "test": str(config.data.test_files),
+        "validation": config.data.validation,
     }
 
 
@@ -221,9 +222,15 @@ def _of_task(s: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     if s.get("stopped"):
         rows.append(("ended early", s["stopped"]))
+    if best := s.get("best"):
+        shown = (
+            f"{best['metric'].replace('_', ' ')} {best['value']:.4f} after epoch {best['epoch']}"
+        )
+        rows.append(("best", f"{shown}, in {Path(best['path']).name}"))
+    held = "validation" if s.get("validation") else "test"
     for name in metric_names(s["history"]):
         if s.get(name) is not None:
-            of = "last epoch of training" if name == "loss" else "test"
+            of = "last epoch of training" if name == "loss" else held
             rows.append((name.replace("_", " "), f"{s[name]:.4f}  ({of})"))
     if len(s["history"]) > 1:
         rows.append(("by epoch", _by_epoch(s["history"])))
@@ -299,7 +306,8 @@ def _data(s: Mapping[str, Any]) -> str:
     # Samples that a task reads itself have no features.
     if size and s["n_features"]:
         size += f", {_features(s['n_features'])}"
-    return f"{s['train']}{size}" + (f"; test {s['test']}" if s["test"] else "")
+    held = f"; validation {s['validation']:g} of it" if s.get("validation") else ""
+    return f"{s['train']}{size}{held}" + (f"; test {s['test']}" if s["test"] else "")
 
 
 def _features(n: int) -> str:

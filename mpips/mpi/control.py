@@ -21,6 +21,7 @@ from mpips.mpi.messages import (
     Abandon,
     Ask,
     Attachment,
+    BestProgress,
     Bye,
     Commit,
     Done,
@@ -35,6 +36,7 @@ from mpips.mpi.messages import (
     Report,
     Stop,
     ToServer,
+    ToWorker,
     Write,
     decode,
     encode,
@@ -218,7 +220,7 @@ class Client:
             self.final_statistics = self._statistics_in(message)
         elif isinstance(message, Leave):
             raise LeavingError(message.why)
-        elif isinstance(message, Propose | Commit | Abandon | Write | Attachment):
+        elif isinstance(message, Propose | Commit | Abandon | Write | Attachment | BestProgress):
             self._take_cut(message)
         elif not isinstance(message, Pong):
             raise ProtocolError(
@@ -226,8 +228,8 @@ class Client:
                 "ranks (check by `mpips doctor --mpi`)"
             )
 
-    def _take_cut(self, message: Propose | Commit | Abandon | Write | Attachment) -> None:
-        if self._work.take_cut is not None and not isinstance(message, Propose):
+    def _take_cut(self, message: ToServer | ToWorker) -> None:
+        if self._work.take_cut is not None and not isinstance(message, Propose | BestProgress):
             self._work.take_cut(message)
         elif not isinstance(message, Write | Attachment):
             answer = self.cut.take(message, self.clock)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
+from mpips.model.best_value import BestValue
+
 
 class Figures(msgspec.Struct, array_like=True):
     """Counts of a rank since its start, which the terminal and the run's files show.
@@ -123,17 +125,20 @@ class Ask(msgspec.Struct, tag="ask"):
     """A request to the scheduler for a checkpoint now.
 
     Attributes:
-        reason: "call", "signal", "steps", or "end": the job ends when the checkpoint is written.
+        reason: "call", "signal", "steps", or "end": the job ends when the checkpoint is written; or "best":
+            all workers wait for the checkpoint.
         at: Time of the request: monotonic seconds of this process; its age in seconds while it is sent to
             another process, because processes on two nodes have no common clock.
         clock: Clock of the worker that sends the request.
         why: Name of the signal, if any.
+        best: Reason "best": the value for which the checkpoint is written.
     """
 
     reason: str
     at: float = 0.0
     clock: int = 0
     why: str = ""
+    best: BestValue | None = None
 
     def across(self, now: float) -> Ask:
         """Return the message with `at` turned from a time into an age before it is sent, and back after it.
@@ -165,11 +170,33 @@ class Agreed(msgspec.Struct, tag="agreed"):
     clock: int
 
 
+HERE = -1  # `Commit.clock` of a cut at the place where all workers wait for it
+
+
 class Commit(msgspec.Struct, tag="commit"):
-    """An order to servers and workers to cut at the first tick at or after this clock."""
+    """An order to servers and workers to cut.
+
+    Attributes:
+        id: Number of the cut.
+        clock: Workers cut at the first tick at or after this clock; HERE: where they wait.
+        best: The value for which the checkpoint of this cut is marked as the best one; None: it is not.
+    """
 
     id: int
     clock: int
+    best: BestValue | None = None
+
+
+class BestProgress(msgspec.Struct, tag="best"):
+    """The progress of a checkpoint of the best values, sent to the workers that wait for it.
+
+    Attributes:
+        is_over: True: the checkpoint is durable, or there is none. False: it is still under way.
+        path: Path of the checkpoint; "" if there is none, or not yet.
+    """
+
+    is_over: bool
+    path: str = ""
 
 
 class Abandon(msgspec.Struct, tag="abandon"):
@@ -270,8 +297,9 @@ Message = (
     | Attachment
     | Write
     | Saved
+    | BestProgress
 )
-ToWorker = Propose | Commit | Abandon
+ToWorker = Propose | Commit | Abandon | BestProgress
 ToServer = Commit | Abandon | Write | Attachment
 
 encode = msgspec.msgpack.Encoder().encode

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpips.mpi.messages import Abandon, Agreed, Commit, Propose
+from mpips.mpi.messages import HERE, Abandon, Agreed, BestProgress, Commit, Propose
 
 
 class PendingCut:
@@ -12,6 +12,7 @@ class PendingCut:
         pending: The proposal to which the worker has agreed, or the order to cut; None: no cut is pending.
         finished: True once the worker leaves. It then agrees to any cut.
         given_up: Number of the newest cut that the coordinator has given up; 0: none.
+        best: The newest message on the checkpoint that this worker waits for; None: none has come.
     """
 
     def __init__(self) -> None:
@@ -19,9 +20,18 @@ class PendingCut:
         self.pending: Propose | Commit | None = None
         self.finished = False
         self.given_up = 0
+        self.best: BestProgress | None = None
 
-    def take(self, message: Propose | Commit | Abandon, clock: int) -> Agreed | None:
+    @property
+    def is_here(self) -> bool:
+        """True if the order to cut is pending at the place where all workers wait for it."""
+        return isinstance(self.pending, Commit) and self.pending.clock == HERE
+
+    def take(self, message: Propose | Commit | Abandon | BestProgress, clock: int) -> Agreed | None:
         """Process a message to a worker at this clock; return the answer to a proposal, else None."""
+        if isinstance(message, BestProgress):
+            self.best = message
+            return None
         if isinstance(message, Abandon):
             self.given_up = message.id
             if self.pending is not None and self.pending.id <= message.id:

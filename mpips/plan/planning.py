@@ -251,7 +251,7 @@ def _needs(
 ) -> need.Needs:
     rows = need.expected_rows(inputs.tables, placement, inputs.train, rehearsal, given)
     c = config.checkpoint
-    copies = c.every_steps > 0 or c.every_s > 0
+    copies = c.every_steps > 0 or c.every_s > 0 or c.keep_best
     # A job with replicated tables does not continue in memory.
     journal = config.redundancy.warm and not replicated_tables(inputs.tables)
     servers = need.server_needs(inputs.tables, placement, rows, journal, copies)

@@ -40,7 +40,7 @@ def as_text(plan: Plan) -> str:
 def _head(plan: Plan) -> str:
     a, config = plan.assignment, plan.config
     return (
-        f"{config.task} on {config.data.train}\n{plural(len(a.servers), 'server')}, "
+        f"{config.task} on {config.data.train_files}\n{plural(len(a.servers), 'server')}, "
         f"{plural(len(a.workers), 'worker')}, {plural(len(a.node_of), 'rank')} on "
         f"{plural(len(a.node_names), 'node')}\n"
         f"{plan.inputs.info.n_samples_total:,} samples, batch {plan.inputs.batch_size} a worker, "
@@ -366,7 +366,7 @@ def plot(plan: Plan, path: Path) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xlabel("workers")
     axes.set_ylabel("samples per second, predicted")
-    axes.set_title(f"{plan.config.task} on {plan.config.data.train}")
+    axes.set_title(f"{plan.config.task} on {plan.config.data.train_files}")
     axes.grid(alpha=0.3)
     axes.legend()
     try:

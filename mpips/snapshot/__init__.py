@@ -54,6 +54,10 @@ that meet in a gather at every clock can only be cut at the same clock, workers 
 only at different ones. A message that is under way while its gather ends costs one more attempt and nothing
 else, because a cut that is given up has no effect.
 
+Best values (`mpips.training.best`): all workers wait at one place of their programs for a cut there. Worker 0
+sends Ask("best"). The coordinator gives up a cut that is not copied yet, because the workers do not come to
+its place, sends Commit(id, HERE), and sends BestProgress until the checkpoint is durable.
+
 Sequence of one checkpoint, from its trigger to the renamed folder. Each line names a file and a function;
 files without a folder are in this one.
 

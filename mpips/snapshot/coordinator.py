@@ -20,7 +20,9 @@ from typing import Any
 
 from mpips.config.triggers import Triggers
 from mpips.errors import LeavingError
+from mpips.model.best_value import BestValue
 from mpips.mpi.messages import (
+    HERE,
     LAST,
     Abandon,
     Agreed,
@@ -34,14 +36,12 @@ from mpips.mpi.messages import (
     Waits,
     Write,
 )
-from mpips.snapshot.cut import ClockPace, CutAttempt
+from mpips.snapshot.best import BestRequest
+from mpips.snapshot.cut import ClockPace, CutAttempt, ahead_of, late_text
+from mpips.snapshot.end_request import EndRequest
 
-_ONE_SIGNAL_S = 1.0  # s within which requests of signals, from all ranks, count as one signal
-_MARGIN_S = 0.05  # s, least distance of a proposed clock from the clocks of the workers
-_MARGIN = 2  # clocks, the same
+_MARGIN = 2  # clocks, least distance of a proposed clock from the clocks of the workers
 _GROWTH = 4  # factor on the margin after a worker had already passed a proposed clock
-_FIRST_PAUSE_S = 1.0  # s before the next attempt of a job that is to end; doubles with each failure
-_LONGEST_PAUSE_S = 30.0  # s, limit of that pause
 
 
 class Coordinator:
@@ -92,10 +92,8 @@ class Coordinator:
         self._cut: CutAttempt | None = None
         self._last_id = 0
         self._requested: str | None = None  # reason of the next cut
-        self._end_reason = ""  # signal for which the job is to end after a checkpoint; "": none
-        self._not_before = 0.0  # monotonic s before which no cut begins
-        self._pause_s = _FIRST_PAUSE_S
-        self._signal_at = float("-inf")  # monotonic s of the last signal
+        self._best = BestRequest(self._send_to_working, timeout_s / 4)
+        self._ending = EndRequest()
         self._gathering: set[int] = set()  # workers in a gather where they cannot come to a cut
         self._aligned = False  # True: without a common clock, the next cut is at one clock
         self._margin = _MARGIN  # clocks
@@ -147,25 +145,22 @@ class Coordinator:
         """
         if not self._working:
             return
+        if ask.best is not None:
+            # All workers wait for this checkpoint. They do not come to the place of a cut that is not copied
+            # yet, so that cut is given up; this checkpoint fulfils its request.
+            self._best.wanted = ask.best
+            if self._cut is not None and self._cut.phase in ("proposed", "committed"):
+                self._give_up(quiet=True)
+            return
         if ask.reason == "steps":
             if self._before + ask.clock < self._next_steps:
                 return  # another worker has asked at this step already
             self._next_steps = self._multiple_after(ask.clock)
-        if ask.reason in ("signal", "end") and not self._note_signal(ask):
+        if ask.reason in ("signal", "end") and not self._ending.note(ask, self._triggers.on_usr1):
             return
         if ask.reason == "end" and self._adopt():
             return
         self._request(ask.reason)
-
-    def _note_signal(self, ask: Ask) -> bool:
-        """Store the request of a signal; return False if it repeats a request that is stored already."""
-        leave = ask.reason == "end" or self._triggers.on_usr1 == "exit"
-        if ask.at < self._signal_at + _ONE_SIGNAL_S and (self._end_reason or not leave):
-            return False
-        self._signal_at = ask.at
-        if leave:
-            self._end_reason = ask.why or "a signal"
-        return True
 
     def _adopt(self) -> bool:
         """End the job after the cut under way, and return True, if that cut does not wait for a later step.
@@ -184,7 +179,7 @@ class Coordinator:
         # Replace a cut that still waits for its step.
         planned = cut is not None and cut.reason == "planned" and not cut.taken
         if (self._requested is None and (cut is None or planned)) or (
-            reason in ("signal", "end") and self._end_reason
+            reason in ("signal", "end") and self._ending.reason
         ):
             self._requested = reason
         else:
@@ -201,50 +196,65 @@ class Coordinator:
         cut = self._cut
         if cut is not None and cut.phase == "proposed" and now - cut.since > self._patience_s:
             self._give_up()
-        if self._cut is None and self._working and not self._gathering and now >= self._not_before:
+        if (
+            self._cut is None
+            and self._working
+            and not self._gathering
+            and now >= self._ending.not_before
+        ):
             self._begin(now)
+        self._best.poll(now, self._cut)
+
+    def _send_to_working(self, message: ToWorker) -> None:
+        for worker in self._working:
+            self._send_to_worker(worker, message)
 
     def _begin(self, now: float) -> None:
         """Begin the requested cut, or plan the one at the next multiple of `every_steps`."""
-        if self._requested is not None:
+        if self._best.wanted is not None:
+            self._propose("best", HERE, now, self._best.take())
+        elif self._requested is not None:
             reason, self._requested = self._requested, None
             at_one_clock = self._common or self._aligned
-            self._propose(reason, self._ahead(now) if at_one_clock else 0, now)
+            self._propose(
+                reason,
+                self._ahead(now) if at_one_clock else 0,
+                now,
+            )
         elif self._common and self._triggers.every_steps:
             # Propose it long before a worker reaches it, so that no worker waits for the decision.
             passed = self._next_steps
-            self._next_steps = max(passed, self._multiple_after(self._ahead(now) - 1))
+            self._next_steps = max(
+                passed,
+                self._multiple_after(self._ahead(now) - 1),
+            )
             self.statistics["skipped"] += (self._next_steps - passed) // self._triggers.every_steps
             self._propose("planned", self._next_steps - self._before, now)
 
     def _ahead(self, now: float) -> int:
         """Return a clock that probably no worker has reached yet."""
-        at_work = [self._pace[w] for w in self._working]
-        rate = max(p.rate for p in at_work)
-        return max(p.expected(now) for p in at_work) + max(self._margin, int(rate * _MARGIN_S))
+        return ahead_of([self._pace[w] for w in self._working], self._margin, now)
 
     def _multiple_after(self, clock: int) -> int:
         """Return the first multiple of `every_steps` after this clock, in steps of the run; 0: none."""
         n = self._triggers.every_steps
         return ((self._before + clock) // n + 1) * n if n else 0
 
-    def _propose(self, reason: str, clock: int, now: float) -> None:
-        """Begin a cut: propose a clock to the workers, or commit at once where each cuts at its next tick."""
+    def _propose(self, reason: str, clock: int, now: float, best: BestValue | None = None) -> None:
+        """Begin a cut: propose a clock to the workers, or commit at once where none can have passed it."""
         self._last_id += 1
-        self._cut = cut = CutAttempt(self._last_id, reason, clock, now, "proposed")
-        if not clock:
+        self._cut = cut = CutAttempt(self._last_id, reason, clock, now, "proposed", best=best)
+        if clock in (0, HERE):
             self._commit(cut)
             return
         cut.unanswered = set(self._working)
-        for worker in self._working:
-            self._send_to_worker(worker, Propose(cut.id, clock))
+        self._send_to_working(Propose(cut.id, clock))
 
     def _commit(self, cut: CutAttempt) -> None:
         """Order servers to expect the cut and workers to make it."""
         cut.phase = "committed"
-        self._send_to_servers(Commit(cut.id, cut.clock))
-        for worker in self._working:
-            self._send_to_worker(worker, Commit(cut.id, cut.clock))
+        self._send_to_servers(Commit(cut.id, cut.clock, cut.best))
+        self._send_to_working(Commit(cut.id, cut.clock))
 
     def agreed(self, worker: int, answer: Agreed) -> None:
         """Process a worker's answer to a proposal."""
@@ -279,8 +289,7 @@ class Coordinator:
         assert cut is not None
         cut.quiet = quiet
         known, cut.phase = cut.phase, "abandoned"
-        for worker in self._working:
-            self._send_to_worker(worker, Abandon(cut.id))
+        self._send_to_working(Abandon(cut.id))
         if known == "proposed":
             self._end(cut)
         else:
@@ -303,7 +312,8 @@ class Coordinator:
             return
         if message.how == "behind":
             cut.behind.add(worker)
-        if self._gathering and cut.behind:
+        # At a cut where all workers wait no worker is in a gather for long.
+        if self._gathering and cut.behind and cut.best is None:
             self._aligned = not self._aligned
             self._requested = self._requested or (cut.reason if cut.reason != "planned" else None)
             self._give_up(quiet=True)
@@ -347,17 +357,15 @@ class Coordinator:
             LeavingError: The checkpoint is durable and the job was to end after it.
         """
         self._cut = None
+        self._best.end(cut)
         if cut.reason == "planned" and cut.phase == "writing":
             self._next_steps = self._multiple_after(cut.clock)
         if cut.phase == "abandoned":
             if not cut.quiet:
                 self.statistics["given_up"] += 1
-                late = (
-                    f"not all workers reached it within {self._patience_s:g} s (raise "
-                    "cluster.timeout_s if steps take longer; use worker.barrier for barriers)"
-                )
-                self._report_failure(f"a checkpoint was given up: {cut.why or late}")
-            elif self._end_reason and self._requested is None:
+                why = cut.why or late_text(self._patience_s)
+                self._report_failure(f"a checkpoint was given up: {why}")
+            elif self._ending.reason and self._requested is None:
                 self._requested = "end"
             return
         error = next((s.error for _, s in sorted(cut.saved.items()) if s.error), "")
@@ -371,21 +379,20 @@ class Coordinator:
         for _, saved in sorted(cut.saved.items()):
             if saved.note:
                 self._warn(saved.note)
-        if self._end_reason:
+        if self._ending.reason:
             raise LeavingError(
-                f"{self._end_reason}: wrote checkpoint {cut.saved[0].path}, exit "
+                f"{self._ending.reason}: wrote checkpoint {cut.saved[0].path}, exit "
                 f"{LeavingError.exit_code}; run again to continue"
             )
 
     def _report_failure(self, why: str) -> None:
         """Warn that a cut gave no checkpoint; if the job is to end, request another one after a pause."""
-        if not self._end_reason:
+        if not self._ending.reason:
             self._warn(f"{why}; training continues")
             return
-        self._warn(f"{why}; the job is still to end and tries again in {self._pause_s:g} s")
+        pause_s = self._ending.pause(time.monotonic())
+        self._warn(f"{why}; the job is still to end and tries again in {pause_s:g} s")
         self._requested = self._requested or "end"
-        self._not_before = time.monotonic() + self._pause_s
-        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
 
 def _warn(sentence: str) -> None:

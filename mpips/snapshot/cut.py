@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
-from mpips.mpi.messages import (
-    Saved,
-)
+from mpips.model.best_value import BestValue
+from mpips.mpi.messages import Saved
 
+_MARGIN_S = 0.05  # s, least distance of a proposed clock from the clocks of the workers
 _RATE_S = 0.2  # s, least time over which a clock rate is measured
 
 
@@ -34,13 +35,27 @@ class ClockPace(msgspec.Struct):
         return self.clock + int(self.rate * (now - self.updated_at))
 
 
+def ahead_of(paces: Sequence[ClockPace], margin: int, now: float) -> int:
+    """Return a clock that probably no worker has reached yet.
+
+    Args:
+        paces: Clocks of the workers at work, one at least.
+        margin: Least distance from them, clocks.
+        now: Monotonic time, seconds.
+    """
+    rate = max(p.rate for p in paces)
+    return max(p.expected(now) for p in paces) + max(margin, int(rate * _MARGIN_S))
+
+
 @dataclass
 class CutAttempt:
     """The cut under way."""
 
     id: int  # from 1, one more for each cut of this launch
     reason: str  # as in Ask, or "time", or "planned": the next multiple of `every_steps`
-    clock: int  # the clock at which all workers cut; 0: each at its next tick
+    clock: (
+        int  # the clock at which all workers cut; 0: each at its next tick; HERE: where they wait
+    )
     since: float  # monotonic s of its begin
     phase: str  # "proposed", "committed", "writing", "abandoned"
     unanswered: set[int] = field(default_factory=set)  # workers whose Agreed is awaited
@@ -49,4 +64,15 @@ class CutAttempt:
     behind: set[int] = field(default_factory=set)  # workers that wait behind their cut records
     saved: dict[int, Saved] = field(default_factory=dict)  # by server
     why: str = ""  # reason of a server that cannot copy; "": workers were late
+    best: BestValue | None = (
+        None  # value for which the checkpoint is written; all workers wait for it
+    )
     quiet: bool = False  # True: giving it up is part of the protocol, so no warning and no count
+
+
+def late_text(patience_s: float) -> str:
+    """Return why a cut was given up for which workers were late; `patience_s`: seconds that it waited."""
+    return (
+        f"not all workers reached it within {patience_s:g} s (raise cluster.timeout_s if steps take longer; "
+        "use worker.barrier for barriers)"
+    )

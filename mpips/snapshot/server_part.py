@@ -27,6 +27,7 @@ from mpips.checkpoint.shards import ShardData
 from mpips.checkpoint.steps import in_background
 from mpips.checkpoint.structure import hdf5_kind
 from mpips.errors import CheckpointError, DiskFullError, MpipsError
+from mpips.model.best_value import BestValue
 from mpips.model.placement import Placement
 from mpips.model.table import Table
 from mpips.mpi.messages import (
@@ -112,6 +113,7 @@ class ServerPart:
         self._attachments = Attachments(saving.attached)
         self._id = 0  # number of the cut under way; 0: there is none
         self._held_since = 0.0  # monotonic s of its first record; 0: no record has come
+        self._best: BestValue | None = None  # mark of its checkpoint
         self._cannot_copy = 0  # number of the last cut for whose copy there was no memory
         self._writer: CheckpointWriter | None = None  # from the copy to the end of writing
         self._parts: list[PositionPart] = []  # positions of the workers at the cut, by worker
@@ -137,12 +139,12 @@ class ServerPart:
         if isinstance(message, Attachment):
             self._attachments.take(message)
         elif isinstance(message, Commit):
-            self._id, self._held_since = message.id, 0.0
+            self._id, self._held_since, self._best = message.id, 0.0, message.best
             self._ahead = True
             self._server.core.expect_cut(message.id)
         elif isinstance(message, Abandon):
             self._server.core.release_cut(message.id)
-            self._id, self._writer = 0, None
+            self._id, self._writer, self._best = 0, None, None
             self._send(Saved(message.id, "", "given up"))
         elif isinstance(message, Write) and self._writer is not None:
             self._work = self._write(self._writer, message.id)
@@ -213,13 +215,8 @@ class ServerPart:
             # Rings stay held until the coordinator's Abandon; do not try again until then.
             self._held_since = 0.0
             self._cannot_copy = self._id
-            self._send(
-                Taken(
-                    self._id,
-                    False,
-                    f"server {self._server.index} has no memory for the copy of its shards",
-                )
-            )
+            why = f"server {self._server.index} has no memory for the copy of its shards"
+            self._send(Taken(self._id, False, why))
             return
         _native.fault_point("cut-copied")
         # Read the workers' positions before the rings are released: later they belong to other records.
@@ -248,7 +245,7 @@ class ServerPart:
             self._last = self._parts, writer.info
             # Remove in the background, because the removal of large files takes as long as a training step.
             note = yield from in_background(lambda: self._retain(writer.info.path))
-        self._id, self._writer = 0, None
+        self._id, self._writer, self._best = 0, None, None
         self._send(Saved(number, path, error, note))
 
     def _await_attachments(self) -> Iterator[object]:
@@ -397,4 +394,5 @@ class ServerPart:
             sampling=saving.sampling,
             data=saving.data,
             attachments=self._attachments.complete,
+            best=self._best,
         )

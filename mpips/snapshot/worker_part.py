@@ -12,10 +12,12 @@ from typing import Protocol
 
 from mpips.checkpoint.position import Position
 from mpips.errors import ConfigError
-from mpips.mpi.messages import Ask, Commit, Message, Propose, Waits
+from mpips.model.best_value import BestValue
+from mpips.mpi.messages import HERE, Ask, Commit, Message, Propose, Waits
 from mpips.mpi.pending import PendingCut
 
 _DECISION_S = 0.0005  # s between two polls for a decision that is due
+_PAUSE_S = 0.001  # s between two polls while a checkpoint of the best values is written
 _BEHIND_S = 0.1  # s of waiting behind a cut record after which the scheduler is informed
 
 
@@ -122,6 +124,7 @@ class WorkerPart:
             number, clock, cut.pending = cut.pending.id, cut.pending.clock, None
             # At another clock than that of the other workers a record would make the cut inconsistent. Write
             # none: the servers then give the cut up.
+            # A worker never comes to a tick with the order to cut HERE: it has waited for that cut.
             if clock in (0, now):
                 self._put_tick(number)
 
@@ -134,6 +137,60 @@ class WorkerPart:
             time.sleep(_DECISION_S)
             return False
         return True
+
+    def cut_here(
+        self,
+        best: BestValue,
+        drive: Callable[[], object],
+        wait_until: Callable[..., None],
+    ) -> str:
+        """Write the cut records here, and wait until their checkpoint is durable. Collective; blocks.
+
+        All workers call it at one place of their programs, and none has pushed since its last tick. So a
+        restart finds either the checkpoint, or all workers before this place.
+
+        Args:
+            best: The value for which the checkpoint is written; equal on all workers.
+            drive: Lets messages and records to servers go on.
+            wait_until: As of `at_tick`.
+
+        Returns:
+            Path of the checkpoint; "" if it could not be written.
+
+        Raises:
+            StallError: The scheduler has sent no progress within the job's timeout.
+        """
+        cut, path = self._control.cut, ""
+        if self._index == 0:
+            self._control.tell(Ask("best", time.monotonic(), best=best))
+
+        def done() -> bool:
+            drive()
+            self._control.hurry()
+            self._control.poll()
+            if cut.is_here:
+                assert cut.pending is not None
+                number, cut.pending = cut.pending.id, None
+                self._put_tick(number)
+            if cut.best is None:
+                time.sleep(_PAUSE_S)
+            return cut.best is not None
+
+        self._control.state = "waiting for the checkpoint of the best values"
+        is_over = False
+        while not is_over:
+            wait_until(
+                done,
+                lambda: (
+                    "the scheduler has sent no progress of the checkpoint of the best values; look at its "
+                    "log and host"
+                ),
+            )
+            # Only this worker's thread takes and clears the message.
+            assert cut.best is not None
+            is_over, path, cut.best = cut.best.is_over, cut.best.path, None
+        self._control.state = "computing"
+        return path
 
     def while_waiting(self, pushed_since: bool) -> bool:
         """Write the cut records during a wait for other workers, if a cut is ordered and this is possible.
@@ -149,7 +206,7 @@ class WorkerPart:
             True if a cut is ordered but the worker cannot write its records here.
         """
         pending = self._control.cut.pending
-        if self._common_clock or not isinstance(pending, Commit):
+        if self._common_clock or not isinstance(pending, Commit) or pending.clock == HERE:
             return False
         if pushed_since or not self._position.known or pending.clock:
             return True
@@ -166,6 +223,9 @@ class WorkerPart:
         self._in_gather = True
         pending = self._control.cut.pending
         if not isinstance(pending, Commit) or pending.id == self._waits_before:
+            return
+        # All workers leave this gather before they write the records of that cut (`cut_here`).
+        if pending.clock == HERE:
             return
         if self._common_clock or self.while_waiting(pushed_since):
             self._waits_before = pending.id

@@ -65,6 +65,7 @@ class FactorizationMachine(SparseClassifier):
 
     name = "fm"
     Options = FmOptions
+    uses_weights = True
     default_epochs = 30
     default_batch_size = 32
     optimizer_options: ClassVar = {
@@ -97,7 +98,7 @@ class FactorizationMachine(SparseClassifier):
         rows, factors = worker.table("weight").pull(keys), worker.table("factor").pull(entries.keys)
         interactions, sums = _interactions(entries, factors)
         logits = linear_logits(entries, rows) + interactions
-        loss_sum, error = logistic_loss(logits, batch.labels)
+        loss_sum, error = logistic_loss(logits, batch.labels, batch.weights)
 
         # Turn the summed gradient into the weighted mean over the batch.
         error *= np.float32(batch.weight / batch.n)

@@ -65,6 +65,7 @@ class Logistic(SparseClassifier):
 
     name = "logistic"
     Options = LogisticOptions
+    uses_weights = True
     default_epochs = 30
     default_batch_size = 32
     optimizer_options: ClassVar = {
@@ -97,7 +98,7 @@ class Logistic(SparseClassifier):
         entries = self._features.of(batch)
         keys = with_bias(entries.keys)
         rows = worker.table("weight").pull(keys)
-        loss_sum, error = logistic_loss(linear_logits(entries, rows), batch.labels)
+        loss_sum, error = logistic_loss(linear_logits(entries, rows), batch.labels, batch.weights)
 
         # Turn the summed gradient into the weighted mean over the batch.
         error *= np.float32(batch.weight / batch.n)

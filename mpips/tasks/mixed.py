@@ -121,6 +121,7 @@ class MixedClassifier(Task):
 
     metrics = tuple(BINARY_METRICS)
     Options: ClassVar[type[msgspec.Struct]] = MixedOptions
+    uses_weights = True
     default_epochs = 20
     default_batch_size = 64
     optimizer_options: ClassVar = {"learning_rate": ("", "lr")}
@@ -168,7 +169,7 @@ class MixedClassifier(Task):
         weights, biases = pull_layers(worker, self._n_layers)
         inputs, outputs = forward(step.inputs, weights, biases)
         sides = self.sides(step)
-        loss_sum, error = logistic_loss(_total(outputs, sides), batch.labels)
+        loss_sum, error = logistic_loss(_total(outputs, sides), batch.labels, batch.weights)
 
         # Turn the summed gradient into the weighted mean over the batch.
         error *= np.float32(batch.weight / batch.n)

@@ -37,6 +37,7 @@ class Mlp(DenseClassifier):
 
     name = "mlp"
     Options = MlpOptions
+    uses_weights = True
     default_epochs = 50
     default_batch_size = 32
     optimizer_options: ClassVar = {"learning_rate": ("", "lr")}
@@ -58,7 +59,7 @@ class Mlp(DenseClassifier):
         x = self.features.of(batch)
         weights, biases = pull_layers(worker, self._n_layers)
         inputs, logits = forward(x, weights, biases)
-        loss_sum, error = softmax_loss(logits, batch.labels)
+        loss_sum, error = softmax_loss(logits, batch.labels, batch.weights)
 
         error *= np.float32(batch.weight / batch.n)
         decay = np.float32(self._options.l2 * batch.weight)

@@ -52,7 +52,17 @@ METHODS = ("tables", "step", "predict", "prepare", "prefetch")
 # Keys of a result, and names of metrics that are computed from scores.
 _RESERVED = frozenset(
     (
-        *("epoch", "epochs", "history", "stopped", "steps", "samples", "seconds", "samples_per_s"),
+        *(
+            "epoch",
+            "epochs",
+            "history",
+            "stopped",
+            "best",
+            "steps",
+            "samples",
+            "seconds",
+            "samples_per_s",
+        ),
         *("n_samples", "n_features", "loss", "checkpoint", "staleness", "transports", "auto"),
         *(BINARY_METRICS + CLASS_METRICS + REGRESSION_METRICS + MORE_BINARY + MORE_REGRESSION),
     )

@@ -31,6 +31,7 @@ class Softmax(DenseClassifier):
 
     name = "softmax"
     Options = SoftmaxOptions
+    uses_weights = True
     default_epochs = 40
     default_batch_size = 32
     optimizer_options: ClassVar = {"learning_rate": ("", "lr")}
@@ -49,7 +50,7 @@ class Softmax(DenseClassifier):
         """Pull, compute the gradient, push."""
         x = self.features.of(batch)
         weight, bias = worker.table("weight").pull(), worker.table("bias").pull()
-        loss_sum, error = softmax_loss(x @ weight + bias, batch.labels)
+        loss_sum, error = softmax_loss(x @ weight + bias, batch.labels, batch.weights)
 
         # Turn the summed gradient into the weighted mean over the batch.
         error *= np.float32(batch.weight / batch.n)

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from mpips.config.sections import ScheduleConfig
 from mpips.data import Cursor, DataInfo, Dataset, Loader, Sampling
@@ -26,9 +25,12 @@ from mpips.model.consistency import BSP
 from mpips.model.table import Table
 from mpips.scheduler.run_progress import RunProgress
 from mpips.tasks import StepResult, Task
+from mpips.training.best import BestCheckpoint
 from mpips.training.evaluation import evaluate
 from mpips.training.rates import Rates
+from mpips.training.result import Result, history
 from mpips.training.stopping import EarlyStopping
+from mpips.training.weights import ClassWeights
 from mpips.worker.worker import Worker
 
 OnEpochEnd: TypeAlias = Callable[[dict[str, float]], object]
@@ -61,13 +63,16 @@ class Inputs:
         saves: The job has a folder for checkpoints.
         schedule: How learning rates change.
         stopping: Decides whether training ends early; None: it does not.
+        best: Keeps the best checkpoint; None: the job keeps none.
+        class_weight: The option data.class_weight.
+        class_weights: Weights of the classes, when the task is ready; None: none.
         metrics: Names of metrics of the test data beside those of the task.
         arrays: Arrays of a task that reads its files itself; see `mpips.data.rows.Arrays`. {} on ranks that
             are no worker.
         block, window: Of training data that is read in windows; see `mpips.data.Shape`.
         on_epoch_end: Called after each epoch with its row of `Result.history`; if it returns True, training
             ends. Only in a job of one worker; None: nothing is called.
-        unevaluated: The start is the end of an epoch whose evaluation `stopping` does not contain.
+        unevaluated: The start is the end of an epoch whose evaluation `stopping` and `best` may lack.
     """
 
     info: DataInfo
@@ -89,6 +94,9 @@ class Inputs:
     saves: bool = False
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     stopping: EarlyStopping | None = None
+    best: BestCheckpoint | None = None
+    class_weight: Literal["balanced"] | dict[str, float] | None = None
+    class_weights: ClassWeights | None = None
     metrics: tuple[str, ...] = ()
     arrays: Arrays = field(default_factory=dict)
     on_epoch_end: OnEpochEnd | None = None
@@ -133,41 +141,6 @@ class Inputs:
         return left
 
 
-@dataclass
-class Result:
-    """The result of a job: totals over all workers, test metrics on worker 0 only.
-
-    Attributes:
-        metrics: The mean loss of the last epoch, and the metrics of the test data.
-        history: For each epoch of this launch its number from 1, the mean loss of all workers, and the
-            metrics of the test data if it was evaluated.
-        losses: Summed loss and number of samples of this worker, by epoch from 0.
-        evaluated: Metrics of the test data, by epoch from 0.
-        samples: Samples that were trained on in this launch.
-        seconds: Seconds of the training in this launch, without the final evaluation.
-        epochs: Epochs of the run that are complete.
-        steps: Steps of the run up to here: the greatest clock of a worker, those of earlier launches
-            included.
-        n_samples: Samples of the training data.
-        n_features: Features of the training data.
-        stopped: Why training ended early, or "".
-        is_ended_by_caller: `on_epoch_end` has ended it.
-    """
-
-    metrics: dict[str, float] = field(default_factory=dict)
-    history: list[dict[str, float]] = field(default_factory=list)
-    losses: dict[int, tuple[float, int]] = field(default_factory=dict)
-    evaluated: dict[int, dict[str, float]] = field(default_factory=dict)
-    samples: int = 0
-    seconds: float = 0.0
-    epochs: int = 0
-    steps: int = 0
-    n_samples: int = 0
-    n_features: int = 0
-    stopped: str = ""
-    is_ended_by_caller: bool = False
-
-
 def train_epochs(
     worker: Worker, inputs: Inputs, loader: Loader, eval_every: int, result: Result
 ) -> tuple[float, int]:
@@ -206,6 +179,8 @@ def train_epochs(
             break
         rates.set(worker, cursor.epoch, cursor.step, loader.steps_in(cursor.epoch))
         if batch.n:
+            if inputs.class_weights is not None:
+                batch = inputs.class_weights.applied(batch)
             if begin_step is not None:
                 begin_step(cursor.epoch, cursor.step, loader.steps_in(cursor.epoch))
             task.prefetch(worker, batch)
@@ -277,7 +252,8 @@ def _evaluate_epoch(
     """Evaluate the test data after an epoch, if that is due. Collective over workers.
 
     An epoch that some worker had completed before this launch is skipped, because that worker does not come
-    here; for early stopping all workers come to the evaluation of the last such epoch, if that is missing.
+    here; for early stopping and the best checkpoint all workers come to the evaluation of the last such
+    epoch, if that may be missing.
     """
     started = inputs.latest_epoch - inputs.unevaluated
     due = eval_every and (epoch + 1) % eval_every == 0 and epoch >= started
@@ -295,6 +271,8 @@ def _evaluate_epoch(
             inputs.stopping.agree(worker, epoch + 1, found)
             if inputs.stopping.is_over:
                 result.epochs, result.stopped = epoch + 1, inputs.stopping.text(epoch + 1)
+        if inputs.best is not None:
+            inputs.best.agree(worker, epoch + 1, found)
 
 
 def _call_back(inputs: Inputs, epoch: int, result: Result) -> None:
@@ -313,42 +291,6 @@ def _call_back(inputs: Inputs, epoch: int, result: Result) -> None:
     if found is True or (isinstance(found, np.bool_) and bool(found)):
         result.is_ended_by_caller = True
         result.epochs, result.stopped = epoch + 1, f"after epoch {epoch + 1}: by on_epoch_end"
-
-
-def loss_sums(result: Result, last: tuple[float, int], n_epochs: int) -> npt.NDArray[np.float64]:
-    """Return this worker's losses as values to be added up over workers.
-
-    Args:
-        result: Losses by epoch and samples of this worker.
-        last: Summed loss and samples of its last epoch.
-        n_epochs: Epochs of the run.
-
-    Returns:
-        float64, shape (n_epochs + 1, 3): for each epoch summed loss, samples, and 1 if the worker has ended
-        it; at the end those of the last epoch, and the samples of this launch.
-    """
-    sums = np.zeros((n_epochs + 1, 3))
-    for epoch, (loss, n) in result.losses.items():
-        sums[epoch] = loss, n, 1
-    sums[-1] = *last, result.samples
-    return sums
-
-
-def history(
-    sums: npt.NDArray[np.float64], evaluated: Mapping[int, dict[str, float]]
-) -> list[dict[str, float]]:
-    """Return `Result.history`.
-
-    Args:
-        sums: For each epoch, the values of `loss_sums` added up over workers.
-        evaluated: Metrics by epoch from 0.
-    """
-    found = []
-    for epoch in sorted({*np.flatnonzero(sums[:, 2]).tolist(), *evaluated}):
-        total, n, _ = sums[epoch] if epoch < len(sums) else (0.0, 0, 0)
-        loss = {"loss": float(total / n)} if n else {}
-        found.append({"epoch": epoch + 1, **loss, **evaluated.get(epoch, {})})
-    return found
 
 
 class _EpochSum(msgspec.Struct):

@@ -28,6 +28,7 @@ from mpips.tasks import Task, load_task
 from mpips.tasks.base import reader_of
 from mpips.training.own_data import refuse_reader_options
 from mpips.training.stopping import check_names
+from mpips.training.weights import check_weights
 
 
 def preflight(config: JobConfig, n_ranks: int | None = None, dry_run: bool = False) -> type[Task]:
@@ -51,16 +52,24 @@ def preflight(config: JobConfig, n_ranks: int | None = None, dry_run: bool = Fal
     check_names(config.train, getattr(task, "own_metrics", {}))
     if reader_of(task) is not None:
         refuse_reader_options(config)
+    check_weights(config, task)
     check_replaced(task, config)
     _check_table("table", config.table)
     for name, table in config.tables.items():
         _check_table(f"tables.{name}", merged(config.table, table))
     check_launch(config.cluster, n_ranks or launch.launched_size())
     check_checkpoints(config.checkpoint, make=not dry_run)
-    for path in (config.data.train, config.data.test):
-        if path and path != "digits" and not all(map(os.path.isfile, files_of(path))):
+    if config.data.validation and config.data.test:
+        raise ConfigError(
+            f"data.validation = {config.data.validation:g} and data.test = {config.data.test!r} are both "
+            "set: leave one of them out"
+        )
+    for path in (config.data.train_files, config.data.test_files):
+        missing = [] if path in ("", "digits") else files_of(path)
+        missing = [file for file in missing if not os.path.isfile(file)]
+        if missing:
             raise ConfigError(
-                f"{path}: no such file (working folder: {Path.cwd()}); give a path that all hosts have"
+                f"{missing[0]}: no such file (working folder: {Path.cwd()}); give a path that all hosts have"
             )
     return task
 

@@ -7,7 +7,7 @@ prepares the task with the moments of all workers' data and returns the worker's
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from mpips.config.schema import JobConfig
 from mpips.data import (
     DataInfo,
     Dataset,
+    DenseData,
     Loader,
     Moments,
     Part,
@@ -31,11 +32,12 @@ from mpips.data import (
     combine,
     read,
 )
+from mpips.data.holdout import Holdout
 from mpips.data.info import check_labels, matching_labels, relabel
 from mpips.data.options import Share, Wants
 from mpips.data.rows import Arrays, Purpose, Samples, TaskPart
 from mpips.data.stream import StreamedData
-from mpips.data.summary import matching_text, summarise, summarise_test
+from mpips.data.summary import matching_text, summarise, summarise_test, summarise_validation
 from mpips.errors import ConfigError
 from mpips.model.consistency import BSP
 from mpips.model.distinct import distinct_counts
@@ -45,15 +47,16 @@ from mpips.session.driver import JobRanks
 from mpips.snapshot import attachments
 from mpips.tasks import Schedule, Task, load_task
 from mpips.tasks.base import reader_of
+from mpips.training.best import BestCheckpoint
 from mpips.training.epochs import Inputs
 from mpips.training.example import arrays_of
-from mpips.training.halving import sum_by_key
+from mpips.training.moments import combine_moments, moments_of
 from mpips.training.own_data import check_changes, learn_own, read_own
 from mpips.training.preflight import task_options
 from mpips.training.rates import Rates
-from mpips.training.stopping import EarlyStopping, asked_metrics
+from mpips.training.stopping import EarlyStopping, asked_metrics, watched
 from mpips.training.streaming import Streamed, Streaming, stream
-from mpips.worker.collectives import AnyArray, Collectives
+from mpips.training.weights import ClassWeights, WeightColumn
 from mpips.worker.worker import Worker, connection_of
 
 
@@ -88,7 +91,11 @@ def read_options(config: JobConfig, split: str, wants: Wants = "classes") -> Rea
 
 
 def prepare(
-    ranks: JobRanks, n_workers: int, config: JobConfig, cache: Path | None = None
+    ranks: JobRanks,
+    n_workers: int,
+    config: JobConfig,
+    cache: Path | None = None,
+    say: Callable[[str], object] = lambda line: None,
 ) -> Inputs:
     """Read the data, agree on it, make the task and its tables. Collective over the ranks; blocks.
 
@@ -98,6 +105,7 @@ def prepare(
         config: The job.
         cache: Folder for the cache of data that is read in windows, if the configuration names none; None: a
             temporary one.
+        say: Called on worker 0 with the progress of a conversion into the cache.
 
     Raises:
         DataError, ConfigError: The data or the configuration is wrong on some rank; all ranks raise the
@@ -108,9 +116,12 @@ def prepare(
     reads, given = reader_of(task_class), task_options(task_class, config.options)
     own_metrics = getattr(task_class, "own_metrics", {})
     own: dict[str, Any] = {}
+    fraction = config.data.validation
+    holdout = Holdout(fraction, config.cluster.seed) if fraction else None
     streaming = Streaming(
         int(config.data.memory_mib * (1 << 20)),
         Path(config.data.cache) if config.data.cache else cache,
+        say,
     )
 
     def load(path: str, split: str, like: DataInfo | None) -> dict[str, Any] | None:
@@ -137,11 +148,21 @@ def prepare(
     def load_all(path: str, split: str, like: DataInfo | None) -> tuple[DataInfo, Sequence[str]]:
         """Load a file on all ranks; return the description of all of it, and notes."""
         if reads is None:
-            options = read_options(config, split, wants)
-            streamed = stream(ranks, n_workers, path, options, like, streaming)
+            on_bad = config.data.on_bad
+            options = msgspec.structs.replace(read_options(config, split, wants), on_bad=on_bad)
+            held = holdout if like is None else None
+            streamed = stream(ranks, n_workers, path, options, like, streaming, held)
             if streamed is not None:
                 own[split] = streamed
                 return streamed.info, streamed.notes
+            if held is not None or on_bad == "skip":
+                option = (
+                    f"validation = {held.fraction:g}" if held is not None else "on_bad = 'skip'"
+                )
+                raise ConfigError(
+                    f"data.{option}: {path} is no file of which samples can be held or left out; leave the "
+                    "option out"
+                )
         what = "training" if split == "train" else "test"
         rows = ranks.agree(f"reading the {what} data", lambda: load(path, split, like), True)
         # Combine the descriptions of all workers' shares: columns, labels, number of samples.
@@ -149,20 +170,33 @@ def prepare(
         # All workers read the same file, so the notes of one are those of all.
         return combine([DataInfo.from_config(row["info"]) for row in found]), found[0]["notes"]
 
-    learned = learn_own(reads, given, config.data.train, ranks, n_workers)
-    info, notes_of_train = load_all(config.data.train, "train", None)
-    notes, n_test = [summarise(config.data.train, info), *notes_of_train], 0
+    learned = learn_own(reads, given, config.data.train_files, ranks, n_workers)
+    whole_info, notes_of_train = load_all(config.data.train_files, "train", None)
+    column = WeightColumn.of(config, whole_info)
+    info = column.without(whole_info) if column is not None else whole_info
+    notes, n_test = [summarise(config.data.train_files, info), *notes_of_train], 0
+    if holdout is not None:
+        held = own["test"] = own["train"].validation
+        n_test = held.info.n_samples_total
+        notes.append(summarise_validation(config.data.train_files, held.info))
     meant: dict[float, float] = {}
-    if config.data.test:
-        test_info, notes_of_test = load_all(config.data.test, "test", info)
+    if config.data.test_files:
+        test_info, notes_of_test = load_all(config.data.test_files, "test", info)
         n_test = test_info.n_samples_total
         meant = matching_labels(info, test_info)
         if meant:
-            notes.append(matching_text(config.data.test, meant))
-        notes += [summarise_test(config.data.test, test_info), *notes_of_test]
+            notes.append(matching_text(config.data.test_files, meant))
+        notes += [summarise_test(config.data.test_files, test_info), *notes_of_test]
     arrays: Arrays = own["train"].arrays if reads is not None and "train" in own else {}
     samples: dict[str, Any] = {}
-    ranks.agree("matching labels", lambda: samples.update(_aligned(own, info, meant)), True)
+
+    def aligned() -> dict[str, Dataset | StreamedData | Samples]:
+        # The column of weights is in the files that were read with all columns.
+        has_column = ("train", "test") if holdout is not None else ("train",)
+        of = dict.fromkeys(has_column, (column, whole_info)) if column is not None else {}
+        return _aligned(own, info, meant, of)
+
+    ranks.agree("matching labels", lambda: samples.update(aligned()), True)
     streamed = own.get("train")
     block, window = (streamed.block, streamed.window) if isinstance(streamed, Streamed) else (0, 0)
     data = samples.get("train")
@@ -171,6 +205,9 @@ def prepare(
     def make_task(info: DataInfo) -> Task:
         return task_class(info, given, config.cluster.seed)
 
+    ClassWeights.of(
+        config.data.class_weight, info, np.ones(info.n_classes, np.int64)
+    )  # check names
     task = make_task(info)
     n_epochs = config.train.epochs or task.default_epochs
     suitable = getattr(task, "suitable_batch_size", lambda *_: task.default_batch_size)
@@ -178,10 +215,16 @@ def prepare(
     tables = _tables(task, config, measured, n_epochs, batch_size, n_workers)
     check_changes(task, tables, config)
     Rates(config.schedule, tables, n_epochs)  # refuse optimizers that cannot have the schedule
-    watched = (config.train.metric,) if config.train.patience else ()
-    asked = (*config.train.metrics, *(name for name in watched if name != "auto"))
-    has_test = bool(config.data.test)
+    given_name = (config.train.metric,) if config.watches else ()
+    asked = (*config.train.metrics, *(name for name in given_name if name != "auto"))
+    has_test = bool(config.data.evaluates)
     stopping = EarlyStopping.of(config.train, task.metrics, tables, has_test, own_metrics)
+    best = None
+    if config.checkpoint.keep_best:
+        why = "checkpoint.keep_best = true"
+        best = BestCheckpoint(
+            *watched(config.train, why, task.metrics, tables, has_test, own_metrics)
+        )
     return Inputs(
         info,
         task,
@@ -195,6 +238,8 @@ def prepare(
         make_task=make_task,
         schedule=config.schedule,
         stopping=stopping,
+        best=best,
+        class_weight=config.data.class_weight,
         metrics=asked_metrics(asked, task.metrics, own_metrics),
         arrays=arrays,
         block=block,
@@ -225,7 +270,10 @@ def _tables(
 
 
 def _aligned(
-    own: dict[str, Any], info: DataInfo, meant: dict[float, float]
+    own: dict[str, Any],
+    info: DataInfo,
+    meant: dict[float, float],
+    weighted: Mapping[str, tuple[WeightColumn, DataInfo]],
 ) -> dict[str, Dataset | StreamedData | Samples]:
     """Return the samples of each split with the labels and columns of `info`.
 
@@ -233,6 +281,7 @@ def _aligned(
         own: The parts of this worker by split.
         info: Description of the training data.
         meant: Which label of the training data each label of the test data means; {}: itself.
+        weighted: Column of weights and description with it, of each split that has one.
     """
     found: dict[str, Dataset | StreamedData | Samples] = {}
     for split, part in own.items():
@@ -241,10 +290,18 @@ def _aligned(
             continue
         labels = meant if split == "test" else {}
 
-        def change(data: Dataset, labels: dict[float, float] = labels) -> Dataset:
-            return align(relabel(data, labels), info)
+        column, whole_info = weighted.get(split, (None, info))
 
-        if isinstance(part, Part):
+        def change(
+            data: Dataset,
+            labels: dict[float, float] = labels,
+            column: WeightColumn | None = column,
+            like: DataInfo = whole_info,
+        ) -> Dataset:
+            data = align(relabel(data, labels), like)
+            return column.taken_out(data) if column is not None else data
+
+        if isinstance(part.data, SparseData | DenseData):
             found[split] = change(part.data)
         elif part.data is not None:
             check_labels([labels.get(label, label) for label in part.info.labels], info)
@@ -298,6 +355,7 @@ def ready(worker: Worker, inputs: Inputs, seed: int) -> Loader:
         inputs.task.receive(inputs.arrays)
     else:
         moments = combine_moments(collectives, moments_of(inputs.train))
+    inputs.class_weights = _class_weights(worker, inputs)
     inputs.task.prepare(worker, moments)
     if worker.index == 0 and inputs.saves:
         tell = connection_of(worker).control.tell
@@ -324,51 +382,15 @@ def ready(worker: Worker, inputs: Inputs, seed: int) -> Loader:
     )
 
 
-def moments_of(data: Dataset | StreamedData) -> Moments:
-    """Return the moments of one worker's samples, in one pass over them. Not collective."""
-    if not isinstance(data, StreamedData):
-        return Moments.of(data)
-    total: Moments | None = None
-    for part in data.parts():
-        found = Moments.of(part)
-        total = found if total is None else Moments.combine([total, found])
-    return total if total is not None else Moments.of(data.read(np.zeros(0, np.int64))[0])
-
-
-def combine_moments(collectives: Collectives, local: Moments, name: str = "moments") -> Moments:
-    """Combine the moments of all workers; of hashed keys, only those in this worker's data. Collective.
-
-    The moments of two workers at a time are combined along the tree, so a worker needs memory for a few,
-    whatever the number of workers.
-
-    Args:
-        collectives: Gathers and reductions of this worker.
-        local: Moments of this worker's samples.
-        name: Name of the exchange.
-    """
-    if not local.n_features:
-        count = collectives.reduce(f"{name}: samples", np.array([local.count]))
-        assert count is not None
-        sums = sum_by_key(collectives, name, local.keys, local.present.astype(np.int64))
-        columns = local.columns
-        if columns is not None:
-            columns = combine_moments(collectives, columns, f"{name} of columns")
-        return replace(local, count=int(count[0]), present=sums.astype(np.float64), columns=columns)
-    whole = collectives.reduce(name, _pack_moments(local), _combine_two)
-    assert whole is not None
-    return _unpack_moments(whole)
-
-
-def _combine_two(low: AnyArray, high: AnyArray) -> AnyArray:
-    return _pack_moments(Moments.combine([_unpack_moments(low), _unpack_moments(high)]))
-
-
-def _pack_moments(m: Moments) -> AnyArray:
-    """Return the moments of features as float64 values; the number of samples is exact below 2**53."""
-    return np.concatenate([[float(m.count)], m.present, m.mean, m.squares])
-
-
-def _unpack_moments(array: AnyArray) -> Moments:
-    """Return the moments that `_pack_moments` packed."""
-    present, mean, squares = array[1:].reshape(3, -1)
-    return Moments(int(array[0]), present, mean, squares)
+def _class_weights(worker: Worker, inputs: Inputs) -> ClassWeights | None:
+    """Return the weights of classes; counts training samples where they depend on them. Collective."""
+    counts = np.zeros(inputs.info.n_classes, np.int64)
+    if inputs.class_weight == "balanced":
+        data = inputs.train
+        for part in data.parts() if isinstance(data, StreamedData) else (data,):
+            assert part is not None
+            counts += np.bincount(part.labels.astype(np.int64), minlength=len(counts))
+        found = worker.reduce("samples of each class", counts)
+        assert found is not None
+        counts = found
+    return ClassWeights.of(inputs.class_weight, inputs.info, counts)

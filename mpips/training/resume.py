@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,6 +72,7 @@ class TrainingPlan(msgspec.Struct):
         beginning: tuple[WorkerState, ...] = ()
         if start.path is not None and start.manifest is not None:
             fit_data(inputs, start.manifest.data, start.path)
+            check_holdout(self.config, start.manifest.config, start.path)
             with open_checkpoint(start.path) as checkpoint:
                 check_start(checkpoint, inputs.tables)
             run_id = start.manifest.run_id
@@ -176,12 +177,40 @@ def fit_data(inputs: Inputs, described: dict[str, Any], where: Path) -> None:
         inputs.task = inputs.make_task(inputs.info)
 
 
-def _restore_stopping(inputs: Inputs, workers: Sequence[WorkerState], in_place: bool) -> None:
-    """Restore the state of early stopping. `in_place`: each worker begins where it stood."""
-    assert inputs.stopping is not None
+def check_holdout(config: JobConfig, there: Mapping[str, Any], where: Path) -> None:
+    """Check that a job holds out the samples that the job of a checkpoint held out.
+
+    Args:
+        config: The job.
+        there: Configuration in the checkpoint's manifest.
+        where: The checkpoint, for errors.
+
+    Raises:
+        ConfigError: It does not: samples that the model was trained on would be evaluated.
+    """
+    before = there.get("data", {}).get("validation", 0.0)
+    seed = there.get("cluster", {}).get("seed", config.cluster.seed)
+    own = config.data.validation
+    if own != before or (own and seed != config.cluster.seed):
+        raise ConfigError(
+            f"{where}: was trained with data.validation = {before:g} and cluster.seed = {seed}, this job has "
+            f"{own:g} and {config.cluster.seed}, so samples would be evaluated that were trained on: use the "
+            "same values, or set checkpoint.resume = 'never'"
+        )
+
+
+def _restore_watch(inputs: Inputs, workers: Sequence[WorkerState], in_place: bool) -> None:
+    """Restore the state of early stopping, and the evaluation that may be missing.
+
+    Args:
+        inputs: Its state and `unevaluated` are set.
+        workers: States of the workers of the earlier job.
+        in_place: Each worker begins where it stood.
+    """
     # The worker that is farthest ahead knows of the most evaluations.
     ahead = max(workers, key=lambda w: (w.epoch, w.step))
-    inputs.stopping.restore(ahead.cursor)
+    if inputs.stopping is not None:
+        inputs.stopping.restore(ahead.cursor)
     together = all((w.epoch, w.step) == (ahead.epoch, ahead.step) for w in workers)
     inputs.unevaluated = ahead.epoch > 0 and ahead.step == 0 and (in_place or together)
 
@@ -197,7 +226,7 @@ def _reorder(
 
 def _reordered(data: Dataset, order: list[int]) -> Dataset:
     if isinstance(data, DenseData):
-        return DenseData(data.x[:, order], data.labels)
+        return msgspec.structs.replace(data, x=data.x[:, order])
     place = np.argsort(order).astype(np.int32)
     fields = place[data.fields] if data.fields is not None else None
     return msgspec.structs.replace(data, fields=fields)
@@ -250,9 +279,9 @@ def set_place(
         shape: Shape of this job. A job of another shape reads what is left of the epoch in a new order.
     """
     cursors = [(w.epoch, w.step) for w in workers]
-    if inputs.stopping is not None and cursors:
+    if (inputs.stopping is not None or inputs.best is not None) and cursors:
         same = bool(sampling) and Sampling.from_config(sampling).shape == shape
-        _restore_stopping(inputs, workers, same)
+        _restore_watch(inputs, workers, same)
     inputs.first_epoch = min((epoch for epoch, _ in cursors), default=0)
     done = f"{inputs.first_epoch} of {plural(inputs.n_epochs, 'epoch')} done"
     if not cursors or not sampling:

@@ -107,6 +107,96 @@ def asked_metrics(
     return tuple(dict.fromkeys(name for name in names if name not in metrics))
 
 
+def watched(
+    options: TrainConfig,
+    why: str,
+    metrics: Sequence[str],
+    tables: Sequence[Table],
+    has_test: bool,
+    own: Mapping[str, Direction] = _NONE_OWN,
+) -> tuple[str, bool]:
+    """Return the metric that a job watches, and whether higher values of it are better.
+
+    Args:
+        options: Options of the training.
+        why: The option for which it is watched, with its value.
+        metrics: Names of the task's metrics; () if they are not known.
+        tables: Tables of the task.
+        has_test: The job has test data.
+        own: Metrics of the task's own, with their better values.
+
+    Raises:
+        ConfigError: The job has no such metric, no test data, or workers that may skip evaluations.
+    """
+    option = why.partition(" = ")[0]
+    off = "0" if option == "train.patience" else "false"
+    if not has_test:
+        raise ConfigError(
+            f"{why} watches a metric of the test data, and the job has none: set data.test or "
+            f"data.validation, or {option} = {off}"
+        )
+    if any(isinstance(t.consistency, BSP) and t.consistency.backup for t in tables):
+        raise ConfigError(
+            f"{option} does not work with backup workers, which may skip evaluations: set backup = 0, or "
+            f"{option} = {off}"
+        )
+    directed = {
+        *(HIGHER_IS_BETTER | LOWER_IS_BETTER),
+        *(name for name, direction in own.items() if direction != "none"),
+    }
+    given = (
+        *(metrics or (*_BY_DEFAULT, *sorted(HIGHER_IS_BETTER))),
+        *more_metrics(metrics, own),
+    )
+    known = [name for name in given if name in directed]
+    if not known:
+        raise ConfigError(f"{why}: no metric of this task has better values; set {option} = {off}")
+    metric: str = options.metric
+    if metric == "auto":
+        metric = next((name for name in _BY_DEFAULT if name in known), known[0])
+    if metric not in known:
+        raise ConfigError(
+            f"train.metric = {metric!r}: the metrics of this task are {', '.join(known)}"
+        )
+    return metric, own.get(metric) == "higher" or metric in HIGHER_IS_BETTER
+
+
+def shared_value(
+    worker: Worker,
+    name: str,
+    metric: str,
+    found: Mapping[str, float] | None,
+    more: Sequence[float] = (),
+) -> list[float]:
+    """Return the value of the watched metric on all workers. Collective over workers; blocks.
+
+    Args:
+        worker: This worker.
+        name: Name of the reduction.
+        metric: The metric.
+        found: Metrics on worker 0; None on others.
+        more: Numbers of this worker to be added up over workers.
+
+    Returns:
+        The value, and the sums of `more`.
+
+    Raises:
+        ConfigError: The evaluation has no such metric.
+    """
+    is_missing = found is not None and metric not in found
+    # The others must not wait for a worker that raises.
+    own = math.inf if is_missing else found[metric] if found is not None else 0.0
+    value = worker.reduce(name, np.array([own, *more]))
+    assert value is not None
+    if is_missing:
+        assert found is not None
+        raise ConfigError(
+            f"train.metric = {metric!r}: the metrics of this task are {', '.join(found)}"
+        )
+    numbers: list[float] = value.tolist()
+    return numbers
+
+
 class EarlyStopping(msgspec.Struct):
     """The best value of the watched metric up to now, and how long ago it was.
 
@@ -155,38 +245,8 @@ class EarlyStopping(msgspec.Struct):
         """
         if not options.patience:
             return None
-        if not has_test:
-            raise ConfigError(
-                f"train.patience = {options.patience} watches a metric of the test data, and the job has "
-                "none: set data.test, or train.patience = 0"
-            )
-        if any(isinstance(t.consistency, BSP) and t.consistency.backup for t in tables):
-            raise ConfigError(
-                "train.patience does not work with backup workers, which may skip evaluations: set "
-                "backup = 0, or train.patience = 0"
-            )
-        directed = {
-            *(HIGHER_IS_BETTER | LOWER_IS_BETTER),
-            *(name for name, direction in own.items() if direction != "none"),
-        }
-        given = (
-            *(metrics or (*_BY_DEFAULT, *sorted(HIGHER_IS_BETTER))),
-            *more_metrics(metrics, own),
-        )
-        known = [name for name in given if name in directed]
-        if not known:
-            raise ConfigError(
-                f"train.patience = {options.patience}: no metric of this task has better values; set "
-                "train.patience = 0"
-            )
-        metric: str = options.metric
-        if metric == "auto":
-            metric = next((name for name in _BY_DEFAULT if name in known), known[0])
-        if metric not in known:
-            raise ConfigError(
-                f"train.metric = {metric!r}: the metrics of this task are {', '.join(known)}"
-            )
-        higher = own.get(metric) == "higher"
+        why = f"train.patience = {options.patience}"
+        metric, higher = watched(options, why, metrics, tables, has_test, own)
         return cls(options.patience, metric, options.min_delta, higher=higher)
 
     def restore(self, position: Mapping[str, Any]) -> None:
@@ -210,18 +270,8 @@ class EarlyStopping(msgspec.Struct):
         Raises:
             ConfigError: The evaluation has no such metric.
         """
-        own = 0.0
-        if found is not None and self.metric not in found:
-            own = math.inf  # the others must not wait for a worker that raises
-        elif found is not None:
-            own = found[self.metric]
-        value = worker.reduce(f"early stopping, epoch {epochs}", np.array([own]))
-        assert value is not None
-        if found is not None and self.metric not in found:
-            raise ConfigError(
-                f"train.metric = {self.metric!r}: the metrics of this task are {', '.join(found)}"
-            )
-        self.note(epochs, float(value[0]))
+        name = f"early stopping, epoch {epochs}"
+        self.note(epochs, shared_value(worker, name, self.metric, found)[0])
 
     def note(self, epochs: int, value: float) -> None:
         """Add the value of an evaluation. One that is not finite is no improvement."""

@@ -7,27 +7,36 @@ the number of workers, so it is decided before anything is read. `mpips.data.str
 from __future__ import annotations
 
 import atexit
+import contextlib
 import fcntl
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from mpips.data import DataInfo, ReadOptions, files_of
-from mpips.data.readers import as_in_training, reader_of
+from mpips.data import DataInfo, Dataset, ReadOptions, files_of
+from mpips.data.holdout import Holdout, HoldoutSide
+from mpips.data.readers import TEXT_FORMATS, as_in_training, reader_of
+from mpips.data.shares import numbers
 from mpips.data.stream import Conversion, Index, StreamedData
+from mpips.data.stream.bad_lines import BadLines
 from mpips.data.stream.cache import CachePiece, read_index, write_index
-from mpips.data.stream.conversion import SOURCES, Draft, File, draft, is_streamed
+from mpips.data.stream.conversion import SOURCES, Draft, draft
+from mpips.data.stream.files import File, is_streamed
 from mpips.errors import CapabilityError, ConfigError, DataError
+from mpips.monitor.progress import duration
 from mpips.session.driver import JobRanks
+from mpips.training.cache_folder import CacheFolder, remove_orphans
 
 Value = TypeVar("Value")
 
+_FIRST_SAID_S, _SAID_EVERY_S = 2.0, 10.0  # s, between lines about a conversion
 _PREFIX = "mpips-data-"  # of temporary folders
 _LOCK = "lock"  # file in a temporary folder on which its owner has a lock
 
@@ -38,10 +47,12 @@ class Streaming(msgspec.Struct, frozen=True):
     Attributes:
         memory: Bytes for samples in each worker.
         cache: Folder of caches; None: a temporary one, which this job removes.
+        say: Called on worker 0 with the progress of a conversion, a few times a minute.
     """
 
     memory: int
     cache: Path | None = None
+    say: Callable[[str], object] = lambda _: None
 
 
 class Streamed(msgspec.Struct, frozen=True):
@@ -51,14 +62,16 @@ class Streamed(msgspec.Struct, frozen=True):
         info: Description of the whole data.
         notes: Sentences for the user.
         data: The samples of this worker; None on ranks that are no worker.
-        block, window: See `mpips.data.Shape`.
+        block, window: See `mpips.data.Shape`; 0: the samples are in memory.
+        validation: The samples that are held out; None: none are.
     """
 
     info: DataInfo
     notes: tuple[str, ...]
-    data: StreamedData | None
+    data: StreamedData | Dataset | None
     block: int
     window: int
+    validation: Streamed | None = None
 
 
 def stream(
@@ -68,8 +81,12 @@ def stream(
     options: ReadOptions,
     like: DataInfo | None,
     how: Streaming,
+    holdout: Holdout | None = None,
 ) -> Streamed | None:
     """Convert data into a cache if it is too large for the memory; None: it is not. Collective, blocking.
+
+    Data of which samples are held out or bad lines are left out is converted in any case, so that each line
+    is read by one worker. What fits into the memory is then read from the cache into it.
 
     Args:
         ranks: Ranks of the job.
@@ -78,16 +95,19 @@ def stream(
         options: Options of the readers.
         like: Description of the training data, for test data.
         how: Where and how.
+        holdout: Samples that are held out; None: none are.
 
     Raises:
         DataError, ConfigError, CapabilityError: On all ranks.
     """
     if like is not None:
         options = as_in_training(options, like)
-    begun = time.monotonic()
+    begun, skips = time.monotonic(), options.on_bad == "skip"
 
     def find() -> dict[str, Any] | None:
-        return _found(source, options, n_workers, how) if ranks.worker == 0 else None
+        if ranks.worker != 0:
+            return None
+        return _found(source, options, n_workers, how, holdout is not None or skips)
 
     row = _only(ranks.agree(f"finding the files of {source}", find, True))
     if row is None:
@@ -96,7 +116,8 @@ def stream(
     worker = ranks.worker
     own = Conversion(plan, options, worker, n_workers) if worker is not None else None
     if not plan.is_there:
-        _convert(ranks, own, folder, source)
+        with _locked(ranks, folder):
+            _convert(ranks, own, folder, source, how)
     index = _index(ranks, own, plan, folder)
     info = index.info()
     if like is not None and options.labelled and info.label_names != like.label_names:
@@ -104,26 +125,63 @@ def stream(
             f"{source}: its labels are {', '.join(info.class_names[:10])}, those of the training data "
             f"{', '.join(like.class_names[:10])}; use files with the same labels"
         )
-    some = StreamedData(folder, index, worker or 0, n_workers, how.memory)
     size = sum(piece.file_bytes for piece in index.pieces)
     made = "found there" if plan.is_there else f"converted in {time.monotonic() - begun:.1f} s"
-    note = (
-        f"{source}: larger than data.memory_mib = {how.memory / (1 << 20):g} in each worker, so it is "
-        f"read in windows from {folder} ({_mib(size)}, {made})"
-    )
-    return Streamed(
-        info,
-        (*index.notes, note),
-        some if worker is not None else None,
-        some.blocks.block,
-        some.window,
-    )
+    if row["fits"]:
+        note = f"{source}: read from {folder} ({_mib(size)}, {made})"
+    else:
+        note = (
+            f"{source}: larger than data.memory_mib = {how.memory / (1 << 20):g} in each worker, so it is "
+            f"read in windows from {folder} ({_mib(size)}, {made})"
+        )
+    notes = (*index.notes, note)
+    if holdout is None:
+        some = StreamedData(folder, index, worker or 0, n_workers, how.memory)
+        if row["fits"]:
+            return Streamed(info, notes, _in_memory(some, worker), 0, 0)
+        data = some if worker is not None else None
+        return Streamed(info, notes, data, some.blocks.block, some.window)
+
+    def side(held: bool) -> Streamed:
+        chosen = HoldoutSide(holdout, index.n, held)
+        n = chosen.n
+        if not n:
+            raise DataError(
+                f"{source}: data.validation = {holdout.fraction:g} of {index.n:,} samples leaves none for "
+                f"{'validation' if held else 'training'}; choose another fraction, or set data.test"
+            )
+        some = StreamedData(folder, index, worker or 0, n_workers, how.memory, side=chosen)
+        own = replace(info, n_samples_total=n, n_local=n, counts=())
+        if not row["fits"]:
+            data = some if worker is not None else None
+            return Streamed(own, () if held else notes, data, some.blocks.block, some.window)
+        return Streamed(own, () if held else notes, _in_memory(some, worker), 0, 0)
+
+    def sides() -> tuple[Streamed, Streamed]:
+        return side(False), side(True)
+
+    # Each rank needs its own samples, so they are no part of what the ranks send each other.
+    found: list[tuple[Streamed, Streamed]] = []
+    ranks.agree(f"dividing {source}", lambda: found.append(sides()), True)
+    train, validation = found[0]
+    return msgspec.structs.replace(train, validation=validation)
+
+
+def _in_memory(data: StreamedData, worker: int | None) -> Dataset | None:
+    """Read a worker's share into memory, by the rule of data in memory; None: this rank is no worker."""
+    if worker is None:
+        return None
+    blocks = data.blocks
+    return data.in_memory(numbers(blocks.n_total, blocks.n_workers, worker, "mixed"))
 
 
 def _found(
-    source: str, options: ReadOptions, n_workers: int, how: Streaming
+    source: str, options: ReadOptions, n_workers: int, how: Streaming, always: bool
 ) -> dict[str, Any] | None:
-    """Return the plan of the conversion and the folder of the cache; None: all fits in memory."""
+    """Return the plan of the conversion, the folder of the cache, and whether all fits in memory.
+
+    None: all fits and is not converted `always`, or the data is in no files.
+    """
     files = []
     for path in files_of(source):
         reader = reader_of(path, options)
@@ -133,23 +191,49 @@ def _found(
             found = os.stat(path)
         except OSError as error:
             raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+        if options.on_bad == "skip" and reader.name not in TEXT_FORMATS:
+            raise ConfigError(
+                f"data.on_bad = 'skip': {path} is {reader.name}, which has no lines that could be left out; "
+                "the option is for LIBSVM and CSV"
+            )
         files.append(File(path, found.st_size, found.st_mtime_ns, reader.name))
-    if not is_streamed(files, options, n_workers, how.memory):
+    fits = not is_streamed(files, options, n_workers, how.memory)
+    if fits and not always:
         return None
     root = how.cache if how.cache is not None else _temporary()
-    plan = draft(source, files, options, how.memory, root)
-    folder = root / plan.key
+    plan = draft(str(source), files, options, how.memory, root)
+    for orphan in remove_orphans(root):
+        how.say(f"{orphan}: removed, a killed job had left it")
+    return {"plan": msgspec.to_builtins(plan), "folder": str(root / plan.key), "fits": fits}
+
+
+@contextlib.contextmanager
+def _locked(ranks: JobRanks, folder: Path) -> Iterator[None]:
+    """Let worker 0 make the folder of the cache and hold its lock in the block. Collective."""
+    made: list[CacheFolder] = []
+
+    def make() -> None:
+        if ranks.worker != 0:
+            return
+        try:
+            made.append(CacheFolder(folder))
+        except OSError as error:
+            raise ConfigError(
+                f"{folder}: cannot make the cache of the data: {error.strerror or error}; set data.cache to "
+                "a folder that can be written"
+            ) from None
+
+    ranks.agree("making the cache of the data", make, True)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"{folder}: cannot make the cache of the data: {error.strerror or error}; set data.cache to a "
-            "folder that can be written"
-        ) from None
-    return {"plan": msgspec.to_builtins(plan), "folder": str(folder)}
+        yield
+    finally:
+        for one in made:
+            one.release()
 
 
-def _convert(ranks: JobRanks, own: Conversion | None, folder: Path, source: str) -> None:
+def _convert(
+    ranks: JobRanks, own: Conversion | None, folder: Path, source: str, how: Streaming
+) -> None:
     """Let all workers convert their spans, and write the index. Collective."""
     surveys: dict[int, Sequence[bool]] = {}
     for row in ranks.agree(
@@ -167,20 +251,26 @@ def _convert(ranks: JobRanks, own: Conversion | None, folder: Path, source: str)
                 f"{folder}: the cache of the data, which worker 0 has made, is not there on this node; set "
                 "data.cache to a folder that all nodes share"
             )
-        found: list[Any] = msgspec.to_builtins(_pairs(own.convert(surveys, folder)))
+        shown = ConversionProgress(source, how.say if ranks.worker == 0 else lambda _: None)
+        pieces = _pairs(own.convert(surveys, folder, shown.note))
+        found: list[Any] = msgspec.to_builtins([pieces, _pairs(own.bad)])
         return found
 
-    rows = ranks.agree(f"converting {source}", convert, True)
+    rows = [row for row in ranks.agree(f"converting {source}", convert, True) if row]
     pieces = {
         place: [msgspec.convert(piece, CachePiece) for piece in found]
         for row in rows
-        for place, found in row
+        for place, found in row[0]
     }
+    bad: dict[int, BadLines] = {}
+    for row in rows:
+        for place, lines in row[1]:
+            bad.setdefault(place, BadLines()).merge(msgspec.convert(lines, BadLines))
 
     def write() -> None:
         if ranks.worker == 0 and own is not None:
             try:
-                write_index(folder, own.index(pieces))
+                write_index(folder, own.index(pieces, bad))
             except OSError as error:
                 raise CapabilityError(
                     f"{folder}: cannot write the cache of the data: {error.strerror or error}"
@@ -247,6 +337,31 @@ def _remove_if_free(folder: Path) -> None:
         pass
     finally:
         os.close(lock)
+
+
+class ConversionProgress:
+    """Says how far a worker has converted its part, first after two seconds, then every ten."""
+
+    def __init__(self, source: str, say: Callable[[str], object]) -> None:
+        """Begin now.
+
+        Args:
+            source: The files, for people.
+            say: Called with each line.
+        """
+        self._source = source
+        self._say = say
+        self._begun = time.monotonic()
+        self._next = self._begun + _FIRST_SAID_S
+
+    def note(self, share: float) -> None:
+        """Note the share of the part that is converted, above 0 and at most 1."""
+        now = time.monotonic()
+        if now < self._next or share >= 1:
+            return
+        self._next = now + _SAID_EVERY_S
+        left = duration((now - self._begun) * (1 - share) / share)
+        self._say(f"converting {self._source}: {share:.0%}, {left} left")
 
 
 def _only(rows: Sequence[Value | None]) -> Value | None:

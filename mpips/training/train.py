@@ -30,10 +30,11 @@ from mpips.recovery.saving import Saving, SavingPlan
 from mpips.rundir import directory
 from mpips.scheduler.run_progress import RunProgress
 from mpips.session.driver import JobRanks, JobView, OneRank, Outcome, drive
-from mpips.training.epochs import Inputs, OnEpochEnd, Result, history, loss_sums, train_epochs
+from mpips.training.epochs import Inputs, OnEpochEnd, train_epochs
 from mpips.training.evaluation import evaluate
 from mpips.training.preflight import preflight
 from mpips.training.prepare import prepare, ready
+from mpips.training.result import Result, history, loss_sums
 from mpips.training.resume import TrainingPlan, continue_in_memory
 from mpips.worker.worker import Worker
 
@@ -55,8 +56,10 @@ def train_worker(worker: Worker, inputs: Inputs, config: JobConfig) -> Result:
     """
     loader = ready(worker, inputs, config.cluster.seed)
     result = Result()
+    if inputs.best is not None:
+        inputs.best.begin(worker)
     start = time.monotonic()
-    last = train_epochs(worker, inputs, loader, config.train.evaluation_interval, result)
+    last = train_epochs(worker, inputs, loader, config.evaluation_interval, result)
     worker.flush()
     # Add up samples and losses of all workers.
     steps = worker.reduce("steps", np.array([worker.now]), "max")
@@ -76,12 +79,16 @@ def train_worker(worker: Worker, inputs: Inputs, config: JobConfig) -> Result:
         is_due = not result.stopped or (result.is_ended_by_caller and not found)
         if is_due:
             n, more = inputs.n_test, inputs.metrics
-            found = evaluate(worker, inputs.task, inputs.test, n, "final", more) or {}
+            evaluated = evaluate(worker, inputs.task, inputs.test, n, "final", more)
+            found = evaluated or {}
+            if inputs.best is not None:
+                inputs.best.agree(worker, result.epochs, evaluated)
         result.metrics.update(found)
         if found and is_due:
             result.evaluated[max(result.epochs - 1, 0)] = found
             worker.report_metrics(result.epochs, result.steps, found)
     result.history = history(sums[:-1], result.evaluated)
+    result.best = inputs.best.report() if inputs.best is not None else None
     if inputs.on_epoch_end is not None and result.history and not result.is_ended_by_caller:
         inputs.on_epoch_end(dict(result.history[-1]))
     return result
@@ -109,6 +116,7 @@ def train(
     """
     preflight(config)
     refuse_partner(config)
+    refuse_best(config)
     run = directory.current()
     cache = run.folder.path / CACHE if run is not None else None
     program = TrainingProgram(config, progress, verbose, on_epoch_end, cache)
@@ -128,6 +136,7 @@ def rehearse(config: JobConfig, n_ranks: int | None = None) -> None:
     preflight(config, n_ranks, dry_run=True)
     if n_ranks is None:
         refuse_partner(config)
+        refuse_best(config)
     if launch.launched_rank() == 0:
         inputs = prepare(OneRank(), 1, config)
         TrainingPlan(config, inputs, 1, None, "").choose()
@@ -149,6 +158,19 @@ def refuse_partner(config: JobConfig) -> None:
         raise ConfigError(
             "redundancy.partner = true needs servers on two hosts and a relaunch after a failure: start the "
             "job with `mpips run` and more ranks, or set redundancy.partner = false"
+        )
+
+
+def refuse_best(config: JobConfig) -> None:
+    """Check that a job that keeps its best checkpoint has a folder for checkpoints.
+
+    Raises:
+        ConfigError: It has none.
+    """
+    if config.checkpoint.keep_best and not config.checkpoint.folder:
+        raise ConfigError(
+            "checkpoint.keep_best = true needs a folder for checkpoints: set checkpoint.folder (or --save "
+            "FOLDER), or start the job with `mpips run`"
         )
 
 
@@ -187,7 +209,8 @@ class TrainingProgram:
         self, ranks: JobRanks, n_workers: int, run_id: str, comm: MPI.Intracomm | None
     ) -> SavingPlan:
         """Read the data and make the task."""
-        self._inputs = prepare(ranks, n_workers, self._config, self._cache)
+        say = _say if self._verbose else lambda line: None
+        self._inputs = prepare(ranks, n_workers, self._config, self._cache, say)
         self._inputs.verbose = self._verbose
         self._inputs.on_epoch_end = self._on_epoch_end
         return TrainingPlan(self._config, self._inputs, n_workers, comm, run_id)
@@ -200,8 +223,12 @@ class TrainingProgram:
         """Return None: tables have the values of their `init`."""
 
     def begin(self, saving: Saving, n_workers: int) -> None:
-        """Set the place of the inputs to that of the workers, if the job continues in memory."""
+        """Set the folder, and the place of the inputs to that of the workers if the job goes on in memory."""
         self._notes = saving.notes
+        best = self._inputs.best
+        if best is not None:
+            assert saving.folder is not None
+            best.folder, best.run_id = saving.folder, saving.run_id
         if saving.places:
             self._notes = (continue_in_memory(self._config, self._inputs, saving, n_workers),)
 
@@ -213,7 +240,9 @@ class TrainingProgram:
                     print(line, file=sys.stderr, flush=True)
         run_progress, table = self._inputs.run_progress(), view.rank_table
         if self._verbose:
-            table.listen(functools.partial(_say_metrics, run_progress.n_epochs))
+            table.listen(
+                functools.partial(_say_metrics, run_progress.n_epochs, self._config.data.evaluates)
+            )
         display = make_display(self._progress, run_progress.share)
         meter = self._meter = ProgressMeter(display, run_progress, table.totals)
         table.attach(meter.look, meter.close)
@@ -234,8 +263,12 @@ class TrainingProgram:
             self._meter.close()
 
 
-def _say_metrics(n_epochs: int, found: Evaluated) -> None:
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _say_metrics(n_epochs: int, of: str, found: Evaluated) -> None:
     """Print the metrics of an evaluation, except of the last one, which the summary shows."""
     if found.epochs < n_epochs:
         text = summary.metrics_text(found.metrics)
-        print(f"epoch {found.epochs}/{n_epochs}: {text} (test)", file=sys.stderr, flush=True)
+        print(f"epoch {found.epochs}/{n_epochs}: {text} ({of})", file=sys.stderr, flush=True)

@@ -196,7 +196,7 @@ class Connection:
         return any(channel.writer.is_ahead_of(self.now) for channel in self.channels)
 
     @property
-    def _has_pushed(self) -> bool:
+    def has_pushed(self) -> bool:
         """True if servers may have pushes of the current clock, so that the worker is not between clocks."""
         return self.clock_state.pushed_at == self.now or self._repeats
 
@@ -220,7 +220,7 @@ class Connection:
         """Take part in a pending cut during a wait; see WorkerPart.while_waiting."""
         if self.control.cut.pending is None:
             return False
-        return self.snapshot.while_waiting(self._has_pushed)
+        return self.snapshot.while_waiting(self.has_pushed)
 
     def finish(self) -> None:
         """End the worker's pushes; from then on no server waits for its clock. The session calls this.
@@ -250,7 +250,7 @@ class Connection:
 
     def check_cut_in_gather(self) -> None:
         """Take part in a pending cut while the worker waits in a gather, or report that it cannot."""
-        self.snapshot.check_in_gather(self._has_pushed)
+        self.snapshot.check_in_gather(self.has_pushed)
 
     def report(self, epoch: int, step: int, samples: int, loss_sum: float) -> None:
         """Count samples and report them to the scheduler; see Worker.report."""

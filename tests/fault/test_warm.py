@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from supervised import SHAPE, Run, alive, check_counts, content, counting, job, start
 
+import mpips
 from mpips.checkpoint import open_checkpoint
 
 # Checkpoints: one process of each launch dies at the cut, while it is written, complete without its name,
@@ -201,3 +202,46 @@ def test_a_run_that_is_killed_ends_early_after_the_same_epoch(tmp_path):
     assert calm["epochs"] < 60
     for name in ("stopped", "epochs", "steps", "accuracy", "cross_entropy"):
         assert killed[name] == calm[name]
+
+
+# A server dies while the records of the cut arrive, after its copy, before and after the name; between them a
+# worker, so that the run gets on. All cuts are those of best checkpoints.
+BEST = "cut-held:1,placed:12,cut-copied:1,placed:12,named:1"
+
+
+@pytest.mark.parametrize("consistency", ["bsp", "asp"])
+def test_a_run_that_is_killed_keeps_the_best_checkpoint(tmp_path: Path, consistency: str) -> None:
+    settings = [
+        *("train.epochs=8", "checkpoint.keep_best=true", "checkpoint.keep_last=1"),
+        *("train.metric=cross_entropy", "table.optimizer.lr=0.05"),
+        f"table.consistency={consistency}",
+    ]
+    arguments = [part for setting in settings for part in ("--set", setting)]
+    found = []
+    for fault in ("", BEST) if consistency == "bsp" else ("cut-copied:1",):
+        folder = tmp_path / f"runs-{bool(fault)}"
+        folder.mkdir()
+        more = ["--max-restarts", "9", "mlp", "--train", "digits", *arguments]
+        run = start(folder, *SHAPE, *more, fault=fault, timeout=200.0)
+        with run.launched:
+            if fault:
+                finish(run, deaths=fault.count(",") + 1)
+            assert run.launched.wait() == 0, run.launched.tail()
+        result = json.loads((run.path / "result.json").read_text())
+        best = result["best"]
+        with open_checkpoint(Path(best["path"])) as checkpoint:
+            assert checkpoint.manifest.best is not None
+            assert checkpoint.manifest.best.value == best["value"]
+        # The newest one is there beside it, and no other.
+        names = [path.name for path in (run.path / "checkpoints").glob("step-*")]
+        assert Path(best["path"]).name in names
+        assert len(names) <= 2
+        if consistency == "bsp":
+            value = mpips.load(best["path"]).evaluate("digits")["cross_entropy"]
+            assert value == pytest.approx(best["value"], rel=1e-6)
+        found.append({**result, "best": {**best, "path": ""}})
+    if consistency == "bsp":
+        calm, killed = found
+        for name in ("best", "epochs", "steps", "accuracy", "cross_entropy"):
+            assert killed[name] == calm[name]
+        assert calm["best"]["epoch"] < 8

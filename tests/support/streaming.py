@@ -13,7 +13,8 @@ from mpips.data.dataset import Dataset, join
 from mpips.data.readers import choose_reader
 from mpips.data.stream import Conversion, Index, StreamedData
 from mpips.data.stream.cache import write_index
-from mpips.data.stream.conversion import Draft, File, draft
+from mpips.data.stream.conversion import Draft, draft
+from mpips.data.stream.files import File
 
 
 def files(paths: Sequence[Path], form: str = "auto") -> list[File]:

@@ -19,8 +19,9 @@ from mpips.config.sections import DataConfig, TrainConfig
 from mpips.data import Cursor
 from mpips.mpi.cluster import Cluster
 from mpips.session.job import Job
-from mpips.training.epochs import Inputs, Result, train_epochs
+from mpips.training.epochs import Inputs, train_epochs
 from mpips.training.prepare import prepare, ready
+from mpips.training.result import Result
 from mpips.worker.worker import Worker
 
 BATCH = 256

@@ -30,7 +30,7 @@ from mpips.errors import DataError
 from mpips.model.distinct import distinct_counts
 
 INDEX = "index.json"
-VERSION = 1
+VERSION = 2
 _LOCAL_HEADER = 30  # bytes of a zip file's local header before the name
 
 

@@ -21,17 +21,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from mpips.data.columns import KEY_BITS, TableColumns
-from mpips.data.compressed import compression_of, opened
-from mpips.data.csv_dialect import DELIMITERS
 from mpips.data.info import check_class_count
 from mpips.data.options import ReadOptions
 from mpips.data.parquet import opened_parquet
+from mpips.data.stream.bad_lines import BadLines
 from mpips.data.stream.cache import VERSION, CachePiece, Index, read_index, write_piece
+from mpips.data.stream.files import File
 from mpips.data.stream.sources import CsvSource, LibsvmSource, Span, SpanSource, cut
-from mpips.data.stream.table_sources import ArraySource, ParquetSource, array_form, opened_arrays
+from mpips.data.stream.table_sources import ArraySource, ParquetSource, opened_arrays
 from mpips.errors import CapabilityError, DataError
 
 SOURCES: dict[str, Callable[[str, ReadOptions, int], SpanSource]] = {
@@ -42,35 +41,12 @@ SOURCES: dict[str, Callable[[str, ReadOptions, int], SpanSource]] = {
     "hdf5": ArraySource,
 }
 
-# Bytes of text for each byte of a compressed file.
-_PACKED = {"": 1, ".gz": 4, ".bz2": 5, ".xz": 6, ".zst": 4}
-_SAMPLE = 1 << 20  # bytes of text by which its samples are estimated
-_ENTRY_BYTES = 20  # of a cell of Parquet in memory
+_TEXT: dict[str, Callable[[str, ReadOptions, int, BadLines | None], SpanSource]] = {
+    "libsvm": LibsvmSource,
+    "csv": CsvSource,
+}
+
 _LEAST_PIECE, _MOST_PIECE = 1 << 14, 32 << 20  # bytes of a file that are converted at once
-
-
-class File(msgspec.Struct, frozen=True):
-    """A file of the data.
-
-    Attributes:
-        path: Its path.
-        size, changed_ns: Its bytes and the time of its last change.
-        format: A key of SOURCES.
-    """
-
-    path: str
-    size: int
-    changed_ns: int
-    format: str
-
-    def check(self) -> None:
-        """Raise DataError if this process finds another file than the one of the plan."""
-        found = os.stat(self.path)
-        if (found.st_size, found.st_mtime_ns) != (self.size, self.changed_ns):
-            raise DataError(
-                f"{self.path}: has changed while it was read, or is another file on this node: "
-                f"{found.st_size:,} bytes instead of {self.size:,}; all workers must read the same files"
-            )
 
 
 class Draft(msgspec.Struct, frozen=True):
@@ -91,19 +67,6 @@ class Draft(msgspec.Struct, frozen=True):
     piece_bytes: int
     key: str
     is_there: bool = False
-
-
-def is_streamed(files: Sequence[File], options: ReadOptions, share_of: int, memory: int) -> bool:
-    """Return True if the samples of a worker are estimated to need more memory than they may.
-
-    Args:
-        files: The files.
-        options: Options of the readers.
-        share_of: Number of workers.
-        memory: Bytes that a worker may use for samples.
-    """
-    densities: dict[str, float] = {}
-    return sum(_estimate(file, options, densities) for file in files) > memory * share_of
 
 
 def draft(
@@ -136,7 +99,11 @@ def draft(
 
 
 class Conversion:
-    """The part of one worker in a conversion."""
+    """The part of one worker in a conversion.
+
+    Attributes:
+        bad: Bad lines that were left out, by the place of the file.
+    """
 
     def __init__(self, plan: Draft, options: ReadOptions, worker: int, n_workers: int) -> None:
         """Take a part in a plan.
@@ -149,6 +116,7 @@ class Conversion:
         """
         self._plan = plan
         self._options = options
+        self.bad: dict[int, BadLines] = {}
         self._own = range(worker, len(plan.spans), n_workers)
         self._first: TableColumns | None = None
         self._open: tuple[int, SpanSource] | None = None
@@ -169,13 +137,17 @@ class Conversion:
         return found
 
     def convert(
-        self, surveys: Mapping[int, Sequence[bool]], folder: Path
+        self,
+        surveys: Mapping[int, Sequence[bool]],
+        folder: Path,
+        note: Callable[[float], object] = lambda share: None,
     ) -> dict[int, list[CachePiece]]:
         """Convert this worker's spans; return the pieces of each by its place. Blocks.
 
         Args:
             surveys: What `survey` returned on all workers; {} if it was left out.
             folder: The cache; it exists.
+            note: Called after each span with the share of this worker's spans that are converted.
 
         Raises:
             DataError: A file is malformed, or has changed.
@@ -199,10 +171,17 @@ class Conversion:
                     ) from None
                 found[place].append(piece)
             self._plan.files[span.file].check()
+            note(len(found) / len(self._own))
         return found
 
-    def index(self, pieces: Mapping[int, Sequence[CachePiece]]) -> Index:
+    def index(
+        self, pieces: Mapping[int, Sequence[CachePiece]], bad: Mapping[int, BadLines] | None = None
+    ) -> Index:
         """Return the description of the cache from the pieces of all workers.
+
+        Args:
+            pieces: The pieces of each span.
+            bad: Bad lines that all workers have left out, by the place of the file.
 
         Raises:
             DataError: There are no samples, or the pieces do not fit together.
@@ -212,7 +191,8 @@ class Conversion:
         filled = {plan.spans[place].file for place, found in pieces.items() if found}
         for place, file in enumerate(plan.files):
             if place not in filled:
-                raise DataError(f"{file.path}: contains no samples")
+                left_out = f"; {bad[place].text(file.path)}" if bad and place in bad else ""
+                raise DataError(f"{file.path}: contains no samples{left_out}")
         _check_labels(plan.source, ordered)
         widths = {piece.n_columns for piece in ordered}
         if len({(piece.is_dense, piece.has_fields) for piece in ordered}) > 1:
@@ -246,16 +226,17 @@ class Conversion:
             categorical=tuple(c.name for c in columns.features if c.categorical)
             if columns is not None
             else (),
-            notes=self._notes(columns),
+            notes=self._notes(columns, bad or {}),
             pieces=ordered,
         )
 
-    def _notes(self, columns: TableColumns | None) -> tuple[str, ...]:
+    def _notes(self, columns: TableColumns | None, bad: Mapping[int, BadLines]) -> tuple[str, ...]:
         """Return sentences for the user."""
         paths = [file.path for file in self._plan.files]
         several = f"{self._plan.source}: {len(paths)} files, {paths[0]} to {paths[-1]}"
         notes = (several,) if len(paths) > 1 else ()
-        return (*notes, *(columns.notes if columns is not None else ()))
+        skipped = (bad[place].text(paths[place]) for place in sorted(bad) if bad[place].n)
+        return (*notes, *(columns.notes if columns is not None else ()), *skipped)
 
     @property
     def _wants(self) -> Any:
@@ -286,8 +267,11 @@ class Conversion:
         return self._open[1]
 
     def _made(self, place: int, options: ReadOptions) -> SpanSource:
-        file = self._plan.files[place]
-        return SOURCES[file.format](file.path, options, self._plan.piece_bytes)
+        file, piece_bytes = self._plan.files[place], self._plan.piece_bytes
+        if options.on_bad == "skip" and file.format in _TEXT:
+            bad = self.bad.setdefault(place, BadLines())
+            return _TEXT[file.format](file.path, options, piece_bytes, bad)
+        return SOURCES[file.format](file.path, options, piece_bytes)
 
 
 def _like_first(options: ReadOptions, columns: TableColumns) -> ReadOptions:
@@ -308,39 +292,6 @@ def _identity(path: str) -> tuple[str, int, int]:
     """
     found = os.stat(path)
     return os.path.realpath(path), found.st_ino, found.st_ctime_ns
-
-
-def _estimate(file: File, options: ReadOptions, densities: dict[str, float]) -> int:
-    """Return about how many bytes the samples of a file need in memory.
-
-    Args:
-        file: The file.
-        options: Options of the readers.
-        densities: Bytes in memory for each byte of text, by format; the first file of a format decides.
-    """
-    if file.format == "parquet":
-        with opened_parquet(file.path) as table:
-            return int(table.metadata.num_rows * table.metadata.num_columns * _ENTRY_BYTES)
-    if file.format in ("npz", "hdf5"):
-        shape, dtype = array_form(file.path, options)
-        number = 4 if np.can_cast(dtype, np.float32) else 8
-        return shape[0] * (8 + number * math.prod(shape[1:]))
-    if file.format not in densities:
-        densities[file.format] = _density(file)
-    return int(file.size * _PACKED[compression_of(file.path)] * densities[file.format])
-
-
-def _density(file: File) -> float:
-    """Return the bytes that samples take in memory for each byte of text, by the beginning of a file."""
-    with opened(file.path) as opened_file:
-        text = opened_file.read(_SAMPLE)
-    if not text:
-        return 0.0
-    lines = text.count(b"\n") + 1
-    if file.format == "libsvm":
-        return (12 * text.count(b":") + 16 * lines) / len(text)
-    cells = max(text.count(delimiter.encode()) for delimiter in DELIMITERS) + lines
-    return (16 * cells + 16 * lines) / len(text)
 
 
 def _spans(place: int, file: File, options: ReadOptions, piece_bytes: int) -> list[Span]:

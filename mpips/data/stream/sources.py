@@ -12,6 +12,7 @@ A compressed file is one span.
 
 from __future__ import annotations
 
+import csv
 import os
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -27,6 +28,7 @@ from mpips.data.csv_quick import QuickReader
 from mpips.data.csv_table import builder_of, csv_errors, read_records
 from mpips.data.libsvm import parse_text, whole_lines
 from mpips.data.options import ReadOptions
+from mpips.data.stream.bad_lines import BadLines, good_csv, good_libsvm
 from mpips.data.stream.cache import Converted
 from mpips.errors import DataError
 
@@ -141,8 +143,11 @@ class LibsvmSource:
 
     columns: TableColumns | None = None
 
-    def __init__(self, path: str, options: ReadOptions, piece_bytes: int) -> None:
-        """Read nothing yet."""
+    def __init__(
+        self, path: str, options: ReadOptions, piece_bytes: int, bad: BadLines | None = None
+    ) -> None:
+        """Read nothing yet; `bad`: bad lines are left out and added here; None: they are errors."""
+        self._bad = bad
         self._path = path
         self._options = options
         self._piece_bytes = piece_bytes
@@ -178,6 +183,8 @@ class LibsvmSource:
         The base may be found in another piece.
         """
         base = 1 if self._options.index_base == 1 else 0
+        if self._bad is not None:
+            text = good_libsvm(self._path, text, base, self._bad, lines_before)
         data, low, high = parse_text(self._path, text, base, lines_before)
         written = msgspec.structs.replace(data, indices=data.indices + base, n_features=high + 1)
         return Converted(written, (), low, high)
@@ -186,8 +193,16 @@ class LibsvmSource:
 class CsvSource:
     """CSV; see SpanSource."""
 
-    def __init__(self, path: str, options: ReadOptions, piece_bytes: int) -> None:
+    def __init__(
+        self, path: str, options: ReadOptions, piece_bytes: int, bad: BadLines | None = None
+    ) -> None:
         """Read the header, and the first rows for the columns with text.
+
+        Args:
+            path: The file.
+            options: Options of the reader.
+            piece_bytes: Bytes that are converted at once.
+            bad: Bad records are left out and added here; None: they are errors.
 
         Raises:
             DataError: The header is missing, or lacks a column.
@@ -195,6 +210,7 @@ class CsvSource:
         """
         self._path = path
         self._piece_bytes = piece_bytes
+        self._bad = bad
         with opened(path) as file, csv_errors(path):
             self._plan = CsvPlan.of(path, file, options)
         self.columns: TableColumns | None = self._plan.columns
@@ -220,19 +236,28 @@ class CsvSource:
                 line = self._plan.n_header_lines
                 with opened(self._path) as packed:
                     for piece in self._plan.texts(packed, self._piece_bytes):
-                        yield from self._converted(piece, line)
+                        yield from self._readable(piece, lambda before=line: before)  # type: ignore[misc]
                         line += count_csv_lines(piece)
                 return
             with TextFile(self._path) as file:
                 begin = self._record_end(file, span.start, inside[0])
                 end = span.stop if span.is_last else self._record_end(file, span.stop, inside[1])
                 text = file.read(begin, end)
-                try:
-                    yield from self._converted(text, 0)
-                except DataError:
-                    # Find the line, and raise the error again with it.
-                    yield from self._converted(text, file.lines_before(begin))
-                    raise
+                yield from self._readable(text, lambda: file.lines_before(begin))
+
+    def _readable(self, text: Text, lines_before: Callable[[], int]) -> Iterator[Converted]:
+        """Yield the samples of whole records, without bad ones if these are to be left out."""
+        try:
+            yield from self._converted(text, 0)
+        except (DataError, UnicodeDecodeError, csv.Error) as error:
+            if self._bad is not None:
+                text = good_csv(self._plan, bytes(text), self._bad, lines_before)
+                yield from self._converted(text, lines_before())
+                return
+            if isinstance(error, DataError):
+                # Find the line, and raise the error again with it.
+                yield from self._converted(text, lines_before())
+            raise
 
     def _converted(self, text: Text, line: int) -> Iterator[Converted]:
         """Yield the samples of whole records, if there are any; `line`: lines before them."""

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from mpips._native import read_parts
 from mpips.data.blocks import SampleBlocks
 from mpips.data.dataset import Batch, Dataset, DenseData, SparseData, join
+from mpips.data.holdout import HoldoutSide
 from mpips.data.stream.cache import Index, Members, members_of
 from mpips.errors import DataError
 
@@ -48,6 +49,7 @@ class StreamedData:
         n_workers: int,
         memory: int,
         changes: tuple[Change, ...] = (),
+        side: HoldoutSide | None = None,
     ) -> None:
         """Read nothing yet.
 
@@ -58,6 +60,7 @@ class StreamedData:
             n_workers: Number of workers.
             memory: Bytes for samples: two windows are in memory at a time.
             changes: What is done to samples that were read, in this order.
+            side: The samples of the cache that the data set has; None: all.
         """
         self.index = index
         self.n_features = index.n_features
@@ -65,13 +68,17 @@ class StreamedData:
         self._worker = worker
         self._memory = memory
         self._changes = changes
-        n_total, names = index.n, index.label_names
-        sample_bytes = self._sample_bytes = max(1, index.memory_bytes // n_total)
+        self._side = side
+        n_total, names = index.n if side is None else side.n, index.label_names
+        sample_bytes = self._sample_bytes = max(1, index.memory_bytes // index.n)
         in_window = max(1, memory // 2 // sample_bytes)
         block = max(1, min(_BLOCK_BYTES // sample_bytes, in_window // _BLOCKS))
         self.blocks = SampleBlocks(n_total, n_workers, block)
         self.window = max(1, in_window // block)
         self.n = self.blocks.counts()[worker]
+        self._spread = min(
+            2.0, index.n / max(n_total, 1)
+        )  # samples of the cache for each one, at most 2
         self._sizes = np.array([piece.n for piece in index.pieces], np.int64)
         self._ends = np.cumsum(self._sizes)
         # The class of each label that is text: those of piece p begin at place `_first_name[p]`.
@@ -91,7 +98,16 @@ class StreamedData:
             self.blocks.n_workers,
             self._memory,
             (*self._changes, change),
+            self._side,
         )
+
+    def in_memory(self, numbers: Int64) -> Dataset:
+        """Read samples of the data set, given by ascending numbers, into memory. Blocks."""
+        return self._ranges(*_runs(self._places(numbers), 1))
+
+    def _places(self, numbers: Int64) -> Int64:
+        """Return the places in the cache of samples of the data set."""
+        return numbers if self._side is None else self._side.places(numbers)
 
     @property
     def n_bytes(self) -> int:
@@ -104,10 +120,12 @@ class StreamedData:
         Raises:
             DataError: The cache is damaged.
         """
+        samples = self._places(samples)
         order = np.sort(samples)
         starts, stops = _runs(order, 1 + _GAP_BYTES // self._sample_bytes)
-        # Blocks of few samples may have so small gaps everywhere that all between them would be read.
-        if (stops - starts).sum() > 1.1 * len(order):
+        # Blocks of few samples may have so small gaps everywhere that all between them would be read. Of a
+        # data set that has not all samples of the cache, the gaps are everywhere.
+        if (stops - starts).sum() > 1.1 * len(order) * self._spread:
             starts, stops = _runs(order, 1)
         data = self._ranges(starts, stops)
         before = np.cumsum(np.append(0, stops - starts)[:-1])
@@ -126,7 +144,12 @@ class StreamedData:
         """Yield the samples of the share in the order of the file, a window at a time."""
         starts, stops = self.blocks.runs(self._worker)
         for at in range(0, len(starts), self.window):
-            yield self._ranges(starts[at : at + self.window], stops[at : at + self.window])
+            some = starts[at : at + self.window], stops[at : at + self.window]
+            if self._side is None:
+                yield self._ranges(*some)
+                continue
+            blocks = [np.arange(*ends) for ends in zip(*(x.tolist() for x in some), strict=True)]
+            yield self.in_memory(np.concatenate([np.arange(0), *blocks]))
 
     def _ranges(self, starts: Int64, stops: Int64) -> Dataset:
         """Return the samples of some ranges of the whole data, ascending, in order."""

@@ -10,10 +10,13 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from thread_ranks import prepared
 
-from mpips.config.schema import load_config
-from mpips.data import DenseData, Part, SparseData, files_of, read
-from mpips.errors import DataError
+from mpips.config.schema import load_config, parse_assignment
+from mpips.data import DenseData, Part, ReadOptions, SparseData, files_of, read
+from mpips.data.several import FileList
+from mpips.errors import ConfigError, DataError
+from mpips.training.preflight import preflight
 from mpips.training.train import train as train_job
 
 SIZES = (5, 1, 7, 4)  # samples of each file: no multiple of a number of workers
@@ -202,3 +205,32 @@ def test_a_job_trains_on_a_pattern_with_the_result_of_one_file(tmp_path: Path) -
     assert trained(pattern) == trained(whole)
     with pytest.raises(DataError, match="no file matches this pattern"):
         trained(str(tmp_path / "none-*.csv"))
+
+
+def test_a_list_is_read_in_its_order_and_patterns_in_it_in_theirs(tmp_path: Path) -> None:
+    for name in ("b", "a2", "a1"):
+        (tmp_path / f"{name}.csv").write_text(f"x,y\n{ord(name[0])},0\n{len(name)},1\n")
+    paths = [str(tmp_path / "b.csv"), str(tmp_path / "a*.csv")]
+    found = read(FileList(paths), options=ReadOptions())
+    assert found.data.x[:, 0].tolist() == [98, 1, 97, 2, 97, 2]
+    assert files_of(FileList(paths)) == [str(tmp_path / f"{n}.csv") for n in ("b", "a1", "a2")]
+    with pytest.raises(DataError, match=r"the list names .*a1\.csv twice"):
+        files_of(FileList([str(tmp_path / "a1.csv"), *paths]))
+
+
+@pytest.mark.parametrize("memory_mib", [1024.0, 0.001])
+def test_a_job_takes_lists(tmp_path: Path, memory_mib: float) -> None:
+    for name in ("b", "a"):
+        lines = [f"{i},{i % 2}" for i in range(100)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["x,y", *lines]) + "\n")
+    lists = [str(tmp_path / "b.csv"), str(tmp_path / "a.csv")]
+    pairs = [("task", "softmax"), ("data.train", lists), ("data.test", lists[:1])]
+    config = load_config(None, [*pairs, ("data.memory_mib", memory_mib)])
+    assert config.data.train == tuple(lists)
+    (inputs,) = prepared(config, 1)
+    assert (inputs.info.n_samples_total, inputs.n_test) == (200, 100)
+    assert any(f"{lists[0]}, {lists[1]}: 2 files" in note for note in inputs.notes)
+    assert parse_assignment('data.train=["a.csv", "b.csv"]') == ("data.train", ["a.csv", "b.csv"])
+    missing = load_config(None, [("task", "softmax"), ("data.train", [*lists, "none.csv"])])
+    with pytest.raises(ConfigError, match=r"none\.csv: no such file"):
+        preflight(missing)

@@ -12,9 +12,9 @@ import pytest
 
 from mpips.data import ReadOptions, read
 from mpips.data.stream import conversion
-from mpips.data.stream.conversion import is_streamed
+from mpips.data.stream.files import is_streamed
 from mpips.errors import DataError
-from mpips.training.prepare import moments_of
+from mpips.training.moments import moments_of
 from tests.support.streaming import drafted, files, streamed, whole
 
 

@@ -16,7 +16,7 @@ from mpips.data.ranking import Pairs, Ranking
 from mpips.data.shares import numbers
 from mpips.training.evaluation import combine
 from mpips.training.halving import n_ranges, spread_ranking
-from mpips.training.prepare import combine_moments
+from mpips.training.moments import combine_moments
 from mpips.worker.collectives import Collectives
 
 WORKERS = [1, 2, 3, 5, 8, 13]

@@ -19,8 +19,9 @@ from mpips.errors import ConfigError, DataError
 from mpips.session.driver import run_alone
 from mpips.tasks import TASKS
 from mpips.training.epochs import Inputs, Result, train_epochs
+from mpips.training.moments import combine_moments
 from mpips.training.preflight import task_options
-from mpips.training.prepare import combine_moments, ready
+from mpips.training.prepare import ready
 from mpips.training.train import train
 
 rng = np.random.default_rng

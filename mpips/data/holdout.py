@@ -1,0 +1,104 @@
+"""The samples of the training data that are held out for validation.
+
+They are a stratified random sample: of each block of B consecutive samples a number of places is drawn from
+the seed and the number of the block, so that the first b blocks have floor(b * B * fraction) held-out samples
+together. Which samples these are depends on the seed, the fraction and the place of a sample in the data, and
+on nothing else: not on the number of workers, and not on the samples behind it.
+
+The samples of each side are numbered without those of the other side. The rules that divide samples among
+workers (`mpips.data.shares`, `mpips.data.blocks`) are applied to these numbers.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+Int64: TypeAlias = npt.NDArray[np.int64]
+
+_BLOCK = 256  # samples
+_AT_ONCE = 4096  # blocks for which places are drawn together
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+
+
+class Holdout(msgspec.Struct, frozen=True):
+    """The division of samples into those for training and those for validation.
+
+    Attributes:
+        fraction: Share of the held-out samples, above 0 and below 1.
+        seed: Seed of the draws.
+    """
+
+    fraction: float
+    seed: int
+
+    def held_before(self, blocks: Int64) -> Int64:
+        """Return how many samples are held out of those before each block."""
+        found: Int64 = np.floor(blocks * _BLOCK * self.fraction).astype(np.int64)
+        return found
+
+    def held(self, blocks: Int64) -> npt.NDArray[np.bool_]:
+        """Return which samples of some blocks are held out, shape (blocks, B)."""
+        quotas = self.held_before(blocks + 1) - self.held_before(blocks)
+        draws = _mixed(blocks[:, None] * _BLOCK + np.arange(_BLOCK), self.seed)
+        # The samples with the least draws of a block are held out.
+        ranks = np.argsort(np.argsort(draws, axis=1, kind="stable"), axis=1, kind="stable")
+        held: npt.NDArray[np.bool_] = ranks < quotas[:, None]
+        return held
+
+
+class HoldoutSide:
+    """The samples of data that are held out, or the others, in the order of the data.
+
+    It needs memory for one number for each block of the data.
+
+    Attributes:
+        n: Number of samples of this side.
+    """
+
+    def __init__(self, holdout: Holdout, n_total: int, is_held: bool) -> None:
+        """Count the samples.
+
+        Args:
+            holdout: The division.
+            n_total: Samples of the data.
+            is_held: True: the samples for validation; False: those for training.
+        """
+        self._holdout = holdout
+        self._is_held = is_held
+        blocks = np.arange(-(-n_total // _BLOCK), dtype=np.int64)
+        before = holdout.held_before(blocks)
+        self._before = before if is_held else blocks * _BLOCK - before
+        self.n = 0
+        if n_total:
+            last = holdout.held(blocks[-1:])[0, : n_total - int(blocks[-1]) * _BLOCK]
+            self.n = int(self._before[-1] + (last == is_held).sum())
+
+    def places(self, numbers: Int64) -> Int64:
+        """Return the places in the data of samples of this side, int64, like `numbers`, in any order."""
+        blocks = np.searchsorted(self._before, numbers, side="right") - 1
+        places = np.empty_like(numbers)
+        groups = blocks // _AT_ONCE
+        for group in np.unique(groups).tolist():
+            here = np.flatnonzero(groups == group)
+            some, which = np.unique(blocks[here], return_inverse=True)
+            # The places of this side in each block come first, in their order.
+            is_other = self._holdout.held(some) != self._is_held
+            order = np.argsort(is_other, axis=1, kind="stable")
+            ranks = numbers[here] - self._before[some[which]]
+            places[here] = some[which] * _BLOCK + order[which, ranks]
+        return places
+
+
+def _mixed(numbers: Int64, seed: int) -> npt.NDArray[np.uint64]:
+    """Return pseudo-random numbers, one for each number and seed (two rounds of SplitMix64)."""
+    x = numbers.astype(np.uint64) + np.uint64(seed * 0xD1342543DE82EF95 % (1 << 64))
+    for _ in range(2):
+        x = x + _STEP
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        x ^= x >> np.uint64(31)
+    return x

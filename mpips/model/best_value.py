@@ -1,0 +1,25 @@
+"""The value of a metric for which a checkpoint is kept as the best one of a run."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class BestValue(msgspec.Struct, frozen=True, kw_only=True):
+    """The value of the watched metric for which a checkpoint was written as the best one of its run.
+
+    Attributes:
+        metric: Name of the metric.
+        value: Its value, which the tables of the checkpoint have; finite.
+        higher: Higher values of the metric are better.
+        epoch: Epochs that were complete.
+    """
+
+    metric: str
+    value: float
+    higher: bool
+    epoch: int
+
+    def is_better(self, other: BestValue) -> bool:
+        """Return True if this value is better than another one of the same metric."""
+        return self.value > other.value if self.higher else self.value < other.value

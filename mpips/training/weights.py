@@ -1,0 +1,184 @@
+"""Weights of training samples: from a column of the data, and by class.
+
+A weight multiplies the loss and the gradient of a sample, not its share of a mean: a batch of samples that
+all have weight 2 has twice the gradient. Reported losses of the training are weighted, metrics are not.
+
+A column of weights is read like the other columns and taken out afterwards, so that every reader and cache
+has it. Then the data, its description and the model do not contain it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from mpips.config.schema import JobConfig
+from mpips.data import DataInfo, Dataset, SparseData
+from mpips.data.dataset import Batch
+from mpips.errors import ConfigError, DataError
+from mpips.tasks import Task
+
+Float32: TypeAlias = npt.NDArray[np.float32]
+Int64: TypeAlias = npt.NDArray[np.int64]
+Change: TypeAlias = Callable[[Dataset], Dataset]
+
+
+def check_weights(config: JobConfig, task: type[Task]) -> None:
+    """Check the options of weights, as far as that is possible before the data is read.
+
+    Raises:
+        ConfigError: The task uses no weights, or it has no classes, or a weight is not 0 or more.
+    """
+    data = config.data
+    set_ones = [f"data.{name}" for name in ("weight", "class_weight") if getattr(data, name)]
+    if set_ones and not getattr(task, "uses_weights", False):
+        raise ConfigError(
+            f"{set_ones[0]}: task '{config.task}' does not use weights of samples; leave the option out"
+        )
+    if data.class_weight and getattr(task, "labels", "classes") != "classes":
+        raise ConfigError(
+            f"data.class_weight: task '{config.task}' predicts numbers, which have no classes; leave the "
+            "option out"
+        )
+    if isinstance(data.class_weight, dict):
+        for name, value in data.class_weight.items():
+            if not 0 <= value < float("inf"):
+                raise ConfigError(f"data.class_weight.{name} = {value}: must be 0 or more")
+
+
+class WeightColumn(msgspec.Struct, frozen=True):
+    """The column of weights in data as it was read.
+
+    Attributes:
+        name: Its name.
+        place: Its place among the columns.
+        is_log: The reader has replaced numbers v by sign(v) log(1 + |v|).
+    """
+
+    name: str
+    place: int
+    is_log: bool
+
+    @classmethod
+    def of(cls, config: JobConfig, info: DataInfo) -> WeightColumn | None:
+        """Return the column; None: the job names none.
+
+        Args:
+            config: The job.
+            info: Description of the training data as it was read.
+
+        Raises:
+            ConfigError: There is no such column, it is the only one, or it is text.
+        """
+        name = config.data.weight
+        if not name:
+            return None
+        if name not in info.columns:
+            have = (
+                f"the columns are {', '.join(info.columns[:20])}" if info.columns else "it has none"
+            )
+            raise ConfigError(
+                f"data.weight = {name!r}: must be a column of {config.data.train_files} beside the label; "
+                f"{have}"
+            )
+        if name in info.categorical:
+            raise ConfigError(f"data.weight = {name!r}: the column is text, weights are numbers")
+        if len(info.columns) == 1:
+            raise ConfigError(f"data.weight = {name!r}: the data has no other column")
+        numeric = config.data.numeric
+        is_log = numeric == "log" or (numeric == "auto" and info.kind == "sparse")
+        return cls(name, info.columns.index(name), is_log)
+
+    def without(self, info: DataInfo) -> DataInfo:
+        """Return the description of the data without the column."""
+        columns = tuple(name for name in info.columns if name != self.name)
+        n_features = info.n_features - (info.kind == "dense")
+        return replace(info, columns=columns, n_features=n_features)
+
+    def taken_out(self, data: Dataset) -> Dataset:
+        """Return the data without the column, with its numbers as weights.
+
+        Raises:
+            DataError: A number is negative or infinite.
+        """
+        if isinstance(data, SparseData):
+            return self._of_sparse(data)
+        weights = self._checked(data.x[:, self.place])
+        return msgspec.structs.replace(
+            data, x=np.delete(data.x, self.place, axis=1), weights=weights
+        )
+
+    def _of_sparse(self, data: SparseData) -> SparseData:
+        assert data.fields is not None
+        is_weight = data.fields == self.place
+        rows = np.repeat(np.arange(data.n), np.diff(data.indptr))[is_weight]
+        # An empty cell has no entry, and counts as 0.
+        weights = np.zeros(data.n)
+        weights[rows] = data.values[is_weight]
+        others = ~is_weight
+        before = np.concatenate(([0], np.cumsum(others, dtype=np.int64)))
+        fields = data.fields[others]
+        return msgspec.structs.replace(
+            data,
+            indptr=before[data.indptr],
+            indices=data.indices[others],
+            values=data.values[others],
+            fields=(fields - (fields > self.place)).astype(np.int32),
+            n_fields=data.n_fields - 1,
+            weights=self._checked(weights),
+        )
+
+    def _checked(self, numbers: npt.NDArray[np.float32] | npt.NDArray[np.float64]) -> Float32:
+        wide = numbers.astype(np.float64)
+        weights = np.expm1(wide) if self.is_log else wide
+        strange = np.flatnonzero(~(np.isfinite(weights) & (wide >= 0)))
+        if len(strange):
+            raise DataError(
+                f"column '{self.name}': the weight {weights[strange[0]]:g} is not a number of 0 or more"
+            )
+        return weights.astype(np.float32)
+
+
+class ClassWeights(msgspec.Struct, frozen=True):
+    """The weights of the classes: float32, shape (k,)."""
+
+    values: Float32
+
+    @classmethod
+    def of(
+        cls, wanted: Literal["balanced"] | dict[str, float] | None, info: DataInfo, counts: Int64
+    ) -> ClassWeights | None:
+        """Return the weights that a job asks for; None: none.
+
+        Args:
+            wanted: The option data.class_weight.
+            info: Description of the training data.
+            counts: Training samples of each class, of all workers; used by "balanced" only.
+
+        Raises:
+            ConfigError: A class does not exist.
+        """
+        if not wanted:
+            return None
+        if wanted == "balanced":
+            # A class that only validation samples have needs no weight.
+            return cls((counts.sum() / (len(counts) * np.maximum(counts, 1))).astype(np.float32))
+        names = info.class_names
+        for name in wanted:
+            if name not in names:
+                raise ConfigError(
+                    f"data.class_weight: there is no class {name!r}; the classes are {', '.join(names[:20])}"
+                )
+        return cls(np.array([wanted.get(name, 1.0) for name in names], np.float32))
+
+    def applied(self, batch: Batch) -> Batch:
+        """Return the batch with its weights multiplied by those of the classes of its samples."""
+        weights: Float32 = self.values[batch.labels.astype(np.int64, copy=False)]
+        if batch.weights is not None:
+            weights = weights * batch.weights
+        return msgspec.structs.replace(batch, weights=weights)
