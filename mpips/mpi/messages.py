@@ -22,6 +22,10 @@ class Figures(msgspec.Struct, array_like=True):
         max_staleness: Largest staleness of one update, clocks.
         queue: Number of records in rings that are not consumed yet.
         memory_bytes: Bytes of shards and rings (servers).
+        staleness: Number of updates by their staleness from 0 on, without zeros at the end; the last of 65
+            entries counts all greater ones, too (servers).
+        tables: Updates of the values of a table by its index, for the tables with most of them (servers).
+        links: Bytes pushed to and pulled from each server (workers); empty for very many servers.
     """
 
     at: float = 0.0
@@ -34,6 +38,9 @@ class Figures(msgspec.Struct, array_like=True):
     max_staleness: int = 0
     queue: int = 0
     memory_bytes: int = 0
+    staleness: list[int] = []
+    tables: dict[int, int] = {}
+    links: list[tuple[int, int]] = []
 
 
 class Heartbeat(msgspec.Struct, tag="beat"):

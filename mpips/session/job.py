@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from mpips import _native
+from mpips.config.monitoring import MonitorConfig
 from mpips.config.options import SessionOptions
 from mpips.model.placement import Placement
 from mpips.model.table import Table, replicated_tables
@@ -29,6 +30,7 @@ from mpips.process import forked
 from mpips.recovery.saving import FixedPlan, Saving, SavingPlan
 from mpips.rundir.directory import Supervised
 from mpips.rundir.files import RankPlace
+from mpips.scheduler.observed import ObservedRun
 from mpips.scheduler.rank_table import RankTable
 from mpips.scheduler.recorder import OnReport, RunRecorder, is_saved, open_recorder, recorded
 from mpips.scheduler.run_progress import RunProgress
@@ -37,6 +39,7 @@ from mpips.session.calling import call
 from mpips.session.ending import Ending
 from mpips.session.initial_values import InitialValues
 from mpips.session.node_memory import node_layout
+from mpips.session.observing import open_metrics
 from mpips.session.roles import Roles
 from mpips.session.running import RunningJob
 from mpips.session.shutdown import meet
@@ -65,6 +68,7 @@ class Job:
         warm: bool = True,
         partner_bound: int | None = None,
         initial: InitialValues | None = None,
+        monitor: MonitorConfig = MonitorConfig(),  # noqa: B008 (frozen)
     ) -> None:
         """Make regions, window and channels; continue in memory or start from a checkpoint. Blocks.
 
@@ -80,12 +84,14 @@ class Job:
                 records; None: no replicas. See `mpips.recovery.replica_start.Partnership`.
             initial: Initial values of dense tables, of which those on the rank of worker 0 count. None
                 on all ranks: tables have those of their `init`.
+            monitor: What others see of the job.
 
         Raises:
             MpipsError: The first error of any rank; all ranks raise it.
         """
-        self.rank_table = RankTable(_places(cluster))
+        self.rank_table = RankTable(_places(cluster), [table.name for table in tables])
         self._client: Client | None = None
+        self._monitor = monitor
         plan = plan or FixedPlan(Saving(None, cluster.token))
         self._parts = start_up(
             cluster, tables, options, plan, run, warm, partner_bound, self._idle, initial
@@ -168,10 +174,11 @@ class Job:
         client = self._client = self._make_client(endpoint, requests)
         # Only memory that outlives this launch can be refused to the next one.
         ending = Ending(c, p.regions, p.saving.folder, requests, p.run if p.warm else None)
-        scheduler = recorder = None
+        scheduler = recorder = metrics = None
         work = RunningJob()
         try:
             if c.is_scheduler:
+                metrics = open_metrics(self._monitor)
                 recorder = open_recorder(
                     p.run,
                     self.rank_table,
@@ -180,6 +187,7 @@ class Job:
                     p.warm,
                     p.options.timeout_s,
                     p.links.paths,
+                    metrics,
                 )
                 scheduler = self._make_scheduler(endpoint, on_report, recorder, requests)
             with requests:
@@ -197,6 +205,8 @@ class Job:
             if recorder is not None:
                 _native.fault_point("unmarked")
                 recorder.finish(work.statistics)
+            if metrics is not None:
+                metrics.close()
         except (KeyboardInterrupt, SystemExit) as error:
             self.rank_table.end()
             ending.die(error)
@@ -219,7 +229,7 @@ class Job:
         self,
         endpoint: Endpoint,
         on_report: OnReport | None,
-        recorder: RunRecorder | None,
+        recorder: RunRecorder | ObservedRun | None,
         requests: SignalRequests,
     ) -> Scheduler:
         p, c = self._parts, self._parts.cluster

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from mpips import _native
 from mpips.checkpoint.shards import ShardData
 from mpips.checkpoint.start import newest_name
+from mpips.config.monitoring import MonitorConfig
 from mpips.config.options import SessionOptions
 from mpips.model.auto_codec import decided_alone
 from mpips.model.placement import place
@@ -31,6 +32,7 @@ from mpips.recovery.saving import FixedPlan, Saving, SavingPlan
 from mpips.rundir.directory import Supervised
 from mpips.rundir.files import RankPlace
 from mpips.scheduler.job_statistics import complete_statistics
+from mpips.scheduler.observed import Observer
 from mpips.scheduler.rank_table import RankTable
 from mpips.scheduler.recorder import OnReport, open_recorder
 from mpips.scheduler.run_progress import RunProgress
@@ -39,6 +41,7 @@ from mpips.session.calling import call
 from mpips.session.initial_values import InitialValues
 from mpips.session.local_scheduler import LocalScheduler
 from mpips.session.node_memory import local_part, with_copies
+from mpips.session.observing import open_metrics
 from mpips.session.running import RunningJob
 from mpips.snapshot.copy import shards_in_place
 from mpips.snapshot.server_part import ServerPart
@@ -74,6 +77,7 @@ class LocalJob:
         run: Supervised | None = None,
         initial: InitialValues | None = None,
         content: Mapping[str, tuple[Int64, Float32]] | None = None,
+        monitor: MonitorConfig = MonitorConfig(),  # noqa: B008 (frozen)
     ) -> None:
         """Make the server, and restore its tables if the job starts from a checkpoint.
 
@@ -84,15 +88,17 @@ class LocalJob:
             run: The supervised run of this process, or None.
             initial: Initial values of dense tables; None: tables have those of their `init`.
             content: Content of embedding tables by name, as `content` of an earlier job returned it.
+            monitor: What others see of the job.
 
         Raises:
             MpipsError: The tables do not fit, or the checkpoint is damaged.
         """
-        self.rank_table = RankTable([_this_process()])
+        self.rank_table = RankTable([_this_process()], [table.name for table in tables])
         self.transports = {"local": 1}
         tables = decided_alone(tables)
         self._tables = tables
         self._options = options
+        self._monitor = monitor
         self._run = run
         self._placement = place(tables, 1, 1, options.ring_slots, options.slot_bytes)
         self._regions = Regions(new_token(), shared=False)
@@ -171,6 +177,22 @@ class LocalJob:
             on_report: Called with 0 and each progress report.
             run_progress: Progress of the run; `on_report` counts in it.
         """
+        metrics = open_metrics(self._monitor)
+        try:
+            with self._recorded(metrics, on_report, run_progress) as work:
+                yield work
+        finally:
+            if metrics is not None:
+                metrics.close()
+
+    @contextmanager
+    def _recorded(
+        self,
+        metrics: Observer | None,
+        on_report: OnReport | None,
+        run_progress: RunProgress | None,
+    ) -> Iterator[RunningJob]:
+        """Play all roles for the block, with a recorder; see `at_work`."""
         has_dense = any(isinstance(table, DenseTable) for table in self._tables)
         recorder = open_recorder(
             self._run,
@@ -178,6 +200,7 @@ class LocalJob:
             self.saving,
             run_progress,
             paths={"shared": 1} if has_dense else {},
+            observer=metrics,
         )
         scheduler = LocalScheduler(on_report, recorder, self.rank_table)
         server_part = self._make_server_part(scheduler)
@@ -303,9 +326,10 @@ def run_local(
 
 
 def _figures(connection: Connection, server: Server) -> Figures:
-    """Return the worker's figures, with the memory of the server."""
-    found = connection.figures()
-    found.memory_bytes = server.figures().memory_bytes
+    """Return the worker's figures, with those of the server that a worker does not have."""
+    found, served = connection.figures(), server.figures()
+    found.memory_bytes = served.memory_bytes
+    found.staleness, found.tables = served.staleness, served.tables
     return found
 
 

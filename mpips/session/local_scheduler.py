@@ -20,6 +20,7 @@ from mpips.mpi.messages import (
 )
 from mpips.mpi.pending import PendingCut
 from mpips.recovery.saving import Saving
+from mpips.scheduler.observed import ObservedRun
 from mpips.scheduler.rank_table import RankTable
 from mpips.scheduler.recorder import OnReport, RunRecorder, recorded
 from mpips.snapshot.coordinator import Coordinator
@@ -41,14 +42,14 @@ class LocalScheduler:
     def __init__(
         self,
         on_report: OnReport | None = None,
-        recorder: RunRecorder | None = None,
+        recorder: RunRecorder | ObservedRun | None = None,
         rank_table: RankTable | None = None,
     ) -> None:
         """Make a scheduler.
 
         Args:
             on_report: Called with 0 and each progress report.
-            recorder: Writes the record of a supervised run.
+            recorder: Writes the record of a supervised run, or shows another one.
             rank_table: Shows the activity of this process.
         """
         self.state = "computing"

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import mpips
-from mpips.config.schema import SlurmConfig
+from mpips.config.slurm import SlurmConfig
 from mpips.errors import CapabilityError, ConfigError
 from mpips.rundir.directory import check_name
 

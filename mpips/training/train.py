@@ -110,6 +110,7 @@ def train(
     preflight(config)
     refuse_partner(config)
     run = directory.current()
+    config.monitor.check(run is not None)
     cache = run.folder.path / CACHE if run is not None else None
     program = TrainingProgram(config, progress, verbose, on_epoch_end, cache)
     return drive(program, run, None, launch.launched_size())
@@ -126,6 +127,7 @@ def rehearse(config: JobConfig, n_ranks: int | None = None) -> None:
         MpipsError: `train` would raise this error.
     """
     preflight(config, n_ranks, dry_run=True)
+    config.monitor.check(n_ranks is not None or directory.current() is not None)
     if n_ranks is None:
         refuse_partner(config)
     if launch.launched_rank() == 0:
@@ -174,6 +176,7 @@ class TrainingProgram:
         """
         self._cache = cache
         self.options: SessionOptions = config.cluster
+        self.monitor = config.monitor
         self.warm = config.redundancy.warm
         self.partner_bound = config.redundancy.partner_bound
         self._config = config

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from mpips.config.conversion import convert
-from mpips.config.schema import SlurmConfig, load_config
+from mpips.config.schema import load_config
+from mpips.config.slurm import SlurmConfig
 from mpips.errors import CapabilityError, ConfigError
 from mpips.supervisor.submit import TEMPLATES, directives, find_root, make_script
 from mpips.training.preflight import preflight

@@ -1,0 +1,89 @@
+"""Section [slurm] of a job file: what `mpips submit` requests from Slurm."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from mpips.errors import ConfigError
+
+
+class SlurmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """[slurm]: what `mpips submit` requests from Slurm. `mpips train` does not use it."""
+
+    launcher: Annotated[
+        Literal["mpirun", "srun", "restart"],
+        Meta(description="What starts the ranks in the allocation; see jobs/README.md."),
+    ] = "mpirun"
+    nodes: Annotated[int, Meta(ge=1, description="Number of nodes, without spares.")] = 1
+    ranks_per_node: Annotated[int, Meta(ge=1, description="Ranks per node.")] = 4
+    cpus_per_rank: Annotated[int, Meta(ge=1, description="CPUs per rank.")] = 1
+    time: Annotated[
+        str,
+        Meta(
+            description="Time limit of one allocation in a form of Slurm: 04:00:00, 1-12 (days-hours) or 90 "
+            "(minutes)."
+        ),
+    ] = "01:00:00"
+    # Slurm stores the lead in 16 bits.
+    warn_s: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=65535,
+            description="Seconds before the time limit at which the job writes a checkpoint and exits.",
+        ),
+    ] = 180
+    partition: Annotated[
+        str, Meta(description="Partition of Slurm. Empty: the default of the site.")
+    ] = ""
+    account: Annotated[str, Meta(description="Account. Empty: the default of the site.")] = ""
+    qos: Annotated[str, Meta(description="Quality of service. Empty: the default of the site.")] = (
+        ""
+    )
+    spares: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=65535,
+            description="Launcher restart: additional nodes that replace failed ones.",
+        ),
+    ] = 0
+    sbatch: Annotated[
+        tuple[str, ...], Meta(description="Further options of sbatch, such as --mem=64G.")
+    ] = ()
+
+    def check(self) -> SlurmConfig:
+        """Return these options if the time limit can be read and leaves time before the warning.
+
+        Raises:
+            ConfigError: Names the option, its value and what is accepted.
+        """
+        limit_s = _slurm_seconds(self.time)
+        if limit_s is None:
+            raise ConfigError(
+                f"slurm.time = {self.time!r}: must be minutes, hours:minutes:seconds or days-hours"
+            )
+        if limit_s <= self.warn_s:
+            raise ConfigError(
+                f"slurm.time = {self.time!r} with slurm.warn_s = {self.warn_s}: the warning would come "
+                "before the job has begun; give more time or a shorter warning"
+            )
+        return self
+
+
+def _slurm_seconds(text: str) -> int | None:
+    """Return a time limit in the forms of Slurm in seconds; None if the text has another form."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+(?::\d+){0,2})", text)
+    if match is None:
+        return None
+    parts = [int(part) for part in match[2].split(":")]
+    if match[1] is not None:
+        fields = [int(match[1]) * 24 + parts[0], *parts[1:], 0, 0][:3]
+    else:
+        # Without days one number is minutes, and two are minutes and seconds.
+        fields = {1: [0, *parts, 0], 2: [0, *parts], 3: parts}[len(parts)]
+    return fields[0] * 3600 + fields[1] * 60 + fields[2]

@@ -1,0 +1,165 @@
+"""What other programs see of a real run: Prometheus and the Grafana dashboard's queries."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from supervised import Run, made_data, start
+
+pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
+
+DASHBOARD = Path(__file__).parents[2] / "docs/grafana.json"
+PROMETHEUS = shutil.which("prometheus")
+
+
+def expressions(found: Any) -> Iterator[str]:
+    """All queries of a dashboard."""
+    if isinstance(found, dict):
+        if isinstance(found.get("expr"), str):
+            yield found["expr"]
+        for inner in found.values():
+            yield from expressions(inner)
+    elif isinstance(found, list):
+        for inner in found:
+            yield from expressions(inner)
+
+
+class Prometheus:
+    """A Prometheus that scrapes one address ten times a second."""
+
+    def __init__(self, folder: Path, target: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        config = folder / "prometheus.yml"
+        scrape = {"job_name": "mpips", "static_configs": [{"targets": [target]}]}
+        times = {"scrape_interval": "100ms", "scrape_timeout": "100ms"}
+        config.write_text(json.dumps({"global": times, "scrape_configs": [scrape]}))  # JSON is YAML
+        self.api = f"http://127.0.0.1:{port}/api/v1/"
+        assert PROMETHEUS is not None
+        self.process = subprocess.Popen(
+            [
+                PROMETHEUS,
+                f"--config.file={config}",
+                f"--storage.tsdb.path={folder / 'tsdb'}",
+                f"--web.listen-address=127.0.0.1:{port}",
+                "--log.level=error",
+            ],
+            stderr=subprocess.DEVNULL,
+        )
+
+    def get(self, path: str, **parameters: str) -> Any:
+        """The data of an answer of the API."""
+        address = f"{self.api}{path}?{urllib.parse.urlencode(parameters)}"
+        with urllib.request.urlopen(address, timeout=30) as answer:
+            found = json.load(answer)
+        assert found["status"] == "success", found
+        return found["data"]
+
+    def query(self, text: str) -> list[dict[str, Any]]:
+        """The series of a query now."""
+        found: list[dict[str, Any]] = self.get("query", query=text)["result"]
+        return found
+
+    def until(self, text: str) -> list[dict[str, Any]]:
+        """The series of a query, once there are any."""
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                found = self.query(text)
+            except OSError:  # not ready
+                found = []
+            if found:
+                return found
+            assert time.monotonic() < deadline, text
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        """End the process."""
+        self.process.terminate()
+        self.process.wait(30)
+
+
+def metrics_address(run: Run) -> str:
+    status = run.until(lambda s: bool(s.get("metrics")) and s["progress"]["samples"] > 0)
+    address: str = status["metrics"]
+    return address
+
+
+@pytest.mark.skipif(PROMETHEUS is None, reason="prometheus is not installed")
+def test_prometheus_reads_a_run_and_every_query_of_the_dashboard_has_an_answer(
+    tmp_path: Path,
+) -> None:
+    settings = (
+        "train.epochs=40",
+        "options.pause_s=0.02",
+        "monitor.port=0",
+        "checkpoint.every_steps=20",
+        "train.eval_every=1",
+    )
+    sets = [word for text in settings for word in ("--set", text)]
+    data = str(made_data(tmp_path))
+    job = ["faulty_task:Faulty", "--train", data, "--test", data, *sets]
+    run = start(tmp_path, "-n", "5", "--servers", "2", *job)
+    with run.launched:
+        address = metrics_address(run)
+        prometheus = Prometheus(tmp_path, address.removeprefix("http://").partition("/")[0])
+        try:
+            prometheus.until("mpips_run_test_score")
+            prometheus.until("mpips_run_checkpoints_total > 0")
+            prometheus.until("rate(mpips_run_samples_total[3s]) > 0")
+            prometheus.until("rate(mpips_link_pushed_bytes_total[3s]) > 0")
+            texts = list(expressions(json.loads(DASHBOARD.read_text())))
+            assert len(texts) > 20
+            empty = []
+            for text in texts:
+                filled = text.replace("$run", ".*").replace("$__rate_interval", "5s")
+                assert "$" not in filled, text
+                # An annotation is at a new launch, which this run has none of.
+                if not prometheus.query(filled) and "changes(" not in text:
+                    empty.append(text)
+            assert empty == []
+            # Panels name labels that their series have.
+            for panel in json.loads(DASHBOARD.read_text())["panels"]:
+                for target in panel["targets"]:
+                    filled = target["expr"].replace("$run", ".*").replace("$__rate_interval", "5s")
+                    labels = set(prometheus.query(filled)[0]["metric"])
+                    named = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+                    assert named <= labels, (target["expr"], named - labels)
+            # All numbers of one moment agree with the run directory.
+            workers = prometheus.query("sum by (run) (mpips_worker_samples_total)")
+            assert [w["metric"]["run"] for w in workers] == [run.path.name]
+            hosts = prometheus.query("mpips_link_pushed_bytes_total")
+            assert len(hosts) == 1
+        finally:
+            prometheus.close()
+        run.launched.send_signal(signal.SIGTERM)
+        assert run.launched.wait() == 75, run.launched.tail(60)
+
+
+def test_a_job_without_a_run_directory_is_seen_too_and_a_taken_port_stops_nothing(
+    tmp_path: Path,
+) -> None:
+    """One process with all roles; its port belongs to this test at first."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [
+            *(sys.executable, "-m", "mpips", "train", "softmax", "--train", "digits"),
+            *("--set", f"monitor.port={port}", "--set", "train.epochs=1"),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count(f"monitor.port = {port} cannot be opened on 127.0.0.1") == 1
+    assert "Address already in use; training continues without /metrics" in done.stderr
