@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mpips.errors import ConfigError, MpipsError
@@ -25,6 +25,7 @@ from mpips.rundir.directory import Supervised, replace_json
 from mpips.rundir.files import Event, Finished, Ranks, StartPoint
 from mpips.rundir.view import RunView
 from mpips.scheduler.job_statistics import last_checkpoint
+from mpips.scheduler.logs import make_logs
 from mpips.scheduler.metrics_file import MetricsFile
 from mpips.scheduler.observed import INTERVAL_S, ObservedRun, Observer, ranks_interval_s
 from mpips.scheduler.rank_table import RankTable
@@ -64,6 +65,7 @@ class RunRecorder:
         timeout_s: float = math.inf,
         paths: Mapping[str, int] = _NO_PATHS,
         observer: Observer | None = None,
+        logs: Sequence[str] = (),
     ) -> None:
         """Write the first status and the event "began". Blocks for these writes.
 
@@ -78,10 +80,11 @@ class RunRecorder:
             timeout_s: Timeout of the job, which bounds the interval of heartbeats.
             paths: Number of workers by the name of a path that their dense updates take.
             observer: Is shown the run once a second; None: nothing is.
+            logs: Names of further forms of the metrics; see mpips.scheduler.logs.
         """
         self._run = run
         self._clock = clock
-        self._metrics = MetricsFile(run, timeout_s)
+        self._metrics = MetricsFile(run, timeout_s, make_logs(logs, run, start.step))
         before = run.folder.status()
         restarts = before.restarts if before is not None else 0
         self._observer = observer
@@ -120,7 +123,9 @@ class RunRecorder:
         )
         try:
             self._run.folder.note(event)
-        except OSError as error:
+            if self._run.holds_lease():
+                self._metrics.begin()
+        except (OSError, ConfigError) as error:
             self._warn(error)
 
     def report(self, epoch: int, samples: int, loss_sum: float) -> None:
@@ -143,7 +148,7 @@ class RunRecorder:
         }
         try:
             if self._run.holds_lease():
-                self._metrics.append(line)
+                self._metrics.log(self._metrics.append(line))
         except (OSError, ConfigError) as error:
             self._warn(error)
 
@@ -219,8 +224,9 @@ class RunRecorder:
                 )
             )
         if has_line:
-            self._metrics.append(tracker.line())
+            fields = self._metrics.append(tracker.line())
             tracker.begin_line(now)
+            self._metrics.log(fields, self._ranks.load.staleness if self._ranks is not None else ())
         self._run.folder.write_status(status)
         if is_due:
             replace_json(self._run.folder.ranks_file, self._ranks)
@@ -245,6 +251,7 @@ class RunRecorder:
         if not self._run.holds_lease():
             raise self._replaced()
         try:
+            self._metrics.close()
             replace_json(self._run.folder.statistics_file, statistics)
         except OSError as error:
             self._warn(error)
@@ -268,6 +275,7 @@ def open_recorder(
     timeout_s: float = math.inf,
     paths: Mapping[str, int] = _NO_PATHS,
     observer: Observer | None = None,
+    logs: Sequence[str] = (),
 ) -> RunRecorder | ObservedRun | None:
     """Return the recorder of this attempt; without a supervisor what shows the run to the observer, if any.
 
@@ -280,6 +288,7 @@ def open_recorder(
         timeout_s: Timeout of the job, which bounds the interval of heartbeats.
         paths: Number of workers by the name of a path that their dense updates take.
         observer: Is shown the run once a second; None: nothing is.
+        logs: Names of further forms of the metrics, for a supervised run; see mpips.scheduler.logs.
     """
     start, first_clock = _start_of(saving)
     if run is None:
@@ -296,6 +305,7 @@ def open_recorder(
         timeout_s=timeout_s,
         paths=paths,
         observer=observer,
+        logs=logs,
     )
 
 

@@ -188,6 +188,7 @@ class Job:
                     p.options.timeout_s,
                     p.links.paths,
                     metrics,
+                    self._monitor.extra_logs,
                 )
                 scheduler = self._make_scheduler(endpoint, on_report, recorder, requests)
             with requests:

@@ -201,6 +201,7 @@ class LocalJob:
             run_progress,
             paths={"shared": 1} if has_dense else {},
             observer=metrics,
+            logs=self._monitor.extra_logs,
         )
         scheduler = LocalScheduler(on_report, recorder, self.rank_table)
         server_part = self._make_server_part(scheduler)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import os
 import re
 import shutil
 import signal
@@ -102,10 +104,13 @@ def metrics_address(run: Run) -> str:
 def test_prometheus_reads_a_run_and_every_query_of_the_dashboard_has_an_answer(
     tmp_path: Path,
 ) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     settings = (
         "train.epochs=40",
         "options.pause_s=0.02",
-        "monitor.port=0",
+        f"monitor.port={port}",
+        "monitor.log=csv,tensorboard",
         "checkpoint.every_steps=20",
         "train.eval_every=1",
     )
@@ -115,6 +120,7 @@ def test_prometheus_reads_a_run_and_every_query_of_the_dashboard_has_an_answer(
     run = start(tmp_path, "-n", "5", "--servers", "2", *job)
     with run.launched:
         address = metrics_address(run)
+        assert address == f"http://127.0.0.1:{port}/metrics"
         prometheus = Prometheus(tmp_path, address.removeprefix("http://").partition("/")[0])
         try:
             prometheus.until("mpips_run_test_score")
@@ -143,10 +149,36 @@ def test_prometheus_reads_a_run_and_every_query_of_the_dashboard_has_an_answer(
             assert [w["metric"]["run"] for w in workers] == [run.path.name]
             hosts = prometheus.query("mpips_link_pushed_bytes_total")
             assert len(hosts) == 1
+            # The next attempt answers at the same port; counters begin again, steps go on.
+            os.kill(run.pid_of("worker 1"), signal.SIGKILL)
+            prometheus.until("mpips_run_attempt == 1")
+            assert prometheus.until("mpips_run_failures_total == 1")
+            step = run.until(lambda s: s["generation"] == 1)["start"]["step"]
+            prometheus.until(f"mpips_run_step > {step} and mpips_run_samples_total > 0")
         finally:
             prometheus.close()
         run.launched.send_signal(signal.SIGTERM)
         assert run.launched.wait() == 75, run.launched.tail(60)
+    check_logs(run.path)
+
+
+def check_logs(folder: Path) -> None:
+    """CSV and event files of a run that was restarted: one series, nothing doubled, the same numbers."""
+    with (folder / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    steps = [int(row["step"]) for row in rows]
+    assert {row["generation"] for row in rows} == {"0", "1"}
+    assert steps == sorted(set(steps))
+    module = "tensorboard.backend.event_processing.event_accumulator"
+    found = pytest.importorskip(module, reason="tensorboard is not installed")
+    accumulator = found.EventAccumulator(str(folder / "tensorboard"))
+    accumulator.Reload()
+    points = [(e.step, e.value) for e in accumulator.Scalars("train/loss")]
+    assert points == [
+        (s, pytest.approx(float(r["loss"]))) for s, r in zip(steps, rows, strict=True)
+    ]
+    assert accumulator.Scalars("test/accuracy")
+    assert sum(e.histogram_value.num for e in accumulator.Histograms("staleness/updates")) > 0
 
 
 def test_a_job_without_a_run_directory_is_seen_too_and_a_taken_port_stops_nothing(
