@@ -44,6 +44,16 @@ class MonitorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         ),
     ] = ("jsonl",)
 
+    trace_steps: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1_000_000,
+            description="Steps from the begin of each launch on whose events are recorded for `mpips trace`. "
+            "0: none.",
+        ),
+    ] = 0
+
     @property
     def extra_logs(self) -> tuple[str, ...]:
         """The forms of `log` besides jsonl, each once."""
@@ -63,6 +73,11 @@ class MonitorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             raise ConfigError(
                 f"monitor.log = {list(self.log)}: needs a run directory for the files; start the job with "
                 '`mpips run`, or set monitor.log = ["jsonl"]'
+            )
+        if self.trace_steps and not has_run_directory:
+            raise ConfigError(
+                f"monitor.trace_steps = {self.trace_steps}: needs a run directory for the trace; start the "
+                "job with `mpips run`, or set it to 0"
             )
         if self.port is not None:
             _need(*_PORT)

@@ -52,7 +52,31 @@ class Heartbeat(msgspec.Struct, tag="beat"):
 
 
 class Pong(msgspec.Struct, tag="pong"):
-    """The scheduler's answer to a heartbeat."""
+    """The scheduler's answer to a heartbeat.
+
+    Attributes:
+        at_ns: Monotonic clock of the scheduler when it has received the heartbeat, ns.
+    """
+
+    at_ns: int = 0
+
+
+class Trace(msgspec.Struct, tag="trace"):
+    """An order to all ranks to record their events.
+
+    Attributes:
+        name: Name of the trace.
+        steps: Number of clocks after which a worker ends its part.
+    """
+
+    name: str
+    steps: int
+
+
+class TraceEnd(msgspec.Struct, tag="trace-end"):
+    """An order to end this trace now: to servers when all workers have, to all ranks when it is given up."""
+
+    name: str
 
 
 class Report(msgspec.Struct, tag="report"):
@@ -260,6 +284,8 @@ class Saved(msgspec.Struct, tag="saved"):
 Message = (
     Heartbeat
     | Pong
+    | Trace
+    | TraceEnd
     | Report
     | Evaluated
     | Done

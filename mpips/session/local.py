@@ -36,6 +36,7 @@ from mpips.scheduler.observed import Observer
 from mpips.scheduler.rank_table import RankTable
 from mpips.scheduler.recorder import OnReport, open_recorder
 from mpips.scheduler.run_progress import RunProgress
+from mpips.scheduler.trace_orders import TraceOrders
 from mpips.server.server import Server
 from mpips.session.calling import call
 from mpips.session.initial_values import InitialValues
@@ -43,6 +44,7 @@ from mpips.session.local_scheduler import LocalScheduler
 from mpips.session.node_memory import local_part, with_copies
 from mpips.session.observing import open_metrics
 from mpips.session.running import RunningJob
+from mpips.session.tracing import RankTracer
 from mpips.snapshot.copy import shards_in_place
 from mpips.snapshot.server_part import ServerPart
 from mpips.transport.channel import LocalChannel
@@ -99,6 +101,7 @@ class LocalJob:
         self._tables = tables
         self._options = options
         self._monitor = monitor
+        self._orders: TraceOrders | None = None
         self._run = run
         self._placement = place(tables, 1, 1, options.ring_slots, options.slot_bytes)
         self._regions = Regions(new_token(), shared=False)
@@ -231,6 +234,8 @@ class LocalJob:
             )
         if recorder is not None:
             recorder.finish(work.statistics)
+        if self._orders is not None:
+            self._orders.close()
 
     def _make_server_part(self, scheduler: LocalScheduler) -> ServerPart:
         timeout_s = self._options.timeout_s
@@ -305,13 +310,32 @@ class LocalJob:
             return Heartbeat(scheduler.state, connection.now, _figures(connection, server))
 
         self.rank_table.show_own(heartbeat)
+        tracer = self._traced(scheduler, connection)
         try:
             yield connection
+            if tracer is not None:
+                tracer.end()
         finally:
+            scheduler.trace(None)
             last = heartbeat()
             self.rank_table.show_own(lambda: last)
             connection.retire()
             scheduler.close()
+
+    def _traced(self, scheduler: LocalScheduler, connection: Connection) -> RankTracer | None:
+        """Let the scheduler order traces of this process; None without a run directory."""
+        run = self._run
+        if run is None:
+            return None
+        names = [table.name for table in self._tables]
+        place = self.rank_table.places[0]
+        tracer = RankTracer(run, place, names, lambda: (0, 0), connection, self._server)
+        orders = TraceOrders(
+            run, (0,), (0,), lambda rank, order: tracer.take(order), self._monitor.trace_steps
+        )
+        scheduler.trace(orders)
+        self._orders = orders
+        return tracer
 
 
 def run_local(

@@ -23,6 +23,7 @@ from mpips.recovery.saving import Saving
 from mpips.scheduler.observed import ObservedRun
 from mpips.scheduler.rank_table import RankTable
 from mpips.scheduler.recorder import OnReport, RunRecorder, recorded
+from mpips.scheduler.trace_orders import TraceOrders
 from mpips.snapshot.coordinator import Coordinator
 from mpips.snapshot.server_part import ServerPart
 from mpips.worker.connection_options import needs_common_clock
@@ -58,6 +59,7 @@ class LocalScheduler:
         self._on_report = recorded(on_report, recorder)
         self._recorder = recorder
         self._rank_table = rank_table
+        self._orders: TraceOrders | None = None
         self._coordinator: Coordinator | None = None
         self._attach: Callable[[ToServer], None] | None = None
 
@@ -86,6 +88,10 @@ class LocalScheduler:
             timeout_s,
         )
 
+    def trace(self, orders: TraceOrders | None) -> None:
+        """Order traces from here on; None: no longer."""
+        self._orders = orders
+
     def poll(self) -> None:
         """See mpips.worker.control_plane.ControlPlane."""
         if self._coordinator is not None:
@@ -95,6 +101,8 @@ class LocalScheduler:
             self._rank_table.look()
         if self._recorder is not None:
             self._recorder.look_at(self._coordinator, {0: self.clock})
+        if self._orders is not None:
+            self._orders.poll()
 
     def hurry(self) -> None:
         """See mpips.worker.control_plane.ControlPlane."""

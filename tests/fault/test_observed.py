@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chrome_trace import check_trace, sums
 from supervised import Run, made_data, start
 
 pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
@@ -111,6 +112,7 @@ def test_prometheus_reads_a_run_and_every_query_of_the_dashboard_has_an_answer(
         "options.pause_s=0.02",
         f"monitor.port={port}",
         "monitor.log=csv,tensorboard",
+        "monitor.trace_steps=20",
         "checkpoint.every_steps=20",
         "train.eval_every=1",
     )
@@ -149,6 +151,7 @@ def test_prometheus_reads_a_run_and_every_query_of_the_dashboard_has_an_answer(
             assert [w["metric"]["run"] for w in workers] == [run.path.name]
             hosts = prometheus.query("mpips_link_pushed_bytes_total")
             assert len(hosts) == 1
+            check_traces(run, tmp_path)
             # The next attempt answers at the same port; counters begin again, steps go on.
             os.kill(run.pid_of("worker 1"), signal.SIGKILL)
             prometheus.until("mpips_run_attempt == 1")
@@ -160,6 +163,43 @@ def test_prometheus_reads_a_run_and_every_query_of_the_dashboard_has_an_answer(
         run.launched.send_signal(signal.SIGTERM)
         assert run.launched.wait() == 75, run.launched.tail(60)
     check_logs(run.path)
+
+
+def check_traces(run: Run, folder: Path) -> None:
+    """Twenty steps of a run, on request, and those of its begin."""
+    for options in (("--steps", "20"), ()):
+        path = folder / "trace.json"
+        command = [sys.executable, "-m", "mpips", "trace", str(run.path), "-o", str(path), *options]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+        events = check_trace(path)
+        spent = sums(events)
+        workers, servers = (0, 1), (0, 1)
+        roles = {e["args"]["name"]: e["pid"] for e in events if e["name"] == "thread_name"}
+        for worker in workers:
+            rank = roles[f"worker {worker}"]
+            assert min(spent[rank, kind] for kind in ("push", "pull", "compute", "tick")) > 0
+            ticks = [e for e in events if (e["pid"], e.get("cat")) == (rank, "tick")]
+            assert len(ticks) == 20
+        for server in servers:
+            rank = roles[f"server {server}"]
+            assert spent[rank, "apply"] > 0
+            assert spent[rank, "clock"] > 0
+        # Each worker pushes to both servers in each step.
+        flows = {(e["pid"], f["pid"]) for e, f in pairs_of(events)}
+        assert len(flows) == 4
+        assert sum(e["ph"] == "s" for e in events) >= 4 * 18
+        # Asked for without steps, the last trace is written again.
+        run_traces = sorted(p.parent.name for p in run.path.glob("traces/*/index.json"))
+        assert len(run_traces) == 2
+        assert "begin-0" in run_traces
+
+
+def pairs_of(events: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Begin and end of each flow."""
+    ends = {e["id"]: e for e in events if e["ph"] == "f"}
+    return [(e, ends[e["id"]]) for e in events if e["ph"] == "s"]
 
 
 def check_logs(folder: Path) -> None:

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import socket
 import urllib.request
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+from chrome_trace import check_trace
 
 import mpips
 from mpips.config import monitoring
 from mpips.config.monitoring import MonitorConfig, monitor_config
+from mpips.config.options import SessionOptions
 from mpips.errors import CapabilityError, ConfigError
+from mpips.monitor.trace import read_trace, write_chrome
+from mpips.rundir.directory import RunFolder, Supervised, replace_json
+from mpips.rundir.files import Lease
+from mpips.rundir.tracing import TraceFolder
 from mpips.scheduler import observed
+from mpips.session.local import LocalJob
 from mpips.worker.worker import Worker
 
 
@@ -57,6 +65,46 @@ def test_the_metrics_of_a_job_in_one_process_are_there_while_it_runs(
     socket.create_server(("127.0.0.1", port)).close()
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_one_process_traces_all_roles(tmp_path: Path, fails: bool) -> None:
+    folder = RunFolder.create(tmp_path, "job")
+    replace_json(folder.lease_file, Lease(generation=0, host="h", pid=1, time_s=1.0))
+    info = folder.info()
+    run = Supervised(folder, info.run_id, info.token, 0)
+
+    def main(worker: Worker) -> None:
+        table = worker.table("w")
+        for _ in range(12):
+            table.push(np.ones(8, np.float32)).wait()
+            table.pull()
+            worker.clock()
+        if fails:
+            raise ValueError("mine")
+
+    job = LocalJob(
+        [mpips.DenseTable("w", (8,))],
+        SessionOptions(),
+        run=run,
+        monitor=MonitorConfig(trace_steps=5),
+    )
+    if fails:
+        # The trace was complete before.
+        with pytest.raises(ValueError, match="mine"):
+            job.run(main)
+        assert TraceFolder(folder, "begin-0").read(0)[0].dropped == 0
+        return
+    job.run(main)
+    ranks = read_trace(TraceFolder(folder, "begin-0"))
+    with (tmp_path / "trace.json").open("wb") as file:
+        write_chrome(file, ranks)
+    events = check_trace(tmp_path / "trace.json")
+    names = Counter(event["name"] for event in events)
+    # The order comes at the end of the first clock, so that lies before its part.
+    assert names["end of clock"] == 5
+    assert names["push w"] == names["pull w"] == names["apply w"] == 5
+    assert names["update"] == 2 * 5
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -83,6 +131,8 @@ def test_logs_without_a_run_directory_and_missing_libraries_are_refused(
         ConfigError, match=r"monitor.log = \['csv'\]: needs a run directory.*mpips run"
     ):
         mpips.run(lambda worker: None, [mpips.DenseTable("w", (1,))], monitor={"log": ["csv"]})
+    with pytest.raises(ConfigError, match=r"monitor.trace_steps = 3: needs a run directory"):
+        MonitorConfig(trace_steps=3).check(False)
     MonitorConfig().check(False)
     monkeypatch.setattr(monitoring, "find_spec", lambda name: None)
     MonitorConfig(log=("csv", "jsonl")).check(True)
