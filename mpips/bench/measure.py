@@ -11,6 +11,8 @@ import msgspec
 # name of a ratio -> (sense, bar), on two cores without other load. "<=" and ">=": the ratio must be at most,
 # at least the bar. "within": it must lie between 1 / bar and bar.
 BARS: dict[str, tuple[str, float]] = {
+    "monitor_metrics": (">=", 0.97),
+    "monitor_trace": (">=", 0.95),
     "push_ack_4k_vs_two_sided": ("<=", 0.3),
     "push_ack_64k_vs_two_sided": ("<=", 0.6),
     "pull_4k_vs_two_sided": ("<=", 0.3),

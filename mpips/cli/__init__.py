@@ -35,6 +35,7 @@ _COMMANDS = {
     "submit": "mpips.cli.submit",
     "sweep": "mpips.cli.sweep",
     "top": "mpips.cli.top",
+    "trace": "mpips.cli.trace",
     "train": "mpips.cli.train",
 }
 

@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from mpips.config.conversion import check_known, convert, fitted, takes_text
 from mpips.config.launching import RunConfig, SlurmConfig
+from mpips.config.monitoring import MonitorConfig
 from mpips.config.options import SessionOptions
 from mpips.config.reading import UNSET, parse_value, put, read_file, without_unset
 from mpips.config.sections import DataConfig, ScheduleConfig, TrainConfig
@@ -131,6 +132,7 @@ class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     cluster: SessionOptions = SessionOptions()
     checkpoint: CheckpointConfig = CheckpointConfig()
     redundancy: RedundancyConfig = RedundancyConfig()
+    monitor: MonitorConfig = MonitorConfig()
     slurm: SlurmConfig = SlurmConfig()
     run: RunConfig = RunConfig()
     table: TableConfig = TableConfig()

@@ -24,6 +24,10 @@ class Figures(msgspec.Struct, array_like=True):
         max_staleness: Largest staleness of one update, clocks.
         queue: Number of records in rings that are not consumed yet.
         memory_bytes: Bytes of shards and rings (servers).
+        staleness: Number of updates by their staleness from 0 on, without zeros at the end; the last of 65
+            entries counts all greater ones, too (servers).
+        tables: Updates of the values of a table by its index, for the tables with most of them (servers).
+        links: Bytes pushed to and pulled from each server (workers); empty for very many servers.
     """
 
     at: float = 0.0
@@ -36,6 +40,9 @@ class Figures(msgspec.Struct, array_like=True):
     max_staleness: int = 0
     queue: int = 0
     memory_bytes: int = 0
+    staleness: list[int] = []
+    tables: dict[int, int] = {}
+    links: list[tuple[int, int]] = []
 
 
 class Heartbeat(msgspec.Struct, tag="beat"):
@@ -47,7 +54,31 @@ class Heartbeat(msgspec.Struct, tag="beat"):
 
 
 class Pong(msgspec.Struct, tag="pong"):
-    """The scheduler's answer to a heartbeat."""
+    """The scheduler's answer to a heartbeat.
+
+    Attributes:
+        at_ns: Monotonic clock of the scheduler when it has received the heartbeat, ns.
+    """
+
+    at_ns: int = 0
+
+
+class Trace(msgspec.Struct, tag="trace"):
+    """An order to all ranks to record their events.
+
+    Attributes:
+        name: Name of the trace.
+        steps: Number of clocks after which a worker ends its part.
+    """
+
+    name: str
+    steps: int
+
+
+class TraceEnd(msgspec.Struct, tag="trace-end"):
+    """An order to end this trace now: to servers when all workers have, to all ranks when it is given up."""
+
+    name: str
 
 
 class Report(msgspec.Struct, tag="report"):
@@ -280,6 +311,8 @@ class Saved(msgspec.Struct, tag="saved"):
 Message = (
     Heartbeat
     | Pong
+    | Trace
+    | TraceEnd
     | Report
     | Evaluated
     | Done

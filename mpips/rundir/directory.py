@@ -13,6 +13,8 @@
                       an attempt, by the scheduler
     metrics.jsonl     one line per report interval; written by the scheduler, which merges older lines now
                       and then, see `mpips.rundir.thinning`
+    metrics.csv, evaluations.csv, tensorboard/   other forms of these lines, where monitor.log names them;
+                      written by the scheduler, see `mpips.scheduler.logs`
     statistics.json   statistics of every rank at the end of the run; written by the scheduler
     finished.json     mark that the run is done and all of it is durable; the last file that the
                       scheduler writes

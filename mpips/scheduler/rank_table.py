@@ -19,7 +19,8 @@ from typing import cast
 import msgspec
 
 from mpips.mpi.messages import Evaluated, Figures, Heartbeat
-from mpips.rundir.files import RankPlace, RankRow
+from mpips.rundir.files import Load, RankPlace, RankRow
+from mpips.scheduler.load import LoadTable
 
 _WINDOW = 6  # heartbeats over which rates are measured, at most
 _WINDOW_S = 5.0  # s over which rates are measured, if this is two heartbeats or more
@@ -70,6 +71,11 @@ class _Rank:
             known.popleft()
 
     @property
+    def first(self) -> Figures:
+        """The oldest counts of the window; zeros if there are none yet."""
+        return self.figures[0][1] if self.figures else Figures()
+
+    @property
     def last(self) -> Figures:
         """The newest counts; zeros if there are none yet."""
         return self.figures[-1][1] if self.figures else Figures()
@@ -105,12 +111,14 @@ class RankTable:
         places: Role, host and process of every rank, by rank.
     """
 
-    def __init__(self, places: Sequence[RankPlace]) -> None:
+    def __init__(self, places: Sequence[RankPlace], tables: Sequence[str] = ()) -> None:
         """Begin without heartbeats.
 
         Args:
             places: Role, host and process of every rank, by rank.
+            tables: Names of all tables of the job.
         """
+        self._load = LoadTable(places, tables)
         self.places = tuple(places)
         self._ranks = [_Rank(place) for place in places]
         self._is_worker = ["worker" in place.role for place in places]
@@ -178,6 +186,10 @@ class RankTable:
         """Return all ranks in the form of `ranks.json`, by rank."""
         return tuple(_row(rank) for rank in self._ranks)
 
+    def load(self) -> Load:
+        """Return the load by table and by link. Takes a time proportional to the number of ranks."""
+        return self._load.summed((r.first, r.last, r.seconds) for r in self._ranks)
+
     def totals(self) -> RankTotals:
         """Return the sums over all workers. Cheap, so call it often."""
         pushed, pulled, judged, stale, push_rate, pull_rate, n_known = self._sums
@@ -218,4 +230,10 @@ def _row(rank: _Rank) -> RankRow:
         queue=last.queue,
         memory_bytes=last.memory_bytes,
         heard_s=round(rank.received_s, 3),
+        samples=last.samples,
+        records=last.records,
+        pushed_bytes=last.pushed_bytes,
+        pulled_bytes=last.pulled_bytes,
+        judged=last.judged,
+        staleness_sum=last.staleness_sum,
     )

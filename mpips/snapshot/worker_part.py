@@ -77,7 +77,7 @@ class WorkerPart:
         self._clock = self._clock_before = 0
         self._index = index
         self._position = position
-        self._control = control
+        self.set_control(control)
         self._write = write
         self._is_behind = is_behind
         self._common_clock = common_clock
@@ -88,6 +88,10 @@ class WorkerPart:
         # With a common clock the coordinator plans these cuts itself.
         self._ask_every = 0 if common_clock else ask_every
         self._before = position.start.step if position.start is not None else 0
+
+    def set_control(self, control: Control) -> None:
+        """Exchange messages with the scheduler through `control` from here on."""
+        self._control = control
 
     def note_tick(self, now: int, step: int | None = None) -> None:
         """Store the worker's position after a tick, and request a checkpoint if one is due. Does not block.

@@ -122,6 +122,7 @@ def train(
     refuse_partner(config)
     refuse_best(config)
     run = directory.current()
+    config.monitor.check(run is not None)
     cache = run.folder.path / CACHE if run is not None else None
     program = TrainingProgram(config, progress, verbose, on_epoch_end, cache)
     return drive(program, run, None, launch.launched_size())
@@ -138,6 +139,7 @@ def rehearse(config: JobConfig, n_ranks: int | None = None) -> None:
         MpipsError: `train` would raise this error.
     """
     preflight(config, n_ranks, dry_run=True)
+    config.monitor.check(n_ranks is not None or directory.current() is not None)
     if n_ranks is None:
         refuse_partner(config)
         refuse_best(config)
@@ -200,6 +202,7 @@ class TrainingProgram:
         """
         self._cache = cache
         self.options: SessionOptions = config.cluster
+        self.monitor = config.monitor
         self.warm = config.redundancy.warm
         self.partner_bound = config.redundancy.partner_bound
         self._config = config

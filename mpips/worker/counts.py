@@ -9,6 +9,9 @@ from mpips.mpi.messages import Figures
 from mpips.transport.channel import Channel
 from mpips.worker.replicated_tables import ReplicatedTables
 
+# Servers up to which heartbeats have bytes by server: with n ranks that is a part of n * n numbers.
+_MOST_LINKS = 64
+
 
 def outcomes(channels: Sequence[Channel], replicated: ReplicatedTables | None) -> dict[str, int]:
     """Return the numbers of pushes by outcome; the greatest of `max_staleness`."""
@@ -36,6 +39,8 @@ def figures(
     for channel in channels:
         writer = channel.writer
         c = writer.known_counters()
+        if len(channels) <= _MOST_LINKS:
+            f.links.append((c["pushed_bytes"], c["pulled_bytes"]))
         f.records += writer.next_sequence
         f.queue += writer.known_queue
         f.pushed_bytes += c["pushed_bytes"]

@@ -275,13 +275,13 @@ def test_what_cannot_be_had_keeps_nothing_else_away(tmp_path: Path) -> None:
 
 
 def test_only_the_tests_get_a_slurm_and_only_where_there_is_none(machine: Machine) -> None:
-    tools = ["shellcheck", "slurm-wlm", "munge"]
+    tools = ["shellcheck", "prometheus", "slurm-wlm", "munge"]
     assert not set(tools) & set(machine.call("conveniences").stdout.split())
     asked = machine.call("conveniences", MPIPS_SETUP_TESTS="1").stdout.split()
-    assert asked[-3:] == tools
+    assert asked[-len(tools) :] == tools
     machine.add("sbatch", "")
     asked = machine.call("conveniences", MPIPS_SETUP_TESTS="1").stdout.split()
-    assert set(tools) & set(asked) == {"shellcheck"}
+    assert set(tools) & set(asked) == {"shellcheck", "prometheus"}
 
 
 def test_a_step_is_done_only_with_the_same_key(machine: Machine) -> None:

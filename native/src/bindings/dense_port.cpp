@@ -125,6 +125,27 @@ class PushRequest {
   bool oversubscribed_;
 };
 
+// Records a push, pull or wait of the worker while it is traced.
+class Traced {
+ public:
+  Traced(TraceKind kind, const WorkerClock& clock, std::uint16_t table)
+      : kind_(kind),
+        clock_(clock),
+        table_(table),
+        begin_ns_(clock.trace != nullptr ? TraceRing::now_ns() : 0) {}
+  // Record the operation; call it only when it is complete.
+  void end() const {
+    if (clock_.trace != nullptr && begin_ns_ != 0)
+      clock_.trace->add(kind_, begin_ns_, TraceRing::now_ns(), 0, clock_.now, table_, 0);
+  }
+
+ private:
+  TraceKind kind_;
+  const WorkerClock& clock_;
+  std::uint16_t table_;
+  std::uint64_t begin_ns_;
+};
+
 // Make a port from (memory, layout, writer, start, stop) of each server's part.
 using PartTuple = std::tuple<py::object, py::object, py::object, std::size_t, std::size_t>;
 
@@ -164,6 +185,7 @@ std::unique_ptr<BoundPort> make_port(py::object clock, std::uint16_t table,
 py::object push(BoundPort& bound, const py::object& update, const py::object& owner) {
   if (!bound.fits(update)) return py::none();
   bound.poll(owner);
+  const Traced traced(TraceKind::push, *bound.port.clock(), bound.port.table());
   const auto array = py::reinterpret_borrow<FloatArray>(update);
   auto request =
       std::make_unique<PushRequest>(owner, bound.result_type, bound.port.oversubscribed());
@@ -174,6 +196,7 @@ py::object push(BoundPort& bound, const py::object& update, const py::object& ow
   }
   if (sent == Sent::other_way) return py::none();
   if (sent == Sent::no_room) return py::bool_(false);
+  traced.end();
   return py::cast(std::move(request));
 }
 
@@ -183,8 +206,11 @@ bool pull(BoundPort& bound, const py::object& out, const py::object& owner) {
   if (!array.writeable()) return false;
   bound.poll(owner);
   float* to = array.mutable_data();
+  const Traced traced(TraceKind::pull, *bound.port.clock(), bound.port.table());
   MaybeRelease release(bound.port.size() * sizeof(float) > bytes_with_gil);
-  return bound.port.pull(to);
+  const bool done = bound.port.pull(to);
+  if (done) traced.end();
+  return done;
 }
 
 }  // namespace
@@ -193,7 +219,10 @@ void register_port(py::module_& m) {
   py::class_<WorkerClock>(m, "WorkerClock")
       .def(py::init<>())
       .def_readwrite("now", &WorkerClock::now)
-      .def_readwrite("pushed_at", &WorkerClock::pushed_at);
+      .def_readwrite("pushed_at", &WorkerClock::pushed_at)
+      .def(
+          "set_trace", [](WorkerClock& clock, TraceRing* ring) { clock.trace = ring; },
+          py::arg("ring").none(true), py::keep_alive<1, 2>());
   py::class_<PushRequest>(m, "PushRequest")
       .def(
           "test", [](PushRequest& r) { return r.advance(0.0); },

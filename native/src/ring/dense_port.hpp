@@ -20,6 +20,7 @@ struct WorkerClock {
   std::int64_t pushed_at = -1;  // the clock of its last push; -1: no push yet
   double next_poll_s = 0.0;
   std::uint32_t calls = 0;
+  TraceRing* trace = nullptr;  // of the worker; null: it is not traced
 
   // Return true every few milliseconds, when it is time to check signals and the scheduler. Called
   // at every operation; it reads the time at every 16th call.
@@ -70,6 +71,7 @@ class DensePort {
   }
 
   std::size_t size() const noexcept { return n_; }
+  std::uint16_t table() const noexcept { return table_; }
   WorkerClock* clock() const noexcept { return clock_; }
   bool oversubscribed() const noexcept { return oversubscribed_; }
 

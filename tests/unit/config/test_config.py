@@ -49,7 +49,7 @@ def sentence(call: Any, *arguments: Any, **keywords: Any) -> str:
         (
             "trian.epochs=1",
             "unknown key 'trian'; valid at the top are task, data, train, schedule, cluster, "
-            "checkpoint, redundancy, slurm, run, table, tables, options; did you mean 'train'?",
+            "checkpoint, redundancy, monitor, slurm, run, table, tables, options; did you mean 'train'?",
         ),
         (
             "train.epoch=1",
@@ -65,7 +65,7 @@ def sentence(call: Any, *arguments: Any, **keywords: Any) -> str:
         (
             "zzz=1",
             "unknown key 'zzz'; valid at the top are task, data, train, schedule, cluster, "
-            "checkpoint, redundancy, slurm, run, table, tables, options",
+            "checkpoint, redundancy, monitor, slurm, run, table, tables, options",
         ),
         ("train.epochs=two", "train.epochs = 'two': must be a whole number, 0 or more"),
         ("train.epochs=1.5", "train.epochs = 1.5: must be a whole number, 0 or more"),
