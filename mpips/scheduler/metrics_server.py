@@ -123,19 +123,28 @@ class MetricsServer:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), _RETRY_S)
                 return
-        server = await asyncio.start_server(self._answer, sock=self._socket, limit=_MOST_REQUEST)
+        bound = self._socket
+        assert bound is not None
+        server = await asyncio.start_server(self._answer, sock=bound, limit=_MOST_REQUEST)
         await self._closing.wait()
-        server.close()
+        # Accept no more, but let connections that are being accepted begin their tasks: a closed server of
+        # Python 3.11 would leave their sockets open.
+        self._loop.remove_reader(bound)
+        await asyncio.sleep(0)
         # An aborted connection ends its task.
-        for transport in self._open:
-            transport.abort()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        await asyncio.gather(*others, return_exceptions=True)
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            for transport in self._open:
+                transport.abort()
+            await asyncio.gather(*others, return_exceptions=True)
+        server.close()
+        # Let the loop close the last sockets.
+        for _ in range(3):
+            await asyncio.sleep(0)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the one request of a connection, and close it."""
         transport = writer.transport
-        if len(self._open) >= _MOST_CONNECTIONS:
+        if self._closing.is_set() or len(self._open) >= _MOST_CONNECTIONS:
             transport.abort()
             return
         self._open.add(transport)
