@@ -20,7 +20,8 @@ import mpips
 from mpips import errors
 from mpips.bench.measure import BARS
 from mpips.cli import cli
-from mpips.config.schema import JobConfig, TableConfig
+from mpips.config.schema import JobConfig
+from mpips.config.table_section import TableConfig
 from mpips.data import DataInfo
 from mpips.mpi.failure_report import FailureReport
 from mpips.rundir.files import (

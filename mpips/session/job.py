@@ -251,7 +251,8 @@ class Job:
             p.options.timeout_s,
         )
         if p.saving.places:
-            coordinator.begin_at(max(place.ahead for place in p.saving.places))
+            ahead = max(place.ahead - place.clock + place.steps for place in p.saving.places)
+            coordinator.begin_at(ahead)
         return coordinator
 
     def _idle(self) -> None:

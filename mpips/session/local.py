@@ -21,6 +21,7 @@ from mpips.checkpoint.start import newest_name
 from mpips.config.options import SessionOptions
 from mpips.model.auto_codec import decided_alone
 from mpips.model.placement import place
+from mpips.model.served import local_tables, served
 from mpips.model.table import DenseTable, Table
 from mpips.mpi.messages import Figures, Heartbeat
 from mpips.mpi.signals import SignalRequests, TerminatedError
@@ -38,6 +39,7 @@ from mpips.server.server import Server
 from mpips.session.calling import call
 from mpips.session.initial_values import InitialValues
 from mpips.session.local_scheduler import LocalScheduler
+from mpips.session.local_training import start_image
 from mpips.session.node_memory import local_part, with_copies
 from mpips.session.running import RunningJob
 from mpips.snapshot.copy import shards_in_place
@@ -46,6 +48,7 @@ from mpips.transport.channel import LocalChannel
 from mpips.transport.region import Regions, new_token
 from mpips.worker.connection import Connection
 from mpips.worker.connection_options import ConnectionOptions
+from mpips.worker.local_tables import LocalPart
 from mpips.worker.replicated_tables import ReplicatedPart
 from mpips.worker.worker import Worker
 
@@ -91,6 +94,8 @@ class LocalJob:
         self.rank_table = RankTable([_this_process()])
         self.transports = {"local": 1}
         tables = decided_alone(tables)
+        self._local = local_tables(tables)
+        tables = served(tables)
         self._tables = tables
         self._options = options
         self._run = run
@@ -275,10 +280,11 @@ class LocalJob:
             options.timeout_s,
             start,
             replicated=replicated,
+            local=self._local_part(),
         )
 
         def heartbeat() -> Heartbeat:
-            return Heartbeat(scheduler.state, connection.now, _figures(connection, server))
+            return Heartbeat(scheduler.state, connection.step, _figures(connection, server))
 
         self.rank_table.show_own(heartbeat)
         try:
@@ -288,6 +294,15 @@ class LocalJob:
             self.rank_table.show_own(lambda: last)
             connection.retire()
             scheduler.close()
+
+    def _local_part(self) -> LocalPart | None:
+        """Return the worker's start of tables under LocalSGD and DiLoCo; None: there are none."""
+        saving = self.saving
+        if not self._local:
+            return None
+        workers = saving.origin.workers if saving.origin is not None else ()
+        image, is_own = start_image(saving.start, workers, 0, 1)
+        return LocalPart(self._local, None, image, is_own, False, saving.folder)
 
 
 def run_local(

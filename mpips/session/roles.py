@@ -116,6 +116,7 @@ class Roles:
             saving.places[c.worker].clock if saving.places else 0,
             p.warm,
             p.partners(),
+            saving.places[c.worker].steps if saving.places else 0,
         )
         names = [c.name_of(r) for r in c.assignment.workers]
         return Connection(
@@ -129,6 +130,7 @@ class Roles:
             start,
             self._make_tree(names),
             p.replicated,
+            p.local_part,
         )
 
     def _make_tree(self, names: Sequence[str]) -> WorkerTree | None:

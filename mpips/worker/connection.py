@@ -23,11 +23,12 @@ from mpips.process import forked
 from mpips.process.refusing import Refusing
 from mpips.snapshot.worker_part import WorkerPart
 from mpips.transport.channel import Channel
-from mpips.worker import counts
+from mpips.worker import counts, waits
 from mpips.worker.arrivals import Arrivals
 from mpips.worker.collectives import Collectives
 from mpips.worker.connection_options import ConnectionOptions, Disowning, needs_common_clock
 from mpips.worker.control_plane import ControlPlane
+from mpips.worker.local_tables import LocalPart, LocalTables
 from mpips.worker.replicated_tables import ReplicatedPart, ReplicatedTables
 from mpips.worker.staging import Staging
 
@@ -49,6 +50,7 @@ class Connection:
         staging: The worker's staging memory.
         collectives: Gathers, reductions and barriers.
         replicated: The tables that every worker holds; None: there are none.
+        local: The tables under LocalSGD and DiLoCo; None: there are none.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Connection:
         start: ConnectionOptions | None = None,
         tree: WorkerTree | None = None,
         replicated: ReplicatedPart | None = None,
+        local: LocalPart | None = None,
     ) -> None:
         """Make a connection.
 
@@ -77,13 +80,14 @@ class Connection:
             start: Start of the worker; None: at clock 0, without duties.
             tree: Messages to other workers; None: gathers contain this worker alone.
             replicated: What start-up has made for replicated tables; None: there are none.
+            local: What start-up has made for tables under LocalSGD and DiLoCo; None: there are none.
         """
         start = start or ConnectionOptions()
         self.index = index
         self.n_workers = len(names)
         self.clock_state = _native.WorkerClock()
         self.clock_state.now = start.first_clock
-        control.clock = start.first_clock
+        control.clock = start.first_step if local is not None else start.first_clock
         self._writes_position = start.writes_position
         self._arrivals = Arrivals(self, start.partners)
         self.channels = list(channels)
@@ -95,6 +99,7 @@ class Connection:
         self.replicated = (
             ReplicatedTables(self, replicated, self._names) if replicated is not None else None
         )
+        self.local = LocalTables(self, local, start.first_step) if local is not None else None
         self._finished = False
         self._samples = 0
         self.position = start.position or Position(0, index, len(names))
@@ -106,10 +111,10 @@ class Connection:
             self._is_behind_cut,
             needs_common_clock(tables),
             start.ask_every,
+            self.local.file_of if self.local is not None else None,
         )
         self._cut_ends = [0] * len(self.channels)  # records up to the last cut record, by server
-        # (server, sequence number after the pull, its destination) of pulls under way.
-        self._destinations: list[tuple[int, int, object]] = []
+        self._destinations = waits.Destinations()
         self._handles: list[Disowning] = []
         backup = [t.consistency.backup for t in tables if isinstance(t.consistency, BSP)]
         self._skips_clocks = bool(backup) and backup[0] > 0
@@ -142,6 +147,8 @@ class Connection:
         refusing: Any = Refusing(error)
         self.channels = self.control = self.staging = self.snapshot = refusing
         self.collectives = refusing
+        if self.local is not None:
+            self.local = refusing
         if self.replicated is not None:
             self.replicated = refusing
         for handle in self._handles:
@@ -153,18 +160,42 @@ class Connection:
 
     @property
     def now(self) -> int:
-        """The worker's clock, the number of clocks it has ended."""
+        """The worker's clock at the servers, the number of their clocks that it has ended."""
         return self.clock_state.now
+
+    @property
+    def step(self) -> int:
+        """Number of clocks that the worker's program has ended.
+
+        It differs from `now` only with tables under LocalSGD and DiLoCo: an outer step is a clock of servers.
+        """
+        return self.clock_state.now if self.local is None else self.local.steps
 
     def clock(self) -> None:
         """End the worker's clock; see Worker.clock."""
+        if self.local is None or self.local.step():
+            self._tick()
+            return
+        self.control.clock = self.step
+        self.control.poll()
+        self.collectives.poll()
+
+    def synchronize(self) -> None:
+        """See Worker.synchronize."""
+        if self.local is not None and self.local.synchronize():
+            self._tick()
+
+    def _tick(self) -> None:
+        """End the worker's clock at all servers."""
         self.control.state = "between clocks"
         if FAULTS:
             _native.fault_point("clock-begun")
         if self.replicated is not None:
             self.replicated.tick()
         if self._writes_position:
-            self.snapshot.write_position(self.now)
+            if self.local is not None:
+                self.local.store(self.now + 1)
+            self.snapshot.write_position(self.now, self.step)
             self._arrivals.wait()
             if FAULTS:
                 _native.fault_point("placed")
@@ -182,13 +213,13 @@ class Connection:
         if self._skips_clocks and self._bsp_table is not None:
             closed = [c.read_version(self._bsp_table) for c in self.channels]
             self.clock_state.now = max(self.now, min(closed))
-        self.control.clock = self.now
-        self.snapshot.note_tick(self.now)
+        self.control.clock = self.step
+        self.snapshot.note_tick(self.now, self.step)
         self.control.state = "computing"
         self.control.poll()
         self.collectives.poll()
         if self.control.cut.pending is not None and not self._repeats:
-            self.snapshot.at_tick(self.now, self.wait_until)
+            self.snapshot.at_tick(self.step, self.wait_until)
 
     @property
     def _repeats(self) -> bool:
@@ -231,12 +262,13 @@ class Connection:
             return
         self._finished = True
         self.collectives.end()
+        self.synchronize()
         if self.clock_state.pushed_at == self.now:
             self.clock()
         if self.replicated is not None:
             self.replicated.finish()
         self.control.state = "finishing"
-        self.snapshot.leave(self.now)
+        self.snapshot.leave(self.now, self.step)
         for server, channel in enumerate(self.channels):
             self.write(server, lambda c=channel: c.writer.finish(self.now))  # type: ignore[misc]
         self.publish(range(len(self.channels)))
@@ -267,33 +299,11 @@ class Connection:
 
     def keep_pace(self, bound: int) -> None:
         """Wait for slower workers; see Worker.keep_pace."""
-        target = self.now - bound
-        if target <= 0:
-            return
-        self.control.state = "waiting for slower workers"
-        # Workers that wait at a cut do not advance until this worker has come to the cut, too.
-        self.wait_until(
-            lambda: self._cut_while_waiting() or self.channels[0].wait_head(0, 0, target, 0.02),
-            lambda: f"workers are more than {bound} clocks behind{self.blame(0)}",
-        )
-        self.control.state = "computing"
+        waits.keep_pace(self, self._cut_while_waiting, bound)
 
     def keep(self, server: int, before: int, rows: object) -> None:
-        """Hold references to the plan and destination of a pull until its replies are copied into it.
-
-        The C++ writer stores their addresses, and the caller may drop its request earlier.
-
-        Args:
-            server: Index of the server.
-            before: Sequence number after the pull's last record.
-            rows: The objects to hold.
-        """
-        self._destinations = [
-            (s, b, r)
-            for s, b, r in self._destinations
-            if self.channels[s].writer.collected_before() < b
-        ]
-        self._destinations.append((server, before, rows))
+        """Hold references to the plan and destination of a pull; see Destinations.add."""
+        self._destinations.add(self.channels, server, before, rows)
 
     def note_push(self) -> None:
         """Note that the current clock contains a push."""
@@ -385,14 +395,4 @@ class Connection:
 
     def blame(self, server: int) -> str:
         """Return the clause of an error that names the rank for which this server waits; "" if unknown."""
-        channel = self.channels[server]
-        clocks = channel.clocks()
-        behind = [w for w, c in enumerate(clocks) if c <= self.now and w != self.index]
-        expected = channel.awaited_worker()
-        if expected < len(clocks) and expected != self.index and clocks[expected] <= self.now:
-            behind = [expected]
-        if not behind:
-            return self._arrivals.blame(server)
-        least = min(clocks[w] for w in behind)
-        late = [self._names[w] for w in behind if clocks[w] == least]
-        return f"; it waits for {', '.join(late)} at clock {least}, this worker is at {self.now}"
+        return waits.blame(self, self._names, server) or self._arrivals.blame(server)

@@ -20,8 +20,9 @@ from mpips.tasks import load_task
 from mpips.training.preflight import check_replaced, task_options
 
 TABLE_KEYS = (
-    "optimizer, consistency, bound, reduce, backup, policy, max_staleness, lambda_, partition, "
-    "init, clip_norm, check_finite, placement, compression, pull_compression"
+    "optimizer, consistency, bound, reduce, backup, policy, max_staleness, lambda_, steps, outer, "
+    "fragments, delay, mix, partition, init, clip_norm, check_finite, placement, "
+    "compression, pull_compression"
 )
 
 
@@ -123,7 +124,7 @@ def sentence(call: Any, *arguments: Any, **keywords: Any) -> str:
         ),
         (
             "table.consistency=spp",
-            "table.consistency = 'spp': must be one of asp, bsp, ssp; did you mean 'ssp'?",
+            "table.consistency = 'spp': must be one of asp, bsp, diloco, local_sgd, ssp; did you mean 'ssp'?",
         ),
         (
             "table.policy=rejcet",
