@@ -1,4 +1,4 @@
-"""Tables under DiLoCo in runs that are killed: the bits of an undisturbed run, of servers and of each worker."""
+"""Tables under DiLoCo in runs that are killed: the bits of an undisturbed run, on servers and workers."""
 
 from __future__ import annotations
 
