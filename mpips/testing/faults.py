@@ -76,8 +76,8 @@ TASKS: Mapping[str, FaultJob] = {
         bits=True,
         evaluates=True,
     ),
-    # Workers sum their counts themselves; twice the mean over two workers is their sum. The inner state of the
-    # fitted table depends on all values that a worker has had.
+    # Workers sum their counts themselves; twice the mean over two workers is their sum. The inner state of
+    # the fitted table depends on all values that a worker has had.
     "local": FaultJob(
         (
             *_LARGE,
