@@ -29,6 +29,7 @@ SUITES: dict[str, tuple[str, str]] = {
     "logistic": ("linear", "training of the task logistic; Vowpal Wabbit"),
     "plan": ("plan", "seconds per step: prediction of mpips plan and measurement"),
     "torch": ("torch_models", "steps of PyTorch models; plain torch and DistributedDataParallel"),
+    "diloco": ("diloco", "bytes and loss of a language model under DiLoCo; data-parallel BSP"),
     "word2vec": ("word_vectors", "word vectors of the task word2vec; gensim"),
     "scale": ("scale", "messages, memory and scheduler work from 1 to 32 ranks"),
     "soak": ("scale", "growth of memory, open files and /dev/shm in a long run"),
