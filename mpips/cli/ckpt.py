@@ -141,7 +141,7 @@ def show(path: Path, as_json: bool) -> None:
         if files:
             total = binary_size(sum(file.n_bytes for file in files))
             parts.append(
-                f"own values and inner states of the workers (LocalSGD, DiLoCo): {len(files)} files, {total}; "
+                f"own values and inner states of workers (LocalSGD, DiLoCo): {len(files)} files, {total}; "
                 "the tables are those of the servers, with the outer rule"
             )
     if manifest.sampling:
