@@ -30,7 +30,7 @@ class BestRequest:
         return wanted
 
     def due(self, now: float, cut: CutAttempt | None) -> BestProgress | None:
-        """Return the message to waiting workers that is due, since the checkpoint may take longer than they wait.
+        """Return the message to waiting workers that is due, so that they wait for a slow checkpoint.
 
         Args:
             now: Monotonic time, seconds.

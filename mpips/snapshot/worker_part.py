@@ -106,6 +106,15 @@ class WorkerPart:
         if self._ask_every and (self._before + now) % self._ask_every == 0:
             self._control.tell(Ask("steps", time.monotonic(), now))
 
+    def note_inner_step(self, now: int, step: int) -> None:
+        """Store the worker's position after an inner step, for a cut of all workers at one place.
+
+        Args:
+            now: The worker's clock at the servers.
+            step: Number of clocks that its program has ended.
+        """
+        self._position.note_tick(now, False, step)
+
     def ask(self, now: int) -> None:
         """Request a checkpoint for a call of the program; return at once."""
         self._control.tell(Ask("call", time.monotonic(), now))

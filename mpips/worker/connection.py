@@ -177,6 +177,7 @@ class Connection:
             self._tick()
             return
         self.control.clock = self.step
+        self.snapshot.note_inner_step(self.now, self.step)
         self.control.poll()
         self.collectives.poll()
 

@@ -28,14 +28,14 @@ _BATCHES, _BATCHES_QUICK = 60, 3  # of the validation
 _NAME = "text8.head.txt"
 
 
-class TrainedOnText(NamedTuple):
+class LanguageResult(NamedTuple):
     """The result of a job: validation loss in nats a character, bytes of a worker."""
 
     loss: float
     n_bytes: int
 
 
-class CharacterModel(torch.nn.Module):
+class LanguageModel(torch.nn.Module):
     """A decoder of a few layers, without dropout."""
 
     def __init__(self, n_symbols: int) -> None:
@@ -93,12 +93,12 @@ def _batch(text: torch.Tensor, random: np.random.Generator) -> torch.Tensor:
     return text[at[:, None] + torch.arange(_CONTEXT + 1)]
 
 
-def _make(n_symbols: int) -> CharacterModel:
+def _make(n_symbols: int) -> LanguageModel:
     torch.manual_seed(0)
-    return CharacterModel(n_symbols)
+    return LanguageModel(n_symbols)
 
 
-def _train(worker: Worker, text: Text, quick: bool) -> TrainedOnText:
+def _train(worker: Worker, text: Text, quick: bool) -> LanguageResult:
     model = _make(text.n_symbols)
     parameters = dict(model.named_parameters())
 
@@ -121,7 +121,7 @@ def _train(worker: Worker, text: Text, quick: bool) -> TrainedOnText:
     with torch.no_grad():
         losses = [float(model.loss(_batch(text.validation, random))) for _ in range(n)]
     sent = worker.counters()
-    return TrainedOnText(float(np.mean(losses)), sent["pushed_bytes"] + sent["pulled_bytes"])
+    return LanguageResult(float(np.mean(losses)), sent["pushed_bytes"] + sent["pulled_bytes"])
 
 
 def _tables(n_symbols: int, consistency: Consistency) -> list[DenseTable]:
