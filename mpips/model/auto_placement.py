@@ -20,9 +20,12 @@ from mpips.errors import ConfigError
 from mpips.model.replicated import Replicated, check_replicated
 from mpips.model.table import DenseTable, Table
 
-# Replicated tables do not continue in memory after a failure, so a smaller gain does not count.
-_LEAST_GAIN = 0.9
-_SHARE_OF_ROOM = 0.5  # of the free shared memory, which buffers of later pushes need, too
+_LEAST_GAIN = (
+    0.9  # estimates are rough, and replicated tables take memory: a smaller gain does not count
+)
+# Of the free shared memory, which buffers of later pushes need, too; at a restart in memory, the tables of
+# the launch before.
+_SHARE_OF_ROOM = 0.5
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Site:
         network_rate: Bytes per second that a node sends to another while it receives as many; infinite with
             one node.
         room: Bytes of free shared memory on the node with workers that has the least.
+        durable: Replicated tables continue in memory after a failure, so they have two versions.
     """
 
     worker_nodes: tuple[int, ...]
@@ -43,6 +47,7 @@ class Site:
     memory_rate: float
     network_rate: float
     room: int
+    durable: bool = False
 
     def server_seconds(self, table: DenseTable) -> float:
         """Estimate the time in which every worker updates and pulls a table on servers once."""
@@ -55,14 +60,17 @@ class Site:
     def replicated_seconds(self, table: DenseTable) -> float:
         """Estimate the time in which every worker updates and pulls a replicated table once."""
         n_workers, on_node = len(self.worker_nodes), self._workers_on.values()
-        passes = 4 + (n_workers + _rule_passes(table)) / min(on_node)
+        copied = 1 + table.optimizer.n_state if self.durable else 0
+        passes = 4 + (n_workers + _rule_passes(table) + copied) / min(on_node)
         # Each worker sends to every other node, and each node receives from every worker of the others.
         busiest = max(max(n * (len(on_node) - 1), n_workers - n) for n in on_node)
         return 4.0 * table.n_elements * (passes / self.memory_rate + busiest / self.network_rate)
 
     def replicated_bytes(self, table: DenseTable) -> int:
         """Return the shared memory of a replicated table on each node: values, state and all updates."""
-        return 4 * table.n_elements * (1 + table.optimizer.n_state + len(self.worker_nodes))
+        versions = 2 if self.durable else 1
+        arrays = versions * (1 + table.optimizer.n_state) + len(self.worker_nodes)
+        return 4 * table.n_elements * arrays
 
     @cached_property
     def _workers_on(self) -> Counter[int]:

@@ -13,6 +13,11 @@ head of clock c + 1 stands behind everything that its sender sends in clock c, s
 clock c is never behind such a head. The sender writes its next push over its own memory only when its sends
 are complete (`is_idle`).
 
+Memory that outlives a launch (mpips.recovery.node_tables). The receiver answers every head of a tick when it
+has taken it, and so all messages of that clock before it; the sender waits for the answers of all receivers
+(`is_received`) before a server gets its tick. Each answer belongs to one tick, so none is left at the end.
+Two further messages say that a worker's ticks are at all servers, and that it has changed hyperparameters.
+
 Comparison. At the clocks of `Replicated(check_every=N)` a worker sends a digest of its node's values and
 state along the same way. The receiver compares it with its own digest of that clock, whichever comes first.
 
@@ -34,6 +39,7 @@ from mpips.mpi.mail import PIECE_BYTES, Pending, PointToPoint
 
 HEAD_TAG = 43
 VALUES_TAG = 44
+ANSWER_TAG = 50
 _WORDS = 6  # of a head: kind, table, clock, number of the push, hash of the rule or digest, bytes
 
 Buffer = npt.NDArray[np.uint8]
@@ -46,6 +52,8 @@ class _Kind(IntEnum):
     TICK = 3
     FINISH = 4
     DIGEST = 5
+    SENT = 6
+    RULE = 7
 
 
 class Notes(Protocol):
@@ -66,6 +74,12 @@ class Notes(Protocol):
     def note_finish(self, worker: int, clock: int) -> None:
         """Note that a worker has finished."""
 
+    def note_sent(self, worker: int, clocks: int) -> None:
+        """Note that the ticks of a worker's first `clocks` clocks are at all servers."""
+
+    def note_rule(self, worker: int, table: int, clock: int, raw: Buffer) -> None:
+        """Note a change of hyperparameters."""
+
 
 # Return the memory for push `number` (from 0) of a worker to a table.
 Room = Callable[[int, int, int], Buffer]
@@ -82,6 +96,7 @@ class _Sender:
         self._arrival: Pending | None = None
         self._has_begun = False
         self._pieces: list[Pending] | None = None
+        self.rule = np.zeros(0, np.uint8)  # hyperparameters under way
         self.has_finished = False
 
     def head(self) -> Words | None:
@@ -126,6 +141,7 @@ class Contributions:
         room: Room,
         names: tuple[Sequence[str], Sequence[str]],
         piece_bytes: int = PIECE_BYTES,
+        answers: bool = False,
     ) -> None:
         """Send and receive nothing yet; the first `poll` begins to receive.
 
@@ -138,6 +154,7 @@ class Contributions:
             room: Memory for pushes that arrive.
             names: Names of workers and of tables, for errors.
             piece_bytes: Size of a piece in bytes; equal on all workers.
+            answers: Receivers answer ticks; equal on all workers.
         """
         self._comm = comm
         self._rank_of = rank_of
@@ -149,6 +166,7 @@ class Contributions:
         self._piece_bytes = piece_bytes
         # (receiver, request, its buffer) of sends under way, in order.
         self._sends: deque[tuple[int, Pending, object]] = deque()
+        self._answers: deque[tuple[int, Pending]] | None = deque() if answers else None  # awaited
         self._own: dict[tuple[int, int], int] = {}  # digests by table and clock
         self._others: dict[tuple[int, int], list[tuple[int, int]]] = {}  # (worker, digest)
 
@@ -163,6 +181,27 @@ class Contributions:
     def tick(self, clock: int) -> None:
         """Send that this worker has ended a clock."""
         self._send(_Kind.TICK, 0, clock)
+        if self._answers is None:
+            return
+        for worker in self._receivers:
+            answer = np.zeros(1, np.uint64)
+            request = self._comm.Irecv(answer, self._rank_of[worker], ANSWER_TAG)
+            self._answers.append((worker, request))
+
+    def sent(self, clocks: int) -> None:
+        """Send that the ticks of this worker's first `clocks` clocks are at all servers."""
+        self._send(_Kind.SENT, 0, clocks)
+
+    def rule(self, table: int, clock: int, raw: Buffer) -> None:
+        """Send new hyperparameters. `raw` must not change until `is_idle`."""
+        self._send(_Kind.RULE, table, clock, 0, 0, raw)
+
+    @property
+    def is_received(self) -> bool:
+        """True if all receivers have taken everything up to this worker's last tick."""
+        while self._answers and self._answers[0][1].Test():
+            self._answers.popleft()
+        return not self._answers
 
     def finish(self, clock: int) -> None:
         """Send that this worker ends no more clocks: it has ended `clock` of them."""
@@ -202,8 +241,10 @@ class Contributions:
 
     @property
     def slow_receiver(self) -> int | None:
-        """The worker that has not received the oldest message under way."""
-        return self._sends[0][0] if self._sends else None
+        """The worker that has not received, or not answered, the oldest message under way."""
+        if self._sends:
+            return self._sends[0][0]
+        return self._answers[0][0] if self._answers else None
 
     def has_ended(self) -> bool:
         """Return True if nothing is under way, and all senders have finished."""
@@ -237,6 +278,17 @@ class Contributions:
             notes.note_close(worker, table, clock)
         elif kind == _Kind.TICK:
             notes.note_tick(worker, clock)
+            if self._answers is not None:
+                answer, rank = np.array([clock], np.uint64), self._rank_of[worker]
+                self._sends.append((worker, self._comm.Isend(answer, rank, ANSWER_TAG), answer))
+        elif kind == _Kind.SENT:
+            notes.note_sent(worker, clock)
+        elif kind == _Kind.RULE:
+            if sender.rule.nbytes != n_bytes:
+                sender.rule = np.zeros(n_bytes, np.uint8)
+            if not sender.receive(lambda: sender.rule, self._piece_bytes):
+                return False
+            notes.note_rule(worker, table, clock, sender.rule)
         elif kind == _Kind.DIGEST:
             if (table, clock) in self._own:
                 self._check(worker, table, clock, word)

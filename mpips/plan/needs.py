@@ -237,10 +237,17 @@ def _sum_bytes(tables: Sequence[Table], placement: Placement, server: int) -> in
     return total
 
 
-def replicated_bytes(tables: Sequence[Table], n_workers: int) -> int:
-    """Return the bytes of the replicated tables on one node: values, state, and all workers' pushes."""
+def replicated_bytes(tables: Sequence[Table], n_workers: int, durable: bool) -> int:
+    """Return the bytes of the replicated tables on one node: values, state, and all workers' pushes.
+
+    Args:
+        tables: All tables of the job.
+        n_workers: Number of workers.
+        durable: The tables outlive a launch. A restart has those of the launch before beside its own.
+    """
     found = replicated_tables(tables)
-    return node_layout(found, n_workers).first_bytes if found else 0
+    n_bytes = node_layout(found, n_workers, durable).first_bytes if found else 0
+    return 2 * n_bytes if durable else n_bytes
 
 
 def staging_bytes(tables: Sequence[Table], options: SessionOptions) -> int:

@@ -8,7 +8,6 @@ from mpips.config.options import TRANSPORTS
 from mpips.config.schema import JobConfig
 from mpips.model.auto_codec import listed_codecs, without_auto
 from mpips.model.auto_placement import Site, auto_tables, choose_placement, placed
-from mpips.model.table import replicated_tables
 from mpips.mpi.roles import Assignment
 from mpips.plan.predict import Costs
 from mpips.training.epochs import Inputs
@@ -35,14 +34,9 @@ def assume_placement(
     asked = auto_tables(tables)
     if not asked:
         return inputs, "\n".join(lines)
-    if config.redundancy.warm and len(a.node_of) > 1 and not replicated_tables(inputs.tables):
-        why = (
-            "under mpips run all are on servers, since such a run continues in memory; mpirun alone, and "
-            "redundancy.warm = false, let the job choose"
-        )
+    if len(a.node_of) == 1:
         chosen: tuple[str, ...] = ()
-    elif len(a.node_of) == 1:
-        chosen, why = (), "with one process all are on the server"
+        why = "with one process all are on the server"
     else:
         shares = TRANSPORTS[config.cluster.transport].shares_memory
         node_of = a.node_of if shares else tuple(range(len(a.node_of)))
@@ -53,6 +47,7 @@ def assume_placement(
             memory,
             _NETWORK_RATE,
             shm,
+            config.redundancy.warm,
         )
         chosen = choose_placement(tables, site).replicated
         why = f"the plan assumes that {len(chosen)} of {len(asked)} are replicated"

@@ -14,7 +14,7 @@ from mpips.config.schema import CheckpointConfig, JobConfig
 from mpips.errors import ConfigError
 from mpips.model.placement import Placement, place
 from mpips.model.served import local_tables, served
-from mpips.model.table import EmbeddingTable, replicated_tables
+from mpips.model.table import EmbeddingTable
 from mpips.mpi.roles import Assignment, assign
 from mpips.plan import needs as need
 from mpips.plan.limits import Growth, Limit, limits
@@ -255,8 +255,7 @@ def _needs(
     tables, c = served(inputs.tables), config.checkpoint
     rows = need.expected_rows(tables, placement, inputs.train, rehearsal, given)
     copies = c.every_steps > 0 or c.every_s > 0 or c.keep_best
-    # A job with replicated tables does not continue in memory.
-    journal = config.redundancy.warm and not replicated_tables(inputs.tables)
+    journal = config.redundancy.warm
     servers = need.server_needs(tables, placement, rows, journal, copies)
     # A worker whose share is larger than that reads it in windows.
     most = int(config.data.memory_mib * (1 << 20))
@@ -281,7 +280,7 @@ def _needs(
             staging,
             program,
             partner,
-            need.replicated_bytes(tables, len(a.workers)),
+            need.replicated_bytes(tables, len(a.workers), journal),
             worker_bytes(inputs.tables, config.redundancy.warm),
         ),
         need.checkpoint_bytes(

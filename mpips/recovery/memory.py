@@ -160,6 +160,7 @@ class Place(msgspec.Struct, frozen=True):
         ahead: Greatest clock of the worker at any server.
         at_start: True if the worker has not ended a clock since the launch that created the memory. It then
             starts as it started in that launch.
+        finished: True if all servers have the worker's end.
     """
 
     clock: int
@@ -167,6 +168,7 @@ class Place(msgspec.Struct, frozen=True):
     ahead: int = 0
     at_start: bool = False
     steps: int = 0
+    finished: bool = False
 
 
 def place_of(
@@ -186,6 +188,7 @@ def place_of(
     """
     clock = min(at.clock for at in positions)
     ahead = max(at.clock for at in positions)
+    finished = all(at.finished for at in positions)
     if skips_clocks and ahead != clock:
         # A server learns only from the next record of a worker that it has skipped clocks. The pushes
         # that the worker would repeat at the lower clock need not be those that it made at the higher one.
@@ -200,7 +203,7 @@ def place_of(
     base = memory.workers[worker] if same else WorkerState(worker=worker, clock=memory.step)
     base = memory.beginning[worker] if memory.beginning else base
     if clock == 0:
-        return Place(clock, base, ahead, at_start=True)
+        return Place(clock, base, ahead, at_start=True, finished=finished)
     # Take the state at this clock. A worker that skips clocks has its state from before them.
     part = max(known, key=lambda p: p.clock, default=PositionPart())
     if part.clock != clock and not (skips_clocks and part.clock):
@@ -211,7 +214,8 @@ def place_of(
         )
     # A worker that skips clocks has ended more of them than its state says.
     steps = clock if part.steps is None else part.steps
-    return Place(clock, worker_state(worker, part, base.clock + steps), ahead, steps=steps)
+    state = worker_state(worker, part, base.clock + steps)
+    return Place(clock, state, ahead, steps=steps, finished=finished)
 
 
 def worker_state(worker: int, part: PositionPart, clock: int) -> WorkerState:

@@ -24,6 +24,7 @@ from mpips.errors import RecoveryError, RegionError
 from mpips.mpi.cluster import Cluster
 from mpips.recovery.memory import At, Memory, Place, place_of, read_memory, why_refused
 from mpips.recovery.mirror import Mirror
+from mpips.recovery.node_tables import NodeTables
 from mpips.recovery.replica_start import Partnership
 from mpips.recovery.saving import Saving
 from mpips.rundir.directory import Supervised
@@ -51,6 +52,7 @@ class Takeover:
         make_copy: Callable[[int, str], Server],
         skips_clocks: bool,
         reopen_local: Callable[[int, int], None],
+        node_tables: NodeTables | None = None,
     ) -> None:
         """Prepare the start. Not collective; changes nothing.
 
@@ -64,8 +66,10 @@ class Takeover:
             skips_clocks: True if there are backup workers, so that a worker may skip clocks.
             reopen_local: `reopen_local(worker, clock)` takes over what this worker has in memory of its own
                 at a clock; raises RegionError if it is not there.
+            node_tables: The replicated tables; None: there are none.
         """
         self._reopen_local = reopen_local
+        self._node_tables = node_tables
         self._cluster = cluster
         self._run = run
         self._partnership = partnership
@@ -99,6 +103,8 @@ class Takeover:
                 return self._gone_on(memory, saving)
             # Unmap what this rank has attached, before the files are removed.
             self.server, self.at = None, []
+            if self._node_tables is not None:
+                self._node_tables.forget()
             gc.collect()
         saving = look_for_start()
         self._begin(saving)
@@ -137,6 +143,10 @@ class Takeover:
             return reason
         if reason := self._find_places(memory):
             return reason
+        if self._node_tables is not None:
+            reason = self._node_tables.find(memory.served, self._places)
+            if reason:
+                return reason
         # Remove staging memory of earlier launches, except that to which records still point.
         used = {part for row in found for part in row["staging"]}
         unlink_staging(c.token, self._run.generation, used)
@@ -239,10 +249,22 @@ class Takeover:
         c, p, run = self._cluster, self._partnership, self._run
         copies: list[tuple[int, Server]] = []
         c.agree("copying to the partners", lambda: copies.extend(p.make_copies(self._make_copy)))
-        c.agree("marking the memory", lambda: p.mark(server))
+        tables = self._node_tables
+
+        def mark() -> None:
+            p.mark(server)
+            if tables is not None:
+                tables.mark()
+
+        def clean() -> None:
+            p.clean()
+            if tables is not None:
+                tables.clean()
+
+        c.agree("marking the memory", mark)
         served = msgspec.structs.replace(self._memory, served=run.generation)
         c.agree("noting the memory", lambda: served.write(run) if c.is_scheduler else None)
-        c.agree("removing old memory", p.clean)
+        c.agree("removing old memory", clean)
         return p.mirror(server, copies) if server is not None else None
 
 

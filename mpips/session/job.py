@@ -129,7 +129,7 @@ class Job:
         p = self._parts
         lines = [p.cluster.assignment.describe(), p.links.describe()]
         if found := replicated_tables(p.tables):
-            n_bytes = node_layout(found, len(p.cluster.assignment.workers)).first_bytes
+            n_bytes = node_layout(found, len(p.cluster.assignment.workers), p.warm).first_bytes
             tables = f"{len(found)} table{'s' if len(found) > 1 else ''}"
             lines.append(
                 f"replicated: {tables}, {n_bytes / 2**20:.1f} MiB on each node with workers"

@@ -20,14 +20,40 @@ from mpips.transport.region import Regions, as_region_error
 from mpips.worker.replicated_tables import ReplicatedPart
 
 Float32 = NDArray[np.float32]
+Rule = tuple[str, _native.OptimizerConfig, bool, int, bool]  # of one replicated table
 
 ROUNDS = 8  # pushes of a worker to a replicated table in one clock, at most
 
 
-def node_layout(tables: Mapping[int, DenseTable], n_workers: int) -> _native.NodeLayout:
-    """Return the layout of a node's memory for these replicated tables."""
+def node_layout(
+    tables: Mapping[int, DenseTable], n_workers: int, durable: bool = False
+) -> _native.NodeLayout:
+    """Return the layout of a node's memory for these replicated tables.
+
+    Args:
+        tables: The replicated tables, by their index in the job.
+        n_workers: Number of workers of the job.
+        durable: The memory outlives a launch; see mpips.recovery.node_tables.
+    """
     sizes = [(t.n_elements, t.optimizer.n_state) for t in tables.values()]
-    return _native.NodeLayout(n_workers, sizes, ROUNDS)
+    return _native.NodeLayout(n_workers, sizes, ROUNDS, durable)
+
+
+def native_rules(tables: Mapping[int, DenseTable], steps: Sequence[int]) -> list[Rule]:
+    """Return the rules of replicated tables as native code takes them.
+
+    Args:
+        tables: The replicated tables, by their index in the job.
+        steps: Number of updates of each table before the start.
+    """
+    rules = []
+    for table, n in zip(tables.values(), steps, strict=True):
+        assert isinstance(table.consistency, BSP)
+        replaces = isinstance(table.optimizer, PythonRule)
+        config = SGD() if isinstance(table.optimizer, PythonRule) else table.optimizer
+        mean = table.consistency.reduce == "mean"
+        rules.append((table.name, config.native(), mean, n, replaces))
+    return rules
 
 
 def make_reduction(
@@ -38,6 +64,7 @@ def make_reduction(
     local: Sequence[int],
     steps: Sequence[int],
     oversubscribed: bool,
+    start: tuple[int, int, bool, bool] = (0, 0, False, False),
 ) -> _native.Reduction:
     """Return a worker's end of the replicated tables in a node's memory.
 
@@ -49,15 +76,11 @@ def make_reduction(
         local: Workers of the node, ascending.
         steps: Number of updates of each table before the start.
         oversubscribed: There are more ranks than cores on the node.
+        start: Clock of the worker, clocks in the values, and whether the worker repeats a clock that is
+            known, or had finished; see native/src/reduction/reduction.hpp.
     """
-    rules = []
-    for table, n in zip(tables.values(), steps, strict=True):
-        assert isinstance(table.consistency, BSP)
-        replaces = isinstance(table.optimizer, PythonRule)
-        config = SGD() if isinstance(table.optimizer, PythonRule) else table.optimizer
-        mean = table.consistency.reduce == "mean"
-        rules.append((table.name, config.native(), mean, n, replaces))
-    return _native.Reduction(memory, layout, worker, list(local), rules, oversubscribed)
+    rules = native_rules(tables, steps)
+    return _native.Reduction(memory, layout, worker, list(local), rules, oversubscribed, start)
 
 
 def local_part(

@@ -15,6 +15,7 @@ from mpips.mpi.cluster import Cluster
 from mpips.mpi.tree import WorkerTree
 from mpips.recovery.memory import At
 from mpips.recovery.mirror import Mirror
+from mpips.recovery.node_tables import NodeTables
 from mpips.recovery.replica import SYNC, Partners
 from mpips.recovery.replica_start import Partnership
 from mpips.recovery.saving import Saving
@@ -49,6 +50,7 @@ class Parts:
         server: This rank's server, or None.
         staging: This rank's staging memory, where it is a worker without partners.
         partnership: Replicas of servers on other nodes, where memory outlives a launch.
+        node_tables: The replicated tables in memory that outlives a launch; None where there are none.
         mirror: Carries records to and from replicas; None where this rank has none.
         control_comm: Communicator of messages to and from the scheduler.
         tree_comm: Communicator of messages between workers; None in a job of one worker.
@@ -78,6 +80,7 @@ class Parts:
     server: Server | None = None
     staging: _native.SharedMemory | None = None
     partnership: Partnership | None = None
+    node_tables: NodeTables | None = None
     mirror: Mirror | None = None
     control_comm: MPI.Intracomm | None = None
     tree_comm: MPI.Intracomm | None = None

@@ -24,7 +24,7 @@ from mpips.errors import ConfigError
 from mpips.model.auto_codec import CodecSpeed, choose_codecs, encoded, listed_codecs
 from mpips.model.auto_placement import Site, auto_tables, choose_placement, placed
 from mpips.model.codec import Auto, Codec, codec_of, to_config
-from mpips.model.table import Table, fingerprint, replicated_tables
+from mpips.model.table import Table, fingerprint
 from mpips.mpi.cluster import Cluster
 from mpips.rundir.directory import Supervised, read_json, replace_json
 from mpips.rundir.files import PlacementChoice
@@ -36,10 +36,6 @@ _CODEC_VALUES = 1 << 20
 _REPETITIONS = 3
 _TAG = 49
 _WHAT = "measuring bandwidths for placement = 'auto' or Auto codecs"
-_WARM = (
-    "placement = 'auto': all tables on servers, since this run continues in memory after a failure, which "
-    "replicated tables do not"
-)
 
 
 def place_auto(
@@ -62,9 +58,6 @@ def place_auto(
         All tables, none with "auto" or Auto; and notes for people.
     """
     found, notes = list(tables), list[str]()
-    # A job that has replicated tables anyway does not continue in memory.
-    if auto_tables(tables) and warm and run is not None and not replicated_tables(tables):
-        found, notes = placed(tables, ()), [_WARM]
     if not auto_tables(found) and not listed_codecs(found):
         return found, notes
     digest = _digest(found, len(cluster.assignment.workers), len(cluster.assignment.servers))
@@ -73,7 +66,8 @@ def place_auto(
         return _applied(found, choice), notes + [
             f"as before in this run: {r}" for r in choice.reasons
         ]
-    choice = _decide(cluster, found, digest, TRANSPORTS[options.transport].shares_memory)
+    durable = warm and run is not None
+    choice = _decide(cluster, found, digest, TRANSPORTS[options.transport].shares_memory, durable)
     notes += [*choice.reasons, *_store(cluster, run, choice)]
     return _applied(found, choice), notes
 
@@ -83,9 +77,10 @@ def _decide(
     tables: Sequence[Table],
     digest: str,
     shares_memory: bool,
+    durable: bool,
 ) -> PlacementChoice:
     """Measure, and apply the rules. Collective."""
-    site, speeds = _measured(cluster, shares_memory, listed_codecs(tables))
+    site, speeds = _measured(cluster, shares_memory, listed_codecs(tables), durable)
     placements = choose_placement(tables, site)
     codecs = choose_codecs(tables, site, speeds)
     reasons = [placements.reason] if auto_tables(tables) else []
@@ -181,7 +176,7 @@ def _store(cluster: Cluster, run: Supervised | None, choice: PlacementChoice) ->
 
 
 def _measured(
-    cluster: Cluster, shares_memory: bool, codecs: Sequence[Codec]
+    cluster: Cluster, shares_memory: bool, codecs: Sequence[Codec], durable: bool
 ) -> tuple[Site, dict[Codec, CodecSpeed]]:
     """Measure bandwidths and codecs. Collective; takes some milliseconds."""
     worker_nodes, server_nodes = _nodes(cluster, shares_memory)
@@ -200,6 +195,7 @@ def _measured(
         min(row[0] for row in rows),
         min((row[1] for row in rows if row[1] is not None), default=float("inf")),
         min((row[2] for row in rows if row[2] is not None), default=0),
+        durable,
     )
     slowest = {
         codec: CodecSpeed(min(row[3][i][0] for row in rows), min(row[3][i][1] for row in rows))

@@ -1,9 +1,10 @@
 """Start-up of replicated tables: the memory of each node, its values, and messages between nodes.
 
-Servers have the values, state and counts of updates with which the job starts, whether from a checkpoint,
-from worker 0 or from an initialiser. They send them to one worker of each node, which puts them into the
-memory that it makes there. Workers that cannot share memory, since the transport is another one or /dev/shm
-is not the same, are nodes of their own here.
+In a run that continues in memory, the tables come from the launch before (mpips.recovery.node_tables).
+Otherwise servers have the values, state and counts of updates with which the job starts, whether from a
+checkpoint, from worker 0 or from an initialiser. They send them to one worker of each node, which puts them
+into the memory that it makes there. Workers that cannot share memory, since the transport is
+another one or /dev/shm is not the same, are nodes of their own here.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from mpips.config.options import TRANSPORTS
 from mpips.errors import RegionError
 from mpips.model.table import DenseTable, replicated_tables
 from mpips.mpi.contributions import Contributions
+from mpips.recovery.node_tables import memory_name
 from mpips.session.node_memory import array_of, make_memory, make_reduction, node_layout
 from mpips.session.parts import Parts
 from mpips.transport.region import as_region_error, attach
@@ -41,21 +43,110 @@ def connect_replicated(p: Parts) -> ReplicatedPart | None:
     if not found:
         return None
     c = p.cluster
-    layout = node_layout(found, len(c.assignment.workers))
+    layout = node_layout(found, len(c.assignment.workers), p.warm)
     memory, groups = _share_memory(p, layout)
-    steps = _send_values(p, found, [group[0] for group in groups], memory, layout)
+    firsts = [group[0] for group in groups]
+    continues = p.node_tables is not None and bool(p.node_tables.places)
+    if continues:
+        steps = [0] * len(found)  # the memory has them
+        _continue_tables(p, firsts, memory)
+    else:
+        steps = _send_values(p, found, firsts, memory, layout)
+    if p.node_tables is not None:
+        _set_words(p, memory, groups, None if continues else steps)
     if c.worker is None:
         return None
     assert memory is not None
     local = next(group for group in groups if c.worker in group)
-    reduction = make_reduction(found, memory, layout, c.worker, local, steps, p.oversubscribed)
+    nodes = p.node_tables
+    start = nodes.start_of(c.worker) if nodes is not None else (0, 0, False, False)
+    reduction = make_reduction(
+        found, memory, layout, c.worker, local, steps, p.oversubscribed, start
+    )
     contributions = _contributions(p, found, groups, reduction, memory, layout)
     shards = [p.placement.dense[table.name] for table in found.values()]
     stores = p.saving.folder is not None
     receivers = {w: _receiver(w, local) for group in groups if group != local for w in group}
     return ReplicatedPart(
-        found, shards, memory, layout, reduction, contributions, stores, receivers
+        found, shards, memory, layout, reduction, contributions, stores, receivers, start[3]
     )
+
+
+def _continue_tables(p: Parts, firsts: Sequence[int], memory: _native.SharedMemory | None) -> None:
+    """Fill the new memory of each node from that of the launch before. Collective; blocks.
+
+    Args:
+        p: The parts of this rank.
+        firsts: The worker of each node that has made its memory.
+        memory: Memory of this worker's node; None on other ranks.
+    """
+    c, a, nodes = p.cluster, p.cluster.assignment, p.node_tables
+    assert nodes is not None
+    first = c.worker in firsts
+    filled: _native.SharedMemory | None = memory if first else None
+
+    def fill() -> tuple[bool, list[tuple[int, int]]]:
+        nonlocal filled
+        if not nodes.provides:
+            return False, []
+        if c.rank == nodes.source and filled is None:
+            # This rank has old memory and no worker that makes new memory.
+            filled = _native.SharedMemory.anonymous(nodes.layout.total_bytes, 0)
+        if filled is not None:
+            nodes.write(filled)
+        return True, nodes.ranges()
+
+    found = c.agree("continuing with replicated tables", fill, lengthy=True)
+    receivers = [a.workers[w] for w in firsts if not found[a.workers[w]][0]]
+    pieces = [
+        (at, min(at + 4 * PIECE, start + n_bytes))
+        for start, n_bytes in found[nodes.source][1]
+        for at in range(start, start + n_bytes, 4 * PIECE)
+    ]
+    for start, stop in pieces if receivers else ():
+        requests = []
+        if c.rank == nodes.source:
+            assert filled is not None
+            part = filled.view(start, stop - start, False)
+            requests = [c.comm.Isend(part, rank, _TAG) for rank in receivers]
+        elif c.rank in receivers:
+            assert memory is not None
+            if stop > nodes.layout.first_bytes:
+                with as_region_error():
+                    memory.commit(start, stop - start)
+            requests = [c.comm.Irecv(memory.view(start, stop - start, True), nodes.source, _TAG)]
+        for request in requests:
+            c.complete(_WHAT, request)
+        c.arrive(_WHAT)
+    nodes.forget()
+
+
+def _set_words(
+    p: Parts,
+    memory: _native.SharedMemory | None,
+    groups: Sequence[tuple[int, ...]],
+    steps: Sequence[int] | None,
+) -> None:
+    """Set the words of durable memory before the workers use it. Collective.
+
+    Args:
+        p: The parts of this rank.
+        memory: Memory of this worker's node; None on other ranks.
+        groups: The workers of each node.
+        steps: Number of updates of each table before the start; None: the memory has them.
+    """
+    nodes = p.node_tables
+    assert nodes is not None
+
+    def set_words() -> None:
+        group = next((group for group in groups if group[0] == p.cluster.worker), None)
+        if group is None or memory is None:
+            return
+        if steps is not None:
+            _native.set_start_versions(memory, nodes.layout, list(steps))
+        _native.set_local_workers(memory, nodes.layout, list(group), nodes.base)
+
+    p.cluster.agree("setting words of replicated tables", set_words)
 
 
 def _share_memory(
@@ -74,10 +165,19 @@ def _share_memory(
     def first_of(worker: int) -> int:
         return node_of.index(node_of[worker]) if shares else worker
 
+    def name_of(worker: int) -> str:
+        return memory_name(worker, p.generation) if p.warm else f"r{worker}"
+
+    def make_own(worker: int) -> _native.SharedMemory:
+        made = make_memory(p.regions, name_of(worker), layout)
+        if p.node_tables is not None:
+            p.node_tables.note_made(name_of(worker))
+        return made
+
     def make() -> _native.SharedMemory | None:
         if c.worker is None or first_of(c.worker) != c.worker:
             return None
-        return make_memory(p.regions, f"r{c.worker}", layout)
+        return make_own(c.worker)
 
     memory: _native.SharedMemory | None = None
 
@@ -93,10 +193,10 @@ def _share_memory(
             return c.worker
         first = first_of(c.worker)
         try:
-            memory = attach(c.token, f"r{first}", layout.total_bytes)
+            memory = attach(c.token, name_of(first), layout.total_bytes)
         except RegionError:
             # Containers on one node may have a /dev/shm each.
-            memory, first = make_memory(p.regions, f"r{c.worker}", layout), c.worker
+            memory, first = make_own(c.worker), c.worker
         return first
 
     c.agree(what, begin)
@@ -208,6 +308,7 @@ def _contributions(
         reduction,
         room,
         ([c.name_of(rank) for rank in a.workers], [table.name for table in tables.values()]),
+        answers=layout.durable,
     )
 
 

@@ -23,6 +23,7 @@ from mpips.model.placement import place
 from mpips.model.served import local_tables, served
 from mpips.model.table import Table, fingerprint, replicated_tables
 from mpips.mpi.cluster import Cluster
+from mpips.recovery.node_tables import NodeTables
 from mpips.recovery.replica import check_tables
 from mpips.recovery.replica_start import Partnership
 from mpips.recovery.restore import restore
@@ -34,6 +35,7 @@ from mpips.server.server import Server
 from mpips.session.initial_values import InitialValues, send_values
 from mpips.session.links import Links
 from mpips.session.local_training import connect_local, note_of, reopen
+from mpips.session.node_memory import native_rules, node_layout
 from mpips.session.parts import Parts
 from mpips.session.placing import place_auto
 from mpips.session.replicated import connect_replicated
@@ -74,13 +76,11 @@ def start_up(
     # Memory of a launch that decided otherwise is not that of these tables.
     prints = _fingerprint(tables, options)
     local, tables = local_tables(tables), served(tables)
-    replicated = [t.name for t in replicated_tables(tables).values()]
-    cold = _why_cold(replicated, run) if warm else ""
-    warm = warm and run is not None and not replicated
+    warm = warm and run is not None
     if warm:
         cluster.token = persistent(cluster.token)
     if partner_bound is not None:
-        _check_partners(tables, warm, replicated)
+        _check_partners(tables, warm)
     a = cluster.assignment
     placement = place(
         tables,
@@ -113,7 +113,6 @@ def start_up(
         Regions(cluster.token, shared=True, supervised=run is not None),
         links,
         plan.draft(),
-        cold,
         notes=notes,
         local=local,
     )
@@ -144,19 +143,7 @@ def _check_equal(cluster: Cluster, tables: Sequence[Table], options: SessionOpti
         )
 
 
-def _why_cold(replicated: Sequence[str], run: Supervised | None) -> str:
-    """Return why a later launch of a run with these replicated tables does not continue in memory."""
-    if not replicated or run is None or run.generation == 0:
-        return ""
-    return f"table {replicated[0]!r} is replicated: such jobs start from their newest checkpoint"
-
-
-def _check_partners(tables: Sequence[Table], warm: bool, replicated: Sequence[str]) -> None:
-    if replicated:
-        raise ConfigError(
-            f"redundancy.partner = true does not cover the replicated table {replicated[0]!r}: keep it on "
-            "servers, or set redundancy.partner = false"
-        )
+def _check_partners(tables: Sequence[Table], warm: bool) -> None:
     if not warm:
         raise ConfigError(
             "redundancy.partner = true needs memory that outlives a launch: start the job with `mpips run` "
@@ -227,6 +214,7 @@ class _StartUp:
             self._make_copy,
             p.skips_clocks,
             self._reopen_local,
+            self._node_tables(),
         )
         p.saving = takeover.choose(p.saving, self._choose)
         p.server, p.at, p.cold = takeover.server, takeover.at, takeover.cold
@@ -239,6 +227,13 @@ class _StartUp:
         p = self._parts
         if p.local:
             p.local_memory = reopen(p.regions, p.local, worker, clock)
+    def _node_tables(self) -> NodeTables | None:
+        p = self._parts
+        if found := replicated_tables(p.tables):
+            layout = node_layout(found, len(p.cluster.assignment.workers), durable=True)
+            rules = native_rules(found, [0] * len(found))
+            p.node_tables = NodeTables(p.cluster, p.regions, p.generation, layout, rules)
+        return p.node_tables
 
     def _choose(self) -> Saving:
         self._parts.cluster.arrive("looking for a checkpoint")

@@ -55,6 +55,19 @@ TASKS: Mapping[str, FaultJob] = {
         ),
         evaluates=True,
     ),
+    # Replicated tables beside tables on servers, dense ones and rows, and nothing but replicated tables.
+    "replicated": FaultJob(
+        (
+            "options.pulls=true",
+            "options.small=true",
+            *(f"tables.{name}.placement=replicated" for name in ("small", "fitted")),
+            "train.eval_every=1",
+            *_SUM,
+        ),
+        bits=True,
+        evaluates=True,
+    ),
+    "all-replicated": FaultJob((*_LARGE, "table.placement=replicated", *_SUM), bits=True),
     # Small whole numbers are exact in bfloat16; the rounding of int8 must repeat after a restart.
     "encoded": FaultJob(
         (
@@ -92,6 +105,7 @@ TASKS: Mapping[str, FaultJob] = {
     # One server without rows, another without a shard of one dense table.
     "gaps": FaultJob(("options.gaps=true", "options.pulls=true", *_SUM), bits=True),
 }
+REPLICATED = ("replicated", "all-replicated")  # tasks with replicated tables
 # (setting `transport`, environment of MPI). Over TCP a short message completes before it arrives.
 _TCP = {"OMPI_MCA_btl": "tcp,self"}
 TRANSPORTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
@@ -115,6 +129,7 @@ class FaultPlace(msgspec.Struct, frozen=True):
         early: True if the launch ends before it makes steps.
         tasks: Keys of TASKS that pass the place; empty: all.
         least_servers: Least number of servers that the place needs.
+        tasks: Tasks in which it is possible; empty: all.
     """
 
     group: str
@@ -161,6 +176,11 @@ PLACES: Mapping[str, FaultPlace] = {
     # In a worker's push, often of several records.
     "payload": FaultPlace("push", "", "payload", (40, 150)),
     "stamped": FaultPlace("push", "", "stamped", (40, 150)),
+    # In the sum of replicated tables.
+    "contributed": FaultPlace("sum", "", "contributed", (8, 60), tasks=REPLICATED),
+    "part-summed": FaultPlace("sum", "", "part-summed", (8, 60), tasks=REPLICATED),
+    "summed": FaultPlace("sum", "", "summed", (8, 60), tasks=REPLICATED),
+    "summed-clock": FaultPlace("sum", "", "summed-clock", _CLOCKS, "one", tasks=REPLICATED),
     # In a server that applies and acknowledges.
     "word-put": FaultPlace("apply", "", "word-put", (200, 800)),
     "committed": FaultPlace("apply", "", "committed", (30, 100)),

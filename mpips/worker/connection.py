@@ -97,7 +97,9 @@ class Connection:
         self.collectives = Collectives(self, tree, self._names)
         self.staging = Staging(staging)
         self.replicated = (
-            ReplicatedTables(self, replicated, self._names) if replicated is not None else None
+            ReplicatedTables(self, replicated, self._names, start.partners.of)
+            if replicated is not None
+            else None
         )
         self.local = LocalTables(self, local, start.first_step) if local is not None else None
         self._finished = False
@@ -210,6 +212,8 @@ class Connection:
         self.publish(range(len(self.channels)))
         if FAULTS:
             _native.fault_point("clock-ended")
+        if self.replicated is not None:
+            self.replicated.note_ticked()
         self.clock_state.now += 1
         if self._skips_clocks and self._bsp_table is not None:
             closed = [c.read_version(self._bsp_table) for c in self.channels]
@@ -275,6 +279,8 @@ class Connection:
         self.publish(range(len(self.channels)))
         for server, channel in enumerate(self.channels):
             self.wait_applied(server, channel.writer.next_sequence)
+        if self.replicated is not None:
+            self.replicated.leave()
 
     def flush(self) -> None:
         """Wait until every server has consumed all records of this worker."""

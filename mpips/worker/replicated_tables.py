@@ -5,6 +5,9 @@ The native `Reduction` sums and applies in memory that the workers of a node sha
 it, so that a worker that waits for anything does its share of updates that are complete. `Contributions`
 carries pushes between nodes.
 
+Where the memory outlives the launch, a worker ends a clock by the rules of mpips.recovery.node_tables: `tick`
+waits before the first server gets a tick, and `note_ticked` begins to ask the servers to confirm it.
+
 Servers hold a copy of each replicated table. Workers write to it before a checkpoint's cut and before they
 finish (native/src/server/server_store.cpp).
 """
@@ -12,7 +15,7 @@ finish (native/src/server/server_store.cpp).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -50,6 +53,7 @@ class ReplicatedPart:
         contributions: Messages between nodes; None: all workers are on this node.
         stores: The job writes checkpoints, so servers need the values.
         receivers: For each worker of another node the worker of this node that receives its updates.
+        had_finished: The worker had finished in the launch before.
     """
 
     tables: dict[int, DenseTable]
@@ -60,19 +64,31 @@ class ReplicatedPart:
     contributions: Contributions | None = None
     stores: bool = True
     receivers: Mapping[int, int] = field(default_factory=dict)
+    had_finished: bool = False
 
 
 class ReplicatedTables:
     """The replicated tables of one worker. Tables are numbered in the order of `part.tables`."""
 
-    def __init__(self, connection: Connection, part: ReplicatedPart, names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        part: ReplicatedPart,
+        names: Sequence[str],
+        partners: Collection[int] = (),
+    ) -> None:
         """Use what start-up has made.
 
         Args:
             connection: The worker's connection, whose waits are used.
             part: See ReplicatedPart.
             names: Names of all workers, for errors.
+            partners: Servers that have a partner.
         """
+        self._partners = partners
+        self._durable = part.layout.durable
+        # Servers that have not confirmed this worker's last tick, with its sequence number after it.
+        self._unconfirmed: dict[int, int] | None = None
         self._connection = connection
         self._part = part
         self._names = names
@@ -101,7 +117,7 @@ class ReplicatedTables:
             ConfigError: There are too many pushes of this clock.
             StallError: A worker was late; the message names it.
         """
-        self.wait(table, "pushing")
+        self.wait(table, "pushing", room=self._durable)
         reduction, layout = self._reduction, self._part.layout
         number = reduction.pushes(table)
         if number >= layout.rounds:
@@ -109,15 +125,15 @@ class ReplicatedTables:
                 f"push {number + 1} to table {self._tables[table].name!r} in clock {reduction.clock}: a "
                 f"replicated table takes {layout.rounds} pushes of a worker in a clock; sum updates first"
             )
-        at = layout.contribution(self._connection.index, table, number)
-        if number:
+        at, repeats = layout.contribution(self._connection.index, table, number), reduction.repeats
+        if number and not repeats:
             with as_region_error():
                 self._part.memory.commit(at, update.nbytes)
         if not reduction.push(table, update, check_finite):
             return False
         self._pushed += 1
         self._pushed_bytes += update.nbytes
-        if self._contributions is not None:
+        if self._contributions is not None and not repeats:
             raw = self._part.memory.view(at, update.nbytes, False)
             rule = reduction.rule_hash(table)
             self._contributions.push(table, reduction.clock, number + 1, rule, raw)
@@ -126,7 +142,7 @@ class ReplicatedTables:
     def close(self, table: int) -> None:
         """Note that the worker pushes no more to a table in its clock; do what can be done now."""
         self._reduction.close(table)
-        if self._contributions is not None:
+        if self._contributions is not None and not self._reduction.repeats:
             self._contributions.close(table, self._reduction.clock)
         self.poll()
 
@@ -144,15 +160,72 @@ class ReplicatedTables:
     def configure(self, table: int, config: _native.OptimizerConfig) -> None:
         """Let updates of the worker's clock and later ones use these hyperparameters."""
         self._reduction.configure(table, config)
+        if self._contributions is not None and self._durable:
+            raw = self._reduction.raw_rule(table)
+            self._contributions.rule(table, self._reduction.clock, raw)
 
     def tick(self) -> None:
-        """End the worker's clock; do what can be done now. Blocks only for a comparison of copies."""
-        clock = self._reduction.clock
+        """End the worker's clock; do what can be done now.
+
+        Blocks for a comparison of copies, and where the memory outlives the launch.
+
+        Raises:
+            ReplayMismatch: The worker repeats the clock with other pushes than before.
+            StallError: A worker was late for the job's timeout; the message names it.
+        """
+        if self._durable:
+            self._wait_for(self._may_end, "waiting for other workers")
+        clock, repeats = self._reduction.clock, self._reduction.repeats
         self._reduction.tick()
+        if _native.FAULTS:
+            _native.fault_point("summed-clock")
         if self._contributions is not None:
-            self._contributions.tick(clock)
+            if not repeats:
+                self._contributions.tick(clock)
             self._compare(clock + 1)
         self.poll()
+        if self._durable and self._contributions is not None:
+            self._wait_for(self._has_arrived, "sending replicated tables")
+
+    def _may_end(self) -> bool:
+        self.poll()
+        return self._reduction.settled and self._reduction.all_sent(self._reduction.clock)
+
+    def _has_arrived(self) -> bool:
+        self.poll()
+        assert self._contributions is not None
+        return self._contributions.is_received
+
+    def note_ticked(self) -> None:
+        """Note that the worker's ticks are sent to all servers. Does not block."""
+        if not self._durable:
+            return
+        self._unconfirmed = {}
+        for server, channel in enumerate(self._connection.channels):
+            self._unconfirmed[server] = channel.writer.next_sequence
+            if server not in self._partners:
+                channel.begin_fence()
+        self._confirm()
+
+    def _confirm(self) -> None:
+        """Note that the worker's last tick is in the memory of all servers and partners, once it is."""
+        if self._unconfirmed is None:
+            return
+        for server, sequence in list(self._unconfirmed.items()):
+            channel = self._connection.channels[server]
+            if server in self._partners:
+                arrived = channel.wait_received(sequence, 0.0)
+            else:
+                arrived = channel.wait_fence(0.0)
+            if arrived:
+                del self._unconfirmed[server]
+        if self._unconfirmed:
+            return
+        self._unconfirmed = None
+        clocks = self._reduction.clock
+        self._reduction.note_sent(self._connection.index, clocks)
+        if self._contributions is not None:
+            self._contributions.sent(clocks)
 
     def _compare(self, clock: int) -> None:
         """Send digests of the tables that are to be compared at this clock to other nodes."""
@@ -176,25 +249,37 @@ class ReplicatedTables:
         if self._contributions is not None:
             self._contributions.poll()
         self._reduction.advance()
+        self._confirm()
 
-    def ready(self, table: int, max_s: float) -> bool:
-        """Wait for `max_s` seconds until the values of the worker's clock are complete; True if they are."""
+    def ready(self, table: int, max_s: float, room: bool = False) -> bool:
+        """Wait for `max_s` seconds until the values of the worker's clock are complete; True if they are.
+
+        Args:
+            table: Number of the table.
+            max_s: Seconds.
+            room: Wait until a push can be written, too. In memory that does not outlive the launch it can.
+        """
+        self._confirm()
+        wait = self._reduction.wait_room if room else self._reduction.wait_complete
         if self._contributions is None:
-            return self._reduction.wait_complete(table, max_s)
+            return wait(table, max_s)
         self._contributions.poll()
         # Nothing of this worker is under way when it goes on: a network may need its calls.
-        return (
-            self._reduction.wait_complete(table, min(max_s, _WAIT_BETWEEN_POLLS_S))
-            and self._contributions.is_idle
-        )
+        return wait(table, min(max_s, _WAIT_BETWEEN_POLLS_S)) and self._contributions.is_idle
 
-    def wait(self, table: int, doing: str) -> None:
-        """Wait until the values of the worker's clock are complete. `doing`: for the worker's state."""
-        if self.ready(table, 0.0):
+    def wait(self, table: int, doing: str, room: bool = False) -> None:
+        """Wait until the values of the worker's clock are complete.
+
+        Args:
+            table: Number of the table.
+            doing: For the worker's state.
+            room: As for `ready`.
+        """
+        if self.ready(table, 0.0, room):
             return
         control = self._connection.control
         control.state = f"{doing} {self._tables[table].name!r}"
-        self._connection.wait_until(lambda: self.ready(table, _WAIT_S), self.late)
+        self._connection.wait_until(lambda: self.ready(table, _WAIT_S, room), self.late)
         control.state = "computing"
 
     def _is_settled(self) -> bool:
@@ -212,7 +297,12 @@ class ReplicatedTables:
             )
             name = self._names[receiver] if receiver is not None else "another worker"
             return f"{name} has not received this worker's updates of replicated tables"
-        worker, table, clock, ticked, summed = found
+        worker, table, clock, ticked, summed, unsent = found
+        if unsent:
+            return (
+                f"{self._names[worker]} has not ended clock {clock - 1} at all servers, or this worker has "
+                f"not received that; this worker is at {self._reduction.clock}"
+            )
         done = "has not applied its part of" if summed else "has not closed"
         late, where = f"{self._names[worker]} {done}", f"it is at clock {ticked}"
         # The words of a worker of another node are written by the worker that receives its updates here.
@@ -256,12 +346,15 @@ class ReplicatedTables:
         return True
 
     def finish(self) -> None:
-        """End the worker's part: complete all clocks, write the share to the servers. Blocks for both."""
+        """Complete all clocks, and write the worker's share to the servers. Blocks for both."""
         self._wait_for(self._is_settled, "summing replicated tables")
-        if self._part.stores:
+        if self._part.stores and not self._part.had_finished:
             self._store()
             # Others go on only behind this: their later values overwrite these.
             self._connection.flush()
+
+    def leave(self) -> None:
+        """Let other workers go on without this one. Call it when all servers have the worker's end."""
         self._reduction.finish()
         if self._contributions is not None:
             self._contributions.finish(self._reduction.clock)

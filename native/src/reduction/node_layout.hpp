@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "kernels/optimizer_config.hpp"
 #include "ring/layout.hpp"
 
 // Layout of the memory that the workers of a node share for replicated tables. It is pure
@@ -17,6 +19,12 @@
 //
 // Contributions lie in rounds: round k has the (k+1)-th push of each worker to each table in a
 // clock. Only the first round has pages from the beginning; workers rarely push twice.
+//
+// Durable memory outlives a launch. It has two versions of the values and state of all tables, and
+// further words (reduction.hpp):
+//
+//   words | table words | versions[table][2] | rules[worker][table][4] | version 0 | version 1 |
+//   ...
 namespace mpips {
 
 // Words of one worker. It is the only writer; for a worker of another node, the worker of this node
@@ -24,7 +32,10 @@ namespace mpips {
 struct ReducerLine {
   std::uint64_t ticked;    // number of clocks that the worker has ended
   std::uint64_t finished;  // one more than the number of clocks that it has ended for good; 0: none
-  std::uint64_t pad[6];
+  // Durable memory only. Number of clocks of the worker whose ticks are at all servers.
+  std::uint64_t sent;
+  std::uint64_t local;  // 1: a worker of this node
+  std::uint64_t pad[4];
 };
 static_assert(sizeof(ReducerLine) == line_bytes);
 
@@ -39,25 +50,55 @@ struct ContributionLine {
 };
 static_assert(sizeof(ContributionLine) == line_bytes);
 
+// Words of one version of a table in durable memory. Every worker of the node that writes a part of
+// the version stores them before, and all store the same.
+struct VersionLine {
+  std::uint64_t after;  // one more than the number of clocks whose updates it contains; 0: unused
+  std::uint64_t steps;  // number of updates of the table that it contains
+  std::uint64_t pad[6];
+};
+static_assert(sizeof(VersionLine) == line_bytes);
+
+// A change of a table's hyperparameters by one worker, in durable memory. The writer is that of the
+// worker's other words.
+struct RuleLine {
+  std::uint64_t after;  // one more than the clock of the change; 0: unused
+  ConfigWords config;
+  std::uint64_t pad[(line_bytes - (1 + std::tuple_size<ConfigWords>::value) * 8 % line_bytes) / 8];
+};
+static_assert(sizeof(RuleLine) % line_bytes == 0);
+
 class NodeLayout {
  public:
+  // Number of changes of hyperparameters that durable memory has, for each worker and table.
+  static constexpr std::size_t n_rules = 4;
+
   // `tables`: elements and states of each table.
   NodeLayout(std::size_t n_workers, std::vector<std::pair<std::size_t, std::size_t>> tables,
-             std::size_t rounds)
-      : n_workers_(n_workers), tables_(std::move(tables)), rounds_(rounds) {
-    std::size_t end = n_workers * (sizeof(ReducerLine) + tables_.size() * sizeof(ContributionLine));
+             std::size_t rounds, bool durable = false)
+      : n_workers_(n_workers), tables_(std::move(tables)), rounds_(rounds), durable_(durable) {
+    const std::size_t n = tables_.size();
+    std::size_t end = n_workers * (sizeof(ReducerLine) + n * sizeof(ContributionLine));
+    versions_ = end;
+    if (durable) end += n * 2 * sizeof(VersionLine);
+    rules_ = end;
+    if (durable) end += n_workers * n * n_rules * sizeof(RuleLine);
+    first_array_ = end;
     std::size_t contribution = 0;
-    for (const auto& [n, n_state] : tables_) {
-      const std::size_t bytes = round_up(n * sizeof(float), line_bytes);
+    for (const auto& [n_elements, n_state] : tables_) {
+      const std::size_t bytes = round_up(n_elements * sizeof(float), line_bytes);
       arrays_.push_back(end);
       parts_.push_back(contribution);
       end += (1 + n_state) * bytes;
       contribution += bytes;
     }
+    version_bytes_ = end - first_array_;
+    if (durable) end += version_bytes_;
     shared_ = round_up(end, page_bytes);
     per_worker_ = round_up(contribution, page_bytes);
   }
 
+  bool durable() const noexcept { return durable_; }
   std::size_t n_workers() const noexcept { return n_workers_; }
   std::size_t n_tables() const noexcept { return tables_.size(); }
   std::size_t rounds() const noexcept { return rounds_; }
@@ -68,10 +109,20 @@ class NodeLayout {
     return n_workers_ * sizeof(ReducerLine) +
            (worker * tables_.size() + table) * sizeof(ContributionLine);
   }
-  // Offset of the values (slot 0) or of a state of a table.
-  std::size_t array(std::size_t table, std::size_t slot) const {
-    return arrays_.at(table) + slot * round_up(n(table) * sizeof(float), line_bytes);
+  // Offset of the values (slot 0) or of a state of a table. `version`: 0, or 1 in durable memory.
+  std::size_t array(std::size_t table, std::size_t slot, std::size_t version = 0) const {
+    return arrays_.at(table) + version * version_bytes_ +
+           slot * round_up(n(table) * sizeof(float), line_bytes);
   }
+  // Of durable memory only.
+  std::size_t version_words(std::size_t table, std::size_t version) const noexcept {
+    return versions_ + (table * 2 + version) * sizeof(VersionLine);
+  }
+  std::size_t rule_words(std::size_t worker, std::size_t table, std::size_t i) const noexcept {
+    return rules_ + ((worker * tables_.size() + table) * n_rules + i) * sizeof(RuleLine);
+  }
+  // Bytes in front of version 1: all words, and version 0.
+  std::size_t head_bytes() const noexcept { return first_array_ + version_bytes_; }
   std::size_t contribution(std::size_t worker, std::size_t table, std::size_t round) const {
     return shared_ + (round * n_workers_ + worker) * per_worker_ + parts_.at(table);
   }
@@ -83,6 +134,8 @@ class NodeLayout {
   std::size_t n_workers_;
   std::vector<std::pair<std::size_t, std::size_t>> tables_;
   std::size_t rounds_;
+  bool durable_;
+  std::size_t versions_ = 0, rules_ = 0, first_array_ = 0, version_bytes_ = 0;
   std::vector<std::size_t> arrays_, parts_;  // offsets of values; of a table in a contribution
   std::size_t shared_ = 0, per_worker_ = 0;
 };

@@ -2,15 +2,13 @@
 
 #include <cstring>
 
+#include "reduction/sum_and_apply.hpp"
 #include "ring/checksum.hpp"
 #include "ring/worker_wait.hpp"
+#include "shm/fault.hpp"
 
 namespace mpips {
 namespace {
-
-// Elements that are summed and applied together: they and their state stay in the first-level
-// cache.
-constexpr std::size_t block = 2048;
 
 std::uint64_t hash_of(const OptimizerConfig& config) noexcept {
   const ConfigWords words = words_of(config);
@@ -21,24 +19,51 @@ std::uint64_t hash_of(const OptimizerConfig& config) noexcept {
 
 Reduction::Reduction(std::uint8_t* memory, NodeLayout layout, std::size_t worker,
                      std::vector<std::size_t> local, std::vector<ReplicatedRule> rules,
-                     bool oversubscribed)
+                     bool oversubscribed, const ReductionStart& start)
     : memory_(memory),
       layout_(std::move(layout)),
       worker_(worker),
       local_(std::move(local)),
       oversubscribed_(oversubscribed),
-      sum_(block) {
+      clock_(start.clock),
+      repeats_(start.repeats || start.finished),
+      finished_before_(start.finished),
+      repeated_(rules.size(), 0),
+      sum_(update_block) {
   for (std::size_t t = 0; t < rules.size(); ++t) {
     ReplicatedRule& rule = rules[t];
-    const auto array = [&](std::size_t slot) {
-      return reinterpret_cast<float*>(memory_ + layout_.array(t, slot));
-    };
-    const std::size_t n_state = layout_.n_state(t);
-    Table table{std::move(rule.name), rule.mean, rule.replaces, rule.steps, {}, array(0),
-                {nullptr, nullptr}};
-    for (std::size_t k = 0; k < n_state; ++k) table.state[k] = array(1 + k);
+    Table table{std::move(rule.name), rule.mean, rule.replaces, rule.steps, {}, {}};
+    for (std::size_t version = 0; version < (layout_.durable() ? 2 : 1); ++version)
+      for (std::size_t slot = 0; slot <= layout_.n_state(t); ++slot)
+        table.arrays[version][slot] =
+            reinterpret_cast<float*>(memory_ + layout_.array(t, slot, version));
+    table.next = start.base;
     table.configs.push_back({0, rule.optimizer, hash_of(rule.optimizer)});
     tables_.push_back(std::move(table));
+    if (layout_.durable()) take_words(t);
+  }
+}
+
+VersionLine* Reduction::version_line(std::size_t table, std::size_t version) const noexcept {
+  return reinterpret_cast<VersionLine*>(memory_ + layout_.version_words(table, version));
+}
+
+RuleLine* Reduction::rule_lines(std::size_t worker, std::size_t table) const noexcept {
+  return reinterpret_cast<RuleLine*>(memory_ + layout_.rule_words(worker, table, 0));
+}
+
+// Take the count of updates and the hyperparameters from durable memory.
+void Reduction::take_words(std::size_t table) {
+  Table& t = tables_[table];
+  t.steps = version_line(table, 0)->steps;
+  std::vector<RuleLine> found;
+  for (std::size_t i = 0; i < NodeLayout::n_rules; ++i)
+    if (rule_lines(worker_, table)[i].after != 0) found.push_back(rule_lines(worker_, table)[i]);
+  std::sort(found.begin(), found.end(),
+            [](const RuleLine& a, const RuleLine& b) { return a.after < b.after; });
+  for (const RuleLine& rule : found) {
+    const OptimizerConfig config = config_of(rule.config, t.configs.front().optimizer.kind);
+    t.configs.push_back({rule.after - 1, config, hash_of(config)});
   }
 }
 
@@ -54,7 +79,9 @@ void Reduction::configure(std::size_t table, const OptimizerConfig& config) {
   std::vector<Config>& configs = tables_.at(table).configs;
   if (configs.back().clock == clock_ && configs.size() > 1) configs.pop_back();
   configs.push_back({clock_, config, hash_of(config)});
-  if (pushes(table) != 0) store_relaxed(&line(worker_, table)->rule, configs.back().hash);
+  note_rule(worker_, table, clock_, words_of(config));
+  if (pushes(table) != 0 && !repeats_)
+    store_relaxed(&line(worker_, table)->rule, configs.back().hash);
 }
 
 std::uint64_t Reduction::rule_hash(std::size_t table) const noexcept {
@@ -62,21 +89,54 @@ std::uint64_t Reduction::rule_hash(std::size_t table) const noexcept {
 }
 
 std::size_t Reduction::pushes(std::size_t table) const noexcept {
-  const ContributionLine* own = line(worker_, table);
-  return load_relaxed(&own->pushed) == clock_ + 1 ? load_relaxed(&own->pushes) : 0;
+  return repeats_ ? repeated_[table] : pushes_of(worker_, table, clock_);
 }
 
-bool Reduction::push(std::size_t table, const float* update, bool check_finite) noexcept {
+std::uint64_t Reduction::pushes_of(std::size_t worker, std::size_t table,
+                                   std::uint64_t clock) const noexcept {
+  const ContributionLine* words = line(worker, table);
+  return load_relaxed(&words->pushed) == clock + 1 ? load_relaxed(&words->pushes) : 0;
+}
+
+bool Reduction::push(std::size_t table, const float* update, bool check_finite) {
   const std::size_t round = pushes(table);
+  if (repeats_) {
+    ++repeated_[table];
+    if (repeated_[table] > pushes_of(worker_, table, clock_)) compare_repeated();
+    return true;
+  }
   auto* to = reinterpret_cast<float*>(memory_ + layout_.contribution(worker_, table, round));
   if (!kernels().copy_finite(to, update, layout_.n(table)) && check_finite) return false;
   note_push(worker_, table, clock_, round + 1, rule_hash(table));
+  fault::at(fault::Point::contributed);
   return true;
 }
 
-void Reduction::close(std::size_t table) noexcept { note_close(worker_, table, clock_); }
+void Reduction::close(std::size_t table) noexcept {
+  if (!repeats_) note_close(worker_, table, clock_);
+}
 
-void Reduction::tick() noexcept { note_tick(worker_, clock_++); }
+void Reduction::tick() {
+  if (!repeats_) return note_tick(worker_, clock_++);
+  compare_repeated();
+  if (finished_before_)
+    throw ReplayMismatch("worker " + std::to_string(worker_) + " repeats clock " +
+                         std::to_string(clock_) +
+                         " and ends it, but had finished before the restart");
+  ++clock_;
+  repeats_ = false;
+}
+
+void Reduction::compare_repeated() const {
+  for (std::size_t t = 0; t < tables_.size(); ++t) {
+    const std::uint64_t known = pushes_of(worker_, t, clock_);
+    if (repeated_[t] != known)
+      throw ReplayMismatch("worker " + std::to_string(worker_) + " repeats clock " +
+                           std::to_string(clock_) + " and makes " + std::to_string(repeated_[t]) +
+                           " pushes to the replicated table '" + tables_[t].name +
+                           "', but had made " + std::to_string(known) + " before the restart");
+  }
+}
 
 void Reduction::finish() noexcept { note_finish(worker_, clock_); }
 
@@ -99,6 +159,31 @@ void Reduction::note_tick(std::size_t worker, std::uint64_t clock) noexcept {
 
 void Reduction::note_finish(std::size_t worker, std::uint64_t clock) noexcept {
   store_release(&line(worker)->finished, clock + 1);
+}
+
+bool Reduction::all_sent(std::uint64_t clocks) const noexcept {
+  for (std::size_t w = 0; w < layout_.n_workers(); ++w)
+    if (load_acquire(&line(w)->sent) < clocks && load_acquire(&line(w)->finished) == 0)
+      return false;
+  return true;
+}
+
+void Reduction::note_sent(std::size_t worker, std::uint64_t clocks) noexcept {
+  store_release(&line(worker)->sent, clocks);
+}
+
+// A change of the clock of the newest one replaces it.
+void Reduction::note_rule(std::size_t worker, std::size_t table, std::uint64_t clock,
+                          const ConfigWords& config) noexcept {
+  if (!layout_.durable()) return;
+  RuleLine* rules = rule_lines(worker, table);
+  std::size_t newest = 0;
+  for (std::size_t i = 1; i < NodeLayout::n_rules; ++i)
+    if (rules[i].after > rules[newest].after) newest = i;
+  const bool replaced = rules[newest].after == 0 || rules[newest].after == clock + 1;
+  RuleLine* rule = &rules[replaced ? newest : (newest + 1) % NodeLayout::n_rules];
+  rule->config = config;
+  store_release(&rule->after, clock + 1);
 }
 
 // Return true if a worker is known to end a clock: it has ended it, or has closed the table in it.
@@ -144,6 +229,7 @@ bool Reduction::step(std::size_t table) {
     if (!is_final(t.n_final, table, clock)) return false;
     ++t.n_final;
   }
+  if (layout_.durable() && !all_sent(clock)) return false;
   std::size_t n_contributors = 0;
   for (std::size_t w = 0; w < layout_.n_workers(); ++w) n_contributors += ends(w, table, clock);
   while (t.configs.size() > 1 && t.configs[1].clock <= clock) t.configs.erase(t.configs.begin());
@@ -154,6 +240,7 @@ bool Reduction::step(std::size_t table) {
   }
   t.n_final = 0;
   t.next = clock + 1;
+  fault::at(fault::Point::summed);
   store_release(&line(worker_, table)->done, clock + 1);
   return true;
 }
@@ -188,35 +275,28 @@ void Reduction::apply(std::size_t table, std::size_t n_contributors) {
     ++n_local;
   }
   const Slice slice = slice_of(layout_.n(table), place, n_local, table);
-  const OptimizerConfig& config = t.configs.front().optimizer;
-  Factors factors;
-  if (t.mean) factors.gradient = 1.0F / static_cast<float>(n_contributors);
-  const UpdateArgs args = prepare(config, t.steps + 1, factors);
-  const KernelTable& k = kernels();
-  for (std::size_t from = slice.start; from < slice.stop; from += block) {
-    const std::size_t count = std::min(block, slice.stop - from);
-    const float* update = sources_.front() + from;
-    if (sources_.size() > 1) {
-      std::memcpy(sum_.data(), update, count * sizeof(float));
-      for (std::size_t i = 1; i < sources_.size(); ++i)
-        k.add(sum_.data(), sources_[i] + from, count);
-      update = sum_.data();
-    }
-    if (t.replaces) {
-      std::memcpy(t.values + from, update, count * sizeof(float));
-      if (factors.gradient != 1.0F) k.scale(t.values + from, factors.gradient, count);
-      continue;
-    }
-    const auto at = [&](float* state) { return state != nullptr ? state + from : nullptr; };
-    k.update[static_cast<std::size_t>(config.kind)](t.values + from, at(t.state[0]), at(t.state[1]),
-                                                    update, count, args);
+  UpdateOfTable update{t.configs.front().optimizer, t.steps + 1,
+                       t.mean ? 1.0F / static_cast<float>(n_contributors) : 1.0F, t.replaces};
+  const float* const* from = t.arrays[t.version];
+  if (layout_.durable()) {
+    t.version = 1 - t.version;
+    announce(version_line(table, t.version), t.next + 1, t.steps + 1);
   }
+  sum_and_apply(update, sources_, slice, layout_.n_state(table), from, t.arrays[t.version], &sum_);
 }
 
 bool Reduction::wait_complete(std::size_t table, double max_s) {
   const auto done = [&] {
     advance();
     return complete(table);
+  };
+  return wait_until(done, max_s, oversubscribed_);
+}
+
+bool Reduction::wait_room(std::size_t table, double max_s) {
+  const auto done = [&] {
+    advance();
+    return may_push(table);
   };
   return wait_until(done, max_s, oversubscribed_);
 }
@@ -235,6 +315,9 @@ std::optional<Reduction::Awaited> Reduction::awaited() const {
     for (std::size_t w = 0; w < layout_.n_workers(); ++w)
       if (!is_final(w, t, clock)) return found(w, clock, false);
   }
+  for (std::size_t w = 0; layout_.durable() && w < layout_.n_workers(); ++w)
+    if (load_acquire(&line(w)->sent) < clock_ && load_acquire(&line(w)->finished) == 0)
+      return Awaited{w, 0, clock_, load_acquire(&line(w)->ticked), false, true};
   return std::nullopt;
 }
 

@@ -239,6 +239,7 @@ bool RingWriter::configure(std::uint16_t table, std::uint64_t clock, std::uint64
 std::size_t RingWriter::store(std::uint16_t table, std::uint64_t clock, std::uint16_t slot,
                               std::uint64_t steps, std::uint64_t offset, const float* values,
                               std::size_t n, std::size_t done) {
+  if (has_ended(clock)) return n;
   const std::size_t capacity = box_.geometry.payload_capacity() / sizeof(float);
   for (std::size_t free = credits(); done < n && free > 0; --free) {
     const std::size_t count = std::min(capacity, n - done);

@@ -131,7 +131,8 @@ class RingWriter {
                  const OptimizerConfig& config);
   // Write elements of a replicated table that begin at element `offset` of the server's shard, from
   // `done` on; return the element reached when credits ran out. `slot`: 0 for values, else one more
-  // than the number of the state. `steps`: number of updates of the table.
+  // than the number of the state. `steps`: number of updates of the table. After a warm restart
+  // nothing is written to a server on which the worker has finished: it has the elements.
   std::size_t store(std::uint16_t table, std::uint64_t clock, std::uint16_t slot,
                     std::uint64_t steps, std::uint64_t offset, const float* values, std::size_t n,
                     std::size_t done);

@@ -76,6 +76,9 @@ void ServerCore::commit(std::size_t worker, const RecordHeader& h, const Verdict
                   tables_[h.table].stats.pulled_rows);
   else if (is(h.kind, RecordKind::configure))
     put_rule(h.table);
+  else if (is(h.kind, RecordKind::store))
+    journal_->put(journal_->of_table(h.table, Journal::steps_before),
+                  tables_[h.table].steps_before);
   else if (is(h.kind, RecordKind::cut))
     journal_->put_text(worker, h.base_version, ring.position_text.data(),
                        ring.position_text.size());

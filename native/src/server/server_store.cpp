@@ -14,8 +14,10 @@
 // clocks, of workers that finished, are overwritten: other workers go on only when the finishing
 // worker has published its end, which it does when servers have consumed its share.
 //
-// A server with a journal takes no such records: a job with replicated tables does not continue in
-// memory.
+// With a journal. A record of an earlier launch is consumed without effect, like a cut record of
+// one: its worker repeats it, unless it has finished, and then the record was consumed before. A
+// record that is being consumed at a kill stays in its ring and is consumed again, or dropped; so
+// nothing is undone. The number of updates is a word of the journal.
 namespace mpips {
 
 ServerCore::Verdict ServerCore::handle_store(std::size_t worker, const RecordHeader& h,
@@ -23,8 +25,8 @@ ServerCore::Verdict ServerCore::handle_store(std::size_t worker, const RecordHea
   const std::string what = "values of table " + std::to_string(h.table);
   if (h.table >= tables_.size() || tables_[h.table].shard == nullptr)
     violation(worker, what + ", of which this server has no part");
-  if (journal_) violation(worker, what + " to a server with a journal");
   check_nothing_open(worker);
+  if (h.generation != generation_) return {true, Outcome::answered, 0};
   Table& t = tables_[h.table];
   const auto* values = reinterpret_cast<const float*>(payload);
   if (h.payload_bytes != h.count * sizeof(float) ||

@@ -56,6 +56,11 @@ enum class Point : std::uint8_t {
   clock_ended,  // the ticks are sent
   // Passed while a worker writes its values of tables under LocalSGD and DiLoCo to memory:
   local_saving,  // an older image is no longer valid, the new one is not yet
+  // Passed by workers with replicated tables:
+  contributed,   // a push is in the node's memory, its clock is not closed
+  part_summed,   // a block of an update is applied
+  summed,        // a worker's slice is applied, the node does not know
+  summed_clock,  // a worker's clock has ended for the other workers, and at no server
 };
 
 // True in a build that has fault points.

@@ -99,11 +99,11 @@ def test_a_worker_is_at_most_one_clock_ahead_in_a_table_that_is_pushed() -> None
     assert not rig.is_ready(0, 0)
     with pytest.raises(ValueError, match="no room"):
         rig.push(0, 0, update)
-    assert rig.ends[0].awaited() == (1, 0, 0, 0, False)
+    assert rig.ends[0].awaited() == (1, 0, 0, 0, False, False)
     rig.tick(1)
     rig.poll(0)  # its slice is done, that of worker 1 is not
     assert not rig.is_ready(0, 0)
-    assert rig.ends[0].awaited() == (1, 0, 0, 1, True)
+    assert rig.ends[0].awaited() == (1, 0, 0, 1, True, False)
     rig.poll(1)
     assert rig.is_ready(0, 0)
     rig.push(0, 0, update)
