@@ -62,6 +62,7 @@ BARS: dict[str, tuple[str, float]] = {
     "torch_step_vs_plain": ("<=", 1.15),
     "torch_step_vs_ddp": ("<=", 0.9),
     "torch_replicated_vs_ddp": ("<=", 0.8),
+    **{f"placement_vs_best_{job}": ("<=", 1.1) for job in ("small", "mlp", "large", "servers")},
     "torch_embedding_vs_local": (">=", 2.2),
     "torch_embedding_vs_ddp": ("<=", 0.35),
     "overlap": ("<=", 0.4),

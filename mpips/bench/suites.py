@@ -30,6 +30,7 @@ SUITES: dict[str, tuple[str, str]] = {
     "plan": ("plan", "seconds per step: prediction of mpips plan and measurement"),
     "torch": ("torch_models", "steps of PyTorch models; plain torch and DistributedDataParallel"),
     "diloco": ("diloco", "bytes and loss of a language model under DiLoCo; data-parallel BSP"),
+    "placement": ("placement", "steps with placement = 'auto'; all on servers, all replicated"),
     "word2vec": ("word_vectors", "word vectors of the task word2vec; gensim"),
     "monitor": ("monitoring", "runs with metrics, logs and traces, and without"),
     "scale": ("scale", "messages, memory and scheduler work from 1 to 32 ranks"),

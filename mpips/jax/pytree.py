@@ -18,6 +18,7 @@ from mpips.model.consistency import Consistency
 from mpips.model.consistency import of_name as consistency_of
 from mpips.model.optimizer import Optimizer, from_config
 from mpips.model.python_rule import PythonRule
+from mpips.model.replicated import Replicated, placement_of
 from mpips.model.table import DenseTable
 
 Rule = Optimizer | PythonRule | str
@@ -140,6 +141,7 @@ def declare(
     consistency: Consistency | str = "bsp",
     compression: PushCodec | str | None = None,
     pull_compression: PullCodec | str | None = None,
+    placement: Replicated | str = "servers",
     name: str = "",
 ) -> PytreeHandle:
     """Let the servers of the job hold and train a pytree. Call it before the first pull. Not collective.
@@ -158,6 +160,8 @@ def declare(
         consistency: "bsp", "ssp", "asp", or a value such as SSP(bound=2).
         compression: Codec of pushes, such as "int8"; None: float32. See mpips.model.codec.
         pull_compression: Codec of pulls, "bf16" or "int8"; None: float32.
+        placement: "servers", "replicated" (every worker holds the leaves, under BSP), mpips.Replicated(...),
+            or "auto"; the values are the same, bit by bit. See mpips.DenseTable.
         name: Prefix of the tables' names, for a second pytree.
 
     Returns:
@@ -172,7 +176,7 @@ def declare(
     paths, structure = jax.tree_util.tree_flatten_with_path(params)
     if not paths:
         raise ConfigError("mpips.jax.declare: the pytree has no leaves")
-    leaves = []
+    leaves, where = [], placement_of(placement)
     for path, value in paths:
         own = ".".join(filter(None, [name, *map(_part, path)])).replace("/", ".") or "value"
         leaves.append(Leaf(own, value, _rule(optimizer, own)))
@@ -184,6 +188,7 @@ def declare(
             consistency=model,
             compression=compression,
             pull_compression=pull_compression,
+            placement=where,
         )
         job.script.declare(table, leaf.initial_values)
     return PytreeHandle(job, leaves, structure)

@@ -20,6 +20,7 @@ from mpips.keras.states import StateTable
 from mpips.keras.values import array_of
 from mpips.model.codec import PullCodec, PushCodec
 from mpips.model.consistency import BSP, Consistency
+from mpips.model.replicated import TablePlacement
 from mpips.torch.generators import mix, seed_defaults, seeded
 from mpips.torch.parameters import ParameterTable
 from mpips.worker.worker import Worker
@@ -44,6 +45,7 @@ class ModelTables:
         consistency: Consistency,
         compression: PushCodec | None = None,
         pull_compression: PullCodec | None = None,
+        placement: TablePlacement = "servers",
     ) -> None:
         """Take the model, which need not be built or compiled yet."""
         self.job = job
@@ -51,6 +53,7 @@ class ModelTables:
         self._model = model
         self._consistency = consistency
         self._codecs = compression, pull_compression
+        self._placement: TablePlacement = placement
         self._optimizer: Any = None
         self._trained: dict[int, ParameterTable] = {}  # by the id of the variable
         self._parameters: list[ParameterTable] = []
@@ -104,7 +107,8 @@ class ModelTables:
         for state in self._states:
             self.job.script.declare(state.table(self._consistency), state.initial_values)
         for parameter in self._parameters:
-            declared = parameter.table(self._consistency, "servers", *self._codecs)
+            where: TablePlacement = self._placement if parameter.rule is not None else "servers"
+            declared = parameter.table(self._consistency, where, *self._codecs)
             self.job.script.declare(declared, parameter.initial_values)
         if isinstance(self._consistency, BSP) and model.compiled:
             self._sums = MetricSums(f"{model.name}.epoch_metrics", model.metrics_variables)

@@ -14,6 +14,7 @@ from mpips.keras.part import ModelTables
 from mpips.model.codec import PullCodec, PushCodec, codec_of, pull_codec_of
 from mpips.model.consistency import Consistency
 from mpips.model.consistency import of_name as consistency_of
+from mpips.model.replicated import Replicated, common_placement
 from mpips.mpi.launch import asked_threads
 
 
@@ -23,6 +24,7 @@ def prepare(
     consistency: Consistency | str = "bsp",
     compression: PushCodec | str | None = None,
     pull_compression: PullCodec | str | None = None,
+    placement: Replicated | str = "servers",
 ) -> Any:
     """Let the servers of the job hold and train a Keras model. Call it before the first `fit`.
 
@@ -51,13 +53,16 @@ def prepare(
         compression: Codec of the pushes of trainable variables, such as "int8"; None: float32. See
             mpips.model.codec.
         pull_compression: Codec of the pulls of trainable variables, "bf16" or "int8"; None: float32.
+        placement: Where trainable variables are: "servers", "replicated" (every worker holds them and sums
+            gradients with the others, under BSP), mpips.Replicated(...), or "auto": as the job decides at its
+            start. The values are the same, bit by bit. Other variables are on servers.
 
     Returns:
         The model.
 
     Raises:
-        ConfigError: The optimizer or a codec is not accepted, the model has been prepared before, the job has
-            started, or `mpips.init` has not been called.
+        ConfigError: The optimizer, a codec or the placement is not accepted, the model has been prepared
+            before, the job has started, or `mpips.init` has not been called.
     """
     job = keras_job("mpips.keras.prepare")
     rules = consistency_of(consistency) if isinstance(consistency, str) else consistency
@@ -74,7 +79,7 @@ def prepare(
         codecs = codec_of(compression), pull_codec_of(pull_compression)
     except ConfigError as error:
         raise ConfigError(f"prepare: {error}") from None
-    part = ModelTables(model, job, rules, *codecs)
+    part = ModelTables(model, job, rules, *codecs, common_placement(placement, rules))
     part.take_optimizer()
     make_prepared(model, part)
     job.add(part)

@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 from mpips.errors import ConfigError
 from mpips.model.accepted import is_count
 from mpips.model.consistency import BSP, Consistency
-from mpips.model.optimizer import Optimizer
+from mpips.model.optimizer import SGD, Optimizer
 from mpips.model.python_rule import PythonRule, replace_values
 
 
@@ -57,6 +57,21 @@ def placement_of(value: object) -> TablePlacement:
     raise ConfigError(
         f"placement = {value!r}: must be 'servers', 'replicated', Replicated() or 'auto'"
     )
+
+
+def common_placement(value: object, consistency: Consistency) -> TablePlacement:
+    """Return the placement of all parameters of a model, as a user has given it.
+
+    Raises:
+        ConfigError: It is none, or does not fit the consistency model.
+    """
+    try:
+        found = placement_of(value)
+        if isinstance(found, Replicated):
+            check_replicated(consistency, SGD())
+    except ConfigError as error:
+        raise ConfigError(f"prepare: {error}") from None
+    return found
 
 
 def check_replicated(consistency: Consistency, optimizer: Optimizer | PythonRule) -> None:

@@ -144,18 +144,18 @@ class NodeTables:
         Returns:
             Why the launch cannot continue with these tables, equal on all ranks; "": it can.
         """
-        self.base = base_of(places)
+        base = base_of(places)
         found = self._cluster.agree(
-            "looking for replicated tables", lambda: self._look(served, places)
+            "looking for replicated tables", lambda: self._look(served, places, base)
         )
         self.source = next((rank for rank, why in enumerate(found) if why == ""), -1)
         if self.source < 0:
             reasons = [why for why in found if why]
             return f"the replicated tables are gone: {reasons[0]}"
-        self.places = tuple(places)
+        self.places, self.base = tuple(places), base
         return ""
 
-    def _look(self, served: int, places: Sequence[Place]) -> str | None:
+    def _look(self, served: int, places: Sequence[Place], base: int) -> str | None:
         """Return "" if this rank has the tables, else the reason why not; None: it does not look."""
         if not self._looks:
             return None
@@ -169,7 +169,7 @@ class NodeTables:
                 continue
             try:
                 memory = self._regions.reopen(name)
-                left = _native.LeftTables(memory, self.layout, self._rules, workers, self.base)
+                left = _native.LeftTables(memory, self.layout, self._rules, workers, base)
                 lacks = left.lacks()
             except (RegionError, ValueError) as error:
                 why = str(error)

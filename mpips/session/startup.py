@@ -227,6 +227,7 @@ class _StartUp:
         p = self._parts
         if p.local:
             p.local_memory = reopen(p.regions, p.local, worker, clock)
+
     def _node_tables(self) -> NodeTables | None:
         p = self._parts
         if found := replicated_tables(p.tables):

@@ -13,8 +13,7 @@ from mpips.model.codec import PullCodec, PushCodec, codec_of, pull_codec_of
 from mpips.model.consistency import ASP, Consistency
 from mpips.model.consistency import of_name as consistency_of
 from mpips.model.local_sgd import Local
-from mpips.model.optimizer import SGD
-from mpips.model.replicated import Replicated, TablePlacement, check_replicated, placement_of
+from mpips.model.replicated import Replicated, common_placement
 from mpips.mpi.launch import asked_threads
 from mpips.torch.buffers import BUFFER_RULES, BufferRule, BufferTable, buffer_tables
 from mpips.torch.embedding import Embedding
@@ -179,7 +178,7 @@ def prepare(
     """
     job = job_of("mpips.torch.prepare")
     rules = consistency_of(consistency) if isinstance(consistency, str) else consistency
-    where = _placement(placement, rules)
+    where = common_placement(placement, rules)
     codec, pull_codec = _codecs(compression, pull_compression)
     _check(model, optimizer, job, rules, buffers, overlap)
     check_stream(stream, init, rules, overlap)
@@ -236,21 +235,6 @@ def prepare(
     if not asked_threads() and job.script.n_workers > 1:
         torch.set_num_threads(job.script.n_cores)
     return tuple(result) if len(result) > 1 else model
-
-
-def _placement(given: Replicated | str, consistency: Consistency) -> TablePlacement:
-    """Return the placement of all parameters.
-
-    Raises:
-        ConfigError: It is none, or does not fit the consistency model.
-    """
-    try:
-        found = placement_of(given)
-        if isinstance(found, Replicated):
-            check_replicated(consistency, SGD())
-    except ConfigError as error:
-        raise ConfigError(f"prepare: {error}") from None
-    return found
 
 
 def _codecs(

@@ -10,6 +10,7 @@ import pytest
 
 from mpips.bench import diloco
 from mpips.bench.measure import BARS
+from mpips.bench.rank.placement import JOBS
 from mpips.bench.torch_models import RATIOS
 
 TRAIN = {
@@ -94,6 +95,13 @@ def test_recovery_gives_its_figure() -> None:
 
 
 @pytest.mark.timeout(240)
+def test_placement_gives_every_ratio() -> None:
+    found = quick("placement")
+    assert set(found["ratios"]) == {f"placement_vs_best_{job}" for job in JOBS}
+    assert set(found["bars"]) == set(found["ratios"])
+    assert all(ratio > 0 for ratio in found["ratios"].values())
+
+
 def test_torch_gives_every_ratio() -> None:
     pytest.importorskip("torch", reason="the suite compares with PyTorch")
     found = quick("torch")

@@ -45,7 +45,10 @@ def test_workers_do_what_one_process_does_and_transports_have_equal_bits(
 @pytest.mark.timeout(300)
 def test_a_run_that_is_killed_ends_with_the_bits_of_an_undisturbed_one(tmp_path: Path) -> None:
     found = []
-    for name, deaths in (("calm", ""), ("killed", "0,5,5,17")):
+    for name, deaths, placement in (
+        ("calm", "", "servers"),
+        ("killed", "0,5,5,17", "replicated"),
+    ):
         folder = tmp_path / name
         folder.mkdir()
         command = [
@@ -59,12 +62,15 @@ def test_a_run_that_is_killed_ends_with_the_bits_of_an_undisturbed_one(tmp_path:
             "9",
             str(SCRIPT),
         ]
-        command += ["--servers", "2", "--noise", "--kill", deaths]
+        command += ["--servers", "2", "--noise", "--kill", deaths, "--placement", placement]
         with launcher.Launch(command, launcher.site_environment(), 120.0, folder) as launched:
             found.append(results(launched))
             assert launched.stderr().count("killed by SIGKILL") == len(deaths.split(",")) - (
                 not deaths
             )
+            said = launched.stderr()
+            assert said.count("from memory: step") == (4 if deaths else 0)
+            assert ("replicated: 3 tables" in said) == bool(deaths)
     calm, killed = found
     assert {worker["digest"] for worker in killed} == {calm[0]["digest"]}
     assert killed[0]["losses"] == calm[0]["losses"][-len(killed[0]["losses"]) :]

@@ -55,15 +55,18 @@ def test_a_run_that_is_killed_ends_with_the_bits_of_an_undisturbed_one(tmp_path:
     # Within the second fit, twice at the end of an epoch, and before the last epoch's last batch.
     places = "0b18,1e0,1e0,0b39"
     found = []
-    for name, deaths in (("calm", ""), ("killed", places)):
+    for name, deaths, placement in (("calm", "", "servers"), ("killed", places, "replicated")):
         folder = tmp_path / name
         folder.mkdir()
         command = [sys.executable, "-m", "mpips", "run", "-n", "6", "--max-restarts", "9"]
         command += [str(SCRIPT), "--servers", "2", "--noise", "--kill", deaths]
+        command += ["--placement", placement]
         with launcher.Launch(command, launcher.site_environment(), 200.0, folder) as launched:
             found.append(launcher.results(launched))
             n_deaths = len(deaths.split(",")) if deaths else 0
             assert launched.stderr().count("killed by SIGKILL") == n_deaths, launched.tail(60)
+            assert launched.stderr().count("from memory: step") == n_deaths
+            assert ("replicated: " in launched.stderr()) == bool(deaths)
     calm, killed = found
     assert {worker["digest"] for worker in killed} == {calm[0]["digest"]}
     assert {worker["rate"] for worker in killed} == {calm[0]["rate"]}

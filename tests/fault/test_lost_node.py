@@ -70,6 +70,72 @@ def test_under_bsp_the_bits_are_those_of_an_undisturbed_run(
     assert run.final() == calm.final()
 
 
+# Replicated tables beside a dense table and rows on servers, and nothing but replicated tables.
+SUM = {"table.consistency": "bsp", "table.reduce": "sum"}
+HYBRID = {
+    **SUM,
+    "options.small": "true",
+    "tables.small.placement": "replicated",
+    "tables.fitted.placement": "replicated",
+}
+ALONE = {**SUM, "options.rows": "false", "table.placement": "replicated"}
+
+
+def replicated(folder: Path, job_settings: dict[str, str], *more: str) -> list[str]:
+    texts = [f"{name}={value}" for name, value in job_settings.items()]
+    counted = ("mpips.testing.counted:Counted", "options.copies=20", "options.pause_s=0.01")
+    return job(folder, *counted, *texts, *more)
+
+
+def calm_bits(folder: Path, job_settings: dict[str, str]) -> dict[str, bytes]:
+    """The final tables of an undisturbed run of the same job on one node."""
+    (folder / "calm").mkdir()
+    calm = start(folder / "calm", *SHAPE, *replicated(folder, job_settings))
+    with calm.launched:
+        assert calm.launched.wait() == 0, calm.launched.tail()
+    return calm.final()
+
+
+def test_replicated_tables_and_those_on_servers_continue_at_one_clock(
+    nodes3: multinode.Nodes, tmp_path: Path
+) -> None:
+    # Servers and workers are on nodes 0 and 1. A worker dies between the ticks of one clock, too.
+    arguments = replicated(tmp_path, HYBRID, *settings())
+    faults = "ticking:40,"
+    run = start_on(
+        nodes3,
+        tmp_path,
+        [3, 3, 3],
+        "--spares",
+        "1",
+        "--max-restarts",
+        "9",
+        *arguments,
+        fault=faults,
+    )
+    with run.launched:
+        run.until(lambda s: bool(s["generation"] == 1 and s["ranks"] and s["checkpoint"]))
+        nodes3.kill(0)
+        assert run.launched.wait() == 0, run.launched.tail(80)
+    said = run.launched.stderr()
+    assert run.attempts == 3, said
+    assert said.count("from memory: step") == 2, said
+    assert f"server 0 continues from its partner's copy on {nodes3.hosts[1]}" in said
+    assert all(nodes3.segments(n) == set() for n in (1, 2))
+    assert run.final() == calm_bits(tmp_path, HYBRID)
+
+
+def test_workers_of_a_lost_node_take_replicated_tables_from_any_other(
+    nodes3: multinode.Nodes, tmp_path: Path
+) -> None:
+    # Node 2 has one worker, which moves; the server is on another node and has no partner.
+    arguments = replicated(tmp_path, ALONE, "checkpoint.every_steps=20")
+    run = start_on(nodes3, tmp_path, [3, 3, 3], "--servers", "1", *arguments)
+    said = lose(nodes3, run, 2)
+    assert "not continuing in memory" not in said
+    check_counts(run, tmp_path)
+
+
 def test_every_push_counts_once_and_without_another_host_there_are_no_partners(
     nodes2: multinode.Nodes, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ options = argparse.ArgumentParser()
 options.add_argument("--servers", type=int, default=1)
 options.add_argument("--transport", default="auto")
 options.add_argument("--consistency", default="bsp")
+options.add_argument("--placement", default="servers")
 options.add_argument("--steps", type=int, default=20)
 options.add_argument("--noise", action="store_true")
 options.add_argument("--kill", default="", help="worker 0 dies at these steps, one in each launch")
@@ -45,7 +46,12 @@ def loss_and_gradients(params, rows, places, x, y, key):
 start = {"w": x[:6, :4] * 0.1, "v": x[7, :4], "b": np.float32(0) * x[0, 0]}
 # Worker 0's values count.
 start = {name: jnp.asarray(value + mpips.rank(), jnp.float32) for name, value in start.items()}
-model = mpips.jax.declare(start, optimizer=mpips.Adam(0.02), consistency=options.consistency)
+model = mpips.jax.declare(
+    start,
+    optimizer=mpips.Adam(0.02),
+    consistency=options.consistency,
+    placement=options.placement,
+)
 items = mpips.jax.embedding(
     "items", 4, optimizer=mpips.SGD(0.1), init="uniform(0.1)", consistency=options.consistency
 )

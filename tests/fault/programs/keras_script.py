@@ -12,6 +12,7 @@ options = argparse.ArgumentParser()
 options.add_argument("--servers", type=int, default=1)
 options.add_argument("--transport", default="auto")
 options.add_argument("--consistency", default="bsp")
+options.add_argument("--placement", default="servers")
 options.add_argument("--epochs", type=int, default=3)
 options.add_argument("--noise", action="store_true")
 options.add_argument("--kill", default="", help="a place of a worker's death in each launch")
@@ -40,7 +41,7 @@ model.compile(
     loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     metrics=["accuracy"],
 )
-model = mpips.keras.prepare(model, consistency=options.consistency)
+model = mpips.keras.prepare(model, consistency=options.consistency, placement=options.placement)
 
 deaths = options.kill.split(",")
 launch = int(os.environ.get("MPIPS_GENERATION", "0"))

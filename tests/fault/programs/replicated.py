@@ -1,6 +1,6 @@
 """A script with the same table on servers, replicated and as the job decides. Worker 0 prints a JSON line.
 
-usage: replicated.py CLOCKS [HOW:WORKER:CLOCK ...]   HOW: kill or stop, once in a run
+usage: replicated.py CLOCKS [HOW:WORKER:CLOCK ...]   HOW: kill, or lose the node's replicated tables, too
 """
 
 import hashlib
@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -17,33 +16,22 @@ import mpips
 
 SHAPE = (300, 40)
 EVERY = 5  # clocks between two checkpoints
-PATIENCE_S = 0.3  # the next checkpoint may need this worker's next clock
 
 
-def has_newer_checkpoint(first: int) -> bool:
-    """Wait a moment for a checkpoint that is newer than the start of this attempt."""
-    end = time.monotonic() + PATIENCE_S
-    while "MPIPS_RUN_DIR" in os.environ and time.monotonic() < end:
-        folder = Path(os.environ["MPIPS_RUN_DIR"]) / "checkpoints"
-        if any(int(path.name[5:17]) > first for path in folder.glob("step-*[0-9]")):
-            return True
-        time.sleep(0.01)
-    return "MPIPS_RUN_DIR" not in os.environ
-
-
-def disturb(worker: mpips.Worker, first: int, clock: int) -> None:
-    """Kill or stop this worker if the command line says so and it has not happened before.
-
-    It happens at the given clock, or at a later one: an attempt must bring the run further.
-    """
+def disturb(worker: mpips.Worker, clock: int) -> None:
+    """Kill this worker at a clock if the command line says so and it has not happened before."""
     for text in sys.argv[2:]:
         how, index, at = text.split(":")
         mark = Path(f"{how}-{index}-{at}")
-        if int(index) == worker.index and clock >= int(at) and not mark.exists():
-            if not has_newer_checkpoint(first):
-                continue
+        if int(index) == worker.index and clock == int(at) and not mark.exists():
             mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+            if how == "lose":
+                token = json.loads(Path(os.environ["MPIPS_RUN_DIR"], "run.json").read_text())[
+                    "token"
+                ]
+                for path in Path("/dev/shm").glob(f"mpips-kept-*{token}.*-n*g*"):
+                    path.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main(worker: mpips.Worker) -> dict[str, object]:
@@ -64,7 +52,7 @@ def main(worker: mpips.Worker) -> dict[str, object]:
         copied.push(update + values, closes=clock % 2 == 0)
         either.push(update + values)
         coded.push(update + values)
-        disturb(worker, first, clock)
+        disturb(worker, clock)
         worker.set_cursor({"clock": clock + 1})
         worker.clock()
     whole = copied.pull().tobytes() + coded.pull().tobytes()

@@ -261,3 +261,29 @@ def test_leaves_with_codecs_are_pushed_and_pulled_in_them() -> None:
         assert script.worker is not None
         assert script.worker.table("w").paths == ["encoded"]
         np.testing.assert_allclose(np.asarray(handle.pull()["w"]), tree["w"] - 1, rtol=0.01)
+
+
+def test_replicated_leaves_have_the_bits_of_leaves_on_servers() -> None:
+    tree = {"w": np.linspace(-1, 1, 300, dtype=np.float32), "b": np.zeros(3, np.float32)}
+    found = {}
+    for placement in ("servers", "replicated", mpips.Replicated(check_every=2)):
+        with script_job() as script:
+            handle = mpips.jax.declare(tree, optimizer=mpips.Adam(0.1), placement=placement)
+            for step in range(3):
+                pulled = handle.pull()
+                handle.push({"w": pulled["w"] * step, "b": jnp.ones(3)})
+                mpips.jax.step()
+            found[str(placement)] = b"".join(value.tobytes() for value in values(handle.pull()))
+            assert script.worker is not None
+            replicated = script.worker.table("w").paths == ["replicated"]
+            assert replicated == (placement != "servers")
+    assert len(set(found.values())) == 1
+
+
+def test_a_placement_that_does_not_fit_is_refused() -> None:
+    for options, message in (
+        ({"placement": "here"}, "placement = 'here': must be 'servers'"),
+        ({"placement": "replicated", "consistency": "asp"}, "a replicated table needs consistency"),
+    ):
+        with script_job(), pytest.raises(ConfigError, match=message):
+            mpips.jax.declare(jnp.ones(3), optimizer=mpips.SGD(0.1), **options)  # type: ignore[arg-type]

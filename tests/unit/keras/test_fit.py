@@ -254,6 +254,38 @@ def test_a_model_with_codecs_trains_like_one_without() -> None:
         np.testing.assert_allclose(found[codec], found[None], rtol=0.05)
 
 
+def test_a_replicated_model_has_the_bits_of_one_on_servers() -> None:
+    x, y = data()
+    found = {}
+    for placement in ("servers", "replicated", mpips.Replicated(check_every=2)):
+        with script_job() as script:
+            norm = keras.layers.BatchNormalization(name="norm")
+            model = make_model(optimizers.Adam(0.01), norm)
+            mpips.keras.prepare(model, placement=placement)
+            model.fit(x, y, epochs=2, shuffle=False, verbose=0)
+            found[str(placement)] = b"".join(value.tobytes() for value in weights(model))
+            assert script.worker is not None
+            for v in model.weights:
+                paths = script.worker.table(v.path.replace("/", ".")).paths
+                replicated = placement != "servers" and v.trainable
+                assert paths == ["replicated" if replicated else "shared"], v.path
+    assert len(set(found.values())) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"consistency": "asp"}, "prepare: a replicated table needs consistency BSP"),
+        ({"placement": "here"}, "prepare: placement = 'here': must be 'servers', 'replicated'"),
+    ],
+)
+def test_a_placement_that_does_not_fit_is_refused(options: dict[str, Any], message: str) -> None:
+    with script_job(), pytest.raises(ConfigError, match=message):
+        mpips.keras.prepare(
+            make_model(optimizers.SGD(0.1)), **{"placement": "replicated", **options}
+        )
+
+
 def test_an_unknown_codec_is_refused() -> None:
     with script_job(), pytest.raises(ConfigError, match="prepare: unknown compression 'int4'"):
         mpips.keras.prepare(make_model(optimizers.SGD(0.1)), compression="int4")
