@@ -25,6 +25,7 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
 import mpips.jax  # noqa: E402
+from mpips.session.init import current  # noqa: E402
 
 rng = np.random.default_rng(7)
 x = rng.normal(size=(144, 6)).astype(np.float32)
@@ -83,6 +84,7 @@ result = {
     "worker": mpips.rank(),
     "digest": digest.hexdigest(),
     "losses": losses,
+    "paths": current("the test").worker.table("w").paths,
     "values": {name: value.astype(float).ravel().tolist() for name, value in state.items()},
 }
 # One write, so that lines of ranks do not mix.

@@ -26,6 +26,7 @@ import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
 import mpips.keras  # noqa: E402
+from mpips.session.init import current  # noqa: E402
 
 rng = np.random.default_rng(7)
 x = rng.normal(size=(100, 6)).astype(np.float32)
@@ -86,6 +87,7 @@ result = {
     "worker": mpips.rank(),
     "digest": digest.hexdigest(),
     "first": first.history,
+    "paths": current("the test").worker.table(model.weights[0].path.replace("/", ".")).paths,
     "history": fitted.history,
     "rate": float(model.optimizer.learning_rate.numpy()),
     "steps": mpips.keras.steps(),
