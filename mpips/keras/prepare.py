@@ -14,6 +14,7 @@ from mpips.keras.part import ModelTables
 from mpips.model.codec import PullCodec, PushCodec, codec_of, pull_codec_of
 from mpips.model.consistency import Consistency
 from mpips.model.consistency import of_name as consistency_of
+from mpips.model.local_sgd import Local
 from mpips.model.replicated import Replicated, common_placement
 from mpips.mpi.launch import asked_threads
 
@@ -66,6 +67,11 @@ def prepare(
     """
     job = keras_job("mpips.keras.prepare")
     rules = consistency_of(consistency) if isinstance(consistency, str) else consistency
+    if isinstance(rules, Local):
+        raise ConfigError(
+            f"prepare: consistency = {rules.name!r}: must be 'bsp', 'ssp' or 'asp' with Keras, whose metrics "
+            "are combined at every step; mpips.torch.prepare takes LocalSGD and DiLoCo"
+        )
     if not isinstance(model, keras.Model):
         raise ConfigError(f"prepare: model is {type(model).__name__}: must be a keras.Model")
     if isinstance(model, PreparedModel):

@@ -131,6 +131,8 @@ class Roles:
             saving.places[c.worker].steps if saving.places else 0,
         )
         names = [c.name_of(r) for r in c.assignment.workers]
+        # The connection drops the image in it after its use.
+        local, p.local_part = p.local_part, None
         return Connection(
             c.worker,
             names,
@@ -142,7 +144,7 @@ class Roles:
             start,
             self._make_tree(names),
             p.replicated,
-            p.local_part,
+            local,
         )
 
     def _make_tree(self, names: Sequence[str]) -> WorkerTree | None:

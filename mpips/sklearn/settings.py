@@ -11,6 +11,7 @@ import msgspec
 from mpips.errors import ConfigError
 from mpips.model.consistency import BSP, Consistency
 from mpips.model.consistency import of_name as consistency_of
+from mpips.model.local_sgd import Local
 from mpips.model.optimizer import SGD, Adagrad, Adam, Momentum, Nesterov, Optimizer, RMSProp
 
 # The rules of estimators with their default rates. AdamW and FTRL act on the weight itself, of which servers
@@ -103,7 +104,7 @@ def _consistency(estimator: Any) -> Consistency:
         found = consistency_of(given) if isinstance(given, str) else given
     except ConfigError as error:
         raise ValueError(f"{type(estimator).__name__}: {error}") from None
-    if not isinstance(found, Consistency):
+    if not isinstance(found, Consistency) or isinstance(found, Local):
         raise _wrong(
             estimator, "consistency", "must be 'bsp', 'ssp', 'asp', or a value such as mpips.SSP(2)"
         )

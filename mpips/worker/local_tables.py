@@ -23,7 +23,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -243,6 +243,8 @@ class LocalTables:
             self._tables[i] = _Table(states[i], base, gradient, handle, self._fragments[i], mix)
         if part.is_own:
             self._restore(head, part.is_warm)
+        # The image of a checkpoint takes as much memory as all tables.
+        self.part = replace(part, image=None)
         if part.memory is not None and not part.is_warm:
             self.store(0)
 

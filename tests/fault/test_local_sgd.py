@@ -32,9 +32,12 @@ def test_a_run_that_is_killed_ends_with_the_bits_of_an_undisturbed_one(tmp_path:
     assert killed["digest"] == calm["digest"]
     assert killed["own"] == calm["own"]
     assert len(set(calm["own"])) == 2
-    # Outer steps are every 3 clocks. A worker's node that is lost costs the steps since the checkpoint.
+    # Outer steps are every 3 clocks; the other worker may be one of them behind the one that ends. A worker's
+    # node that is lost costs the steps since the checkpoint.
     memory = [int(step) for step in re.findall(r"from memory: step (\d+)", said)]
-    assert memory == [9, 27]
+    assert len(memory) == 2
+    assert memory[0] in (6, 9)
+    assert memory[1] in (24, 27)
     assert said.count("not continuing in memory") == 1
     assert re.search(r"not continuing in memory: .*-l1", said)
     (step,) = (int(s) for s in re.findall(r"from checkpoint step-0*(\d+):", said))

@@ -63,7 +63,7 @@ def test_an_array_alone_and_two_pytrees() -> None:
         assert script.worker.table("other.0").shape == (2,)
 
 
-@pytest.mark.parametrize("servers_name", ["bsp", "ssp", "asp"])
+@pytest.mark.parametrize("servers_name", ["bsp", "ssp", "asp", "local_sgd"])
 def test_steps_of_a_jitted_gradient_are_those_of_jax_alone(servers_name: str) -> None:
     rng = np.random.default_rng(3)
     x, y = rng.normal(size=(64, 5)).astype(np.float32), rng.normal(size=64).astype(np.float32)

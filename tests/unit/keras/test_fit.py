@@ -66,6 +66,11 @@ def test_other_consistency_models_do_the_same_with_one_worker(consistency: str) 
     np.testing.assert_allclose(history["loss"], wanted["loss"], rtol=1e-5)
 
 
+def test_local_steps_are_refused() -> None:
+    with script_job(), pytest.raises(ConfigError, match="must be 'bsp', 'ssp' or 'asp' with Keras"):
+        mpips.keras.prepare(make_model(optimizers.SGD(0.1)), consistency=mpips.DiLoCo(4))
+
+
 def test_moving_averages_frozen_layers_and_unused_variables() -> None:
     def layers() -> Any:
         keras.utils.set_random_seed(8)

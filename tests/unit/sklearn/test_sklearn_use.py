@@ -47,6 +47,7 @@ X, Y = np.eye(6, dtype=np.float32), np.arange(6) % 2
         ),
         ({"consistency": "bps"}, r"MpipsClassifier: .*'bps'"),
         ({"consistency": 3}, r"consistency = 3: must be 'bsp', 'ssp', 'asp', or a value"),
+        ({"consistency": mpips.LocalSGD(4)}, r"must be 'bsp', 'ssp', 'asp', or a value"),
         ({"consistency": mpips.BSP(backup=1)}, r"must have reduce = 'mean' and no backup workers"),
         ({"class_weight": "even"}, r"class_weight"),
     ],
