@@ -667,6 +667,11 @@ class WorkerClock:
 
     now: int
     pushed_at: int
+    wait_s: float
+    @property
+    def direct_push_s(self) -> float: ...
+    @property
+    def direct_pull_s(self) -> float: ...
     def __init__(self) -> None: ...
 
 class PushRequest:

@@ -14,12 +14,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import cast
 
 import msgspec
 
 from mpips.mpi.messages import Evaluated, Figures, Heartbeat
 from mpips.rundir.files import RankPlace, RankRow
+from mpips.rundir.history import Counts
+from mpips.scheduler.history_file import counts_of
 
 _WINDOW = 6  # heartbeats over which rates are measured, at most
 _WINDOW_S = 5.0  # s over which rates are measured, if this is two heartbeats or more
@@ -178,6 +181,17 @@ class RankTable:
         """Return all ranks in the form of `ranks.json`, by rank."""
         return tuple(_row(rank) for rank in self._ranks)
 
+    def counts(self, generation: int, step: int, folder: Path) -> Counts:
+        """Return the counts of all ranks as a line of `history.jsonl`.
+
+        Args:
+            generation: Generation number of this attempt.
+            step: Step of the run.
+            folder: A folder of the file system whose free space the line has.
+        """
+        figures, clocks = [r.last for r in self._ranks], [r.clock for r in self._ranks]
+        return counts_of(figures, clocks, self.places, generation, step, folder)
+
     def totals(self) -> RankTotals:
         """Return the sums over all workers. Cheap, so call it often."""
         pushed, pulled, judged, stale, push_rate, pull_rate, n_known = self._sums
@@ -217,5 +231,6 @@ def _row(rank: _Rank) -> RankRow:
         max_staleness=last.max_staleness,
         queue=last.queue,
         memory_bytes=last.memory_bytes,
+        links=tuple(last.links),
         heard_s=round(rank.received_s, 3),
     )

@@ -23,6 +23,7 @@ from mpips.mpi.messages import Evaluated, Report
 from mpips.recovery.saving import Saving
 from mpips.rundir.directory import Supervised, replace_json
 from mpips.rundir.files import Event, Finished, Progress, Ranks, StartPoint, Status
+from mpips.scheduler.history_file import HistoryFile, JobTables
 from mpips.scheduler.job_statistics import last_checkpoint
 from mpips.scheduler.metrics_file import MetricsFile
 from mpips.scheduler.rank_table import RankTable
@@ -32,6 +33,7 @@ from mpips.snapshot.coordinator import Coordinator
 INTERVAL_S = 1.0  # s, least time between two writes of the status
 _RANKS_PER_S = 500.0  # rows of ranks.json that are written per second, if INTERVAL_S is not longer
 _NO_PATHS: Mapping[str, int] = {}
+_NO_TABLES = JobTables()
 OnReport = Callable[[int, Report], None]
 
 
@@ -62,6 +64,7 @@ class RunRecorder:
         clock: Callable[[], float] = time.monotonic,
         timeout_s: float = math.inf,
         paths: Mapping[str, int] = _NO_PATHS,
+        tables: JobTables = _NO_TABLES,
     ) -> None:
         """Write the first status and the event "began". Blocks for these writes.
 
@@ -75,11 +78,13 @@ class RunRecorder:
             clock: Returns monotonic time, seconds.
             timeout_s: Timeout of the job, which bounds the interval of heartbeats.
             paths: Number of workers by the name of a path that their dense updates take.
+            tables: Names and places of the tables.
         """
         self._paths = dict(paths)
         self._run = run
         self._clock = clock
         self._metrics = MetricsFile(run, timeout_s)
+        self._history = HistoryFile(run, rank_table.places, tables)
         self._rank_table = rank_table
         self._run_progress = run_progress
         self._start = start
@@ -225,6 +230,7 @@ class RunRecorder:
             self._next_ranks = now + self._ranks_s
             self._write_ranks()
         self._metrics.thin_if_due()
+        self._write_history(now)
 
     def _pace(self) -> dict[str, Any]:
         """Return the fields of the progress that come from the rank table and the progress of the run."""
@@ -254,6 +260,15 @@ class RunRecorder:
             "pull_bytes_per_s": p.pull_bytes_per_s,
         }
         self._metrics.append(line)
+
+    def _write_history(self, now: float) -> None:
+        """Add lines to history.jsonl that are due."""
+        run, step = self._run, self._progress.step
+        self._history.note_checkpoint(self._checkpoint, step)
+        if self._history.is_due(now):
+            counts = self._rank_table.counts(run.generation, step, run.folder.path)
+            self._history.add(now, counts)
+        self._history.thin_if_due()
 
     def _write_status(self, state: str) -> None:
         """Write status.json, and places.json the first time."""
@@ -294,6 +309,7 @@ class RunRecorder:
             OSError: The mark cannot be written.
         """
         self._next = self._next_ranks = -math.inf
+        self._history.hurry()
         self._checkpoint = last_checkpoint(statistics).get("path", self._checkpoint)
         self.look({row["worker"]: row["clock"] for row in statistics["workers"]})
         if not self._run.holds_lease():
@@ -331,6 +347,7 @@ def open_recorder(
     in_memory: bool = False,
     timeout_s: float = math.inf,
     paths: Mapping[str, int] = _NO_PATHS,
+    tables: JobTables = _NO_TABLES,
 ) -> RunRecorder | None:
     """Return the recorder of this attempt, or None without a supervisor.
 
@@ -342,6 +359,7 @@ def open_recorder(
         in_memory: True: the next launch can continue in the shared memory that this one leaves.
         timeout_s: Timeout of the job, which bounds the interval of heartbeats.
         paths: Number of workers by the name of a path that their dense updates take.
+        tables: Names and places of the tables.
     """
     if run is None:
         return None
@@ -355,6 +373,7 @@ def open_recorder(
         in_memory,
         timeout_s=timeout_s,
         paths=paths,
+        tables=tables,
     )
 
 

@@ -11,6 +11,7 @@ workers advance only then.
 
 from __future__ import annotations
 
+import heapq
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +25,8 @@ from mpips.model.optimizer import SGD, PythonRule
 from mpips.model.placement import Placement
 from mpips.model.table import EmbeddingTable, Table, native_codec, native_pull_codec
 from mpips.mpi.messages import Figures
+from mpips.process.memory import heap_bytes, shared_memory_bytes
+from mpips.rundir.history import MOST_TABLES
 from mpips.server.durability import NEW, Durability, backup_workers, check_journal
 from mpips.transport.region import (
     MOST_RESERVED,
@@ -351,6 +354,8 @@ class Server:
         f = Figures(at=time.monotonic(), records=c["records"], queue=self.core.queue())
         f.pushed_bytes, f.pulled_bytes = c["bytes_in"], c["bytes_out"]
         f.memory_bytes = self.region.n_bytes
+        f.heap_bytes = heap_bytes()
+        f.shm_used_bytes, f.shm_total_bytes = shared_memory_bytes()
         for i, table in enumerate(self._tables):
             stats = self.core.stats(i)
             f.judged += stats["applied"] + stats["rejected"] + stats["late"]
@@ -360,6 +365,9 @@ class Server:
             )
             if isinstance(table, EmbeddingTable):
                 f.memory_bytes += self.core.memory_bytes(i)
+            f.tables[i] = stats["updates"]
+        if len(f.tables) > MOST_TABLES:
+            f.tables = dict(heapq.nlargest(MOST_TABLES, f.tables.items(), key=lambda pair: pair[1]))
         return f
 
     def statistics(self) -> dict[str, Any]:

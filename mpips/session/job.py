@@ -29,6 +29,7 @@ from mpips.process import forked
 from mpips.recovery.saving import FixedPlan, Saving, SavingPlan
 from mpips.rundir.directory import Supervised
 from mpips.rundir.files import RankPlace
+from mpips.scheduler.history_file import job_tables
 from mpips.scheduler.rank_table import RankTable
 from mpips.scheduler.recorder import OnReport, RunRecorder, is_saved, open_recorder, recorded
 from mpips.scheduler.run_progress import RunProgress
@@ -180,6 +181,7 @@ class Job:
                     p.warm,
                     p.options.timeout_s,
                     p.links.paths,
+                    job_tables(p.tables, p.placement, p.links.pairs),
                 )
                 scheduler = self._make_scheduler(endpoint, on_report, recorder, requests)
             with requests:

@@ -30,6 +30,7 @@ from mpips.recovery.restore import restore
 from mpips.recovery.saving import FixedPlan, Saving, SavingPlan
 from mpips.rundir.directory import Supervised
 from mpips.rundir.files import RankPlace
+from mpips.scheduler.history_file import job_tables
 from mpips.scheduler.job_statistics import complete_statistics
 from mpips.scheduler.rank_table import RankTable
 from mpips.scheduler.recorder import OnReport, open_recorder
@@ -178,6 +179,7 @@ class LocalJob:
             self.saving,
             run_progress,
             paths={"shared": 1} if has_dense else {},
+            tables=job_tables(self._tables, self._placement, [["local"]]),
         )
         scheduler = LocalScheduler(on_report, recorder, self.rank_table)
         server_part = self._make_server_part(scheduler)
@@ -305,7 +307,10 @@ def run_local(
 def _figures(connection: Connection, server: Server) -> Figures:
     """Return the worker's figures, with the memory of the server."""
     found = connection.figures()
-    found.memory_bytes = server.figures().memory_bytes
+    of_server = server.figures()
+    found.memory_bytes, found.tables = of_server.memory_bytes, of_server.tables
+    found.shm_used_bytes = of_server.shm_used_bytes
+    found.shm_total_bytes = of_server.shm_total_bytes
     return found
 
 

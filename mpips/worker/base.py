@@ -231,4 +231,11 @@ class Handle:
                 + connection.blame(server)
             )
 
-        return PolledRequest(advance, finish, late, connection.timeout_s, connection.poll)
+        return PolledRequest(
+            advance,
+            finish,
+            late,
+            connection.timeout_s,
+            connection.poll,
+            connection.spent.waited,
+        )

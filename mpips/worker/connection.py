@@ -29,6 +29,7 @@ from mpips.worker.collectives import Collectives
 from mpips.worker.connection_options import ConnectionOptions, Disowning, needs_common_clock
 from mpips.worker.control_plane import ControlPlane
 from mpips.worker.replicated_tables import ReplicatedPart, ReplicatedTables
+from mpips.worker.spent import TimeSpent
 from mpips.worker.staging import Staging
 
 FAULTS = _native.FAULTS  # True where a test ends this process at a fault point
@@ -44,6 +45,7 @@ class Connection:
         control: Messages to and from the scheduler.
         timeout_s: Bound of every wait, in seconds.
         clock_state: The worker's clock, which native code reads.
+        spent: The time that the worker has spent on waits, pushes and pulls.
         position: The worker's start, its random stream and its cursor.
         snapshot: The worker's part in checkpoints.
         staging: The worker's staging memory.
@@ -83,6 +85,7 @@ class Connection:
         self.n_workers = len(names)
         self.clock_state = _native.WorkerClock()
         self.clock_state.now = start.first_clock
+        self.spent = TimeSpent(self.clock_state)
         control.clock = start.first_clock
         self._writes_position = start.writes_position
         self._arrivals = Arrivals(self, start.partners)
@@ -159,6 +162,7 @@ class Connection:
     def clock(self) -> None:
         """End the worker's clock; see Worker.clock."""
         self.control.state = "between clocks"
+        mark = self.spent.mark()
         if FAULTS:
             _native.fault_point("clock-begun")
         if self.replicated is not None:
@@ -185,10 +189,13 @@ class Connection:
         self.control.clock = self.now
         self.snapshot.note_tick(self.now)
         self.control.state = "computing"
+        self.spent.pushed(mark)
         self.control.poll()
         self.collectives.poll()
         if self.control.cut.pending is not None and not self._repeats:
+            began, wait_s = time.monotonic(), self.clock_state.wait_s
             self.snapshot.at_tick(self.now, self.wait_until)
+            self.spent.cut(began, wait_s)
 
     @property
     def _repeats(self) -> bool:
@@ -263,7 +270,9 @@ class Connection:
 
     def figures(self) -> Figures:
         """Return this worker's counts, by its last looks at the servers. Cheap; allowed during a wait."""
-        return counts.figures(self.channels, self.replicated, self._samples)
+        found = counts.figures(self.channels, self.replicated, self._samples, self.n_workers)
+        self.spent.add_to(found)
+        return found
 
     def keep_pace(self, bound: int) -> None:
         """Wait for slower workers; see Worker.keep_pace."""
@@ -353,11 +362,12 @@ class Connection:
         Raises:
             StallError: It was not True within `timeout_s`; the message is that of `late()`.
         """
-        deadline = time.monotonic() + self.timeout_s
+        began = time.monotonic()
         while not done():
             self.poll()
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= began + self.timeout_s:
                 raise StallError(f"{late()} (waited {self.timeout_s:g} s)")
+        self.spent.waited(time.monotonic() - began)
 
     def poll(self) -> None:
         """Take control messages during a wait. Cheap; call it a few times per second at least."""

@@ -125,6 +125,7 @@ class EmbeddingHandle(Handle):
         """Request the rows of a plan. The request owns the plan and returns it to `_plans` at its end."""
         connection = self._connection
         connection.control.state = f"pulling {self.name!r}"
+        mark = connection.spent.mark()
         rows = np.empty((len(plan), self.dim), np.float32) if out is None else out
         starts: dict[int, int] = {}
         ends: dict[int, int] = {}
@@ -143,6 +144,7 @@ class EmbeddingHandle(Handle):
                 connection.wait_credit(server)
         connection.send(ends)
         connection.control.state = "computing"
+        connection.spent.pulled(mark)
         missing = dict(ends)
 
         def advance(max_s: float) -> bool:
@@ -165,7 +167,14 @@ class EmbeddingHandle(Handle):
                 + connection.blame(server)
             )
 
-        return PolledRequest(advance, finish, late, connection.timeout_s, connection.poll)
+        return PolledRequest(
+            advance,
+            finish,
+            late,
+            connection.timeout_s,
+            connection.poll,
+            connection.spent.fetched,
+        )
 
     def _versions(self, starts: dict[int, int]) -> dict[int, int]:
         """Return the versions that a pull has fetched, by server; `starts`: its first records."""
@@ -228,13 +237,16 @@ class EmbeddingHandle(Handle):
         repeats = plan.n_unique < len(plan)
         rows = self._checked_sums(plan, rows, base) if repeats else self._checked(rows, base)
         self._connection.control.state = f"pushing {self.name!r}"
+        mark = self._connection.spent.mark()
         key = self._random_key() if self._codec is not None else 0
         ends = {
             server: self._push_group(server, count, plan, rows, base, key)
             for server, count in self._groups(plan)
         }
         self._connection.control.state = "computing"
-        return plan, self._request(ends)
+        request = self._request(ends)
+        self._connection.spent.pushed(mark)
+        return plan, request
 
     def _checked_sums(self, plan: _native.KeyPlan, rows: Float32, base: Float32 | None) -> Float32:
         """Check a push with equal keys, of which the writer sends the sums of their rows; as `_checked`.

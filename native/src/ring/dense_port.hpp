@@ -14,12 +14,32 @@
 // error message is refused here with nothing written; the caller then takes the general path.
 namespace mpips {
 
+// Seconds that calls of one kind take. Long calls are all timed, of short ones every 13th, which
+// stands for those before it: so a short call costs a decrement.
+class CallTime {
+ public:
+  // Return true if this call is to be timed; `add` then follows.
+  bool due() noexcept { return --left_ == 0; }
+  void add(double seconds) noexcept {
+    total_s_ += seconds * weight_;
+    weight_ = left_ = seconds > long_s ? 1 : 13;
+  }
+  double total_s() const noexcept { return total_s_; }
+
+ private:
+  static constexpr double long_s = 20e-6;
+  double total_s_ = 0.0;
+  int weight_ = 1, left_ = 1;
+};
+
 // State that all handles of a worker share. Only the worker's thread writes it.
 struct WorkerClock {
   std::uint64_t now = 0;        // number of clocks that this worker has ended
   std::int64_t pushed_at = -1;  // the clock of its last push; -1: no push yet
   double next_poll_s = 0.0;
   std::uint32_t calls = 0;
+  CallTime pushes, pulls;  // direct ones
+  double wait_s = 0.0;     // seconds of waits, in Python too
 
   // Return true every few milliseconds, when it is time to check signals and the scheduler. Called
   // at every operation; it reads the time at every 16th call.
@@ -94,6 +114,10 @@ class DensePort {
   bool pull(float* out);
 
  private:
+  // Wait a short time until `done()`, and count the time; return false if it is still false.
+  template <class Done>
+  bool wait_short(Done done) noexcept;
+
   struct Bounce {
     std::size_t offset;
     std::vector<PushEnd> ends;  // of the last push that was copied there
