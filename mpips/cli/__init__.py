@@ -29,6 +29,7 @@ _COMMANDS = {
     "ls": "mpips.cli.ls",
     "plan": "mpips.cli.plan",
     "predict": "mpips.cli.predict",
+    "report": "mpips.cli.report",
     "run": "mpips.cli.run",
     "serve": "mpips.cli.serve",
     "stop": "mpips.cli.stop",
@@ -36,6 +37,7 @@ _COMMANDS = {
     "sweep": "mpips.cli.sweep",
     "top": "mpips.cli.top",
     "train": "mpips.cli.train",
+    "web": "mpips.cli.web",
 }
 
 

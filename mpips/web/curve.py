@@ -1,0 +1,167 @@
+"""The curves of a run from metrics.jsonl: rows of progress with a bounded number, and evaluations.
+
+A row stands for one line or for several that were merged, as `mpips.rundir.thinning` merges them: sums at
+the end of its time, means weighted by samples or by time. So the page draws a long run as fast as a short
+one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+_MOST_ROWS = 3000  # rows from which on neighbours are merged, two and two
+_MOST_TESTS = 2000  # evaluations that are held; the page draws no more
+
+
+class _Line(msgspec.Struct):
+    """A line of metrics.jsonl: of progress, or with `test` of an evaluation."""
+
+    time_s: float
+    generation: int
+    step: int = 0
+    epoch: int = 0
+    samples: int = 0
+    loss: float | None = None
+    samples_per_s: float | None = None
+    staleness: float | None = None
+    push_bytes_per_s: float | None = None
+    pull_bytes_per_s: float | None = None
+    test: dict[str, float | None] | None = None
+
+
+# Columns of a row that is sent to the page.
+COLUMNS = (
+    "time_s",
+    "step",
+    "samples",
+    "loss",
+    "samples_per_s",
+    "staleness",
+    "push",
+    "pull",
+    "generation",
+)
+_MEANS = (
+    (3, 0),
+    (4, 1),
+    (5, 0),
+    (6, 1),
+    (7, 1),
+)  # column, and index of its weight in a row's weights
+Row = tuple[Any, ...]
+
+
+class Curve:
+    """Rows of one run. One thread uses it at a time.
+
+    Attributes:
+        rows: Rows in the order of COLUMNS, the oldest first.
+        tests: Evaluations: time, step, samples, metrics by name.
+        epoch: A number that changes when rows other than new ones have changed.
+        n_lines: Lines of progress that were read.
+    """
+
+    def __init__(self, epoch: int = 0) -> None:
+        """Begin without rows. `epoch`: the first one."""
+        self.rows: list[Row] = []
+        self.tests: list[tuple[float, int, int, dict[str, float | None]]] = []
+        self.epoch = epoch
+        self.n_lines = 0
+        self._weights: list[tuple[float, float]] = []  # samples and seconds of each row
+        self._decode = msgspec.json.Decoder(_Line).decode
+        self._generation = -1
+        self._offset = 0  # samples before this attempt; steps that an attempt repeats count once
+        self._last = 0  # samples of the last line of this attempt
+
+    def add(self, lines: Iterable[bytes]) -> None:
+        """Add lines of the file; those that are damaged or of another form are skipped."""
+        for encoded in lines:
+            try:
+                line = self._decode(encoded)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                continue
+            if not math.isfinite(line.time_s):
+                continue
+            if line.test is not None:
+                self._add_test(line)
+            elif line.samples_per_s is not None:
+                self._add_row(line)
+
+    def _add_test(self, line: _Line) -> None:
+        if len(self.tests) >= _MOST_TESTS:
+            del self.tests[::2]
+            self.epoch += 1
+        samples = self.rows[-1][2] if self.rows else 0
+        assert line.test is not None
+        self.tests.append((line.time_s, line.step, samples, line.test))
+
+    def _add_row(self, line: _Line) -> None:
+        if line.generation != self._generation:
+            self._begin(line)
+        n = max(line.samples - self._last, 0)
+        self._last = line.samples
+        rate = line.samples_per_s or 0.0
+        row = (
+            line.time_s,
+            line.step,
+            self._offset + line.samples,
+            line.loss,
+            line.samples_per_s,
+            line.staleness,
+            line.push_bytes_per_s,
+            line.pull_bytes_per_s,
+            line.generation,
+        )
+        self.n_lines += 1
+        self.rows.append(row)
+        self._weights.append((float(n), n / rate if rate > 0 else 0.0))
+        if len(self.rows) > _MOST_ROWS:
+            self._merge()
+
+    def _begin(self, line: _Line) -> None:
+        """Begin an attempt: its samples follow those of the step that it started from.
+
+        The file has no samples of that step. A step of this attempt has as many samples as one of those
+        before.
+        """
+        self._offset = 0
+        if self.rows and self.rows[-1][1] > 0:
+            per_step = self.rows[-1][2] / self.rows[-1][1]
+            self._offset = max(round(per_step * line.step) - line.samples, 0)
+        self._generation, self._last = line.generation, 0
+
+    def _merge(self) -> None:
+        """Merge all neighbours of one attempt, two and two."""
+        rows, weights = self.rows, self._weights
+        merged, sums = list[Row](), list[tuple[float, float]]()
+        i = 0
+        while i < len(rows):
+            if i + 1 == len(rows) or rows[i][8] != rows[i + 1][8]:
+                merged.append(rows[i])
+                sums.append(weights[i])
+                i += 1
+                continue
+            merged.append(_merged(rows[i], rows[i + 1], weights[i], weights[i + 1]))
+            sums.append((weights[i][0] + weights[i + 1][0], weights[i][1] + weights[i + 1][1]))
+            i += 2
+        self.rows, self._weights = merged, sums
+        self.epoch += 1
+
+
+def _merged(a: Row, b: Row, of_a: tuple[float, float], of_b: tuple[float, float]) -> Row:
+    """Return the row that stands for two neighbours."""
+    row = list(b)
+    for column, weight in _MEANS:
+        first, second = a[column], b[column]
+        if first is None or second is None:
+            # A loss that is no number makes the mean none, too.
+            row[column] = None if column == 3 else first if second is None else second
+            continue
+        total = of_a[weight] + of_b[weight]
+        share = of_a[weight] / total if total > 0 else 0.5
+        row[column] = first * share + second * (1 - share)
+    return tuple(row)
