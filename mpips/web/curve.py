@@ -45,6 +45,7 @@ COLUMNS = (
     "pull",
     "generation",
 )
+_LOSS = 3
 _MEANS = (
     (3, 0),
     (4, 1),
@@ -53,6 +54,7 @@ _MEANS = (
     (7, 1),
 )  # column, and index of its weight in a row's weights
 Row = tuple[Any, ...]
+Weights = tuple[float, float]  # samples and seconds of a row
 
 
 class Curve:
@@ -71,14 +73,20 @@ class Curve:
         self.tests: list[tuple[float, int, int, dict[str, float | None]]] = []
         self.epoch = epoch
         self.n_lines = 0
-        self._weights: list[tuple[float, float]] = []  # samples and seconds of each row
+        self._weights: list[Weights] = []  # of each row
         self._decode = msgspec.json.Decoder(_Line).decode
         self._generation = -1
         self._offset = 0  # samples before this attempt; steps that an attempt repeats count once
         self._last = 0  # samples of the last line of this attempt
 
-    def add(self, lines: Iterable[bytes]) -> None:
-        """Add lines of the file; those that are damaged or of another form are skipped."""
+    def add(self, lines: Iterable[bytes], group: int = 1) -> None:
+        """Add lines of the file; those that are damaged or of another form are skipped.
+
+        Args:
+            lines: The lines.
+            group: Number of lines of progress that become one row, to read a long file quickly.
+        """
+        pending = list[tuple[Row, Weights]]()
         for encoded in lines:
             try:
                 line = self._decode(encoded)
@@ -89,7 +97,10 @@ class Curve:
             if line.test is not None:
                 self._add_test(line)
             elif line.samples_per_s is not None:
-                self._add_row(line)
+                if pending and (len(pending) == group or line.generation != self._generation):
+                    self._append(pending)
+                pending.append(self._row_of(line))
+        self._append(pending)
 
     def _add_test(self, line: _Line) -> None:
         if len(self.tests) >= _MOST_TESTS:
@@ -99,7 +110,8 @@ class Curve:
         assert line.test is not None
         self.tests.append((line.time_s, line.step, samples, line.test))
 
-    def _add_row(self, line: _Line) -> None:
+    def _row_of(self, line: _Line) -> tuple[Row, Weights]:
+        """Return the row of a line, and its weights."""
         if line.generation != self._generation:
             self._begin(line)
         n = max(line.samples - self._last, 0)
@@ -117,8 +129,16 @@ class Curve:
             line.generation,
         )
         self.n_lines += 1
-        self.rows.append(row)
-        self._weights.append((float(n), n / rate if rate > 0 else 0.0))
+        return row, (float(n), n / rate if rate > 0 else 0.0)
+
+    def _append(self, pending: list[tuple[Row, Weights]]) -> None:
+        """Add a row that stands for all of these, and empty the list."""
+        if not pending:
+            return
+        rows, weights = [row for row, _ in pending], [of for _, of in pending]
+        pending.clear()
+        self.rows.append(_merged(rows, weights) if len(rows) > 1 else rows[0])
+        self._weights.append((sum(w[0] for w in weights), sum(w[1] for w in weights)))
         if len(self.rows) > _MOST_ROWS:
             self._merge()
 
@@ -137,7 +157,7 @@ class Curve:
     def _merge(self) -> None:
         """Merge all neighbours of one attempt, two and two."""
         rows, weights = self.rows, self._weights
-        merged, sums = list[Row](), list[tuple[float, float]]()
+        merged, sums = list[Row](), list[Weights]()
         i = 0
         while i < len(rows):
             if i + 1 == len(rows) or rows[i][8] != rows[i + 1][8]:
@@ -145,23 +165,29 @@ class Curve:
                 sums.append(weights[i])
                 i += 1
                 continue
-            merged.append(_merged(rows[i], rows[i + 1], weights[i], weights[i + 1]))
+            merged.append(_merged(rows[i : i + 2], weights[i : i + 2]))
             sums.append((weights[i][0] + weights[i + 1][0], weights[i][1] + weights[i + 1][1]))
             i += 2
         self.rows, self._weights = merged, sums
         self.epoch += 1
 
 
-def _merged(a: Row, b: Row, of_a: tuple[float, float], of_b: tuple[float, float]) -> Row:
-    """Return the row that stands for two neighbours."""
-    row = list(b)
+def _merged(rows: list[Row], weights: list[Weights]) -> Row:
+    """Return the row that stands for neighbours: the last one, with weighted means."""
+    found = list(rows[-1])
     for column, weight in _MEANS:
-        first, second = a[column], b[column]
-        if first is None or second is None:
-            # A loss that is no number makes the mean none, too.
-            row[column] = None if column == 3 else first if second is None else second
+        known = [
+            (row[column], of[weight])
+            for row, of in zip(rows, weights, strict=True)
+            if row[column] is not None
+        ]
+        # A loss that is no number makes the mean none, too.
+        if not known or (column == _LOSS and len(known) < len(rows)):
+            found[column] = None
             continue
-        total = of_a[weight] + of_b[weight]
-        share = of_a[weight] / total if total > 0 else 0.5
-        row[column] = first * share + second * (1 - share)
-    return tuple(row)
+        total = sum(w for _, w in known)
+        if total > 0:
+            found[column] = sum(value * w for value, w in known) / total
+        else:
+            found[column] = sum(value for value, _ in known) / len(known)
+    return tuple(found)

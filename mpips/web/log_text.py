@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 from mpips.errors import ConfigError
@@ -39,8 +40,8 @@ def log_tail(
         logs = [log for log in find_logs(run, attempt) if _rank_of(log) == rank]
     except ConfigError:
         return None
-    # A link in the folder of logs may lead anywhere: it is no log.
-    if not logs or logs[0].path.is_symlink() or not logs[0].path.is_file():
+    # A link, or a folder that is one, may lead anywhere: that is no log of the run.
+    if not logs or not lies_in(run, logs[0].path) or not logs[0].path.is_file():
         return None
     log, size = logs[0], _size(logs[0])
     start = max(size - most, 0)
@@ -59,6 +60,11 @@ def log_tail(
         "left_out": start,
         "lines": lines[1 if start else 0 :],
     }
+
+
+def lies_in(run: RunFolder, path: Path) -> bool:
+    """Return True if a path of a run directory leads to a file within it, whatever links there are."""
+    return path.resolve().is_relative_to(run.path.resolve())
 
 
 def _rank_of(log: LogFile) -> int:

@@ -31,9 +31,13 @@ from mpips.rundir.directory import RunFolder, version_of
 from mpips.rundir.history import Counts, read_line
 from mpips.web.curve import COLUMNS, Curve
 from mpips.web.line_file import LineFile, sample
+from mpips.web.log_text import lies_in
 
 _SLICE_S = 0.25  # s that `refresh` reads a long file for; the next call goes on
 _LONG_BYTES = 8 << 20  # bytes; of a longer file a sample is shown until it is read
+_BYTES_PER_ROW = (
+    400_000  # bytes of a long file divided by this: lines that become one row, of about 200 bytes
+)
 _N_SAMPLES = 2000  # lines of that sample
 _MOST_VALUES = 6000  # ranks times lines of history that are held
 _LEAST_LINES = 24  # of these lines, with however many ranks
@@ -100,6 +104,7 @@ class RunData:
         self._lines = LineFile(self.run.history_file)
         self._curve = Curve()
         self._sampled: Curve | None = None  # shown until a long file is read
+        self._group = 1  # lines that become one row, while a long file is read
         self._history = History()
         self._state: dict[str, Any] = {}
         self._config: dict[str, Any] = {}
@@ -157,13 +162,19 @@ class RunData:
         end = time.monotonic() + _SLICE_S
         while True:
             replaced, lines = self._metrics.read()
+            # Let a long file have about so many rows that they need not be merged again.
+            left = self._metrics.size - self._metrics.offset
+            if left > _LONG_BYTES:
+                self._group = max(self._group, self._metrics.size // _BYTES_PER_ROW)
             if replaced:
                 # Go on with a new curve: nothing of the old file may stay.
                 new = Curve(self._curve.epoch + 1)
             if lines:
+                curve = new or self._curve
                 with self._lock:
-                    (new or self._curve).add(lines)
+                    curve.add(lines, self._group)
             if not lines or self._metrics.at_end:
+                self._group = 1
                 return new, None
             if time.monotonic() > end:
                 break
@@ -188,6 +199,8 @@ class RunData:
             return None
         self._config_version = version
         found: dict[str, Any] = {"attempts": there, "config": {}, "result": {}, "reasons": []}
+        if not all(lies_in(self.run, file) for file in files):
+            return found
         try:
             found["config"], found["result"] = values_of(self.run)
             decided = msgspec.json.decode(self.run.placement_file.read_bytes())
@@ -266,5 +279,5 @@ def _state_of(view: View, run: RunFolder) -> dict[str, Any]:
         "ranks": msgspec.to_builtins(view.ranks),
         "quiet_s": view.quiet_s,
         "events": [msgspec.to_builtins(event) for event in view.events[-_MOST_EVENTS:]],
-        "summary": view.summary,
+        "summary": view.summary if lies_in(run, run.path / "summary.txt") else "",
     }

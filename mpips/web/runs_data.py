@@ -87,6 +87,10 @@ class RunsData:
             if run is not None:
                 run.refresh()
 
+    def is_loading(self, names: Iterable[str]) -> bool:
+        """Return True while a long file of one of these runs has not been read to its end."""
+        return any(run.is_loading for run in map(self.get, names) if run is not None)
+
 
 def _row(path: Path, created_s: float) -> dict[str, Any]:
     """Return a run in one line."""

@@ -149,8 +149,10 @@ class PageServer:
                 self._changed.notify_all()
             # A new browser need not wait for the next reading.
             self._wake.clear()
+            # Go on at once with a long file.
+            pause = 0.0 if self._runs.is_loading(self._watched) else self._refresh_s
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), self._refresh_s)
+                await asyncio.wait_for(self._wake.wait(), pause)
 
     async def _events(self, request: Request) -> Response:
         await run_in_threadpool(self._runs.listed)

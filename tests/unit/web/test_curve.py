@@ -107,3 +107,20 @@ def test_a_restarted_attempt_goes_on_at_its_samples() -> None:
     assert [named(row)["samples"] for row in curve.rows[-3:]] == [80, 56, 64]
     # Attempts are not merged with each other.
     assert [named(row)["generation"] for row in curve.rows[-3:]] == [0, 1, 1]
+
+
+def test_groups_of_lines_are_rows_with_the_same_means() -> None:
+    lines = [line(s, loss=float(s), samples=s * (s + 1) // 2) for s in range(1, 13)]
+    one, grouped = Curve(), Curve()
+    one.add(lines)
+    grouped.add(lines, group=5)
+    assert [named(row)["step"] for row in grouped.rows] == [5, 10, 12]
+    # Line s has s samples, so the mean of the first five is that of squares.
+    assert named(grouped.rows[0])["loss"] == sum(s * s for s in range(1, 6)) / 15
+    assert grouped.n_lines == 12
+    # A group ends with its attempt, and a value that is no number makes a loss none.
+    grouped.add([line(13, 1, loss=None), line(14, 1), line(15, 2)], group=5)
+    assert [(named(row)["step"], named(row)["loss"]) for row in grouped.rows[3:]] == [
+        (14, None),
+        (15, 1 / 15),
+    ]

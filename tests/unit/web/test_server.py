@@ -128,6 +128,29 @@ def test_a_link_among_the_logs_is_not_followed(tmp_path: Path) -> None:
     assert b"secret" not in body
 
 
+def test_files_and_folders_that_are_links_out_of_the_run_are_not_shown(tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    files = full_run(folder)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name, text in (
+        ("rank-3.log", "a secret\n"),
+        ("summary.txt", "a secret\n"),
+        ("config.json", '{"x": "a secret"}'),
+    ):
+        (elsewhere / name).write_text(text)
+    files.run.config_file.unlink()
+    files.run.config_file.symlink_to(elsewhere / "config.json")
+    (files.path / "summary.txt").symlink_to(elsewhere / "summary.txt")
+    files.run.attempt(1).symlink_to(elsewhere)
+    with page_of(folder) as page, page.events("runs=job") as events:
+        assert "secret" not in str(run_part(events, "job"))
+        status, body, _ = page.ask("log?run=job&attempt=1&rank=3")
+    assert status == 404
+    assert b"secret" not in body
+
+
 def test_other_methods_are_refused(tmp_path: Path) -> None:
     full_run(tmp_path)
     with page_of(tmp_path) as page:
