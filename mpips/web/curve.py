@@ -8,12 +8,12 @@ one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
-_MOST_ROWS = 3000  # rows from which on neighbours are merged, two and two
+_MOST_ROWS = 3000  # rows above which neighbours are merged, to half of it
 _MOST_TESTS = 2000  # evaluations that are held; the page draws no more
 
 
@@ -155,21 +155,34 @@ class Curve:
         self._generation, self._last = line.generation, 0
 
     def _merge(self) -> None:
-        """Merge all neighbours of one attempt, two and two."""
-        rows, weights = self.rows, self._weights
+        """Merge rows of one attempt that lie close together: those left are spread over time evenly."""
+        places = even_places([(row[8], row[0]) for row in self.rows], _MOST_ROWS // 2)
         merged, sums = list[Row](), list[Weights]()
-        i = 0
-        while i < len(rows):
-            if i + 1 == len(rows) or rows[i][8] != rows[i + 1][8]:
-                merged.append(rows[i])
-                sums.append(weights[i])
-                i += 1
+        begin = 0
+        for end in range(1, len(places) + 1):
+            if end < len(places) and places[end] == places[begin]:
                 continue
-            merged.append(_merged(rows[i : i + 2], weights[i : i + 2]))
-            sums.append((weights[i][0] + weights[i + 1][0], weights[i][1] + weights[i + 1][1]))
-            i += 2
+            weights = self._weights[begin:end]
+            merged.append(
+                _merged(self.rows[begin:end], weights) if end - begin > 1 else self.rows[begin]
+            )
+            sums.append((sum(w[0] for w in weights), sum(w[1] for w in weights)))
+            begin = end
         self.rows, self._weights = merged, sums
         self.epoch += 1
+
+
+def even_places(rows: Sequence[tuple[int, float]], n: int) -> list[tuple[int, int]]:
+    """Return attempt and interval of each row, with `n` equal intervals from the first row to the last.
+
+    Args:
+        rows: Generation and Unix time of each row, the oldest first.
+        n: Number of intervals.
+    """
+    first, last = min(t for _, t in rows), max(t for _, t in rows)
+    if last <= first:
+        return [(generation, i * n // len(rows)) for i, (generation, _) in enumerate(rows)]
+    return [(g, min(int((t - first) / (last - first) * n), n - 1)) for g, t in rows]
 
 
 def _merged(rows: list[Row], weights: list[Weights]) -> Row:

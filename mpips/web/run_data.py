@@ -29,7 +29,7 @@ from mpips.monitor.logs import attempts
 from mpips.monitor.top import View, look
 from mpips.rundir.directory import RunFolder, version_of
 from mpips.rundir.history import Counts, read_line
-from mpips.web.curve import COLUMNS, Curve
+from mpips.web.curve import COLUMNS, Curve, even_places
 from mpips.web.line_file import LineFile, sample
 from mpips.web.log_text import lies_in
 
@@ -58,14 +58,14 @@ class History:
 
     Attributes:
         marks: Heads and checkpoints, as they are in the file.
-        rows: Counts, as they are in the file, each with its generation.
+        rows: Counts, as they are in the file, each with its generation and Unix time.
         epoch: A number that changes when lines other than new ones have changed.
     """
 
     def __init__(self, epoch: int = 0) -> None:
         """Begin without lines. `epoch`: the first one."""
         self.marks: list[bytes] = []
-        self.rows: list[tuple[int, bytes]] = []
+        self.rows: list[tuple[int, float, bytes]] = []
         self.epoch = epoch
 
     def add(self, lines: list[bytes]) -> None:
@@ -73,21 +73,28 @@ class History:
         for encoded in lines:
             line = read_line(encoded)
             if isinstance(line, Counts):
-                self.rows.append((line.generation, encoded))
+                self.rows.append((line.generation, line.time_s, encoded))
                 most = max(_MOST_VALUES // max(len(line.clock), 1), _LEAST_LINES)
                 if len(self.rows) > most:
-                    self._halve()
+                    self._thin(most // 2)
             elif line is not None:
                 self.marks.append(encoded)
 
-    def _halve(self) -> None:
-        """Leave out every second line but the ends of attempts. Counts are sums, so the others stay exact."""
+    def _thin(self, n: int) -> None:
+        """Leave out lines so that about `n` are left, spread over time evenly.
+
+        Counts are sums, so those left stay exact. The first line of an attempt stays, and the last line of
+        every interval.
+        """
         rows = self.rows
-        last = len(rows) - 1
+        places = even_places([row[:2] for row in rows], n)
         self.rows = [
             row
             for i, row in enumerate(rows)
-            if i % 2 == 0 or i == last or rows[i + 1][0] != row[0] or rows[i - 1][0] != row[0]
+            if i == 0
+            or i + 1 == len(rows)
+            or places[i] != places[i + 1]
+            or places[i][0] != places[i - 1][0]
         ]
         self.epoch += 1
 
@@ -254,7 +261,7 @@ class RunData:
             "marks_from": marks,
             "marks": [msgspec.Raw(line) for line in history.marks[marks:]],
             "from": rows,
-            "rows": [msgspec.Raw(line) for _, line in history.rows[rows:]],
+            "rows": [msgspec.Raw(line) for *_, line in history.rows[rows:]],
         }
         cursor.history = history.epoch, len(history.marks), len(history.rows)
 

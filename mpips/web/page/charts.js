@@ -20,6 +20,12 @@ const timeTicks = (low, high, n) => {
   for (let t = Math.ceil(low / step) * step; t <= high; t += step) found.push(t);
   return found;
 };
+// A time on an axis: as short as the span allows.
+const tickTime = (t, span) => {
+  if (span > 172800) return Number((t / 86400).toFixed(1)) + " d";
+  if (span <= 7200) return duration(t);
+  return t % 3600 === 0 ? t / 3600 + " h" : Number((t / 3600).toFixed(1)) + " h";
+};
 const logTicks = (low, high) => {
   const found = [];
   for (let p = Math.ceil(low - 1e-9); p <= high + 1e-9; p++) found.push(p);
@@ -109,7 +115,7 @@ const lineChart = (series, options) => {
   const isTime = options.x === "time", n = Math.max(2, Math.floor(width / 85));
   for (const t of isTime ? timeTicks(x0, x1, n) : ticks(x0, x1, n)) {
     const x = px(t);
-    svg.append(draw("line", {class: "axis", x1: x, x2: x, y1: height - bottom, y2: height - bottom + 4}), draw("text", {x, y: height - 5, "text-anchor": x > width - 40 ? "end" : "middle"}, isTime ? duration(t) : short(t)));
+    svg.append(draw("line", {class: "axis", x1: x, x2: x, y1: height - bottom, y2: height - bottom + 4}), draw("text", {x, y: height - 5, "text-anchor": x > width - 40 ? "end" : "middle"}, isTime ? tickTime(t, x1 - x0) : short(t)));
   }
   svg.append(draw("line", {class: "axis", x1: left, x2: width - right, y1: height - bottom, y2: height - bottom}));
   for (const s of shown) {

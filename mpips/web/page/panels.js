@@ -223,7 +223,7 @@ const linksPanel = (run) => {
     td.style.background = `color-mix(in srgb, var(--s0) ${Math.round(38 * share)}%, var(--card))`;
     return td;
   };
-  return card("links", "Bytes of each link", `pushed / pulled, attempt ${head.generation}`, "", make("div", {class: "scroll"}, make("table", {}, make("tr", {}, make("th", {}, ""), Array.from({length: n}, (_, i) => make("th", {class: "n"}, "server " + i))),
+  return card("links", "Bytes of each link", `pushed / pulled, attempt ${head.generation}`, n > 3 ? "wide" : "", make("div", {class: "scroll"}, make("table", {class: "matrix"}, make("tr", {}, make("th", {}, ""), Array.from({length: n}, (_, i) => make("th", {class: "n"}, "server " + i))),
     rows.map((w) => make("tr", {"data-link": w.label}, make("td", {}, w.label), w.links.map((pair, server) => cell(pair, (head.transports[Number(w.label.split(" ")[1])] || [])[server])))))));
 };
 
@@ -266,7 +266,7 @@ const placementPanel = (run) => {
   });
   const reasons = ((run.config && run.config.reasons) || []).map((text) => make("p", {class: "note"}, text));
   const more = head.placement.length > 40 ? make("p", {class: "note"}, `The first 40 of ${head.placement.length} tables.`) : null;
-  return card("placement", "Tables on servers", "bytes of values", "", make("div", {class: "scroll"}, make("table", {}, make("tr", {}, make("th", {}, "table"), Array.from({length: n}, (_, i) => make("th", {class: "n"}, "server " + i))), rows)), more, reasons);
+  return card("placement", "Tables on servers", "bytes of values", n > 3 ? "wide" : "", make("div", {class: "scroll"}, make("table", {class: "matrix"}, make("tr", {}, make("th", {}, "table"), Array.from({length: n}, (_, i) => make("th", {class: "n"}, "server " + i))), rows)), more, reasons);
 };
 
 // --- Events, configuration, logs -------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ const eventsPanel = (run, view) => {
     if ((e.kind === "failed" || e.kind === "finished") && begun !== null) { bar(begun, e.x); begun = null; }
   }
   if (begun !== null) bar(begun, end);
-  for (const t of timeTicks(0, end, Math.floor(width / 130))) svg.append(draw("line", {class: "axis", x1: px(t), x2: px(t), y1: 34, y2: 38}), draw("text", {x: px(t), y: 51, "text-anchor": px(t) < 30 ? "start" : px(t) > width - 40 ? "end" : "middle"}, duration(t)));
+  for (const t of timeTicks(0, end, Math.floor(width / 130))) svg.append(draw("line", {class: "axis", x1: px(t), x2: px(t), y1: 34, y2: 38}), draw("text", {x: px(t), y: 51, "text-anchor": px(t) < 30 ? "start" : px(t) > width - 40 ? "end" : "middle"}, tickTime(t, end)));
   svg.append(draw("line", {class: "axis", x1: left, x2: width - right, y1: 34, y2: 34}));
   for (const e of events) {
     const x = px(e.x), shapes = {failed: `M${x - 5} 17l10 10m0 -10l-10 10`, began: `M${x} 12v20`, checkpoint: `M${x} 16l6 6l-6 6l-6 -6z`, finished: `M${x - 6} 22l4 5l8 -10`};
