@@ -162,7 +162,7 @@ class Connection:
     def clock(self) -> None:
         """End the worker's clock; see Worker.clock."""
         self.control.state = "between clocks"
-        mark = self.spent.mark()
+        self.clock_state.begin()
         if FAULTS:
             _native.fault_point("clock-begun")
         if self.replicated is not None:
@@ -189,7 +189,7 @@ class Connection:
         self.control.clock = self.now
         self.snapshot.note_tick(self.now)
         self.control.state = "computing"
-        self.spent.pushed(mark)
+        self.clock_state.end_push()
         self.control.poll()
         self.collectives.poll()
         if self.control.cut.pending is not None and not self._repeats:

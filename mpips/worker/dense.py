@@ -96,7 +96,7 @@ class DenseHandle(Handle):
             return out
         self._check_open("a pull of")
         check_out(out, self.shape, True)
-        self._connection.control.state = f"pulling {self.name!r}"
+        self._connection.control.state = self._pulling
         self._settle()
         began, waited = time.monotonic(), self._connection.clock_state.wait_s
         flat = out.reshape(-1)
@@ -269,8 +269,8 @@ class DenseHandle(Handle):
         path_checks = self._path_checks and self._connection.staging.offset_of(update) is None
         if not path_checks:
             update = self._checked(update, base)
-        self._connection.control.state = f"pushing {self.name!r}"
-        mark = self._connection.spent.mark()
+        self._connection.control.state = self._pushing
+        self._connection.clock_state.begin()
         values = update.reshape(-1)
         base_values = base.reshape(-1) if base is not None else None
         if self._encoded_paths:
@@ -280,7 +280,7 @@ class DenseHandle(Handle):
             ends = self._push_parts(values, base_values, path_checks)
         self._connection.control.state = "computing"
         request = self._request(ends)
-        self._connection.spent.pushed(mark)
+        self._connection.clock_state.end_push()
         return request
 
     def _push_parts(

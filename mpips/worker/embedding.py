@@ -124,8 +124,8 @@ class EmbeddingHandle(Handle):
     def _start_pull(self, plan: _native.KeyPlan, out: Float32 | None) -> Request[Float32]:
         """Request the rows of a plan. The request owns the plan and returns it to `_plans` at its end."""
         connection = self._connection
-        connection.control.state = f"pulling {self.name!r}"
-        mark = connection.spent.mark()
+        connection.control.state = self._pulling
+        connection.clock_state.begin()
         rows = np.empty((len(plan), self.dim), np.float32) if out is None else out
         starts: dict[int, int] = {}
         ends: dict[int, int] = {}
@@ -144,7 +144,7 @@ class EmbeddingHandle(Handle):
                 connection.wait_credit(server)
         connection.send(ends)
         connection.control.state = "computing"
-        connection.spent.pulled(mark)
+        connection.clock_state.end_pull()
         missing = dict(ends)
 
         def advance(max_s: float) -> bool:
@@ -236,8 +236,8 @@ class EmbeddingHandle(Handle):
         plan = self._planned(keys)
         repeats = plan.n_unique < len(plan)
         rows = self._checked_sums(plan, rows, base) if repeats else self._checked(rows, base)
-        self._connection.control.state = f"pushing {self.name!r}"
-        mark = self._connection.spent.mark()
+        self._connection.control.state = self._pushing
+        self._connection.clock_state.begin()
         key = self._random_key() if self._codec is not None else 0
         ends = {
             server: self._push_group(server, count, plan, rows, base, key)
@@ -245,7 +245,7 @@ class EmbeddingHandle(Handle):
         }
         self._connection.control.state = "computing"
         request = self._request(ends)
-        self._connection.spent.pushed(mark)
+        self._connection.clock_state.end_push()
         return plan, request
 
     def _checked_sums(self, plan: _native.KeyPlan, rows: Float32, base: Float32 | None) -> Float32:

@@ -1,7 +1,7 @@
 """The time that a worker spends: waiting, pushing, pulling, in checkpoints. The rest is computation.
 
-The native end of a direct push or pull adds its time to the same `WorkerClock`. A wait inside a push or a
-pull counts as a wait, so a mark is a time without the waits before it.
+The native `WorkerClock` counts the time of pushes and pulls: of direct calls by itself, of others between
+`begin` and `end_push` or `end_pull`. A wait inside a push or a pull counts as a wait.
 """
 
 from __future__ import annotations
@@ -23,19 +23,7 @@ class TimeSpent:
         """
         self._clock = clock
         self._began = time.monotonic()
-        self._push_s = self._pull_s = self._snapshot_s = 0.0
-
-    def mark(self) -> float:
-        """Return the time at which a push or a pull begins, for `pushed` or `pulled`."""
-        return time.monotonic() - self._clock.wait_s
-
-    def pushed(self, mark: float) -> None:
-        """Count the time since a mark as that of a push."""
-        self._push_s += time.monotonic() - self._clock.wait_s - mark
-
-    def pulled(self, mark: float) -> None:
-        """Count the time since a mark as that of a pull."""
-        self._pull_s += time.monotonic() - self._clock.wait_s - mark
+        self._pull_s = self._snapshot_s = 0.0
 
     def fetched(self, seconds: float) -> None:
         """Count the time of a wait for rows as that of a pull."""
@@ -60,6 +48,6 @@ class TimeSpent:
         clock = self._clock
         figures.elapsed_s = time.monotonic() - self._began
         figures.wait_s = clock.wait_s
-        figures.push_s = self._push_s + clock.direct_push_s
-        figures.pull_s = self._pull_s + clock.direct_pull_s
+        figures.push_s = clock.push_s
+        figures.pull_s = self._pull_s + clock.pull_s
         figures.snapshot_s = self._snapshot_s

@@ -223,10 +223,13 @@ void register_port(py::module_& m) {
       .def_readwrite("now", &WorkerClock::now)
       .def_readwrite("pushed_at", &WorkerClock::pushed_at)
       .def_readwrite("wait_s", &WorkerClock::wait_s)
-      .def_property_readonly("direct_push_s",
-                             [](const WorkerClock& c) { return c.pushes.total_s(); })
-      .def_property_readonly("direct_pull_s",
-                             [](const WorkerClock& c) { return c.pulls.total_s(); });
+      .def("begin", &WorkerClock::begin)
+      .def("end_push", [](WorkerClock& c) { c.end(&c.push_s); })
+      .def("end_pull", [](WorkerClock& c) { c.end(&c.pull_s); })
+      .def_property_readonly("push_s",
+                             [](const WorkerClock& c) { return c.push_s + c.pushes.total_s(); })
+      .def_property_readonly("pull_s",
+                             [](const WorkerClock& c) { return c.pull_s + c.pulls.total_s(); });
   py::class_<PushRequest>(m, "PushRequest")
       .def(
           "test", [](PushRequest& r) { return r.advance(0.0); },
