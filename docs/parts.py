@@ -20,13 +20,16 @@ import mpips
 from mpips import errors
 from mpips.bench.measure import BARS
 from mpips.cli import cli
-from mpips.config.schema import JobConfig, TableConfig
+from mpips.config.schema import JobConfig
+from mpips.config.table_section import TableConfig
 from mpips.data import DataInfo
 from mpips.mpi.failure_report import FailureReport
 from mpips.rundir.files import (
     Event,
     Finished,
     Lease,
+    LinkLoad,
+    Load,
     PlacementChoice,
     Places,
     Progress,
@@ -36,7 +39,9 @@ from mpips.rundir.files import (
     RunInfo,
     StartPoint,
     Status,
+    TableLoad,
 )
+from mpips.rundir.tracing import TraceIndex, TraceRequest
 from mpips.tasks import TASKS
 
 # Sections of a job file whose structs are no sections of their own.
@@ -309,9 +314,14 @@ FILES: dict[str, type[msgspec.Struct]] = {
     "placement.json": PlacementChoice,
     "ranks.json": Ranks,
     "ranks.json: ranks": RankRow,
+    "ranks.json: load": Load,
+    "ranks.json: load, tables": TableLoad,
+    "ranks.json: load, links": LinkLoad,
     "events.jsonl": Event,
     "lease.json": Lease,
     "finished.json": Finished,
+    "traces/NAME/request.json": TraceRequest,
+    "traces/NAME/index.json": TraceIndex,
     "failure report of a rank": FailureReport,
 }
 

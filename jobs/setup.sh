@@ -328,7 +328,9 @@ zstandard zstandard>=0.20 data in .zst
 safetensors safetensors>=0.4 mpips export --format safetensors
 starlette starlette>=0.37 mpips serve and mpips web
 uvicorn uvicorn>=0.29 mpips serve and mpips web
-prometheus_client prometheus-client>=0.20 mpips serve
+prometheus_client prometheus-client>=0.20 mpips serve and monitor.port
+tensorboardx tensorboardX>=2.6.2 the log in tensorboard
+tensorboard tensorboard>=2.17 the log in tensorboard
 gensim gensim==4.4.0 word vectors
 pandas pandas>=2 mpips bench data
 vowpalwabbit vowpalwabbit==9.11.9 mpips bench logistic"

@@ -11,6 +11,8 @@ import msgspec
 # name of a ratio -> (sense, bar), on two cores without other load. "<=" and ">=": the ratio must be at most,
 # at least the bar. "within": it must lie between 1 / bar and bar.
 BARS: dict[str, tuple[str, float]] = {
+    "monitor_metrics": (">=", 0.97),
+    "monitor_trace": (">=", 0.95),
     "push_ack_4k_vs_two_sided": ("<=", 0.3),
     "push_ack_64k_vs_two_sided": ("<=", 0.6),
     "pull_4k_vs_two_sided": ("<=", 0.3),
@@ -66,6 +68,8 @@ BARS: dict[str, tuple[str, float]] = {
     "stream_overhead": ("<=", 1.2),
     "logistic_vs_vw_alone": (">=", 1.2),
     "logistic_vs_vw": (">=", 1.0),
+    "diloco_bytes": ("<=", 0.05),
+    "diloco_loss": ("<=", 1.02),
     "word2vec_vs_gensim_1": (">=", 1.0),
     "word2vec_vs_gensim_2": (">=", 1.0),
     "word2vec_loss_1": ("<=", 1.01),

@@ -29,7 +29,9 @@ SUITES: dict[str, tuple[str, str]] = {
     "logistic": ("linear", "training of the task logistic; Vowpal Wabbit"),
     "plan": ("plan", "seconds per step: prediction of mpips plan and measurement"),
     "torch": ("torch_models", "steps of PyTorch models; plain torch and DistributedDataParallel"),
+    "diloco": ("diloco", "bytes and loss of a language model under DiLoCo; data-parallel BSP"),
     "word2vec": ("word_vectors", "word vectors of the task word2vec; gensim"),
+    "monitor": ("monitoring", "runs with metrics, logs and traces, and without"),
     "scale": ("scale", "messages, memory and scheduler work from 1 to 32 ranks"),
     "soak": ("scale", "growth of memory, open files and /dev/shm in a long run"),
 }

@@ -151,6 +151,22 @@ class TableEntry(msgspec.Struct, frozen=True, kw_only=True):
         raise KeyError(f"table {self.name!r} has no dataset {role!r}")
 
 
+class LocalFile(msgspec.Struct, frozen=True):
+    """A file with the image of one worker, as a cut record and a manifest describe it.
+
+    Attributes:
+        name: Name in the folder.
+        n_bytes: Size.
+        xxh3: Checksum of all bytes, XXH3-64 in hexadecimal.
+        error: Reason for which the worker could not write it; "": it is there.
+    """
+
+    name: str = ""
+    n_bytes: int = 0
+    xxh3: str = ""
+    error: str = ""
+
+
 class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a worker at the cut.
 
@@ -161,6 +177,8 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
         step: Data cursor: step at which it continues.
         random: States of its random generators by name; see `pack_random`.
         cursor: Argument of the worker's last `set_cursor`, with `epoch` and `step` if it has them.
+        local: The file with the worker's values and inner states of tables under LocalSGD and DiLoCo; None:
+            the job has no such tables.
     """
 
     worker: int
@@ -169,6 +187,7 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
     step: int = 0
     random: dict[str, Any] = {}
     cursor: dict[str, Any] = {}
+    local: LocalFile | None = None
 
 
 # Pairs of worker and server whose sequence numbers a manifest contains: about a megabyte of text.

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from mpips.checkpoint.manifest import WorkerState, pack_random, unpack_random
+from mpips.checkpoint.manifest import LocalFile, WorkerState, pack_random, unpack_random
 
 _STREAM = "worker"
 
@@ -28,11 +28,21 @@ class PositionPart(msgspec.Struct, frozen=True):
             the memory in which this one continues.
         cursor: Argument of the last `set_cursor`.
         random: State of the worker's random generator; see `pack_random`.
+        steps: Number of clocks that its program has ended, if that is another number: tables under LocalSGD
+            and DiLoCo end a clock of the servers at outer steps only. None: `clock`.
+        local: The file with the worker's values and inner states of such tables; None: there is none.
     """
 
     clock: int = 0
     cursor: dict[str, Any] = {}
     random: dict[str, Any] = {}
+    steps: int | None = None
+    local: LocalFile | None = None
+
+    @property
+    def n_steps(self) -> int:
+        """Number of clocks that the worker's program has ended."""
+        return self.clock if self.steps is None else self.steps
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -141,6 +151,9 @@ class Position:
             self._restored = begin.random.get(_STREAM, {})
             self._cursor, self.known = dict(begin.cursor), True
         self._random: np.random.Generator | None = None
+        self._steps: int | None = (
+            None  # clocks of the program at the last tick; None: those of the tick
+        )
         # Store the random state of the start: numbers drawn before the first tick belong to the first step.
         random = self._raw_random()
         self._tick: tuple[int, dict[str, Any], dict[str, Any] | None] = (
@@ -170,15 +183,17 @@ class Position:
         _check_plain(cursor, "cursor")
         self._cursor = dict(cursor)
 
-    def note_tick(self, clock: int, keep: bool) -> None:
+    def note_tick(self, clock: int, keep: bool, steps: int | None = None) -> None:
         """Store the position at the end of a clock.
 
         Args:
             clock: Clock of the worker after the tick.
             keep: True if `part` may be called later, when random numbers have been drawn again; the random
                 state is then stored now.
+            steps: Number of clocks that the worker's program has ended; None: `clock`.
         """
         random = self._raw_random() if keep else None
+        self._steps = None if steps == clock else steps
         self._tick = clock, self._cursor, random
         self.known = True
 
@@ -187,18 +202,22 @@ class Position:
         """Clock of the worker after its last tick, which `part` describes."""
         return self._tick[0]
 
-    def part(self) -> bytes:
-        """Return the payload of a cut record for the last tick."""
+    def part(self, local: LocalFile | None = None) -> bytes:
+        """Return the payload of a cut record for the last tick; `local`: see PositionPart."""
         clock, cursor, random = self._tick
         random = self._raw_random() if random is None else random
         packed = {_STREAM: pack_random(random)} if random else {}
-        return _encode(PositionPart(clock, cursor, packed))
+        return _encode(PositionPart(clock, cursor, packed, self._steps, local))
 
-    def coming_part(self, clock: int) -> bytes:
-        """Return the payload of a cut record for the coming tick, after which the worker is at `clock`."""
+    def coming_part(self, clock: int, steps: int | None = None) -> bytes:
+        """Return the payload of a cut record for the coming tick, after which the worker is at `clock`.
+
+        `steps`: clocks that its program has ended then; None: `clock`.
+        """
         random = self._raw_random()
         packed = {_STREAM: pack_random(random)} if random else {}
-        return _encode(PositionPart(clock, self._cursor, packed))
+        steps = None if steps == clock else steps
+        return _encode(PositionPart(clock, self._cursor, packed, steps))
 
     def _raw_random(self) -> dict[str, Any]:
         """Return the generator's state; the restored state if the stream is unused, {} without either."""

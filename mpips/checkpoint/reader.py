@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpips import _native
+from mpips.checkpoint import local_files
 from mpips.checkpoint.folder import parse_name
 from mpips.checkpoint.manifest import DTYPES, MANIFEST, DatasetEntry, Manifest, TableEntry, decode
 from mpips.checkpoint.shards import Float32, Keys
@@ -258,6 +259,7 @@ class Checkpoint:
                 )
         if part == 0:
             found += self._structure_damage()
+            found += local_files.damage(self.path, self.manifest.workers)
         return found
 
     def _structure_damage(self) -> list[str]:

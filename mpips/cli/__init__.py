@@ -36,6 +36,7 @@ _COMMANDS = {
     "submit": "mpips.cli.submit",
     "sweep": "mpips.cli.sweep",
     "top": "mpips.cli.top",
+    "trace": "mpips.cli.trace",
     "train": "mpips.cli.train",
     "web": "mpips.cli.web",
 }

@@ -137,6 +137,13 @@ def show(path: Path, as_json: bool) -> None:
         ]
         header = ("worker", "clock", "epoch", "step", "cursor", "random states")
         parts.append(_table(header, rows, right=range(4)))
+        files = [w.local for w in manifest.workers if w.local is not None]
+        if files:
+            total = binary_size(sum(file.n_bytes for file in files))
+            parts.append(
+                f"own values and inner states of workers (LocalSGD, DiLoCo): {len(files)} files, {total}; "
+                "the tables are those of the servers, with the outer rule"
+            )
     if manifest.sampling:
         parts.append(_sampling_text(manifest.sampling))
     if manifest.config:

@@ -6,10 +6,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from mpips.config.schema import JobConfig, TableConfig
+from mpips.config.schema import JobConfig
+from mpips.config.table_section import TableConfig
 from mpips.errors import ConfigError
 from mpips.model.accepted import unknown_name
 from mpips.model.consistency import ASP, BSP, MODELS, POLICIES, SSP, Consistency, Policy
+from mpips.model.local_sgd import DiLoCo, LocalSGD
 from mpips.model.optimizer import Optimizer, PythonRule
 from mpips.model.optimizer import from_config as optimizer_from_config
 from mpips.model.partition import FrequencyPartition, Partition
@@ -132,9 +134,24 @@ _HOMES = {
     "reduce": "BSP",
     "backup": "BSP",
     "bound": "SSP",
+    "steps": "local_sgd and diloco",
+    "outer": "diloco",
+    "fragments": "diloco",
+    "delay": "diloco",
+    "mix": "diloco",
     "policy": "SSP and ASP",
     "max_staleness": "policy 'reject'",
     "lambda_": "policy 'compensate'",
+}
+
+
+# Options of each model.
+_OPTIONS: dict[str, set[str]] = {
+    "bsp": {"reduce", "backup"},
+    "ssp": {"bound", "policy"},
+    "asp": {"policy"},
+    "local_sgd": {"steps"},
+    "diloco": {"steps", "outer", "fragments", "delay", "mix"},
 }
 
 
@@ -149,12 +166,12 @@ def parse_consistency(options: TableConfig, default: Consistency) -> Consistency
         ConfigError: An option does not belong to the model or to its policy.
     """
     model = options.consistency if options.consistency is not None else default.name
-    allowed = {"bsp": {"reduce", "backup"}, "ssp": {"bound", "policy"}, "asp": {"policy"}}[model]
+    allowed = _OPTIONS[model]
     if options.policy == "reject":
         allowed = allowed | {"max_staleness"}
     if options.policy == "compensate":
         allowed = allowed | {"lambda_"}
-    for option in ("reduce", "backup", "bound", "policy", "max_staleness", "lambda_"):
+    for option in _HOMES:
         value = getattr(options, option)
         if value is not None and option not in allowed:
             raise ConfigError(
@@ -162,6 +179,9 @@ def parse_consistency(options: TableConfig, default: Consistency) -> Consistency
                 f"({model.upper()} takes {' and '.join(sorted(allowed))})"
             )
     same = default if default.name == model else MODELS[model]()
+    if isinstance(same, LocalSGD | DiLoCo):
+        given = {name: getattr(options, name) for name in _OPTIONS[model]}
+        return dataclasses.replace(same, **{k: v for k, v in given.items() if v is not None})
     if isinstance(same, BSP):
         return BSP(
             reduce=options.reduce if options.reduce is not None else same.reduce,

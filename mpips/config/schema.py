@@ -17,20 +17,13 @@ from msgspec import Meta
 
 from mpips.config.conversion import check_known, convert, fitted, takes_text
 from mpips.config.launching import RunConfig, SlurmConfig
+from mpips.config.monitoring import MonitorConfig
 from mpips.config.options import SessionOptions
 from mpips.config.reading import UNSET, parse_value, put, read_file, without_unset
 from mpips.config.sections import DataConfig, ScheduleConfig, TrainConfig
+from mpips.config.table_section import TableConfig
 from mpips.config.triggers import EverySeconds, EverySteps, Grace, OnUsr1
 from mpips.errors import ConfigError
-from mpips.model.consistency import (
-    Backup,
-    Bound,
-    ConsistencyName,
-    Lambda,
-    MaxStaleness,
-    PolicyName,
-    Reduction,
-)
 
 
 class CheckpointConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -123,74 +116,6 @@ class RedundancyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             )
 
 
-class TableConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """[table] for all tables, [tables.NAME] for one. The task chooses what is not set."""
-
-    optimizer: Annotated[
-        str | dict[str, Any] | None,
-        Meta(
-            description='Name, or table such as {name = "adam", lr = 0.01}. "module:function" is a rule of '
-            "your own. A table without a name changes values of the optimizer that the task chooses."
-        ),
-    ] = None
-    consistency: Annotated[ConsistencyName | None, Meta(description="Consistency model.")] = None
-    bound: Annotated[
-        Bound | None, Meta(description="SSP: clocks that a worker may be ahead of the slowest.")
-    ] = None
-    reduce: Annotated[
-        Reduction | None,
-        Meta(description="BSP: an update is the mean or the sum of the pushes of all workers."),
-    ] = None
-    backup: Annotated[
-        Backup | None,
-        Meta(description="BSP: number of backup workers, whose pushes a clock does not wait for."),
-    ] = None
-    policy: Annotated[
-        PolicyName | None, Meta(description="SSP and ASP: what happens to a stale update.")
-    ] = None
-    max_staleness: Annotated[
-        MaxStaleness | None,
-        Meta(description="Policy reject: staleness, in updates, up to which an update is applied."),
-    ] = None
-    lambda_: Annotated[
-        Lambda | None, Meta(description="Policy compensate: factor of the compensation.")
-    ] = None
-    partition: Annotated[
-        str | dict[str, Any] | None,
-        Meta(description='Name, or table such as {name = "range", low = 0, high = 1000}.'),
-    ] = None
-    init: Annotated[
-        str | None,
-        Meta(description="Initial values: zeros, uniform(0.1), normal(0.01), xavier, ..."),
-    ] = None
-    clip_norm: Annotated[
-        float | None,
-        Meta(description="Greatest L2 norm of a push; a longer one is scaled down. 0: off."),
-    ] = None
-    check_finite: Annotated[
-        bool | None, Meta(description="Refuse pushes that contain NaN or infinity.")
-    ] = None
-    placement: Annotated[
-        Literal["servers", "replicated", "auto"] | None,
-        Meta(
-            description="Dense tables: on servers, or replicated on all workers, with the same bits. "
-            "Replicated tables need BSP. auto: what is faster by measured bandwidths."
-        ),
-    ] = None
-
-    compression: Annotated[
-        str | dict[str, Any] | None,
-        Meta(
-            description='Codec of pushes: none, bf16, fp16, int8, or table such as {name = "int8", '
-            'block = 256} or {name = "auto", codecs = ["bf16", "int8"]}.'
-        ),
-    ] = None
-    pull_compression: Annotated[
-        str | dict[str, Any] | None,
-        Meta(description="Codec of pulls: none, bf16 or int8. Workers receive rounded values."),
-    ] = None
-
-
 class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A job file."""
 
@@ -207,6 +132,7 @@ class JobConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     cluster: SessionOptions = SessionOptions()
     checkpoint: CheckpointConfig = CheckpointConfig()
     redundancy: RedundancyConfig = RedundancyConfig()
+    monitor: MonitorConfig = MonitorConfig()
     slurm: SlurmConfig = SlurmConfig()
     run: RunConfig = RunConfig()
     table: TableConfig = TableConfig()

@@ -169,7 +169,11 @@ def _text_columns(
     parser = CsvParser("t" * width, delimiter)
     found = parser.parse(sample, SAMPLE_ROWS)
     if found is not None and (is_whole or found[0] == SAMPLE_ROWS):
-        return [i for i in range(width) if is_text_column(_words(parser, i))]
+        try:
+            return [i for i in range(width) if is_text_column(_words(parser, i))]
+        except UnicodeDecodeError:
+            if strict:
+                raise
     # The text is not plain, or its rows are long.
     with _rows(file, strict) as text:
         rows = csv.reader(text, strict=strict, delimiter=delimiter)

@@ -2,7 +2,8 @@
 
 BSP: bulk synchronous parallel (Valiant 1990). SSP: stale synchronous parallel (Ho et al., "More
 Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NIPS 2013). ASP: fully
-asynchronous (Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012).
+asynchronous (Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012). LocalSGD, DiLoCo: see
+mpips.model.local_sgd.
 
 The staleness of an update is the number of updates that its table has applied since the values that the
 update was computed on. These are the values that the push names as `base`, or else those of the worker's
@@ -18,9 +19,20 @@ from msgspec import Meta
 
 from mpips import _native
 from mpips.model.accepted import check_fields, check_value, unknown_name
+from mpips.model.local_sgd import DiLoCo, Local, LocalSGD
 
 # The package exports these names, so users write mpips.SSP.
-__all__ = ["ASP", "BSP", "SSP", "Accept", "Compensate", "Reject", "Scale"]
+__all__ = [
+    "ASP",
+    "BSP",
+    "SSP",
+    "Accept",
+    "Compensate",
+    "DiLoCo",
+    "LocalSGD",
+    "Reject",
+    "Scale",
+]
 
 Reduction: TypeAlias = Literal["mean", "sum"]
 Backup: TypeAlias = Annotated[int, Meta(ge=0)]
@@ -29,7 +41,7 @@ MaxStaleness: TypeAlias = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 # float32 arithmetic multiplies with it.
 Lambda: TypeAlias = Annotated[float, Meta(gt=0, le=1e18)]
 # The keys of MODELS and of POLICIES.
-ConsistencyName: TypeAlias = Literal["bsp", "ssp", "asp"]
+ConsistencyName: TypeAlias = Literal["bsp", "ssp", "asp", "local_sgd", "diloco"]
 PolicyName: TypeAlias = Literal["accept", "scale", "reject", "compensate"]
 
 
@@ -145,8 +157,8 @@ def _check_policy(policy: object) -> None:
     check_value("policy", policy, tuple(POLICIES.values()), "Scale()")
 
 
-Consistency = BSP | SSP | ASP
-MODELS: dict[str, type[Consistency]] = {c.name: c for c in (BSP, SSP, ASP)}
+Consistency = BSP | SSP | ASP | LocalSGD | DiLoCo
+MODELS: dict[str, type[Consistency]] = {c.name: c for c in (BSP, SSP, ASP, LocalSGD, DiLoCo)}
 
 
 def of_name(name: str) -> Consistency:
@@ -161,7 +173,8 @@ def of_name(name: str) -> Consistency:
 
 
 def native(consistency: Consistency) -> _native.ConsistencyConfig:
-    """Return the value that the C++ server takes."""
+    """Return the value that the C++ server takes. Servers have no LocalSGD and no DiLoCo: see `served`."""
+    assert not isinstance(consistency, Local)
     policy: Policy = Accept() if isinstance(consistency, BSP) else consistency.policy
     return _native.ConsistencyConfig(
         model=_native.Model.__members__[consistency.name.upper()],
@@ -175,9 +188,9 @@ def native(consistency: Consistency) -> _native.ConsistencyConfig:
 
 def judges_staleness(consistency: Consistency) -> bool:
     """Return True if the staleness of a push decides what happens to it."""
-    return not isinstance(consistency, BSP) and not isinstance(consistency.policy, Accept)
+    return isinstance(consistency, SSP | ASP) and not isinstance(consistency.policy, Accept)
 
 
 def needs_base(consistency: Consistency) -> bool:
     """Return True if pushes must carry the values that they were computed on."""
-    return not isinstance(consistency, BSP) and isinstance(consistency.policy, Compensate)
+    return isinstance(consistency, SSP | ASP) and isinstance(consistency.policy, Compensate)

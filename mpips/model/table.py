@@ -34,10 +34,12 @@ from mpips.model.codec import (
 from mpips.model.consistency import BSP, Consistency, needs_base
 from mpips.model.consistency import of_name as consistency_of
 from mpips.model.initializer import Initializer
+from mpips.model.local_sgd import Local, check_local, settle_codec
 from mpips.model.optimizer import SGD, Optimizer, PythonRule
 from mpips.model.optimizer import from_config as optimizer_from_config
 from mpips.model.partition import Partition
 from mpips.model.replicated import Replicated, TablePlacement, check_replicated, placement_of
+from mpips.model.served import check_together
 
 Float32 = NDArray[np.float32]
 
@@ -50,7 +52,8 @@ class DenseTable:
         name: Unique in the job.
         shape: Lengths of the tensor's axes, each at least 1; () is a scalar.
         optimizer: The rule that servers apply to updates, or its name, such as "adam".
-        consistency: BSP, SSP or ASP, or its name, such as "ssp".
+        consistency: BSP, SSP or ASP, or its name, such as "ssp"; or LocalSGD or DiLoCo: workers hold the
+            values and apply the optimizer themselves, and communicate at outer steps only.
         init: An initialiser, its text form ("zeros", "uniform(0.1)", "xavier", ...), or a float32 array of
             this shape.
         partition: A partition or its name: RangePartition (over all servers), LayerPartition (the whole
@@ -248,8 +251,8 @@ def _settle_rules(table: Table) -> None:
             )
         if what == "consistency" and not isinstance(value, Consistency):
             raise ConfigError(
-                f"table {name!r}: {what} = {shown}: must be BSP(), SSP(bound=2) or ASP(), or a name: "
-                "bsp, ssp, asp"
+                f"table {name!r}: {what} = {shown}: must be BSP(), SSP(bound=2), ASP(), LocalSGD() or "
+                "DiLoCo(), or a name: bsp, ssp, asp, local_sgd, diloco"
             )
         object.__setattr__(table, what, value)
 
@@ -272,10 +275,13 @@ def _settle_compression(table: Table) -> None:
     """
     try:
         codec = codec_of(table.compression)
+        object.__setattr__(table, "compression", codec)
+        settle_codec(table)
+        codec = codec_of(table.compression)
         object.__setattr__(table, "pull_compression", pull_codec_of(table.pull_compression))
     except ConfigError as error:
-        raise ConfigError(f"table {table.name!r}: {error}") from None
-    object.__setattr__(table, "compression", codec)
+        named = str(error).startswith("table ")
+        raise error if named else ConfigError(f"table {table.name!r}: {error}") from None
     if codec is None:
         return
     if needs_base(table.consistency):
@@ -313,6 +319,8 @@ def replicated_tables(tables: Sequence[Table]) -> dict[int, DenseTable]:
 
 def _check_common(table: Table) -> None:
     _settle_rules(table)
+    if isinstance(table.consistency, Local):
+        check_local(table, isinstance(table, DenseTable))
     where = f"table {table.name!r}:"
     if isinstance(table.partition, str):
         object.__setattr__(table, "partition", Partition.from_config(table.partition))
@@ -352,6 +360,7 @@ def check_tables(tables: list[Table]) -> None:
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"two tables are named {name!r}; rename one")
+    check_together(tables)
     backups = {t.consistency.backup for t in tables if isinstance(t.consistency, BSP)}
     if len(backups) > 1:
         raise ConfigError(

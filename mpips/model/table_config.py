@@ -15,6 +15,8 @@ from mpips.errors import ConfigError
 from mpips.model import codec
 from mpips.model.consistency import MODELS, POLICIES, Consistency
 from mpips.model.initializer import Initializer
+from mpips.model.local_sgd import DiLoCo
+from mpips.model.optimizer import Optimizer
 from mpips.model.optimizer import from_config as optimizer_from_config
 from mpips.model.partition import Partition
 from mpips.model.python_rule import PythonRule
@@ -86,6 +88,17 @@ def _placement_config(table: DenseTable) -> str | dict[str, int]:
 
 
 def _consistency_config(value: Consistency) -> dict[str, Any]:
+    if isinstance(value, DiLoCo):
+        assert isinstance(value.outer, Optimizer)
+        return {
+            "name": value.name,
+            "steps": int(value.steps),
+            "outer": value.outer.to_config(),
+            "fragments": int(value.fragments),
+            "delay": int(value.delay),
+            "mix": None if value.mix is None else float(value.mix),
+            "compression": _codec_config(value.compression),
+        }
     found: dict[str, Any] = {"name": value.name, **msgspec.to_builtins(value)}
     if "policy" in found:
         policy = getattr(value, "policy")  # noqa: B009 - BSP has none

@@ -18,7 +18,7 @@ import msgspec
 from mpips.monitor.progress import Snapshot, fields, fit, plural
 from mpips.monitor.sparkline import BLOCKS, Point, over_time, read_points, sparkline
 from mpips.rundir.directory import STALE_S, RunFolder
-from mpips.rundir.files import Event, Lease, RankRow, Ranks, Status
+from mpips.rundir.files import Event, Lease, Load, RankRow, Ranks, Status
 from mpips.terminal.units import age_text
 
 _LATE_S = 3.0  # seconds by which a heartbeat may be later than expected before its rank is marked
@@ -45,6 +45,7 @@ class View(msgspec.Struct, frozen=True):
         quiet_s: Seconds after the last heartbeat from which a rank is marked.
         summary: Content of summary.txt of a run that is done; "": there is none, or the run is not done.
         points: Lines of metrics.jsonl.
+        load: Load by table and by link, if it is of the current attempt.
     """
 
     name: str
@@ -59,6 +60,7 @@ class View(msgspec.Struct, frozen=True):
     quiet_s: float
     summary: str = ""
     points: tuple[Point, ...] = ()
+    load: Load = Load()
 
 
 def look(run: RunFolder, now: float | None = None, curves: bool = True) -> View:
@@ -89,6 +91,7 @@ def look(run: RunFolder, now: float | None = None, curves: bool = True) -> View:
         quiet_s=_quiet_s(table or Ranks(generation=0, time_s=0.0)),
         summary=_summary(run) if state == "done" else "",
         points=tuple(read_points(run.metrics_file)) if curves and state != "done" else (),
+        load=table.load if table is not None and mine else Load(),
     )
 
 
@@ -209,6 +212,40 @@ def curves(view: View, width: int, levels: str = BLOCKS) -> list[str]:
     return lines
 
 
+def loads(view: View, width: int) -> list[str]:
+    """Return a line each for the tables with most updates and the links with most bytes; none without any.
+
+    A link is a pair of hosts; its bytes are those of pushes and pulls together.
+
+    Args:
+        view: The run.
+        width: Characters of a line.
+    """
+    tables = [
+        (f"{table.name} {_short(table.updates_per_s)}/s", table.updates_per_s)
+        for table in view.load.tables
+    ]
+    links = []
+    for link in view.load.links:
+        moved = link.push_bytes_per_s + link.pull_bytes_per_s
+        links.append((f"{link.worker_host} - {link.server_host} {_short(moved / 1e6)} MB/s", moved))
+    found = (_listed("tables", tables, width), _listed("links", links, width))
+    return [line for line in found if line]
+
+
+def _listed(name: str, items: list[tuple[str, float]], width: int) -> str:
+    """Return a line with the first items that have a rate and fit; "" if there are none."""
+    line = f"{name:<10}"
+    shown = 0
+    for text, rate in items:
+        more = (", " if shown else "") + text
+        if not rate or len(line) + len(more) > width:
+            break
+        line += more
+        shown += 1
+    return line if shown else ""
+
+
 HEADINGS = ("rank", "role", "host", "state", "clock", "rate/s", "stale", "queue", "MB/s", "heard")
 
 
@@ -310,7 +347,7 @@ def page(view: View, width: int, height: int = 0, levels: str = BLOCKS) -> list[
     if view.summary:
         # A run that is done shows its summary instead of the last state of its ranks.
         return [*above[:1], "", *view.summary.rstrip("\n").split("\n")]
-    drawn = curves(view, width, levels)
+    drawn = [*curves(view, width, levels), *loads(view, width)]
     if not height or height - len(above) - len(drawn) > min(len(view.ranks) + 1, _LEAST_ROWS):
         above += drawn
     if not view.ranks:

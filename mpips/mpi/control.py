@@ -16,6 +16,7 @@ import msgspec
 from mpi4py import MPI
 
 from mpips.errors import LeavingError, ProtocolError, StallError
+from mpips.mpi.clock_offset import ClockOffset
 from mpips.mpi.intervals import heartbeat_interval_s, report_interval_s
 from mpips.mpi.messages import (
     Abandon,
@@ -37,6 +38,8 @@ from mpips.mpi.messages import (
     Stop,
     ToServer,
     ToWorker,
+    Trace,
+    TraceEnd,
     Write,
     decode,
     encode,
@@ -105,6 +108,7 @@ class RoleWork(msgspec.Struct, frozen=True):
             anything, so it must not read state that may be in the middle of a change.
         activity: Returns an activity that heartbeats show instead of `Client.state`, or "".
         each_heartbeat: Does short periodic work; called with each heartbeat.
+        take_trace: Receives orders to record events; None: there is nothing to record yet.
         take_cut: Receives a server's messages about cuts, and what checkpoints contain beside the tables;
             None on workers.
     """
@@ -113,6 +117,7 @@ class RoleWork(msgspec.Struct, frozen=True):
     activity: Callable[[], str] = lambda: ""
     each_heartbeat: Callable[[], None] = lambda: None
     take_cut: Callable[[ToServer], None] | None = None
+    take_trace: Callable[[Trace | TraceEnd], None] | None = None
 
 
 class Client:
@@ -125,6 +130,7 @@ class Client:
         state: Current activity of this rank, as heartbeats show it.
         clock: Clock of this rank, as heartbeats show it.
         cut: The next cut of a worker.
+        offset: Difference between this rank's clock and the scheduler's.
     """
 
     def __init__(
@@ -166,10 +172,16 @@ class Client:
         self.cut = PendingCut()
         self._signalled = signalled
         self._work = RoleWork()
+        self.offset = ClockOffset()
+        self._beat_ns = 0  # monotonic time of the last heartbeat, ns
+        self._held: Trace | None = None  # an order that has come before the role's work
 
     def begin(self, work: RoleWork) -> None:
         """Serve the work of this rank's role from here on; at its end that of a new RoleWork."""
         self._work = work
+        if self._held is not None and work.take_trace is not None:
+            order, self._held = self._held, None
+            work.take_trace(order)
 
     def hurry(self) -> None:
         """Make the next `poll` look for messages, however short the time since the last one."""
@@ -196,7 +208,9 @@ class Client:
         self._reports.poll(now)
         # Send a heartbeat. The scheduler answers each; its silence counts from the first unanswered one.
         if now >= self._next_beat and self.final_statistics is None:
-            self._send(self.heartbeat())
+            beat = self.heartbeat()
+            self._beat_ns = time.monotonic_ns()
+            self._send(beat)
             self._next_beat = now + (self._beat_s if self._next_beat else self._first_beat_s)
             self._work.each_heartbeat()
             if self._waiting_since is None:
@@ -222,11 +236,21 @@ class Client:
             raise LeavingError(message.why)
         elif isinstance(message, Propose | Commit | Abandon | Write | Attachment | BestProgress):
             self._take_cut(message)
-        elif not isinstance(message, Pong):
+        elif isinstance(message, Trace | TraceEnd):
+            self._take_trace(message)
+        elif isinstance(message, Pong):
+            self.offset.add(self._beat_ns, message.at_ns, time.monotonic_ns())
+        else:
             raise ProtocolError(
                 f"the scheduler sent an unexpected {type(message).__name__}; run the same mpips on all "
                 "ranks (check by `mpips doctor --mpi`)"
             )
+
+    def _take_trace(self, message: Trace | TraceEnd) -> None:
+        if self._work.take_trace is not None:
+            self._work.take_trace(message)
+        else:
+            self._held = message if isinstance(message, Trace) else None
 
     def _take_cut(self, message: ToServer | ToWorker) -> None:
         if self._work.take_cut is not None and not isinstance(message, Propose | BestProgress):

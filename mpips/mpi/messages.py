@@ -30,8 +30,10 @@ class Figures(msgspec.Struct, array_like=True):
         push_saved_bytes, pull_saved_bytes: Bytes by which codecs have made the bytes above fewer (workers).
         heap_bytes: Memory of this process that it shares with none.
         shm_used_bytes, shm_total_bytes: Use and size of /dev/shm on the rank's node (servers).
+        staleness: Number of updates by their staleness from 0 on, without zeros at the end; the last of 65
+            entries counts all greater ones, too (servers).
         tables: Updates of the values of a table by its index, for the tables with most of them (servers).
-        links: Bytes pushed to and pulled from each server (workers); empty: there are too many.
+        links: Bytes pushed to and pulled from each server (workers); empty for very many servers.
     """
 
     at: float = 0.0
@@ -54,6 +56,7 @@ class Figures(msgspec.Struct, array_like=True):
     heap_bytes: int = 0
     shm_used_bytes: int = 0
     shm_total_bytes: int = 0
+    staleness: list[int] = []
     tables: dict[int, int] = {}
     links: list[tuple[int, int]] = []
 
@@ -67,7 +70,31 @@ class Heartbeat(msgspec.Struct, tag="beat"):
 
 
 class Pong(msgspec.Struct, tag="pong"):
-    """The scheduler's answer to a heartbeat."""
+    """The scheduler's answer to a heartbeat.
+
+    Attributes:
+        at_ns: Monotonic clock of the scheduler when it has received the heartbeat, ns.
+    """
+
+    at_ns: int = 0
+
+
+class Trace(msgspec.Struct, tag="trace"):
+    """An order to all ranks to record their events.
+
+    Attributes:
+        name: Name of the trace.
+        steps: Number of clocks after which a worker ends its part.
+    """
+
+    name: str
+    steps: int
+
+
+class TraceEnd(msgspec.Struct, tag="trace-end"):
+    """An order to end this trace now: to servers when all workers have, to all ranks when it is given up."""
+
+    name: str
 
 
 class Report(msgspec.Struct, tag="report"):
@@ -300,6 +327,8 @@ class Saved(msgspec.Struct, tag="saved"):
 Message = (
     Heartbeat
     | Pong
+    | Trace
+    | TraceEnd
     | Report
     | Evaluated
     | Done

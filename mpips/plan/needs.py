@@ -271,6 +271,7 @@ def node_needs(
     program: int,
     partner: bool = False,
     replicated: int = 0,
+    local: tuple[int, int] = (0, 0),
 ) -> list[NodeNeeds]:
     """Return the memory of every node: programs, tables of servers, data and staging of workers.
 
@@ -284,6 +285,7 @@ def node_needs(
         program: Bytes of a rank before it reads data.
         partner: Each node holds the replicas of the shards of another one.
         replicated: Bytes of the replicated tables on a node with workers.
+        local: Bytes of a worker for tables under LocalSGD and DiLoCo: of its own, and of shared memory.
     """
     result = []
     node_of = [a.node_of[rank] for rank in a.servers]
@@ -293,8 +295,9 @@ def node_needs(
         copies = [servers[i] for i, j in partners.items() if node_of[j] == k]
         n_workers = sum(a.node_of[rank] == k for rank in a.workers)
         shared = sum(s.shared for s in mine + copies) + (n_workers * staging if mine else 0)
-        shared += replicated if n_workers else 0
-        private = sum(s.private for s in mine) + sum(s.maps for s in copies) + n_workers * data
+        shared += (replicated if n_workers else 0) + n_workers * local[1]
+        private = sum(s.private for s in mine) + sum(s.maps for s in copies)
+        private += n_workers * (data + local[0])
         ranks = a.node_of.count(k)
         result.append(NodeNeeds(name, ranks, shared, shared + private + ranks * program))
     return result

@@ -13,10 +13,12 @@ from mpips.checkpoint.structure import load_writer
 from mpips.config.schema import CheckpointConfig, JobConfig
 from mpips.errors import ConfigError
 from mpips.model.placement import Placement, place
+from mpips.model.served import local_tables, served
 from mpips.model.table import EmbeddingTable, replicated_tables
 from mpips.mpi.roles import Assignment, assign
 from mpips.plan import needs as need
 from mpips.plan.limits import Growth, Limit, limits
+from mpips.plan.local_training import worker_bytes
 from mpips.plan.placing import assume_placement
 from mpips.plan.predict import Costs, Prediction, predict, why_no_time
 from mpips.plan.rehearsal import Rehearsal, rehearse
@@ -177,7 +179,7 @@ def make_plan(
             )
     a = roles(n_ranks, per_node, options.servers or None)
     inputs, assumed = assume_placement(config, inputs, a, hardware.shm, costs)
-    tables = inputs.tables
+    tables = served(inputs.tables)
     n_servers, n_workers = len(a.servers), len(a.workers)
     placement = place(
         tables,
@@ -190,8 +192,9 @@ def make_plan(
     )
     threads = max(1, hardware.cores // min(per_node, n_ranks))
     dense = sum(layout.total_bytes - layout.tables_offset for layout in placement.layouts)
-    # Rehearse only what fits into the memory of this machine.
+    # Rehearse only what fits into the memory of this machine. Steps between outer steps are not alike.
     possible = n_steps > 0 and n_servers <= _MOST_SERVERS and 3 * dense < this_machine().memory
+    possible = possible and not local_tables(inputs.tables)
     same_node = any(a.node_of[s] == a.node_of[w] for s in a.servers for w in a.workers)
     rehearsal = None
     if possible:
@@ -249,12 +252,12 @@ def _needs(
     given: Mapping[str, int],
     program: int,
 ) -> need.Needs:
-    rows = need.expected_rows(inputs.tables, placement, inputs.train, rehearsal, given)
-    c = config.checkpoint
+    tables, c = served(inputs.tables), config.checkpoint
+    rows = need.expected_rows(tables, placement, inputs.train, rehearsal, given)
     copies = c.every_steps > 0 or c.every_s > 0 or c.keep_best
     # A job with replicated tables does not continue in memory.
     journal = config.redundancy.warm and not replicated_tables(inputs.tables)
-    servers = need.server_needs(inputs.tables, placement, rows, journal, copies)
+    servers = need.server_needs(tables, placement, rows, journal, copies)
     # A worker whose share is larger than that reads it in windows.
     most = int(config.data.memory_mib * (1 << 20))
     data = sum(
@@ -263,7 +266,7 @@ def _needs(
     )
     # Jobs with replicas send all updates through the rings, so they need no staging memory.
     partner = config.redundancy.partner
-    staging = 0 if partner else need.staging_bytes(inputs.tables, config.cluster)
+    staging = 0 if partner else need.staging_bytes(tables, config.cluster)
     plain: dict[str, Any] = msgspec.to_builtins(config)
     return need.Needs(
         rows,
@@ -278,10 +281,11 @@ def _needs(
             staging,
             program,
             partner,
-            need.replicated_bytes(inputs.tables, len(a.workers)),
+            need.replicated_bytes(tables, len(a.workers)),
+            worker_bytes(inputs.tables, config.redundancy.warm),
         ),
         need.checkpoint_bytes(
-            inputs.tables,
+            tables,
             placement,
             rows,
             len(a.workers),

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from mpips.errors import CapabilityError
+from mpips.model.served import served
 from mpips.model.table import DenseTable
 from mpips.monitor.progress import plural
+from mpips.plan import local_training
 from mpips.plan.limits import MOST_RANKS
 from mpips.plan.needs import Needs
 from mpips.plan.planning import Plan
@@ -31,7 +33,8 @@ def as_text(plan: Plan) -> str:
     if plan.rehearsal is not None:
         parts += [_steps(plan), _time(plan), _range(plan)]
     else:
-        parts.append("no steps were made here, so messages and time are unknown")
+        outer = local_training.as_text(plan.inputs.tables)
+        parts.append(outer or "no steps were made here, so messages and time are unknown")
     parts.append(_limits(plan))
     parts.append("\n".join(f"cannot run: {p}" for p in plan.problems) or "it fits")
     return "\n\n".join(part for part in parts if part)
@@ -91,6 +94,7 @@ def update_paths(plan: Plan, table: DenseTable) -> list[str]:
     """Return the names of the paths that a table's updates take, over all workers; see mpips.worker.paths."""
     if table.is_replicated:
         return ["replicated"]
+    (table,) = served([table])  # type: ignore[assignment]
     a, parts = plan.assignment, plan.placement.dense[table.name]
     near = [set(workers) for workers in a.near_workers(plan.config.cluster.transport)]
     names = set()

@@ -156,6 +156,7 @@ class Place(msgspec.Struct, frozen=True):
     Attributes:
         clock: Clock of the worker, counted from the launch that created the memory.
         state: Cursor and random state at this clock.
+        steps: Number of clocks that its program has ended, counted alike; see PositionPart.
         ahead: Greatest clock of the worker at any server.
         at_start: True if the worker has not ended a clock since the launch that created the memory. It then
             starts as it started in that launch.
@@ -165,6 +166,7 @@ class Place(msgspec.Struct, frozen=True):
     state: WorkerState
     ahead: int = 0
     at_start: bool = False
+    steps: int = 0
 
 
 def place_of(
@@ -207,7 +209,9 @@ def place_of(
             f"no server has the cursor of worker {worker} at clock {clock}; there are cursors of clocks: "
             f"{found}"
         )
-    return Place(clock, worker_state(worker, part, base.clock + clock), ahead)
+    # A worker that skips clocks has ended more of them than its state says.
+    steps = clock if part.steps is None else part.steps
+    return Place(clock, worker_state(worker, part, base.clock + steps), ahead, steps=steps)
 
 
 def worker_state(worker: int, part: PositionPart, clock: int) -> WorkerState:
@@ -219,6 +223,7 @@ def worker_state(worker: int, part: PositionPart, clock: int) -> WorkerState:
         step=_whole(part.cursor, "step"),
         random=part.random,
         cursor=part.cursor,
+        local=part.local,
     )
 
 

@@ -38,7 +38,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mpips.errors import ConfigError
-from mpips.model.consistency import BSP, Reject
+from mpips.model.consistency import ASP, BSP, SSP, Reject
 from mpips.model.table import Table
 
 SYNC = 0  # value of `bound`: a server consumes only records that its partner has
@@ -86,7 +86,7 @@ def check_tables(tables: Sequence[Table]) -> None:
         model = table.consistency
         if isinstance(model, BSP) and model.backup:
             what, rest = f"backup = {model.backup}", "backup = 0"
-        elif not isinstance(model, BSP) and isinstance(model.policy, Reject):
+        elif isinstance(model, SSP | ASP) and isinstance(model.policy, Reject):
             what, rest = "policy = 'reject'", "policy 'accept', 'scale' or 'compensate'"
         else:
             continue

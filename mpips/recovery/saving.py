@@ -60,8 +60,8 @@ class Saving:
 
     @property
     def first_clock(self) -> int:
-        """Least clock at which a worker starts."""
-        return min((place.clock for place in self.places), default=0)
+        """Least number of clocks that a worker's program has ended at its start, in this memory."""
+        return min((place.steps for place in self.places), default=0)
 
     @property
     def steps_before(self) -> int:

@@ -50,6 +50,7 @@ class Takeover:
         make_server: Callable[[], Server],
         make_copy: Callable[[int, str], Server],
         skips_clocks: bool,
+        reopen_local: Callable[[int, int], None],
     ) -> None:
         """Prepare the start. Not collective; changes nothing.
 
@@ -61,7 +62,10 @@ class Takeover:
             make_server: Attaches this rank's server to existing memory.
             make_copy: Attaches the copy of a server (index) to existing memory (name of the set).
             skips_clocks: True if there are backup workers, so that a worker may skip clocks.
+            reopen_local: `reopen_local(worker, clock)` takes over what this worker has in memory of its own
+                at a clock; raises RegionError if it is not there.
         """
+        self._reopen_local = reopen_local
         self._cluster = cluster
         self._run = run
         self._partnership = partnership
@@ -161,7 +165,8 @@ class Takeover:
                 return {}
             try:
                 place = place_of(c.worker, self.at, memory, self._skips_clocks)
-            except RecoveryError as error:
+                self._reopen_local(c.worker, place.clock)
+            except (RecoveryError, RegionError) as error:
                 return {"reason": str(error)}
             behind = {i: place.ahead - self.at[i].clock for i in copies}
             return {"place": msgspec.to_builtins(place, builtin_types=(bytes,)), "behind": behind}

@@ -15,6 +15,8 @@
                       and then, see `mpips.rundir.thinning`
     history.jsonl     counts of every rank every few seconds, and checkpoints; written by the scheduler, see
                       `mpips.rundir.history`
+    metrics.csv, evaluations.csv, tensorboard/   other forms of these lines, where monitor.log names them;
+                      written by the scheduler, see `mpips.scheduler.logs`
     statistics.json   statistics of every rank at the end of the run; written by the scheduler
     finished.json     mark that the run is done and all of it is durable; the last file that the
                       scheduler writes

@@ -28,6 +28,10 @@ class RankRow(msgspec.Struct, frozen=True, kw_only=True):
         links: Bytes that a worker has pushed to and pulled from each server since the start of this launch;
             empty: there are too many pairs.
         heard_s: Unix time of the last heartbeat; 0: none yet.
+        samples, records, pushed_bytes, pulled_bytes: Numbers since the start of this launch, of which the
+            rates above are.
+        judged: Updates that have been applied, rejected or discarded as late, since the start.
+        staleness_sum: Sum of their staleness.
     """
 
     rank: int
@@ -47,6 +51,58 @@ class RankRow(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int = 0
     links: tuple[tuple[int, int], ...] = ()
     heard_s: float = 0.0
+    samples: int = 0
+    records: int = 0
+    pushed_bytes: int = 0
+    pulled_bytes: int = 0
+    judged: int = 0
+    staleness_sum: int = 0
+
+
+class TableLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """The updates of one table, on all servers.
+
+    Attributes:
+        name: Name of the table.
+        updates: Updates of its values since the start of this launch; each server's part of a dense table
+            counts its own.
+        updates_per_s: The same per second, lately.
+    """
+
+    name: str
+    updates: int
+    updates_per_s: float = 0.0
+
+
+class LinkLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """The bytes between the workers of one host and the servers of one host.
+
+    Attributes:
+        worker_host, server_host: Names of the hosts; the same name: they share memory.
+        pushed_bytes, pulled_bytes: Bytes since the start of this launch.
+        push_bytes_per_s, pull_bytes_per_s: Bytes per second lately.
+    """
+
+    worker_host: str
+    server_host: str
+    pushed_bytes: int
+    pulled_bytes: int
+    push_bytes_per_s: float = 0.0
+    pull_bytes_per_s: float = 0.0
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """The load of a job by table and by link, and the staleness of its updates.
+
+    Attributes:
+        tables: The tables with most updates lately, these first.
+        links: The links with most bytes lately, these first; empty with very many servers.
+        staleness: Number of updates by their staleness from 0 on, since the start of this launch.
+    """
+
+    tables: tuple[TableLoad, ...] = ()
+    links: tuple[LinkLoad, ...] = ()
+    staleness: tuple[int, ...] = ()
 
 
 class Ranks(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +114,7 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True):
         ranks: One row for each rank.
         interval_s: Seconds between two writes of this file; more for many ranks.
         heartbeat_s: Seconds between two heartbeats of a rank; more for many ranks.
+        load: Load by table and by link.
     """
 
     generation: int
@@ -65,6 +122,7 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[RankRow, ...] = ()
     interval_s: float = 1.0
     heartbeat_s: float = 1.0
+    load: Load = Load()
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -227,6 +285,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
             wrote them here.
         message: A sentence on the state, for people.
         paths: Number of workers by the name of a path that their dense updates take (mpips.worker.paths).
+        checkpoints: Number of cuts of this attempt by result: "written", "failed", "given_up", "skipped".
+        test: Metrics of the last evaluation of this attempt by name.
+        metrics: Address at which the scheduler answers GET /metrics; "": none.
     """
 
     state: str
@@ -239,6 +300,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[RankPlace, ...] = ()
     message: str = ""
     paths: dict[str, int] = {}
+    checkpoints: dict[str, int] = {}
+    test: dict[str, float | None] = {}
+    metrics: str = ""
 
 
 class Places(msgspec.Struct, frozen=True, kw_only=True):

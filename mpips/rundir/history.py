@@ -28,7 +28,6 @@ _FIRST_S = 12.0  # s, shortest interval of lines that are left out
 _LEAST_S = 2.0  # s, least time between two lines
 _RANKS_PER_S = 20.0  # ranks of which the file gets counts per second, if _LEAST_S is not longer
 MOST_LINKS = 4096  # pairs of worker and server up to which bytes of each pair are recorded
-MOST_TABLES = 32  # tables that a server reports: those with the most updates
 
 
 def interval_s(n_ranks: int) -> float:

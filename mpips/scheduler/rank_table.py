@@ -20,9 +20,10 @@ from typing import cast
 import msgspec
 
 from mpips.mpi.messages import Evaluated, Figures, Heartbeat
-from mpips.rundir.files import RankPlace, RankRow
-from mpips.rundir.history import Counts
+from mpips.rundir.files import Load, RankPlace, RankRow
+from mpips.rundir.history import MOST_LINKS, Counts
 from mpips.scheduler.history_file import counts_of
+from mpips.scheduler.load import LoadTable
 
 _WINDOW = 6  # heartbeats over which rates are measured, at most
 _WINDOW_S = 5.0  # s over which rates are measured, if this is two heartbeats or more
@@ -73,6 +74,11 @@ class _Rank:
             known.popleft()
 
     @property
+    def first(self) -> Figures:
+        """The oldest counts of the window; zeros if there are none yet."""
+        return self.figures[0][1] if self.figures else Figures()
+
+    @property
     def last(self) -> Figures:
         """The newest counts; zeros if there are none yet."""
         return self.figures[-1][1] if self.figures else Figures()
@@ -108,12 +114,14 @@ class RankTable:
         places: Role, host and process of every rank, by rank.
     """
 
-    def __init__(self, places: Sequence[RankPlace]) -> None:
+    def __init__(self, places: Sequence[RankPlace], tables: Sequence[str] = ()) -> None:
         """Begin without heartbeats.
 
         Args:
             places: Role, host and process of every rank, by rank.
+            tables: Names of all tables of the job.
         """
+        self._load = LoadTable(places, tables)
         self.places = tuple(places)
         self._ranks = [_Rank(place) for place in places]
         self._is_worker = ["worker" in place.role for place in places]
@@ -179,7 +187,8 @@ class RankTable:
 
     def rows(self) -> tuple[RankRow, ...]:
         """Return all ranks in the form of `ranks.json`, by rank."""
-        return tuple(_row(rank) for rank in self._ranks)
+        has_links = sum(len(rank.last.links) for rank in self._ranks) <= MOST_LINKS
+        return tuple(_row(rank, has_links) for rank in self._ranks)
 
     def counts(self, generation: int, step: int, folder: Path) -> Counts:
         """Return the counts of all ranks as a line of `history.jsonl`.
@@ -191,6 +200,10 @@ class RankTable:
         """
         figures, clocks = [r.last for r in self._ranks], [r.clock for r in self._ranks]
         return counts_of(figures, clocks, self.places, generation, step, folder)
+
+    def load(self) -> Load:
+        """Return the load by table and by link. Takes a time proportional to the number of ranks."""
+        return self._load.summed((r.first, r.last, r.seconds) for r in self._ranks)
 
     def totals(self) -> RankTotals:
         """Return the sums over all workers. Cheap, so call it often."""
@@ -205,8 +218,8 @@ class RankTable:
         )
 
 
-def _row(rank: _Rank) -> RankRow:
-    """Return the row of a rank in `ranks.json`."""
+def _row(rank: _Rank, has_links: bool) -> RankRow:
+    """Return the row of a rank in `ranks.json`; `has_links`: with the bytes of each link."""
     place, last, seconds = rank.place, rank.last, rank.seconds
     clock, first = rank.figures[0] if rank.figures else (rank.clock, last)
     judged = last.judged - first.judged
@@ -231,6 +244,12 @@ def _row(rank: _Rank) -> RankRow:
         max_staleness=last.max_staleness,
         queue=last.queue,
         memory_bytes=last.memory_bytes,
-        links=tuple(last.links),
+        links=tuple(last.links) if has_links else (),
         heard_s=round(rank.received_s, 3),
+        samples=last.samples,
+        records=last.records,
+        pushed_bytes=last.pushed_bytes,
+        pulled_bytes=last.pulled_bytes,
+        judged=last.judged,
+        staleness_sum=last.staleness_sum,
     )

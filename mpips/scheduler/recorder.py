@@ -5,6 +5,8 @@ many ranks it writes their activity less often, because that takes a time propor
 files are for people and for the supervisor, and training continues if they cannot be written, as on a full
 disk. Only the finished mark is made durable, and the run is not finished without it. A scheduler whose
 attempt has been replaced by a later one learns it here, from the lease, and stops.
+
+A job without a run directory that is to be observed has an `ObservedRun` in place of the recorder.
 """
 
 from __future__ import annotations
@@ -12,26 +14,26 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-import msgspec
 
 from mpips.errors import ConfigError, MpipsError
 from mpips.mpi.intervals import heartbeat_interval_s
 from mpips.mpi.messages import Evaluated, Report
 from mpips.recovery.saving import Saving
 from mpips.rundir.directory import Supervised, replace_json
-from mpips.rundir.files import Event, Finished, Progress, Ranks, StartPoint, Status
+from mpips.rundir.files import Event, Finished, Ranks, StartPoint
+from mpips.rundir.view import RunView
 from mpips.scheduler.history_file import HistoryFile, JobTables
 from mpips.scheduler.job_statistics import last_checkpoint
+from mpips.scheduler.logs import make_logs
 from mpips.scheduler.metrics_file import MetricsFile
+from mpips.scheduler.observed import INTERVAL_S, ObservedRun, Observer, ranks_interval_s
 from mpips.scheduler.rank_table import RankTable
 from mpips.scheduler.run_progress import RunProgress
+from mpips.scheduler.run_tracker import RunTracker, finite
 from mpips.snapshot.coordinator import Coordinator
 
-INTERVAL_S = 1.0  # s, least time between two writes of the status
-_RANKS_PER_S = 500.0  # rows of ranks.json that are written per second, if INTERVAL_S is not longer
 _NO_PATHS: Mapping[str, int] = {}
 _NO_TABLES = JobTables()
 OnReport = Callable[[int, Report], None]
@@ -64,6 +66,8 @@ class RunRecorder:
         clock: Callable[[], float] = time.monotonic,
         timeout_s: float = math.inf,
         paths: Mapping[str, int] = _NO_PATHS,
+        observer: Observer | None = None,
+        logs: Sequence[str] = (),
         tables: JobTables = _NO_TABLES,
     ) -> None:
         """Write the first status and the event "began". Blocks for these writes.
@@ -78,32 +82,36 @@ class RunRecorder:
             clock: Returns monotonic time, seconds.
             timeout_s: Timeout of the job, which bounds the interval of heartbeats.
             paths: Number of workers by the name of a path that their dense updates take.
+            observer: Is shown the run once a second; None: nothing is.
+            logs: Names of further forms of the metrics; see mpips.scheduler.logs.
             tables: Names and places of the tables.
         """
-        self._paths = dict(paths)
         self._run = run
         self._clock = clock
-        self._metrics = MetricsFile(run, timeout_s)
+        self._metrics = MetricsFile(run, timeout_s, make_logs(logs, run, start.step))
         self._history = HistoryFile(run, rank_table.places, tables)
         self._rank_table = rank_table
-        self._run_progress = run_progress
-        self._start = start
-        self._first_clock = first_clock
         before = run.folder.status()
-        self._restarts = before.restarts if before is not None else 0
-        self._in_memory = in_memory
-        recoverable = start.step if in_memory else 0
-        self._progress = Progress(step=start.step, epoch=start.epoch, recoverable=recoverable)
-        # Samples of this attempt; samples, losses and begin of the present line of the metrics.
-        self._samples = self._window_samples = 0
-        self._window_loss = 0.0
-        self._window_since = self._next = self._next_ranks = clock()
+        restarts = before.restarts if before is not None else 0
+        self._observer = observer
+        self._next = self._next_ranks = clock()
+        self._tracker = RunTracker(
+            rank_table,
+            start,
+            self._next,
+            first_clock,
+            run_progress,
+            in_memory,
+            run.generation,
+            restarts,
+            paths,
+        )
         n_ranks = len(rank_table.places)
-        self._ranks_s = max(
-            INTERVAL_S, n_ranks / _RANKS_PER_S
-        )  # s between two writes of ranks.json
+        # s between two writes of ranks.json
+        self._ranks_s = ranks_interval_s(n_ranks)
         self._heartbeat_s = heartbeat_interval_s(n_ranks, timeout_s)
-        self._checkpoint = ""
+        self._ranks: Ranks | None = None  # the newest content of ranks.json
+        self._failures = sum(event.event == "failed" for event in run.folder.events())
         self._warned = False
         rank_table.listen(self.evaluated)
         self.look({})
@@ -111,7 +119,7 @@ class RunRecorder:
 
     def _note_start(self) -> None:
         """Add the event that this attempt has begun to events.jsonl."""
-        s = self._start
+        s = self._tracker.start
         event = Event(
             time_s=time.time(),
             generation=self._run.generation,
@@ -121,7 +129,9 @@ class RunRecorder:
         )
         try:
             self._run.folder.note(event)
-        except OSError as error:
+            if self._run.holds_lease():
+                self._metrics.begin()
+        except (OSError, ConfigError) as error:
             self._warn(error)
 
     def report(self, epoch: int, samples: int, loss_sum: float) -> None:
@@ -132,11 +142,7 @@ class RunRecorder:
             samples: Number of samples since its last report.
             loss_sum: Sum of their losses.
         """
-        self._samples += samples
-        self._window_samples += samples
-        self._window_loss += loss_sum
-        if epoch > self._progress.epoch:
-            self._progress = msgspec.structs.replace(self._progress, epoch=epoch)
+        self._tracker.report(epoch, samples, loss_sum)
 
     def evaluated(self, found: Evaluated) -> None:
         """Write the metrics of an evaluation as a line of metrics.jsonl, unless the attempt is replaced."""
@@ -144,22 +150,22 @@ class RunRecorder:
         line = {
             "epoch": max(found.epochs - 1, 0),
             "step": found.step,
-            "test": {name: _finite(value) for name, value in found.metrics.items()},
+            "test": {name: finite(value) for name, value in found.metrics.items()},
         }
         try:
             if self._run.holds_lease():
-                self._metrics.append(line)
+                self._metrics.log(self._metrics.append(line))
         except (OSError, ConfigError) as error:
             self._warn(error)
 
     def saved(self, path: str) -> None:
         """Store the path of the newest checkpoint, for the status; "": none yet."""
-        self._checkpoint = path
+        self._tracker.checkpoint = path
 
     def look_at(self, coordinator: Coordinator | None, clocks: Mapping[int, int]) -> None:
         """Store the coordinator's newest checkpoint, then do the same as `look`."""
         if coordinator is not None:
-            self.saved(coordinator.statistics.get("path", ""))
+            self._tracker.note_checkpoints(coordinator.statistics)
         self.look(clocks)
 
     def look(self, clocks: Mapping[int, int]) -> None:
@@ -208,93 +214,38 @@ class RunRecorder:
 
     def _write(self, now: float, clocks: Mapping[int, int]) -> None:
         """Update the progress and write the status; add a line of metrics if samples have been reported."""
-        seconds = max(now - self._window_since, 1e-9)
-        n = self._window_samples
-        changes: dict[str, Any] = {"samples": self._samples}
-        if clocks:
-            gained = [max(clock - self._first_clock, 0) for clock in clocks.values()]
-            changes["step"] = self._start.step + max(gained)
-            if self._in_memory:
-                changes["recoverable"] = self._start.step + min(gained)
-            changes["updates"] = sum(gained)
-        if n:
-            changes["loss"] = self._window_loss / n
-            changes["samples_per_s"] = round(n / seconds, 1)
-        changes |= self._pace()
-        self._progress = msgspec.structs.replace(self._progress, **changes)
-        if n:
-            self._write_metrics()
-            self._window_samples, self._window_loss, self._window_since = 0, 0.0, now
-        self._write_status("running")
-        if now >= self._next_ranks:
+        tracker = self._tracker
+        has_line = tracker.update(now, clocks)
+        is_due = now >= self._next_ranks
+        if is_due:
             self._next_ranks = now + self._ranks_s
-            self._write_ranks()
+            self._ranks = tracker.ranks(self._ranks_s, self._heartbeat_s)
+        if self._observer is not None:
+            tracker.metrics = self._observer.address
+        status = tracker.status("running")
+        if self._observer is not None:
+            self._observer.observe(
+                RunView(
+                    name=self._run.run_id, status=status, ranks=self._ranks, failures=self._failures
+                )
+            )
+        if has_line:
+            fields = self._metrics.append(tracker.line())
+            tracker.begin_line(now)
+            self._metrics.log(fields, self._ranks.load.staleness if self._ranks is not None else ())
+        self._run.folder.write_status(status)
+        if is_due:
+            replace_json(self._run.folder.ranks_file, self._ranks)
         self._metrics.thin_if_due()
         self._write_history(now)
 
-    def _pace(self) -> dict[str, Any]:
-        """Return the fields of the progress that come from the rank table and the progress of the run."""
-        totals, run_progress = self._rank_table.totals(), self._run_progress
-        found: dict[str, Any] = {
-            "staleness": _rounded(totals.staleness, 3),
-            "push_bytes_per_s": _rounded(totals.push_bytes_per_s, 1),
-            "pull_bytes_per_s": _rounded(totals.pull_bytes_per_s, 1),
-        }
-        if run_progress is not None:
-            found["share"] = round(run_progress.share, 6)
-            found["n_epochs"] = run_progress.n_epochs
-            found["left_s"] = _rounded(run_progress.left_s, 1)
-        return found
-
-    def _write_metrics(self) -> None:
-        """Add a line with the present progress to metrics.jsonl."""
-        p = self._progress
-        line = {
-            "epoch": p.epoch,
-            "step": p.step,
-            "samples": p.samples,
-            "loss": p.loss,
-            "samples_per_s": p.samples_per_s,
-            "staleness": p.staleness,
-            "push_bytes_per_s": p.push_bytes_per_s,
-            "pull_bytes_per_s": p.pull_bytes_per_s,
-        }
-        self._metrics.append(line)
-
     def _write_history(self, now: float) -> None:
         """Add lines to history.jsonl that are due."""
-        run, step = self._run, self._progress.step
-        self._history.note_checkpoint(self._checkpoint, step)
+        run, step = self._run, self._tracker.progress.step
+        self._history.note_checkpoint(self._tracker.checkpoint, step)
         if self._history.is_due(now):
-            counts = self._rank_table.counts(run.generation, step, run.folder.path)
-            self._history.add(now, counts)
+            self._history.add(now, self._rank_table.counts(run.generation, step, run.folder.path))
         self._history.thin_if_due()
-
-    def _write_status(self, state: str) -> None:
-        """Write status.json, and places.json the first time."""
-        status = Status(
-            state=state,
-            generation=self._run.generation,
-            time_s=time.time(),
-            restarts=self._restarts,
-            start=self._start,
-            progress=self._progress,
-            checkpoint=self._checkpoint,
-            ranks=self._rank_table.places,
-            paths=self._paths,
-        )
-        self._run.folder.write_status(status)
-
-    def _write_ranks(self) -> None:
-        """Write ranks.json."""
-        ranks = Ranks(
-            generation=self._run.generation,
-            time_s=time.time(),
-            ranks=self._rank_table.rows(),
-            interval_s=self._ranks_s,
-            heartbeat_s=self._heartbeat_s,
-        )
-        replace_json(self._run.folder.ranks_file, ranks)
 
     def finish(self, statistics: Mapping[str, Any]) -> None:
         """Write the last status, the statistics and, if the last checkpoint did not fail, the finished mark.
@@ -310,11 +261,13 @@ class RunRecorder:
         """
         self._next = self._next_ranks = -math.inf
         self._history.hurry()
-        self._checkpoint = last_checkpoint(statistics).get("path", self._checkpoint)
+        tracker = self._tracker
+        tracker.checkpoint = last_checkpoint(statistics).get("path", tracker.checkpoint)
         self.look({row["worker"]: row["clock"] for row in statistics["workers"]})
         if not self._run.holds_lease():
             raise self._replaced()
         try:
+            self._metrics.close()
             replace_json(self._run.folder.statistics_file, statistics)
         except OSError as error:
             self._warn(error)
@@ -323,20 +276,10 @@ class RunRecorder:
         mark = Finished(
             generation=self._run.generation,
             time_s=time.time(),
-            step=self._progress.step,
-            checkpoint=self._checkpoint,
+            step=tracker.progress.step,
+            checkpoint=tracker.checkpoint,
         )
         replace_json(self._run.folder.finished_file, mark, durable=True)
-
-
-def _finite(value: float) -> float | None:
-    """Return the value, or None if JSON cannot represent it (NaN, infinity)."""
-    return value if math.isfinite(value) else None
-
-
-def _rounded(value: float | None, digits: int) -> float | None:
-    """Round a value that may be None."""
-    return None if value is None else round(value, digits)
 
 
 def open_recorder(
@@ -347,9 +290,11 @@ def open_recorder(
     in_memory: bool = False,
     timeout_s: float = math.inf,
     paths: Mapping[str, int] = _NO_PATHS,
+    observer: Observer | None = None,
+    logs: Sequence[str] = (),
     tables: JobTables = _NO_TABLES,
-) -> RunRecorder | None:
-    """Return the recorder of this attempt, or None without a supervisor.
+) -> RunRecorder | ObservedRun | None:
+    """Return the recorder of this attempt; without a supervisor what shows the run to the observer, if any.
 
     Args:
         run: The supervised run of which this launch is an attempt; None: there is no supervisor.
@@ -359,11 +304,15 @@ def open_recorder(
         in_memory: True: the next launch can continue in the shared memory that this one leaves.
         timeout_s: Timeout of the job, which bounds the interval of heartbeats.
         paths: Number of workers by the name of a path that their dense updates take.
+        observer: Is shown the run once a second; None: nothing is.
+        logs: Names of further forms of the metrics, for a supervised run; see mpips.scheduler.logs.
         tables: Names and places of the tables.
     """
-    if run is None:
-        return None
     start, first_clock = _start_of(saving)
+    if run is None:
+        if observer is None:
+            return None
+        return ObservedRun(observer, rank_table, start, first_clock, run_progress, timeout_s, paths)
     return RunRecorder(
         run,
         rank_table,
@@ -373,6 +322,8 @@ def open_recorder(
         in_memory,
         timeout_s=timeout_s,
         paths=paths,
+        observer=observer,
+        logs=logs,
         tables=tables,
     )
 
@@ -392,7 +343,9 @@ def _start_of(saving: Saving | None) -> tuple[StartPoint, int]:
     return StartPoint(source="checkpoint", path=str(saving.start), step=m.step, epoch=epoch), 0
 
 
-def recorded(on_report: OnReport | None, recorder: RunRecorder | None) -> OnReport | None:
+def recorded(
+    on_report: OnReport | None, recorder: RunRecorder | ObservedRun | None
+) -> OnReport | None:
     """Return a function that passes workers' reports to `on_report` and to the recorder, if there is one."""
     if recorder is None:
         return on_report

@@ -265,7 +265,7 @@ class Scheduler:
             self._note_state(source, message.state, message.clock)
             if self._rank_table is not None:
                 self._rank_table.note_heartbeat(source, message)
-            self._endpoint.send(source, Pong())
+            self._endpoint.send(source, Pong(time.monotonic_ns()))
         elif isinstance(message, Report):
             self._note_state(source, self._states[source][0], message.clock)
             if self._on_report is not None:

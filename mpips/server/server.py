@@ -11,10 +11,12 @@ workers advance only then.
 
 from __future__ import annotations
 
-import heapq
 import os
 import time
 from collections.abc import Callable, Sequence
+from heapq import nlargest
+from itertools import zip_longest
+from operator import itemgetter
 from typing import Any
 
 from mpips import _native
@@ -26,7 +28,6 @@ from mpips.model.placement import Placement
 from mpips.model.table import EmbeddingTable, Table, native_codec, native_pull_codec
 from mpips.mpi.messages import Figures
 from mpips.process.memory import heap_bytes, shared_memory_bytes
-from mpips.rundir.history import MOST_TABLES
 from mpips.server.durability import NEW, Durability, backup_workers, check_journal
 from mpips.transport.region import (
     MOST_RESERVED,
@@ -44,6 +45,7 @@ _SHARED_SLICE_S = 2e-4  # s for records between two steps of other work
 _SPIN_S = 1e-3  # s after the last work for which a server with remote peers does not pause
 _SERVED_S = 12e-6  # s, an entry into MPI that takes longer has served a put or get
 _LONG_SLICE_S = 10e-3  # s between two calls of `poll` on a server that has been idle for a while
+_MOST_TABLES = 16  # tables in a heartbeat
 _MAX_SLEEP_US = 1000  # us, longest sleep; reached after a hundred times as long without a record
 
 
@@ -356,8 +358,11 @@ class Server:
         f.memory_bytes = self.region.n_bytes
         f.heap_bytes = heap_bytes()
         f.shm_used_bytes, f.shm_total_bytes = shared_memory_bytes()
+        histogram: list[int] = []
         for i, table in enumerate(self._tables):
             stats = self.core.stats(i)
+            f.tables[i] = stats["updates"]
+            histogram = list(map(sum, zip_longest(histogram, stats["staleness"], fillvalue=0)))
             f.judged += stats["applied"] + stats["rejected"] + stats["late"]
             f.staleness_sum += sum(s * n for s, n in enumerate(stats["staleness"]))
             f.max_staleness = max(
@@ -365,9 +370,8 @@ class Server:
             )
             if isinstance(table, EmbeddingTable):
                 f.memory_bytes += self.core.memory_bytes(i)
-            f.tables[i] = stats["updates"]
-        if len(f.tables) > MOST_TABLES:
-            f.tables = dict(heapq.nlargest(MOST_TABLES, f.tables.items(), key=lambda pair: pair[1]))
+        f.staleness = histogram[: max((s + 1 for s, n in enumerate(histogram) if n), default=0)]
+        f.tables = dict(nlargest(_MOST_TABLES, f.tables.items(), key=itemgetter(1)))
         return f
 
     def statistics(self) -> dict[str, Any]:

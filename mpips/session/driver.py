@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import msgspec
 
 from mpips.checkpoint.shards import ShardData
+from mpips.config.monitoring import MonitorConfig
 from mpips.config.options import SessionOptions
 from mpips.errors import LeavingError
 from mpips.model.table import Table
@@ -152,9 +153,11 @@ class Program(Protocol):
         options: Options of the session.
         warm: In a supervised run the servers' memory outlives a launch.
         partner_bound: Number of records that a replica on another node may lack; None: no replicas.
+        monitor: What others see of the job.
     """
 
     options: SessionOptions
+    monitor: MonitorConfig
     warm: bool
     partner_bound: int | None
 
@@ -272,7 +275,12 @@ def gathered(
                     None,
                     run,
                     lambda program, plan: LocalJob(
-                        program.tables(), options, plan, run, program.initial_values()
+                        program.tables(),
+                        options,
+                        plan,
+                        run,
+                        program.initial_values(),
+                        monitor=program.monitor,
                     ),
                 )
             return
@@ -296,6 +304,7 @@ def gathered(
                     program.warm,
                     program.partner_bound,
                     program.initial_values(),
+                    program.monitor,
                 ),
             )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -27,6 +28,7 @@ def init(
     every_s: float = 0.0,
     on_usr1: OnUsr1 = "continue",
     grace_s: float = 25.0,
+    monitor: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> None:
     """Begin the job of this script. Collective over all ranks of the launch; call it first, once.
@@ -48,6 +50,7 @@ def init(
         every_s: See `mpips.run`.
         on_usr1: See `mpips.run`.
         grace_s: See `mpips.run`.
+        monitor: See `mpips.run`.
         **options: See `mpips.config.options.SessionOptions`.
 
     Raises:
@@ -70,7 +73,7 @@ def init(
         if threading.current_thread() is not threading.main_thread():
             raise ConfigError("mpips.init was called in a thread: call it in the main thread")
         checked = check_arguments(
-            options, size, save, Triggers(every_steps, every_s, on_usr1, grace_s)
+            options, size, save, Triggers(every_steps, every_s, on_usr1, grace_s), monitor
         )
     with one_report():
         launch.refuse_lonely_tasks()

@@ -18,11 +18,13 @@ from typing import Any
 import msgspec
 
 from mpips import _native
+from mpips.config.monitoring import MonitorConfig
 from mpips.config.options import SessionOptions
 from mpips.model.placement import Placement
 from mpips.model.table import Table, replicated_tables
 from mpips.mpi.cluster import Cluster
 from mpips.mpi.control import Client, Endpoint
+from mpips.mpi.messages import Trace, TraceEnd
 from mpips.mpi.siblings import process_state
 from mpips.mpi.signals import SignalRequests
 from mpips.process import forked
@@ -30,14 +32,17 @@ from mpips.recovery.saving import FixedPlan, Saving, SavingPlan
 from mpips.rundir.directory import Supervised
 from mpips.rundir.files import RankPlace
 from mpips.scheduler.history_file import job_tables
+from mpips.scheduler.observed import ObservedRun
 from mpips.scheduler.rank_table import RankTable
 from mpips.scheduler.recorder import OnReport, RunRecorder, is_saved, open_recorder, recorded
 from mpips.scheduler.run_progress import RunProgress
-from mpips.scheduler.scheduler import Scheduler, ToAllServers, ToOneWorker
+from mpips.scheduler.scheduler import OnPoll, Scheduler, ToAllServers, ToOneWorker
+from mpips.scheduler.trace_orders import TraceOrders
 from mpips.session.calling import call
 from mpips.session.ending import Ending
 from mpips.session.initial_values import InitialValues
 from mpips.session.node_memory import node_layout
+from mpips.session.observing import open_metrics
 from mpips.session.roles import Roles
 from mpips.session.running import RunningJob
 from mpips.session.shutdown import meet
@@ -66,6 +71,7 @@ class Job:
         warm: bool = True,
         partner_bound: int | None = None,
         initial: InitialValues | None = None,
+        monitor: MonitorConfig = MonitorConfig(),  # noqa: B008 (frozen)
     ) -> None:
         """Make regions, window and channels; continue in memory or start from a checkpoint. Blocks.
 
@@ -81,12 +87,15 @@ class Job:
                 records; None: no replicas. See `mpips.recovery.replica_start.Partnership`.
             initial: Initial values of dense tables, of which those on the rank of worker 0 count. None
                 on all ranks: tables have those of their `init`.
+            monitor: What others see of the job.
 
         Raises:
             MpipsError: The first error of any rank; all ranks raise it.
         """
-        self.rank_table = RankTable(_places(cluster))
+        self.rank_table = RankTable(_places(cluster), [table.name for table in tables])
         self._client: Client | None = None
+        self._roles: Roles | None = None
+        self._monitor = monitor
         plan = plan or FixedPlan(Saving(None, cluster.token))
         self._parts = start_up(
             cluster, tables, options, plan, run, warm, partner_bound, self._idle, initial
@@ -169,10 +178,11 @@ class Job:
         client = self._client = self._make_client(endpoint, requests)
         # Only memory that outlives this launch can be refused to the next one.
         ending = Ending(c, p.regions, p.saving.folder, requests, p.run if p.warm else None)
-        scheduler = recorder = None
+        scheduler = recorder = metrics = orders = None
         work = RunningJob()
         try:
             if c.is_scheduler:
+                metrics = open_metrics(self._monitor)
                 recorder = open_recorder(
                     p.run,
                     self.rank_table,
@@ -181,24 +191,31 @@ class Job:
                     p.warm,
                     p.options.timeout_s,
                     p.links.paths,
+                    metrics,
+                    self._monitor.extra_logs,
                     job_tables(p.tables, p.placement, p.links.pairs),
                 )
-                scheduler = self._make_scheduler(endpoint, on_report, recorder, requests)
+                orders = self._make_orders(endpoint)
+                scheduler = self._make_scheduler(endpoint, on_report, recorder, requests, orders)
             with requests:
                 c.watchdog.allow_checkpoint(requests, self._has_lost_ranks)
                 with forked.children_end_here("the job"):
-                    roles = Roles(p, client, scheduler, self.rank_table)
+                    roles = self._roles = Roles(p, client, scheduler, self.rank_table)
                     with roles.at_work() as work.worker:
                         yield work
                 work.statistics = msgspec.json.decode(roles.summary)
                 self.rank_table.end()
                 meet(p, endpoint, is_saved(work.statistics))
-                self._client = None
+                self._client = self._roles = None
                 self.rank_table.show_own(None)
                 roles.retire()
             if recorder is not None:
                 _native.fault_point("unmarked")
                 recorder.finish(work.statistics)
+            if metrics is not None:
+                metrics.close()
+            if orders is not None:
+                orders.close()
         except (KeyboardInterrupt, SystemExit) as error:
             self.rank_table.end()
             ending.die(error)
@@ -221,8 +238,9 @@ class Job:
         self,
         endpoint: Endpoint,
         on_report: OnReport | None,
-        recorder: RunRecorder | None,
+        recorder: RunRecorder | ObservedRun | None,
         requests: SignalRequests,
+        orders: TraceOrders | None,
     ) -> Scheduler:
         p, c = self._parts, self._parts.cluster
         return Scheduler(
@@ -235,8 +253,22 @@ class Job:
             [r for r in range(c.size) if c.topology.sees(c.rank, r)],
             requests.take,
             self._make_coordinator if p.saving.folder is not None else None,
-            recorder.look_at if recorder is not None else None,
+            _each_poll(recorder, orders),
         )
+
+    def _make_orders(self, endpoint: Endpoint) -> TraceOrders | None:
+        """Make what orders traces; None without a run directory, or where all roles are not at work."""
+        p, a = self._parts, self._parts.cluster.assignment
+        if p.run is None:
+            return None
+
+        def send(rank: int, order: Trace | TraceEnd) -> None:
+            if rank != p.cluster.rank:
+                endpoint.send(rank, order)
+            elif self._roles is not None and self._roles.tracer is not None:
+                self._roles.tracer.take(order)
+
+        return TraceOrders(p.run, a.workers, a.servers, send, self._monitor.trace_steps)
 
     def _make_coordinator(
         self, send_to_worker: ToOneWorker, send_to_servers: ToAllServers
@@ -253,7 +285,8 @@ class Job:
             p.options.timeout_s,
         )
         if p.saving.places:
-            coordinator.begin_at(max(place.ahead for place in p.saving.places))
+            ahead = max(place.ahead - place.clock + place.steps for place in p.saving.places)
+            coordinator.begin_at(ahead)
         return coordinator
 
     def _idle(self) -> None:
@@ -266,6 +299,21 @@ class Job:
         t, mine = self._parts.cluster.topology, self._parts.cluster.rank
         others = (r for r in range(len(t.pids)) if r != mine and t.sees(mine, r))
         return any(process_state(t.pids[rank]) == "dead" for rank in others)
+
+
+def _each_poll(
+    recorder: RunRecorder | ObservedRun | None, orders: TraceOrders | None
+) -> OnPoll | None:
+    """Return what the scheduler calls at every poll; None: nothing."""
+    if orders is None:
+        return recorder.look_at if recorder is not None else None
+
+    def both(coordinator: Coordinator | None, clocks: Mapping[int, int]) -> None:
+        if recorder is not None:
+            recorder.look_at(coordinator, clocks)
+        orders.poll()
+
+    return both
 
 
 def _places(cluster: Cluster) -> list[RankPlace]:

@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 from mpips import _native
 from mpips.checkpoint.shards import ShardData
 from mpips.checkpoint.start import newest_name
+from mpips.config.monitoring import MonitorConfig
 from mpips.config.options import SessionOptions
 from mpips.model.auto_codec import decided_alone
 from mpips.model.placement import place
+from mpips.model.served import local_tables, served
 from mpips.model.table import DenseTable, Table
 from mpips.mpi.messages import Figures, Heartbeat
 from mpips.mpi.signals import SignalRequests, TerminatedError
@@ -32,21 +34,27 @@ from mpips.rundir.directory import Supervised
 from mpips.rundir.files import RankPlace
 from mpips.scheduler.history_file import job_tables
 from mpips.scheduler.job_statistics import complete_statistics
+from mpips.scheduler.observed import Observer
 from mpips.scheduler.rank_table import RankTable
 from mpips.scheduler.recorder import OnReport, open_recorder
 from mpips.scheduler.run_progress import RunProgress
+from mpips.scheduler.trace_orders import TraceOrders
 from mpips.server.server import Server
 from mpips.session.calling import call
 from mpips.session.initial_values import InitialValues
 from mpips.session.local_scheduler import LocalScheduler
+from mpips.session.local_training import start_image
 from mpips.session.node_memory import local_part, with_copies
+from mpips.session.observing import open_metrics
 from mpips.session.running import RunningJob
+from mpips.session.tracing import RankTracer
 from mpips.snapshot.copy import shards_in_place
 from mpips.snapshot.server_part import ServerPart
 from mpips.transport.channel import LocalChannel
 from mpips.transport.region import Regions, new_token
 from mpips.worker.connection import Connection
 from mpips.worker.connection_options import ConnectionOptions
+from mpips.worker.local_tables import LocalPart
 from mpips.worker.replicated_tables import ReplicatedPart
 from mpips.worker.worker import Worker
 
@@ -75,6 +83,7 @@ class LocalJob:
         run: Supervised | None = None,
         initial: InitialValues | None = None,
         content: Mapping[str, tuple[Int64, Float32]] | None = None,
+        monitor: MonitorConfig = MonitorConfig(),  # noqa: B008 (frozen)
     ) -> None:
         """Make the server, and restore its tables if the job starts from a checkpoint.
 
@@ -85,15 +94,20 @@ class LocalJob:
             run: The supervised run of this process, or None.
             initial: Initial values of dense tables; None: tables have those of their `init`.
             content: Content of embedding tables by name, as `content` of an earlier job returned it.
+            monitor: What others see of the job.
 
         Raises:
             MpipsError: The tables do not fit, or the checkpoint is damaged.
         """
-        self.rank_table = RankTable([_this_process()])
+        self.rank_table = RankTable([_this_process()], [table.name for table in tables])
         self.transports = {"local": 1}
         tables = decided_alone(tables)
+        self._local = local_tables(tables)
+        tables = served(tables)
         self._tables = tables
         self._options = options
+        self._monitor = monitor
+        self._orders: TraceOrders | None = None
         self._run = run
         self._placement = place(tables, 1, 1, options.ring_slots, options.slot_bytes)
         self._regions = Regions(new_token(), shared=False)
@@ -172,6 +186,22 @@ class LocalJob:
             on_report: Called with 0 and each progress report.
             run_progress: Progress of the run; `on_report` counts in it.
         """
+        metrics = open_metrics(self._monitor)
+        try:
+            with self._recorded(metrics, on_report, run_progress) as work:
+                yield work
+        finally:
+            if metrics is not None:
+                metrics.close()
+
+    @contextmanager
+    def _recorded(
+        self,
+        metrics: Observer | None,
+        on_report: OnReport | None,
+        run_progress: RunProgress | None,
+    ) -> Iterator[RunningJob]:
+        """Play all roles for the block, with a recorder; see `at_work`."""
         has_dense = any(isinstance(table, DenseTable) for table in self._tables)
         recorder = open_recorder(
             self._run,
@@ -180,6 +210,8 @@ class LocalJob:
             run_progress,
             paths={"shared": 1} if has_dense else {},
             tables=job_tables(self._tables, self._placement, [["local"]]),
+            observer=metrics,
+            logs=self._monitor.extra_logs,
         )
         scheduler = LocalScheduler(on_report, recorder, self.rank_table)
         server_part = self._make_server_part(scheduler)
@@ -209,6 +241,8 @@ class LocalJob:
             )
         if recorder is not None:
             recorder.finish(work.statistics)
+        if self._orders is not None:
+            self._orders.close()
 
     def _make_server_part(self, scheduler: LocalScheduler) -> ServerPart:
         timeout_s = self._options.timeout_s
@@ -277,19 +311,48 @@ class LocalJob:
             options.timeout_s,
             start,
             replicated=replicated,
+            local=self._local_part(),
         )
 
         def heartbeat() -> Heartbeat:
-            return Heartbeat(scheduler.state, connection.now, _figures(connection, server))
+            return Heartbeat(scheduler.state, connection.step, _figures(connection, server))
 
         self.rank_table.show_own(heartbeat)
+        tracer = self._traced(scheduler, connection)
         try:
             yield connection
+            if tracer is not None:
+                tracer.end()
         finally:
+            scheduler.trace(None)
             last = heartbeat()
             self.rank_table.show_own(lambda: last)
             connection.retire()
             scheduler.close()
+
+    def _local_part(self) -> LocalPart | None:
+        """Return the worker's start of tables under LocalSGD and DiLoCo; None: there are none."""
+        saving = self.saving
+        if not self._local:
+            return None
+        workers = saving.origin.workers if saving.origin is not None else ()
+        image, is_own = start_image(saving.start, workers, 0, 1)
+        return LocalPart(self._local, None, image, is_own, False, saving.folder)
+
+    def _traced(self, scheduler: LocalScheduler, connection: Connection) -> RankTracer | None:
+        """Let the scheduler order traces of this process; None without a run directory."""
+        run = self._run
+        if run is None:
+            return None
+        names = [table.name for table in self._tables]
+        place = self.rank_table.places[0]
+        tracer = RankTracer(run, place, names, lambda: (0, 0), connection, self._server)
+        orders = TraceOrders(
+            run, (0,), (0,), lambda rank, order: tracer.take(order), self._monitor.trace_steps
+        )
+        scheduler.trace(orders)
+        self._orders = orders
+        return tracer
 
 
 def run_local(
@@ -305,12 +368,12 @@ def run_local(
 
 
 def _figures(connection: Connection, server: Server) -> Figures:
-    """Return the worker's figures, with the memory of the server."""
-    found = connection.figures()
-    of_server = server.figures()
-    found.memory_bytes, found.tables = of_server.memory_bytes, of_server.tables
-    found.shm_used_bytes = of_server.shm_used_bytes
-    found.shm_total_bytes = of_server.shm_total_bytes
+    """Return the worker's figures, with those of the server that a worker does not have."""
+    found, served = connection.figures(), server.figures()
+    found.memory_bytes = served.memory_bytes
+    found.staleness, found.tables = served.staleness, served.tables
+    found.shm_used_bytes = served.shm_used_bytes
+    found.shm_total_bytes = served.shm_total_bytes
     return found
 
 

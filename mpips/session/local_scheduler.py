@@ -20,8 +20,10 @@ from mpips.mpi.messages import (
 )
 from mpips.mpi.pending import PendingCut
 from mpips.recovery.saving import Saving
+from mpips.scheduler.observed import ObservedRun
 from mpips.scheduler.rank_table import RankTable
 from mpips.scheduler.recorder import OnReport, RunRecorder, recorded
+from mpips.scheduler.trace_orders import TraceOrders
 from mpips.snapshot.coordinator import Coordinator
 from mpips.snapshot.server_part import ServerPart
 from mpips.worker.connection_options import needs_common_clock
@@ -41,14 +43,14 @@ class LocalScheduler:
     def __init__(
         self,
         on_report: OnReport | None = None,
-        recorder: RunRecorder | None = None,
+        recorder: RunRecorder | ObservedRun | None = None,
         rank_table: RankTable | None = None,
     ) -> None:
         """Make a scheduler.
 
         Args:
             on_report: Called with 0 and each progress report.
-            recorder: Writes the record of a supervised run.
+            recorder: Writes the record of a supervised run, or shows another one.
             rank_table: Shows the activity of this process.
         """
         self.state = "computing"
@@ -57,6 +59,7 @@ class LocalScheduler:
         self._on_report = recorded(on_report, recorder)
         self._recorder = recorder
         self._rank_table = rank_table
+        self._orders: TraceOrders | None = None
         self._coordinator: Coordinator | None = None
         self._attach: Callable[[ToServer], None] | None = None
 
@@ -85,6 +88,10 @@ class LocalScheduler:
             timeout_s,
         )
 
+    def trace(self, orders: TraceOrders | None) -> None:
+        """Order traces from here on; None: no longer."""
+        self._orders = orders
+
     def poll(self) -> None:
         """See mpips.worker.control_plane.ControlPlane."""
         if self._coordinator is not None:
@@ -94,6 +101,8 @@ class LocalScheduler:
             self._rank_table.look()
         if self._recorder is not None:
             self._recorder.look_at(self._coordinator, {0: self.clock})
+        if self._orders is not None:
+            self._orders.poll()
 
     def hurry(self) -> None:
         """See mpips.worker.control_plane.ControlPlane."""

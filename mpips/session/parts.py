@@ -10,7 +10,7 @@ from mpips import _native
 from mpips.config.options import SessionOptions
 from mpips.model.consistency import BSP
 from mpips.model.placement import Placement
-from mpips.model.table import Table
+from mpips.model.table import DenseTable, Table
 from mpips.mpi.cluster import Cluster
 from mpips.mpi.tree import WorkerTree
 from mpips.recovery.memory import At
@@ -23,6 +23,8 @@ from mpips.server.durability import backup_workers
 from mpips.server.server import Server
 from mpips.session.links import Links
 from mpips.transport.region import Regions
+from mpips.worker.local_state import LocalMemory
+from mpips.worker.local_tables import LocalPart
 from mpips.worker.replicated_tables import ReplicatedPart
 
 
@@ -52,6 +54,10 @@ class Parts:
         tree_comm: Communicator of messages between workers; None in a job of one worker.
         tree: The worker's gathers and reductions, from its start to its end; None on other ranks.
         replicated: The replicated tables, on workers of a job that has any; else None.
+        local: The tables under LocalSGD and DiLoCo, with the inner rules, by their index; those in `tables`
+            are what servers have of them (mpips.model.local_sgd).
+        local_memory: Persistent memory of the worker for them, taken over from the launch before.
+        local_part: The worker's start of these tables; else None.
         server_comm: Communicator of all servers; on servers.
         comms: Communicators to free, in the order in which they were made.
         notes: Sentences for the user about start-up.
@@ -77,6 +83,9 @@ class Parts:
     tree_comm: MPI.Intracomm | None = None
     tree: WorkerTree | None = None
     replicated: ReplicatedPart | None = None
+    local: dict[int, DenseTable] = field(default_factory=dict)
+    local_memory: LocalMemory | None = None
+    local_part: LocalPart | None = None
     server_comm: MPI.Intracomm | None = None
     comms: list[MPI.Intracomm] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

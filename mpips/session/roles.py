@@ -26,6 +26,7 @@ from mpips.process import forked
 from mpips.scheduler.rank_table import RankTable
 from mpips.scheduler.scheduler import Scheduler
 from mpips.session.parts import Parts
+from mpips.session.tracing import RankTracer
 from mpips.snapshot.server_part import ServerPart
 from mpips.transport.region import TOUCH_S
 from mpips.worker.connection import Connection
@@ -41,6 +42,7 @@ class Roles:
 
     Attributes:
         summary: Final statistics of the job as JSON; set at the end of `at_work`.
+        tracer: This rank's part in traces; None without a run directory, and until the work begins.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Roles:
         self._touched = time.monotonic()
         self.summary = b""
         self._connection: Connection | None = None
+        self.tracer: RankTracer | None = None
 
     @contextmanager
     def at_work(self) -> Iterator[Worker | None]:
@@ -88,7 +91,14 @@ class Roles:
         connection = self._connection = self._connect()
         worker = Worker(connection, self._parts.tables, self._parts.placement)
         client.state = "computing"
-        client.begin(RoleWork(figures=connection.figures, each_heartbeat=self._touch))
+        tracer = self._make_tracer(connection)
+        client.begin(
+            RoleWork(
+                figures=connection.figures,
+                each_heartbeat=self._touch,
+                take_trace=tracer.take if tracer is not None else None,
+            )
+        )
         with threadpool_limits(self._threads):
             try:
                 with forked.children_end_here("main"):
@@ -100,6 +110,8 @@ class Roles:
                     "numbers from worker.random, keys independent of values that other workers change); "
                     "the next attempt starts from the checkpoint"
                 ) from None
+        if tracer is not None:
+            tracer.end()
         index = self._parts.cluster.worker
         statistics = {"worker": index, "clock": worker.now, "pushes": worker.counters()}
         client.done(msgspec.json.encode(statistics))
@@ -116,6 +128,7 @@ class Roles:
             saving.places[c.worker].clock if saving.places else 0,
             p.warm,
             p.partners(),
+            saving.places[c.worker].steps if saving.places else 0,
         )
         names = [c.name_of(r) for r in c.assignment.workers]
         return Connection(
@@ -129,6 +142,7 @@ class Roles:
             start,
             self._make_tree(names),
             p.replicated,
+            p.local_part,
         )
 
     def _make_tree(self, names: Sequence[str]) -> WorkerTree | None:
@@ -153,11 +167,13 @@ class Roles:
         client.state = "serving"
         last = 0.0
         server_part = self._make_server_part()
+        tracer = self._make_tracer()
         client.begin(
             RoleWork(
                 figures=p.server.figures,
                 activity=lambda: server_part.state,
                 take_cut=server_part.take,
+                take_trace=tracer.take if tracer is not None else None,
             )
         )
         self._rank_table.show_own(client.heartbeat)
@@ -171,7 +187,8 @@ class Roles:
                 last = time.monotonic()
                 scheduler.poll()
             mirrored = p.mirror is not None and p.mirror.poll()
-            return server_part.poll() or mirrored
+            more = tracer.polled(server_part.poll) if tracer is not None else server_part.poll()
+            return more or mirrored
 
         remote = p.links.progress.remote or p.mirror is not None
         if scheduler is None:
@@ -185,6 +202,19 @@ class Roles:
         p.server.serve(remote, poll, lambda: scheduler.workers_done)
         scheduler.take_own(p.cluster.rank, msgspec.json.encode(self._save(server_part, poll)))
         return scheduler.summary
+
+    def _make_tracer(self, connection: Connection | None = None) -> RankTracer | None:
+        """Make this rank's part in traces; None without a run directory."""
+        p, run = self._parts, self._parts.run
+        if run is None:
+            return None
+        names = [table.name for table in p.tables]
+        place = self._rank_table.places[p.cluster.rank]
+        offset = self._client.offset
+        # The scheduler's own rank has the scheduler's clock.
+        best = (lambda: (0, 0)) if self._scheduler is not None else lambda: offset.best
+        self.tracer = RankTracer(run, place, names, best, connection, p.server)
+        return self.tracer
 
     def _make_server_part(self) -> ServerPart:
         p, client, scheduler = self._parts, self._client, self._scheduler
@@ -211,6 +241,8 @@ class Roles:
         """Write the last checkpoint, if the job has any; returns this server's statistics. On all servers."""
         p = self._parts
         assert p.server is not None
+        if self.tracer is not None:
+            self.tracer.end()
         mirrored = p.mirror.statistics() if p.mirror is not None else {}
         server_part.save(poll)
         return {**p.server.statistics(), **server_part.statistics(), **mirrored}

@@ -28,6 +28,7 @@ class ScriptProgram:
     ) -> None:
         """Take checked arguments of `init`."""
         self.options = checked.options
+        self.monitor = checked.monitor
         self.warm = True
         self.partner_bound: int | None = None
         self.declared = Declared()

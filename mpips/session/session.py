@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +13,9 @@ import msgspec
 
 from mpips.checkpoint.start import find_start
 from mpips.checkpoint.structure import load_writer
+from mpips.config.monitoring import MonitorConfig, monitor_config
 from mpips.config.options import SessionOptions
-from mpips.config.schema import load_config
+from mpips.config.schema import JobConfig, load_config
 from mpips.config.triggers import OnUsr1, Triggers
 from mpips.errors import ConfigError, MpipsError
 from mpips.model.table import Table, check_tables
@@ -46,12 +47,14 @@ class CheckedArguments(msgspec.Struct, frozen=True):
         folder: Folder for checkpoints; None: none are written.
         triggers: When checkpoints are written before the end.
         run: The supervised run of this launch, or None.
+        monitor: What others see of the job.
     """
 
     options: SessionOptions
     folder: Path | None
     triggers: Triggers
     run: directory.Supervised | None
+    monitor: MonitorConfig = MonitorConfig()
 
 
 class FunctionPlan(msgspec.Struct, frozen=True):
@@ -91,6 +94,7 @@ class FunctionProgram:
     ) -> None:
         """Take checked arguments of `run`."""
         self.options = checked.options
+        self.monitor = checked.monitor
         self.warm = True
         self.partner_bound: int | None = None
         self.main = main
@@ -153,6 +157,7 @@ def run(
     every_s: float = 0.0,
     on_usr1: OnUsr1 = "continue",
     grace_s: float = 25.0,
+    monitor: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Outcome:
     """Run a job: `main(worker)` on every worker, servers and scheduler on the other ranks.
@@ -178,6 +183,8 @@ def run(
         on_usr1: After the checkpoint that SIGUSR1 requests, "continue" or "exit" (with code 75).
         grace_s: Seconds that the last checkpoint may take after SIGTERM or Ctrl-C; 0: there is none. See
             `mpips.config.triggers.Triggers`.
+        monitor: Options of section [monitor] of a job file by name, such as {"port": 9400}. Under `mpips run`
+            they precede those of the run.
         **options: See `mpips.config.options.SessionOptions`.
 
     Returns:
@@ -216,7 +223,7 @@ def run(
         check_tables(tables)
         refuse_generator(main)
         checked = check_arguments(
-            options, size, save, Triggers(every_steps, every_s, on_usr1, grace_s)
+            options, size, save, Triggers(every_steps, every_s, on_usr1, grace_s), monitor
         )
     program = FunctionProgram(main, tables, checked, resume, verbose)
     if comm is None:
@@ -232,7 +239,11 @@ def run(
 
 
 def check_arguments(
-    options: dict[str, Any], size: int, save: str | Path | None, triggers: Triggers
+    options: dict[str, Any],
+    size: int,
+    save: str | Path | None,
+    triggers: Triggers,
+    monitor: Mapping[str, Any] | None = None,
 ) -> CheckedArguments:
     """Return the checked arguments that `run` and `init` have in common.
 
@@ -241,6 +252,7 @@ def check_arguments(
         size: Number of ranks.
         save: Folder for checkpoints as given, or None.
         triggers: When checkpoints are written, as given.
+        monitor: Options of section [monitor], as given.
 
     Raises:
         ConfigError: An argument is invalid, or the supervised run is finished.
@@ -251,23 +263,27 @@ def check_arguments(
     triggers = triggers.check()
     run = directory.current()
     folder = Path(save) if save is not None else None
+    seen = monitor_config(monitor or {})
     if run is not None:
         refuse_second(run)
-        triggers = triggers.supervised(_leaves_on_usr1(run))
+        config = _config_of(run)
+        triggers = triggers.supervised(config is not None and config.checkpoint.on_usr1 == "exit")
+        if config is not None:
+            stored: dict[str, Any] = msgspec.to_builtins(config.monitor)
+            seen = monitor_config({**stored, **(monitor or {})})
         folder = folder or run.folder.checkpoints
     if folder is not None:
         # Without h5py the job would end without its checkpoint: raise CapabilityError now.
         load_writer()
-    return CheckedArguments(settings, folder, triggers, run)
+    seen.check(run is not None)
+    return CheckedArguments(settings, folder, triggers, run, seen)
 
 
-def _leaves_on_usr1(run: directory.Supervised) -> bool:
-    """Return whether the supervised run is to exit after the checkpoint that SIGUSR1 requests."""
-    # A run directory that `mpips run` has not made may have no configuration.
+def _config_of(run: directory.Supervised) -> JobConfig | None:
+    """Return the configuration of a supervised run; None: `mpips run` has not made its directory."""
     if not run.folder.config_file.exists():
-        return False
-    config = load_config(str(run.folder.config_file), [])
-    return config.checkpoint.on_usr1 == "exit"
+        return None
+    return load_config(str(run.folder.config_file), [])
 
 
 def refuse_second(run: directory.Supervised) -> None:

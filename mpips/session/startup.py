@@ -20,6 +20,7 @@ from mpi4py import MPI
 from mpips.config.options import SessionOptions
 from mpips.errors import ConfigError, MpipsError
 from mpips.model.placement import place
+from mpips.model.served import local_tables, served
 from mpips.model.table import Table, fingerprint, replicated_tables
 from mpips.mpi.cluster import Cluster
 from mpips.recovery.replica import check_tables
@@ -32,6 +33,7 @@ from mpips.server.durability import Durability, backup_workers
 from mpips.server.server import Server
 from mpips.session.initial_values import InitialValues, send_values
 from mpips.session.links import Links
+from mpips.session.local_training import connect_local, note_of, reopen
 from mpips.session.parts import Parts
 from mpips.session.placing import place_auto
 from mpips.session.replicated import connect_replicated
@@ -71,6 +73,7 @@ def start_up(
     tables, notes = place_auto(cluster, tables, options, run, warm)
     # Memory of a launch that decided otherwise is not that of these tables.
     prints = _fingerprint(tables, options)
+    local, tables = local_tables(tables), served(tables)
     replicated = [t.name for t in replicated_tables(tables).values()]
     cold = _why_cold(replicated, run) if warm else ""
     warm = warm and run is not None and not replicated
@@ -112,6 +115,7 @@ def start_up(
         plan.draft(),
         cold,
         notes=notes,
+        local=local,
     )
     try:
         _StartUp(parts, plan, prints, initial).connect()
@@ -190,6 +194,13 @@ class _StartUp:
             p.tree_comm = c.duplicate("connecting the workers")
             p.comms.append(p.tree_comm)
         p.replicated = connect_replicated(p)
+        c.agree("reading the workers' local values", lambda: connect_local(p))
+        if note := p.local and note_of(
+            p.saving.start,
+            p.saving.origin.workers if p.saving.origin else (),
+            len(c.assignment.workers),
+        ):
+            p.notes.append(note)
         self._connect_servers()
         staging = self._staging_part if p.partner_bound is None else None
         p.links.open(p.server, p.at, staging, p.oversubscribed)
@@ -215,10 +226,19 @@ class _StartUp:
             lambda: self._make_server(warm=True),
             self._make_copy,
             p.skips_clocks,
+            self._reopen_local,
         )
         p.saving = takeover.choose(p.saving, self._choose)
         p.server, p.at, p.cold = takeover.server, takeover.at, takeover.cold
+        if p.cold:
+            p.local_memory = None
         return takeover
+
+    def _reopen_local(self, worker: int, clock: int) -> None:
+        """Take over a worker's values of tables under LocalSGD and DiLoCo; raises RegionError."""
+        p = self._parts
+        if p.local:
+            p.local_memory = reopen(p.regions, p.local, worker, clock)
 
     def _choose(self) -> Saving:
         self._parts.cluster.arrive("looking for a checkpoint")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from mpips.model.best_value import BestValue
 from mpips.mpi.messages import BestProgress
 from mpips.snapshot.cut import CutAttempt
@@ -16,15 +14,13 @@ class BestRequest:
         wanted: The value for which a checkpoint is requested; None: none is, or its cut has begun.
     """
 
-    def __init__(self, send: Callable[[BestProgress], None], every_s: float) -> None:
+    def __init__(self, every_s: float) -> None:
         """Begin without a request.
 
         Args:
-            send: Sends a message to all workers at work; returns at once.
-            every_s: Seconds between two messages to them; well below their timeout.
+            every_s: Seconds between two messages to the workers; well below their timeout.
         """
         self.wanted: BestValue | None = None
-        self._send = send
         self._every_s = every_s
         self._next = 0.0  # monotonic s of the next message
 
@@ -33,8 +29,8 @@ class BestRequest:
         wanted, self.wanted = self.wanted, None
         return wanted
 
-    def poll(self, now: float, cut: CutAttempt | None) -> None:
-        """Send waiting workers a message if one is due: the checkpoint may take longer than their timeout.
+    def due(self, now: float, cut: CutAttempt | None) -> BestProgress | None:
+        """Return the message to waiting workers that is due, so that they wait for a slow checkpoint.
 
         Args:
             now: Monotonic time, seconds.
@@ -43,11 +39,12 @@ class BestRequest:
         is_waited_for = self.wanted is not None or (cut is not None and cut.best is not None)
         if is_waited_for and now >= self._next:
             self._next = now + self._every_s
-            self._send(BestProgress(False))
+            return BestProgress(False)
+        return None
 
-    def end(self, cut: CutAttempt) -> None:
-        """Let the workers go on, if they waited for this cut, which has ended."""
+    def end(self, cut: CutAttempt) -> BestProgress | None:
+        """Return the message that lets the workers go on, if they waited for this cut, which has ended."""
         if cut.best is None:
-            return
+            return None
         is_written = cut.phase != "abandoned" and not any(s.error for s in cut.saved.values())
-        self._send(BestProgress(True, cut.saved[0].path if is_written else ""))
+        return BestProgress(True, cut.saved[0].path if is_written else "")

@@ -92,7 +92,7 @@ class Coordinator:
         self._cut: CutAttempt | None = None
         self._last_id = 0
         self._requested: str | None = None  # reason of the next cut
-        self._best = BestRequest(self._send_to_working, timeout_s / 4)
+        self._best = BestRequest(timeout_s / 4)
         self._ending = EndRequest()
         self._gathering: set[int] = set()  # workers in a gather where they cannot come to a cut
         self._aligned = False  # True: without a common clock, the next cut is at one clock
@@ -203,11 +203,12 @@ class Coordinator:
             and now >= self._ending.not_before
         ):
             self._begin(now)
-        self._best.poll(now, self._cut)
+        self._send_to_working(self._best.due(now, self._cut))
 
-    def _send_to_working(self, message: ToWorker) -> None:
+    def _send_to_working(self, message: ToWorker | None) -> None:
         for worker in self._working:
-            self._send_to_worker(worker, message)
+            if message is not None:
+                self._send_to_worker(worker, message)
 
     def _begin(self, now: float) -> None:
         """Begin the requested cut, or plan the one at the next multiple of `every_steps`."""
@@ -357,7 +358,7 @@ class Coordinator:
             LeavingError: The checkpoint is durable and the job was to end after it.
         """
         self._cut = None
-        self._best.end(cut)
+        self._send_to_working(self._best.end(cut))
         if cut.reason == "planned" and cut.phase == "writing":
             self._next_steps = self._multiple_after(cut.clock)
         if cut.phase == "abandoned":

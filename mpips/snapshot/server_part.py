@@ -380,7 +380,7 @@ class ServerPart:
         core = self._server.core
         saving = self._saving
         parts = self._positions()
-        clocks = [max(core.clock(w), part.clock) for w, part in enumerate(parts)]
+        clocks = [part.steps or max(core.clock(w), part.clock) for w, part in enumerate(parts)]
         before = saving.origin.step if saving.origin is not None else 0
         launch = self._run.generation if self._run is not None else 0
         return ManifestHead(

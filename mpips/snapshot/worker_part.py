@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from mpips.checkpoint.manifest import LocalFile
 from mpips.checkpoint.position import Position
 from mpips.errors import ConfigError
 from mpips.model.best_value import BestValue
@@ -54,6 +55,7 @@ class WorkerPart:
         is_behind: Callable[[], bool],
         common_clock: bool,
         ask_every: int,
+        store_local: Callable[[int], LocalFile | None] | None = None,
     ) -> None:
         """Begin without a cut.
 
@@ -67,10 +69,15 @@ class WorkerPart:
             common_clock: True: all workers cut at the same clock (BSP, SSP).
             ask_every: Without a common clock the worker requests a checkpoint at each multiple of this number
                 of steps of the run; 0: never.
+            store_local: `store_local(id)` writes the worker's file for a cut and returns its description;
+                None: the job has no tables under LocalSGD or DiLoCo.
         """
+        self._store_local = store_local
+        # Clocks of the worker's program after the last tick and after the one before it.
+        self._clock = self._clock_before = 0
         self._index = index
         self._position = position
-        self._control = control
+        self.set_control(control)
         self._write = write
         self._is_behind = is_behind
         self._common_clock = common_clock
@@ -82,15 +89,31 @@ class WorkerPart:
         self._ask_every = 0 if common_clock else ask_every
         self._before = position.start.step if position.start is not None else 0
 
-    def note_tick(self, now: int) -> None:
+    def set_control(self, control: Control) -> None:
+        """Exchange messages with the scheduler through `control` from here on."""
+        self._control = control
+
+    def note_tick(self, now: int, step: int | None = None) -> None:
         """Store the worker's position after a tick, and request a checkpoint if one is due. Does not block.
 
         Args:
-            now: The worker's clock after the tick.
+            now: The worker's clock at the servers after the tick.
+            step: Number of clocks that its program has ended; None: `now`.
         """
-        self._position.note_tick(now, keep=not self._common_clock)
+        self._clock_before = self._clock
+        self._clock = now if step is None else step
+        self._position.note_tick(now, not self._common_clock, step)
         if self._ask_every and (self._before + now) % self._ask_every == 0:
             self._control.tell(Ask("steps", time.monotonic(), now))
+
+    def note_inner_step(self, now: int, step: int) -> None:
+        """Store the worker's position after an inner step, for a cut of all workers at one place.
+
+        Args:
+            now: The worker's clock at the servers.
+            step: Number of clocks that its program has ended.
+        """
+        self._position.note_tick(now, False, step)
 
     def ask(self, now: int) -> None:
         """Request a checkpoint for a call of the program; return at once."""
@@ -100,7 +123,8 @@ class WorkerPart:
         """Write the cut records if this tick is the place of the cut. Blocks for a decision that is due.
 
         Args:
-            now: The worker's clock after the tick.
+            now: Number of clocks that the worker's program has ended. Servers end a clock at each of them, or
+                with LocalSGD and DiLoCo at outer steps.
             wait_until: `wait_until(done, late)` waits until `done` returns True; after the job's timeout it
                 raises StallError with the text of `late`.
 
@@ -122,11 +146,15 @@ class WorkerPart:
         if isinstance(cut.pending, Commit) and now >= cut.pending.clock:
             # Clear the order first: while the worker waits for room in a ring it may receive the next one.
             number, clock, cut.pending = cut.pending.id, cut.pending.clock, None
-            # At another clock than that of the other workers a record would make the cut inconsistent. Write
-            # none: the servers then give the cut up.
+            # The place is the first tick at the clock or after it. At a later one a record would make the cut
+            # inconsistent. Write none: the servers then give the cut up.
             # A worker never comes to a tick with the order to cut HERE: it has waited for that cut.
-            if clock in (0, now):
+            if clock in (0, now) or self._skips(clock):
                 self._put_tick(number)
+
+    def _skips(self, clock: int) -> bool:
+        """Return True if the last tick is the first one at or after this clock, between outer steps."""
+        return self._store_local is not None and self._clock_before < clock <= self._clock
 
     def _decided(self, now: int) -> bool:
         """Return True once the proposal for this clock is committed or abandoned. Sleeps briefly if not."""
@@ -255,32 +283,35 @@ class WorkerPart:
             self._control.tell(Waits(self._last_cut, "behind"))
             self._last_cut, self._behind_since = 0, 0.0
 
-    def leave(self, now: int) -> None:
+    def leave(self, now: int, step: int | None = None) -> None:
         """Write the worker's last position, which belongs to no cut, and make it ready for any cut.
 
         The worker has finished. The position is the present one and not that of its last tick, because the
         worker has pushed nothing since that tick.
 
         Args:
-            now: The worker's clock.
+            now: The worker's clock at the servers.
+            step: Number of clocks that its program has ended; None: `now`.
         """
         self._control.cut.finished, self._control.cut.pending = True, None
-        self._position.note_tick(now, keep=False)
+        self._position.note_tick(now, False, step)
         self._put_tick(0)
 
-    def write_position(self, now: int) -> None:
+    def write_position(self, now: int, step: int | None = None) -> None:
         """Write the position at which the worker continues after the next tick; see mpips.recovery.memory.
 
         The record belongs to no cut.
 
         Args:
-            now: The worker's clock before that tick.
+            now: The worker's clock at the servers before that tick.
+            step: Number of clocks that its program will have ended; None: `now` + 1.
         """
-        self._put(0, now + 1, self._position.coming_part(now + 1))
+        self._put(0, now + 1, self._position.coming_part(now + 1, step))
 
     def _put_tick(self, number: int) -> None:
         """Write the records of a cut with the worker's position at its last tick."""
-        self._put(number, self._position.tick, self._position.part())
+        local = self._store_local(number) if self._store_local is not None else None
+        self._put(number, self._position.tick, self._position.part(local))
 
     def _put(self, number: int, clock: int, part: bytes) -> None:
         """Write a record into the rings of all servers; `number` is that of the cut, 0 for no cut."""

@@ -76,6 +76,19 @@ TASKS: Mapping[str, FaultJob] = {
         bits=True,
         evaluates=True,
     ),
+    # Workers sum their counts themselves; twice the mean over two workers is their sum. The inner state of
+    # the fitted table depends on all values that a worker has had.
+    "local": FaultJob(
+        (
+            *_LARGE,
+            "table.consistency=diloco",
+            "table.steps=2",
+            "table.outer={name='sgd',lr=2.0}",
+            "tables.fitted.outer={name='nesterov',lr=0.7,momentum=0.5}",
+            "tables.fitted.compression=int8",
+        ),
+        bits=True,
+    ),
     # One server without rows, another without a shard of one dense table.
     "gaps": FaultJob(("options.gaps=true", "options.pulls=true", *_SUM), bits=True),
 }
@@ -100,6 +113,7 @@ class FaultPlace(msgspec.Struct, frozen=True):
         clocks: "": `passes` counts passages. Otherwise it counts clocks of a worker, and `passage` computes
             the number of the passage from the number of servers.
         early: True if the launch ends before it makes steps.
+        tasks: Keys of TASKS that pass the place; empty: all.
         least_servers: Least number of servers that the place needs.
     """
 
@@ -110,6 +124,7 @@ class FaultPlace(msgspec.Struct, frozen=True):
     clocks: str = ""
     early: bool = False
     least_servers: int = 1
+    tasks: tuple[str, ...] = ()
 
     def passage(self, rng: random.Random, servers: int, again: bool) -> int:
         """Return the number of the passage at which the launch ends.
@@ -142,6 +157,7 @@ PLACES: Mapping[str, FaultPlace] = {
     "between ticks": FaultPlace("clock", "", "ticking", _CLOCKS, "between ticks", least_servers=2),
     "between sends": FaultPlace("clock", "", "sending", _CLOCKS, "between sends", least_servers=2),
     "clock-ended": FaultPlace("clock", "", "clock-ended", _CLOCKS, "one"),
+    "local-saving": FaultPlace("clock", "", "local-saving", _CLOCKS, "one", tasks=("local",)),
     # In a worker's push, often of several records.
     "payload": FaultPlace("push", "", "payload", (40, 150)),
     "stamped": FaultPlace("push", "", "stamped", (40, 150)),

@@ -94,6 +94,7 @@ class FaultCell:
         place, how, shape = PLACES[self.place], HOWS[self.how], self.shape
         return (
             shape.servers >= place.least_servers
+            and (not place.tasks or shape.task in place.tasks)
             and (not how.places or self.place in how.places)
             and (not how.tasks or shape.task in how.tasks)
             and (not how.servers or shape.servers in how.servers)
@@ -228,6 +229,7 @@ TOGETHER = (
     ("rows-bsp", 2, "p2p", ("server", "stopped"), ("between sends", "twice")),
     ("rows-bsp", 2, "shm", ("between ticks", "thrice"), ("unmarked", "once")),
     ("encoded", 2, "shm", ("between ticks", "thrice"), ("worker", "once")),
+    ("local", 2, "shm", ("between ticks", "twice"), ("clock-begun", "twice")),
     # After the third consecutive failure the supervisor no longer uses memory.
     ("dense-asp", 2, "shm", ("placed", "twice"), ("worker", "once")),
 )

@@ -20,12 +20,14 @@ from mpips.torch.ddp import CommState, comm_hook  # noqa: E402
 from mpips.torch.embedding import Embedding, EmbeddingBag  # noqa: E402
 from mpips.torch.job import steps  # noqa: E402
 from mpips.torch.loading import load_checkpoint  # noqa: E402
+from mpips.torch.module import averaged  # noqa: E402
 from mpips.torch.prepare import prepare  # noqa: E402
 
 __all__ = [
     "CommState",
     "Embedding",
     "EmbeddingBag",
+    "averaged",
     "comm_hook",
     "load_checkpoint",
     "prepare",

@@ -19,7 +19,8 @@ at their places: the script has passed the complete epochs by then, and has step
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -109,6 +110,18 @@ class ModelPart:
             for table in reversed(self._pulled):
                 table.pull()
             self.is_stale = False
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Within the block the values are those of the last outer step; see mpips.torch.averaged."""
+        worker = self._job.start()
+        self._job.settle()
+        with worker.averaged():
+            self.is_stale = True
+            try:
+                yield
+            finally:
+                self.is_stale = True
 
 
 class TorchJob:

@@ -137,6 +137,22 @@ class PreparedModule(torch.nn.Module):
         return make_plain, (self._mpips_plain, *arguments), state, *rest
 
 
+@contextmanager
+def averaged(model: torch.nn.Module) -> Iterator[None]:
+    """Within the block a prepared model has the values of the last outer step, under LocalSGD or DiLoCo.
+
+    These are the servers' values, the same on all workers at the same step: evaluate and save them. Outside
+    of the block a worker's model has its own values. Under other models of consistency nothing differs.
+
+    Raises:
+        ConfigError: The model is not prepared.
+    """
+    if not isinstance(model, PreparedModule):
+        raise ConfigError("averaged: the model is not prepared: call mpips.torch.prepare before it")
+    with model._mpips_part.averaged():
+        yield
+
+
 def make_plain(plain: type[Any], *arguments: Any) -> Any:
     """Return a new object without attributes: copies and pickles of prepared objects begin with it.
 

@@ -10,8 +10,9 @@ from torch.utils.data import DataLoader
 
 from mpips.errors import ConfigError
 from mpips.model.codec import PullCodec, PushCodec, codec_of, pull_codec_of
-from mpips.model.consistency import Consistency
+from mpips.model.consistency import ASP, Consistency
 from mpips.model.consistency import of_name as consistency_of
+from mpips.model.local_sgd import Local
 from mpips.model.optimizer import SGD
 from mpips.model.replicated import Replicated, TablePlacement, check_replicated, placement_of
 from mpips.mpi.launch import asked_threads
@@ -138,6 +139,9 @@ def prepare(
         scheduler: A learning-rate scheduler of the optimizer, or several in a list, whose states restarts
             restore. Schedulers that are stepped once per epoch need not be given.
         consistency: Consistency model of all tables: "bsp", "ssp", "asp" or a value such as SSP(bound=2).
+            LocalSGD() or DiLoCo(): each worker steps its own copy of the parameters, and workers communicate
+            at outer steps only; evaluate within mpips.torch.averaged(model). Embeddings and buffers then are
+            under ASP.
         buffers: "worker 0": its buffers count, as with DistributedDataParallel; "average": the mean of all
             workers' buffers, only with BSP.
         overlap: Push gradients while backward runs. False: `step` pushes them. None: backward does so after
@@ -190,6 +194,10 @@ def prepare(
     make: Make = ParameterTable
     if stream is not None:
         streamed, make = make_stream(model, optimizer, stream, init)
+    others: Consistency = rules
+    if isinstance(rules, Local):
+        # Gradients stay in the worker: nothing is to be sent while backward runs.
+        others, overlap = ASP(), False
     tables = _parameter_tables(model, optimizer, name, make)
     if streamed is not None:
         fill_buffers(streamed)
@@ -207,10 +215,10 @@ def prepare(
         job.script.declare(declared, table.initial_values, table.group)
         job.add(table)
     for buffer in own_buffers:
-        job.script.declare(buffer.table(rules), buffer.initial_values)
+        job.script.declare(buffer.table(others), buffer.initial_values)
         job.add(buffer)
     for path, embedding in embeddings.items():
-        job.script.declare(embedding.table(path, rules))
+        job.script.declare(embedding.table(path, others))
         job.add(embedding)
     if streamed is None:
         make_prepared(model, part)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -22,6 +22,7 @@ from mpips.data.rows import Arrays
 from mpips.data.stream import StreamedData
 from mpips.errors import ConfigError
 from mpips.model.consistency import BSP
+from mpips.model.local_sgd import Local
 from mpips.model.table import Table
 from mpips.scheduler.run_progress import RunProgress
 from mpips.tasks import StepResult, Task
@@ -164,7 +165,7 @@ def train_epochs(
     # last updates would come from the other shares only. To wait costs no time: the slowest share determines
     # the end.
     ahead = max(_PACE_STEPS, loader.steps_per_epoch // 4)
-    in_step = all(isinstance(t.consistency, BSP) for t in inputs.tables)
+    in_step = in_common_step(inputs.tables)
     done = _EpochSum.of(worker, loader.cursor)
     last, epoch = (0.0, 0), loader.cursor.epoch
     result.epochs = max(inputs.n_epochs, inputs.first_epoch)
@@ -230,6 +231,11 @@ def _checked(task: Task, step: object) -> StepResult:
     )
 
 
+def in_common_step(tables: Sequence[Table]) -> bool:
+    """Return True if all tables wait for all workers, at each clock or at outer steps."""
+    return all(isinstance(t.consistency, BSP | Local) for t in tables)
+
+
 def _clocks(worker: Worker, inputs: Inputs, loader: Loader) -> int:
     """Return the last clock of this worker; with backup workers, that of the one with the fewest steps."""
     own = worker.now + loader.steps_until(inputs.n_epochs)
@@ -262,7 +268,9 @@ def _evaluate_epoch(
         # others have not ended yet. So the scores are ranked by worker 0.
         n_total = 0 if _has_backup(inputs) else inputs.n_test
         name = f"epoch {epoch + 1}"
-        found = evaluate(worker, inputs.task, inputs.test, n_total, name, inputs.metrics)
+        # Under LocalSGD and DiLoCo workers evaluate the values of the last outer step, which are the same.
+        with worker.averaged():
+            found = evaluate(worker, inputs.task, inputs.test, n_total, name, inputs.metrics)
         if found is not None:
             result.evaluated[epoch] = found
             step = inputs.steps_before + worker.now

@@ -14,7 +14,8 @@ from mpips.checkpoint.start import RESUME_WORDS
 from mpips.checkpoint.structure import load_writer
 from mpips.config.conversion import check_known, convert, fitted
 from mpips.config.overrides import MEASURED, has_name, merged, parse_consistency
-from mpips.config.schema import CheckpointConfig, JobConfig, TableConfig
+from mpips.config.schema import CheckpointConfig, JobConfig
+from mpips.config.table_section import TableConfig
 from mpips.config.triggers import Triggers
 from mpips.data import files_of
 from mpips.errors import ConfigError

@@ -41,6 +41,7 @@ from mpips.data.summary import matching_text, summarise, summarise_test, summari
 from mpips.errors import ConfigError
 from mpips.model.consistency import BSP
 from mpips.model.distinct import distinct_counts
+from mpips.model.local_sgd import Local
 from mpips.model.partition import FrequencyPartition
 from mpips.model.table import Table
 from mpips.session.driver import JobRanks
@@ -48,7 +49,7 @@ from mpips.snapshot import attachments
 from mpips.tasks import Schedule, Task, load_task
 from mpips.tasks.base import reader_of
 from mpips.training.best import BestCheckpoint
-from mpips.training.epochs import Inputs
+from mpips.training.epochs import Inputs, in_common_step
 from mpips.training.example import arrays_of
 from mpips.training.moments import combine_moments, moments_of
 from mpips.training.own_data import check_changes, learn_own, read_own
@@ -263,7 +264,8 @@ def _tables(
     averaged = frozenset(
         table.name
         for table in tables
-        if isinstance(table.consistency, BSP) and table.consistency.reduce == "mean"
+        if isinstance(table.consistency, Local)
+        or (isinstance(table.consistency, BSP) and table.consistency.reduce == "mean")
     )
     task.schedule(Schedule(n_epochs, batch_size, n_workers, averaged))
     return apply_overrides(task.tables(), config, measured)
@@ -377,7 +379,7 @@ def ready(worker: Worker, inputs: Inputs, seed: int) -> Loader:
         inputs.batch_size,
         seed,
         cursor=inputs.cursor(worker.index),
-        weighted=all(isinstance(t.consistency, BSP) for t in inputs.tables),
+        weighted=in_common_step(inputs.tables),
         sampling=inputs.sampling or Sampling(shape),
     )
 

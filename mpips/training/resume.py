@@ -17,6 +17,7 @@ from mpips.config.triggers import Triggers
 from mpips.data import Cursor, DataInfo, Dataset, DenseData, Moments, Sampling, Shape
 from mpips.data.stream import StreamedData
 from mpips.errors import ConfigError
+from mpips.model.served import served
 from mpips.monitor.progress import plural
 from mpips.recovery.saving import Saving
 from mpips.tasks import Task, load_task
@@ -74,7 +75,7 @@ class TrainingPlan(msgspec.Struct):
             fit_data(inputs, start.manifest.data, start.path)
             check_holdout(self.config, start.manifest.config, start.path)
             with open_checkpoint(start.path) as checkpoint:
-                check_start(checkpoint, inputs.tables)
+                check_start(checkpoint, served(inputs.tables))
             run_id = start.manifest.run_id
             inputs.steps_before = start.manifest.step
             how = set_place(inputs, start.manifest.workers, start.manifest.sampling, shape)

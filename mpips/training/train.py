@@ -19,6 +19,7 @@ from mpips.config.schema import JobConfig
 from mpips.errors import ConfigError
 from mpips.model.auto_codec import decided_alone
 from mpips.model.placement import place
+from mpips.model.served import local_tables
 from mpips.model.table import Table
 from mpips.monitor import summary
 from mpips.monitor.progress import ProgressMeter, make_display
@@ -60,6 +61,8 @@ def train_worker(worker: Worker, inputs: Inputs, config: JobConfig) -> Result:
         inputs.best.begin(worker)
     start = time.monotonic()
     last = train_epochs(worker, inputs, loader, config.evaluation_interval, result)
+    # Under LocalSGD and DiLoCo the steps since the last outer step belong to the result, too.
+    worker.synchronize()
     worker.flush()
     # Add up samples and losses of all workers.
     steps = worker.reduce("steps", np.array([worker.now]), "max")
@@ -73,10 +76,11 @@ def train_worker(worker: Worker, inputs: Inputs, config: JobConfig) -> Result:
     result.samples = int(samples)
     result.metrics["loss"] = float(loss / n) if n else float("nan")
     if inputs.test is not None:
-        # After an early stop the last evaluation was that of the values at the end. `on_epoch_end` may end
-        # training without one.
+        # After an early stop the last evaluation was that of the values at the end, but for steps since the
+        # last outer step. `on_epoch_end` may end training without one.
         found = result.evaluated.get(result.epochs - 1, {})
-        is_due = not result.stopped or (result.is_ended_by_caller and not found)
+        has_moved = bool(local_tables(inputs.tables))
+        is_due = not result.stopped or has_moved or (result.is_ended_by_caller and not found)
         if is_due:
             n, more = inputs.n_test, inputs.metrics
             evaluated = evaluate(worker, inputs.task, inputs.test, n, "final", more)
@@ -118,6 +122,7 @@ def train(
     refuse_partner(config)
     refuse_best(config)
     run = directory.current()
+    config.monitor.check(run is not None)
     cache = run.folder.path / CACHE if run is not None else None
     program = TrainingProgram(config, progress, verbose, on_epoch_end, cache)
     return drive(program, run, None, launch.launched_size())
@@ -134,6 +139,7 @@ def rehearse(config: JobConfig, n_ranks: int | None = None) -> None:
         MpipsError: `train` would raise this error.
     """
     preflight(config, n_ranks, dry_run=True)
+    config.monitor.check(n_ranks is not None or directory.current() is not None)
     if n_ranks is None:
         refuse_partner(config)
         refuse_best(config)
@@ -196,6 +202,7 @@ class TrainingProgram:
         """
         self._cache = cache
         self.options: SessionOptions = config.cluster
+        self.monitor = config.monitor
         self.warm = config.redundancy.warm
         self.partner_bound = config.redundancy.partner_bound
         self._config = config

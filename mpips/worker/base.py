@@ -122,16 +122,19 @@ class Handle:
         self._encoded = connection.now, number
         position = connection.position
         seed = table_seed(position.seed, f"codec of {self.name}")
-        step = position.steps_before + connection.now
+        step = position.steps_before + connection.step
         return _native.random_key(seed, connection.index, step, number)
 
     def _check_open(self, what: str) -> None:
         """Raise ConfigError if the worker has closed the table in this clock."""
         if self._closed_at == self._connection.now:
-            raise ConfigError(
-                f"{what} table {self.name!r} at clock {self._closed_at}, which this worker had closed by a "
-                "push with closes=True: push and pull before it, or after Worker.clock"
-            )
+            raise self._closed_error(what, self._closed_at)
+
+    def _closed_error(self, what: str, clock: int) -> ConfigError:
+        return ConfigError(
+            f"{what} table {self.name!r} at clock {clock}, which this worker had closed by a push with "
+            "closes=True: push and pull before it, or after Worker.clock"
+        )
 
     def _check_optimizer(self, optimizer: object) -> None:
         """Raise ConfigError if the table's rule cannot have these hyperparameters from now on."""

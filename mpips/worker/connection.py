@@ -14,8 +14,8 @@ from typing import Any
 
 from mpips import _native
 from mpips.checkpoint.position import Position
-from mpips.errors import EndedError, MpipsError, StallError
-from mpips.model.consistency import BSP, SSP
+from mpips.errors import EndedError, MpipsError
+from mpips.model.consistency import BSP
 from mpips.model.table import Table
 from mpips.mpi.messages import Figures
 from mpips.mpi.tree import WorkerTree
@@ -23,11 +23,12 @@ from mpips.process import forked
 from mpips.process.refusing import Refusing
 from mpips.snapshot.worker_part import WorkerPart
 from mpips.transport.channel import Channel
-from mpips.worker import counts
+from mpips.worker import counts, waits
 from mpips.worker.arrivals import Arrivals
 from mpips.worker.collectives import Collectives
 from mpips.worker.connection_options import ConnectionOptions, Disowning, needs_common_clock
 from mpips.worker.control_plane import ControlPlane
+from mpips.worker.local_tables import LocalPart, LocalTables
 from mpips.worker.replicated_tables import ReplicatedPart, ReplicatedTables
 from mpips.worker.spent import TimeSpent
 from mpips.worker.staging import Staging
@@ -51,6 +52,7 @@ class Connection:
         staging: The worker's staging memory.
         collectives: Gathers, reductions and barriers.
         replicated: The tables that every worker holds; None: there are none.
+        local: The tables under LocalSGD and DiLoCo; None: there are none.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Connection:
         start: ConnectionOptions | None = None,
         tree: WorkerTree | None = None,
         replicated: ReplicatedPart | None = None,
+        local: LocalPart | None = None,
     ) -> None:
         """Make a connection.
 
@@ -79,6 +82,7 @@ class Connection:
             start: Start of the worker; None: at clock 0, without duties.
             tree: Messages to other workers; None: gathers contain this worker alone.
             replicated: What start-up has made for replicated tables; None: there are none.
+            local: What start-up has made for tables under LocalSGD and DiLoCo; None: there are none.
         """
         start = start or ConnectionOptions()
         self.index = index
@@ -86,7 +90,7 @@ class Connection:
         self.clock_state = _native.WorkerClock()
         self.clock_state.now = start.first_clock
         self.spent = TimeSpent(self.clock_state)
-        control.clock = start.first_clock
+        control.clock = start.first_step if local is not None else start.first_clock
         self._writes_position = start.writes_position
         self._arrivals = Arrivals(self, start.partners)
         self.channels = list(channels)
@@ -98,6 +102,7 @@ class Connection:
         self.replicated = (
             ReplicatedTables(self, replicated, self._names) if replicated is not None else None
         )
+        self.local = LocalTables(self, local, start.first_step) if local is not None else None
         self._finished = False
         self._samples = 0
         self.position = start.position or Position(0, index, len(names))
@@ -109,10 +114,10 @@ class Connection:
             self._is_behind_cut,
             needs_common_clock(tables),
             start.ask_every,
+            self.local.file_of if self.local is not None else None,
         )
         self._cut_ends = [0] * len(self.channels)  # records up to the last cut record, by server
-        # (server, sequence number after the pull, its destination) of pulls under way.
-        self._destinations: list[tuple[int, int, object]] = []
+        self._destinations = waits.Destinations()
         self._handles: list[Disowning] = []
         backup = [t.consistency.backup for t in tables if isinstance(t.consistency, BSP)]
         self._skips_clocks = bool(backup) and backup[0] > 0
@@ -145,6 +150,8 @@ class Connection:
         refusing: Any = Refusing(error)
         self.channels = self.control = self.staging = self.snapshot = refusing
         self.collectives = refusing
+        if self.local is not None:
+            self.local = refusing
         if self.replicated is not None:
             self.replicated = refusing
         for handle in self._handles:
@@ -156,11 +163,34 @@ class Connection:
 
     @property
     def now(self) -> int:
-        """The worker's clock, the number of clocks it has ended."""
+        """The worker's clock at the servers, the number of their clocks that it has ended."""
         return self.clock_state.now
+
+    @property
+    def step(self) -> int:
+        """Number of clocks that the worker's program has ended.
+
+        It differs from `now` only with tables under LocalSGD and DiLoCo: an outer step is a clock of servers.
+        """
+        return self.clock_state.now if self.local is None else self.local.steps
 
     def clock(self) -> None:
         """End the worker's clock; see Worker.clock."""
+        if self.local is None or self.local.step():
+            self._tick()
+            return
+        self.control.clock = self.step
+        self.snapshot.note_inner_step(self.now, self.step)
+        self.control.poll()
+        self.collectives.poll()
+
+    def synchronize(self) -> None:
+        """See Worker.synchronize."""
+        if self.local is not None and self.local.synchronize():
+            self._tick()
+
+    def _tick(self) -> None:
+        """End the worker's clock at all servers."""
         self.control.state = "between clocks"
         self.clock_state.begin()
         if FAULTS:
@@ -168,7 +198,9 @@ class Connection:
         if self.replicated is not None:
             self.replicated.tick()
         if self._writes_position:
-            self.snapshot.write_position(self.now)
+            if self.local is not None:
+                self.local.store(self.now + 1)
+            self.snapshot.write_position(self.now, self.step)
             self._arrivals.wait()
             if FAULTS:
                 _native.fault_point("placed")
@@ -186,15 +218,15 @@ class Connection:
         if self._skips_clocks and self._bsp_table is not None:
             closed = [c.read_version(self._bsp_table) for c in self.channels]
             self.clock_state.now = max(self.now, min(closed))
-        self.control.clock = self.now
-        self.snapshot.note_tick(self.now)
+        self.control.clock = self.step
+        self.snapshot.note_tick(self.now, self.step)
         self.control.state = "computing"
         self.clock_state.end_push()
         self.control.poll()
         self.collectives.poll()
         if self.control.cut.pending is not None and not self._repeats:
             began, wait_s = time.monotonic(), self.clock_state.wait_s
-            self.snapshot.at_tick(self.now, self.wait_until)
+            self.snapshot.at_tick(self.step, self.wait_until)
             self.spent.cut(began, wait_s)
 
     @property
@@ -238,12 +270,13 @@ class Connection:
             return
         self._finished = True
         self.collectives.end()
+        self.synchronize()
         if self.clock_state.pushed_at == self.now:
             self.clock()
         if self.replicated is not None:
             self.replicated.finish()
         self.control.state = "finishing"
-        self.snapshot.leave(self.now)
+        self.snapshot.leave(self.now, self.step)
         for server, channel in enumerate(self.channels):
             self.write(server, lambda c=channel: c.writer.finish(self.now))  # type: ignore[misc]
         self.publish(range(len(self.channels)))
@@ -270,39 +303,17 @@ class Connection:
 
     def figures(self) -> Figures:
         """Return this worker's counts, by its last looks at the servers. Cheap; allowed during a wait."""
-        found = counts.figures(self.channels, self.replicated, self._samples, self.n_workers)
+        found = counts.figures(self.channels, self.replicated, self._samples)
         self.spent.add_to(found)
         return found
 
     def keep_pace(self, bound: int) -> None:
         """Wait for slower workers; see Worker.keep_pace."""
-        target = self.now - bound
-        if target <= 0:
-            return
-        self.control.state = "waiting for slower workers"
-        # Workers that wait at a cut do not advance until this worker has come to the cut, too.
-        self.wait_until(
-            lambda: self._cut_while_waiting() or self.channels[0].wait_head(0, 0, target, 0.02),
-            lambda: f"workers are more than {bound} clocks behind{self.blame(0)}",
-        )
-        self.control.state = "computing"
+        waits.keep_pace(self, self._cut_while_waiting, bound)
 
     def keep(self, server: int, before: int, rows: object) -> None:
-        """Hold references to the plan and destination of a pull until its replies are copied into it.
-
-        The C++ writer stores their addresses, and the caller may drop its request earlier.
-
-        Args:
-            server: Index of the server.
-            before: Sequence number after the pull's last record.
-            rows: The objects to hold.
-        """
-        self._destinations = [
-            (s, b, r)
-            for s, b, r in self._destinations
-            if self.channels[s].writer.collected_before() < b
-        ]
-        self._destinations.append((server, before, rows))
+        """Hold references to the plan and destination of a pull; see Destinations.add."""
+        self._destinations.add(self.channels, server, before, rows)
 
     def note_push(self) -> None:
         """Note that the current clock contains a push."""
@@ -310,11 +321,7 @@ class Connection:
 
     def minimum_clock(self, table: Table) -> tuple[int, int]:
         """Return (version, minimum clock) that a pull of this table must see at this clock; 0: any."""
-        if isinstance(table.consistency, BSP):
-            return self.now, 0
-        if isinstance(table.consistency, SSP):
-            return 0, max(0, self.now - table.consistency.bound)
-        return 0, 0
+        return waits.minimum_clock(self, table)
 
     def write(self, server: int, attempt: Callable[[], bool]) -> None:
         """Call `attempt`, which writes a record, until there was room in the ring. `publish` sends it."""
@@ -362,12 +369,7 @@ class Connection:
         Raises:
             StallError: It was not True within `timeout_s`; the message is that of `late()`.
         """
-        began = time.monotonic()
-        while not done():
-            self.poll()
-            if time.monotonic() >= began + self.timeout_s:
-                raise StallError(f"{late()} (waited {self.timeout_s:g} s)")
-        self.spent.waited(time.monotonic() - began)
+        waits.until(self, done, late)
 
     def poll(self) -> None:
         """Take control messages during a wait. Cheap; call it a few times per second at least."""
@@ -395,14 +397,4 @@ class Connection:
 
     def blame(self, server: int) -> str:
         """Return the clause of an error that names the rank for which this server waits; "" if unknown."""
-        channel = self.channels[server]
-        clocks = channel.clocks()
-        behind = [w for w, c in enumerate(clocks) if c <= self.now and w != self.index]
-        expected = channel.awaited_worker()
-        if expected < len(clocks) and expected != self.index and clocks[expected] <= self.now:
-            behind = [expected]
-        if not behind:
-            return self._arrivals.blame(server)
-        least = min(clocks[w] for w in behind)
-        late = [self._names[w] for w in behind if clocks[w] == least]
-        return f"; it waits for {', '.join(late)} at clock {least}, this worker is at {self.now}"
+        return waits.blame(self, self._names, server) or self._arrivals.blame(server)

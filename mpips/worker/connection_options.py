@@ -26,10 +26,11 @@ class ConnectionOptions(msgspec.Struct, frozen=True):
     Attributes:
         position: State to start from, with random stream and cursor; None: a new one.
         ask_every: The worker requests a checkpoint at each multiple of this many steps of the run; 0: never.
-        first_clock: Clock at which the worker continues.
+        first_clock: Clock of the servers at which the worker continues.
         writes_position: The worker writes its position to the servers before each clock ends, so that a later
             launch can continue there; see `mpips.recovery.memory`.
         partners: Replicas of the servers; see `mpips.recovery.replica`.
+        first_step: Number of clocks that the worker's program has ended at `first_clock`.
     """
 
     position: Position | None = None
@@ -37,6 +38,7 @@ class ConnectionOptions(msgspec.Struct, frozen=True):
     first_clock: int = 0
     writes_position: bool = False
     partners: Partners = NO_PARTNERS
+    first_step: int = 0
 
 
 class Disowning(Protocol):

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 
 from mpips.mpi.messages import Figures
 from mpips.process.memory import heap_bytes
-from mpips.rundir.history import MOST_LINKS
 from mpips.transport.channel import Channel
 from mpips.worker.replicated_tables import ReplicatedTables
+
+# Servers up to which heartbeats have bytes by server: with n ranks that is a part of n * n numbers.
+_MOST_LINKS = 64
 
 
 def outcomes(channels: Sequence[Channel], replicated: ReplicatedTables | None) -> dict[str, int]:
@@ -25,10 +27,7 @@ def outcomes(channels: Sequence[Channel], replicated: ReplicatedTables | None) -
 
 
 def figures(
-    channels: Sequence[Channel],
-    replicated: ReplicatedTables | None,
-    samples: int,
-    n_workers: int,
+    channels: Sequence[Channel], replicated: ReplicatedTables | None, samples: int
 ) -> Figures:
     """Return the counts as of the last looks at the servers. Cheap.
 
@@ -36,21 +35,19 @@ def figures(
         channels: The worker's channel to each server.
         replicated: Its replicated tables; None: there are none.
         samples: Samples that the worker has reported.
-        n_workers: Number of workers of the job.
     """
     f = Figures(at=time.monotonic(), samples=samples, heap_bytes=heap_bytes())
-    each = n_workers * len(channels) <= MOST_LINKS
     for channel in channels:
         writer = channel.writer
         c = writer.known_counters()
+        if len(channels) <= _MOST_LINKS:
+            f.links.append((c["pushed_bytes"], c["pulled_bytes"]))
         f.records += writer.next_sequence
         f.queue += writer.known_queue
         f.pushed_bytes += c["pushed_bytes"]
         f.pulled_bytes += c["pulled_bytes"]
         f.push_saved_bytes += c["push_saved_bytes"]
         f.pull_saved_bytes += c["pull_saved_bytes"]
-        if each:
-            f.links.append((c["pushed_bytes"], c["pulled_bytes"]))
         f.judged += c["applied"] + c["rejected"] + c["late"]
         f.staleness_sum += c["staleness_sum"]
         f.max_staleness = max(f.max_staleness, c["max_staleness"])

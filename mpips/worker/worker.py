@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +20,11 @@ from mpips.worker.collectives import Combine
 from mpips.worker.connection import Connection
 from mpips.worker.dense import DenseHandle
 from mpips.worker.embedding import EmbeddingHandle
+from mpips.worker.local_table import LocalHandle
 from mpips.worker.replicated import ReplicatedHandle
 
 Float32 = NDArray[np.float32]
+AnyHandle: TypeAlias = DenseHandle | ReplicatedHandle | LocalHandle | EmbeddingHandle
 
 
 def connection_of(worker: Worker) -> Connection:
@@ -45,9 +48,15 @@ class Worker:
         self.index = connection.index
         self.n_workers = connection.n_workers
         self._connection = connection
-        self._handles: dict[str, DenseHandle | ReplicatedHandle | EmbeddingHandle] = {}
+        self._handles: dict[str, AnyHandle] = {}
         for i, table in enumerate(tables):
-            if isinstance(table, DenseTable) and table.is_replicated:
+            if connection.local is not None and i in connection.local.part.tables:
+                shards = placement.dense[table.name]
+                assert isinstance(table, DenseTable)
+                connection.local.add(i, DenseHandle(connection, i, table, shards))
+                declared = connection.local.part.tables[i]
+                self._handles[table.name] = LocalHandle(connection, i, declared)
+            elif isinstance(table, DenseTable) and table.is_replicated:
                 self._handles[table.name] = ReplicatedHandle(connection, i, table)
             elif isinstance(table, DenseTable):
                 shards = placement.dense[table.name]
@@ -60,10 +69,10 @@ class Worker:
     @property
     def now(self) -> int:
         """Number of clocks that this worker has ended."""
-        return self._connection.now
+        return self._connection.step
 
     def table(self, name: str) -> Any:
-        """Return the handle of a table: a DenseHandle, ReplicatedHandle or EmbeddingHandle.
+        """Return the handle of a table: a DenseHandle, ReplicatedHandle, LocalHandle or EmbeddingHandle.
 
         Raises:
             ConfigError: No table has this name; the message lists the names that exist.
@@ -77,6 +86,8 @@ class Worker:
     def clock(self) -> None:
         """End this worker's current clock at all servers. Not collective.
 
+        Under LocalSGD and DiLoCo it ends an inner step, and communicates only where an outer step follows.
+
         Returns at once unless a ring is full. Under BSP the next pull waits until all workers have ended this
         clock. With backup workers the clock may advance by more than one: it skips clocks that servers have
         closed without this worker.
@@ -85,6 +96,29 @@ class Worker:
             StallError: A server has not taken records for the job's timeout.
         """
         self._connection.clock()
+
+    def synchronize(self) -> None:
+        """Have an outer step of all tables under LocalSGD and DiLoCo now; every worker calls it at one clock.
+
+        At their next use all workers have the values of the servers, and a new period of inner steps begins.
+        Without such tables, and if there was no inner step since the last outer step of all tables, nothing
+        is sent. The end of the job does the same.
+
+        Raises:
+            StallError: A server has not taken records for the job's timeout.
+        """
+        self._connection.synchronize()
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Within the block pulls of tables under LocalSGD and DiLoCo return those of the last outer step.
+
+        These values are those of the servers, the same on all workers at the same clock: evaluate them. Other
+        tables are pulled as ever. Nothing is sent.
+        """
+        local = self._connection.local
+        with local.averaged() if local is not None else nullcontext():
+            yield
 
     @property
     def seed(self) -> int:

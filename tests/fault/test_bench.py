@@ -8,6 +8,7 @@ import sys
 import launcher
 import pytest
 
+from mpips.bench import diloco
 from mpips.bench.measure import BARS
 from mpips.bench.torch_models import RATIOS
 
@@ -106,6 +107,15 @@ def test_logistic_gives_every_ratio() -> None:
     names = {f"logistic_{what}{how}" for what in ("auc", "loss", "vs_vw") for how in ("", "_alone")}
     assert set(found["ratios"]) == names
     assert all(ratio > 0 for ratio in found["ratios"].values())
+
+
+def test_diloco_gives_both_ratios() -> None:
+    pytest.importorskip("torch", reason="the suite trains a model of PyTorch")
+    found = quick("diloco")
+    assert set(found["ratios"]) == set(found["bars"]) == set(diloco.RATIOS)
+    # Two outer steps in 26 steps.
+    assert 2 / 26 < found["ratios"]["diloco_bytes"] < 3 / 26
+    assert 0.5 < found["ratios"]["diloco_loss"] < 1.5
 
 
 def test_word2vec_gives_every_ratio() -> None:

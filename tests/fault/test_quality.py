@@ -72,6 +72,16 @@ def test_mlp_reads_digits() -> None:
     assert found["transports"] == {"shm": 3}
 
 
+def test_mlp_reads_digits_with_an_outer_step_every_eight_steps() -> None:
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    bsp = trained(3, "mlp", "--train", "digits")
+    settings = ("table.consistency=diloco", "table.steps=8", "table.compression=int8")
+    found = trained(3, "mlp", "--train", "digits", *(a for s in settings for a in ("--set", s)))
+    assert found["accuracy"] >= bsp["accuracy"] - 0.01
+    assert 7 < bsp["updates_pushed"] / found["updates_pushed"] <= 8
+    assert found["steps"] == bsp["steps"]
+
+
 @needs_data
 def test_logistic_tells_mushrooms_apart() -> None:
     assert trained(3, "logistic", *files("agaricus"))["auc"] >= 0.9999

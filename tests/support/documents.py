@@ -97,6 +97,8 @@ def _blocks(path: Path) -> Iterator[Block]:
 
 def lacking(text: str) -> str:
     """Return the framework that a program imports and that is not installed; "" if there is none."""
+    if "mpips.rundir.exposition" in text and not importlib.util.find_spec("prometheus_client"):
+        return "prometheus_client"
     for name in ("torch", "jax", "keras", "sklearn"):
         is_used = f"import {name}\n" in text or f"from mpips.{name} import" in text
         if is_used and importlib.util.find_spec(name) is None:

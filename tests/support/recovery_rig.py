@@ -49,9 +49,9 @@ class MortalConnection(Connection):
         """Tick, or end."""
         write_position = self.snapshot.write_position
 
-        def say(now: int) -> None:
+        def say(now: int, step: int | None = None) -> None:
             self._in_place = True
-            write_position(now)
+            write_position(now, step)
             self._in_place = False
 
         self.snapshot.write_position = say  # type: ignore[method-assign]

@@ -105,7 +105,15 @@ optimizer.step()
     subprocess.run([sys.executable, "-c", program], cwd=folder, check=True, timeout=60)
 
 
+def run_directory(folder: Path) -> None:
+    """Make a run directory without an attempt, whose path the block has as `path`."""
+    made = RunFolder.create(folder / "runs", "job")
+    code = folder / "block.py"
+    code.write_text(f"path = __import__('pathlib').Path({str(made.path)!r})\n{code.read_text()}")
+
+
 SETTINGS: dict[str, Callable[[Path], None]] = {
+    "run_directory": run_directory,
     "in_checkpoints": in_checkpoints,
     "trained_model": trained_model,
 }

@@ -151,6 +151,27 @@ class PushRequest {
   bool oversubscribed_;
 };
 
+// Records a push, pull or wait of the worker while it is traced.
+class Traced {
+ public:
+  Traced(TraceKind kind, const WorkerClock& clock, std::uint16_t table)
+      : kind_(kind),
+        clock_(clock),
+        table_(table),
+        begin_ns_(clock.trace != nullptr ? TraceRing::now_ns() : 0) {}
+  // Record the operation; call it only when it is complete.
+  void end() const {
+    if (clock_.trace != nullptr && begin_ns_ != 0)
+      clock_.trace->add(kind_, begin_ns_, TraceRing::now_ns(), 0, clock_.now, table_, 0);
+  }
+
+ private:
+  TraceKind kind_;
+  const WorkerClock& clock_;
+  std::uint16_t table_;
+  std::uint64_t begin_ns_;
+};
+
 // Make a port from (memory, layout, writer, start, stop) of each server's part.
 using PartTuple = std::tuple<py::object, py::object, py::object, std::size_t, std::size_t>;
 
@@ -191,6 +212,7 @@ py::object push(BoundPort& bound, const py::object& update, const py::object& ow
   if (!bound.fits(update)) return py::none();
   bound.poll(owner);
   const Timed timed(bound.port.clock()->pushes, *bound.port.clock());
+  const Traced traced(TraceKind::push, *bound.port.clock(), bound.port.table());
   const auto array = py::reinterpret_borrow<FloatArray>(update);
   auto request = std::make_unique<PushRequest>(owner, bound.result_type, bound.port.clock(),
                                                bound.port.oversubscribed());
@@ -201,6 +223,7 @@ py::object push(BoundPort& bound, const py::object& update, const py::object& ow
   }
   if (sent == Sent::other_way) return py::none();
   if (sent == Sent::no_room) return py::bool_(false);
+  traced.end();
   return py::cast(std::move(request));
 }
 
@@ -211,8 +234,11 @@ bool pull(BoundPort& bound, const py::object& out, const py::object& owner) {
   bound.poll(owner);
   const Timed timed(bound.port.clock()->pulls, *bound.port.clock());
   float* to = array.mutable_data();
+  const Traced traced(TraceKind::pull, *bound.port.clock(), bound.port.table());
   MaybeRelease release(bound.port.size() * sizeof(float) > bytes_with_gil);
-  return bound.port.pull(to);
+  const bool done = bound.port.pull(to);
+  if (done) traced.end();
+  return done;
 }
 
 }  // namespace
@@ -229,7 +255,10 @@ void register_port(py::module_& m) {
       .def_property_readonly("push_s",
                              [](const WorkerClock& c) { return c.push_s + c.pushes.total_s(); })
       .def_property_readonly("pull_s",
-                             [](const WorkerClock& c) { return c.pull_s + c.pulls.total_s(); });
+                             [](const WorkerClock& c) { return c.pull_s + c.pulls.total_s(); })
+      .def(
+          "set_trace", [](WorkerClock& clock, TraceRing* ring) { clock.trace = ring; },
+          py::arg("ring").none(true), py::keep_alive<1, 2>());
   py::class_<PushRequest>(m, "PushRequest")
       .def(
           "test", [](PushRequest& r) { return r.advance(0.0); },

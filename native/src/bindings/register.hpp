@@ -18,5 +18,6 @@ void register_server(pybind11::module_& m);
 void register_reduction(pybind11::module_& m);
 void register_process(pybind11::module_& m);
 void register_checkpoint(pybind11::module_& m);
+void register_trace(pybind11::module_& m);
 
 }  // namespace mpips

@@ -369,6 +369,10 @@ void bind_writer(py::module_& m) {
                 max_s, oversubscribed);
           },
           py::arg("max_s"), py::arg("oversubscribed"), Release())
+      .def(
+          "set_trace",
+          [](RingWriter& w, TraceRing* trace, std::uint16_t server) { w.set_trace(trace, server); },
+          py::arg("trace").none(true), py::arg("server"), py::keep_alive<1, 2>())
       .def("count_credit_stall", &RingWriter::count_credit_stall)
       .def("count_pulled", &RingWriter::count_pulled, py::arg("bytes"))
       .def("pushed_before", &RingWriter::pushed_before, py::arg("table"))

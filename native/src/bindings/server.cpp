@@ -446,6 +446,9 @@ void register_server(py::module_& m) {
              d["bytes_out"] = c.bytes_out;
              return d;
            })
+      .def(
+          "set_trace", [](Server& s, TraceRing* trace) { s.core().set_trace(trace); },
+          py::arg("trace").none(true), py::keep_alive<1, 2>())
       .def("queue", [](Server& s) { return s.core().queue(); })
       .def(
           "version", [](Server& s, std::uint16_t t) { return s.core().version(t); },

@@ -48,6 +48,7 @@ struct WorkerClock {
   void begin() noexcept { began_s = now_s() - wait_s; }
   void end(double* sum) noexcept { *sum += now_s() - wait_s - began_s; }
   double began_s = 0.0;
+  TraceRing* trace = nullptr;  // of the worker; null: it is not traced
 
   // Return true every few milliseconds, when it is time to check signals and the scheduler. Called
   // at every operation; it reads the time at every 16th call.
@@ -98,6 +99,7 @@ class DensePort {
   }
 
   std::size_t size() const noexcept { return n_; }
+  std::uint16_t table() const noexcept { return table_; }
   WorkerClock* clock() const noexcept { return clock_; }
   bool oversubscribed() const noexcept { return oversubscribed_; }
 

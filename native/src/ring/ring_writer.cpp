@@ -190,8 +190,12 @@ void RingWriter::finish_record(RecordHeader* h, std::uint8_t role) noexcept {
     pushed_before_[h->table] = next_ + 1;
   }
   fault::at(fault::Point::payload);
+  // Read the time before the server can see the record.
+  const std::uint64_t sent_ns = trace_ != nullptr ? TraceRing::now_ns() : 0;
   store_release(box_.stamp(next_), next_ + 1);
   fault::at(fault::Point::stamped);
+  if (trace_ != nullptr && role == role_push_end)
+    trace_->add(TraceKind::sent, sent_ns, sent_ns, next_, h->clock, h->table, server_);
   ++next_;
 }
 
@@ -362,6 +366,10 @@ void RingWriter::retire(std::uint64_t sequence, std::uint64_t result) noexcept {
     outcomes[std::min<std::size_t>(result & 0xff, outcomes.size() - 1)] += 1;
     counters_.max_staleness = std::max(counters_.max_staleness, staleness_of(result));
     counters_.staleness_sum += staleness_of(result);
+    if (trace_ != nullptr) {
+      const std::uint64_t now_is = TraceRing::now_ns();
+      trace_->add(TraceKind::taken, now_is, now_is, sequence, 0, 0, server_);
+    }
   } else if (role == role_tick && outcome_of(result) == Outcome::late) {
     // The clock closed without this worker: its pushes were accumulated first and then dropped.
     outcomes[static_cast<std::size_t>(Outcome::accumulated)] -= staleness_of(result);

@@ -15,6 +15,7 @@
 #include "ring/codec.hpp"
 #include "ring/layout.hpp"
 #include "ring/push_tag.hpp"
+#include "trace/trace_ring.hpp"
 
 // The worker's end of a ring. It writes records into the slots of its mailbox and reads the
 // server's results. The mailbox is the server's memory (same node or same process) or a private
@@ -195,6 +196,11 @@ class RingWriter {
   // Return the counters as of the last read of the server's results, without reading them now.
   const PushCounters& known_counters() const noexcept { return counters_; }
   std::uint64_t known_queue() const noexcept { return next_ - consumed_; }
+  // Record ends of pushes in `trace` from here on; null: no longer. `server`: whose ring this is.
+  void set_trace(TraceRing* trace, std::uint16_t server) noexcept {
+    trace_ = trace;
+    server_ = server;
+  }
   void count_credit_stall() noexcept { ++counters_.credit_stalls; }
   // Count values that were read without a record.
   void count_pulled(std::uint64_t bytes) noexcept { counters_.pulled_bytes += bytes; }
@@ -274,6 +280,8 @@ class RingWriter {
   bool closing_ = false;
   PushCounters counters_;
   double bad_reply_since_ = 0.0;
+  TraceRing* trace_ = nullptr;
+  std::uint16_t server_ = 0;
   bool replays_ = false;
   Replay before_;
   std::vector<float> sums_;           // of rows, before they are encoded

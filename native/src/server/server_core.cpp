@@ -146,8 +146,10 @@ bool ServerCore::consume_one(std::size_t worker) {
   const std::uint8_t* payload = slot + sizeof header;
   if (!check(worker, ring.at(), header, payload)) return false;
   if (journal_) journal_->set_worker(worker);
+  const std::uint64_t began_ns = trace_ != nullptr ? TraceRing::now_ns() : 0;
   const Verdict verdict = handle(worker, header, payload);
   if (!verdict.consumed) return false;
+  if (trace_ != nullptr) note(began_ns, worker, header);
   counters_.bytes_in += carried_bytes(header);
   ring.fetched = 0;
   if (verdict.outcome == Outcome::none) return true;
@@ -156,6 +158,31 @@ bool ServerCore::consume_one(std::size_t worker) {
   else
     acknowledge(&ring, verdict.outcome, verdict.staleness);
   return true;
+}
+
+// Add a consumed record to the trace, before the worker can see that it is consumed.
+void ServerCore::note(std::uint64_t began_ns, std::size_t worker, const RecordHeader& h) noexcept {
+  TraceKind kind = TraceKind::other;
+  switch (static_cast<RecordKind>(h.kind)) {
+    case RecordKind::push_dense:
+    case RecordKind::push_rows:
+      kind = (h.flags & flag_last) != 0 ? TraceKind::apply : TraceKind::segment;
+      break;
+    case RecordKind::pull_rows:
+      kind = TraceKind::answer;
+      break;
+    case RecordKind::tick:
+    case RecordKind::finish:
+      kind = TraceKind::clock;
+      break;
+    case RecordKind::cut:
+      kind = TraceKind::snapshot;
+      break;
+    default:
+      break;
+  }
+  trace_->add(kind, began_ns, TraceRing::now_ns(), h.sequence, h.clock, h.table,
+              static_cast<std::uint16_t>(worker));
 }
 
 void ServerCore::acknowledge(Ring* ring, Outcome outcome, std::uint64_t staleness) {

@@ -14,6 +14,7 @@
 #include "server/clocks.hpp"
 #include "server/shard.hpp"
 #include "shm/backoff.hpp"
+#include "trace/trace_ring.hpp"
 
 // The server's end of all rings: it reads records, decides on updates, applies them and publishes
 // the results.
@@ -172,6 +173,8 @@ class ServerCore {
 
   const TableStats& stats(std::uint16_t table) const { return tables_.at(table).stats; }
   const ServerCounters& counters() const { return counters_; }
+  // Record consumed records in `trace` from here on; null: no longer.
+  void set_trace(TraceRing* trace) noexcept { trace_ = trace; }
   // Return the number of records that are in the rings now.
   std::size_t queue() const noexcept;
   // Return the number of consumed records of a worker.
@@ -255,6 +258,7 @@ class ServerCore {
     std::uint64_t staleness;
   };
 
+  void note(std::uint64_t began_ns, std::size_t worker, const RecordHeader& header) noexcept;
   std::size_t pass(double end);
   bool consume_one(std::size_t worker);
   void acknowledge(Ring* ring, Outcome outcome, std::uint64_t staleness);
@@ -335,6 +339,7 @@ class ServerCore {
   std::vector<Table> tables_;
   std::vector<StagingArea> staging_;
   ServerCounters counters_;
+  TraceRing* trace_ = nullptr;
   std::unique_ptr<Journal> journal_;
   std::vector<Position> positions_;
   std::map<std::pair<std::size_t, std::uint32_t>, StagingArea> old_staging_;

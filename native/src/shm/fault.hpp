@@ -54,6 +54,8 @@ enum class Point : std::uint8_t {
   ticked,       // the ticks are written; over a network none is sent
   sending,      // before the written records are sent to each server
   clock_ended,  // the ticks are sent
+  // Passed while a worker writes its values of tables under LocalSGD and DiLoCo to memory:
+  local_saving,  // an older image is no longer valid, the new one is not yet
 };
 
 // True in a build that has fault points.

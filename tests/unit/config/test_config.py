@@ -20,8 +20,9 @@ from mpips.tasks import load_task
 from mpips.training.preflight import check_replaced, task_options
 
 TABLE_KEYS = (
-    "optimizer, consistency, bound, reduce, backup, policy, max_staleness, lambda_, partition, "
-    "init, clip_norm, check_finite, placement, compression, pull_compression"
+    "optimizer, consistency, bound, reduce, backup, policy, max_staleness, lambda_, steps, outer, "
+    "fragments, delay, mix, partition, init, clip_norm, check_finite, placement, "
+    "compression, pull_compression"
 )
 
 
@@ -48,7 +49,7 @@ def sentence(call: Any, *arguments: Any, **keywords: Any) -> str:
         (
             "trian.epochs=1",
             "unknown key 'trian'; valid at the top are task, data, train, schedule, cluster, "
-            "checkpoint, redundancy, slurm, run, table, tables, options; did you mean 'train'?",
+            "checkpoint, redundancy, monitor, slurm, run, table, tables, options; did you mean 'train'?",
         ),
         (
             "train.epoch=1",
@@ -64,7 +65,7 @@ def sentence(call: Any, *arguments: Any, **keywords: Any) -> str:
         (
             "zzz=1",
             "unknown key 'zzz'; valid at the top are task, data, train, schedule, cluster, "
-            "checkpoint, redundancy, slurm, run, table, tables, options",
+            "checkpoint, redundancy, monitor, slurm, run, table, tables, options",
         ),
         ("train.epochs=two", "train.epochs = 'two': must be a whole number, 0 or more"),
         ("train.epochs=1.5", "train.epochs = 1.5: must be a whole number, 0 or more"),
@@ -123,7 +124,7 @@ def sentence(call: Any, *arguments: Any, **keywords: Any) -> str:
         ),
         (
             "table.consistency=spp",
-            "table.consistency = 'spp': must be one of asp, bsp, ssp; did you mean 'ssp'?",
+            "table.consistency = 'spp': must be one of asp, bsp, diloco, local_sgd, ssp; did you mean 'ssp'?",
         ),
         (
             "table.policy=rejcet",

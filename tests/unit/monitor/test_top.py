@@ -20,7 +20,19 @@ from mpips.monitor.runs import find_run
 from mpips.monitor.sparkline import BLOCKS
 from mpips.monitor.top import as_dict, look, page
 from mpips.rundir.directory import RunFolder, replace_json
-from mpips.rundir.files import Event, Finished, Lease, Progress, RankPlace, RankRow, Ranks, Status
+from mpips.rundir.files import (
+    Event,
+    Finished,
+    Lease,
+    LinkLoad,
+    Load,
+    Progress,
+    RankPlace,
+    RankRow,
+    Ranks,
+    Status,
+    TableLoad,
+)
 
 NOW = 1_700_000_000.0
 ROWS = (
@@ -52,6 +64,39 @@ ROWS = (
         heard_s=NOW - 60,
     ),
 )
+
+
+def test_the_hottest_tables_and_links_are_shown_as_far_as_they_fit(tmp_path: Path) -> None:
+    run = made(tmp_path)
+    tables = [("rows", 1200.0), ("bias", 3.5), ("idle", 0.0)]
+    links = [("node1", "node1", 2e9), ("node2.cluster.example.org", "node1", 3e6)]
+    load = Load(
+        tables=tuple(TableLoad(name=n, updates=9, updates_per_s=rate) for n, rate in tables),
+        links=tuple(
+            LinkLoad(
+                worker_host=a,
+                server_host=b,
+                pushed_bytes=1,
+                pulled_bytes=1,
+                push_bytes_per_s=rate / 2,
+                pull_bytes_per_s=rate / 2,
+            )
+            for a, b, rate in links
+        ),
+    )
+    for generation, expected in (
+        (2, ["tables    rows 1200/s, bias 3.5/s", "links     node1 - node1 2000 MB/s"]),
+        (1, []),  # of an earlier attempt
+    ):
+        replace_json(
+            run.ranks_file, Ranks(generation=generation, time_s=NOW, ranks=ROWS, load=load)
+        )
+        lines = page(look(run, NOW), 60)
+        assert [line for line in lines if line.startswith(("tables ", "links "))] == expected
+    replace_json(run.ranks_file, Ranks(generation=2, time_s=NOW, ranks=ROWS, load=load))
+    wide = page(look(run, NOW), 100)
+    assert "links     node1 - node1 2000 MB/s, node2.cluster.example.org - node1 3 MB/s" in wide
+    assert all(len(line) <= 60 for line in page(look(run, NOW), 60))
 
 
 def made(

@@ -483,3 +483,20 @@ def test_a_prediction_must_be_near_from_both_sides(ours: float, met: bool) -> No
         baseline_name="the job",
     )
     assert found.met is met
+
+
+def test_tables_under_diloco_are_planned_by_their_outer_steps() -> None:
+    local = (("table.consistency", "diloco"), ("table.steps", 8), ("table.compression", "int8"))
+    found, plain = planned(job("mlp", "digits", *local), 4), planned(job("mlp", "digits"), 4)
+    n = 64 * 128 + 128 + 128 * 10 + 10
+    assert found.rehearsal is None
+    text = as_text(found)
+    pushed = n * (1 + 4 / 128)
+    assert (
+        f"outer steps: 1 in 8 steps of a worker, in which it pushes {pushed / 1024:.1f} KiB" in text
+    )
+    assert f"and pulls {4 * n / 1024:.1f} KiB of dense tables" in text
+    # Values, a state, the servers' values and a gradient of each of two workers, and two images in shared
+    # memory. Servers have the momentum of the outer rule in place of Adagrad's state.
+    more = found.needs.nodes[0].memory - plain.needs.nodes[0].memory
+    assert 0 <= more - 2 * (4 * 4 * n + 2 * 2 * 4 * n) < 64 << 10

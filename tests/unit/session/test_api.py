@@ -206,7 +206,8 @@ def test_strings_say_in_python_what_they_say_in_a_job(kind: Any) -> None:
         ),
         (
             {"consistency": "spp"},
-            "table 'w': unknown consistency 'spp'; valid are bsp, ssp, asp; did you mean 'ssp'?",
+            "table 'w': unknown consistency 'spp'; valid are bsp, ssp, asp, local_sgd, diloco; "
+            "did you mean 'ssp'?",
         ),
         (
             {"optimizer": 0.1},
@@ -214,7 +215,8 @@ def test_strings_say_in_python_what_they_say_in_a_job(kind: Any) -> None:
         ),
         (
             {"consistency": 2},
-            "table 'w': consistency = 2: must be BSP(), SSP(bound=2) or ASP(), or a name: bsp, ssp, asp",
+            "table 'w': consistency = 2: must be BSP(), SSP(bound=2), ASP(), LocalSGD() or "
+            "DiLoCo(), or a name: bsp, ssp, asp, local_sgd, diloco",
         ),
     ],
 )

@@ -367,7 +367,7 @@ def test_equal_keys_whose_sum_is_no_float32_are_refused():
 def test_a_worker_shows_what_programs_use_and_nothing_else():
     public = {name for name in dir(Worker) if not name.startswith("_")}
     assert public == {
-        "allocate", "barrier", "checkpoint", "clock", "counters", "cursor", "flush", "gather",
+        "allocate", "averaged", "barrier", "checkpoint", "clock", "counters", "cursor", "flush", "gather",
         "keep_pace", "now", "random", "reduce", "report", "report_metrics", "seed", "set_cursor",
-        "start", "table",
+        "start", "synchronize", "table",
     }  # fmt: skip

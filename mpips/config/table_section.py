@@ -1,0 +1,112 @@
+"""The sections [table] and [tables.NAME] of a job file: options of all tables, and of one."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from mpips.model.consistency import (
+    Backup,
+    Bound,
+    ConsistencyName,
+    Lambda,
+    MaxStaleness,
+    PolicyName,
+    Reduction,
+)
+from mpips.model.local_sgd import Delay, Fragments, InnerSteps, Mix
+
+
+class TableConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """[table] for all tables, [tables.NAME] for one. The task chooses what is not set."""
+
+    optimizer: Annotated[
+        str | dict[str, Any] | None,
+        Meta(
+            description='Name, or table such as {name = "adam", lr = 0.01}. "module:function" is a rule of '
+            "your own. A table without a name changes values of the optimizer that the task chooses."
+        ),
+    ] = None
+    consistency: Annotated[ConsistencyName | None, Meta(description="Consistency model.")] = None
+    bound: Annotated[
+        Bound | None, Meta(description="SSP: clocks that a worker may be ahead of the slowest.")
+    ] = None
+    reduce: Annotated[
+        Reduction | None,
+        Meta(description="BSP: an update is the mean or the sum of the pushes of all workers."),
+    ] = None
+    backup: Annotated[
+        Backup | None,
+        Meta(description="BSP: number of backup workers, whose pushes a clock does not wait for."),
+    ] = None
+    policy: Annotated[
+        PolicyName | None, Meta(description="SSP and ASP: what happens to a stale update.")
+    ] = None
+    max_staleness: Annotated[
+        MaxStaleness | None,
+        Meta(description="Policy reject: staleness, in updates, up to which an update is applied."),
+    ] = None
+    lambda_: Annotated[
+        Lambda | None, Meta(description="Policy compensate: factor of the compensation.")
+    ] = None
+    steps: Annotated[
+        InnerSteps | None,
+        Meta(
+            description="local_sgd and diloco: steps of a worker between two outer steps; 24 by default."
+        ),
+    ] = None
+    outer: Annotated[
+        str | dict[str, Any] | None,
+        Meta(
+            description="diloco: optimizer that servers apply to the mean of the differences; {name = "
+            '"nesterov", lr = 0.7, momentum = 0.9} by default.'
+        ),
+    ] = None
+    fragments: Annotated[
+        Fragments | None,
+        Meta(description="diloco: groups of tables with outer steps one after the other."),
+    ] = None
+    delay: Annotated[
+        Delay | None,
+        Meta(description="diloco: steps of a worker between its push and the new values."),
+    ] = None
+    mix: Annotated[
+        Mix | None,
+        Meta(description="diloco with a delay: share of a worker's own values; 0.5 by default."),
+    ] = None
+    partition: Annotated[
+        str | dict[str, Any] | None,
+        Meta(description='Name, or table such as {name = "range", low = 0, high = 1000}.'),
+    ] = None
+    init: Annotated[
+        str | None,
+        Meta(description="Initial values: zeros, uniform(0.1), normal(0.01), xavier, ..."),
+    ] = None
+    clip_norm: Annotated[
+        float | None,
+        Meta(description="Greatest L2 norm of a push; a longer one is scaled down. 0: off."),
+    ] = None
+    check_finite: Annotated[
+        bool | None, Meta(description="Refuse pushes that contain NaN or infinity.")
+    ] = None
+    placement: Annotated[
+        Literal["servers", "replicated", "auto"] | None,
+        Meta(
+            description="Dense tables: on servers, or replicated on all workers, with the same bits. "
+            "Replicated tables need BSP. auto: what is faster by measured bandwidths."
+        ),
+    ] = None
+
+    compression: Annotated[
+        str | dict[str, Any] | None,
+        Meta(
+            description='Codec of pushes: none, bf16, fp16, int8, or table such as {name = "int8", '
+            'block = 256} or {name = "auto", codecs = ["bf16", "int8"]}.'
+        ),
+    ] = None
+    pull_compression: Annotated[
+        str | dict[str, Any] | None,
+        Meta(description="Codec of pulls: none, bf16 or int8. Workers receive rounded values."),
+    ] = None

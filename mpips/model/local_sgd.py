@@ -1,0 +1,204 @@
+"""Low-communication training of dense tables: LocalSGD and DiLoCo, and when they communicate.
+
+Each worker holds the values itself and applies the table's optimizer, the inner rule, to its own pushes at
+every clock: an inner step. Workers communicate at outer steps only. A worker then pushes the values that it
+had from the servers minus its own ones, servers apply an outer rule to the mean of these differences over all
+workers, and the workers go on with the result.
+
+    LocalSGD   The outer rule is SGD(1.0), so workers go on with the mean of their values (S. U. Stich, "Local
+               SGD Converges Fast and Communicates Little", ICLR 2019).
+    DiLoCo     Any outer rule; Nesterov's momentum by default (A. Douillard et al., "DiLoCo: Distributed
+               Low-Communication Training of Language Models", arXiv 2311.08105). With fragments, a delay and
+               mixing: "Streaming DiLoCo with overlapping communication", arXiv 2501.18512.
+
+On servers such a table is a table under BSP whose optimizer is the outer rule (mpips.model.served). A clock
+of the servers is an outer step. So records, journal, replicas, exactly-once and cuts are those of any table,
+and a restart goes back to an outer step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, ClassVar, TypeAlias
+
+from msgspec import Meta
+
+from mpips.errors import ConfigError
+from mpips.model.accepted import check_fields, check_value, plain
+from mpips.model.codec import PushCodec, codec_of
+from mpips.model.optimizer import SGD, Nesterov, Optimizer
+from mpips.model.optimizer import from_config as optimizer_from_config
+from mpips.model.python_rule import PythonRule
+
+if TYPE_CHECKING:
+    from mpips.model.table import DenseTable, EmbeddingTable
+
+# The package exports these names, so users write mpips.DiLoCo.
+__all__ = ["DiLoCo", "LocalSGD"]
+
+InnerSteps: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Fragments: TypeAlias = Annotated[int, Meta(ge=1, le=65535)]
+Delay: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Mix: TypeAlias = Annotated[float, Meta(ge=0, lt=1)]  # of the job file
+DEFAULT_STEPS = 24
+DEFAULT_MIX = 0.5  # as in the paper
+
+
+@dataclass(frozen=True)
+class LocalSGD:
+    """Workers make steps of their own and go on with the mean of their values every `steps` clocks.
+
+    Attributes:
+        steps: Inner steps between two outer steps, H in the papers.
+    """
+
+    steps: InnerSteps = DEFAULT_STEPS
+    name: ClassVar[str] = "local_sgd"
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a number of steps that is not accepted."""
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class DiLoCo:
+    """Workers make steps of their own; servers apply an outer rule to the mean of the differences.
+
+    Attributes:
+        steps: Inner steps between two outer steps of a tensor, H in the papers.
+        outer: The outer rule, or its name. Its gradient is the mean over workers of (values from the servers
+            minus values of the worker).
+        fragments: Number of groups of tables that have their outer steps one after the other, equally spaced
+            over `steps`, so that a link carries a part at a time.
+        delay: Inner steps that a worker makes between its push and the new values: the communication overlaps
+            with them. Less than the steps between two outer steps.
+        mix: With a delay: share of the worker's own values when the new ones come, alpha in the paper. None:
+            0.5. Without a delay workers take the new values.
+        compression: Codec of the differences; see DenseTable.compression, which is the same option.
+    """
+
+    steps: InnerSteps = DEFAULT_STEPS
+    outer: Optimizer | str = field(default_factory=lambda: Nesterov(0.7, 0.9))
+    fragments: Fragments = 1
+    delay: Delay = 0
+    mix: float | None = None
+    compression: PushCodec | str | None = None
+    name: ClassVar[str] = "diloco"
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for values that are not accepted or do not fit together."""
+        if isinstance(self.outer, str | Mapping):
+            object.__setattr__(self, "outer", optimizer_from_config(self.outer))
+        if isinstance(self.outer, PythonRule):
+            raise ConfigError(
+                f"outer = {self.outer.name!r} is a Python rule: the outer rule must be an optimizer of "
+                "mpips, such as Nesterov(0.7, 0.9)"
+            )
+        check_value("outer", self.outer, (Optimizer,), "Nesterov(0.7, 0.9)")
+        check_fields(self)
+        if self.mix is not None and not (
+            isinstance(plain(self.mix), int | float) and 0 <= self.mix < 1
+        ):
+            raise ConfigError(f"mix = {self.mix!r}: must be at least 0 and less than 1")
+        if self.fragments > self.steps:
+            raise ConfigError(
+                f"fragments = {self.fragments} with steps = {self.steps}: each fragment needs an inner step "
+                "of its own; use as many fragments as steps at most"
+            )
+        if self.delay >= self.steps // self.fragments:
+            raise ConfigError(
+                f"delay = {self.delay} with steps = {self.steps} and fragments = {self.fragments}: must be "
+                f"less than the {self.steps // self.fragments} inner steps between two outer steps"
+            )
+        if self.mix is not None and not self.delay:
+            raise ConfigError(
+                f"mix = {self.mix} without a delay has no effect: workers take the new values; remove it, or "
+                "set delay"
+            )
+        object.__setattr__(self, "compression", codec_of(self.compression))
+
+
+Local: TypeAlias = LocalSGD | DiLoCo
+
+
+@dataclass(frozen=True)
+class OuterSteps:
+    """When the tables of a job have their outer steps: `fragments` of them in a period of `steps` clocks.
+
+    Attributes:
+        steps: Inner steps of a period.
+        fragments: Outer steps of a period, each of another fragment.
+        delay: Inner steps after an outer step until its values are taken.
+    """
+
+    steps: int
+    fragments: int
+    delay: int
+
+    def end(self, number: int) -> int:
+        """Return the inner steps of a period that are done at its outer step `number`, from 0."""
+        return (number + 1) * self.steps // self.fragments
+
+    def ended(self, n_steps: int) -> int | None:
+        """Return the fragment with an outer step after `n_steps` of a period; None: there is none."""
+        number = -(-n_steps * self.fragments // self.steps) - 1
+        return number if number >= 0 and self.end(number) == n_steps else None
+
+
+def outer_steps(consistency: Local) -> OuterSteps:
+    """Return when tables of this consistency have their outer steps."""
+    if isinstance(consistency, LocalSGD):
+        return OuterSteps(consistency.steps, 1, 0)
+    return OuterSteps(consistency.steps, consistency.fragments, consistency.delay)
+
+
+def outer_rule(consistency: Local) -> Optimizer:
+    """Return the rule that servers apply to the mean of the differences."""
+    if isinstance(consistency, LocalSGD):
+        return SGD(1.0)
+    assert isinstance(consistency.outer, Optimizer)
+    return consistency.outer
+
+
+def mix_of(consistency: Local) -> float:
+    """Return the share of a worker's own values when new ones come."""
+    if isinstance(consistency, LocalSGD) or not consistency.delay:
+        return 0.0
+    return DEFAULT_MIX if consistency.mix is None else float(consistency.mix)
+
+
+def check_local(table: DenseTable | EmbeddingTable, is_dense: bool) -> None:
+    """Raise ConfigError if a table cannot have its consistency LocalSGD or DiLoCo.
+
+    Args:
+        table: The table; its optimizer, consistency and codecs are values.
+        is_dense: True for a dense table.
+    """
+    name = type(table.consistency).__name__
+    if not is_dense:
+        raise ConfigError(
+            f"table {table.name!r}: consistency {name} is for dense tables: workers do not hold all rows; "
+            "use ASP() for embedding tables of such a job"
+        )
+    if isinstance(table.optimizer, PythonRule):
+        raise ConfigError(
+            f"table {table.name!r}: consistency {name} needs an optimizer of mpips, not the Python rule "
+            f"{table.optimizer.name}: workers apply it, and Python rules run on servers"
+        )
+
+
+def settle_codec(table: DenseTable | EmbeddingTable) -> None:
+    """Make the codec of DiLoCo(compression=...) that of the table's pushes.
+
+    Raises:
+        ConfigError: The table has another codec of its own.
+    """
+    if not isinstance(table.consistency, DiLoCo) or table.consistency.compression is None:
+        return
+    if table.compression not in (None, table.consistency.compression):
+        raise ConfigError(
+            f"table {table.name!r}: compression = {table.compression} and DiLoCo(compression="
+            f"{table.consistency.compression}): give one of the two"
+        )
+    object.__setattr__(table, "compression", table.consistency.compression)

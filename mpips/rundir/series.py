@@ -1,0 +1,69 @@
+"""The metrics of a run as one series: lines of metrics.jsonl without those that a restart has repeated.
+
+An attempt that begins at step s repeats all steps after s, so lines of earlier attempts about these steps
+are not part of the series. Where attempts begin is in events.jsonl.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from mpips.rundir.directory import RunFolder
+from mpips.rundir.files import Event
+
+Line = dict[str, Any]
+
+
+def series(run: RunFolder) -> list[Line]:
+    """Return the lines of metrics.jsonl that make one series, in their order.
+
+    A line that is cut off or of another form is left out.
+
+    Args:
+        run: The run.
+
+    Raises:
+        OSError: The file is there and cannot be read.
+    """
+    try:
+        encoded = run.metrics_file.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    return settled(_decoded(encoded), run.events())
+
+
+def _decoded(lines: Iterable[bytes]) -> Iterable[Line]:
+    """Yield the lines that have a step and a generation."""
+    decoder = msgspec.json.Decoder(dict[str, Any])
+    for encoded in lines:
+        try:
+            line = decoder.decode(encoded)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue
+        if isinstance(line.get("step"), int) and isinstance(line.get("generation"), int):
+            yield line
+
+
+def settled(lines: Iterable[Line], events: Sequence[Event]) -> list[Line]:
+    """Return the lines that no later attempt has repeated.
+
+    Args:
+        lines: Lines in the order in which they were written.
+        events: Events of the run, of which those about the begin of an attempt count.
+    """
+    began = sorted(
+        ((event.generation, event.step) for event in events if event.event == "began"), reverse=True
+    )
+    # Least step at which an attempt after a generation has begun, the last generation first.
+    limits: list[tuple[int, int]] = []
+    for generation, step in began:
+        limits.append((generation, min(step, limits[-1][1] if limits else step)))
+
+    def is_settled(line: Line) -> bool:
+        later = [step for generation, step in limits if generation > line["generation"]]
+        return not later or line["step"] <= min(later)
+
+    return [line for line in lines if is_settled(line)]

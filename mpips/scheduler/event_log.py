@@ -1,0 +1,162 @@
+"""The metrics of a run as event files of TensorBoard, in the folder tensorboard/ of the run directory.
+
+Each attempt writes one file. Its first event tells readers to forget all steps after the one with which the
+attempt begins (SessionLog.START), so restarts make one series. Names sort by attempt, in which order readers
+take them.
+
+Readers cannot merge old points, so points become rarer while the run ages: as many seconds apart as the run
+is hours old, at least the interval of metrics.jsonl. In t hours that is about 3600 (1 + ln t) points. A
+point has the mean of the loss and of the rate since the point before. Evaluations are all written.
+
+The events are written by the scheduler's thread, because tensorboardX's own writer has a thread and a bounded
+queue, which would block the scheduler for ever once the disk is full.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.summary_pb2 import HistogramProto, Summary
+from tensorboardX.record_writer import masked_crc32c
+
+_FULL_S = 3600.0  # s, age of a run for each second between two points
+_SCALARS = {
+    "epoch": "progress/epoch",
+    "samples": "progress/samples",
+    "loss": "train/loss",
+    "samples_per_s": "train/samples_per_s",
+    "staleness": "staleness/mean",
+    "push_bytes_per_s": "bytes/pushed_per_s",
+    "pull_bytes_per_s": "bytes/pulled_per_s",
+}
+HISTOGRAM = "staleness/updates"
+
+
+class EventLog:
+    """The event file of one attempt; see `mpips.scheduler.logs.MetricsLog`."""
+
+    def __init__(self, folder: Path, generation: int, start_step: int, created_s: float) -> None:
+        """Write nothing yet.
+
+        Args:
+            folder: Folder of the event files, which need not exist.
+            generation: Generation number of the attempt.
+            start_step: Step of the run at which the attempt begins.
+            created_s: Unix time at which the run was made.
+        """
+        self._folder = folder
+        self._name = f"attempt-{generation:06d}.out.tfevents.{max(int(created_s), 0):010d}"
+        self._start_step = start_step
+        self._created_s = created_s
+        self._next_s = 0.0  # Unix time of the next point
+        self._before: dict[str, Any] = {}  # the line of the last point
+        self._loss_sum = self._loss_n = 0.0  # since the last point, weighted by samples
+        self._pending: tuple[dict[str, Any], Sequence[int]] | None = (
+            None  # a line after the last point
+        )
+        self._samples = 0  # at the last line
+        self._staleness: Sequence[int] = ()  # histogram at the last point
+        self._file: BinaryIO | None = None
+
+    def begin(self) -> None:
+        """Make the file, with the order to forget later steps of earlier attempts; see MetricsLog."""
+        self._folder.mkdir(exist_ok=True)
+        self._file = (self._folder / self._name).open("ab", buffering=0)
+        self._write(Event(file_version="brain.Event:2"))
+        start = SessionLog(status=SessionLog.START)
+        self._write(Event(step=self._start_step + 1, session_log=start))
+
+    def add(self, line: dict[str, Any], staleness: Sequence[int]) -> None:
+        """Add a line, which becomes a point if one is due; see MetricsLog."""
+        if "test" in line:
+            values = {f"test/{name}": value for name, value in line["test"].items()}
+            self._write_summary(
+                line, [_scalar(tag, v) for tag, v in values.items() if v is not None]
+            )
+            return
+        n = line["samples"] - self._samples
+        self._samples = line["samples"]
+        if line["loss"] is not None:
+            self._loss_sum += line["loss"] * n
+            self._loss_n += n
+        self._pending = line, staleness
+        if line["time_s"] >= self._next_s:
+            self._next_s = line["time_s"] + (line["time_s"] - self._created_s) / _FULL_S
+            self._write_point()
+
+    def _write_point(self) -> None:
+        """Write a point for all lines since the last one."""
+        assert self._pending is not None
+        line, staleness = self._pending
+        self._pending = None
+        values = dict(line)
+        if self._loss_n:
+            values["loss"] = self._loss_sum / self._loss_n
+        self._loss_sum = self._loss_n = 0.0
+        before = self._before
+        if before and line["time_s"] > before["time_s"]:
+            seconds = line["time_s"] - before["time_s"]
+            values["samples_per_s"] = (line["samples"] - before["samples"]) / seconds
+        self._before = line
+        found = [
+            _scalar(tag, values[name])
+            for name, tag in _SCALARS.items()
+            if values.get(name) is not None
+        ]
+        new = [n - old for n, old in itertools.zip_longest(staleness, self._staleness, fillvalue=0)]
+        self._staleness = staleness
+        if any(n > 0 for n in new):
+            found.append(Summary.Value(tag=HISTOGRAM, histo=_histogram(new)))
+        self._write_summary(line, found)
+
+    def _write_summary(self, line: dict[str, Any], values: list[Summary.Value]) -> None:
+        self._write(
+            Event(wall_time=line["time_s"], step=line["step"], summary=Summary(value=values))
+        )
+
+    def _write(self, event: Event) -> None:
+        """Append an event in one write, as a TFRecord: length and data, each with its checksum."""
+        if self._file is None:
+            return
+        data = event.SerializeToString()
+        length = struct.pack("<Q", len(data))
+        sums = [struct.pack("<I", masked_crc32c(part)) for part in (length, data)]
+        self._file.write(length + sums[0] + data + sums[1])
+
+    def thinned(self) -> None:
+        """Do nothing: event files are not rewritten."""
+
+    def close(self) -> None:
+        """Write the last lines as a point, and close the file; see MetricsLog."""
+        if self._pending is not None:
+            self._write_point()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _scalar(tag: str, value: float) -> Summary.Value:
+    return Summary.Value(tag=tag, simple_value=value)
+
+
+def _histogram(counts: Sequence[int]) -> HistogramProto:
+    """Return the histogram of values 0, 1, 2, ... with these numbers."""
+    present = [(value, n) for value, n in enumerate(counts) if n > 0]
+
+    def total(of: Callable[[int], int]) -> int:
+        return sum(of(value) * n for value, n in present)
+
+    return HistogramProto(
+        min=present[0][0],
+        max=present[-1][0],
+        num=total(lambda value: 1),
+        sum=total(lambda value: value),
+        sum_squares=total(lambda value: value * value),
+        bucket_limit=[value + 0.5 for value in range(present[-1][0] + 1)],
+        bucket=[max(n, 0) for n in counts[: present[-1][0] + 1]],
+    )

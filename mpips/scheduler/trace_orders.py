@@ -1,0 +1,135 @@
+"""The scheduler's part in traces: it finds requests in the run directory and orders the ranks to record.
+
+One trace at a time: the oldest request without a result. The workers end their parts by themselves, after the
+number of clocks in the order. When the files of all workers are there, the servers are ordered to end, and
+when their files are there, too, the trace is complete. A request that is removed meanwhile is given up. An
+attempt that begins while a request has no result begins that trace again.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Collection
+
+from mpips.mpi.messages import Trace, TraceEnd
+from mpips.rundir.directory import Supervised, replace_json
+from mpips.rundir.tracing import TraceFolder, TraceIndex, TraceRequest, traces
+
+_LOOK_S = 0.25  # s between two looks at the folder while a trace is under way
+_IDLE_S = 1.0  # s, the same while there is none
+
+Send = Callable[[int, Trace | TraceEnd], None]
+
+
+class TraceOrders:
+    """Orders the traces of one attempt. One per job, on the scheduler's rank; no method blocks for long."""
+
+    def __init__(
+        self,
+        run: Supervised,
+        workers: Collection[int],
+        servers: Collection[int],
+        send: Send,
+        first_steps: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Order nothing yet.
+
+        Args:
+            run: The run and this attempt of it.
+            workers: Ranks of the workers.
+            servers: Ranks of the servers; a rank may be both.
+            send: Sends an order to a rank; returns at once.
+            first_steps: Clocks to trace from the begin of the attempt on; 0: none.
+            clock: Returns monotonic time, seconds.
+        """
+        self._run = run
+        self._workers, self._servers = set(workers), set(servers)
+        self._send = send
+        self._clock = clock
+        self._next = 0.0  # monotonic s of the next look
+        self._under_way: tuple[TraceFolder, TraceRequest] | None = None
+        self._ending = False  # the servers are ordered to end
+        self._failed: set[str] = set()  # traces whose index cannot be written
+        if first_steps:
+            try:
+                TraceFolder(run.folder, f"begin-{run.generation}").ask(first_steps)
+            except OSError as error:
+                self._warn(f"cannot be asked for: {error.strerror or error}")
+
+    def _warn(self, what: str) -> None:
+        print(f"mpips: warning: a trace {what}; training continues", file=sys.stderr, flush=True)
+
+    def poll(self) -> None:
+        """Look at the folder if it is time. Call it often."""
+        now = self._clock()
+        if now < self._next:
+            return
+        if self._under_way is None:
+            self._begin()
+        else:
+            self._look()
+        self._next = now + (_IDLE_S if self._under_way is None else _LOOK_S)
+
+    def _begin(self) -> None:
+        """Begin the oldest trace that has no result."""
+        for folder in traces(self._run.folder):
+            request = folder.request()
+            done = folder.index_file.exists() or folder.name in self._failed
+            if request is None or done:
+                continue
+            folder.clear()
+            self._under_way, self._ending = (folder, request), False
+            for rank in sorted(self._workers | self._servers):
+                self._send(rank, Trace(folder.name, request.steps))
+            return
+
+    def _look(self) -> None:
+        """Look whether the trace under way has ended."""
+        assert self._under_way is not None
+        folder, _ = self._under_way
+        if folder.request() is None:
+            for rank in sorted(self._workers | self._servers):
+                self._send(rank, TraceEnd(folder.name))
+            self._under_way = None
+            return
+        if not self._ending and self._missing(self._workers):
+            return
+        if not self._ending:
+            self._ending = True
+            for rank in sorted(self._servers - self._workers):
+                self._send(rank, TraceEnd(folder.name))
+        if not self._missing(self._workers | self._servers):
+            self._complete()
+
+    def _missing(self, ranks: Collection[int]) -> set[int]:
+        """Return those of these ranks whose files are not there."""
+        assert self._under_way is not None
+        folder = self._under_way[0]
+        return {rank for rank in ranks if not folder.rank_file(rank).exists()}
+
+    def _complete(self) -> None:
+        """Write the index of the trace under way."""
+        assert self._under_way is not None
+        folder, request = self._under_way
+        everyone = self._workers | self._servers
+        missing = self._missing(everyone)
+        index = TraceIndex(
+            generation=self._run.generation,
+            steps=request.steps,
+            time_s=time.time(),
+            ranks=tuple(sorted(everyone - missing)),
+            missing=tuple(sorted(missing)),
+        )
+        try:
+            replace_json(folder.index_file, index)
+        except OSError as error:
+            self._failed.add(folder.name)
+            self._warn(f"({folder.name}) cannot be completed: {error.strerror or error}")
+        self._under_way = None
+
+    def close(self) -> None:
+        """Complete the trace under way with the files that are there, after the end of all ranks."""
+        if self._under_way is not None:
+            self._complete()

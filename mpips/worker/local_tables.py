@@ -1,0 +1,301 @@
+"""One worker's part in the tables under LocalSGD and DiLoCo: inner steps, outer steps, what survives.
+
+The worker's clock counts inner steps; the clock of its connection, and so of the servers, counts outer steps.
+`Connection.clock` calls `step`, and ticks only where that returns True. For each table the worker has its
+values, the values of the servers that it had last (the base), and the state of the inner rule.
+
+    inner step   the inner rule is applied to the sum of the pushes since the last clock
+    outer step   the base minus the values is pushed, for the tables of one fragment; then the tick
+    settling     `delay` inner steps later, at the first use: the new values of the fragment are pulled; they
+                 become the base, and values = mix * values + (1 - mix) * base
+
+`synchronize` is an outer step of all tables at once, and a new period begins.
+
+Restarts. The state between an outer step and its settling is an image (mpips.worker.local_state). A worker
+that continues in memory starts from the image of its clock and repeats the inner steps up to the next outer
+step. If it had ended that step before, the image of the next clock is there: then its content replaces what
+the repetition has computed, since servers may have had newer values during the repetition, and have the push
+of the first time in any case. Without that image no server has the tick of the step, and none has applied it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpips import kernels
+from mpips.checkpoint.local_files import PREFIX
+from mpips.checkpoint.manifest import LocalFile
+from mpips.model.local_sgd import mix_of
+from mpips.model.optimizer import Optimizer
+from mpips.model.served import fragments_of, local_of, times_of
+from mpips.model.table import DenseTable
+from mpips.worker.local_state import (
+    Bytes,
+    LocalHead,
+    LocalMemory,
+    LocalState,
+    load,
+    write_file,
+)
+
+if TYPE_CHECKING:
+    from mpips.worker.connection import Connection
+    from mpips.worker.dense import DenseHandle
+
+Float32 = NDArray[np.float32]
+
+_ALL = -1  # in place of a fragment: all tables
+_CHUNK = 1 << 16  # values that are mixed at a time, so that they stay in the caches
+
+
+@dataclass(frozen=True)
+class LocalPart:
+    """The tables under LocalSGD and DiLoCo of one worker, as start-up makes them.
+
+    Attributes:
+        tables: These tables by their index in the job, with the inner rules.
+        memory: Persistent memory, if a later launch can continue in memory; else None.
+        image: The image to start from; None: from the servers' values and new states.
+        is_own: `image` is that of this worker, and not of one of a job with other workers.
+        is_warm: `image` lies in `memory`: the job continues in memory.
+        folder: Folder for checkpoints; None: none are written.
+    """
+
+    tables: Mapping[int, DenseTable]
+    memory: LocalMemory | None = None
+    image: Bytes | None = None
+    is_own: bool = True
+    is_warm: bool = False
+    folder: Path | None = None
+
+
+@dataclass
+class _Table:
+    """A table of this worker.
+
+    Attributes:
+        state: Values, inner state and inner rule.
+        base: The servers' values that the worker had last.
+        gradient: Sum of the pushes since the last clock; then memory for differences.
+        handle: The table on the servers.
+        fragment: Its fragment.
+        mix: Share of the worker's own values when new ones come.
+        n_pushes: Pushes since the last clock.
+    """
+
+    state: LocalState
+    base: Float32
+    gradient: Float32
+    handle: DenseHandle
+    fragment: int
+    mix: float
+    n_pushes: int = 0
+
+
+@dataclass
+class LocalTables:
+    """The tables under LocalSGD and DiLoCo of one worker. Not thread-safe.
+
+    Attributes:
+        steps: Inner steps of the worker since its clocks were 0.
+    """
+
+    connection: Connection
+    part: LocalPart
+    steps: int = 0
+    _tables: dict[int, _Table] = field(default_factory=dict)
+    _handles: dict[int, DenseHandle] = field(default_factory=dict)
+    _is_averaged: bool = False
+
+    def __post_init__(self) -> None:
+        """Take the times of outer steps; `steps` is that of the start."""
+        self._fragments = fragments_of(self.part.tables)
+        first = next(iter(self.part.tables.values()))
+        self._times = times_of(first)
+        self._period = 0  # inner steps of the current period
+        self._synchronized = 0  # `steps` at the newest outer step of all tables together
+        self._pending: int | None = None  # fragment whose new values are not taken yet, or _ALL
+        self._due = 0  # `steps` at which they are taken
+        self._name = f"{PREFIX}{secrets.token_hex(6)}"
+        self._files: list[str] = []  # of this worker in the folder of checkpoints, the newest last
+
+    def add(self, index: int, handle: DenseHandle) -> None:
+        """Take the table on the servers of the table with this index in the job."""
+        self._handles[index] = handle
+
+    def table(self, index: int) -> _Table:
+        """Return a table, ready for use: values whose time has come are taken. May block for them."""
+        self._settle()
+        return self._tables[index]
+
+    def values(self, index: int) -> Float32:
+        """Return the worker's values, shape (n,); within `averaged` those from the servers. May block."""
+        table = self.table(index)
+        return table.base if self._is_averaged else table.state.values
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Within the block pulls return the values that this worker had from the servers last."""
+        before, self._is_averaged = self._is_averaged, True
+        try:
+            yield
+        finally:
+            self._is_averaged = before
+
+    def push(self, index: int, update: Float32) -> None:
+        """Add an update, shape (n,), to the sum of this clock."""
+        table = self.table(index)
+        if table.n_pushes:
+            kernels.add(table.gradient, update)
+        else:
+            np.copyto(table.gradient, update)
+        table.n_pushes += 1
+
+    def set_rule(self, index: int, rule: Optimizer) -> None:
+        """Let the inner steps of this clock and later ones use these hyperparameters."""
+        self.table(index).state.rule = rule
+
+    def step(self) -> bool:
+        """Make an inner step; push the differences if an outer step follows. May block in both.
+
+        Returns:
+            True if the connection must tick: an outer step ends.
+        """
+        self._settle()
+        for table in self._tables.values():
+            if table.n_pushes:
+                table.state.update(table.gradient)
+                table.n_pushes = 0
+        self.steps += 1
+        self._period += 1
+        fragment = self._times.ended(self._period)
+        if fragment is None:
+            return False
+        self._push_differences(fragment, self._times.delay)
+        if self._period == self._times.steps:
+            self._period = 0
+        return True
+
+    def synchronize(self) -> bool:
+        """Push the differences of all tables, if there were inner steps since the last time; begin a period.
+
+        At the next use all workers have the values of the servers.
+
+        Returns:
+            True if the connection must tick.
+        """
+        self._begin()
+        self._due = self.steps
+        if self._synchronized == self.steps:
+            # All differences are pushed, but new values may not be taken yet.
+            self._pending = None if self._pending is None else _ALL
+            return False
+        # The differences count from the newest values.
+        self._settle()
+        self._push_differences(_ALL, 0)
+        self._period = 0
+        return True
+
+    def _push_differences(self, fragment: int, delay: int) -> None:
+        for table in self._tables.values():
+            if fragment in (_ALL, table.fragment):
+                np.subtract(table.base, table.state.values, out=table.gradient)
+                table.handle.push(table.gradient.reshape(table.handle.shape))
+        self._pending, self._due = fragment, self.steps + delay
+        if fragment == _ALL or self._times.fragments == 1:
+            self._synchronized = self.steps
+
+    def _settle(self) -> None:
+        """Take the new values of a fragment if their time has come. Blocks for them."""
+        self._begin()
+        if self._pending is None or self.steps < self._due:
+            return
+        fragment, self._pending = self._pending, None
+        for table in self._tables.values():
+            if fragment in (_ALL, table.fragment):
+                table.handle.pull(table.base.reshape(table.handle.shape))
+                _mix(table.state.values, table.base, 0.0 if fragment == _ALL else table.mix)
+
+    def _begin(self) -> None:
+        """Make the tables at the first use, from the image or from the servers' values. Blocks then."""
+        if self._tables:
+            return
+        part = self.part
+        states = {i: LocalState.of(table) for i, table in part.tables.items()}
+        head = LocalHead()
+        if part.image is not None:
+            head = load(part.image, list(states.values()), part.is_warm)
+        for i, table in part.tables.items():
+            base, gradient = (np.zeros(table.n_elements, np.float32) for _ in range(2))
+            mix = mix_of(local_of(table))
+            handle = self._handles[i]
+            handle.pull(base.reshape(handle.shape))
+            if part.image is None or not part.is_own:
+                np.copyto(states[i].values, base)
+            self._tables[i] = _Table(states[i], base, gradient, handle, self._fragments[i], mix)
+        if part.is_own:
+            self._restore(head, part.is_warm)
+        if part.memory is not None and not part.is_warm:
+            self.store(0)
+
+    def _restore(self, head: LocalHead, counts: bool) -> None:
+        """Take the times of a head. `counts`: clocks count on; else they begin at 0."""
+        before = 0 if counts else head.steps
+        self.steps = head.steps - before
+        self._period, self._pending = head.period, head.pending
+        self._synchronized, self._due = head.synchronized - before, head.due - before
+
+    def store(self, clock: int) -> None:
+        """Write the image of a clock to persistent memory, or take the one that is there; see the module."""
+        memory = self.part.memory
+        if memory is None:
+            return
+        if not memory.holds(clock):
+            memory.write(clock, self._head(), self._states)
+            return
+        self._restore(load(memory.image(clock), self._states, True), True)
+
+    def file_of(self, number: int) -> LocalFile | None:
+        """Write the state of this clock for the cut of this number; 0: of the end. Blocks.
+
+        Returns:
+            The description of the file; None if no checkpoints are written.
+        """
+        if self.part.folder is None:
+            return None
+        self._begin()
+        # The checkpoint of the newest file may still be written. One before has taken its file, or was given
+        # up.
+        for name in self._files[:-1]:
+            (self.part.folder / name).unlink(missing_ok=True)
+        name = f"{self._name}-{number}-{self.connection.index}"
+        found = write_file(self.part.folder, name, self._head(), self._states)
+        self._files = [*self._files[-1:], *([name] if found.name else [])]
+        return found
+
+    def _head(self) -> LocalHead:
+        return LocalHead(self.steps, self._period, self._synchronized, self._pending, self._due)
+
+    @property
+    def _states(self) -> Sequence[LocalState]:
+        return [table.state for table in self._tables.values()]
+
+
+def _mix(values: Float32, base: Float32, mix: float) -> None:
+    """Compute values = mix * values + (1 - mix) * base, rounded to float32 after each operation."""
+    if mix == 0:
+        np.copyto(values, base)
+        return
+    own, other = np.float32(mix), np.float32(1 - mix)
+    for start in range(0, len(values), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        values[part] *= own
+        values[part] += other * base[part]

@@ -1,0 +1,103 @@
+"""Waits of one worker's connection: for slower workers, for replies, and the name of a late rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from mpips.errors import StallError
+from mpips.model.consistency import BSP, SSP
+from mpips.model.table import Table
+from mpips.transport.channel import Channel
+
+if TYPE_CHECKING:
+    from mpips.worker.connection import Connection
+
+
+class Destinations:
+    """References to the destinations of pulls, until their replies are copied.
+
+    The C++ writer stores their addresses, and the caller of a pull may drop its request earlier.
+    """
+
+    def __init__(self) -> None:
+        """Hold nothing yet."""
+        # (server, sequence number after the pull, its destination) of pulls under way.
+        self._held: list[tuple[int, int, object]] = []
+
+    def add(self, channels: Sequence[Channel], server: int, before: int, rows: object) -> None:
+        """Hold `rows` until a server's replies before a sequence number are copied; drop those that are.
+
+        Args:
+            channels: The worker's channel to each server.
+            server: Index of the server.
+            before: Sequence number after the pull's last record.
+            rows: The objects to hold.
+        """
+        self._held = [
+            (s, b, r) for s, b, r in self._held if channels[s].writer.collected_before() < b
+        ]
+        self._held.append((server, before, rows))
+
+    def clear(self) -> None:
+        """Drop all references."""
+        self._held.clear()
+
+
+def until(connection: Connection, done: Callable[[], bool], late: Callable[[], str]) -> None:
+    """Call `done`, which may block briefly, until it returns True, and count the time.
+
+    Raises:
+        StallError: It was not True within the job's timeout; the message is that of `late()`.
+    """
+    began = time.monotonic()
+    while not done():
+        connection.poll()
+        if time.monotonic() >= began + connection.timeout_s:
+            raise StallError(f"{late()} (waited {connection.timeout_s:g} s)")
+    connection.spent.waited(time.monotonic() - began)
+
+
+def minimum_clock(connection: Connection, table: Table) -> tuple[int, int]:
+    """Return (version, minimum clock) that a pull of a table must see at this clock; 0: any."""
+    if isinstance(table.consistency, BSP):
+        return connection.now, 0
+    if isinstance(table.consistency, SSP):
+        return 0, max(0, connection.now - table.consistency.bound)
+    return 0, 0
+
+
+def keep_pace(connection: Connection, cut_while_waiting: Callable[[], bool], bound: int) -> None:
+    """Wait for slower workers; see Worker.keep_pace.
+
+    Args:
+        connection: The worker's connection.
+        cut_while_waiting: Takes part in a pending cut; see WorkerPart.while_waiting.
+        bound: Clocks that another worker may be behind.
+    """
+    target = connection.now - bound
+    if target <= 0:
+        return
+    connection.control.state = "waiting for slower workers"
+    # Workers that wait at a cut do not advance until this worker has come to the cut, too.
+    connection.wait_until(
+        lambda: cut_while_waiting() or connection.channels[0].wait_head(0, 0, target, 0.02),
+        lambda: f"workers are more than {bound} clocks behind{connection.blame(0)}",
+    )
+    connection.control.state = "computing"
+
+
+def blame(connection: Connection, names: Sequence[str], server: int) -> str:
+    """Return the clause of an error that names the worker for which a server waits; "" if there is none."""
+    channel, now = connection.channels[server], connection.now
+    clocks = channel.clocks()
+    behind = [w for w, c in enumerate(clocks) if c <= now and w != connection.index]
+    expected = channel.awaited_worker()
+    if expected < len(clocks) and expected != connection.index and clocks[expected] <= now:
+        behind = [expected]
+    if not behind:
+        return ""
+    least = min(clocks[w] for w in behind)
+    late = [names[w] for w in behind if clocks[w] == least]
+    return f"; it waits for {', '.join(late)} at clock {least}, this worker is at {now}"

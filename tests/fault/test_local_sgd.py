@@ -1,0 +1,45 @@
+"""Tables under DiLoCo in runs that are killed: the bits of an undisturbed run, on servers and workers."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import launcher
+
+SCRIPT = str(Path(__file__).with_name("programs") / "local_sgd.py")
+STEPS = "60"
+
+
+def supervised(folder: Path, *disturbances: str) -> tuple[dict[str, Any], str]:
+    folder.mkdir()
+    command = [sys.executable, "-m", "mpips", "run", "-n", "5", "--progress", "none", SCRIPT]
+    environment = launcher.site_environment()
+    with launcher.Launch([*command, STEPS, *disturbances], environment, 100.0, folder) as job:
+        assert job.wait() == 0, job.tail()
+        value: dict[str, Any] = json.loads(job.stdout().strip().splitlines()[-1])
+        return value, job.stderr()
+
+
+def test_a_run_that_is_killed_ends_with_the_bits_of_an_undisturbed_one(tmp_path: Path) -> None:
+    calm, said = supervised(tmp_path / "calm")
+    assert "not continuing in memory" not in said
+    # The second death is one step before an outer step, in the delay of the one before.
+    killed, said = supervised(tmp_path / "killed", "kill:1:10", "kill:0:28", "lose:1:43")
+    assert killed["digest"] == calm["digest"]
+    assert killed["own"] == calm["own"]
+    assert len(set(calm["own"])) == 2
+    # Outer steps are every 3 clocks. A worker's node that is lost costs the steps since the checkpoint.
+    memory = [int(step) for step in re.findall(r"from memory: step (\d+)", said)]
+    assert memory == [9, 27]
+    assert said.count("not continuing in memory") == 1
+    assert re.search(r"not continuing in memory: .*-l1", said)
+    (step,) = (int(s) for s in re.findall(r"from checkpoint step-0*(\d+):", said))
+    assert step in (12, 21, 30, 42)
+    assert killed["first"] == step
+    (run,) = (tmp_path / "killed" / "runs").iterdir()
+    assert json.loads((run / "status.json").read_text())["progress"]["step"] == int(STEPS)
+    assert [p.name for p in (run / "checkpoints").glob(".local*")] == []

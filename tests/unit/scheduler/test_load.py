@@ -1,0 +1,77 @@
+"""The load by table and by link, from heartbeats with known counts."""
+
+from __future__ import annotations
+
+from mpips.mpi.messages import Figures, Heartbeat
+from mpips.rundir.files import LinkLoad, RankPlace, TableLoad
+from mpips.scheduler.load import MOST_LINKS, MOST_TABLES
+from mpips.scheduler.rank_table import RankTable
+
+
+def places(*ranks: tuple[str, str]) -> list[RankPlace]:
+    return [RankPlace(rank=i, role=role, host=host, pid=i) for i, (role, host) in enumerate(ranks)]
+
+
+def beat(table: RankTable, rank: int, at: float, **counts: object) -> None:
+    table.note_heartbeat(rank, Heartbeat("", 0, Figures(at=at, **counts)))  # type: ignore[arg-type]
+
+
+def test_bytes_are_summed_by_hosts_and_updates_by_table() -> None:
+    table = RankTable(
+        places(
+            ("scheduler + server 0", "a"),
+            ("server 1", "b"),
+            ("worker 0", "a"),
+            ("worker 1", "b"),
+            ("worker 2", "b"),
+        ),
+        ["cold", "hot"],
+    )
+    for at in (0.0, 2.0):
+        n = int(at)
+        beat(table, 0, at, tables={0: 100 + n, 1: 10 * n}, staleness=[4, n])
+        beat(table, 1, at, tables={1: 30 * n}, staleness=[1, 0, 5])
+        beat(table, 2, at, links=[(10 * n, 0), (100 * n, 2 * n)])
+        beat(table, 3, at, links=[(1 * n, 0), (7, 7)])
+        beat(table, 4, at, links=[(3 * n, 4 * n), (1, 1)])
+    load = table.load()
+    assert load.tables == (
+        TableLoad(name="hot", updates=80, updates_per_s=40.0),
+        TableLoad(name="cold", updates=102, updates_per_s=1.0),
+    )
+    found = {(link.worker_host, link.server_host): link for link in load.links}
+    assert [link.worker_host + link.server_host for link in load.links] == ["ab", "aa", "ba", "bb"]
+    assert found["a", "b"] == LinkLoad(
+        worker_host="a",
+        server_host="b",
+        pushed_bytes=200,
+        pulled_bytes=4,
+        push_bytes_per_s=100.0,
+        pull_bytes_per_s=2.0,
+    )
+    assert (found["b", "a"].pushed_bytes, found["b", "a"].pulled_bytes) == (8, 8)
+    assert (found["b", "a"].push_bytes_per_s, found["b", "a"].pull_bytes_per_s) == (4.0, 4.0)
+    assert (found["b", "b"].pushed_bytes, found["b", "b"].push_bytes_per_s) == (8, 0.0)
+    assert load.staleness == (5, 2, 5)
+
+
+def test_the_load_has_a_bounded_size() -> None:
+    hosts = [f"h{i}" for i in range(20)]
+    ranks = [(f"server {i}", host) for i, host in enumerate(hosts)]
+    ranks += [(f"worker {i}", host) for i, host in enumerate(hosts)]
+    table = RankTable(places(*ranks), [f"t{i}" for i in range(100)])
+    for at in (0.0, 1.0):
+        for i in range(20):
+            beat(table, i, at, tables={i: int(at) * i, 20 + i: 1})
+            beat(table, 20 + i, at, links=[(int(at) * (i * 20 + j), 0) for j in range(20)])
+    load = table.load()
+    assert [t.name for t in load.tables] == [f"t{i}" for i in range(19, 19 - MOST_TABLES, -1)]
+    assert [link.pushed_bytes for link in load.links] == list(range(399, 399 - MOST_LINKS, -1))
+
+
+def test_counts_of_servers_that_are_not_known_are_left_out() -> None:
+    table = RankTable(places(("server 0", "a"), ("worker 0", "b")), [])
+    beat(table, 0, 0.0, tables={5: 1})
+    beat(table, 1, 0.0, links=[(1, 1), (2, 2)])
+    load = table.load()
+    assert (load.tables, load.links) == ((), ())
