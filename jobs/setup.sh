@@ -326,8 +326,8 @@ jax jax==0.10.2 mpips.jax
 pyarrow pyarrow>=14 Parquet
 zstandard zstandard>=0.20 data in .zst
 safetensors safetensors>=0.4 mpips export --format safetensors
-starlette starlette>=0.37 mpips serve
-uvicorn uvicorn>=0.29 mpips serve
+starlette starlette>=0.37 mpips serve and mpips web
+uvicorn uvicorn>=0.29 mpips serve and mpips web
 prometheus_client prometheus-client>=0.20 mpips serve and monitor.port
 tensorboardx tensorboardX>=2.6.2 the log in tensorboard
 tensorboard tensorboard>=2.17 the log in tensorboard

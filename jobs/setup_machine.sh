@@ -208,6 +208,10 @@ test_tools() {
     echo slurm-wlm
     echo munge
   fi
+  if ! command -v chromedriver >/dev/null; then
+    echo chromium
+    echo chromium-driver
+  fi
 }
 
 # apt_names FAMILY THING...: print the packages of Debian and Ubuntu.

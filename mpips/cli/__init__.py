@@ -29,6 +29,7 @@ _COMMANDS = {
     "ls": "mpips.cli.ls",
     "plan": "mpips.cli.plan",
     "predict": "mpips.cli.predict",
+    "report": "mpips.cli.report",
     "run": "mpips.cli.run",
     "serve": "mpips.cli.serve",
     "stop": "mpips.cli.stop",
@@ -37,6 +38,7 @@ _COMMANDS = {
     "top": "mpips.cli.top",
     "trace": "mpips.cli.trace",
     "train": "mpips.cli.train",
+    "web": "mpips.cli.web",
 }
 
 

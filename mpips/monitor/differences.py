@@ -72,6 +72,20 @@ def _read(path: Path, required: bool) -> dict[str, Any]:
     return dict(_flat(content))
 
 
+def values_of(run: RunFolder) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the configuration of a run and, if it has finished, its result: text by dotted key.
+
+    Raises:
+        ConfigError: A file is damaged.
+    """
+    config = _read(run.config_file, required=False)
+    result = _read(run.path / "summary.json", required=False)
+    return (
+        {key: _text(config, key) for key in sorted(config)},
+        {key: _text(result, key) for key in sorted(result) if not key.startswith(_NOT_RESULTS)},
+    )
+
+
 def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield each value of nested mappings with its keys joined by dots."""
     for key, value in content.items():

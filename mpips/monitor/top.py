@@ -63,12 +63,13 @@ class View(msgspec.Struct, frozen=True):
     load: Load = Load()
 
 
-def look(run: RunFolder, now: float | None = None) -> View:
+def look(run: RunFolder, now: float | None = None, curves: bool = True) -> View:
     """Read the files of a run.
 
     Args:
         run: The run.
         now: Unix time; None: the current time.
+        curves: Read metrics.jsonl, too.
 
     Raises:
         ConfigError: A file is damaged or cannot be read.
@@ -89,7 +90,7 @@ def look(run: RunFolder, now: float | None = None) -> View:
         now=now,
         quiet_s=_quiet_s(table or Ranks(generation=0, time_s=0.0)),
         summary=_summary(run) if state == "done" else "",
-        points=tuple(read_points(run.metrics_file)) if state != "done" else (),
+        points=tuple(read_points(run.metrics_file)) if curves and state != "done" else (),
         load=table.load if table is not None and mine else Load(),
     )
 

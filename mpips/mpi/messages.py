@@ -24,6 +24,12 @@ class Figures(msgspec.Struct, array_like=True):
         max_staleness: Largest staleness of one update, clocks.
         queue: Number of records in rings that are not consumed yet.
         memory_bytes: Bytes of shards and rings (servers).
+        elapsed_s: Seconds since the work began (workers).
+        wait_s, push_s, pull_s, snapshot_s: Those of them in which the worker waited for others, pushed,
+            pulled, and took part in a checkpoint.
+        push_saved_bytes, pull_saved_bytes: Bytes by which codecs have made the bytes above fewer (workers).
+        heap_bytes: Memory of this process that it shares with none.
+        shm_used_bytes, shm_total_bytes: Use and size of /dev/shm on the rank's node (servers).
         staleness: Number of updates by their staleness from 0 on, without zeros at the end; the last of 65
             entries counts all greater ones, too (servers).
         tables: Updates of the values of a table by its index, for the tables with most of them (servers).
@@ -40,6 +46,16 @@ class Figures(msgspec.Struct, array_like=True):
     max_staleness: int = 0
     queue: int = 0
     memory_bytes: int = 0
+    elapsed_s: float = 0.0
+    wait_s: float = 0.0
+    push_s: float = 0.0
+    pull_s: float = 0.0
+    snapshot_s: float = 0.0
+    push_saved_bytes: int = 0
+    pull_saved_bytes: int = 0
+    heap_bytes: int = 0
+    shm_used_bytes: int = 0
+    shm_total_bytes: int = 0
     staleness: list[int] = []
     tables: dict[int, int] = {}
     links: list[tuple[int, int]] = []

@@ -13,6 +13,8 @@
                       an attempt, by the scheduler
     metrics.jsonl     one line per report interval; written by the scheduler, which merges older lines now
                       and then, see `mpips.rundir.thinning`
+    history.jsonl     counts of every rank every few seconds, and checkpoints; written by the scheduler, see
+                      `mpips.rundir.history`
     metrics.csv, evaluations.csv, tensorboard/   other forms of these lines, where monitor.log names them;
                       written by the scheduler, see `mpips.scheduler.logs`
     statistics.json   statistics of every rank at the end of the run; written by the scheduler
@@ -31,12 +33,13 @@ Without these variables a job has no run directory.
 
 Every file except the logs and the .jsonl files is replaced by a rename, so a reader reads either all of the
 old content or all of the new content. Lines are appended to a .jsonl file in one write each; metrics.jsonl
-with merged lines replaces the old one by a rename. Each file has one writer at a time: the supervisor writes
-`status.json` only when no process of an attempt is left, and a scheduler that finds another generation in
-`lease.json` has been replaced and does not write any more.
+and history.jsonl with fewer old lines replace the old ones by a rename. Each file has one writer at a time:
+the supervisor writes `status.json` only when no process of an attempt is left, and a scheduler that finds
+another generation in `lease.json` has been replaced and does not write any more.
 
-Files that grow with time: metrics.jsonl, as `mpips.rundir.thinning` describes, events.jsonl by two lines for
-each restart, and logs/ by what the program and its libraries print.
+Files that grow with time: metrics.jsonl and history.jsonl, as `mpips.rundir.thinning` and
+`mpips.rundir.history` describe, events.jsonl by two lines for each restart, and logs/ by what the program
+and its libraries print.
 """
 
 from __future__ import annotations
@@ -159,6 +162,7 @@ class RunFolder:
         self.placement_file = self.path / "placement.json"
         self.events_file = self.path / "events.jsonl"
         self.metrics_file = self.path / "metrics.jsonl"
+        self.history_file = self.path / "history.jsonl"
         self.statistics_file = self.path / "statistics.json"
         self.finished_file = self.path / "finished.json"
         self.result_file = self.path / "result.json"

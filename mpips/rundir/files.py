@@ -25,6 +25,8 @@ class RankRow(msgspec.Struct, frozen=True, kw_only=True):
         max_staleness: Greatest staleness since the start, in updates.
         queue: Records in rings that were not consumed at the last heartbeat.
         memory_bytes: Bytes of shards and rings of a server.
+        links: Bytes that a worker has pushed to and pulled from each server since the start of this launch;
+            empty: there are too many pairs.
         heard_s: Unix time of the last heartbeat; 0: none yet.
         samples, records, pushed_bytes, pulled_bytes: Numbers since the start of this launch, of which the
             rates above are.
@@ -47,6 +49,7 @@ class RankRow(msgspec.Struct, frozen=True, kw_only=True):
     max_staleness: int = 0
     queue: int = 0
     memory_bytes: int = 0
+    links: tuple[tuple[int, int], ...] = ()
     heard_s: float = 0.0
     samples: int = 0
     records: int = 0

@@ -49,9 +49,18 @@ class _Line(msgspec.Struct):
     interval: tuple[int, float, float] | None
 
 
-def _interval_of(time_s: float, now: float) -> tuple[float, float] | None:
-    """Return length and begin (Unix time) of the interval into which a line merges; None: it is too young."""
-    length, limit, found = _FIRST_S, _FULL_S, None
+def interval_of(
+    time_s: float, now: float, full_s: float | None = None, first_s: float | None = None
+) -> tuple[float, float] | None:
+    """Return length and begin (Unix time) of the interval into which a line merges; None: it is too young.
+
+    Args:
+        time_s: Unix time of the line.
+        now: Unix time.
+        full_s: Age to which lines stay as they are, seconds; None: that of metrics.jsonl.
+        first_s: Shortest interval, seconds; None: that of metrics.jsonl.
+    """
+    length, limit, found = first_s or _FIRST_S, full_s or _FULL_S, None
     while now - time_s > limit:
         begin = time_s // length * length
         if now - (begin + length) < limit:
@@ -100,7 +109,7 @@ def _read(encoded: bytes, done: dict[int, int], now: float) -> _Line | None:
         n = samples - done.get(generation, 0)
         if "test" in fields or n <= 0 or not _are_numbers(fields):
             return None
-        interval = _interval_of(time_s, now)
+        interval = interval_of(time_s, now)
         place = (generation, *interval) if interval is not None else None
         line = _Line(encoded, fields, n, n / rate if rate else 0.0, place)
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, OverflowError):
@@ -144,8 +153,13 @@ def _mean(lines: list[_Line], name: str, weight: Callable[[_Line], float]) -> fl
     return round(sum(value * w for value, w in known) / total, 6) if total else None
 
 
-def thin_file(path: Path, now: float, may_replace: Callable[[], bool]) -> None:
-    """Replace metrics.jsonl by the same file with old lines merged, in one step.
+def thin_file(
+    path: Path,
+    now: float,
+    may_replace: Callable[[], bool],
+    thinned: Callable[[Iterable[bytes], float], Iterator[bytes]] | None = None,
+) -> None:
+    """Replace metrics.jsonl, or with `thinned` another file, by fewer lines in one step.
 
     Only the writer of the file may call this. Readers see either the old file or the new one.
 
@@ -153,6 +167,7 @@ def thin_file(path: Path, now: float, may_replace: Callable[[], bool]) -> None:
         path: The file; if it does not exist, nothing happens.
         now: Unix time, seconds.
         may_replace: Called directly before the file is replaced; False: leave it as it is.
+        thinned: Returns the lines of the new file, as `thin` does; None: `thin`.
 
     Raises:
         OSError: The file cannot be read, or the new one cannot be written; the old file is unchanged.
@@ -161,7 +176,7 @@ def thin_file(path: Path, now: float, may_replace: Callable[[], bool]) -> None:
     try:
         with path.open("rb") as old, new.open("xb") as file:
             before = os.fstat(old.fileno())
-            file.writelines(line + b"\n" for line in thin(old, now))
+            file.writelines(line + b"\n" for line in (thinned or thin)(old, now))
             file.flush()
             os.fsync(file.fileno())
             shrunk = file.tell() < before.st_size

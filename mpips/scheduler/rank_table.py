@@ -14,12 +14,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import cast
 
 import msgspec
 
 from mpips.mpi.messages import Evaluated, Figures, Heartbeat
 from mpips.rundir.files import Load, RankPlace, RankRow
+from mpips.rundir.history import MOST_LINKS, Counts
+from mpips.scheduler.history_file import counts_of
 from mpips.scheduler.load import LoadTable
 
 _WINDOW = 6  # heartbeats over which rates are measured, at most
@@ -184,7 +187,19 @@ class RankTable:
 
     def rows(self) -> tuple[RankRow, ...]:
         """Return all ranks in the form of `ranks.json`, by rank."""
-        return tuple(_row(rank) for rank in self._ranks)
+        has_links = sum(len(rank.last.links) for rank in self._ranks) <= MOST_LINKS
+        return tuple(_row(rank, has_links) for rank in self._ranks)
+
+    def counts(self, generation: int, step: int, folder: Path) -> Counts:
+        """Return the counts of all ranks as a line of `history.jsonl`.
+
+        Args:
+            generation: Generation number of this attempt.
+            step: Step of the run.
+            folder: A folder of the file system whose free space the line has.
+        """
+        figures, clocks = [r.last for r in self._ranks], [r.clock for r in self._ranks]
+        return counts_of(figures, clocks, self.places, generation, step, folder)
 
     def load(self) -> Load:
         """Return the load by table and by link. Takes a time proportional to the number of ranks."""
@@ -203,8 +218,8 @@ class RankTable:
         )
 
 
-def _row(rank: _Rank) -> RankRow:
-    """Return the row of a rank in `ranks.json`."""
+def _row(rank: _Rank, has_links: bool) -> RankRow:
+    """Return the row of a rank in `ranks.json`; `has_links`: with the bytes of each link."""
     place, last, seconds = rank.place, rank.last, rank.seconds
     clock, first = rank.figures[0] if rank.figures else (rank.clock, last)
     judged = last.judged - first.judged
@@ -229,6 +244,7 @@ def _row(rank: _Rank) -> RankRow:
         max_staleness=last.max_staleness,
         queue=last.queue,
         memory_bytes=last.memory_bytes,
+        links=tuple(last.links) if has_links else (),
         heard_s=round(rank.received_s, 3),
         samples=last.samples,
         records=last.records,

@@ -24,6 +24,7 @@ from mpips.recovery.saving import Saving
 from mpips.rundir.directory import Supervised, replace_json
 from mpips.rundir.files import Event, Finished, Ranks, StartPoint
 from mpips.rundir.view import RunView
+from mpips.scheduler.history_file import HistoryFile, JobTables
 from mpips.scheduler.job_statistics import last_checkpoint
 from mpips.scheduler.logs import make_logs
 from mpips.scheduler.metrics_file import MetricsFile
@@ -34,6 +35,7 @@ from mpips.scheduler.run_tracker import RunTracker, finite
 from mpips.snapshot.coordinator import Coordinator
 
 _NO_PATHS: Mapping[str, int] = {}
+_NO_TABLES = JobTables()
 OnReport = Callable[[int, Report], None]
 
 
@@ -66,6 +68,7 @@ class RunRecorder:
         paths: Mapping[str, int] = _NO_PATHS,
         observer: Observer | None = None,
         logs: Sequence[str] = (),
+        tables: JobTables = _NO_TABLES,
     ) -> None:
         """Write the first status and the event "began". Blocks for these writes.
 
@@ -81,10 +84,13 @@ class RunRecorder:
             paths: Number of workers by the name of a path that their dense updates take.
             observer: Is shown the run once a second; None: nothing is.
             logs: Names of further forms of the metrics; see mpips.scheduler.logs.
+            tables: Names and places of the tables.
         """
         self._run = run
         self._clock = clock
         self._metrics = MetricsFile(run, timeout_s, make_logs(logs, run, start.step))
+        self._history = HistoryFile(run, rank_table.places, tables)
+        self._rank_table = rank_table
         before = run.folder.status()
         restarts = before.restarts if before is not None else 0
         self._observer = observer
@@ -231,6 +237,15 @@ class RunRecorder:
         if is_due:
             replace_json(self._run.folder.ranks_file, self._ranks)
         self._metrics.thin_if_due()
+        self._write_history(now)
+
+    def _write_history(self, now: float) -> None:
+        """Add lines to history.jsonl that are due."""
+        run, step = self._run, self._tracker.progress.step
+        self._history.note_checkpoint(self._tracker.checkpoint, step)
+        if self._history.is_due(now):
+            self._history.add(now, self._rank_table.counts(run.generation, step, run.folder.path))
+        self._history.thin_if_due()
 
     def finish(self, statistics: Mapping[str, Any]) -> None:
         """Write the last status, the statistics and, if the last checkpoint did not fail, the finished mark.
@@ -245,6 +260,7 @@ class RunRecorder:
             OSError: The mark cannot be written.
         """
         self._next = self._next_ranks = -math.inf
+        self._history.hurry()
         tracker = self._tracker
         tracker.checkpoint = last_checkpoint(statistics).get("path", tracker.checkpoint)
         self.look({row["worker"]: row["clock"] for row in statistics["workers"]})
@@ -276,6 +292,7 @@ def open_recorder(
     paths: Mapping[str, int] = _NO_PATHS,
     observer: Observer | None = None,
     logs: Sequence[str] = (),
+    tables: JobTables = _NO_TABLES,
 ) -> RunRecorder | ObservedRun | None:
     """Return the recorder of this attempt; without a supervisor what shows the run to the observer, if any.
 
@@ -289,6 +306,7 @@ def open_recorder(
         paths: Number of workers by the name of a path that their dense updates take.
         observer: Is shown the run once a second; None: nothing is.
         logs: Names of further forms of the metrics, for a supervised run; see mpips.scheduler.logs.
+        tables: Names and places of the tables.
     """
     start, first_clock = _start_of(saving)
     if run is None:
@@ -306,6 +324,7 @@ def open_recorder(
         paths=paths,
         observer=observer,
         logs=logs,
+        tables=tables,
     )
 
 

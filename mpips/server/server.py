@@ -27,6 +27,7 @@ from mpips.model.optimizer import SGD, PythonRule
 from mpips.model.placement import Placement
 from mpips.model.table import EmbeddingTable, Table, native_codec, native_pull_codec
 from mpips.mpi.messages import Figures
+from mpips.process.memory import heap_bytes, shared_memory_bytes
 from mpips.server.durability import NEW, Durability, backup_workers, check_journal
 from mpips.transport.region import (
     MOST_RESERVED,
@@ -355,6 +356,8 @@ class Server:
         f = Figures(at=time.monotonic(), records=c["records"], queue=self.core.queue())
         f.pushed_bytes, f.pulled_bytes = c["bytes_in"], c["bytes_out"]
         f.memory_bytes = self.region.n_bytes
+        f.heap_bytes = heap_bytes()
+        f.shm_used_bytes, f.shm_total_bytes = shared_memory_bytes()
         histogram: list[int] = []
         for i, table in enumerate(self._tables):
             stats = self.core.stats(i)

@@ -31,6 +31,7 @@ from mpips.process import forked
 from mpips.recovery.saving import FixedPlan, Saving, SavingPlan
 from mpips.rundir.directory import Supervised
 from mpips.rundir.files import RankPlace
+from mpips.scheduler.history_file import job_tables
 from mpips.scheduler.observed import ObservedRun
 from mpips.scheduler.rank_table import RankTable
 from mpips.scheduler.recorder import OnReport, RunRecorder, is_saved, open_recorder, recorded
@@ -192,6 +193,7 @@ class Job:
                     p.links.paths,
                     metrics,
                     self._monitor.extra_logs,
+                    job_tables(p.tables, p.placement, p.links.pairs),
                 )
                 orders = self._make_orders(endpoint)
                 scheduler = self._make_scheduler(endpoint, on_report, recorder, requests, orders)

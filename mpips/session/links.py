@@ -55,6 +55,7 @@ class Links:
         channels: On a worker, one channel for each server.
         transports: Number of pairs of worker and server by the name of their transport.
         paths: Number of workers by the name of a path that their dense updates take (mpips.worker.paths).
+        pairs: For each worker the name of the transport to each server.
         notes: Sentences for the user about the choice of transports, one for each reason.
         progress: Progress of MPI for this rank's server.
     """
@@ -91,6 +92,7 @@ class Links:
         self._comm: MPI.Intracomm | None = None
         self.channels: list[Channel] = []
         self.transports: dict[str, int] = {}
+        self.pairs: list[list[str]] = []
         self.paths: dict[str, int] = {}
         self.notes: list[str] = []
         self.progress = MpiProgress()
@@ -131,6 +133,7 @@ class Links:
             counts.update(row["transports"])
             paths.update(row["paths"])
         self.transports, self.paths = dict(counts), dict(paths)
+        self.pairs = [row["pairs"] for row in found]
         self.notes = _notes(row["notes"] for row in found)
         apart = [row["apart"] for row in found]
         c.agree(
@@ -144,9 +147,9 @@ class Links:
         """Make a worker's channels.
 
         Returns:
-            "transports": number of servers by transport. "paths": names of the paths of dense updates.
-            "apart": servers that share a node with the worker, but no memory. "notes": see Connector. {} on
-            other ranks.
+            "transports": number of servers by transport. "pairs": transport to each server. "paths": names
+            of the paths of dense updates. "apart": servers that share a node with the worker, but no memory.
+            "notes": see Connector. {} on other ranks.
         """
         c, a = self._cluster, self._cluster.assignment
         if c.worker is None:
@@ -180,6 +183,7 @@ class Links:
         counts = Counter(channel.name for channel in self.channels)
         return {
             "transports": counts,
+            "pairs": [channel.name for channel in self.channels],
             "paths": path_names(self.channels, self._tables, self._placement),
             "apart": apart,
             "notes": connector.notes,

@@ -32,6 +32,7 @@ from mpips.recovery.restore import restore
 from mpips.recovery.saving import FixedPlan, Saving, SavingPlan
 from mpips.rundir.directory import Supervised
 from mpips.rundir.files import RankPlace
+from mpips.scheduler.history_file import job_tables
 from mpips.scheduler.job_statistics import complete_statistics
 from mpips.scheduler.observed import Observer
 from mpips.scheduler.rank_table import RankTable
@@ -208,6 +209,7 @@ class LocalJob:
             self.saving,
             run_progress,
             paths={"shared": 1} if has_dense else {},
+            tables=job_tables(self._tables, self._placement, [["local"]]),
             observer=metrics,
             logs=self._monitor.extra_logs,
         )
@@ -370,6 +372,8 @@ def _figures(connection: Connection, server: Server) -> Figures:
     found, served = connection.figures(), server.figures()
     found.memory_bytes = served.memory_bytes
     found.staleness, found.tables = served.staleness, served.tables
+    found.shm_used_bytes = served.shm_used_bytes
+    found.shm_total_bytes = served.shm_total_bytes
     return found
 
 

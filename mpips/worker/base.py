@@ -43,6 +43,10 @@ class Handle:
     ) -> None:
         """`servers`: those that have a part of the table."""
         self.name = table.name
+        self._pulling, self._pushing = (
+            f"pulling {self.name!r}",
+            f"pushing {self.name!r}",
+        )  # activities
         self._servers = servers
         self._closed_at = -1  # clock of the newest push that closed the table
         self._change = (0, 0)  # clock of the newest `set_optimizer`, and their number in that clock
@@ -234,4 +238,11 @@ class Handle:
                 + connection.blame(server)
             )
 
-        return PolledRequest(advance, finish, late, connection.timeout_s, connection.poll)
+        return PolledRequest(
+            advance,
+            finish,
+            late,
+            connection.timeout_s,
+            connection.poll,
+            connection.spent.waited,
+        )

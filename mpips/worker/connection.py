@@ -14,8 +14,8 @@ from typing import Any
 
 from mpips import _native
 from mpips.checkpoint.position import Position
-from mpips.errors import EndedError, MpipsError, StallError
-from mpips.model.consistency import BSP, SSP
+from mpips.errors import EndedError, MpipsError
+from mpips.model.consistency import BSP
 from mpips.model.table import Table
 from mpips.mpi.messages import Figures
 from mpips.mpi.tree import WorkerTree
@@ -30,6 +30,7 @@ from mpips.worker.connection_options import ConnectionOptions, Disowning, needs_
 from mpips.worker.control_plane import ControlPlane
 from mpips.worker.local_tables import LocalPart, LocalTables
 from mpips.worker.replicated_tables import ReplicatedPart, ReplicatedTables
+from mpips.worker.spent import TimeSpent
 from mpips.worker.staging import Staging
 
 FAULTS = _native.FAULTS  # True where a test ends this process at a fault point
@@ -45,6 +46,7 @@ class Connection:
         control: Messages to and from the scheduler.
         timeout_s: Bound of every wait, in seconds.
         clock_state: The worker's clock, which native code reads.
+        spent: The time that the worker has spent on waits, pushes and pulls.
         position: The worker's start, its random stream and its cursor.
         snapshot: The worker's part in checkpoints.
         staging: The worker's staging memory.
@@ -87,6 +89,7 @@ class Connection:
         self.n_workers = len(names)
         self.clock_state = _native.WorkerClock()
         self.clock_state.now = start.first_clock
+        self.spent = TimeSpent(self.clock_state)
         control.clock = start.first_step if local is not None else start.first_clock
         self._writes_position = start.writes_position
         self._arrivals = Arrivals(self, start.partners)
@@ -191,6 +194,7 @@ class Connection:
     def _tick(self) -> None:
         """End the worker's clock at all servers."""
         self.control.state = "between clocks"
+        self.clock_state.begin()
         if FAULTS:
             _native.fault_point("clock-begun")
         if self.replicated is not None:
@@ -221,10 +225,13 @@ class Connection:
         self.control.clock = self.step
         self.snapshot.note_tick(self.now, self.step)
         self.control.state = "computing"
+        self.clock_state.end_push()
         self.control.poll()
         self.collectives.poll()
         if self.control.cut.pending is not None and not self._repeats:
+            began, wait_s = time.monotonic(), self.clock_state.wait_s
             self.snapshot.at_tick(self.step, self.wait_until)
+            self.spent.cut(began, wait_s)
 
     @property
     def _repeats(self) -> bool:
@@ -302,7 +309,9 @@ class Connection:
 
     def figures(self) -> Figures:
         """Return this worker's counts, by its last looks at the servers. Cheap; allowed during a wait."""
-        return counts.figures(self.channels, self.replicated, self._samples)
+        found = counts.figures(self.channels, self.replicated, self._samples)
+        self.spent.add_to(found)
+        return found
 
     def keep_pace(self, bound: int) -> None:
         """Wait for slower workers; see Worker.keep_pace."""
@@ -318,11 +327,7 @@ class Connection:
 
     def minimum_clock(self, table: Table) -> tuple[int, int]:
         """Return (version, minimum clock) that a pull of this table must see at this clock; 0: any."""
-        if isinstance(table.consistency, BSP):
-            return self.now, 0
-        if isinstance(table.consistency, SSP):
-            return 0, max(0, self.now - table.consistency.bound)
-        return 0, 0
+        return waits.minimum_clock(self, table)
 
     def write(self, server: int, attempt: Callable[[], bool]) -> None:
         """Call `attempt`, which writes a record, until there was room in the ring. `publish` sends it."""
@@ -370,11 +375,7 @@ class Connection:
         Raises:
             StallError: It was not True within `timeout_s`; the message is that of `late()`.
         """
-        deadline = time.monotonic() + self.timeout_s
-        while not done():
-            self.poll()
-            if time.monotonic() >= deadline:
-                raise StallError(f"{late()} (waited {self.timeout_s:g} s)")
+        waits.until(self, done, late)
 
     def poll(self) -> None:
         """Take control messages during a wait. Cheap; call it a few times per second at least."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from mpips.mpi.messages import Figures
+from mpips.process.memory import heap_bytes
 from mpips.transport.channel import Channel
 from mpips.worker.replicated_tables import ReplicatedTables
 
@@ -35,7 +36,7 @@ def figures(
         replicated: Its replicated tables; None: there are none.
         samples: Samples that the worker has reported.
     """
-    f = Figures(at=time.monotonic(), samples=samples)
+    f = Figures(at=time.monotonic(), samples=samples, heap_bytes=heap_bytes())
     for channel in channels:
         writer = channel.writer
         c = writer.known_counters()
@@ -45,6 +46,8 @@ def figures(
         f.queue += writer.known_queue
         f.pushed_bytes += c["pushed_bytes"]
         f.pulled_bytes += c["pulled_bytes"]
+        f.push_saved_bytes += c["push_saved_bytes"]
+        f.pull_saved_bytes += c["pull_saved_bytes"]
         f.judged += c["applied"] + c["rejected"] + c["late"]
         f.staleness_sum += c["staleness_sum"]
         f.max_staleness = max(f.max_staleness, c["max_staleness"])

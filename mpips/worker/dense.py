@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -95,8 +96,9 @@ class DenseHandle(Handle):
             return out
         self._check_open("a pull of")
         check_out(out, self.shape, True)
-        self._connection.control.state = f"pulling {self.name!r}"
+        self._connection.control.state = self._pulling
         self._settle()
+        began, waited = time.monotonic(), self._connection.clock_state.wait_s
         flat = out.reshape(-1)
         for part in self._shards:
             channel = self._connection.channels[part.server]
@@ -107,6 +109,9 @@ class DenseHandle(Handle):
                     f"the values of table {self.name!r} changed during every attempt to read them"
                 ),
             )
+        # The loop above reads: it waits for nobody.
+        self._connection.clock_state.wait_s = waited
+        self._connection.spent.fetched(time.monotonic() - began)
         self._connection.control.state = "computing"
         if self._noted is not None:
             self._noted.note(out, self._versions())
@@ -136,7 +141,12 @@ class DenseHandle(Handle):
             return self._late_text(self._shards[0].server)
 
         return PolledRequest(
-            ready, lambda: self.pull(out), late, self._connection.timeout_s, self._connection.poll
+            ready,
+            lambda: self.pull(out),
+            late,
+            self._connection.timeout_s,
+            self._connection.poll,
+            self._connection.spent.waited,
         )
 
     def view(self) -> Float32:
@@ -259,7 +269,8 @@ class DenseHandle(Handle):
         path_checks = self._path_checks and self._connection.staging.offset_of(update) is None
         if not path_checks:
             update = self._checked(update, base)
-        self._connection.control.state = f"pushing {self.name!r}"
+        self._connection.control.state = self._pushing
+        self._connection.clock_state.begin()
         values = update.reshape(-1)
         base_values = base.reshape(-1) if base is not None else None
         if self._encoded_paths:
@@ -268,7 +279,9 @@ class DenseHandle(Handle):
         else:
             ends = self._push_parts(values, base_values, path_checks)
         self._connection.control.state = "computing"
-        return self._request(ends)
+        request = self._request(ends)
+        self._connection.clock_state.end_push()
+        return request
 
     def _push_parts(
         self, values: Float32, base: Float32 | None, path_checks: bool

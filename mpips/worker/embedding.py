@@ -124,7 +124,8 @@ class EmbeddingHandle(Handle):
     def _start_pull(self, plan: _native.KeyPlan, out: Float32 | None) -> Request[Float32]:
         """Request the rows of a plan. The request owns the plan and returns it to `_plans` at its end."""
         connection = self._connection
-        connection.control.state = f"pulling {self.name!r}"
+        connection.control.state = self._pulling
+        connection.clock_state.begin()
         rows = np.empty((len(plan), self.dim), np.float32) if out is None else out
         starts: dict[int, int] = {}
         ends: dict[int, int] = {}
@@ -143,6 +144,7 @@ class EmbeddingHandle(Handle):
                 connection.wait_credit(server)
         connection.send(ends)
         connection.control.state = "computing"
+        connection.clock_state.end_pull()
         missing = dict(ends)
 
         def advance(max_s: float) -> bool:
@@ -165,7 +167,14 @@ class EmbeddingHandle(Handle):
                 + connection.blame(server)
             )
 
-        return PolledRequest(advance, finish, late, connection.timeout_s, connection.poll)
+        return PolledRequest(
+            advance,
+            finish,
+            late,
+            connection.timeout_s,
+            connection.poll,
+            connection.spent.fetched,
+        )
 
     def _versions(self, starts: dict[int, int]) -> dict[int, int]:
         """Return the versions that a pull has fetched, by server; `starts`: its first records."""
@@ -227,14 +236,17 @@ class EmbeddingHandle(Handle):
         plan = self._planned(keys)
         repeats = plan.n_unique < len(plan)
         rows = self._checked_sums(plan, rows, base) if repeats else self._checked(rows, base)
-        self._connection.control.state = f"pushing {self.name!r}"
+        self._connection.control.state = self._pushing
+        self._connection.clock_state.begin()
         key = self._random_key() if self._codec is not None else 0
         ends = {
             server: self._push_group(server, count, plan, rows, base, key)
             for server, count in self._groups(plan)
         }
         self._connection.control.state = "computing"
-        return plan, self._request(ends)
+        request = self._request(ends)
+        self._connection.clock_state.end_push()
+        return plan, request
 
     def _checked_sums(self, plan: _native.KeyPlan, rows: Float32, base: Float32 | None) -> Float32:
         """Check a push with equal keys, of which the writer sends the sums of their rows; as `_checked`.

@@ -81,6 +81,7 @@ class ReplicatedHandle(Handle):
             tables.late,
             self._connection.timeout_s,
             self._connection.poll,
+            self._connection.spent.waited,
         )
 
     def view(self) -> Float32:

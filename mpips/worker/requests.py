@@ -92,6 +92,7 @@ class PolledRequest(Generic[Value]):
         late: Callable[[], str],
         timeout_s: float,
         poll: Callable[[], None],
+        waited: Callable[[float], None] = lambda _: None,
     ) -> None:
         """Make a request.
 
@@ -101,12 +102,14 @@ class PolledRequest(Generic[Value]):
             late: Returns what is missing, for an error.
             timeout_s: Seconds that `wait` waits without a timeout of its own.
             poll: Called between two calls of `advance`.
+            waited: Called with the seconds that `wait` has waited.
         """
         self._advance = advance
         self._finish = finish
         self._late = late
         self._timeout_s = timeout_s
         self._poll = poll
+        self._waited = waited
         self._value: Value | None = None
         self._done = False
 
@@ -121,7 +124,9 @@ class PolledRequest(Generic[Value]):
         """See Request."""
         if not self.test():
             limit_s = self._timeout_s if timeout is None else timeout
+            began = time.monotonic()
             stalled_after(limit_s, self._advance, self._late, self._poll)
+            self._waited(time.monotonic() - began)
             self._value = self._finish()
             self._done = True
         return self._value  # type: ignore[return-value]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from mpips.errors import StallError
+from mpips.model.consistency import BSP, SSP
+from mpips.model.table import Table
 from mpips.transport.channel import Channel
 
 if TYPE_CHECKING:
@@ -39,6 +43,29 @@ class Destinations:
     def clear(self) -> None:
         """Drop all references."""
         self._held.clear()
+
+
+def until(connection: Connection, done: Callable[[], bool], late: Callable[[], str]) -> None:
+    """Call `done`, which may block briefly, until it returns True, and count the time.
+
+    Raises:
+        StallError: It was not True within the job's timeout; the message is that of `late()`.
+    """
+    began = time.monotonic()
+    while not done():
+        connection.poll()
+        if time.monotonic() >= began + connection.timeout_s:
+            raise StallError(f"{late()} (waited {connection.timeout_s:g} s)")
+    connection.spent.waited(time.monotonic() - began)
+
+
+def minimum_clock(connection: Connection, table: Table) -> tuple[int, int]:
+    """Return (version, minimum clock) that a pull of a table must see at this clock; 0: any."""
+    if isinstance(table.consistency, BSP):
+        return connection.now, 0
+    if isinstance(table.consistency, SSP):
+        return 0, max(0, connection.now - table.consistency.bound)
+    return 0, 0
 
 
 def keep_pace(connection: Connection, cut_while_waiting: Callable[[], bool], bound: int) -> None:

@@ -32,7 +32,7 @@ LAYERS = [
     ["session"],
     ["tasks", "monitor", "torch", "jax"],
     ["training", "keras", "sklearn"],
-    ["supervisor"],
+    ["supervisor", "web"],
     ["inference"],
     ["testing", "plan", "doctor"],
     ["bench"],

@@ -31,6 +31,25 @@ class MaybeRelease {
   std::optional<py::gil_scoped_release> release_;
 };
 
+// Adds the time of a call, without its waits, to that of its kind, if this call is to be timed.
+class Timed {
+ public:
+  Timed(CallTime& time, const WorkerClock& clock)
+      : time_(time.due() ? &time : nullptr), clock_(clock) {
+    if (time_ != nullptr) began_ = now_s() - clock_.wait_s;
+  }
+  Timed(const Timed&) = delete;
+  Timed& operator=(const Timed&) = delete;
+  ~Timed() {
+    if (time_ != nullptr) time_->add(now_s() - clock_.wait_s - began_);
+  }
+
+ private:
+  CallTime* time_;
+  const WorkerClock& clock_;
+  double began_ = 0.0;
+};
+
 // A port together with the Python objects that its pointers point into.
 struct BoundPort {
   DensePort port;
@@ -59,9 +78,10 @@ struct BoundPort {
 // handle does the long waits, because it can name the rank that is late.
 class PushRequest {
  public:
-  PushRequest(py::object owner, py::object result_type, bool oversubscribed)
+  PushRequest(py::object owner, py::object result_type, WorkerClock* clock, bool oversubscribed)
       : owner_(std::move(owner)),
         result_type_(std::move(result_type)),
+        clock_(clock),
         oversubscribed_(oversubscribed) {}
 
   std::vector<PushEnd>* ends() noexcept { return &ends_; }
@@ -75,8 +95,13 @@ class PushRequest {
 
   bool advance(double max_s) {
     if (missing() == ends_.size()) return true;
+    if (max_s <= 0.0) return false;
+    const double began = now_s();
     MaybeRelease release(max_s > spin_s);
-    return wait_until([&] { return missing() == ends_.size(); }, max_s, oversubscribed_);
+    const bool found =
+        wait_until([&] { return missing() == ends_.size(); }, max_s, oversubscribed_);
+    clock_->wait_s += now_s() - began;
+    return found;
   }
 
   static py::object wait(py::object self, py::object timeout) {
@@ -120,6 +145,7 @@ class PushRequest {
   }
 
   py::object owner_, result_type_, value_;
+  WorkerClock* clock_;  // `owner_` holds it
   std::vector<PushEnd> ends_;
   std::size_t done_ = 0;
   bool oversubscribed_;
@@ -185,10 +211,11 @@ std::unique_ptr<BoundPort> make_port(py::object clock, std::uint16_t table,
 py::object push(BoundPort& bound, const py::object& update, const py::object& owner) {
   if (!bound.fits(update)) return py::none();
   bound.poll(owner);
+  const Timed timed(bound.port.clock()->pushes, *bound.port.clock());
   const Traced traced(TraceKind::push, *bound.port.clock(), bound.port.table());
   const auto array = py::reinterpret_borrow<FloatArray>(update);
-  auto request =
-      std::make_unique<PushRequest>(owner, bound.result_type, bound.port.oversubscribed());
+  auto request = std::make_unique<PushRequest>(owner, bound.result_type, bound.port.clock(),
+                                               bound.port.oversubscribed());
   Sent sent = Sent::other_way;
   {
     MaybeRelease release(bound.port.size() * sizeof(float) > bytes_with_gil);
@@ -205,6 +232,7 @@ bool pull(BoundPort& bound, const py::object& out, const py::object& owner) {
   auto array = py::reinterpret_borrow<FloatArray>(out);
   if (!array.writeable()) return false;
   bound.poll(owner);
+  const Timed timed(bound.port.clock()->pulls, *bound.port.clock());
   float* to = array.mutable_data();
   const Traced traced(TraceKind::pull, *bound.port.clock(), bound.port.table());
   MaybeRelease release(bound.port.size() * sizeof(float) > bytes_with_gil);
@@ -220,6 +248,14 @@ void register_port(py::module_& m) {
       .def(py::init<>())
       .def_readwrite("now", &WorkerClock::now)
       .def_readwrite("pushed_at", &WorkerClock::pushed_at)
+      .def_readwrite("wait_s", &WorkerClock::wait_s)
+      .def("begin", &WorkerClock::begin)
+      .def("end_push", [](WorkerClock& c) { c.end(&c.push_s); })
+      .def("end_pull", [](WorkerClock& c) { c.end(&c.pull_s); })
+      .def_property_readonly("push_s",
+                             [](const WorkerClock& c) { return c.push_s + c.pushes.total_s(); })
+      .def_property_readonly("pull_s",
+                             [](const WorkerClock& c) { return c.pull_s + c.pulls.total_s(); })
       .def(
           "set_trace", [](WorkerClock& clock, TraceRing* ring) { clock.trace = ring; },
           py::arg("ring").none(true), py::keep_alive<1, 2>());

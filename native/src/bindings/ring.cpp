@@ -185,6 +185,8 @@ py::dict counters_dict(const PushCounters& c) {
   d["credit_stalls"] = c.credit_stalls;
   d["pushed_bytes"] = c.pushed_bytes;
   d["pulled_bytes"] = c.pulled_bytes;
+  d["push_saved_bytes"] = c.push_saved_bytes;
+  d["pull_saved_bytes"] = c.pull_saved_bytes;
   return d;
 }
 

@@ -101,6 +101,15 @@ bool DensePort::wait_room(double max_s) {
   return wait_until(found, max_s, oversubscribed_);
 }
 
+template <class Done>
+bool DensePort::wait_short(Done done) noexcept {
+  if (done()) return true;
+  const double began = now_s();
+  const bool found = wait_until(done, short_wait_s, oversubscribed_);
+  clock_->wait_s += now_s() - began;
+  return found;
+}
+
 // Condition of a pull. BSP: the values have all workers' previous clocks. SSP: no worker is more
 // clocks behind than the bound. SSP and ASP: this worker's own pushes are applied.
 bool DensePort::settled() noexcept {
@@ -109,15 +118,11 @@ bool DensePort::settled() noexcept {
   const std::uint64_t least = bound_ >= 0 && behind > 0 ? static_cast<std::uint64_t>(behind) : 0;
   for (const Part& part : parts_) {
     const std::uint64_t pushed = part.writer->pushed_before(table_);
-    if (!bsp_ && pushed > 0 &&
-        !wait_until([&] { return part.writer->applied() >= pushed; }, short_wait_s,
-                    oversubscribed_))
+    if (!bsp_ && pushed > 0 && !wait_short([&] { return part.writer->applied() >= pushed; }))
       return false;
     if (version == 0 && least == 0) continue;
     const auto* head = reinterpret_cast<const TableHead*>(part.region + part.head);
-    if (!wait_until([&] { return head_reached(head, version, least); }, short_wait_s,
-                    oversubscribed_))
-      return false;
+    if (!wait_short([&] { return head_reached(head, version, least); })) return false;
   }
   return true;
 }

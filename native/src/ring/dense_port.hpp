@@ -14,12 +14,40 @@
 // error message is refused here with nothing written; the caller then takes the general path.
 namespace mpips {
 
+// Seconds that calls of one kind take. Long calls are all timed, of shorter ones every 13th or
+// 97th, which stands for those before it: so a short call costs a decrement.
+class CallTime {
+ public:
+  // Return true if this call is to be timed; `add` then follows.
+  bool due() noexcept { return --left_ == 0; }
+  void add(double seconds) noexcept {
+    // A call that was interrupted stands for itself alone: others were as long as usual.
+    total_s_ += seconds > long_s ? seconds + usual_s_ * (weight_ - 1) : seconds * weight_;
+    if (seconds <= long_s) usual_s_ = seconds;
+    weight_ = left_ = seconds > long_s ? 1 : seconds > short_s ? 13 : 97;
+  }
+  double total_s() const noexcept { return total_s_; }
+
+ private:
+  static constexpr double long_s = 20e-6, short_s = 2e-6;
+  double total_s_ = 0.0, usual_s_ = 0.0;
+  int weight_ = 1, left_ = 1;
+};
+
 // State that all handles of a worker share. Only the worker's thread writes it.
 struct WorkerClock {
   std::uint64_t now = 0;        // number of clocks that this worker has ended
   std::int64_t pushed_at = -1;  // the clock of its last push; -1: no push yet
   double next_poll_s = 0.0;
   std::uint32_t calls = 0;
+  CallTime pushes, pulls;             // direct ones
+  double wait_s = 0.0;                // seconds of waits, in Python too
+  double push_s = 0.0, pull_s = 0.0;  // seconds of other pushes and pulls, without their waits
+
+  // Begin a push or a pull that is not direct; `end` adds its time to one of the sums above.
+  void begin() noexcept { began_s = now_s() - wait_s; }
+  void end(double* sum) noexcept { *sum += now_s() - wait_s - began_s; }
+  double began_s = 0.0;
   TraceRing* trace = nullptr;  // of the worker; null: it is not traced
 
   // Return true every few milliseconds, when it is time to check signals and the scheduler. Called
@@ -96,6 +124,10 @@ class DensePort {
   bool pull(float* out);
 
  private:
+  // Wait a short time until `done()`, and count the time; return false if it is still false.
+  template <class Done>
+  bool wait_short(Done done) noexcept;
+
   struct Bounce {
     std::size_t offset;
     std::vector<PushEnd> ends;  // of the last push that was copied there

@@ -55,6 +55,9 @@ std::size_t RingWriter::push_rows(std::uint16_t table, std::uint64_t clock, cons
       // Equal keys have equal base values, so take any of them.
       if (parts == 2) push.plan->take_rows(push.from + done, count, push.base, push.dim, base);
     }
+    if (encodes)
+      counters_.push_saved_bytes += static_cast<std::int64_t>(count * push.dim * sizeof(float)) -
+                                    static_cast<std::int64_t>(count * row_bytes);
     done += count;
     finish_record(&h, done == push.n ? role_push_end : role_other);
   }
@@ -122,6 +125,8 @@ std::size_t RingWriter::collect() {
     else
       pull.plan->scatter_rows(pull.from, pull.count, values, pull.dim, pull.out);
     counters_.pulled_bytes += pull.reply_bytes();
+    counters_.pull_saved_bytes += static_cast<std::int64_t>(pull.floats() * sizeof(float)) -
+                                  static_cast<std::int64_t>(pull.reply_bytes());
     if (pull.first) {
       // Take the version of the first reply: it is the oldest one that a large pull brings.
       base_[pull.table] = h.version;

@@ -182,6 +182,9 @@ void RingWriter::finish_record(RecordHeader* h, std::uint8_t role) noexcept {
   const auto kind = static_cast<RecordKind>(h->kind);
   if (kind == RecordKind::push_dense || kind == RecordKind::push_rows)
     counters_.pushed_bytes += carried_bytes(*h);
+  if (kind == RecordKind::push_dense && h->slot != 0)
+    counters_.push_saved_bytes += static_cast<std::int64_t>(h->count * sizeof(float)) -
+                                  static_cast<std::int64_t>(h->payload_bytes);
   if (role == role_push_end) {
     ++counters_.pushed;
     pushed_before_[h->table] = next_ + 1;

@@ -37,6 +37,8 @@ struct PushCounters {
   std::uint64_t max_staleness = 0, staleness_sum = 0;
   std::uint64_t pushed_bytes = 0;  // keys, values and base values
   std::uint64_t pulled_bytes = 0;  // values
+  // bytes by which codecs have made pushes and replies shorter; below 0: longer
+  std::int64_t push_saved_bytes = 0, pull_saved_bytes = 0;
   std::uint64_t credit_stalls = 0;
 };
 

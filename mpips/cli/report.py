@@ -1,0 +1,45 @@
+"""`mpips report`: write the page of runs into one file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from mpips.cli.runs import folder_option
+from mpips.errors import ConfigError
+from mpips.monitor.runs import find_run
+
+_MOST_RUNS = 8
+
+
+@click.command(short_help="Write the page of runs into one file.")
+@click.argument("names", metavar="RUN...", nargs=-1)
+@folder_option
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("report.html"),
+    show_default=True,
+    help="The file; it is replaced.",
+)
+def command(names: tuple[str, ...], folder: str, output: Path) -> None:
+    """Write what `mpips web` shows of runs into one HTML file, which needs no server and loads nothing.
+
+    RUN is a run directory or the beginning of a run's name [default: the newest run in --folder]; several
+    are shown side by side. The file contains configuration and ends of logs: look at it before you send it.
+    """
+    from mpips.web.report import report
+    from mpips.web.run_data import RunData
+
+    found = [find_run(name, Path(folder)) for name in names or (None,)]
+    runs = list({run.path: RunData(run.path) for run in found}.values())
+    if len(runs) > _MOST_RUNS:
+        raise ConfigError(f"{len(runs)} runs: a page shows at most {_MOST_RUNS}; give fewer")
+    text = report(runs)
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{output}: cannot be written: {error.strerror}") from None
+    click.echo(f"mpips report: {output} ({len(text.encode()) / 1e6:.1f} MB)", err=True)

@@ -1,0 +1,206 @@
+"""The curves of a run from metrics.jsonl: rows of progress with a bounded number, and evaluations.
+
+A row stands for one line or for several that were merged, as `mpips.rundir.thinning` merges them: sums at
+the end of its time, means weighted by samples or by time. So the page draws a long run as fast as a short
+one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+_MOST_ROWS = 3000  # rows above which neighbours are merged, to half of it
+_MOST_TESTS = 2000  # evaluations that are held; the page draws no more
+
+
+class _Line(msgspec.Struct):
+    """A line of metrics.jsonl: of progress, or with `test` of an evaluation."""
+
+    time_s: float
+    generation: int
+    step: int = 0
+    epoch: int = 0
+    samples: int = 0
+    loss: float | None = None
+    samples_per_s: float | None = None
+    staleness: float | None = None
+    push_bytes_per_s: float | None = None
+    pull_bytes_per_s: float | None = None
+    test: dict[str, float | None] | None = None
+
+
+# Columns of a row that is sent to the page.
+COLUMNS = (
+    "time_s",
+    "step",
+    "samples",
+    "loss",
+    "samples_per_s",
+    "staleness",
+    "push",
+    "pull",
+    "generation",
+)
+_LOSS = 3
+_MEANS = (
+    (3, 0),
+    (4, 1),
+    (5, 0),
+    (6, 1),
+    (7, 1),
+)  # column, and index of its weight in a row's weights
+Row = tuple[Any, ...]
+Weights = tuple[float, float]  # samples and seconds of a row
+
+
+class Curve:
+    """Rows of one run. One thread uses it at a time.
+
+    Attributes:
+        rows: Rows in the order of COLUMNS, the oldest first.
+        tests: Evaluations: time, step, samples, metrics by name.
+        epoch: A number that changes when rows other than new ones have changed.
+        n_lines: Lines of progress that were read.
+    """
+
+    def __init__(self, epoch: int = 0) -> None:
+        """Begin without rows. `epoch`: the first one."""
+        self.rows: list[Row] = []
+        self.tests: list[tuple[float, int, int, dict[str, float | None]]] = []
+        self.epoch = epoch
+        self.n_lines = 0
+        self._weights: list[Weights] = []  # of each row
+        self._decode = msgspec.json.Decoder(_Line).decode
+        self._generation = -1
+        self._offset = 0  # samples before this attempt; steps that an attempt repeats count once
+        self._last = 0  # samples of the last line of this attempt
+
+    def add(self, lines: Iterable[bytes], group: int = 1) -> None:
+        """Add lines of the file; those that are damaged or of another form are skipped.
+
+        Args:
+            lines: The lines.
+            group: Number of lines of progress that become one row, to read a long file quickly.
+        """
+        pending = list[tuple[Row, Weights]]()
+        for encoded in lines:
+            try:
+                line = self._decode(encoded)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                continue
+            if not math.isfinite(line.time_s):
+                continue
+            if line.test is not None:
+                self._add_test(line)
+            elif line.samples_per_s is not None:
+                if pending and (len(pending) == group or line.generation != self._generation):
+                    self._append(pending)
+                pending.append(self._row_of(line))
+        self._append(pending)
+
+    def _add_test(self, line: _Line) -> None:
+        if len(self.tests) >= _MOST_TESTS:
+            del self.tests[::2]
+            self.epoch += 1
+        samples = self.rows[-1][2] if self.rows else 0
+        assert line.test is not None
+        self.tests.append((line.time_s, line.step, samples, line.test))
+
+    def _row_of(self, line: _Line) -> tuple[Row, Weights]:
+        """Return the row of a line, and its weights."""
+        if line.generation != self._generation:
+            self._begin(line)
+        n = max(line.samples - self._last, 0)
+        self._last = line.samples
+        rate = line.samples_per_s or 0.0
+        row = (
+            line.time_s,
+            line.step,
+            self._offset + line.samples,
+            line.loss,
+            line.samples_per_s,
+            line.staleness,
+            line.push_bytes_per_s,
+            line.pull_bytes_per_s,
+            line.generation,
+        )
+        self.n_lines += 1
+        return row, (float(n), n / rate if rate > 0 else 0.0)
+
+    def _append(self, pending: list[tuple[Row, Weights]]) -> None:
+        """Add a row that stands for all of these, and empty the list."""
+        if not pending:
+            return
+        rows, weights = [row for row, _ in pending], [of for _, of in pending]
+        pending.clear()
+        self.rows.append(_merged(rows, weights) if len(rows) > 1 else rows[0])
+        self._weights.append((sum(w[0] for w in weights), sum(w[1] for w in weights)))
+        if len(self.rows) > _MOST_ROWS:
+            self._merge()
+
+    def _begin(self, line: _Line) -> None:
+        """Begin an attempt: its samples follow those of the step that it started from.
+
+        The file has no samples of that step. A step of this attempt has as many samples as one of those
+        before.
+        """
+        self._offset = 0
+        if self.rows and self.rows[-1][1] > 0:
+            per_step = self.rows[-1][2] / self.rows[-1][1]
+            self._offset = max(round(per_step * line.step) - line.samples, 0)
+        self._generation, self._last = line.generation, 0
+
+    def _merge(self) -> None:
+        """Merge rows of one attempt that lie close together: those left are spread over time evenly."""
+        places = even_places([(row[8], row[0]) for row in self.rows], _MOST_ROWS // 2)
+        merged, sums = list[Row](), list[Weights]()
+        begin = 0
+        for end in range(1, len(places) + 1):
+            if end < len(places) and places[end] == places[begin]:
+                continue
+            weights = self._weights[begin:end]
+            merged.append(
+                _merged(self.rows[begin:end], weights) if end - begin > 1 else self.rows[begin]
+            )
+            sums.append((sum(w[0] for w in weights), sum(w[1] for w in weights)))
+            begin = end
+        self.rows, self._weights = merged, sums
+        self.epoch += 1
+
+
+def even_places(rows: Sequence[tuple[int, float]], n: int) -> list[tuple[int, int]]:
+    """Return attempt and interval of each row, with `n` equal intervals from the first row to the last.
+
+    Args:
+        rows: Generation and Unix time of each row, the oldest first.
+        n: Number of intervals.
+    """
+    first, last = min(t for _, t in rows), max(t for _, t in rows)
+    if last <= first:
+        return [(generation, i * n // len(rows)) for i, (generation, _) in enumerate(rows)]
+    return [(g, min(int((t - first) / (last - first) * n), n - 1)) for g, t in rows]
+
+
+def _merged(rows: list[Row], weights: list[Weights]) -> Row:
+    """Return the row that stands for neighbours: the last one, with weighted means."""
+    found = list(rows[-1])
+    for column, weight in _MEANS:
+        known = [
+            (row[column], of[weight])
+            for row, of in zip(rows, weights, strict=True)
+            if row[column] is not None
+        ]
+        # A loss that is no number makes the mean none, too.
+        if not known or (column == _LOSS and len(known) < len(rows)):
+            found[column] = None
+            continue
+        total = sum(w for _, w in known)
+        if total > 0:
+            found[column] = sum(value * w for value, w in known) / total
+        else:
+            found[column] = sum(value for value, _ in known) / len(known)
+    return tuple(found)

@@ -1,0 +1,290 @@
+"""What the page shows of one run, read from its run directory: by `refresh` again and again while it changes.
+
+A file of a run directory is replaced, grows, is thinned or is torn off at its end; it may be on a file
+system of other machines, and of a run that ended long ago. So every file is read for itself, what cannot be
+read now is read by a later call, and a damaged file costs its part of the page only.
+
+The parts of the page, each with a number that changes with its content:
+
+    state    state, progress, ranks and events
+    curve    rows of metrics.jsonl, see `mpips.web.curve`
+    history  lines of history.jsonl, see `mpips.rundir.history`
+    config   configuration, result and attempts with logs
+
+Rows of curve and history are sent once each: a `SentParts` knows what a browser has.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mpips.errors import ConfigError
+from mpips.monitor.differences import values_of
+from mpips.monitor.logs import attempts
+from mpips.monitor.top import View, look
+from mpips.rundir.directory import RunFolder, version_of
+from mpips.rundir.history import Counts, read_line
+from mpips.web.curve import COLUMNS, Curve, even_places
+from mpips.web.line_file import LineFile, sample
+from mpips.web.log_text import lies_in
+
+_SLICE_S = 0.25  # s that `refresh` reads a long file for; the next call goes on
+_LONG_BYTES = 8 << 20  # bytes; of a longer file a sample is shown until it is read
+_BYTES_PER_ROW = (
+    400_000  # bytes of a long file divided by this: lines that become one row, of about 200 bytes
+)
+_N_SAMPLES = 2000  # lines of that sample
+_MOST_VALUES = 6000  # ranks times lines of history that are held
+_LEAST_LINES = 24  # of these lines, with however many ranks
+_MOST_EVENTS = 500  # events that are sent, the newest
+
+
+class SentParts(msgspec.Struct):
+    """What a browser has of one run: content numbers of the parts, and numbers of their rows."""
+
+    state: int = -1
+    config: int = -1
+    curve: tuple[int, int, int] = (0, 0, 0)  # epoch, rows, evaluations
+    history: tuple[int, int, int] = (0, 0, 0)  # epoch, heads and marks, rows
+
+
+class History:
+    """Lines of history.jsonl, a bounded number. One thread uses it at a time.
+
+    Attributes:
+        marks: Heads and checkpoints, as they are in the file.
+        rows: Counts, as they are in the file, each with its generation and Unix time.
+        epoch: A number that changes when lines other than new ones have changed.
+    """
+
+    def __init__(self, epoch: int = 0) -> None:
+        """Begin without lines. `epoch`: the first one."""
+        self.marks: list[bytes] = []
+        self.rows: list[tuple[int, float, bytes]] = []
+        self.epoch = epoch
+
+    def add(self, lines: list[bytes]) -> None:
+        """Add lines of the file; those that are damaged or of another form are skipped."""
+        for encoded in lines:
+            line = read_line(encoded)
+            if isinstance(line, Counts):
+                self.rows.append((line.generation, line.time_s, encoded))
+                most = max(_MOST_VALUES // max(len(line.clock), 1), _LEAST_LINES)
+                if len(self.rows) > most:
+                    self._thin(most // 2)
+            elif line is not None:
+                self.marks.append(encoded)
+
+    def _thin(self, n: int) -> None:
+        """Leave out lines so that about `n` are left, spread over time evenly.
+
+        Counts are sums, so those left stay exact. The first line of an attempt stays, and the last line of
+        every interval.
+        """
+        rows = self.rows
+        places = even_places([row[:2] for row in rows], n)
+        self.rows = [
+            row
+            for i, row in enumerate(rows)
+            if i == 0
+            or i + 1 == len(rows)
+            or places[i] != places[i + 1]
+            or places[i][0] != places[i - 1][0]
+        ]
+        self.epoch += 1
+
+
+class RunData:
+    """One run. `refresh` is called from one thread at a time; `parts` from any."""
+
+    def __init__(self, path: Path) -> None:
+        """Read nothing yet. `path`: the run directory."""
+        self.run = RunFolder(path)
+        self.name = self.run.path.name
+        self._lock = threading.Lock()
+        self._metrics = LineFile(self.run.metrics_file)
+        self._lines = LineFile(self.run.history_file)
+        self._curve = Curve()
+        self._sampled: Curve | None = None  # shown until a long file is read
+        self._group = 1  # lines that become one row, while a long file is read
+        self._history = History()
+        self._state: dict[str, Any] = {}
+        self._config: dict[str, Any] = {}
+        self._config_version: Any = None
+        self._numbers = SentParts()  # -1: not read yet
+
+    def refresh(self, now: float | None = None) -> None:
+        """Read what has changed. Blocks for at most about a second, unless the file system does.
+
+        Args:
+            now: Unix time; None: the current time.
+        """
+        state = self._read_state(now)
+        curve, sampled = self._read_metrics()
+        replaced, lines = self._lines.read()
+        config = self._read_config()
+        with self._lock:
+            if curve is not None:
+                self._curve = curve
+            self._sampled = sampled
+            state["loading"] = None if sampled is None else self._share()
+            if replaced:
+                self._history = History(self._history.epoch + 1)
+            self._history.add(lines)
+            if state != self._state:
+                self._state = state
+                self._numbers.state += 1
+            if config is not None:
+                self._config = config
+                self._numbers.config += 1
+
+    @property
+    def is_loading(self) -> bool:
+        """True while a long file has not been read to its end."""
+        with self._lock:
+            return not (self._metrics.at_end and self._lines.at_end)
+
+    @property
+    def attempts(self) -> list[int]:
+        """Numbers of the attempts that have logs."""
+        with self._lock:
+            return list(self._config.get("attempts", ()))
+
+    def _share(self) -> float:
+        return round(self._metrics.offset / max(self._metrics.size, 1), 3)
+
+    def _read_metrics(self) -> tuple[Curve | None, Curve | None]:
+        """Read new lines of metrics.jsonl.
+
+        Returns:
+            A curve that replaces the present one, None: none does; and the curve of a sample, while the file
+                is too long to have been read, else None.
+        """
+        new, sampled = None, self._sampled
+        end = time.monotonic() + _SLICE_S
+        while True:
+            replaced, lines = self._metrics.read()
+            # Let a long file have about so many rows that they need not be merged again.
+            left = self._metrics.size - self._metrics.offset
+            if left > _LONG_BYTES:
+                self._group = max(self._group, self._metrics.size // _BYTES_PER_ROW)
+            if replaced:
+                # Go on with a new curve: nothing of the old file may stay.
+                new = Curve(self._curve.epoch + 1)
+            if lines:
+                curve = new or self._curve
+                with self._lock:
+                    curve.add(lines, self._group)
+            if not lines or self._metrics.at_end:
+                self._group = 1
+                return new, None
+            if time.monotonic() > end:
+                break
+        if sampled is None and self._metrics.size > _LONG_BYTES:
+            sampled = Curve(self._curve.epoch - 1_000_000)
+            sampled.add(sample(self._metrics.path, _N_SAMPLES))
+        return new, sampled
+
+    def _read_state(self, now: float | None) -> dict[str, Any]:
+        try:
+            return _state_of(look(self.run, now, curves=False), self.run)
+        except ConfigError as error:
+            known = self._state or {"name": self.name, "ranks": [], "events": [], "progress": None}
+            return {**known, "state": "damaged", "alive": False, "note": str(error)}
+
+    def _read_config(self) -> dict[str, Any] | None:
+        """Return configuration, result and logs if they have changed, else None."""
+        there = attempts(self.run)
+        files = (self.run.config_file, self.run.path / "summary.json", self.run.placement_file)
+        version = (tuple(map(version_of, files)), tuple(there))
+        if version == self._config_version:
+            return None
+        self._config_version = version
+        found: dict[str, Any] = {"attempts": there, "config": {}, "result": {}, "reasons": []}
+        if not all(lies_in(self.run, file) for file in files):
+            return found
+        try:
+            found["config"], found["result"] = values_of(self.run)
+            decided = msgspec.json.decode(self.run.placement_file.read_bytes())
+            found["reasons"] = [str(text) for text in decided.get("reasons", [])]
+        except (ConfigError, OSError, msgspec.DecodeError, AttributeError):
+            # A damaged file of the run is named by the state; a run need not have these files.
+            return found
+        return found
+
+    def parts(self, cursor: SentParts) -> bytes | None:
+        """Return as JSON what a browser has not got yet, and set its cursor; None: it has all."""
+        with self._lock:
+            found: dict[str, Any] = {}
+            if cursor.state != self._numbers.state:
+                cursor.state = self._numbers.state
+                found["state"] = self._state
+            if cursor.config != self._numbers.config:
+                cursor.config = self._numbers.config
+                found["config"] = self._config
+            self._add_curve(found, cursor)
+            self._add_history(found, cursor)
+        if not found:
+            return None
+        return msgspec.json.encode({"run": self.name, **found})
+
+    def _add_curve(self, found: dict[str, Any], cursor: SentParts) -> None:
+        curve = self._sampled or self._curve
+        epoch, rows, tests = cursor.curve
+        if epoch != curve.epoch:
+            rows = tests = 0
+        if epoch == curve.epoch and rows == len(curve.rows) and tests == len(curve.tests):
+            return
+        found["curve"] = {
+            "from": rows,
+            "columns": COLUMNS,
+            "rows": curve.rows[rows:],
+            "tests_from": tests,
+            "tests": curve.tests[tests:],
+            "n_lines": curve.n_lines,
+        }
+        cursor.curve = curve.epoch, len(curve.rows), len(curve.tests)
+
+    def _add_history(self, found: dict[str, Any], cursor: SentParts) -> None:
+        history = self._history
+        epoch, marks, rows = cursor.history
+        if epoch != history.epoch:
+            marks = rows = 0
+        if epoch == history.epoch and marks == len(history.marks) and rows == len(history.rows):
+            return
+        found["history"] = {
+            "marks_from": marks,
+            "marks": [msgspec.Raw(line) for line in history.marks[marks:]],
+            "from": rows,
+            "rows": [msgspec.Raw(line) for *_, line in history.rows[rows:]],
+        }
+        cursor.history = history.epoch, len(history.marks), len(history.rows)
+
+
+def _state_of(view: View, run: RunFolder) -> dict[str, Any]:
+    """Return the state of a run as plain values, without what the page does not show: no token, no paths."""
+    status = view.status
+    finished = run.finished()
+    return {
+        "name": view.name,
+        "state": view.state,
+        "alive": view.alive,
+        "note": view.note,
+        "created_s": run.info().created_s,
+        "finished_s": finished.time_s if finished is not None else None,
+        "generation": status.generation if status is not None else None,
+        "written_s": status.time_s if status is not None else None,
+        "progress": msgspec.to_builtins(status.progress) if status is not None else None,
+        "restarts": status.restarts if status is not None else 0,
+        "checkpoint": Path(status.checkpoint).name if status is not None else "",
+        "paths": status.paths if status is not None else {},
+        "ranks": msgspec.to_builtins(view.ranks),
+        "quiet_s": view.quiet_s,
+        "events": [msgspec.to_builtins(event) for event in view.events[-_MOST_EVENTS:]],
+        "summary": view.summary if lies_in(run, run.path / "summary.txt") else "",
+    }

@@ -1,0 +1,115 @@
+"""The runs that one page shows: one run, or the newest of a folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from mpips.errors import ConfigError
+from mpips.monitor.runs import find_run
+from mpips.monitor.top import look
+from mpips.rundir.directory import RunFolder, read_json
+from mpips.rundir.files import RunInfo
+from mpips.web.run_data import RunData
+
+MOST_RUNS = 200  # runs of a folder that are listed, the newest
+_LIST_S = 5.0  # s between two looks at the list of runs
+
+
+class RunsData:
+    """The data of one or several runs. `refresh` and `listed` are called from one thread at a time.
+
+    Only runs that were listed can be asked for, so a name leads to no other folder.
+    """
+
+    def __init__(self, where: Path) -> None:
+        """Find the runs.
+
+        Args:
+            where: A run directory, or a folder that contains such.
+
+        Raises:
+            ConfigError: It is neither.
+        """
+        self._single = (where / "run.json").is_file()
+        if not self._single and not where.is_dir():
+            raise ConfigError(f"{where}: is no folder; give a run directory, or a folder of runs")
+        if self._single:
+            find_run(str(where), where.parent)  # raises if its run.json is damaged
+        self._where = where.absolute()
+        self._runs: dict[str, RunData] = {}
+        self._rows: list[dict[str, Any]] = []
+        self._next = 0.0  # monotonic s from which the list is to be read again
+
+    @property
+    def where(self) -> str:
+        """Name of the run directory or of the folder, for people."""
+        return self._where.name
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Return name, state, begin, step and loss of each run, the newest first, as of a few seconds ago."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._rows = self._read_list()
+            self._next = time.monotonic() + _LIST_S
+        return self._rows
+
+    def _read_list(self) -> list[dict[str, Any]]:
+        found = sorted(self._created(), reverse=True)[:MOST_RUNS]
+        names = {path.name for _, path in found}
+        self._runs = {name: run for name, run in self._runs.items() if name in names}
+        for _, path in found:
+            self._runs.setdefault(path.name, RunData(path))
+        return [_row(path, created_s) for created_s, path in found]
+
+    def _created(self) -> Iterable[tuple[float, Path]]:
+        """Return begin and folder of each run."""
+        paths = (
+            [self._where] if self._single else [p.parent for p in self._where.glob("*/run.json")]
+        )
+        for path in paths:
+            try:
+                info = read_json(path / "run.json", RunInfo)
+                yield (info.created_s if info is not None else 0.0), path
+            except ConfigError:
+                yield 0.0, path
+
+    def get(self, name: str) -> RunData | None:
+        """Return a listed run by its name; None if there is none."""
+        return self._runs.get(name)
+
+    def refresh(self, names: Iterable[str]) -> None:
+        """Read again what has changed in these runs. Blocks."""
+        for name in names:
+            run = self.get(name)
+            if run is not None:
+                run.refresh()
+
+    def is_loading(self, names: Iterable[str]) -> bool:
+        """Return True while a long file of one of these runs has not been read to its end."""
+        return any(run.is_loading for run in map(self.get, names) if run is not None)
+
+
+def _row(path: Path, created_s: float) -> dict[str, Any]:
+    """Return a run in one line."""
+    row: dict[str, Any] = {
+        "name": path.name,
+        "created_s": created_s,
+        "state": "damaged",
+        "alive": False,
+    }
+    try:
+        view = look(RunFolder(path), curves=False)
+    except ConfigError as error:
+        return {**row, "note": str(error)}
+    progress = view.status.progress if view.status is not None else None
+    return {
+        **row,
+        "state": view.state,
+        "alive": view.alive,
+        "note": view.note,
+        "step": progress.step if progress is not None else 0,
+        "loss": progress.loss if progress is not None else None,
+    }

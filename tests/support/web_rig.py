@@ -1,0 +1,89 @@
+"""A server of the page in a thread of this process, and requests to it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from mpips.web.runs_data import RunsData
+from mpips.web.server import PageServer
+
+TOKEN = "a-token-of-the-tests"
+REFRESH_S = 0.05
+
+
+class Page:
+    """Requests to the server of a page."""
+
+    def __init__(self, port: int, server: PageServer) -> None:
+        self.port = port
+        self.server = server
+        self.address = f"http://127.0.0.1:{port}/{TOKEN}/"
+
+    def ask(self, path: str, method: str = "GET") -> tuple[int, bytes, dict[str, str]]:
+        """Return status, body and headers of an answer; `path` without the token begins with "/"."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            connection.request(method, path if path.startswith("/") else f"/{TOKEN}/{path}")
+            answer = connection.getresponse()
+            headers = {name.lower(): value for name, value in answer.getheaders()}
+            return answer.status, answer.read(), headers
+        finally:
+            connection.close()
+
+    @contextmanager
+    def events(self, query: str = "") -> Iterator[Iterator[tuple[str, Any]]]:
+        """Open the stream of events, and close it at the end of the block."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection.request("GET", f"/{TOKEN}/events?{query}")
+        answer = connection.getresponse()
+        assert answer.status == 200, answer.read()
+        try:
+            yield _events(answer)
+        finally:
+            answer.close()
+            connection.close()
+
+
+def _events(answer: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
+    name = ""
+    for line in answer:
+        if line.startswith(b"event: "):
+            name = line[7:].strip().decode()
+        elif line.startswith(b"data: "):
+            yield name, json.loads(line[6:])
+
+
+@contextmanager
+def page_of(where: Path, most: int | None = None, refresh_s: float = REFRESH_S) -> Iterator[Page]:
+    """Serve the page of a run or a folder until the end of the block. `most`: connections at a time."""
+    page = PageServer(RunsData(where), TOKEN, refresh_s)
+    config = uvicorn.Config(
+        page.app(),
+        port=0,
+        log_level="error",
+        access_log=False,
+        limit_concurrency=most,
+        timeout_graceful_shutdown=5,
+    )
+    server = uvicorn.Server(config)
+    page.is_ending = lambda: server.should_exit
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.005)
+        yield Page(server.servers[0].sockets[0].getsockname()[1], page)
+    finally:
+        server.should_exit = True
+        thread.join(30)
+    assert not thread.is_alive()
