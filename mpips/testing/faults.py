@@ -55,11 +55,15 @@ TASKS: Mapping[str, FaultJob] = {
         ),
         evaluates=True,
     ),
-    # Small whole numbers are exact in bfloat16; the rounding of int8 must repeat after a restart.
+    # Small whole numbers are exact in bfloat16; the rounding of int8 must repeat after a restart. What is
+    # left of a push to the counts is a whole number, too.
     "encoded": FaultJob(
         (
             "options.pulls=true",
+            "options.small=true",
             "table.compression=bf16",
+            "tables.small.compression={name='randomk',fraction=0.1}",
+            "tables.seen.compression={name='topk',fraction=0.1}",
             "tables.rows.compression={name='auto',codecs=['bf16','fp16']}",
             "tables.fitted.compression=int8",
             "tables.fitted.pull_compression=int8",
@@ -115,6 +119,7 @@ class FaultPlace(msgspec.Struct, frozen=True):
         early: True if the launch ends before it makes steps.
         tasks: Keys of TASKS that pass the place; empty: all.
         least_servers: Least number of servers that the place needs.
+        tasks: Keys of TASKS that pass the place; empty: all.
     """
 
     group: str
@@ -143,6 +148,7 @@ class FaultPlace(msgspec.Struct, frozen=True):
         return 1 if again and self.clocks else first
 
 
+_FEEDBACK = ("encoded",)
 PLACES: Mapping[str, FaultPlace] = {
     "worker": FaultPlace("rank", "worker"),
     "server": FaultPlace("rank", "server"),
@@ -161,6 +167,9 @@ PLACES: Mapping[str, FaultPlace] = {
     # In a worker's push, often of several records.
     "payload": FaultPlace("push", "", "payload", (40, 150)),
     "stamped": FaultPlace("push", "", "stamped", (40, 150)),
+    # At the end of a push with a residual.
+    "residual-made": FaultPlace("residual", "", "residual-made", (20, 90), tasks=_FEEDBACK),
+    "residual-tagged": FaultPlace("residual", "", "residual-tagged", (20, 90), tasks=_FEEDBACK),
     # In a server that applies and acknowledges.
     "word-put": FaultPlace("apply", "", "word-put", (200, 800)),
     "committed": FaultPlace("apply", "", "committed", (30, 100)),

@@ -19,12 +19,13 @@ namespace {
 
 // By Point.
 constexpr const char* names[] = {
-    "any",          "payload",       "stamped",    "unit-saving", "unit-saved",  "unit-changing",
-    "unit-changed", "unit-done",     "rows-made",  "copied",      "word-logged", "word-put",
-    "committed",    "acknowledged",  "recovering", "taken-over",  "resumed",     "cut-held",
-    "cut-copied",   "block-written", "synced",     "named",       "unmarked",    "clock-begun",
-    "placed",       "ticking",       "ticked",     "sending",     "clock-ended", "local-saving"};
-static_assert(std::size(names) == static_cast<std::size_t>(Point::local_saving) + 1);
+    "any",           "payload",        "stamped",    "unit-saving", "unit-saved",  "unit-changing",
+    "unit-changed",  "unit-done",      "rows-made",  "copied",      "word-logged", "word-put",
+    "committed",     "acknowledged",   "recovering", "taken-over",  "resumed",     "cut-held",
+    "cut-copied",    "block-written",  "synced",     "named",       "unmarked",    "clock-begun",
+    "placed",        "ticking",        "ticked",     "sending",     "clock-ended", "local-saving",
+    "residual-made", "residual-tagged"};
+static_assert(std::size(names) == static_cast<std::size_t>(Point::residual_tagged) + 1);
 
 Point chosen = Point::any;
 std::uint64_t left = 0, count = 0;  // passage that kills, counted from 1 (0: none); passages so far

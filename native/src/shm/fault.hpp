@@ -56,6 +56,9 @@ enum class Point : std::uint8_t {
   clock_ended,  // the ticks are sent
   // Passed while a worker writes its values of tables under LocalSGD and DiLoCo to memory:
   local_saving,  // an older image is no longer valid, the new one is not yet
+  // Passed at the end of a push with a residual, before the stamp of its last record:
+  residual_made,    // the new half is complete, its tag is not there
+  residual_tagged,  // the tag is there
 };
 
 // True in a build that has fault points.
