@@ -21,7 +21,7 @@ import numpy as np
 from mpips import _native
 from mpips.bench.launching import Options
 from mpips.bench.measure import Figure, Findings
-from mpips.checkpoint import open_checkpoint
+from mpips.checkpoint import open_checkpoint, residuals
 from mpips.errors import CapabilityError
 from mpips.testing import beside, faults, matrix
 from mpips.testing.counted import DIM
@@ -38,7 +38,10 @@ _EPOCHS_FOR_A_LAUNCH = 4  # epochs for each fault: about a second of work
 _MORE_RESTARTS = 3  # restarts that the supervisor may make beyond the planned ones
 _LINES = 12  # lines of a log in the notes
 
-Content = dict[str, bytes]  # path of a dataset in a checkpoint -> its values
+_RESIDUALS = "/residuals/"
+
+# Path of a dataset in a checkpoint -> its values; "/residuals/TABLE" -> the sum of the workers' residuals.
+Content = dict[str, bytes]
 
 
 @dataclasses.dataclass
@@ -201,7 +204,7 @@ def _job(
 
 
 def content(path: Path) -> Content:
-    """Verify a checkpoint and return all its datasets.
+    """Verify a checkpoint and return all its datasets and residuals.
 
     Raises:
         CheckpointError: The checkpoint is damaged.
@@ -212,6 +215,14 @@ def content(path: Path) -> Content:
         for table in checkpoint.manifest.tables:
             for entry in table.datasets:
                 found[entry.path] = checkpoint.read(entry, 0, entry.n_units).tobytes()
+        left = checkpoint.manifest.residuals
+        for worker in range(len(left.files)) if left is not None else ():
+            assert left is not None
+            for name, values in residuals.read_file(path, left, worker).items():
+                before = np.frombuffer(
+                    found.get(_RESIDUALS + name, bytes(values.nbytes)), np.float32
+                )
+                found[_RESIDUALS + name] = (before + values).tobytes()
     return found
 
 
@@ -225,7 +236,9 @@ def audit(found: Content, counts: np.ndarray) -> tuple[int, int]:
     missed = more = 0
     for name in ("small", "seen", "whole"):
         if (data := found.get(f"/tables/{name}/values")) is not None:
-            for copy in np.frombuffer(data, np.float32).reshape(-1, counts.size):
+            # Pushes are negative counts, so values lack what the residuals hold of them.
+            left = np.frombuffer(found.get(_RESIDUALS + name, bytes(len(data))), np.float32)
+            for copy in (np.frombuffer(data, np.float32) - left).reshape(-1, counts.size):
                 missed += int(np.maximum(counts - copy, 0).sum())
                 more += int(np.maximum(copy - counts, 0).sum())
     for name in ("rows", "few"):

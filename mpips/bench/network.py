@@ -13,7 +13,7 @@ from mpips import _native
 from mpips.bench.launching import Options, on_nodes, why_not_on_nodes
 from mpips.bench.measure import Comparison, Findings, measure_alternately, rates
 from mpips.errors import CapabilityError
-from mpips.model.codec import CODECS
+from mpips.model.codec import CODECS, STATELESS
 from mpips.testing.nodes import Nodes
 
 Float32 = NDArray[np.float32]
@@ -21,6 +21,8 @@ Float32 = NDArray[np.float32]
 ENCODED = 16 << 20  # values, 64 MiB
 _QUICK_ENCODED = 1 << 16
 _PIECE = 1 << 16  # values of a record
+_RECORD_BYTES = 65_472  # of a record's payload, as in a job with slots of 64 KiB
+_SHARE = 0.01  # of the values that a codec which chooses values sends
 LINKS = {"1g": 1e9, "01g": 1e8}  # bits per second
 _TIMEOUT_S = 900.0
 _RANKS = (1, 1)  # scheduler and server; a worker
@@ -45,8 +47,10 @@ def run(suite: str, options: Options, nodes: int) -> Findings:
     found = Findings()
     n = _QUICK_ENCODED if options.quick else ENCODED
     values = np.random.default_rng(1).standard_normal(n, np.float32)
-    for name in CODECS:
+    for name in STATELESS:
         found.add(measure_codec(name, values, options))
+    for name in (name for name in CODECS if name not in STATELESS):
+        found.add(measure_feedback(name, values, options))
     reason = "--nodes 1" if nodes == 1 else _why_no_links()
     if nodes == 2 and reason:
         raise CapabilityError(f"--nodes 2: {reason}")
@@ -105,6 +109,53 @@ def measure_codec(name: str, values: Float32, options: Options) -> Findings:
             Comparison(
                 name=f"{what}_vs_memcpy_{name}",
                 what=f"{what} {name}, {values.nbytes >> 20} MiB of float32, one thread",
+                unit="GB/s",
+                ours=rates(times[i], gigabytes),
+                baseline=rates(times[2], gigabytes),
+                baseline_name="memcpy",
+            )
+            for i, what in enumerate(("encode", "decode"))
+        ]
+    )
+
+
+def measure_feedback(name: str, values: Float32, options: Options) -> Findings:
+    """Compare a push with a residual, all of it but the ring, with a copy of its update.
+
+    The residual has two halves, as in a supervised run; so all of its passes over memory count.
+    """
+    n, target = len(values), np.empty_like(values)
+    memory = _native.SharedMemory.anonymous(_native.Feedback.n_bytes(n, 2), 0)
+    feedback = _native.Feedback(memory, 0, n, 0, 2, name, _SHARE)
+    feedback.settle(0)
+    codec = "onebit" if name == "onebit" else "sparse"
+    pieces: list[tuple[int, NDArray[np.uint8]]] = []
+
+    def encode() -> None:
+        pieces.clear()
+        feedback.begin(values, 1)
+        while sum(count for count, _ in pieces) < n:
+            pieces.append(feedback.encode(_RECORD_BYTES))
+        feedback.close(0)
+
+    def decode() -> None:
+        at = 0
+        for count, piece in pieces:
+            _native.decode_biased(codec, piece, target[at : at + count])
+            at += count
+
+    def copy() -> None:
+        np.copyto(target, values)
+
+    encode()
+    works: Sequence[Callable[[], None]] = (encode, decode, copy)
+    times = measure_alternately(works, (1, 1, 1), options.repetitions)
+    gigabytes = values.nbytes / 1e9
+    return Findings(
+        comparisons=[
+            Comparison(
+                name=f"{what}_vs_memcpy_{name}",
+                what=f"{what} {name} with its residual, {values.nbytes >> 20} MiB of float32, one thread",
                 unit="GB/s",
                 ours=rates(times[i], gigabytes),
                 baseline=rates(times[2], gigabytes),

@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 
 from mpips import _native
+from mpips.checkpoint.residual_entry import ResidualEntry
 from mpips.errors import CheckpointError, NewerFormatError
 from mpips.model.best_value import BestValue
 from mpips.model.table import is_table_name
@@ -231,11 +232,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         sampling: Meaning of the cursors: which worker reads which samples in which order (`mpips train`).
         data: Description of the training data, `DataInfo.to_config`: columns, label column, classes and
             their frequencies (`mpips train`); {} in format 1.
-        example: Predictions of the samples in "example/..." of the HDF5 file from the values in it
-            (`mpips.training.example`): {"predictions": [[...], ...]}, or {"absent": REASON}; {} if the job
-            makes none, as those of scripts and of earlier versions.
-        best: The value for which it was written as the best checkpoint of the run up to then; None: it was
-            written for another reason.
+        example: Predictions of the samples in "example/..." of the HDF5 file (`mpips.training.example`):
+            {"predictions": [[...], ...]}, or {"absent": REASON}; {} if the job makes none.
+        best: The value for which it was written as the best one of the run; None: for another reason.
+        residuals: What workers have not sent; None if no table has error feedback.
     """
 
     run_id: str
@@ -253,6 +253,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     data: dict[str, Any] = {}
     example: dict[str, Any] = {}
     best: BestValue | None = None
+    residuals: ResidualEntry | None = None
 
     def table(self, name: str) -> TableEntry:
         """Return a table by name.

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpips.checkpoint.manifest import WorkerState
+from mpips.checkpoint.residuals import ResidualCut
 from mpips.errors import CheckpointError
 from mpips.model.best_value import BestValue
 from mpips.model.optimizer import Adam
@@ -88,6 +89,7 @@ class ManifestHead:
         attachments: Arrays beside the tables, by path in the file; only server 0's value is used. See
             `mpips.checkpoint.structure.meaning_of`.
         best: See Manifest.
+        residuals: The workers' files of residuals; None: there are none. Only server 0's value is used.
     """
 
     run_id: str
@@ -101,6 +103,7 @@ class ManifestHead:
     data: Mapping[str, Any] = field(default_factory=dict)
     attachments: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     best: BestValue | None = None
+    residuals: ResidualCut | None = None
 
 
 def counts_steps(table: Table) -> bool:

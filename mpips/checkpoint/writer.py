@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from mpips import _native
 from mpips.checkpoint import folder as folders
-from mpips.checkpoint import local_files
+from mpips.checkpoint import local_files, residuals
 from mpips.checkpoint.agreement import Agreement
 from mpips.checkpoint.info import CheckpointInfo
 from mpips.checkpoint.manifest import DTYPES, MOST_APPLIED, STATE, Manifest, Piece
@@ -224,6 +224,7 @@ class CheckpointWriter:
         self._removed = folders.sweep(self._folder)
         local_files.sweep(self._folder, self._head.workers)
         attached = sum(array.nbytes for array in self._head.attachments.values())
+        attached += residuals.n_bytes(self._head.tables, self._head.residuals)
         self._check_space(attached + sum(e.n_bytes for plan in plans for e in plan.entry.datasets))
         self._temporary = folders.make_temporary(self._folder, self._head.step)
         path = self._temporary / STATE
@@ -349,7 +350,8 @@ class CheckpointWriter:
             manifest = msgspec.structs.replace(manifest, example=found)
             notes = [f"no example: {found['absent']}"] if "absent" in found else []
         workers = local_files.adopt(self._folder, prepared.folder, manifest.workers)
-        manifest = msgspec.structs.replace(manifest, workers=workers)
+        moved = residuals.collect(self._folder, prepared.folder, self._head)
+        manifest = msgspec.structs.replace(manifest, workers=workers, residuals=moved)
         write_manifest(prepared.folder, manifest)
         folders.sync_folder(prepared.folder)
         _native.fault_point("synced")

@@ -102,8 +102,9 @@ class TableConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     compression: Annotated[
         str | dict[str, Any] | None,
         Meta(
-            description='Codec of pushes: none, bf16, fp16, int8, or table such as {name = "int8", '
-            'block = 256} or {name = "auto", codecs = ["bf16", "int8"]}.'
+            description="Codec of pushes: none, bf16, fp16, int8, and for dense tables topk, randomk, "
+            'onebit; or a table such as {name = "topk", fraction = 0.01} or {name = "auto", codecs = '
+            '["bf16", "int8"]}.'
         ),
     ] = None
     pull_compression: Annotated[

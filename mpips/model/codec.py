@@ -5,10 +5,15 @@ anything else (native/src/ring/codec.hpp, which also says what each of them roun
 checkpoints stay float32. Pulls may have a codec of their own, Bf16 or Int8: a server then also holds the
 values in this codec, rounded to nearest, and workers decode what they read.
 
-All codecs here keep nothing between two pushes: the update that arrives is a function of the update that was
-pushed and, where rounding is stochastic, of (seed, table, worker, step of the run, number of the push in it).
-So a restart repeats a push with the same bits, and results under BSP do not depend on the number of servers,
-the transport or the timing.
+Bf16, Fp16 and Int8 keep nothing between two pushes: the update that arrives is a function of the update that
+was pushed and, where rounding is stochastic, of (seed, table, worker, step of the run, number of the push in
+it). So a restart repeats a push with the same bits, and results under BSP do not depend on the number of
+servers, the transport or the timing.
+
+TopK, RandomK and OneBit are biased: they need error feedback. What a push does not send is the worker's
+residual, which is added to its next update (mpips.worker.residuals). Only pushes of dense tables have them.
+Results under BSP depend neither on transport, timing nor restarts. With TopK and OneBit they do depend on the
+number of servers, since each server's part of a tensor is encoded by itself.
 """
 
 from __future__ import annotations
@@ -24,11 +29,12 @@ from mpips.errors import ConfigError
 from mpips.model.accepted import check_fields, unknown_name
 
 # The package exports these names, so users write mpips.Int8.
-__all__ = ["Auto", "Bf16", "Fp16", "Int8"]
+__all__ = ["Auto", "Bf16", "Fp16", "Int8", "OneBit", "RandomK", "TopK"]
 
 BlockLength: TypeAlias = Annotated[int, Meta(ge=16, le=4096)]
 # The keys of CODECS.
-CodecName: TypeAlias = Literal["bf16", "fp16", "int8"]
+CodecName: TypeAlias = Literal["bf16", "fp16", "int8", "topk", "randomk", "onebit"]
+Share: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
 _FP16_BLOCK = 128
 VERSION_BLOCK = _native.BLOCK_FLOATS  # values that one version word guards
 MOST_BLOCK = 4096  # values; of a record's header, 12 bits say where in its block it begins
@@ -96,8 +102,85 @@ class Int8:
         return 1.0 + 4.0 / (dim or self.block)
 
 
-Codec: TypeAlias = Bf16 | Fp16 | Int8
-CODECS: dict[str, type[Codec]] = {c.name: c for c in (Bf16, Fp16, Int8)}
+@dataclass(frozen=True)
+class TopK:
+    """The values of the greatest magnitudes, as they are; the others stay in the residual.
+
+    See D. Alistarh et al., "The convergence of sparsified gradient methods", NeurIPS 2018. The threshold is
+    estimated, so a push sends up to 30 % more or fewer values.
+
+    Attributes:
+        fraction: Share of the values of each server's part that a push sends, above 0 and at most 1.
+    """
+
+    fraction: Share = 0.01
+    name: ClassVar[str] = "topk"
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a fraction that is not accepted."""
+        check_fields(self)
+
+    def native(self, block: int | None = None) -> _native.Codec:
+        """Return the codec of native code. `block`: None, since rows have no such codec."""
+        return _native.Codec("sparse", 1)
+
+    def bytes_per_value(self, dim: int | None) -> float:
+        """Return the bytes of a value: 4 and a distance for each one that is sent."""
+        return _SPARSE_BYTES * self.fraction
+
+
+@dataclass(frozen=True)
+class RandomK:
+    """Values that are chosen at random, as they are; the others stay in the residual.
+
+    See S. U. Stich et al., "Sparsified SGD with memory", NeurIPS 2018. The choice is a function of (seed,
+    table, worker, step of the run, number of the push, number of the value).
+
+    Attributes:
+        fraction: Probability with which a value is sent, above 0 and at most 1.
+    """
+
+    fraction: Share = 0.01
+    name: ClassVar[str] = "randomk"
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a fraction that is not accepted."""
+        check_fields(self)
+
+    def native(self, block: int | None = None) -> _native.Codec:
+        """Return the codec of native code. `block`: None, since rows have no such codec."""
+        return _native.Codec("sparse", 1)
+
+    def bytes_per_value(self, dim: int | None) -> float:
+        """Return the bytes of a value: 4 and a distance for each one that is sent."""
+        return _SPARSE_BYTES * self.fraction
+
+
+@dataclass(frozen=True)
+class OneBit:
+    """The sign of each value, and the mean magnitude of 512 values; the difference stays in the residual.
+
+    1-bit SGD (F. Seide et al., Interspeech 2014) with the magnitudes of EF-signSGD (S. P. Karimireddy et al.,
+    ICML 2019).
+    """
+
+    name: ClassVar[str] = "onebit"
+
+    def native(self, block: int | None = None) -> _native.Codec:
+        """Return the codec of native code. `block`: None, since rows have no such codec."""
+        return _native.Codec("onebit", 512)
+
+    def bytes_per_value(self, dim: int | None) -> float:
+        """Return the bytes of a value with its part of the magnitude."""
+        return 1 / 8 + 4 / 512
+
+
+_SPARSE_BYTES = 5.3  # of a value that is sent, at 1 %
+Stateless: TypeAlias = Bf16 | Fp16 | Int8
+Biased: TypeAlias = TopK | RandomK | OneBit
+Codec: TypeAlias = Stateless | Biased
+STATELESS: dict[str, type[Stateless]] = {c.name: c for c in (Bf16, Fp16, Int8)}
+CODECS: dict[str, type[Codec]] = {**STATELESS, **{c.name: c for c in (TopK, RandomK, OneBit)}}
 
 
 @dataclass(frozen=True, init=False)
@@ -108,7 +191,7 @@ class Auto:
     since bits depend on it.
 
     Attributes:
-        codecs: The codecs that it may choose.
+        codecs: The codecs that it may choose, of Bf16, Fp16 and Int8.
     """
 
     codecs: tuple[Codec, ...]
@@ -124,6 +207,11 @@ class Auto:
         if not found or len(found) < len(codecs):
             raise ConfigError(
                 "Auto: list codecs, such as Auto(Bf16(), Int8()); none is always possible"
+            )
+        if biased := next((one for one in found if isinstance(one, Biased)), None):
+            raise ConfigError(
+                f"Auto: {biased} changes what is learned, so the job does not choose it by speed: list "
+                f"{', '.join(STATELESS)}, or give {biased} itself as compression"
             )
         object.__setattr__(self, "codecs", found)
 
@@ -208,8 +296,8 @@ def pull_codec_of(value: object) -> PullCodec | None:
 
 def _checked_for_pulls(codec: Codec) -> Bf16 | Int8:
     """Return the codec; raise ConfigError if it is not one for pulls."""
-    if isinstance(codec, Fp16):
-        raise ConfigError("pull_compression = 'fp16': must be 'bf16', 'int8' or 'none'")
+    if not isinstance(codec, Bf16 | Int8):
+        raise ConfigError(f"pull_compression = {codec.name!r}: must be 'bf16', 'int8' or 'none'")
     if isinstance(codec, Int8) and VERSION_BLOCK % codec.block:
         raise ConfigError(
             f"pull_compression = {codec}: the block must be a power of two, from 16 to {MOST_BLOCK}"

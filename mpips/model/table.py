@@ -25,6 +25,7 @@ from mpips.model.codec import (
     LEAST_INT8_DIM,
     MOST_BLOCK,
     Auto,
+    Biased,
     Int8,
     PullCodec,
     PushCodec,
@@ -66,9 +67,9 @@ class DenseTable:
             and apply the updates themselves. Only with BSP without backup workers, and no PythonRule. Values
             are equal bit by bit either way. "auto": the job decides at its start, see
             mpips.model.auto_placement.
-        compression: Codec of pushes: Bf16(), Fp16(), Int8() or a name, such as "int8"; None: float32. Needs
-            check_finite, and no policy that compensates stale updates. Auto(...): the job decides at its
-            start. See mpips.model.codec.
+        compression: Codec of pushes: Bf16(), Fp16(), Int8(), TopK(), RandomK(), OneBit() or a name, such as
+            "int8"; None: float32. Needs check_finite, and no policy that compensates stale updates.
+            Auto(...): the job decides at its start. See mpips.model.codec.
         pull_compression: Codec of pulls: Bf16(), Int8() or a name; None: float32. Workers receive rounded
             values; those on servers and in checkpoints are not rounded.
     """
@@ -158,8 +159,8 @@ class EmbeddingTable:
             DenseTable.
         check_finite: The worker refuses to send a push that contains NaN or infinity, or whose rows of equal
             keys sum to infinity.
-        compression: Codec of pushes, as in a DenseTable. Each row is a block. Int8 needs rows of 16 values or
-            more.
+        compression: Codec of pushes: Bf16(), Fp16() or Int8(), as in a DenseTable. Each row is a block. Int8
+            needs rows of 16 values or more.
         pull_compression: Codec of pulls, as in a DenseTable. Each row is a block.
     """
 
@@ -184,6 +185,11 @@ class EmbeddingTable:
         if not is_count(self.dim) or self.dim < 1:
             raise ConfigError(f"table {self.name!r}: dim = {self.dim}: must be 1 or more")
         object.__setattr__(self, "dim", int(self.dim))
+        if isinstance(self.compression, Biased):
+            raise ConfigError(
+                f"table {self.name!r}: compression = {self.compression} is for dense tables: a worker cannot "
+                "hold a residual for every row; use 'bf16', 'fp16' or 'int8'"
+            )
         for what in ("compression", "pull_compression"):
             codec = getattr(self, what)
             codecs = codec.codecs if isinstance(codec, Auto) else (codec,)
@@ -289,11 +295,25 @@ def _settle_compression(table: Table) -> None:
             f"table {table.name!r}: compression = {codec} with the policy Compensate: pushes then also carry "
             "the values that an update was computed on; use Accept, Scale or Reject"
         )
+    if isinstance(codec, Biased) and isinstance(table.consistency, Local):
+        raise ConfigError(
+            f"table {table.name!r}: compression = {codec} with {table.consistency.name}: the differences of "
+            "many steps have no residual; use 'bf16', 'fp16' or 'int8'"
+        )
     if not table.check_finite:
         raise ConfigError(
             f"table {table.name!r}: compression = {codec} needs check_finite = true: codecs scale by the "
             "greatest value of a block"
         )
+
+
+def feedback_tables(tables: Sequence[Table]) -> dict[int, DenseTable]:
+    """Return the tables whose pushes have residuals, by their index in `tables`."""
+    return {
+        i: t
+        for i, t in enumerate(tables)
+        if isinstance(t, DenseTable) and isinstance(t.compression, Biased)
+    }
 
 
 def native_pull_codec(table: Table) -> _native.Codec | None:

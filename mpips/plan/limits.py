@@ -80,13 +80,15 @@ class Growth(msgspec.Struct, frozen=True):
         layout = _native.Layout(n_workers, len(self.tables), geometry, [])
         each = layout.total_bytes + held + (_native.journal_bytes(layout) if self.journal else 0)
         here = -(-n_servers // -(-n_ranks // self.per_node))
-        return here * each + (self.per_node - here) * self.needs.worker_staging
+        mine = self.needs.worker_staging + (self.needs.worker_residuals if self.journal else 0)
+        return here * each + (self.per_node - here) * mine
 
     def memory(self, n_ranks: int) -> int:
         """Return the bytes of memory of the fullest node, /dev/shm included."""
         private = max(s.private * len(self.needs.servers) for s in self.needs.servers)
         here = -(-self.servers(n_ranks) // -(-n_ranks // self.per_node))
         data = self.needs.worker_data * self.workers(self.n_ranks) // self.workers(n_ranks)
+        data += 0 if self.journal else self.needs.worker_residuals
         program = self.per_node * (self.needs.program + data)
         return self.shared(n_ranks) + program + here * private // self.servers(n_ranks)
 

@@ -32,6 +32,7 @@ from mpips.snapshot.copy import ROOM
 from mpips.training.example import arrays_of
 from mpips.transport.region import new_token
 from mpips.worker.paths.direct import BOUNCE_BYTES
+from mpips.worker.residuals import residual_layout
 
 Int64 = NDArray[np.int64]
 _BOUNCES = 2  # buffers in staging memory for a table whose updates are large
@@ -121,6 +122,8 @@ class Needs(msgspec.Struct, frozen=True):
         program: Memory of a rank before it reads data.
         nodes: Memory of each node.
         checkpoint: Size of a checkpoint's `state.h5`.
+        worker_residuals: Residuals of one worker's pushes; in shared memory if there is a journal.
+        checkpoint_residuals: Size of the residuals of all workers in a checkpoint.
     """
 
     rows: dict[str, Rows]
@@ -130,6 +133,8 @@ class Needs(msgspec.Struct, frozen=True):
     program: int
     nodes: list[NodeNeeds]
     checkpoint: int
+    worker_residuals: int = 0
+    checkpoint_residuals: int = 0
 
     @property
     def balance(self) -> float:
@@ -258,6 +263,11 @@ def staging_bytes(tables: Sequence[Table], options: SessionOptions) -> int:
     return min(wanted, options.staging_mib << 19)
 
 
+def residual_bytes(tables: Sequence[Table], placement: Placement, journal: bool) -> int:
+    """Return the bytes of the residuals of one worker: two halves if they outlive a launch."""
+    return residual_layout(tables, placement, 2 if journal else 1)[1]
+
+
 def data_bytes(data: Any) -> int:
     """Return the bytes of samples in memory; 0 for None, and for samples of a task that have no `n_bytes`."""
     if not isinstance(data, SparseData | DenseData):
@@ -279,6 +289,8 @@ def node_needs(
     partner: bool = False,
     replicated: int = 0,
     local: tuple[int, int] = (0, 0),
+    residuals: int = 0,
+    journal: bool = False,
 ) -> list[NodeNeeds]:
     """Return the memory of every node: programs, tables of servers, data and staging of workers.
 
@@ -293,6 +305,8 @@ def node_needs(
         partner: Each node holds the replicas of the shards of another one.
         replicated: Bytes of the replicated tables on a node with workers.
         local: Bytes of a worker for tables under LocalSGD and DiLoCo: of its own, and of shared memory.
+        residuals: Bytes of the residuals of a worker.
+        journal: Servers write a journal; residuals are then in shared memory.
     """
     result = []
     node_of = [a.node_of[rank] for rank in a.servers]
@@ -305,6 +319,8 @@ def node_needs(
         shared += (replicated if n_workers else 0) + n_workers * local[1]
         private = sum(s.private for s in mine) + sum(s.maps for s in copies)
         private += n_workers * (data + local[0])
+        shared += n_workers * residuals if journal else 0
+        private += 0 if journal else n_workers * residuals
         ranks = a.node_of.count(k)
         result.append(NodeNeeds(name, ranks, shared, shared + private + ranks * program))
     return result

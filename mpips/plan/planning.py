@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from mpips.checkpoint import residuals as residual_files
 from mpips.checkpoint.structure import load_writer
 from mpips.config.schema import CheckpointConfig, JobConfig
 from mpips.errors import ConfigError
@@ -266,6 +267,7 @@ def _needs(
     # Jobs with replicas send all updates through the rings, so they need no staging memory.
     partner = config.redundancy.partner
     staging = 0 if partner else need.staging_bytes(tables, config.cluster)
+    residuals = need.residual_bytes(tables, placement, journal)
     plain: dict[str, Any] = msgspec.to_builtins(config)
     return need.Needs(
         rows,
@@ -282,6 +284,8 @@ def _needs(
             partner,
             need.replicated_bytes(tables, len(a.workers), journal),
             worker_bytes(inputs.tables, config.redundancy.warm),
+            residuals,
+            journal,
         ),
         need.checkpoint_bytes(
             tables,
@@ -293,6 +297,8 @@ def _needs(
             inputs.arrays,
             inputs.train,
         ),
+        residuals,
+        residual_files.n_bytes(inputs.tables, residual_files.ResidualCut(0, 0, len(a.workers))),
     )
 
 

@@ -145,8 +145,14 @@ def _memory(plan: Plan) -> str:
         + f"\na rank takes {binary_size(needs.program)} before MPI starts; a worker "
         f"{binary_size(needs.worker_data)} of samples and {binary_size(needs.worker_staging)} of staging\n"
         f"{_beside(needs)}"
-        f"a checkpoint has {binary_size(needs.checkpoint)}"
+        f"a checkpoint has {binary_size(needs.checkpoint)}{_residuals(needs)}"
     )
+
+
+def _residuals(needs: Needs) -> str:
+    files, memory = map(binary_size, (needs.checkpoint_residuals, needs.worker_residuals))
+    text = f" and {files} of residuals\na worker takes, too: {memory} for what its pushes have not sent"
+    return text * (needs.worker_residuals > 0)
 
 
 def _beside(needs: Needs) -> str:
@@ -314,6 +320,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
             for n in needs.nodes
         ],
         "checkpoint_bytes": needs.checkpoint,
+        "residual_bytes": [needs.worker_residuals, needs.checkpoint_residuals],
         "steps_per_epoch": plan.steps_per_epoch,
         "limits": [{"ranks": limit.n_ranks, "limit": limit.what} for limit in plan.limits],
         "costs": {"values": plan.costs.values, "defaults": list(plan.costs.defaults)},

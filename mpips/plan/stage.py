@@ -21,10 +21,12 @@ from mpips.model.placement import Placement, place
 from mpips.server.server import Server
 from mpips.session.local_scheduler import LocalScheduler
 from mpips.session.node_memory import local_part
+from mpips.session.residuals import local_residuals
 from mpips.training.epochs import Inputs
 from mpips.transport.channel import LocalChannel
 from mpips.transport.region import Regions, new_token
 from mpips.worker.connection import Connection
+from mpips.worker.connection_options import ConnectionOptions
 from mpips.worker.worker import Worker
 
 Int64 = NDArray[np.int64]
@@ -124,6 +126,7 @@ class Stage:
             LocalScheduler(),
             staging,
             options.timeout_s,
+            ConnectionOptions(residuals=local_residuals(inputs.tables, self.placement, regions)),
             replicated=local_part(inputs.tables, self.placement, regions, self.servers, False),
         )
         self.worker = Worker(self.connection, inputs.tables, self.placement)

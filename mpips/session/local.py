@@ -46,6 +46,7 @@ from mpips.session.local_scheduler import LocalScheduler
 from mpips.session.local_training import start_image
 from mpips.session.node_memory import local_part, with_copies
 from mpips.session.observing import open_metrics
+from mpips.session.residuals import local_residuals
 from mpips.session.running import RunningJob
 from mpips.session.tracing import RankTracer
 from mpips.snapshot.copy import shards_in_place
@@ -297,6 +298,9 @@ class LocalJob:
         start = ConnectionOptions(
             saving.position(options.seed, 0, 1),
             saving.triggers.every_steps if saving.folder is not None else 0,
+            residuals=local_residuals(
+                self._tables, self._placement, self._regions, saving, self._run
+            ),
         )
         stores = saving.folder is not None
         replicated = local_part(self._tables, self._placement, self._regions, [server], stores)

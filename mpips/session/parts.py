@@ -27,6 +27,7 @@ from mpips.transport.region import Regions
 from mpips.worker.local_state import LocalMemory
 from mpips.worker.local_tables import LocalPart
 from mpips.worker.replicated_tables import ReplicatedPart
+from mpips.worker.residuals import Residuals
 
 
 @dataclass
@@ -60,6 +61,7 @@ class Parts:
             are what servers have of them (mpips.model.local_sgd).
         local_memory: Persistent memory of the worker for them, taken over from the launch before.
         local_part: The worker's start of these tables; else None.
+        residuals: What this worker's pushes have not sent; None on other ranks, and without such codecs.
         server_comm: Communicator of all servers; on servers.
         comms: Communicators to free, in the order in which they were made.
         notes: Sentences for the user about start-up.
@@ -89,6 +91,7 @@ class Parts:
     local: dict[int, DenseTable] = field(default_factory=dict)
     local_memory: LocalMemory | None = None
     local_part: LocalPart | None = None
+    residuals: Residuals | None = None
     server_comm: MPI.Intracomm | None = None
     comms: list[MPI.Intracomm] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

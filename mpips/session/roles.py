@@ -113,7 +113,13 @@ class Roles:
         if tracer is not None:
             tracer.end()
         index = self._parts.cluster.worker
-        statistics = {"worker": index, "clock": worker.now, "pushes": worker.counters()}
+        statistics: dict[str, Any] = {
+            "worker": index,
+            "clock": worker.now,
+            "pushes": worker.counters(),
+        }
+        if connection.residuals is not None:
+            statistics["lost_residuals"] = connection.residuals.lost
         client.done(msgspec.json.encode(statistics))
         client.state = "waiting for the others to finish"
         self.summary = self._await_final_statistics(connection.poll_workers)
@@ -129,6 +135,7 @@ class Roles:
             p.warm,
             p.partners(),
             saving.places[c.worker].steps if saving.places else 0,
+            p.residuals,
         )
         names = [c.name_of(r) for r in c.assignment.workers]
         # The connection drops the image in it after its use.

@@ -39,6 +39,7 @@ from mpips.session.node_memory import native_rules, node_layout
 from mpips.session.parts import Parts
 from mpips.session.placing import place_auto
 from mpips.session.replicated import connect_replicated
+from mpips.session.residuals import make_residuals
 from mpips.session.shutdown import release
 from mpips.transport.region import Regions, attach, persistent, staging_part, sweep
 
@@ -192,6 +193,7 @@ class _StartUp:
         staging = self._staging_part if p.partner_bound is None else None
         p.links.open(p.server, p.at, staging, p.oversubscribed)
         p.notes += p.links.notes
+        make_residuals(p)
         if takeover is not None and p.partnership is not None:
             p.mirror = takeover.join(p.server)
             p.notes += p.partnership.notes

@@ -20,6 +20,7 @@ from mpips.checkpoint import (
     ManifestHead,
     ServerState,
     plan,
+    residuals,
     retain,
 )
 from mpips.checkpoint.position import PositionPart, decode_part
@@ -220,7 +221,7 @@ class ServerPart:
             return
         _native.fault_point("cut-copied")
         # Read the workers' positions before the rings are released: later they belong to other records.
-        self._writer = self._make_writer(shards, SMALL_BLOCK_BYTES)
+        self._writer = self._make_writer(shards, self._id, SMALL_BLOCK_BYTES)
         self._parts = self._positions()
         core.release_cut(self._id)
         end = time.monotonic()
@@ -349,7 +350,7 @@ class ServerPart:
             return self._last[1], ""
         # All rings are empty and stay empty, so the shards in place are a cut and need no copy.
         shards = shards_in_place(self._server, self._placement, self._tables)
-        writer = self._make_writer(shards)
+        writer = self._make_writer(shards, residuals.LAST)
         for _ in self._await_attachments():
             between()
         for _ in writer.steps():
@@ -358,15 +359,15 @@ class ServerPart:
         return writer.info, self._retain(writer.info.path)
 
     def _make_writer(
-        self, shards: list[ShardData], block_bytes: int = plan.BLOCK_BYTES
+        self, shards: list[ShardData], number: int, block_bytes: int = plan.BLOCK_BYTES
     ) -> CheckpointWriter:
-        """Return a writer of these shards, with the positions of the workers as they are now."""
+        """Return a writer of these shards for cut `number`, with the workers' positions as they are now."""
         assert self._saving.folder is not None
         core = self._server.core
         return CheckpointWriter(
             self._comm,
             self._saving.folder,
-            self._head(),
+            self._head(number),
             shards,
             ServerState([core.applied(w) for w in range(self._n_workers)]),
             timeout_s=self._timeout_s,
@@ -375,11 +376,9 @@ class ServerPart:
             example=self._saving.example,
         )
 
-    def _head(self) -> ManifestHead:
-        """Return what the manifest holds of the job at this cut."""
-        core = self._server.core
-        saving = self._saving
-        parts = self._positions()
+    def _head(self, number: int) -> ManifestHead:
+        """Return what the manifest holds of the job at cut `number`."""
+        core, saving, parts = self._server.core, self._saving, self._positions()
         clocks = [part.steps or max(core.clock(w), part.clock) for w, part in enumerate(parts)]
         before = saving.origin.step if saving.origin is not None else 0
         launch = self._run.generation if self._run is not None else 0
@@ -395,4 +394,5 @@ class ServerPart:
             data=saving.data,
             attachments=self._attachments.complete,
             best=self._best,
+            residuals=residuals.ResidualCut(launch, number, self._n_workers),
         )

@@ -68,11 +68,15 @@ TASKS: Mapping[str, FaultJob] = {
         evaluates=True,
     ),
     "all-replicated": FaultJob((*_LARGE, "table.placement=replicated", *_SUM), bits=True),
-    # Small whole numbers are exact in bfloat16; the rounding of int8 must repeat after a restart.
+    # Small whole numbers are exact in bfloat16; the rounding of int8 must repeat after a restart. What is
+    # left of a push to the counts is a whole number, too.
     "encoded": FaultJob(
         (
             "options.pulls=true",
+            "options.small=true",
             "table.compression=bf16",
+            "tables.small.compression={name='randomk',fraction=0.1}",
+            "tables.seen.compression={name='topk',fraction=0.1}",
             "tables.rows.compression={name='auto',codecs=['bf16','fp16']}",
             "tables.fitted.compression=int8",
             "tables.fitted.pull_compression=int8",
@@ -129,7 +133,7 @@ class FaultPlace(msgspec.Struct, frozen=True):
         early: True if the launch ends before it makes steps.
         tasks: Keys of TASKS that pass the place; empty: all.
         least_servers: Least number of servers that the place needs.
-        tasks: Tasks in which it is possible; empty: all.
+        tasks: Keys of TASKS that pass the place; empty: all.
     """
 
     group: str
@@ -158,6 +162,7 @@ class FaultPlace(msgspec.Struct, frozen=True):
         return 1 if again and self.clocks else first
 
 
+_FEEDBACK = ("encoded",)
 PLACES: Mapping[str, FaultPlace] = {
     "worker": FaultPlace("rank", "worker"),
     "server": FaultPlace("rank", "server"),
@@ -181,6 +186,9 @@ PLACES: Mapping[str, FaultPlace] = {
     "part-summed": FaultPlace("sum", "", "part-summed", (8, 60), tasks=REPLICATED),
     "summed": FaultPlace("sum", "", "summed", (8, 60), tasks=REPLICATED),
     "summed-clock": FaultPlace("sum", "", "summed-clock", _CLOCKS, "one", tasks=REPLICATED),
+    # At the end of a push with a residual.
+    "residual-made": FaultPlace("residual", "", "residual-made", (20, 90), tasks=_FEEDBACK),
+    "residual-tagged": FaultPlace("residual", "", "residual-tagged", (20, 90), tasks=_FEEDBACK),
     # In a server that applies and acknowledges.
     "word-put": FaultPlace("apply", "", "word-put", (200, 800)),
     "committed": FaultPlace("apply", "", "committed", (30, 100)),

@@ -247,7 +247,7 @@ def sample() -> list[Run]:
     return found
 
 
-def covering(seed: int = 73, n_cells: int = 2) -> list[Run]:
+def covering(seed: int = 7, n_cells: int = 2) -> list[Run]:
     """Return runs that together contain all pairs; always the same for a seed.
 
     The search is greedy. It repeats: choose for each job the faults that add most pairs per launch, then take

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mpips.recovery.replica import Partners
+from mpips.transport.channel import MemoryChannel
 
 if TYPE_CHECKING:
     from mpips.worker.connection import Connection
@@ -13,8 +14,9 @@ if TYPE_CHECKING:
 class Arrivals:
     """Waits until one worker's records have arrived at its servers and at their partners."""
 
-    def __init__(self, connection: Connection, partners: Partners) -> None:
-        """`partners`: the replicas of the servers."""
+    def __init__(self, connection: Connection, partners: Partners, outlives: bool) -> None:
+        """`partners`: the replicas of the servers. `outlives`: memory of servers outlives a launch."""
+        self._outlives = outlives
         self._connection = connection
         self._partners = partners
 
@@ -40,6 +42,36 @@ class Arrivals:
                 lambda s=server: (  # type: ignore[misc]
                     f"server {s} has not confirmed that records of worker {connection.index} have arrived"
                     f"{connection.blame(s)}"
+                ),
+            )
+
+    def wait_for(self, server: int, count: int) -> None:
+        """Wait until a server's first `count` records of this worker are in memory that survives the worker.
+
+        That is the server's memory, and that of its partner, which continues if the server's node is lost. No
+        other worker delays this. Without memory that outlives a launch there is nothing to wait for.
+        """
+        if not self._outlives:
+            return
+        connection, channel = self._connection, self._connection.channels[server]
+        if channel.writer.applied >= count:
+            return
+        if server in self._partners.of:
+            connection.publish([server])
+            connection.wait_until(
+                lambda: channel.wait_received(count, 0.02),
+                lambda: (
+                    f"server {server} has taken {channel.writer.applied} of {count} records"
+                    f"{self.blame(server)}"
+                ),
+            )
+        elif not isinstance(channel, MemoryChannel):
+            channel.begin_fence()
+            connection.wait_until(
+                lambda: channel.wait_fence(0.02),
+                lambda: (
+                    f"server {server} has not confirmed that records of worker {connection.index} have "
+                    f"arrived{connection.blame(server)}"
                 ),
             )
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from mpips import _native
 from mpips.checkpoint.position import Position
+from mpips.checkpoint.residuals import LAST
 from mpips.errors import EndedError, MpipsError
 from mpips.model.consistency import BSP
 from mpips.model.table import Table
@@ -30,6 +31,7 @@ from mpips.worker.connection_options import ConnectionOptions, Disowning, needs_
 from mpips.worker.control_plane import ControlPlane
 from mpips.worker.local_tables import LocalPart, LocalTables
 from mpips.worker.replicated_tables import ReplicatedPart, ReplicatedTables
+from mpips.worker.residuals import settled
 from mpips.worker.spent import TimeSpent
 from mpips.worker.staging import Staging
 
@@ -92,7 +94,8 @@ class Connection:
         self.spent = TimeSpent(self.clock_state)
         control.clock = start.first_step if local is not None else start.first_clock
         self._writes_position = start.writes_position
-        self._arrivals = Arrivals(self, start.partners)
+        self.arrivals = Arrivals(self, start.partners, start.writes_position)
+        self.residuals = settled(start.residuals, channels)
         self.channels = list(channels)
         self.control = control
         self.timeout_s = timeout_s
@@ -203,10 +206,10 @@ class Connection:
             if self.local is not None:
                 self.local.store(self.now + 1)
             self.snapshot.write_position(self.now, self.step)
-            self._arrivals.wait()
+            self.arrivals.wait()
             if FAULTS:
                 _native.fault_point("placed")
-        self._arrivals.wait_for_partners()
+        self.arrivals.wait_for_partners()
         for server, channel in enumerate(self.channels):
             if FAULTS:
                 _native.fault_point("ticking")
@@ -246,6 +249,8 @@ class Connection:
     def _write_cut(self, number: int, clock: int, payload: bytes) -> None:
         if number and self.replicated is not None and not self.replicated.store_for_cut(number):
             return
+        if number and self.residuals is not None:
+            self.residuals.save(number)
         for server, channel in enumerate(self.channels):
             self.write(
                 server,
@@ -280,6 +285,8 @@ class Connection:
         if self.replicated is not None:
             self.replicated.finish()
         self.control.state = "finishing"
+        if self.residuals is not None:
+            self.residuals.save(LAST)
         self.snapshot.leave(self.now, self.step)
         for server, channel in enumerate(self.channels):
             self.write(server, lambda c=channel: c.writer.finish(self.now))  # type: ignore[misc]
@@ -341,8 +348,7 @@ class Connection:
 
     def publish(self, servers: Iterable[int]) -> None:
         """Send all written records to these servers; see Channel.publish."""
-        chosen = [self.channels[server] for server in servers]
-        for channel in chosen:
+        for channel in (chosen := [self.channels[server] for server in servers]):
             if FAULTS:
                 _native.fault_point("sending")
             channel.send()
@@ -392,15 +398,11 @@ class Connection:
             self.replicated.poll()
 
     def settle_workers(self) -> None:
-        """Wait until no message of another worker is under way, when all have finished. Blocks.
-
-        Raises:
-            StallError: Some message has not arrived within the job's timeout.
-        """
+        """Wait until no message of another worker is under way, when all have finished; or StallError."""
         self.collectives.settle()
         if self.replicated is not None:
             self.replicated.settle()
 
     def blame(self, server: int) -> str:
         """Return the clause of an error that names the rank for which this server waits; "" if unknown."""
-        return waits.blame(self, self._names, server) or self._arrivals.blame(server)
+        return waits.blame(self, self._names, server) or self.arrivals.blame(server)

@@ -11,6 +11,7 @@ from mpips.checkpoint.position import Position
 from mpips.model.consistency import BSP, SSP
 from mpips.model.table import Table
 from mpips.recovery.replica import Partners
+from mpips.worker.residuals import Residuals
 
 NO_PARTNERS = Partners()
 
@@ -31,6 +32,7 @@ class ConnectionOptions(msgspec.Struct, frozen=True):
             launch can continue there; see `mpips.recovery.memory`.
         partners: Replicas of the servers; see `mpips.recovery.replica`.
         first_step: Number of clocks that the worker's program has ended at `first_clock`.
+        residuals: What pushes have not sent; None: no table has error feedback.
     """
 
     position: Position | None = None
@@ -39,6 +41,7 @@ class ConnectionOptions(msgspec.Struct, frozen=True):
     writes_position: bool = False
     partners: Partners = NO_PARTNERS
     first_step: int = 0
+    residuals: Residuals | None = None
 
 
 class Disowning(Protocol):

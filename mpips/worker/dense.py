@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from mpips.errors import ConfigError
 from mpips.model.arrays import as_float32, check_out
+from mpips.model.codec import Biased
 from mpips.model.consistency import BSP, needs_base
 from mpips.model.table import DenseTable, native_codec
 from mpips.transport.channel import MemoryChannel
@@ -18,6 +19,7 @@ from mpips.worker.base import Handle
 from mpips.worker.paths import choose_path
 from mpips.worker.paths.direct import direct_path
 from mpips.worker.paths.encoded import EncodedPath
+from mpips.worker.paths.feedback import FeedbackPath
 from mpips.worker.paths.path import DensePath
 from mpips.worker.requests import PolledRequest, PushResult, Request
 
@@ -46,9 +48,16 @@ class DenseHandle(Handle):
         self._writers = [(s.server, connection.channels[s.server].writer) for s in shards]
         self._direct = direct_path(connection, index, shards, table)
         self._paths: list[DensePath] = []
-        self._encoded_paths: list[EncodedPath] = []
+        self._encoded_paths: list[EncodedPath | FeedbackPath] = []
         codec = native_codec(table)
-        if codec is None:
+        if isinstance(table.compression, Biased):
+            residuals = connection.residuals
+            assert residuals is not None, "a job makes residuals for such tables"
+            self._encoded_paths = [
+                FeedbackPath(connection, index, part, residuals.feedback(index, part.server))
+                for part in shards
+            ]
+        elif codec is None:
             self._paths = [choose_path(connection, index, part, table) for part in shards]
         else:
             self._encoded_paths = [EncodedPath(connection, index, part, codec) for part in shards]
@@ -116,6 +125,26 @@ class DenseHandle(Handle):
         if self._noted is not None:
             self._noted.note(out, self._versions())
         return out
+
+    def residual(self) -> Float32:
+        """Return what this worker's pushes have not sent yet. Not collective; does not block.
+
+        The next push adds it to its update; see `mpips.model.codec`. Values of servers and the residuals of
+        all workers together contain every update.
+
+        Returns:
+            A copy, float32, of the table's shape.
+
+        Raises:
+            ConfigError: The table has no codec with error feedback.
+        """
+        residuals = self._connection.residuals
+        if residuals is None or not isinstance(self._table.compression, Biased):
+            raise ConfigError(
+                f"table {self.name!r} has compression = {self._table.compression}, which keeps no residual: "
+                "TopK, RandomK and OneBit do"
+            )
+        return residuals.values([self.name])[self.name].reshape(self.shape)
 
     def _versions(self) -> dict[int, int]:
         """Return the versions that the newest pull has fetched, by server."""

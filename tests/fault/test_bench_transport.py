@@ -52,3 +52,6 @@ def test_the_network_suite_limits_links_and_counts_the_bytes_on_them(nodes2: Nod
     # The bytes do not depend on the machine: codes, scales, and a little of the protocol.
     assert 0.5 <= ratios["wire_bytes_bf16"] < 0.54
     assert 0.25 <= ratios["wire_bytes_int8"] < 0.31
+    assert 0.03 <= ratios["wire_bytes_onebit"] < 0.06
+    assert 0.01 <= ratios["wire_bytes_topk"] < 0.04
+    assert 0.01 <= ratios["wire_bytes_randomk"] < 0.04

@@ -82,6 +82,18 @@ def test_mlp_reads_digits_with_an_outer_step_every_eight_steps() -> None:
     assert found["steps"] == bsp["steps"]
 
 
+def test_codecs_with_a_residual_learn_the_digits_as_float32_does() -> None:
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    sgd = ("--set", "table.optimizer={name='sgd',lr=0.5}", "--set", "cluster.seed=1")
+    plain = trained(3, "softmax", "--train", "digits", *sgd, *MODELS["bsp"])
+    assert plain["accuracy"] >= 0.96
+    for codec in ("onebit", "{name='topk',fraction=0.01}"):
+        more = ("--set", f"table.compression={codec}")
+        found = trained(3, "softmax", "--train", "digits", *sgd, *MODELS["bsp"], *more)
+        assert abs(found["accuracy"] - plain["accuracy"]) <= 0.005, codec
+        assert found["cross_entropy"] != plain["cross_entropy"]
+
+
 @needs_data
 def test_logistic_tells_mushrooms_apart() -> None:
     assert trained(3, "logistic", *files("agaricus"))["auc"] >= 0.9999

@@ -20,6 +20,7 @@ N_LARGE = 5000  # 20 KB: five times a ring of 4 records of 1 KiB
 SHAPE = (N_LARGE // 50, 50)
 ROWS = {"rows": 3, "wide": 60, "coded rows": 60}  # embedding tables and their dimensions
 AUTO = mpips.Auto("bf16", "fp16")  # by measured speeds; none in shared memory
+SPARSE = mpips.TopK(0.1)
 MODELS = {"bsp": BSP(reduce="sum"), "ssp": SSP(bound=2), "asp": ASP()}
 
 
@@ -31,6 +32,8 @@ def tables(model: Consistency) -> list[Any]:
         EmbeddingTable("wide", 60, optimizer=UNIT, consistency=model),
         # Small whole numbers are exact in these codecs.
         DenseTable("coded", SHAPE, optimizer=UNIT, consistency=model, compression="fp16"),
+        # What arrives and what is left are whole numbers, too.
+        DenseTable("sparse", SHAPE, optimizer=UNIT, consistency=model, compression=SPARSE),
         EmbeddingTable("coded rows", 60, optimizer=UNIT, consistency=model, compression=AUTO),
     ]
 
@@ -46,6 +49,8 @@ def pushes_of(worker: int, clock: int) -> list[tuple[str, np.ndarray | None, np.
             pushes.append(("large", None, counts(worker, seed, SHAPE)))
         if random.random() < 0.5:
             pushes.append(("coded", None, counts(worker, seed, SHAPE)))
+        if random.random() < 0.5:
+            pushes.append(("sparse", None, counts(worker, seed, SHAPE)))
         for name, dim in ROWS.items():
             n = int(random.choice([0, 1, 30, 400]))
             keys = random.integers(0, N_KEYS, size=n)
@@ -66,10 +71,15 @@ def main(worker: Worker) -> dict[str, np.ndarray]:
     worker.flush()
     worker.barrier("all pushed")
     keys = np.arange(N_KEYS)
-    return {
+    found = {
         name: worker.table(name).pull(*([keys] if name in ROWS else []))
-        for name in ("scalar", "large", "coded", *ROWS)
+        for name in ("scalar", "large", "coded", "sparse", *ROWS)
     }
+    rest = worker.table("sparse").residual()
+    parts = worker.gather("residuals", rest.tobytes())
+    assert np.count_nonzero(rest) > 0
+    found["sparse"] -= sum(np.frombuffer(part, np.float32).reshape(SHAPE) for part in parts)
+    return found
 
 
 def expected(n_workers: int) -> dict[str, np.ndarray]:
@@ -77,6 +87,7 @@ def expected(n_workers: int) -> dict[str, np.ndarray]:
         "scalar": np.zeros((), np.float32),
         "large": np.zeros(SHAPE, np.float32),
         "coded": np.zeros(SHAPE, np.float32),
+        "sparse": np.zeros(SHAPE, np.float32),
         **{name: np.zeros((N_KEYS, dim), np.float32) for name, dim in ROWS.items()},
     }
     for worker in range(n_workers):

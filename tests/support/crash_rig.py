@@ -27,13 +27,15 @@ import numpy as np
 import pair_rig
 
 from mpips import _native
+from mpips.model.codec import Biased, OneBit, RandomK, TopK
 from mpips.model.consistency import ASP, BSP, SSP, Compensate, Reject, Scale
 from mpips.model.optimizer import FTRL, SGD, Adagrad, Adam, Momentum, PythonRule
-from mpips.model.placement import place
+from mpips.model.placement import Placement, place
 from mpips.model.table import DenseTable, EmbeddingTable, Table, native_codec, native_pull_codec
 from mpips.server.durability import Durability
 from mpips.server.server import Server
 from mpips.transport.region import Regions, attach, new_token, persistent, unlink_job
+from mpips.worker.residuals import Residuals, residual_layout
 
 N_SLOTS = 4
 STAGING_BYTES = 1 << 22
@@ -132,6 +134,7 @@ class Life_:
         else:
             self.server.finish_recovery(lambda w, g: attach(token, f"w{w}-{g}", 0))
             self.check_images()
+        self.residuals = [self._residuals(w, placement) for w in range(load.n_workers)]
         self.staging, self.used = [], [0] * load.n_workers
         self.writers, self.at = [], []
         for w in range(load.n_workers):
@@ -139,6 +142,9 @@ class Life_:
             self.core.set_staging(w, memory)
             self.staging.append(memory)
             self.writers.append(self._writer(w))
+            if self.residuals[w] is not None:
+                lost = self.residuals[w].settle([self.writers[w].next_sequence])
+                assert not lost, "a residual has no valid half"
         self.steps = 0
         self.pair = None
         if load.partner is not None:
@@ -149,6 +155,17 @@ class Life_:
         placement = place(self.load.tables, 1, self.load.n_workers, N_SLOTS, self.load.slot_bytes)
         life = Durability(self.generation, journal=True, warm=True, name=name)
         return Server(0, self.load.tables, placement, self.regions, 0, True, None, life)
+
+    def _residuals(self, w: int, placement: Placement) -> Residuals | None:
+        tables = self.load.tables
+        _, n_bytes = residual_layout(tables, placement, 2)
+        if not n_bytes:
+            return None
+        if self.generation > 0:
+            return Residuals(self.regions.reopen(f"e{w}"), tables, placement, 2)
+        found = Residuals(self.regions.create(f"e{w}", n_bytes), tables, placement, 2)
+        found.fill({})
+        return found
 
     def drain(self) -> int:
         """Consume what can be consumed; something is returned if anything has moved."""
@@ -222,7 +239,10 @@ class Life_:
 
         def write() -> bool:
             nonlocal done
-            if codec is not None and p.keys is None:
+            if isinstance(self.load.tables[p.table].compression, Biased):
+                feedback = self.residuals[p.worker].feedback(p.table, 0)
+                done = writer.push_feedback(p.table, p.clock, feedback, p.update, key)
+            elif codec is not None and p.keys is None:
                 done = writer.push_encoded(p.table, p.clock, codec, p.update, 0, n, key, done)
             elif codec is not None:
                 done = writer.push_planned(
@@ -306,6 +326,9 @@ class Life_:
             found[f"{table.name} values"] = self.core.dense_values(i).tobytes()
             for slot in range(table.optimizer.n_state):
                 found[f"{table.name} state {slot}"] = self.core.dense_state(i, slot).tobytes()
+        for w, residuals in enumerate(self.residuals):
+            for name, values in residuals.values().items() if residuals is not None else ():
+                found[f"{name} residual of worker {w}"] = values.tobytes()
         for w in range(self.load.n_workers):
             found[f"worker {w}"] = (
                 self.core.clock(w),
@@ -549,6 +572,15 @@ def loads() -> dict[str, Load]:
         ]
         sizes = [(0, 3000, ""), (1, 40, ""), (2, 150, ""), (0, 3000, "")]
         found[f"encoded-{m}"] = Load(tables, sizes, n_workers=2 if m == "bsp" else 1)
+    # A push with a residual takes one record (topk), or several (onebit).
+    for m, model in {"bsp": BSP(), "asp": ASP()}.items():
+        tables = [
+            DenseTable("t", (700,), Momentum(0.5), model, compression=TopK(0.1)),
+            DenseTable("o", (8000,), SGD(0.5), model, compression=OneBit()),
+            DenseTable("r", (900,), SGD(0.5), model, compression=RandomK(0.5)),
+        ]
+        sizes = [(0, 700, ""), (1, 8000, ""), (2, 900, ""), (0, 700, ""), (1, 8000, "")]
+        found[f"feedback-{m}"] = Load(tables, sizes, n_workers=2 if m == "bsp" else 1)
     for m, model in {"bsp": BSP(), "backup": BSP(backup=1), "asp": ASP()}.items():
         dim = 70 if m == "asp" else 32
         tables = [dense(150_000, "d", Adam(0.1), model), rows(dim, "e", Adam(0.1), model)]

@@ -21,6 +21,7 @@ from mpips.session.local_scheduler import LocalScheduler
 from mpips.transport.channel import LocalChannel, ShmChannel
 from mpips.transport.region import Regions, attach, new_token
 from mpips.worker.connection import Connection
+from mpips.worker.connection_options import ConnectionOptions
 from mpips.worker.worker import Worker
 
 TIMEOUT_S = 60.0
@@ -103,7 +104,9 @@ class Rig:
             )
         return ShmChannel(self.region, self.layout, self.writers[w], self.n_workers, True)
 
-    def worker(self, w: int = 0, *, local=True, timeout_s=TIMEOUT_S, channel=None) -> Worker:
+    def worker(
+        self, w: int = 0, *, local=True, timeout_s=TIMEOUT_S, channel=None, residuals=None
+    ) -> Worker:
         connection = Connection(
             w,
             [f"worker {i}" for i in range(self.n_workers)],
@@ -112,6 +115,7 @@ class Rig:
             LocalScheduler(),
             self.staging[w],
             timeout_s,
+            ConnectionOptions(residuals=residuals),
         )
         return Worker(connection, self.tables, self.placement)
 

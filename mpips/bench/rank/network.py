@@ -1,8 +1,9 @@
 """Steps of a worker whose server is on another node: time and bytes on the link, with and without codecs.
 
 A step is a push of a gradient, the end of the clock, and a pull of the new values, of a table with as many
-values as a multilayer perceptron 784-2048-2048-10. Its codec encodes pushes; pulls are in int8 with it, else
-in bf16. The bytes are those that the interface of the worker's node has sent and received.
+values as a multilayer perceptron 784-2048-2048-10. Its codec encodes pushes. Pulls are in int8 with int8 and
+with codecs that have a residual, else in bf16. The bytes are those that the interface of the worker's node
+has sent and received. With a residual they are those of steps without pulls, which no such codec encodes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from mpips.bench.launching import Options
 from mpips.bench.measure import Comparison, Findings
 from mpips.bench.rank.ranks import BenchRanks
-from mpips.model.codec import CODECS
+from mpips.model.codec import CODECS, STATELESS
 from mpips.model.optimizer import SGD
 from mpips.model.table import DenseTable
 from mpips.worker.worker import Worker
@@ -25,7 +26,8 @@ _N_QUICK = 1 << 18
 _STEPS = 3
 _INTERFACE = "eth0"
 WORKER = 1  # rank
-Side = tuple[float, int]  # seconds of a step, bytes of a step on the link
+# Seconds of a step, bytes of a step on the link, bytes of a step without a pull.
+Side = tuple[float, int, int]
 
 
 def run(ranks: BenchRanks, options: Options) -> Findings | None:
@@ -42,12 +44,14 @@ def run(ranks: BenchRanks, options: Options) -> Findings | None:
     plain = sides["none"]
     comparisons = []
     for name in CODECS:
-        for what, i, unit in (("step", 0, "s"), ("wire_bytes", 1, "MB")):
+        pushes_only = name not in STATELESS
+        for what, i, unit in (("step", 0, "s"), ("wire_bytes", 2 if pushes_only else 1, "MB")):
             scale = 1e6 if i else 1.0
             comparisons.append(
                 Comparison(
                     name=f"{what}_{name}",
-                    what=f"BSP step of {n:,} values, one worker, server on another node, {name}",
+                    what=f"BSP step of {n:,} values, one worker, server on another node, {name}"
+                    + (", without pulls" if i == 2 else ""),
                     unit=unit,
                     ours=[side[i] / scale for side in sides[name]],
                     baseline=[side[i] / scale for side in plain],
@@ -59,7 +63,7 @@ def run(ranks: BenchRanks, options: Options) -> Findings | None:
 
 def session(ranks: BenchRanks, codec: str, n: int) -> Side | None:
     """Run one mpips session. Collective. Returns the side on workers, None elsewhere."""
-    pull = {"none": "none", "int8": "int8"}.get(codec, "bf16")
+    pull = {"none": "none", "bf16": "bf16", "fp16": "bf16"}.get(codec, "int8")
     table = DenseTable("w", (n,), SGD(0.01), compression=codec, pull_compression=pull)
     side: Side | None = ranks.session(lambda w: steps(w, n), [table], servers=1, timeout_s=120.0)
     return side
@@ -77,7 +81,13 @@ def steps(worker: Worker, n: int) -> Side:
         worker.clock()
         handle.pull(values)
     worker.barrier("the last pull")
-    return (time.perf_counter() - start) / _STEPS, (_bytes() - before) // _STEPS
+    step_s, step_bytes = (time.perf_counter() - start) / _STEPS, (_bytes() - before) // _STEPS
+    before = _bytes()
+    for _ in range(_STEPS):
+        handle.push(gradient)
+        worker.clock()
+    worker.flush()
+    return step_s, step_bytes, (_bytes() - before) // _STEPS
 
 
 def _bytes() -> int:

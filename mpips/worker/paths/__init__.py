@@ -11,6 +11,7 @@ A handle chooses its paths once, when it is made:
                                   worker's rendezvous buffer there
     ring          ring.py         any other server on another node: records in its ring carry the values
     encoded       encoded.py      all servers of a table with a codec: records carry encoded values
+    feedback      feedback.py     the same for a codec that sends a part of the values, and keeps the rest
 
 The direct path is per table; the others are per table and server. What remains to be decided at each push
 is where the caller's array lies: memory from `Worker.allocate` is read in place (direct, shared) or put
@@ -26,11 +27,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from mpips.model.codec import Biased
 from mpips.model.consistency import needs_base
 from mpips.model.placement import AREA_FROM_BYTES
 from mpips.model.table import DenseTable, Table
 from mpips.transport.channel import Channel, MemoryChannel, ShmChannel
 from mpips.worker.paths.encoded import EncodedPath
+from mpips.worker.paths.feedback import FeedbackPath
 from mpips.worker.paths.path import ONE_RECORD, DensePath
 from mpips.worker.paths.rendezvous import RendezvousPath
 from mpips.worker.paths.ring import RingPath
@@ -71,7 +74,7 @@ def path_to_server(table: DenseTable, part: ShardRange, is_remote: bool, area_by
         area_bytes: Length of the worker's rendezvous buffer at the server.
     """
     if table.compression is not None:
-        return EncodedPath.name
+        return (FeedbackPath if isinstance(table.compression, Biased) else EncodedPath).name
     if not is_remote:
         return SharedPath.name
     n_bytes = 4 * (part.stop - part.start)

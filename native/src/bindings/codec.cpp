@@ -24,6 +24,10 @@ std::uint64_t random_key(std::uint64_t seed, std::uint64_t worker, std::uint64_t
 }
 
 void require_codec(const Codec& codec, std::size_t skew) {
+  if (is_biased(codec.kind))
+    throw py::value_error("codec " +
+                          std::string(codec_names[static_cast<std::size_t>(codec.kind)]) +
+                          " needs a residual: use Feedback and decode_biased");
   if (codec.kind == CodecKind::none || skew >= codec.block)
     throw py::value_error("skew = " + std::to_string(skew) + ": must be below the block of " +
                           std::to_string(codec.block) + " values of a codec");

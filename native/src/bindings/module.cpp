@@ -13,6 +13,7 @@ PYBIND11_MODULE(_native, m) {
   mpips::register_words(m);
   mpips::register_codec(m);
   mpips::register_trace(m);
+  mpips::register_feedback(m);
   mpips::register_ring(m);
   mpips::register_port(m);
   mpips::register_server(m);

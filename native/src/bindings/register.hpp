@@ -12,6 +12,7 @@ void register_data(pybind11::module_& m);
 void register_tables(pybind11::module_& m);
 void register_words(pybind11::module_& m);
 void register_codec(pybind11::module_& m);
+void register_feedback(pybind11::module_& m);
 void register_ring(pybind11::module_& m);
 void register_port(pybind11::module_& m);
 void register_server(pybind11::module_& m);

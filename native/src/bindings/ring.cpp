@@ -290,6 +290,19 @@ void bind_writer(py::module_& m) {
           py::arg("table"), py::arg("clock"), py::arg("codec"), py::arg("tensor").noconvert(),
           py::arg("begin"), py::arg("end"), py::arg("random_key"), py::arg("done"))
       .def(
+          "push_feedback",
+          [](RingWriter& w, std::uint16_t table, std::uint64_t clock, Feedback& feedback,
+             const FloatArray& update, std::uint64_t random_key) {
+            if (static_cast<std::size_t>(update.size()) != feedback.n())
+              throw py::value_error("the update has " + std::to_string(update.size()) +
+                                    " values, the residual has " + std::to_string(feedback.n()));
+            const float* from = update.data();
+            py::gil_scoped_release release;
+            return w.push_feedback(table, clock, &feedback, from, random_key);
+          },
+          py::arg("table"), py::arg("clock"), py::arg("feedback"), py::arg("update").noconvert(),
+          py::arg("random_key"))
+      .def(
           "push_staged",
           [](RingWriter& w, std::uint16_t table, std::uint64_t clock, std::uint64_t offset,
              std::optional<std::uint64_t> base_offset, std::size_t n) {

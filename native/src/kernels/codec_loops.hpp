@@ -138,5 +138,130 @@ inline void decode_int8(float* dst, const std::int8_t* src, std::size_t n, float
     dst[i] = static_cast<float>(static_cast<std::int32_t>(src[i])) * scale;
 }
 
+// Codecs with a residual (ring/feedback.hpp). A sum beyond float32 becomes the greatest number.
+inline float bounded(float value) noexcept {
+  constexpr std::int32_t greatest = 0x7f7fffff;
+  const auto magnitude = static_cast<std::int32_t>(bits_of(value) & ~sign_mask);
+  const std::int32_t finite = magnitude > greatest ? greatest : magnitude;
+  return float_of(static_cast<std::uint32_t>(finite) | (bits_of(value) & sign_mask));
+}
+
+// dst = a + b; return how many magnitudes have at least the bits `low`. dst may be a.
+inline std::size_t add_count(float* dst, const float* a, const float* b, std::size_t n,
+                             std::uint32_t low) noexcept {
+  constexpr std::size_t chunk = 4096;
+  std::size_t total = 0;
+  for (std::size_t from = 0; from < n; from += chunk) {
+    const std::size_t stop = n - from < chunk ? n : from + chunk;
+    std::uint32_t found = 0;
+    for (std::size_t i = from; i < stop; ++i) {
+      const float sum = bounded(a[i] + b[i]);
+      dst[i] = sum;
+      found += (bits_of(sum) & ~sign_mask) >= low ? 1U : 0U;
+    }
+    total += found;
+  }
+  return total;
+}
+
+constexpr std::size_t search_group = 32;  // values that a search compares at once
+
+// Write the places of all values whose magnitudes have at least the bits `low`, plus `base`; return
+// how many. `out` has room for n + 1.
+inline std::size_t list_above(std::uint32_t* out, const float* src, std::size_t n,
+                              std::uint32_t low, std::uint32_t base) noexcept {
+  std::size_t found = 0;
+  for (std::size_t from = 0; from < n; from += search_group) {
+    const std::size_t here = n - from < search_group ? n - from : search_group;
+    if (here == search_group) {
+      std::int32_t most = 0;  // magnitudes are positive as signed numbers
+      for (std::size_t j = 0; j < search_group; ++j) {
+        const auto magnitude = static_cast<std::int32_t>(bits_of(src[from + j]) & ~sign_mask);
+        most = magnitude > most ? magnitude : most;
+      }
+      if (static_cast<std::uint32_t>(most) < low) continue;
+    }
+    // Without a branch, which would often be predicted wrongly.
+    for (std::size_t j = 0; j < here; ++j) {
+      out[found] = base + static_cast<std::uint32_t>(from + j);
+      found += (bits_of(src[from + j]) & ~sign_mask) >= low ? 1U : 0U;
+    }
+  }
+  return found;
+}
+
+// Write the places, plus `base`, of those of the n counters first, first + 1, ... whose random
+// numbers are below `below`; return how many. `out` has room for n + 1.
+inline std::size_t list_random(std::uint32_t* out, std::uint32_t first, std::size_t n,
+                               std::uint32_t key0, std::uint32_t key1, std::uint32_t below,
+                               std::uint32_t base) noexcept {
+  std::size_t found = 0;
+  for (std::size_t from = 0; from < n; from += search_group) {
+    const std::size_t here = n - from < search_group ? n - from : search_group;
+    std::uint32_t random[search_group], least = ~0U;
+    for (std::size_t j = 0; j < search_group; ++j) {
+      random[j] = random_bits(first + static_cast<std::uint32_t>(from + j), key0, key1);
+      least = random[j] < least ? random[j] : least;
+    }
+    if (least >= below) continue;
+    for (std::size_t j = 0; j < here; ++j) {
+      out[found] = base + static_cast<std::uint32_t>(from + j);
+      found += random[j] < below ? 1U : 0U;
+    }
+  }
+  return found;
+}
+
+constexpr std::size_t sign_lanes = 16, sign_rows = 32;
+constexpr std::size_t sign_block = sign_lanes * sign_rows;  // values with one magnitude
+
+// Add the upper half of n terms to the lower one until one is left, and return it. The length is a
+// constant, since compilers do not vectorise the loop otherwise.
+template <std::size_t n>
+inline float folded(float* terms) noexcept {
+  if constexpr (n == 1) {
+    return terms[0];
+  } else {
+    float half[n / 2];
+    for (std::size_t k = 0; k < n / 2; ++k) half[k] = terms[k] + terms[n / 2 + k];
+    return folded<n / 2>(half);
+  }
+}
+
+// dst = a + b for a block of `sign_block` values; return the sum of their magnitudes over
+// `sign_block`. dst may be a.
+inline float add_fold(float* dst, const float* a, const float* b) noexcept {
+  float terms[sign_block];
+  for (std::size_t i = 0; i < sign_block; ++i) {
+    const float sum = bounded(a[i] + b[i]);
+    dst[i] = sum;
+    terms[i] = float_of(bits_of(sum) & ~sign_mask) * (1.0F / sign_block);
+  }
+  return folded<sign_block>(terms);
+}
+
+// Encode a block as its signs, and leave in `values` what the codes do not contain. Value
+// 16 j + k is bit j of word k.
+inline void encode_signs(std::uint32_t* words, float* values, float magnitude) noexcept {
+  std::uint32_t found[sign_lanes] = {};
+  const std::uint32_t bits = bits_of(magnitude);
+  for (std::size_t j = 0; j < sign_rows; ++j) {
+    float* row = values + j * sign_lanes;
+    for (std::size_t k = 0; k < sign_lanes; ++k) {
+      const std::uint32_t sign = bits_of(row[k]) & sign_mask;
+      found[k] |= (sign >> 31) << j;
+      row[k] -= float_of(bits | sign);
+    }
+  }
+  __builtin_memcpy(words, found, sizeof found);
+}
+
+inline void decode_signs(float* dst, const std::uint32_t* words, float magnitude) noexcept {
+  const std::uint32_t bits = bits_of(magnitude);
+  for (std::size_t j = 0; j < sign_rows; ++j)
+    for (std::size_t k = 0; k < sign_lanes; ++k)
+      dst[j * sign_lanes + k] = float_of(bits ^ (((words[k] >> j) & 1U) << 31));
+}
+
 }  // namespace
 }  // namespace mpips

@@ -115,6 +115,16 @@ struct KernelTable {
                       std::uint32_t key0, std::uint32_t key1, std::uint32_t first) noexcept;
   void (*round_int8)(std::int8_t* dst, const float* src, std::size_t n, float factor) noexcept;
   void (*decode_int8)(float* dst, const std::int8_t* src, std::size_t n, float scale) noexcept;
+  std::size_t (*add_count)(float* dst, const float* a, const float* b, std::size_t n,
+                           std::uint32_t low) noexcept;
+  std::size_t (*list_above)(std::uint32_t* out, const float* src, std::size_t n, std::uint32_t low,
+                            std::uint32_t base) noexcept;
+  std::size_t (*list_random)(std::uint32_t* out, std::uint32_t first, std::size_t n,
+                             std::uint32_t key0, std::uint32_t key1, std::uint32_t below,
+                             std::uint32_t base) noexcept;
+  float (*add_fold)(float* dst, const float* a, const float* b) noexcept;
+  void (*encode_signs)(std::uint32_t* words, float* values, float magnitude) noexcept;
+  void (*decode_signs)(float* dst, const std::uint32_t* words, float magnitude) noexcept;
   // Return the summed loss of the examples, each before its own update.
   double (*train_examples)(const ExampleBatch& batch) noexcept;
   // Return XXH3-64 of n bytes.

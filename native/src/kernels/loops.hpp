@@ -314,6 +314,12 @@ constexpr KernelTable table_of(const char* name) {
           encode_int8,
           round_int8,
           decode_int8,
+          add_count,
+          list_above,
+          list_random,
+          add_fold,
+          encode_signs,
+          decode_signs,
           train_examples<V>,
           hash,
           hash_more};

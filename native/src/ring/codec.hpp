@@ -13,6 +13,13 @@
 //   bf16    2 bytes a value                       to nearest, ties to even
 //   fp16    a float for each block, 2 bytes       to nearest; a block is scaled by a power of two
 //   int8    a float for each block, 1 byte        stochastic; the greatest of a block becomes 127
+//   sparse  number of values, floats, distances   none: some values are sent, the others are zero
+//   onebit  a float and 64 bytes for each block   the mean magnitude of the block, with the signs
+//
+// The last two are biased: what they do not send is added to the next push (ring/feedback.hpp). In
+// a sparse record the distance of each value from the one before it, less 1, has 7 bits in a byte,
+// low bits first, and the top bit of a byte says that another one follows. Blocks of onebit are
+// counted from the beginning of a server's part, and a record has whole blocks.
 //
 // Pulls use bf16 and int8, and round to nearest.
 //
@@ -25,8 +32,8 @@
 // is kept between two pushes. So a push that is repeated after a restart has the same bits.
 namespace mpips {
 
-enum class CodecKind : std::uint8_t { none = 0, bf16 = 1, fp16 = 2, int8 = 3 };
-constexpr const char* codec_names[] = {"none", "bf16", "fp16", "int8"};  // by CodecKind
+enum class CodecKind : std::uint8_t { none, bf16, fp16, int8, sparse, onebit };
+constexpr const char* codec_names[] = {"none", "bf16", "fp16", "int8", "sparse", "onebit"};
 
 struct Codec {
   CodecKind kind = CodecKind::none;
@@ -38,10 +45,15 @@ struct Codec {
 };
 
 constexpr std::uint32_t most_block = 4096;
+// Most values that a record of a biased codec covers: the server decodes them into memory.
+constexpr std::size_t most_covered = std::size_t{1} << 18;
+constexpr bool is_biased(CodecKind kind) noexcept { return kind >= CodecKind::sparse; }
 
 // Return the bytes of one encoded value, without the scales.
 constexpr std::size_t unit_of(CodecKind kind) noexcept { return kind == CodecKind::int8 ? 1 : 2; }
-constexpr bool has_scales(CodecKind kind) noexcept { return kind >= CodecKind::fp16; }
+constexpr bool has_scales(CodecKind kind) noexcept {
+  return kind == CodecKind::fp16 || kind == CodecKind::int8;
+}
 
 // Return the bytes of `count` encoded values; `skew`: place of the first one in its block.
 std::size_t encoded_bytes(Codec codec, std::size_t skew, std::size_t count) noexcept;
@@ -64,6 +76,11 @@ void encode_nearest(Codec codec, const float* values, std::size_t n, std::uint8_
 // Decode `count` values.
 void decode(Codec codec, const std::uint8_t* from, std::size_t skew, std::size_t count,
             float* to) noexcept;
+
+// Decode a record of a biased codec that covers `count` values. Return false if its payload is not
+// one of `count` values: then `to` has no meaning.
+bool decode_biased(CodecKind kind, const std::uint8_t* from, std::size_t bytes, std::size_t count,
+                   float* to) noexcept;
 
 // Return the bytes of one row in a reply to a pull; without a codec rows are float32.
 inline std::size_t reply_row_bytes(Codec codec, std::size_t dim) noexcept {

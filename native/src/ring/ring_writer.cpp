@@ -302,6 +302,31 @@ std::size_t RingWriter::push_encoded(std::uint16_t table, std::uint64_t clock, C
   return done;
 }
 
+std::size_t RingWriter::push_feedback(std::uint16_t table, std::uint64_t clock, Feedback* feedback,
+                                      const float* update, std::uint64_t random_key) {
+  const std::size_t n = feedback->n();
+  if (!feedback->is_open()) {
+    if (skips_push(table, clock, n, nullptr)) return n;
+    feedback->begin(update, random_key);
+  }
+  for (std::size_t free = credits(); feedback->done() < n && free > 0; --free) {
+    const std::size_t done = feedback->done();
+    RecordHeader h = push_header(RecordKind::push_dense, table, clock, done == 0);
+    const auto [count, bytes] =
+        feedback->encode(box_.slot(next_) + sizeof h, box_.geometry.payload_capacity());
+    h.flags = segment_flags(done, count, n);
+    h.slot = codec_word(feedback->codec(), 0);
+    h.count = static_cast<std::uint32_t>(count);
+    h.offset = done;
+    h.payload_bytes = static_cast<std::uint32_t>(bytes);
+    // The residual is complete and has its tag before the push is.
+    const bool last = feedback->done() == n;
+    if (last) feedback->close(next_);
+    finish_record(&h, last ? role_push_end : role_other);
+  }
+  return feedback->done();
+}
+
 bool RingWriter::push_whole(std::uint16_t table, std::uint64_t clock, const float* update,
                             std::size_t n, bool check_finite) {
   if (credits() == 0) return false;

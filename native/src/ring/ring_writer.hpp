@@ -13,6 +13,7 @@
 #include "kernels/optimizer_config.hpp"
 #include "keys/key_plan.hpp"
 #include "ring/codec.hpp"
+#include "ring/feedback.hpp"
 #include "ring/layout.hpp"
 #include "ring/push_tag.hpp"
 #include "trace/trace_ring.hpp"
@@ -146,6 +147,10 @@ class RingWriter {
   std::size_t push_encoded(std::uint16_t table, std::uint64_t clock, Codec codec,
                            const float* tensor, std::size_t whole, std::size_t begin, std::size_t n,
                            std::uint64_t random_key, std::size_t done);
+  // Push an update of feedback.n() finite values with a residual; return how many are written,
+  // fewer than all if credits ran out. A push that the server has already changes no residual.
+  std::size_t push_feedback(std::uint16_t table, std::uint64_t clock, Feedback* feedback,
+                            const float* update, std::uint64_t random_key);
   // Push an update that fits into one record, and check it while copying. Return false, with
   // nothing written, if there is no credit or (with `check_finite`) a value is NaN or infinite.
   bool push_whole(std::uint16_t table, std::uint64_t clock, const float* update, std::size_t n,

@@ -83,7 +83,13 @@ Update ServerCore::parse_encoded(std::size_t worker, const RecordHeader& h,
   if (ring.decoded_record != h.sequence + 1 || ring.decoded_table != h.table ||
       ring.decoded.size() != n) {
     ring.decoded.resize(n);
-    decode(t.codec, payload, skew_of(h.slot), n, ring.decoded.data());
+    ring.decoded_record = 0;
+    if (!is_biased(t.codec.kind))
+      decode(t.codec, payload, skew_of(h.slot), n, ring.decoded.data());
+    else if (!decode_biased(t.codec.kind, payload, h.payload_bytes, n, ring.decoded.data()))
+      violation(worker, "a push whose payload is not that of " + std::to_string(n) +
+                            " values with codec " +
+                            codec_names[static_cast<std::size_t>(t.codec.kind)]);
     ring.decoded_record = h.sequence + 1;
     ring.decoded_table = h.table;
   }
@@ -131,6 +137,13 @@ void ServerCore::check_encoded(std::size_t worker, const RecordHeader& h) const 
     violation(worker, "a push with flags that exclude each other");
   if (skew >= t.codec.block || (rows && skew != 0))
     violation(worker, "a push that begins outside its block");
+  if (is_biased(t.codec.kind)) {
+    if (skew != 0) violation(worker, "a push that begins outside its block");
+    if (h.count > most_covered)
+      violation(worker, "a record of " + std::to_string(h.count) + " values, of which at most " +
+                            std::to_string(most_covered) + " are accepted");
+    return check_segment(worker, h);
+  }
   const std::size_t n = rows ? h.count * t.embedding->dim() : h.count;
   const std::size_t expected =
       (rows ? h.count * sizeof(std::int64_t) : 0) + encoded_bytes(t.codec, skew, n);

@@ -19,13 +19,16 @@ namespace {
 
 // By Point.
 constexpr const char* names[] = {
-    "any",          "payload",       "stamped",    "unit-saving", "unit-saved",  "unit-changing",
-    "unit-changed", "unit-done",     "rows-made",  "copied",      "word-logged", "word-put",
-    "committed",    "acknowledged",  "recovering", "taken-over",  "resumed",     "cut-held",
-    "cut-copied",   "block-written", "synced",     "named",       "unmarked",    "clock-begun",
-    "placed",       "ticking",       "ticked",     "sending",     "clock-ended", "local-saving",
-    "contributed",  "part-summed",   "summed",     "summed-clock"};
-static_assert(std::size(names) == static_cast<std::size_t>(Point::summed_clock) + 1);
+    "any",         "payload",       "stamped",       "unit-saving",
+    "unit-saved",  "unit-changing", "unit-changed",  "unit-done",
+    "rows-made",   "copied",        "word-logged",   "word-put",
+    "committed",   "acknowledged",  "recovering",    "taken-over",
+    "resumed",     "cut-held",      "cut-copied",    "block-written",
+    "synced",      "named",         "unmarked",      "clock-begun",
+    "placed",      "ticking",       "ticked",        "sending",
+    "clock-ended", "local-saving",  "contributed",   "part-summed",
+    "summed",      "summed-clock",  "residual-made", "residual-tagged"};
+static_assert(std::size(names) == static_cast<std::size_t>(Point::residual_tagged) + 1);
 
 Point chosen = Point::any;
 std::uint64_t left = 0, count = 0;  // passage that kills, counted from 1 (0: none); passages so far

@@ -61,6 +61,9 @@ enum class Point : std::uint8_t {
   part_summed,   // a block of an update is applied
   summed,        // a worker's slice is applied, the node does not know
   summed_clock,  // a worker's clock has ended for the other workers, and at no server
+  // Passed at the end of a push with a residual, before the stamp of its last record:
+  residual_made,    // the new half is complete, its tag is not there
+  residual_tagged,  // the tag is there
 };
 
 // True in a build that has fault points.

@@ -11,7 +11,7 @@ from ring_attack import BASE, FIRST, LAST, PUSH_DENSE, PUSH_ROWS, STAGED, TICK, 
 from mpips import _native
 from mpips.errors import ConfigError
 from mpips.kernels import reference_codecs as reference
-from mpips.model.codec import Bf16, Codec, Fp16, Int8
+from mpips.model.codec import Auto, Bf16, Codec, Fp16, Int8, TopK
 from mpips.model.consistency import ASP, BSP, SSP, Compensate
 from mpips.model.initializer import table_seed
 from mpips.model.table import native_codec
@@ -193,7 +193,7 @@ def test_any_payload_of_the_right_size_is_decoded_without_harm(scale: float) -> 
     [
         (
             lambda: dense(compression="zip"),
-            "unknown compression 'zip'; valid are bf16, fp16, int8, none",
+            "unknown compression 'zip'; valid are bf16, fp16, int8, topk, randomk, onebit, none",
         ),
         (lambda: dense(compression="int4"), "unknown compression 'int4'.*did you mean 'int8'"),
         (lambda: dense(compression=Int8), "compression = Int8, a class: must be a codec such as"),
@@ -205,6 +205,12 @@ def test_any_payload_of_the_right_size_is_decoded_without_harm(scale: float) -> 
         ),
         (lambda: dense(compression={"name": "int8", "block": 5}), "block = 5: must be from 16 to"),
         (lambda: dense(compression={"name": "int8", "size": 5}), "'int8' has block, not size"),
+        (lambda: TopK(0.0), "fraction = 0.0: must be"),
+        (lambda: dense(compression={"name": "topk", "k": 5}), "'topk' has fraction, not k"),
+        (lambda: rows(8, compression="topk"), "is for dense tables: a worker cannot hold"),
+        (lambda: dense(pull_compression="onebit"), "'onebit': must be 'bf16', 'int8' or 'none'"),
+        (lambda: dense(compression="topk", consistency="diloco"), "have no residual; use 'bf16'"),
+        (lambda: Auto(Int8(), TopK()), "so the job does not choose it by speed"),
         (lambda: Int8(8192), "block = 8192: must be from 16 to 4096"),
         (lambda: rows(8, compression="int8"), "with dim = 8: needs rows of 16 values or more"),
         (lambda: rows(5000, compression="bf16"), "rows may have up to 4096 values"),

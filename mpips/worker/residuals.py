@@ -1,0 +1,217 @@
+"""Residuals: what pushes with TopK, RandomK and OneBit have not sent yet, and why none is lost or doubled.
+
+A push encodes residual + update. What its codes do not contain is the new residual (error feedback). There is
+one residual for each table with such a codec and each server that has a part of the table
+(native/src/ring/feedback.hpp). All residuals of a worker lie in one memory.
+
+In a supervised run whose servers leave their memory to the next launch (mpips.recovery.memory), this memory
+is a persistent shared-memory file on the worker's node, and each residual has two halves. Otherwise it is
+private and has one half, which is changed in place.
+
+Protocol. Each half has a tag: one more than the number of the record that ended the push after which it is
+the residual; 0 for the residual of the beginning. A push
+
+1. waits until the record of the push before, whose tag the current half has, is in memory that survives the
+   worker: the server's, and that of the server's partner if there is one (`Arrivals.wait_for`);
+2. removes the tag of the other half, and writes the new residual there, while it writes its records;
+3. stores the new tag;
+4. stores the stamp of its last record. Then the other half is the current one.
+
+A worker that continues after a restart knows from each server the number of its next record there (`next`).
+All records below it are there. It takes the half with the greatest tag that is at most `next`, and removes a
+greater tag, before it writes any record.
+
+Why it is right. Let p be the last push whose records are all at the server.
+
+* The tag of p is at most `next`, because its last record is below `next`; it was stored before the stamp of
+  that record (3, 4). Its half is complete, since the tag was stored last (2, 3).
+* No later push has a valid tag: its last record is not there, so that its tag is greater than `next`.
+* The half of p was not overwritten: only the push after the next one writes there, and it waits in (1) until
+  the next push has arrived. Then that one would be p.
+* So the worker takes exactly the residual after p. A server skips no push and takes none twice: pushes up to
+  p are not written again when the worker repeats their clock (RingWriter::skips_push), and such a repeated
+  push does not change the residual. All later pushes are encoded again, from the residual after p. Records of
+  an incomplete push are dropped by the server.
+* A greater tag must be removed: other records get its number later.
+
+Bits. A repeated push has the same residual, update and random key as the first time, so it has the same bits.
+
+Lost residuals. If the file is not on the worker's node (the node was lost, or the worker moved), if it is
+older than the last launch that completed its start-up, or if a server continues from a replica that lags by
+more than one push, there is no valid half. The worker then continues with zeros. Start-up counts and reports
+such residuals. What they held since the last push that sent it is missing in the result.
+
+Checkpoints. At a cut, before its cut record, each worker writes its residuals into a file beside the
+checkpoints, which becomes a part of the checkpoint (mpips.checkpoint.residuals). So the file holds the state
+after the same part of the worker's program as the servers' shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpips import _native
+from mpips.checkpoint.residuals import ResidualFolder
+from mpips.model.codec import Biased, OneBit
+from mpips.model.placement import Placement
+from mpips.model.table import DenseTable, Table, feedback_tables
+from mpips.transport.channel import Channel
+
+Float32 = NDArray[np.float32]
+
+_HEAD_BYTES = 64
+_MAGIC = 0x314C4155444953  # "SIDUAL1"
+
+
+class ResidualSpan(NamedTuple):
+    """The place of one residual: table, server, its part of the flat tensor, and bytes into the memory."""
+
+    table: int
+    server: int
+    start: int
+    stop: int
+    offset: int
+
+
+def residual_layout(
+    tables: Sequence[Table], placement: Placement, halves: int
+) -> tuple[list[ResidualSpan], int]:
+    """Return the place of each residual of a worker, and the bytes of the memory; 0: it needs none.
+
+    Args:
+        tables: All tables of the job.
+        placement: Shards of each server.
+        halves: 2 for memory that outlives a launch, else 1.
+    """
+    spans, offset = [], _HEAD_BYTES
+    for index, table in feedback_tables(tables).items():
+        for part in placement.dense[table.name]:
+            spans.append(ResidualSpan(index, part.server, part.start, part.stop, offset))
+            offset += _native.Feedback.n_bytes(part.stop - part.start, halves)
+    return spans, offset if spans else 0
+
+
+class Residuals:
+    """The residuals of one worker. Not thread-safe.
+
+    Attributes:
+        lost: Number of residuals that were lost at the start of this launch.
+    """
+
+    def __init__(
+        self,
+        memory: _native.SharedMemory,
+        tables: Sequence[Table],
+        placement: Placement,
+        halves: int,
+        folder: ResidualFolder | None = None,
+    ) -> None:
+        """Use memory of the size that `residual_layout` returns.
+
+        Args:
+            memory: The memory; new, or that of an earlier launch.
+            tables: All tables of the job.
+            placement: Shards of each server.
+            halves: As for `residual_layout`.
+            folder: Receives the residuals at cuts; None: the job saves nothing.
+        """
+        self._tables: dict[int, DenseTable] = feedback_tables(tables)
+        self._spans, _ = residual_layout(tables, placement, halves)
+        self._folder = folder
+        self._head = memory.view(0, _HEAD_BYTES, True).view(np.uint64)
+        self.lost = 0
+        self._feedback = {
+            (span.table, span.server): _feedback(memory, span, self._tables[span.table], halves)
+            for span in self._spans
+        }
+
+    @property
+    def generation(self) -> int:
+        """Generation number of the last launch that used the memory; -1: none has."""
+        return int(self._head[1]) if int(self._head[0]) == _MAGIC else -1
+
+    def mark(self, generation: int) -> None:
+        """Store the generation number of the launch that uses the memory."""
+        self._head[1] = generation
+        self._head[0] = _MAGIC
+
+    def fill(self, values: Mapping[str, Float32]) -> None:
+        """Begin with these residuals of whole tensors, float32, flat; zeros for tables that are missing.
+
+        For new memory.
+        """
+        for span in self._spans:
+            name = self._tables[span.table].name
+            n = span.stop - span.start
+            whole = values.get(name)
+            part = np.zeros(n, np.float32) if whole is None else whole[span.start : span.stop]
+            self._feedback[span.table, span.server].fill(np.ascontiguousarray(part))
+
+    def forget(self) -> None:
+        """Let all residuals be lost: the memory is that of an earlier launch than the last one."""
+        for feedback in self._feedback.values():
+            feedback.forget()
+
+    def count_lost(self, next_records: Sequence[int]) -> int:
+        """Return how many residuals `settle` will find lost. Changes nothing."""
+        return sum(
+            not feedback.is_valid(next_records[server])
+            for (_, server), feedback in self._feedback.items()
+        )
+
+    def settle(self, next_records: Sequence[int]) -> int:
+        """Take the valid half of each residual; return how many residuals have none and are lost.
+
+        Call it before the worker writes a record.
+
+        Args:
+            next_records: Number of the worker's next record at each server.
+        """
+        self.lost = sum(
+            not feedback.settle(next_records[server])
+            for (_, server), feedback in self._feedback.items()
+        )
+        return self.lost
+
+    def feedback(self, index: int, server: int) -> _native.Feedback:
+        """Return the residual of a table at a server."""
+        return self._feedback[index, server]
+
+    def values(self, only: Sequence[str] | None = None) -> dict[str, Float32]:
+        """Return the residuals as whole tensors by table, float32, flat; `only` of these tables. Copies."""
+        chosen = {i: t for i, t in self._tables.items() if only is None or t.name in only}
+        found = {t.name: np.empty(t.n_elements, np.float32) for t in chosen.values()}
+        for span in self._spans:
+            if span.table in chosen:
+                target = found[chosen[span.table].name]
+                target[span.start : span.stop] = self._feedback[span.table, span.server].residual
+        return found
+
+    def save(self, number: int) -> None:
+        """Write the residuals for cut `number`, 0 for the end of the job. Blocks for the file system.
+
+        A failure is not raised here: the checkpoint then lacks the file, and is not published.
+        """
+        if self._folder is not None:
+            self._folder.write(number, self.values())
+
+
+def _feedback(
+    memory: _native.SharedMemory, span: ResidualSpan, table: DenseTable, halves: int
+) -> _native.Feedback:
+    codec = table.compression
+    assert isinstance(codec, Biased)
+    share = 1.0 if isinstance(codec, OneBit) else float(codec.fraction)
+    n = span.stop - span.start
+    return _native.Feedback(memory, span.offset, n, span.start, halves, codec.name, share)
+
+
+def settled(residuals: Residuals | None, channels: Sequence[Channel]) -> Residuals | None:
+    """Return the residuals, each with its valid half; call it before the worker writes a record."""
+    if residuals is not None:
+        residuals.settle([channel.writer.next_sequence for channel in channels])
+    return residuals

@@ -1,0 +1,104 @@
+"""Residuals of pushes: the same bits over transports and restarts, and with other numbers of ranks."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from playing import SIZE, Session, counts, workers_with
+
+import mpips
+from mpips import BSP, DenseTable, Worker
+from mpips.checkpoint import find_newest, open_checkpoint
+from mpips.checkpoint.residuals import read_file
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+N = 3000
+CODECS = {"topk": mpips.TopK(0.1), "randomk": mpips.RandomK(0.1), "onebit": mpips.OneBit()}
+STEPS = 4
+
+
+@pytest.fixture
+def folder(comm: MPI.Intracomm) -> Iterator[Path]:
+    """Return a folder that all ranks see. Collective."""
+    path = Path(comm.bcast(tempfile.mkdtemp(prefix="test-residuals-") if comm.rank == 0 else ""))
+    yield path
+    comm.Barrier()
+    if comm.rank == 0:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def tables(reduce: str = "sum") -> list[DenseTable]:
+    return [
+        DenseTable(name, (N,), mpips.SGD(1.0), BSP(reduce=reduce), compression=codec)  # type: ignore[arg-type]
+        for name, codec in CODECS.items()
+    ]
+
+
+def work(worker: Worker, first: int, last: int) -> dict[str, Any]:
+    """Make steps; return values, and residuals before and after them."""
+    found: dict[str, Any] = {"before": {name: worker.table(name).residual() for name in CODECS}}
+    for step in range(first, last):
+        for name in CODECS:
+            worker.table(name).push(counts(worker.index, step, N))
+        worker.clock()
+    found["values"] = {name: worker.table(name).pull() for name in CODECS}
+    found["after"] = {name: worker.table(name).residual() for name in CODECS}
+    return found
+
+
+def bits(values: list[Any]) -> list[bytes]:
+    return [
+        v[what][name].tobytes() for v in values for what in ("values", "after") for name in CODECS
+    ]
+
+
+def test_bits_do_not_depend_on_transport_and_restart(session: Session, folder: Path) -> None:
+    """A push takes several records, and a ring has fewer slots."""
+    options: dict[str, Any] = {"servers": 1, "slot_kib": 1, "ring_slots": 4}
+    whole = session(lambda w: work(w, 0, 2 * STEPS), tables(), transport="auto", **options)
+    others = ["p2p"] if SIZE > 1 else []
+    for transport in others:
+        again = session(lambda w: work(w, 0, 2 * STEPS), tables(), transport=transport, **options)
+        assert bits(again.values) == bits(whole.values)
+    session(lambda w: work(w, 0, STEPS), tables(), save=folder, **options)
+    second = session(lambda w: work(w, STEPS, 2 * STEPS), tables(), save=folder, **options)
+    assert bits(second.values) == bits(whole.values)
+    assert all(np.any(v["before"][name]) for v in second.values for name in CODECS)
+
+
+@pytest.mark.skipif(SIZE < 4, reason="the number of workers cannot change")
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_another_number_of_workers_keeps_what_the_residuals_contribute(
+    session: Session, folder: Path, comm: MPI.Intracomm, reduce: str
+) -> None:
+    """One worker less, and one server more: whole numbers are summed, and scaled where the mean counts."""
+    before, after = workers_with(1), workers_with(2)
+    first = session(lambda w: work(w, 0, STEPS), tables(reduce), servers=1, save=folder)
+    comm.Barrier()
+    found = find_newest(folder).checkpoint
+    assert found is not None
+    with open_checkpoint(found.path) as checkpoint:
+        checkpoint.verify()
+        entry = checkpoint.manifest.residuals
+        assert entry is not None
+        for worker, values in enumerate(first.values):
+            stored = read_file(checkpoint.path, entry, worker)
+            assert all((stored[name] == values["after"][name]).all() for name in CODECS)
+    second = session(lambda w: work(w, 0, 0), tables(reduce), servers=2, save=folder)
+    assert len(second.values) == after
+    for name in ("topk", "randomk"):
+        held = sum(values["after"][name] for values in first.values)
+        taken = sum(values["before"][name] for values in second.values)
+        if reduce == "sum":
+            assert (taken == held).all()
+        else:
+            assert np.allclose(taken / after, held / before, rtol=1e-6, atol=1e-6)
+        assert np.any(held)
