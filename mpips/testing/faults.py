@@ -133,7 +133,6 @@ class FaultPlace(msgspec.Struct, frozen=True):
         early: True if the launch ends before it makes steps.
         tasks: Keys of TASKS that pass the place; empty: all.
         least_servers: Least number of servers that the place needs.
-        tasks: Keys of TASKS that pass the place; empty: all.
     """
 
     group: str
