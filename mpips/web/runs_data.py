@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +13,7 @@ from mpips.monitor.runs import find_run
 from mpips.monitor.top import look
 from mpips.rundir.directory import RunFolder, read_json
 from mpips.rundir.files import RunInfo
+from mpips.rundir.view import view_of
 from mpips.web.run_data import RunData
 
 MOST_RUNS = 200  # runs of a folder that are listed, the newest
@@ -86,6 +88,21 @@ class RunsData:
             run = self.get(name)
             if run is not None:
                 run.refresh()
+
+    def metrics(self) -> bytes:
+        """Return the metrics of the runs that are at work, and of a single run in any state, for Prometheus.
+
+        A run that cannot be read has none. Blocks.
+        """
+        from mpips.rundir.exposition import exposition
+
+        views = []
+        for row in self.listed():
+            run = self.get(row["name"])
+            if run is not None and (row["alive"] or self._single):
+                with contextlib.suppress(ConfigError):
+                    views.append(view_of(run.run))
+        return exposition([view for view in views if view is not None])
 
     def is_loading(self, names: Iterable[str]) -> bool:
         """Return True while a long file of one of these runs has not been read to its end."""

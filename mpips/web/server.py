@@ -3,6 +3,7 @@
     /TOKEN/                         the page
     /TOKEN/page.css, page.js, ...   its parts
     /TOKEN/events?runs=A,B          the list of runs, and the parts of these runs, as they change
+    /TOKEN/metrics                  metrics of the runs at work for Prometheus, see mpips.rundir.exposition
     /TOKEN/logs?run=A&attempt=0     the logs of an attempt
     /TOKEN/log?run=A&attempt=0&rank=2   the end of one log
 
@@ -90,6 +91,7 @@ class PageServer:
         routes = [
             Route("/{token}/", self._guarded(self._page)),
             Route("/{token}/events", self._guarded(self._events)),
+            Route("/{token}/metrics", self._guarded(self._metrics)),
             Route("/{token}/logs", self._guarded(self._logs)),
             Route("/{token}/log", self._guarded(self._log)),
             Route("/{token}/{name}", self._guarded(self._file)),
@@ -199,6 +201,15 @@ class PageServer:
                     self._changed.wait_for(lambda: self._tick > seen), _SILENCE_S
                 )
             return self._tick
+
+    async def _metrics(self, request: Request) -> Response:
+        try:
+            from mpips.rundir.exposition import CONTENT_TYPE
+        except ImportError as error:
+            text = f"metrics need prometheus-client (pip install prometheus-client): {error}\n"
+            return PlainTextResponse(text, 503)
+        found = await run_in_threadpool(self._runs.metrics)
+        return Response(found, headers={"Content-Type": CONTENT_TYPE})
 
     async def _logs(self, request: Request) -> Response:
         run, attempt = await self._run_of(request), _number(request, "attempt")

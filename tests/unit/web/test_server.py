@@ -115,6 +115,25 @@ def test_nothing_outside_the_logs_of_the_runs_is_readable(tmp_path: Path, path: 
     assert b"worker 0" not in answer
 
 
+def test_metrics_of_the_runs_at_work_are_there_for_prometheus(tmp_path: Path) -> None:
+    client = pytest.importorskip("prometheus_client.parser")
+    files = RunFiles(tmp_path, "job")
+    files.step = 400
+    files.state("running", released=False)
+    full_run(tmp_path, "done")
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "run.json").write_text("{")
+    with page_of(tmp_path) as page:
+        status, body, headers = page.ask("metrics")
+        assert status == 200
+        assert headers["content-type"].startswith("text/plain; version=0.0.4")
+        families = {f.name: f for f in client.text_string_to_metric_families(body.decode())}
+        samples = families["mpips_run_step"].samples
+        assert [(s.labels["run"], s.value) for s in samples] == [("job", 400.0)]
+    with page_of(tmp_path / "done") as page:
+        assert 'run="done"' in page.ask("metrics")[1].decode()
+
+
 def test_a_link_among_the_logs_is_not_followed(tmp_path: Path) -> None:
     files = full_run(tmp_path)
     secret = tmp_path / "secret"
