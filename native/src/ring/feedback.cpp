@@ -210,10 +210,10 @@ void Feedback::choose_by_histogram() {
     --quota;
     return false;
   };
-  std::size_t kept = 0;
+  std::size_t count = 0;
   for (const std::uint32_t at : chosen_)
-    if (!is_too_many(at)) chosen_[kept++] = at;
-  chosen_.resize(kept);
+    if (!is_too_many(at)) chosen_[count++] = at;
+  chosen_.resize(count);
 }
 
 std::pair<std::size_t, std::size_t> Feedback::encode(std::uint8_t* to, std::size_t cap) {
