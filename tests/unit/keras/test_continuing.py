@@ -15,13 +15,13 @@ import mpips.keras
 from mpips.errors import ConfigError
 from mpips.keras.job import keras_job
 from mpips.session.script import Script
-from mpips.snapshot import coordinator
+from mpips.snapshot import cut
 
 
 @pytest.fixture(autouse=True)
 def _planned_by_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plan a checkpoint some clocks ahead, however fast the script is, so that none is left out."""
-    monkeypatch.setattr(coordinator, "_MARGIN_S", 0.0)
+    monkeypatch.setattr(cut, "_MARGIN_S", 0.0)
 
 
 class CrashError(Exception):

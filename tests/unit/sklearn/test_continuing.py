@@ -16,7 +16,7 @@ from mpips.errors import ConfigError
 from mpips.session.script import Script
 from mpips.sklearn import MpipsClassifier, MpipsRegressor
 from mpips.sklearn.training import LOSSES, Training
-from mpips.snapshot import coordinator
+from mpips.snapshot import cut
 from mpips.worker.worker import Worker
 
 pytestmark = pytest.mark.filterwarnings("ignore:max_iter = .* epochs")
@@ -30,7 +30,7 @@ class CrashError(Exception):
 @pytest.fixture(autouse=True)
 def _planned_by_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plan a checkpoint some clocks ahead, however fast the script is, so that none is left out."""
-    monkeypatch.setattr(coordinator, "_MARGIN_S", 0.0)
+    monkeypatch.setattr(cut, "_MARGIN_S", 0.0)
 
 
 def run(
@@ -94,7 +94,7 @@ def run(
             ]
     finally:
         monkeypatch.undo()
-        monkeypatch.setattr(coordinator, "_MARGIN_S", 0.0)
+        monkeypatch.setattr(cut, "_MARGIN_S", 0.0)
     return made[0], values
 
 

@@ -33,7 +33,7 @@ from torch_rig import State, assert_equal, pulled, torch_job, values_of
 
 import mpips
 from mpips.errors import ConfigError
-from mpips.snapshot import coordinator
+from mpips.snapshot import cut
 from mpips.torch import Embedding, prepare
 
 N_EPOCHS, N_BATCHES = 4, 6
@@ -42,7 +42,7 @@ N_EPOCHS, N_BATCHES = 4, 6
 @pytest.fixture(autouse=True)
 def _planned_by_clocks(monkeypatch):
     """Plan a checkpoint some clocks ahead, however fast the script is, so that none is left out."""
-    monkeypatch.setattr(coordinator, "_MARGIN_S", 0.0)
+    monkeypatch.setattr(cut, "_MARGIN_S", 0.0)
 
 
 class CrashError(Exception):
