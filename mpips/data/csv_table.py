@@ -33,7 +33,7 @@ from mpips.data.info import Part
 from mpips.data.options import ReadOptions, Share
 from mpips.errors import DataError
 
-_PIECE = 1 << 20  # bytes of text that are converted at once
+_PIECE = 1 << 19  # bytes of text that are converted at once
 
 
 def read_csv(path: str, options: ReadOptions, share: Share) -> Part:
