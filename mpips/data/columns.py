@@ -27,6 +27,7 @@ Float64: TypeAlias = npt.NDArray[np.float64]
 Int64: TypeAlias = npt.NDArray[np.int64]
 
 KEY_BITS = 62
+_MOST_CACHED = 64  # characters of a cell whose key is remembered
 # Label columns that are found without an option, in small letters; the first has precedence.
 LABEL_NAMES = ("label", "y", "target", "class")
 FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -60,9 +61,17 @@ class TableColumns(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-@lru_cache(maxsize=1 << 20)
 def hash_key(column: str, cell: str = "") -> int:
     """Return the key of a cell in a categorical column, or of a numeric column itself."""
+    return (
+        _hash_key(column, cell)
+        if len(cell) <= _MOST_CACHED
+        else _hash_key.__wrapped__(column, cell)
+    )
+
+
+@lru_cache(maxsize=1 << 20)
+def _hash_key(column: str, cell: str) -> int:
     # Prepend the length, so that ("ab", "c") and ("a", "bc") differ.
     text = f"{len(column)}:{column}{cell}".encode()
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") >> (64 - KEY_BITS)

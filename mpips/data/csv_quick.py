@@ -46,7 +46,10 @@ class QuickReader:
         if found is None:
             return None
         n, n_lines, is_ascii, arrays = found
-        if not n or not (is_ascii or _is_utf8(text)):
+        if not (is_ascii or _is_utf8(text)):
+            self._parser.undo()
+            return None
+        if not n:
             return None
         for column in self._plan.columns.features:
             if column.categorical:
@@ -96,7 +99,12 @@ class QuickRows:
     def labels(self) -> tuple[list[str], Int64]:
         """Return the distinct texts of labels, and the place among them for each record."""
         assert self._plan.label is not None
-        return self._labels, self._codes(self._plan.label.place).astype(np.int64)
+        codes = self._codes(self._plan.label.place)
+        # Texts of other records are no labels of these.
+        present = np.flatnonzero(np.bincount(codes, minlength=1))
+        places = np.zeros(present[-1] + 1 if len(present) else 0, np.int64)
+        places[present] = np.arange(len(present))
+        return [self._labels[code] for code in present.tolist()], places[codes]
 
     def targets(self) -> Float64:
         """Return the numbers in the label's column."""

@@ -2,14 +2,14 @@
 
 Worker 0 of a job that converts holds a shared lock on the file `.lock` in the folder of its cache, from
 before the first piece to behind the index; the kernel releases it when the process ends for any reason. A
-folder without a valid index that nobody has locked belongs to no job. Two jobs may write the same cache at a
+folder without an index that nobody has locked belongs to no job. Two jobs may write the same cache at a
 time: both have the lock, and write the same files.
 
 A job that removes a folder has its lock alone while it renames it. A job that has waited for the lock, or got
 it behind the rename, sees that `.lock` is no longer the file that it has locked, and makes the folder anew.
 
-Some file systems have locks within one node only, or none. So a folder is removed only if nothing in it has
-changed for an hour, too.
+Some file systems have locks within one node only, or none. So a folder is removed or emptied only if nothing
+in it has changed for an hour, too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import time
 import uuid
 from pathlib import Path
 
-from mpips.data.stream.cache import read_index
+from mpips.data.stream.cache import INDEX
 
 _LOCK = ".lock"
 _REMOVING = ".removing-"
@@ -37,7 +37,7 @@ class CacheFolder:
     def __init__(self, folder: Path) -> None:
         """Make the folder if it is not there, and lock it. Blocks only while another job empties it.
 
-        What a killed job has left in it is removed, unless another job writes there.
+        What a killed job has left in it is removed, unless it has changed lately or another job writes there.
 
         Raises:
             OSError: The folder cannot be made.
@@ -49,13 +49,14 @@ class CacheFolder:
     def _lock(self, folder: Path) -> bool:
         """Lock the folder; return False if another job has removed it meanwhile."""
         folder.mkdir(parents=True, exist_ok=True)
+        is_quiet = _is_quiet(folder)
         try:
             self._fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
             return False
         with contextlib.suppress(OSError):
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_at(folder, self._fd):
+            if is_quiet and _is_at(folder, self._fd):
                 _empty(folder)
         # File systems without locks refuse; then the folder is protected by its recent changes.
         with contextlib.suppress(OSError):
@@ -88,8 +89,8 @@ def remove_orphans(root: Path) -> list[Path]:
 
 
 def _remove(folder: Path) -> bool:
-    """Remove a folder that has no valid index, is locked by nobody and has not changed for long."""
-    if read_index(folder) is not None or not _is_quiet(folder):
+    """Remove a folder that has no index, is locked by nobody and has not changed for long."""
+    if _has_index(folder) or not _is_quiet(folder):
         return False
     try:
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -97,7 +98,7 @@ def _remove(folder: Path) -> bool:
         return False
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if read_index(folder) is not None:
+        if _has_index(folder):
             return False
         # Nobody finds half of the folder under its name.
         away = folder.parent / f"{_REMOVING}{folder.name}-{uuid.uuid4().hex[:8]}"
@@ -121,6 +122,17 @@ def _is_quiet(folder: Path) -> bool:
     return time.time() - newest >= _QUIET_S
 
 
+def _has_index(folder: Path) -> bool:
+    """Return True if a cache is complete, perhaps for another version of mpips, or cannot be examined."""
+    try:
+        (folder / INDEX).lstat()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
 def _is_at(folder: Path, fd: int) -> bool:
     """Return True if an open lock is the one in the folder."""
     try:
@@ -130,8 +142,8 @@ def _is_at(folder: Path, fd: int) -> bool:
 
 
 def _empty(folder: Path) -> None:
-    """Remove the pieces in a folder that has no valid index. The caller has the lock alone."""
-    if read_index(folder) is not None:
+    """Remove the pieces in a folder that has no index. The caller has the lock alone."""
+    if _has_index(folder):
         return
     for entry in folder.iterdir():
         # Unfinished files have a random text behind their ending: .000001-0000.npz-1f2e3d4c

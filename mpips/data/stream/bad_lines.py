@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from mpips._native import LibsvmError, count_csv_lines, csv_record_end, parse_libsvm
+from mpips._native import LibsvmError, count_csv_lines, csv_record_end, parse_libsvm, scan_csv
 from mpips.data.columns import FLOAT32_MAX
 from mpips.data.csv_dialect import is_text, number
 from mpips.data.csv_labels import CsvLabels
@@ -23,6 +23,7 @@ from mpips.errors import DataError
 
 MOST_SHOWN = 3  # lines that are named
 _GROUP = 32  # records of CSV that are read together where bad ones are sought
+_NO_LINE_END = bytes(set(range(256)) - set(b"\r\n"))
 _CHUNK = 1 << 16  # bytes of LIBSVM text in which bad lines are sought together
 
 
@@ -37,9 +38,9 @@ class BadLines(msgspec.Struct):
     n: int = 0
     first: list[tuple[int, str]] = []
 
-    def add(self, line: int, sentence: str) -> None:
-        """Count a line; `sentence`: what is wrong, with file and line."""
-        self.n += 1
+    def add(self, line: int, sentence: str, n: int = 1) -> None:
+        """Count n lines from `line` on; `sentence`: what is wrong, with file and line."""
+        self.n += n
         self.first = sorted([*self.first, (line, sentence)])[:MOST_SHOWN]
 
     def merge(self, other: BadLines) -> None:
@@ -105,8 +106,14 @@ def good_csv(plan: CsvPlan, text: bytes, bad: BadLines, lines_before: Callable[[
     Args:
         plan: Meaning of the file.
         text: The records.
-        bad: The bad records are added here, each as one line.
+        bad: The lines of bad records are added here.
         lines_before: Returns the number of lines of the file before these; called if one is bad.
+
+    Returns:
+        The records; in the place of a bad one its line ends, so that lines have the same numbers.
+
+    Raises:
+        DataError: A quote is not closed, so no line behind it can be told from its cell.
     """
     ends = [0]
     while ends[-1] < len(text):
@@ -132,7 +139,13 @@ def good_csv(plan: CsvPlan, text: bytes, bad: BadLines, lines_before: Callable[[
         first = lines_before() if first is None else first
         at, lines = ends[low], lines + count_csv_lines(text[at : ends[low]])
         line = first + lines
-        bad.add(line + 1, _complaint(plan, part, line) or "")
+        if scan_csv(part, 0, len(part), plan.delimiter, False)[0]:
+            raise DataError(
+                f"{plan.path}:{line + 1}: a quote is not closed; correct this line, or all lines behind it "
+                "would be left out"
+            )
+        bad.add(line + 1, _complaint(plan, part, line) or "", max(1, count_csv_lines(part)))
+        good.append(part.translate(None, _NO_LINE_END))
     return b"".join(good)
 
 

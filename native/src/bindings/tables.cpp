@@ -174,6 +174,8 @@ void register_tables(py::module_& m) {
            "Parse whole records, at most `most`. Return None if the text is refused, else (number\n"
            "of records, of line ends, True if all is ASCII, for each column None, float64 numbers\n"
            "with NaN for a missing one, or int32 codes of texts). Releases the GIL.")
+      .def("undo", &data::CsvParser::undo,
+           "Forget the texts of columns that have come with the last call of `parse`.")
       .def("words", &words, py::arg("column"), py::arg("first"), py::arg("most") = PY_SSIZE_T_MAX,
            "Return the texts of a column from code `first` on, at most `most`.")
       .def(

@@ -43,6 +43,17 @@ CsvParser::CsvParser(std::vector<CellKind> kinds, char delimiter)
     : kinds_(std::move(kinds)), delimiter_(delimiter), columns_(kinds_.size()) {}
 
 bool CsvParser::parse(const char* text, std::size_t length, std::size_t most) {
+  for (ParsedColumn& column : columns_) column.n_words_before = column.words.size();
+  if (parse_records(text, length, most)) return true;
+  undo();
+  return false;
+}
+
+void CsvParser::undo() {
+  for (ParsedColumn& column : columns_) column.words.truncate(column.n_words_before);
+}
+
+bool CsvParser::parse_records(const char* text, std::size_t length, std::size_t most) {
   n_records_ = n_lines_ = room_ = 0;
   Stops stops(text, length, delimiter_);
   const char* at = text;

@@ -31,8 +31,10 @@ class CsvParser {
   CsvParser(std::vector<CellKind> kinds, char delimiter);
 
   // Parse whole records, at most `most`. Return false if the text is refused; the columns are
-  // undefined then.
+  // undefined then, and no words have come.
   bool parse(const char* text, std::size_t length, std::size_t most);
+  // Forget the words that have come with the last text.
+  void undo();
 
   std::size_t width() const noexcept { return kinds_.size(); }
   CellKind kind(std::size_t column) const noexcept { return kinds_[column]; }
@@ -50,8 +52,10 @@ class CsvParser {
     std::vector<double> numbers;
     std::vector<std::int32_t> codes;
     WordTable words;
+    std::size_t n_words_before = 0;  // the last text
   };
 
+  bool parse_records(const char* text, std::size_t length, std::size_t most);
   bool parse_record(Stops& stops, const char*& at);
   bool find_quoted(Stops& stops, const char*& begin, const char*& close, const char*& stop);
   bool parse_number(const char* begin, const char* end, bool is_long, bool optional, double& value);

@@ -40,7 +40,7 @@ std::uint64_t WordTable::hash_of(std::uint64_t prefix, const char* text,
 }
 
 std::int32_t WordTable::find_or_add(const char* text, std::size_t length, std::size_t readable) {
-  if (2 * size() >= slots_.size()) grow();
+  if (2 * size() >= slots_.size()) make_slots(std::max(kFirstSlots, 2 * slots_.size()));
   const std::uint64_t prefix = prefix_of(text, length, readable);
   const std::size_t mask = slots_.size() - 1;
   std::size_t place = hash_of(prefix, text, length) & mask;
@@ -62,11 +62,19 @@ std::int32_t WordTable::find_or_add(const char* text, std::size_t length, std::s
 
 void WordTable::clear() { *this = WordTable(); }
 
-void WordTable::grow() {
-  std::vector<Slot> slots(std::max(kFirstSlots, 2 * slots_.size()), Slot{0, 0, -1});
+void WordTable::truncate(std::size_t n) {
+  if (n >= size()) return;
+  offsets_.resize(n + 1);
+  arena_.resize(offsets_.back());
+  make_slots(slots_.size());
+}
+
+// Move the slots of the words that are there to an array of another length.
+void WordTable::make_slots(std::size_t n_slots) {
+  std::vector<Slot> slots(n_slots, Slot{0, 0, -1});
   const std::size_t mask = slots.size() - 1;
   for (const Slot& slot : slots_) {
-    if (slot.code < 0) continue;
+    if (slot.code < 0 || static_cast<std::size_t>(slot.code) >= size()) continue;
     const std::string_view text = word(static_cast<std::size_t>(slot.code));
     std::size_t place = hash_of(slot.prefix, text.data(), text.size()) & mask;
     while (slots[place].code >= 0) place = (place + 1) & mask;

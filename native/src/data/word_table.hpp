@@ -18,6 +18,8 @@ class WordTable {
     return {arena_.data() + offsets_[code], offsets_[code + 1] - offsets_[code]};
   }
   void clear();
+  // Forget all words but the first n.
+  void truncate(std::size_t n);
 
  private:
   // Enough of a word to find it without a look elsewhere, if it is short.
@@ -30,7 +32,7 @@ class WordTable {
   static std::uint64_t prefix_of(const char* text, std::size_t length,
                                  std::size_t readable) noexcept;
   static std::uint64_t hash_of(std::uint64_t prefix, const char* text, std::size_t length) noexcept;
-  void grow();
+  void make_slots(std::size_t n_slots);
 
   std::vector<Slot> slots_;                 // linear probing
   std::vector<std::size_t> offsets_ = {0};  // of each word in `arena_`, and the end

@@ -108,7 +108,7 @@ def test_each_kind_of_bad_line_is_left_out_alone(
                 with open(path, "rb") as file:
                     plan = CsvPlan.of("f", file, ReadOptions(on_bad="skip"))
                 kept = good_csv(plan, text, bad, lambda: 10)
-            assert kept.strip().split(b"\n") == [good_line(form, i) for i in range(5)]
+            assert list(filter(None, kept.split(b"\n"))) == [good_line(form, i) for i in range(5)]
             assert bad.n == 1
             assert bad.first[0][0] == 11 + place
             assert bad.first[0][1].startswith(f"f:{11 + place}:")
@@ -150,9 +150,45 @@ def test_a_quote_over_several_lines_is_one_record(tmp_path: Path) -> None:
     path.write_text('a,b,y\n1,"x\ny\nz",0\n2,3,1\n3,4,0\n4,5\n5,5,1\n')
     found, note = numbers(path, 1)
     assert found == [1, 2, 4]
-    assert "skipped 2 bad lines" in note
+    # The record has three lines.
+    assert "skipped 4 bad lines" in note
     assert f"{path}:4: column 'b' contains" in note
     assert f"{path}:7: 2 cells" in note
+
+
+@pytest.mark.parametrize("memory_mib", [1024.0, 0.01], ids=["in memory", "in windows"])
+def test_bad_records_leave_no_texts_and_labels_behind(tmp_path: Path, memory_mib: float) -> None:
+    path = tmp_path / "data.csv"
+    lines = [b"y,color,n"]
+    for i in range(900):
+        if i in (0, 500):
+            lines += [b"# exported,2024,01,02", b"maybe,red", b"yes,gr\xfcn,3", b"never,\xff,1,2"]
+        lines.append(b"%s,red,%d" % ((b"no", b"yes")[i % 2], i))
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    pairs = [
+        ("task", "logistic"),
+        ("data.train", str(path)),
+        ("data.on_bad", "skip"),
+        ("data.memory_mib", memory_mib),
+    ]
+    for n_workers in (1, 3):
+        info = prepared(load_config(None, pairs), n_workers)[0].info
+        assert info.label_names == ("no", "yes")
+        assert info.n_samples_total == 900
+
+
+def test_a_wrong_label_behind_bad_lines_is_named_with_its_own_line(tmp_path: Path) -> None:
+    path = tmp_path / "data.csv"
+    path.write_text("a,y\n1,0\n2\n3\n4,yes\n5,1\n")
+    with pytest.raises(DataError, match=r"data.csv:5: column 'y' contains 'yes'"):
+        numbers(path, 1)
+
+
+def test_a_quote_that_is_not_closed_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "data.csv"
+    path.write_text("a,y\n" + "1,0\n2,1\n" * 50 + '3,"7\n' + "1,0\n" * 100)
+    with pytest.raises(DataError, match=r"data.csv:102: a quote is not closed; correct this line"):
+        numbers(path, 1)
 
 
 @pytest.mark.parametrize(

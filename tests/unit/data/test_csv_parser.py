@@ -117,6 +117,29 @@ def test_texts_are_numbered_in_the_order_of_their_first_occurrence() -> None:
     assert parser.words(0, 0) == ["new", "abcdefgh"]
 
 
+def test_a_refused_text_leaves_no_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = random.Random(6)
+    parser, known = CsvParser("tn", ","), []
+    for _ in range(300):
+        words = [f"w{source.randint(0, 400)}" for _ in range(source.randint(1, 40))]
+        lines = [f"{word},1" for word in words]
+        refused = source.random() < 0.5
+        if refused:
+            lines.insert(source.randint(0, len(lines)), "bad,x")
+        found = parser.parse("\n".join(lines).encode())
+        if not refused and source.random() < 0.2:
+            parser.undo()
+            refused = True
+        if not refused:
+            known += [word for word in dict.fromkeys(words) if word not in known]
+            assert found is not None
+            codes = found[3][0]
+            assert codes is not None
+            assert [known[code] for code in codes.tolist()] == words
+        assert parser.words(0, 0) == known
+    assert len(known) > 300
+
+
 def parsed_by_python(text: bytes, width: int) -> list[list[str]] | None:
     try:
         rows = list(csv.reader(io.StringIO(text.decode(), newline=""), strict=True))

@@ -103,6 +103,24 @@ def test_a_job_that_uses_the_folder_of_a_killed_one_begins_with_an_empty_one(
     lock.release()
 
 
+def test_fresh_pieces_stay_where_locks_say_nothing(tmp_path: Path) -> None:
+    """On some file systems a job of another node has a lock that is not seen here."""
+    folder = left(tmp_path, "5" * 16, age=HOUR / 2)
+    CacheFolder(folder).release()
+    assert (folder / "000000-0000.npz").exists()
+
+
+def test_a_cache_of_another_version_is_no_orphan(tmp_path: Path) -> None:
+    valid = converted(tmp_path)
+    index = valid / "index.json"
+    for content in (index.read_bytes().replace(b'"version":', b'"version":9'), b"{", b""):
+        index.write_bytes(content)
+        aged(valid, 9 * HOUR)
+        assert remove_orphans(tmp_path / "cache") == []
+        CacheFolder(valid).release()
+        assert any(valid.glob("*.npz"))
+
+
 def test_a_folder_that_is_removed_while_it_is_locked_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
