@@ -6,7 +6,7 @@ import csv
 import io
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TextIO
 
 DELIMITERS = (",", ";", "\t", "|")
@@ -81,16 +81,26 @@ def text_columns(rows: Iterable[Sequence[str]], width: int) -> list[int]:
         width: Number of columns.
     """
     first = [row for row in itertools.islice(rows, SAMPLE_ROWS) if len(row) == width]
-    return [i for i, cells in enumerate(zip(*first, strict=True)) if is_text_column(set(cells))]
+    return [i for i, cells in enumerate(zip(*first, strict=True)) if is_text_column([set(cells)])]
 
 
-def is_text_column(cells: Iterable[str]) -> bool:
-    """Return True if distinct cells contain text, and no number."""
+def is_text_column(groups: Iterable[Collection[str]]) -> bool:
+    """Return True if the cells of a column contain text, and no number.
+
+    Args:
+        groups: Its distinct cells; no more groups are taken than needed.
+    """
     found = False
-    for raw in cells:
-        cell = raw.strip()
-        if not is_missing(cell):
-            if not is_text(cell):
-                return False
-            found = True
+    for cells in groups:
+        # Mostly the first letters tell: see `is_text`.
+        firsts = {cell[:1] for cell in cells}
+        if all(first.isalpha() and first not in "iInN" for first in firsts):
+            found = found or bool(firsts)
+            continue
+        for raw in cells:
+            cell = raw.strip()
+            if not is_missing(cell):
+                if not is_text(cell):
+                    return False
+                found = True
     return found

@@ -181,11 +181,11 @@ def _text_columns(
         return text_columns(rows, width)
 
 
-def _words(parser: CsvParser, column: int) -> Iterator[str]:
-    """Yield the distinct texts of a column."""
+def _words(parser: CsvParser, column: int) -> Iterator[list[str]]:
+    """Yield the distinct texts of a column in groups."""
     first = 0
     while words := parser.words(column, first, _WORDS):
-        yield from words
+        yield words
         first += len(words)
 
 

@@ -93,7 +93,7 @@ data::CellColumn checked_column(const ColumnArrays& arrays, std::size_t n) {
   if (numbers) {
     require_vector(*numbers, "numbers");
     if (length(*numbers) != n) throw py::value_error("all columns must have the same length");
-    return {numbers->data(), key, nullptr, nullptr};
+    return {numbers->data(), key, nullptr, nullptr, 0};
   }
   require_vector(*codes, "codes");
   require_vector(*keys, "keys");
@@ -102,7 +102,7 @@ data::CellColumn checked_column(const ColumnArrays& arrays, std::size_t n) {
   const auto [least, most] = std::minmax_element(from, from + n);
   if (n > 0 && (*least < 0 || static_cast<std::size_t>(*most) >= length(*keys)))
     throw py::value_error("a code lies outside of its keys");
-  return {nullptr, 0, from, keys->data()};
+  return {nullptr, 0, from, keys->data(), length(*keys)};
 }
 
 std::size_t interleave(const std::vector<ColumnArrays>& columns, std::size_t n_records,

@@ -13,6 +13,10 @@ double logarithm(double value) noexcept {
 }
 
 bool has_gap(const CellColumn& column, const std::int64_t* own, std::size_t n) noexcept {
+  // Mostly there is no empty text.
+  if (column.numbers == nullptr &&
+      std::none_of(column.keys, column.keys + column.n_keys, [](auto key) { return key < 0; }))
+    return false;
   bool gap = false;
   for (std::size_t i = 0; i < n; ++i) {
     const std::size_t record = own == nullptr ? i : static_cast<std::size_t>(own[i]);

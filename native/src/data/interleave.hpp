@@ -11,6 +11,7 @@ struct CellColumn {
   std::int64_t key;           // the key of all numbers
   const std::int32_t* codes;  // places in `keys`; null for a column of numbers
   const std::int64_t* keys;   // the key of each text; -1 for an empty one
+  std::size_t n_keys;
 };
 
 // Where the entries of samples go. Each array has room for all cells, `lengths` for all samples.
