@@ -42,17 +42,17 @@ def read_parquet(path: str, options: ReadOptions, share: Share) -> Part:
 
 def parquet_blocks(
     path: str, options: ReadOptions, turns: Iterator[bool], n_rows: Callable[[int], int]
-) -> Iterator[tuple[Dataset, tuple[str, ...]] | None]:
-    """Read the samples of a Parquet file in blocks, without labels; raises as `read_parquet` does.
+) -> Iterator[tuple[Dataset, tuple[str, ...], tuple[str, ...]] | None]:
+    """Read the samples of a Parquet file in blocks; raises as `read_parquet` does.
 
     Args:
         path: The file.
-        options: Options of the reader, with `labelled` False.
+        options: Options of the reader.
         turns: For each block whether it is read; None is yielded in the place of one that is not.
         n_rows: Returns the rows of a block from the number of columns.
 
     Yields:
-        The samples, and sentences for the user.
+        The samples, the labels that are text (see `ParquetTable.convert`), and sentences for the user.
     """
     with opened_parquet(path) as file:
         yield from ParquetTable(path, options, file).blocks(turns, n_rows)
@@ -167,18 +167,12 @@ class ParquetTable:
 
     def blocks(
         self, turns: Iterator[bool], n_rows: Callable[[int], int]
-    ) -> Iterator[tuple[Dataset, tuple[str, ...]] | None]:
+    ) -> Iterator[tuple[Dataset, tuple[str, ...], tuple[str, ...]] | None]:
         """Read the samples in blocks; see `parquet_blocks`."""
-        names = [column.name for column in self.columns.features]
-        start = 0
+        names, start = self.wanted, 0
         for batch in self._file.iter_batches(n_rows(len(names)), columns=names, use_threads=False):
-            n = batch.num_rows
-            if next(turns):
-                cells = self._cells(batch, np.arange(start, start + n))
-                yield self._samples(cells, n, np.zeros(n)), self.columns.notes
-            else:
-                yield None
-            start += n
+            yield (*self.convert(batch, start), self.columns.notes) if next(turns) else None
+            start += batch.num_rows
 
     def _builder(self) -> SampleBuilder:
         return SampleBuilder(len(self.columns.features), self.is_hashed, self._log)
