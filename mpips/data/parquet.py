@@ -15,7 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from mpips.data.cells import EMPTY, ColumnCells, NumberCells, SampleBuilder, TextCells, text_keys
-from mpips.data.columns import FLOAT32_MAX, Column, choose_columns, hash_key, listed, part_of
+from mpips.data.columns import (
+    FLOAT32_MAX,
+    Column,
+    choose_columns,
+    hash_key,
+    listed,
+    logarithms_of,
+    part_of,
+)
 from mpips.data.dataset import Dataset
 from mpips.data.info import MAX_CLASSES, Part
 from mpips.data.options import ReadOptions, Share
@@ -101,8 +109,7 @@ class ParquetTable:
         self.columns = choose_columns(path, schema.names, options, text if finds_text else [])
         self._check_types(text)
         self.is_hashed = any(column.categorical for column in self.columns.features)
-        auto = "log" if self.is_hashed else "raw"
-        self._log = (auto if options.numeric == "auto" else options.numeric) == "log"
+        self._logarithms = logarithms_of(self.columns.features, options, self.is_hashed)
         label = self.columns.label
         self._text_label = options.labelled and label is not None and label.name in text
 
@@ -175,7 +182,7 @@ class ParquetTable:
             start += batch.num_rows
 
     def _builder(self) -> SampleBuilder:
-        return SampleBuilder(len(self.columns.features), self.is_hashed, self._log)
+        return SampleBuilder(self.is_hashed, self._logarithms)
 
     def _samples(self, cells: list[ColumnCells], n: int, labels: Float64) -> Dataset:
         """Return n rows as samples."""
