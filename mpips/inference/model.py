@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -309,7 +310,12 @@ class Model:
         return np.stack([1 - scores, scores], axis=1) if scores.ndim == 1 else scores
 
 
-def load_model(path: str | os.PathLike[str], check: bool = True, best: bool = False) -> Model:
+def load_model(
+    path: str | os.PathLike[str],
+    check: bool = True,
+    best: bool = False,
+    options: Mapping[str, Any] | None = None,
+) -> Model:
     """Load a model; see `mpips.inference.loading.load`."""
     checkpoint, refused = _open(Path(path), best)
     try:
@@ -320,7 +326,8 @@ def load_model(path: str | os.PathLike[str], check: bool = True, best: bool = Fa
                 "predict with; read its tables with mpips.checkpoint.open_checkpoint, or a PyTorch model "
                 "with mpips.torch.load_checkpoint"
             )
-        info, config = DataInfo.from_config(manifest.data), config_of(manifest.config)
+        info = DataInfo.from_config(manifest.data)
+        config = _with_options(config_of(manifest.config), options or {})
         attached = _attached(checkpoint, info)
         moments = Moments.from_arrays(attached)
         own = {name: attached[name] for name in info.arrays}
@@ -331,6 +338,22 @@ def load_model(path: str | os.PathLike[str], check: bool = True, best: bool = Fa
     except BaseException:
         checkpoint.close()
         raise
+
+
+def _with_options(config: JobConfig, options: Mapping[str, Any]) -> JobConfig:
+    """Return the configuration of a job with other options of prediction.
+
+    Raises:
+        ConfigError: The task lets no such option be changed.
+    """
+    known = getattr(load_task(config.task), "prediction_options", ()) if options else ()
+    for name in options:
+        if name not in known:
+            accepted = ", ".join(f"options.{own}" for own in known) or "none of its options"
+            raise ConfigError(
+                f"options.{name}: is fixed by the training; task '{config.task}' lets {accepted} be changed"
+            )
+    return msgspec.structs.replace(config, options={**config.options, **options})
 
 
 def _open(path: Path, best: bool) -> tuple[Checkpoint, tuple[str, ...]]:
