@@ -288,7 +288,7 @@ def interleave(
     ],
     n_records: int,
     own: npt.NDArray[np.int64] | None,
-    logarithms: bool,
+    logarithms: Sequence[bool],
     keys: npt.NDArray[np.int64],
     values: npt.NDArray[np.float32],
     fields: npt.NDArray[np.int32],

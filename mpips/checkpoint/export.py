@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from mpips.checkpoint.manifest import DTYPES, DatasetEntry, TableEntry
 from mpips.checkpoint.reader import Checkpoint
-from mpips.errors import CapabilityError, CheckpointError, ConfigError
+from mpips.errors import CapabilityError, ConfigError
 
 FORMATS = ("npz", "csv", "parquet")
 _BLOCK_BYTES = 8 << 20  # bytes that are read at once for npz
@@ -60,9 +60,10 @@ def export(
         Paths of the files that were written.
 
     Raises:
-        ConfigError: `out` exists already, or its folder does not exist; or a table has no form in Parquet.
+        ConfigError: `out` exists already, its folder does not exist, or it cannot be written; or a table has
+            no form in Parquet.
         CapabilityError: pyarrow is missing.
-        CheckpointError: A table does not exist, or a file cannot be read or written.
+        CheckpointError: A table does not exist, or the checkpoint cannot be read.
     """
     entries = [checkpoint.manifest.table(name) for name in tables] or checkpoint.manifest.tables
     entries = entries if state else [_without_state(entry) for entry in entries]
@@ -80,7 +81,7 @@ def export(
             shutil.rmtree(out)
         os.replace(new, out)
     except OSError as error:
-        raise CheckpointError(f"{out}: cannot be written: {error.strerror or error}") from None
+        raise ConfigError(f"{out}: cannot be written: {error.strerror or error}") from None
     finally:
         if new.is_dir():
             shutil.rmtree(new, ignore_errors=True)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 from mpips.cli.choosing import best_option
+from mpips.config.schema import parse_assignment
+from mpips.errors import ConfigError
 
 
 @click.command(short_help="Predict the samples of a file with a trained model.")
@@ -28,8 +30,23 @@ from mpips.cli.choosing import best_option
     type=click.FloatRange(min=0.1),
     help="Under mpirun: seconds after which a rank that does nothing ends the command.  [default: 300]",
 )
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="An option of the task that concerns prediction alone: options.top of kge and mf, "
+    "options.neighbours of word2vec.",
+)
 @best_option
-def command(model: Path, data: str, out: Path | None, timeout: float | None, best: bool) -> None:
+def command(
+    model: Path,
+    data: str,
+    out: Path | None,
+    timeout: float | None,
+    assignments: tuple[str, ...],
+    best: bool,
+) -> None:
     """Predict the samples of a file with a model that `mpips train` or `mpips run` has trained.
 
     MODEL is a checkpoint, a folder of checkpoints or a run directory, of which the newest good checkpoint is
@@ -42,17 +59,18 @@ def command(model: Path, data: str, out: Path | None, timeout: float | None, bes
     probability_LABEL    the probability of each label
     Tasks that read their files themselves (kge, mf, word2vec) have other columns: see their pages.
     """
-    from mpips.inference.model import load_model
     from mpips.inference.streaming import TIMEOUT_S, predict_file
     from mpips.mpi.launch import launched_rank
 
+    options = dict(map(_option, assignments))
     written = predict_file(
         model,
         data,
         out,
         lambda note: click.echo(note, err=True),
-        functools.partial(load_model, best=best),
         timeout or TIMEOUT_S,
+        best,
+        options,
     )
     if launched_rank() == 0:
         sys.stdout.flush()
@@ -60,3 +78,18 @@ def command(model: Path, data: str, out: Path | None, timeout: float | None, bes
             click.echo(
                 f"mpips predict: {written.n:,} predictions of {written.model} in {out}", err=True
             )
+
+
+def _option(text: str) -> tuple[str, Any]:
+    """Return the option of the task in an argument of --set.
+
+    Raises:
+        ConfigError: It is another key.
+    """
+    key, value = parse_assignment(text)
+    section, _, name = key.partition(".")
+    if section != "options" or not name:
+        raise ConfigError(
+            f"--set {text}: mpips predict has options of the task alone, such as options.top=5"
+        )
+    return name, value

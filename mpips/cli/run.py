@@ -20,6 +20,7 @@ from mpips.rundir.requests import RequestFolder
 from mpips.supervisor import hosts as hosts_module
 from mpips.supervisor.hosts import Host, HostPool
 from mpips.supervisor.launcher import cores, find_launcher
+from mpips.tasks.registry import TASKS
 
 # Options of this command that the configuration has under [run] by the same name.
 _RUN_KEYS = (
@@ -318,12 +319,16 @@ def _own_display(progress: str) -> Display | None:
 def _existing(job: str, wanted: bool) -> RunFolder | None:
     """Return the run directory that JOB names, or None if JOB is a new job.
 
+    A built-in task may have the name of a folder that is no run directory.
+
     Raises:
         ConfigError: JOB is a folder, or `wanted` to be a run directory, and is none.
     """
     if not wanted and not Path(job).is_dir():
         return None
     run = RunFolder(Path(job))
+    if not wanted and job in TASKS and not run.info_file.exists():
+        return None
     run.info()
     return run
 

@@ -104,50 +104,59 @@ def opened_hdf5(path: str, options: ReadOptions) -> Iterator[tuple[Any, Any]]:
 def hdf5_blocks(
     path: str, options: ReadOptions, turns: Iterator[bool], n_rows: Callable[[int], int]
 ) -> Iterator[Dataset | None]:
-    """Read the samples of an HDF5 file in blocks, without labels; raises as `read_hdf5` does.
+    """Read the samples of an HDF5 file in blocks; raises as `read_hdf5` does.
 
     Args:
         path: The file.
-        options: Options of the reader, with `labelled` False.
+        options: Options of the reader.
         turns: For each block whether it is read; None is yielded in the place of one that is not.
         n_rows: Returns the rows of a block from the number of columns.
     """
-    with opened_hdf5(path, options) as (x, _):
+    with opened_hdf5(path, options) as (x, y):
         step = n_rows(int(np.prod(x.shape[1:])))
         for start in range(0, len(x), step):
-            yield _block(path, x[start : start + step]) if next(turns) else None
+            own = slice(start, start + step)
+            yield _block(path, x[own], y[own]) if next(turns) else None
 
 
 def npz_blocks(
     path: str, options: ReadOptions, turns: Iterator[bool], n_rows: Callable[[int], int]
 ) -> Iterator[Dataset | None]:
-    """Read the samples of an npz file in blocks, without labels; raises as `read_npz` does.
+    """Read the samples of an npz file in blocks; raises as `read_npz` does.
 
     Memory is bounded if `x` is in C order, as NumPy writes it unless the array was transposed; else all of it
-    is unpacked. The arguments are those of `hdf5_blocks`.
+    is unpacked. Labels are read as a whole. The arguments are those of `hdf5_blocks`.
     """
     with _npz_errors(path), zipfile.ZipFile(path) as archive:
         found = [name.removesuffix(".npy") for name in archive.namelist()]
-        x_name, _ = array_names(path, found, options.labelled)
+        x_name, y_name = array_names(path, found, options.labelled)
         with archive.open(f"{x_name}.npy") as file:
             shape, is_fortran, dtype = array_header(file)
-            check_arrays(path, _Form(shape, dtype), _Form(shape[:1], np.dtype(np.float64)))
+            y = np.zeros(shape[:1]) if not y_name else _member(path, y_name)
+            check_arrays(path, _Form(shape, dtype), y)
             step = n_rows(int(np.prod(shape[1:])))
             row_bytes = dtype.itemsize * int(np.prod(shape[1:]))
             whole = None
             if is_fortran:
-                with np.load(path, allow_pickle=False) as loaded:
-                    whole = loaded[x_name]
+                whole = _member(path, x_name)
             for start in range(0, shape[0], step):
                 n, mine = min(step, shape[0] - start), next(turns)
+                labels = y[start : start + n]
                 if whole is not None:
-                    yield _block(path, whole[start : start + n]) if mine else None
+                    yield _block(path, whole[start : start + n], labels) if mine else None
                     continue
                 data = file.read(n * row_bytes)
                 if len(data) < n * row_bytes:
                     raise EOFError(f"{x_name} ends early")
                 x = np.frombuffer(data, dtype).reshape(n, *shape[1:])
-                yield _block(path, x) if mine else None
+                yield _block(path, x, labels) if mine else None
+
+
+def _member(path: str, name: str) -> npt.NDArray[Any]:
+    """Return a whole array of an npz file."""
+    with np.load(path, allow_pickle=False) as loaded:
+        found: npt.NDArray[Any] = loaded[name]
+    return found
 
 
 def array_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -169,8 +178,8 @@ class _Form(NamedTuple):
     dtype: np.dtype[Any]
 
 
-def _block(path: str, x: npt.NDArray[Any]) -> Dataset:
-    return DenseData(*float_rows(path, x, np.zeros(len(x))))
+def _block(path: str, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> Dataset:
+    return DenseData(*float_rows(path, x, y))
 
 
 def _read_blocks(dataset: Any, share: Share) -> npt.NDArray[Any]:

@@ -63,17 +63,16 @@ class SampleBuilder:
     Otherwise a sample is a row of numbers, in which a missing number is 0.
     """
 
-    def __init__(self, n_columns: int, hashed: bool, logarithms: bool) -> None:
+    def __init__(self, hashed: bool, logarithms: Sequence[bool]) -> None:
         """Begin without samples.
 
         Args:
-            n_columns: Number of features.
             hashed: Samples are lists of keys and values.
-            logarithms: A number v becomes sign(v) log(1 + |v|).
+            logarithms: For each feature: a number v becomes sign(v) log(1 + |v|).
         """
-        self._n_columns = n_columns
+        self._n_columns = len(logarithms)
         self._hashed = hashed
-        self._logarithms = logarithms
+        self._logarithms = list(logarithms)
         self._rows: list[Float64] = []
         # Of the entries the first `_n_entries` are used, of the lengths the first `_n_samples`.
         self._keys = np.zeros(0, np.int64)
@@ -137,7 +136,7 @@ class SampleBuilder:
         for place, column in enumerate(columns):
             assert isinstance(column, NumberCells)
             numbers = column.numbers if own is None else column.numbers[own]
-            rows[:, place] = signed_log(numbers) if self._logarithms else numbers
+            rows[:, place] = signed_log(numbers) if self._logarithms[place] else numbers
         rows[np.isnan(rows)] = 0
         return rows
 

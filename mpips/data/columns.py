@@ -106,6 +106,21 @@ def choose_columns(
     return TableColumns(label, features, notes)
 
 
+def logarithms_of(
+    features: Sequence[Column], options: ReadOptions, hashed: bool
+) -> tuple[bool, ...]:
+    """Return for each feature whether a number v becomes sign(v) log(1 + |v|).
+
+    Args:
+        features: The features.
+        options: Options of the reader. The column of weights has none.
+        hashed: Samples are lists of keys and values.
+    """
+    auto = "log" if hashed else "raw"
+    takes = (auto if options.numeric == "auto" else options.numeric) == "log"
+    return tuple(takes and column.name != options.weight for column in features)
+
+
 def part_of(
     path: str,
     data: Dataset,

@@ -58,12 +58,6 @@ class CsvPlan(msgspec.Struct, frozen=True):
         return bool(self.options.categorical) or any(c.categorical for c in self.columns.features)
 
     @property
-    def takes_logarithms(self) -> bool:
-        """Numbers v become sign(v) log(1 + |v|)."""
-        auto = "log" if self.is_hashed else "raw"
-        return (auto if self.options.numeric == "auto" else self.options.numeric) == "log"
-
-    @property
     def allows_missing(self) -> bool:
         """A number may be missing."""
         return self.is_hashed or self.options.empty == "zero"

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from mpips.data.cells import SampleBuilder
-from mpips.data.columns import Float64, part_of
+from mpips.data.columns import Float64, logarithms_of, part_of
 from mpips.data.compressed import opened
 from mpips.data.csv_labels import CsvLabels, LineUnknown
 from mpips.data.csv_plan import CsvPlan, Text
@@ -70,7 +70,8 @@ def read_csv(path: str, options: ReadOptions, share: Share) -> Part:
 
 def builder_of(plan: CsvPlan) -> SampleBuilder:
     """Return a builder of the samples of a file."""
-    return SampleBuilder(len(plan.columns.features), plan.is_hashed, plan.takes_logarithms)
+    logarithms = logarithms_of(plan.columns.features, plan.options, plan.is_hashed)
+    return SampleBuilder(plan.is_hashed, logarithms)
 
 
 def read_records(

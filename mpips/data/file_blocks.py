@@ -1,4 +1,4 @@
-"""Samples of a file to be predicted, block by block, in bounded memory.
+"""Samples of a file to be predicted or evaluated, block by block, in bounded memory.
 
 The blocks of a file depend on its content and format alone: pieces of text of whole records, or a number of
 rows. So several processes can share the blocks of a file, and predict each of them as one process would.
@@ -7,9 +7,10 @@ Every process passes over the whole file, but converts its own blocks only.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import msgspec
 import numpy as np
@@ -22,13 +23,16 @@ from mpips.data.csv_plan import CsvPlan
 from mpips.data.csv_quick import QuickReader
 from mpips.data.csv_table import builder_of, csv_errors, read_records
 from mpips.data.dataset import Dataset, SparseData
-from mpips.data.info import DataInfo, align
+from mpips.data.info import DataInfo, align, has_usual_labels, meanings, relabel
 from mpips.data.libsvm import parse_text, whole_lines
 from mpips.data.options import ReadOptions
 from mpips.data.parquet import parquet_blocks
 from mpips.data.readers import as_in_training, read, reader_of
 from mpips.data.several import files_of
+from mpips.data.stream.cache import Converted
+from mpips.data.summary import matching_text
 from mpips.errors import CapabilityError, DataError
+from mpips.model.distinct import distinct
 
 _PIECE_BYTES = 4 << 20  # bytes of text that are read at a time
 _MOST_ROWS = 1 << 14  # rows of a block
@@ -63,8 +67,63 @@ def blocks(
         ConfigError: The format is unknown.
         CapabilityError: A block does not fit into memory, or a library is missing.
     """
-    options = as_in_training(msgspec.structs.replace(options, labelled=False), info)
+    options = msgspec.structs.replace(options, labelled=False)
     turns = (i % parts == part for i in itertools.count())
+    for _, block in _converted(path, options, info, turns, _once(say)):
+        yield as_trained(block.data, info)
+
+
+def labelled_blocks(
+    path: str | os.PathLike[str],
+    options: ReadOptions,
+    info: DataInfo,
+    *,
+    say: Say = lambda note: None,
+) -> Iterator[Dataset]:
+    """Yield the samples of a file with their labels; see `blocks`.
+
+    The numbers that stand for two classes are found first: the file is read until two labels are known.
+    """
+    say_once = _once(say)
+
+    def labelled() -> Generator[tuple[str, Dataset], None, None]:
+        for file, block in _converted(path, options, info, itertools.repeat(True), say_once):
+            if block.label_names and not info.label_names:
+                raise DataError(
+                    f"{file}: its labels are {', '.join(block.label_names[:10])}, those of the training data "
+                    f"{', '.join(info.class_names[:10])}; use files with the same labels"
+                )
+            yield file, block.data
+
+    meant: dict[float, float] = {}
+    if has_usual_labels(info) and options.wants == "classes":
+        with contextlib.closing(labelled()) as found:
+            meant = meanings(info, _first_labels(data for _, data in found))
+    if meant:
+        say_once(matching_text(os.fspath(path), meant))
+    for file, data in labelled():
+        strange = data.labels[~np.isin(data.labels, list(meant))]
+        if meant and len(strange):
+            raise DataError(
+                f"{file}: label {strange[0]:g} is none of the two labels before it, "
+                f"{' and '.join(f'{label:g}' for label in meant)}; use files with the labels of the training "
+                f"data, {' and '.join(info.class_names)}"
+            )
+        yield align(relabel(data, meant), info)
+
+
+def _first_labels(found: Iterator[Dataset]) -> tuple[float, ...]:
+    """Return the distinct labels of the first blocks that have two together, ascending."""
+    labels: set[float] = set()
+    for data in found:
+        labels.update(distinct(data.labels).tolist())
+        if len(labels) > 1:
+            break
+    return tuple(sorted(labels))
+
+
+def _once(say: Say) -> Say:
+    """Return a function that calls `say` with each sentence once."""
     known: set[str] = set()
 
     def say_once(note: str) -> None:
@@ -72,12 +131,24 @@ def blocks(
             known.add(note)
             say(note)
 
+    return say_once
+
+
+def _converted(
+    path: str | os.PathLike[str],
+    options: ReadOptions,
+    info: DataInfo,
+    turns: Iterator[bool],
+    say: Say,
+) -> Iterator[tuple[str, Converted]]:
+    """Yield the blocks whose turn is True, each with its file; see `blocks`."""
+    options = as_in_training(options, info)
     for file in files_of(os.fspath(path)):
         reader = reader_of(file, options)
         try:
-            for block in BLOCKS[reader.name](file, options, turns, say_once):
+            for block in BLOCKS[reader.name](file, options, turns, say):
                 if block is not None:
-                    yield as_trained(block, info)
+                    yield file, block
         except OSError as error:
             raise DataError(f"{file}: cannot be read: {error.strerror or error}") from error
         except MemoryError as error:
@@ -108,19 +179,20 @@ def _n_rows(n_columns: int) -> int:
 
 def _csv(
     path: str, options: ReadOptions, turns: Iterator[bool], say: Say
-) -> Iterator[Dataset | None]:
+) -> Iterator[Converted | None]:
     with opened(path) as file, csv_errors(path):
         plan = CsvPlan.of(path, file, options)
         for note in plan.columns.notes:
             say(note)
-        quick, line = QuickReader(plan), plan.n_header_lines
+        quick, labels, line = QuickReader(plan), CsvLabels(plan), plan.n_header_lines
         for text in plan.texts(file, _PIECE_BYTES):
             if next(turns):
-                rows, _ = read_records(plan, text, line, CsvLabels(plan), quick)
+                rows, places = read_records(plan, text, line, labels, quick)
                 builder = builder_of(plan)
                 builder.add(rows.cells(), rows.n)
                 line += rows.n_lines
-                yield builder.samples(np.zeros(rows.n))
+                names = labels.names()
+                yield Converted(builder.samples(labels.values(places, names)), names)
             else:
                 line += count_csv_lines(text)
                 yield None
@@ -128,7 +200,7 @@ def _csv(
 
 def _libsvm(
     path: str, options: ReadOptions, turns: Iterator[bool], say: Say
-) -> Iterator[Dataset | None]:
+) -> Iterator[Converted | None]:
     # The training data has decided about the base.
     base = int(options.index_base) if options.index_base != "auto" else 1
     line = 0
@@ -138,43 +210,50 @@ def _libsvm(
 
     with opened(path) as file:
         for text in whole_lines(path, file, _PIECE_BYTES):
-            yield parse_text(path, text, base, lines_before).data if next(turns) else None
+            if next(turns):
+                yield Converted(parse_text(path, text, base, lines_before).data)
+            else:
+                yield None
             line += text.count(b"\n")
 
 
 def _parquet(
     path: str, options: ReadOptions, turns: Iterator[bool], say: Say
-) -> Iterator[Dataset | None]:
+) -> Iterator[Converted | None]:
     for found in parquet_blocks(path, options, turns, _n_rows):
         if found is None:
             yield None
             continue
-        data, notes = found
+        data, names, notes = found
         for note in notes:
             say(note)
-        yield data
+        yield Converted(data, names)
 
 
 def _npz(
     path: str, options: ReadOptions, turns: Iterator[bool], say: Say
-) -> Iterator[Dataset | None]:
-    return npz_blocks(path, options, turns, _n_rows)
+) -> Iterator[Converted | None]:
+    return _arrays(npz_blocks(path, options, turns, _n_rows))
 
 
 def _hdf5(
     path: str, options: ReadOptions, turns: Iterator[bool], say: Say
-) -> Iterator[Dataset | None]:
-    return hdf5_blocks(path, options, turns, _n_rows)
+) -> Iterator[Converted | None]:
+    return _arrays(hdf5_blocks(path, options, turns, _n_rows))
+
+
+def _arrays(found: Iterator[Dataset | None]) -> Iterator[Converted | None]:
+    return (None if data is None else Converted(data) for data in found)
 
 
 def _digits(
     path: str, options: ReadOptions, turns: Iterator[bool], say: Say
-) -> Iterator[Dataset | None]:
-    yield read(path, options=options).data if next(turns) else None
+) -> Iterator[Converted | None]:
+    yield Converted(read(path, options=options).data) if next(turns) else None
 
 
 # By the name of the format: yields the blocks of one file, None for those whose turn is False.
-BLOCKS: dict[str, Callable[[str, ReadOptions, Iterator[bool], Say], Iterator[Dataset | None]]] = {
+BLOCKS: dict[str, Callable[[str, ReadOptions, Iterator[bool], Say], Iterator[Converted | None]]] = {
     "libsvm": _libsvm,
     "csv": _csv,
     "parquet": _parquet,

@@ -268,22 +268,36 @@ _PAIRS = ((-1.0, 1.0), (0.0, 1.0), (1.0, 2.0))
 
 
 def matching_labels(info: DataInfo, other: DataInfo) -> dict[float, float]:
+    """Return which labels of the training data those of other data mean; see `meanings`.
+
+    Args:
+        info: Description of the training data.
+        other: Description of the whole other data.
+    """
+    return {} if other.label_names else meanings(info, other.labels)
+
+
+def has_usual_labels(info: DataInfo) -> bool:
+    """Return True if other files may label the two classes of this data with other numbers."""
+    return info.labels in _PAIRS and not info.label_names
+
+
+def meanings(info: DataInfo, labels: tuple[float, ...]) -> dict[float, float]:
     """Return which labels of the training data those of other data mean, if both have two classes.
 
     Files of one data set label two classes as -1 and 1, 0 and 1, or 1 and 2.
 
     Args:
         info: Description of the training data.
-        other: Description of the whole other data.
+        labels: The distinct labels of the whole other data, numbers, ascending.
 
     Returns:
         The label of the training data for each label of the other data; {} if the labels are equal, or mean
         nothing by themselves.
     """
-    usual = info.labels in _PAIRS and other.labels in _PAIRS
-    if not usual or info.labels == other.labels or info.label_names or other.label_names:
+    if not has_usual_labels(info) or labels not in _PAIRS or labels == info.labels:
         return {}
-    return dict(zip(other.labels, info.labels, strict=True))
+    return dict(zip(labels, info.labels, strict=True))
 
 
 def relabel(data: Dataset, labels: dict[float, float]) -> Dataset:

@@ -91,6 +91,7 @@ class ReadOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         finds_text: CSV: columns of text are categorical if `categorical` is empty.
         label_names: CSV: the texts that are labels; (): numbers, or texts that are found.
         empty: CSV: meaning of an empty numeric cell.
+        weight: CSV: column of weights, of whose numbers no logarithms are taken; "": none.
         labelled: False: labels are not read, and a file need not have any; they count as 0. In LIBSVM the
             first number of a line is the label in any case.
         on_bad: What is done with a line that cannot be read; "skip" is for conversions into a cache only.
@@ -109,6 +110,7 @@ class ReadOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     finds_text: bool = True
     label_names: tuple[str, ...] = ()
     empty: EmptyCells = "error"
+    weight: str = ""
     labelled: bool = True
     on_bad: OnBad = "error"
     split: Literal["train", "test"] = "train"

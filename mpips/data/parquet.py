@@ -15,7 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from mpips.data.cells import EMPTY, ColumnCells, NumberCells, SampleBuilder, TextCells, text_keys
-from mpips.data.columns import FLOAT32_MAX, Column, choose_columns, hash_key, listed, part_of
+from mpips.data.columns import (
+    FLOAT32_MAX,
+    Column,
+    choose_columns,
+    hash_key,
+    listed,
+    logarithms_of,
+    part_of,
+)
 from mpips.data.dataset import Dataset
 from mpips.data.info import MAX_CLASSES, Part
 from mpips.data.options import ReadOptions, Share
@@ -42,17 +50,17 @@ def read_parquet(path: str, options: ReadOptions, share: Share) -> Part:
 
 def parquet_blocks(
     path: str, options: ReadOptions, turns: Iterator[bool], n_rows: Callable[[int], int]
-) -> Iterator[tuple[Dataset, tuple[str, ...]] | None]:
-    """Read the samples of a Parquet file in blocks, without labels; raises as `read_parquet` does.
+) -> Iterator[tuple[Dataset, tuple[str, ...], tuple[str, ...]] | None]:
+    """Read the samples of a Parquet file in blocks; raises as `read_parquet` does.
 
     Args:
         path: The file.
-        options: Options of the reader, with `labelled` False.
+        options: Options of the reader.
         turns: For each block whether it is read; None is yielded in the place of one that is not.
         n_rows: Returns the rows of a block from the number of columns.
 
     Yields:
-        The samples, and sentences for the user.
+        The samples, the labels that are text (see `ParquetTable.convert`), and sentences for the user.
     """
     with opened_parquet(path) as file:
         yield from ParquetTable(path, options, file).blocks(turns, n_rows)
@@ -101,8 +109,7 @@ class ParquetTable:
         self.columns = choose_columns(path, schema.names, options, text if finds_text else [])
         self._check_types(text)
         self.is_hashed = any(column.categorical for column in self.columns.features)
-        auto = "log" if self.is_hashed else "raw"
-        self._log = (auto if options.numeric == "auto" else options.numeric) == "log"
+        self._logarithms = logarithms_of(self.columns.features, options, self.is_hashed)
         label = self.columns.label
         self._text_label = options.labelled and label is not None and label.name in text
 
@@ -167,21 +174,15 @@ class ParquetTable:
 
     def blocks(
         self, turns: Iterator[bool], n_rows: Callable[[int], int]
-    ) -> Iterator[tuple[Dataset, tuple[str, ...]] | None]:
+    ) -> Iterator[tuple[Dataset, tuple[str, ...], tuple[str, ...]] | None]:
         """Read the samples in blocks; see `parquet_blocks`."""
-        names = [column.name for column in self.columns.features]
-        start = 0
+        names, start = self.wanted, 0
         for batch in self._file.iter_batches(n_rows(len(names)), columns=names, use_threads=False):
-            n = batch.num_rows
-            if next(turns):
-                cells = self._cells(batch, np.arange(start, start + n))
-                yield self._samples(cells, n, np.zeros(n)), self.columns.notes
-            else:
-                yield None
-            start += n
+            yield (*self.convert(batch, start), self.columns.notes) if next(turns) else None
+            start += batch.num_rows
 
     def _builder(self) -> SampleBuilder:
-        return SampleBuilder(len(self.columns.features), self.is_hashed, self._log)
+        return SampleBuilder(self.is_hashed, self._logarithms)
 
     def _samples(self, cells: list[ColumnCells], n: int, labels: Float64) -> Dataset:
         """Return n rows as samples."""

@@ -29,6 +29,7 @@ from mpips.data.exact import ExactSum, ratio
 Float64: TypeAlias = npt.NDArray[np.float64]
 Int64: TypeAlias = npt.NDArray[np.int64]
 
+_CHUNK = 1 << 16  # scores of `pairs_of` that are compared at a time
 _LOW_BITS = (
     20  # bits of a factor that are multiplied at a time, so that int64 sums of products are exact
 )
@@ -76,6 +77,34 @@ class Pairs(msgspec.Struct, frozen=True):
         """Return the area under the ROC curve, correctly rounded; nan if a class is absent."""
         n_pairs = self.positives * self.negatives
         return ratio(self.wins, 2 * n_pairs) if n_pairs else math.nan
+
+
+def pairs_of(positive: Float64, negative: Float64) -> Pairs:
+    """Return the pairs of all samples, equal to `Ranking.pairs`, in memory for the scores alone.
+
+    Args:
+        positive: Scores of the positive samples, float64, shape (n,), without nan; sorted in place.
+        negative: Those of the other samples.
+    """
+    positive.sort()
+    negative.sort()
+    wins, precisions, start = 0, ExactSum(), 0
+    while start < len(positive):
+        part = positive[start : start + _CHUNK]
+        places = np.flatnonzero(np.concatenate([[True], part[1:] != part[:-1]]))
+        scores = part[places]
+        # The last score of the chunk may go on behind it.
+        end = int(np.searchsorted(positive, scores[-1], "right"))
+        counts = np.diff(np.append(start + places, end))
+        below = np.searchsorted(negative, scores, "left")
+        ties = np.searchsorted(negative, scores, "right") - below
+        wins += sum(
+            n * w for n, w in zip(counts.tolist(), (2 * below + ties).tolist(), strict=True)
+        )
+        right, wrong = len(positive) - start - places, len(negative) - below
+        precisions += ExactSum.of(counts * (right / np.maximum(right + wrong, 1)))
+        start = end
+    return Pairs(wins, len(positive), len(negative), precisions)
 
 
 class Ranking(msgspec.Struct, frozen=True):

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import html
+import os
 import shutil
 import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import msgspec
 
 from mpips.config.schema import JobConfig, load_config
-from mpips.errors import CapabilityError, ConfigError, MpipsError
+from mpips.errors import CapabilityError, ConfigError, DataError, MpipsError
 from mpips.inference.model import Model, load_model
 from mpips.inference.training_files import as_file
 from mpips.monitor.summary import metric_names, metrics_text
@@ -22,6 +24,8 @@ from mpips.mpi import launch
 from mpips.session.driver import Outcome
 from mpips.supervisor import child
 from mpips.supervisor.plan import make_run
+from mpips.tasks import load_task
+from mpips.tasks.base import reader_of
 from mpips.training.epochs import OnEpochEnd
 from mpips.training.preflight import preflight
 from mpips.training.train import train
@@ -239,6 +243,22 @@ def fit_job(
         raise
 
 
+def _refuse_arrays(task: str, data: tuple[Any, Any]) -> None:
+    """Check that a task which reads its files itself gets no samples with features.
+
+    Raises:
+        DataError: It does.
+    """
+    if task.endswith(".toml") or reader_of(load_task(task)) is None:
+        return
+    for name, given in zip(("train", "test"), data, strict=True):
+        if not isinstance(given, str | os.PathLike | NoneType) and not hasattr(given, "to_csv"):
+            raise DataError(
+                f"the {name} data is {type(given).__name__}: task '{task}' reads its files itself; give the "
+                "path of a file, or a frame of pandas, which is written as CSV"
+            )
+
+
 def _fit(
     task: str,
     data: tuple[Any, Any],
@@ -251,6 +271,7 @@ def _fit(
 ) -> Fit:
     """Write the data into files where that is necessary, and train."""
     found = [] if task.endswith(".toml") else [("task", task)]
+    _refuse_arrays(task, data)
     for name, given in zip(("train", "test"), data, strict=True):
         if given is not None:
             found.append((f"data.{name}", as_file(given, own, name)))

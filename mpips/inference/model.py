@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -15,18 +16,18 @@ from mpips.checkpoint.find import choose_checkpoint, is_checkpoint
 from mpips.checkpoint.folder import find_folder, parse_name
 from mpips.checkpoint.structure import ATTACHED
 from mpips.config.schema import JobConfig, config_of
-from mpips.data import DataInfo, Dataset, Moments
-from mpips.data.file_blocks import blocks
+from mpips.data import Batch, DataInfo, Dataset, Moments
+from mpips.data.file_blocks import blocks, labelled_blocks
 from mpips.data.hdf5 import load_hdf5
-from mpips.data.metrics import merge
 from mpips.data.options import Share
 from mpips.data.rows import Arrays, Purpose, Samples
 from mpips.errors import CapabilityError, CheckpointError, ConfigError, DataError
-from mpips.inference.samples import from_file, samples_of
+from mpips.inference.evaluating import batches_in, evaluated
+from mpips.inference.samples import samples_of
 from mpips.inference.stored_tables import StoredTables
 from mpips.tasks import Task, load_task
 from mpips.tasks.base import reader_of
-from mpips.training.evaluation import batches_of, has_scores, measured, own_names, scored
+from mpips.training.evaluation import batches_of
 from mpips.training.example import check_example
 from mpips.training.own_data import read_own
 from mpips.training.preflight import task_options
@@ -118,9 +119,11 @@ class Model:
     def predict(self, data: Any) -> Numbers:
         """Return the most probable label of each sample, or the predicted number if the task has targets.
 
+        A file is read block by block, unless the task reads it itself.
+
         Args:
-            data: See `mpips.inference.samples.samples_of`: a path, an array of shape (n, d), a sparse matrix
-                or a frame. Labels in a file are not read.
+            data: A path or a pattern of files, or an array of shape (n, d), a sparse matrix or a frame; see
+                `mpips.inference.samples.samples_of`. Labels in a file are not read.
 
         Returns:
             Labels as in the training data, shape (n,); float32 numbers of a task that has no classes.
@@ -128,8 +131,10 @@ class Model:
         Raises:
             DataError: The data does not fit the training data.
         """
-        scores = self._scores(data)
-        return self.labels_of(self.all_classes(scores)) if self.info.wants == "classes" else scores
+        parts = self._parts(data)
+        if self.info.wants == "classes":
+            parts = (self.labels_of(self.all_classes(scores)) for scores in parts)
+        return np.concatenate([*parts])
 
     def labels_of(self, probabilities: Numbers) -> Numbers:
         """Return the label of the most probable class; of two equally probable ones the second.
@@ -158,7 +163,7 @@ class Model:
                 f"task '{self.manifest.config['task']}' predicts numbers, which have no probabilities; use "
                 "predict"
             )
-        return self.all_classes(self._scores(data))
+        return self.all_classes(np.concatenate([*self._parts(data)]))
 
     def to_torch(self) -> Network:
         """Return the model as a module of PyTorch that takes raw features and returns logits.
@@ -192,8 +197,11 @@ class Model:
     ) -> dict[str, float]:
         """Return the metrics of a file with labels, as `mpips train` computes them of its test file.
 
+        The file is read block by block, unless the task reads it itself. For areas under curves the scores
+        are held: 16 bytes a sample at the end.
+
         Args:
-            path: The file; its columns and labels are those of the training data.
+            path: The file, or a pattern of files; its columns and labels are those of the training data.
             metrics: Names of metrics to add: "f1", "pr_auc" and "calibration" of two classes, "mae" of
                 numbers. Those that the job asked for (train.metrics) are there in any case.
 
@@ -203,17 +211,13 @@ class Model:
         """
         known = getattr(self.task, "own_metrics", {})
         more = asked_metrics((*self._metrics, *metrics), self.task.metrics, known)
-        samples: Samples
         if self._own is not None:
-            samples = self._read_own(os.fspath(path), "test")
+            batches = batches_of(self._read_own(os.fspath(path), "test"))
         else:
-            samples, self.notes = from_file(os.fspath(path), self.info, self._options)
-        found: dict[str, float] = {}
-        if has_scores(self.task):
-            found = merge([scored(self.tables, self.task, b) for b in batches_of(samples)], more)
-        if own := own_names(self.task, more):
-            found |= measured(self.tables, self.task, samples, own).values()
-        return found
+            self.notes = ()
+            found = labelled_blocks(path, self._options, self.info, say=self._note)
+            batches = batches_in(found, os.fspath(path))
+        return evaluated(self.tables, self.task, batches, more)
 
     def columns(self, data: str | os.PathLike[str]) -> dict[str, Numbers] | None:
         """Return the columns that a task which reads its files itself writes for a file.
@@ -236,9 +240,11 @@ class Model:
             return None
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
-    def _scores(self, data: Any) -> Numbers:
-        """Return what the task predicts: probabilities, shape (n,) or (n, k), or numbers."""
-        samples: Samples
+    def _parts(self, data: Any) -> Iterator[Numbers]:
+        """Yield what the task predicts of some samples each: probabilities, (n,) or (n, k), or numbers.
+
+        Sets `notes`.
+        """
         if self._own is not None:
             if not isinstance(data, str | os.PathLike):
                 name = self.manifest.config["task"]
@@ -250,10 +256,16 @@ class Model:
                 raise ConfigError(
                     f"task '{name}' predicts columns: use `mpips predict` or columns(path)"
                 )
-            samples = self._read_own(os.fspath(data), "predict")
-        else:
-            samples, self.notes = samples_of(data, self.info, self._options)
-        return self.scores(samples)
+            return self._predicted(batches_of(self._read_own(os.fspath(data), "predict")))
+        if isinstance(data, str | os.PathLike):
+            self.notes = ()
+            found = blocks(data, self._options, self.info, say=self._note)
+            return self._predicted(batches_in(found, os.fspath(data)))
+        samples, self.notes = samples_of(data, self.info, self._options)
+        return self._predicted(batches_of(samples))
+
+    def _note(self, note: str) -> None:
+        self.notes += (note,)
 
     def scores(self, samples: Samples) -> Numbers:
         """Return what the task predicts of samples in the form of the training data.
@@ -261,14 +273,18 @@ class Model:
         Returns:
             Probabilities, float32, of class 1, shape (n,), or of all classes, shape (n, k); or numbers, (n,).
         """
+        return np.concatenate([*self._predicted(batches_of(samples))])
+
+    def _predicted(self, batches: Iterator[Batch]) -> Iterator[Numbers]:
+        """Yield what the task predicts of each batch."""
         try:
-            parts = [self.task.predict(self.tables, batch) for batch in batches_of(samples)]
+            for batch in batches:
+                yield self.task.predict(self.tables, batch)
         except NotImplementedError:
             name = self.manifest.config["task"]
             raise ConfigError(
                 f"task '{name}' predicts columns: use `mpips predict` or columns(path)"
             ) from None
-        return np.concatenate(parts)
 
     def _read_own(self, path: str, purpose: Purpose) -> Samples:
         """Read a file with the task; sets `notes`."""
@@ -294,7 +310,12 @@ class Model:
         return np.stack([1 - scores, scores], axis=1) if scores.ndim == 1 else scores
 
 
-def load_model(path: str | os.PathLike[str], check: bool = True, best: bool = False) -> Model:
+def load_model(
+    path: str | os.PathLike[str],
+    check: bool = True,
+    best: bool = False,
+    options: Mapping[str, Any] | None = None,
+) -> Model:
     """Load a model; see `mpips.inference.loading.load`."""
     checkpoint, refused = _open(Path(path), best)
     try:
@@ -305,7 +326,8 @@ def load_model(path: str | os.PathLike[str], check: bool = True, best: bool = Fa
                 "predict with; read its tables with mpips.checkpoint.open_checkpoint, or a PyTorch model "
                 "with mpips.torch.load_checkpoint"
             )
-        info, config = DataInfo.from_config(manifest.data), config_of(manifest.config)
+        info = DataInfo.from_config(manifest.data)
+        config = _with_options(config_of(manifest.config), options or {})
         attached = _attached(checkpoint, info)
         moments = Moments.from_arrays(attached)
         own = {name: attached[name] for name in info.arrays}
@@ -316,6 +338,22 @@ def load_model(path: str | os.PathLike[str], check: bool = True, best: bool = Fa
     except BaseException:
         checkpoint.close()
         raise
+
+
+def _with_options(config: JobConfig, options: Mapping[str, Any]) -> JobConfig:
+    """Return the configuration of a job with other options of prediction.
+
+    Raises:
+        ConfigError: The task lets no such option be changed.
+    """
+    known = getattr(load_task(config.task), "prediction_options", ()) if options else ()
+    for name in options:
+        if name not in known:
+            accepted = ", ".join(f"options.{own}" for own in known) or "none of its options"
+            raise ConfigError(
+                f"options.{name}: is fixed by the training; task '{config.task}' lets {accepted} be changed"
+            )
+    return msgspec.structs.replace(config, options={**config.options, **options})
 
 
 def _open(path: Path, best: bool) -> tuple[Checkpoint, tuple[str, ...]]:

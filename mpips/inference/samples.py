@@ -1,8 +1,7 @@
-"""Turn what people predict from into samples as the task was trained on: arrays, frames, files."""
+"""Turn what people predict from into samples as the task was trained on: arrays, matrices, frames."""
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from mpips.data import DataInfo, Dataset, DenseData, ReadOptions, SparseData, align, read
+from mpips.data import DataInfo, Dataset, DenseData, ReadOptions, SparseData, read
 from mpips.data.file_blocks import as_trained
-from mpips.data.info import matching_labels, narrow, relabel
-from mpips.data.summary import matching_text
+from mpips.data.info import narrow
 from mpips.errors import DataError
 
 
@@ -21,8 +19,8 @@ def samples_of(data: Any, info: DataInfo, options: ReadOptions) -> tuple[Dataset
     """Return samples without labels, with the columns of the training data.
 
     Args:
-        data: A path of a file; an array of numbers, shape (n, d); a sparse matrix of SciPy; or a frame of
-            pandas, whose columns have the names of the training data's.
+        data: An array of numbers, shape (n, d); a sparse matrix of SciPy; or a frame of pandas, whose columns
+            have the names of the training data's.
         info: Description of the training data.
         options: Options with which the training data was read.
 
@@ -32,8 +30,6 @@ def samples_of(data: Any, info: DataInfo, options: ReadOptions) -> tuple[Dataset
     Raises:
         DataError: The data does not fit; names what is missing or different.
     """
-    if isinstance(data, str | os.PathLike):
-        return from_file(os.fspath(data), info, msgspec.structs.replace(options, labelled=False))
     if hasattr(data, "to_csv") and hasattr(data, "columns"):
         return _of_frame(data, info, options)
     if hasattr(data, "tocsr"):
@@ -50,25 +46,6 @@ def samples_of(data: Any, info: DataInfo, options: ReadOptions) -> tuple[Dataset
     return as_trained(_sparse(samples) if info.kind == "sparse" else samples, info), ()
 
 
-def from_file(path: str, info: DataInfo, options: ReadOptions) -> tuple[Dataset, tuple[str, ...]]:
-    """Read all samples of a file and bring them into the form of the training data.
-
-    Args:
-        path: The file.
-        info: Description of the training data.
-        options: Options of the reader; with `labelled` False the labels are not read.
-
-    Raises:
-        DataError: The file cannot be read, or does not fit.
-    """
-    part = read(path, options=options, like=info)
-    if options.labelled:
-        meant = matching_labels(info, part.info)
-        notes = (*part.notes, matching_text(path, meant)) if meant else part.notes
-        return align(relabel(part.data, meant), info), notes
-    return as_trained(part.data, info), part.notes
-
-
 def _of_frame(frame: Any, info: DataInfo, options: ReadOptions) -> tuple[Dataset, tuple[str, ...]]:
     """Return the samples of a frame: those of the CSV file that it writes."""
     if not info.columns:
@@ -76,8 +53,11 @@ def _of_frame(frame: Any, info: DataInfo, options: ReadOptions) -> tuple[Dataset
     with tempfile.TemporaryDirectory(prefix="mpips-frame-") as folder:
         path = Path(folder) / "frame.csv"
         frame.to_csv(path, index=False)
-        found, notes = samples_of(path, info, msgspec.structs.replace(options, format="csv"))
-    return found, tuple(note.replace(str(path), "the frame") for note in notes)
+        options = msgspec.structs.replace(options, format="csv", labelled=False)
+        part = read(path, options=options, like=info)
+    return as_trained(part.data, info), tuple(
+        note.replace(str(path), "the frame") for note in part.notes
+    )
 
 
 def _of_matrix(matrix: Any) -> SparseData:

@@ -14,7 +14,7 @@ import io
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -65,8 +65,9 @@ def predict_file(
     data: str,
     out: Path | None,
     say: Callable[[str], None] = lambda note: None,
-    load: Callable[[Path], Model] = load_model,
     timeout_s: float = TIMEOUT_S,
+    best: bool = False,
+    options: Mapping[str, Any] | None = None,
 ) -> Written:
     """Predict the samples of a file. Collective over the ranks of a launch; blocks.
 
@@ -75,8 +76,9 @@ def predict_file(
         data: A path or a pattern of files, which all ranks can read.
         out: File to write, on rank 0, which appears when it is complete; None: stdout.
         say: Called with sentences for the user on rank 0.
-        load: Loads the model.
         timeout_s: Time limit of a wait for a rank that does nothing, seconds.
+        best: Take the best checkpoint of the run; see `mpips.load`.
+        options: Options of the task for prediction; see `mpips.load`.
 
     Raises:
         ConfigError: There is no model, or `out` cannot be written.
@@ -88,20 +90,19 @@ def predict_file(
     comm = launch.load_mpi() if launch.launched_size() > 1 else None
     ranks = Rounds(comm, timeout_s, "mpips predict")
     with terminating():
-        return _predicted(ranks, model, data, out, kind, say, load)
+        loaded = _load(ranks, model, best, options)
+        return _predicted(ranks, loaded, data, out, kind, say)
 
 
 def _predicted(
     ranks: Rounds,
-    model: Path,
+    loaded: Model,
     data: str,
     out: Path | None,
     kind: type[Writer],
     say: Callable[[str], None],
-    load: Callable[[Path], Model],
 ) -> Written:
     """See `predict_file`."""
-    loaded = _load(ranks, model, load)
     first = ranks.rank == 0
     for note in loaded.refused if first else ():
         say(note)
@@ -119,17 +120,17 @@ def _predicted(
     return Written(n, loaded.path)
 
 
-def _load(ranks: Rounds, path: Path, load: Callable[[Path], Model]) -> Model:
+def _load(ranks: Rounds, path: Path, best: bool, options: Mapping[str, Any] | None) -> Model:
     """Load the same checkpoint on all ranks."""
     model, error = None, None
     if ranks.rank == 0:
         with ranks.working():
-            model, error = _attempt(lambda: load(path))
+            model, error = _attempt(lambda: load_model(path, best=best, options=options))
     chosen = ranks.meet(error, str(model.path) if model is not None else "")[0]
     error = None
     if model is None:
         with ranks.working():
-            model, error = _attempt(lambda: load_model(Path(chosen)))
+            model, error = _attempt(lambda: load_model(Path(chosen), options=options))
     ranks.meet(error, 0)
     assert model is not None
     return model

@@ -143,6 +143,8 @@ class Task(Protocol):
             are not in `metrics` by their names (train.metrics).
         pushes_changes: Pushes are old values minus new ones, which the task has computed itself with learning
             rates of its own. A job can then change neither optimizers nor rates.
+        prediction_options: Names of the options that `mpips predict --set` and `mpips.load` can change, since
+            the training does not depend on them.
         uses_weights: `step` multiplies losses and gradients by `batch.weights`, unless that is None. A job
             can set data.weight and data.class_weight only then.
     """
@@ -156,6 +158,7 @@ class Task(Protocol):
     metrics: tuple[str, ...] = ()
     own_metrics: ClassVar[Mapping[str, Direction]] = {}
     pushes_changes: ClassVar[bool] = False
+    prediction_options: ClassVar[tuple[str, ...]] = ()
     uses_weights: ClassVar[bool] = False
 
     def __init__(self, info: DataInfo, options: Any, seed: int) -> None:

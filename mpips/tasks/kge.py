@@ -58,6 +58,7 @@ class Kge(Task):
     default_epochs = 40
     default_batch_size = 128
     optimizer_options: ClassVar = {"learning_rate": ("", "lr")}
+    prediction_options: ClassVar = ("top",)
     metrics = ("mrr", "hits_at_1", "hits_at_3", "hits_at_10")
     own_metrics: ClassVar[dict[str, Direction]] = {
         "mrr": "higher",

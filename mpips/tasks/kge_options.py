@@ -99,6 +99,16 @@ class KgeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         Count, Meta(description="mpips predict: answers to a question such as `Q1 P2 ?`.")
     ] = 10
 
+    def idle(self) -> dict[str, str]:
+        """Return why an option has no effect beside the others, by its name."""
+        found = {}
+        if self.model != "transe":
+            found["norm"] = f"it applies only to transe, options.model is {self.model}"
+        if self.resolved(1).loss == "softmax":
+            why = "it applies only to the loss logistic, that of this job is softmax"
+            found |= {"temperature": why, "margin": why}
+        return found
+
     def embedding_model(self) -> EmbeddingModel:
         """Return the model."""
         if self.model == "transe":

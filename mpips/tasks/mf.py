@@ -47,6 +47,7 @@ class MatrixFactorization(Task):
     default_epochs = 30
     default_batch_size = 256
     optimizer_options: ClassVar = {"learning_rate": ("", "lr")}
+    prediction_options: ClassVar = ("top",)
     own_metrics: ClassVar[dict[str, Direction]] = {"ndcg_at_10": "higher", "recall_at_10": "higher"}
 
     @classmethod

@@ -47,6 +47,16 @@ class MfOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         Count, Meta(description="mpips predict: items for a line without an item, or with ?.")
     ] = 10
 
+    def idle(self) -> dict[str, str]:
+        """Return why an option has no effect beside the others, by its name."""
+        if not self.implicit:
+            return {"least_rating": "it applies only with options.implicit = true"}
+        if self.least_rating is None:
+            return {
+                "rating": "options.implicit = true reads ratings for options.least_rating alone"
+            }
+        return {}
+
     @property
     def penalty(self) -> float:
         """The value of `l2`, or its default."""

@@ -117,6 +117,7 @@ class Word2Vec(Task):
         "similarity": "higher",
     }
     pushes_changes: ClassVar[bool] = True
+    prediction_options: ClassVar = ("neighbours",)
 
     def __init__(self, info: DataInfo, options: Any, seed: int) -> None:
         """Take the options; see `Task`."""

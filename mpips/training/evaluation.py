@@ -91,12 +91,17 @@ def measured(worker: TaskWorker, task: Task, test: Samples, names: Sequence[str]
     total = Quotients.zero(names)
     for batch in batches_of(test):
         if batch.n:
-            found = task.measure(worker, batch)
-            try:
-                total += Quotients.of(names, found)
-            except (ValueError, TypeError) as error:
-                raise ConfigError(f"{type(task).__name__}.measure: {error}") from error
+            total += measured_batch(worker, task, batch, names)
     return total
+
+
+def measured_batch(worker: TaskWorker, task: Task, batch: Any, names: Sequence[str]) -> Quotients:
+    """Return the sums of the task's own metrics over a batch of one sample or more; see `measured`."""
+    found = task.measure(worker, batch)
+    try:
+        return Quotients.of(names, found)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{type(task).__name__}.measure: {error}") from error
 
 
 def combine(

@@ -49,7 +49,7 @@ def preflight(config: JobConfig, n_ranks: int | None = None, dry_run: bool = Fal
     """
     launch.refuse_lonely_tasks()
     task = load_task(config.task)
-    task_options(task, config.options)
+    _refuse_idle(config, task_options(task, config.options))
     check_names(config.train, getattr(task, "own_metrics", {}))
     if reader_of(task) is not None:
         refuse_reader_options(config)
@@ -121,6 +121,22 @@ def task_options(task: type[Task], options: Mapping[str, Any]) -> msgspec.Struct
     """
     check_known(options, task.Options, "options.")
     return convert(fitted(options, task.Options), task.Options, "options")
+
+
+def _refuse_idle(config: JobConfig, options: msgspec.Struct) -> None:
+    """Check that the job sets no option of the task that has no effect beside the others.
+
+    Options of a task may have a method `idle`, which returns why an option has none, by its name.
+
+    Raises:
+        ConfigError: It sets one.
+    """
+    idle: dict[str, str] = options.idle() if hasattr(options, "idle") else {}
+    for name in config.options:
+        if name in idle:
+            raise ConfigError(
+                f"options.{name} = {config.options[name]!r} has no effect: {idle[name]}; leave it out"
+            )
 
 
 def check_replaced(task: type[Task], config: JobConfig) -> None:

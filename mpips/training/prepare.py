@@ -82,6 +82,7 @@ def read_options(config: JobConfig, split: str, wants: Wants = "classes") -> Rea
         "numeric": d.numeric,
         "ignore": d.ignore,
         "empty": d.empty,
+        "weight": d.weight or "",
         "split": split,
     }
     try:

@@ -3,8 +3,8 @@
 A weight multiplies the loss and the gradient of a sample, not its share of a mean: a batch of samples that
 all have weight 2 has twice the gradient. Reported losses of the training are weighted, metrics are not.
 
-A column of weights is read like the other columns and taken out afterwards, so that every reader and cache
-has it. Then the data, its description and the model do not contain it.
+A column of weights is read like the other columns, but never as logarithms, and taken out afterwards, so
+that every reader and cache has it. Then the data, its description and the model do not contain it.
 """
 
 from __future__ import annotations
@@ -57,12 +57,10 @@ class WeightColumn(msgspec.Struct, frozen=True):
     Attributes:
         name: Its name.
         place: Its place among the columns.
-        is_log: The reader has replaced numbers v by sign(v) log(1 + |v|).
     """
 
     name: str
     place: int
-    is_log: bool
 
     @classmethod
     def of(cls, config: JobConfig, info: DataInfo) -> WeightColumn | None:
@@ -90,9 +88,7 @@ class WeightColumn(msgspec.Struct, frozen=True):
             raise ConfigError(f"data.weight = {name!r}: the column is text, weights are numbers")
         if len(info.columns) == 1:
             raise ConfigError(f"data.weight = {name!r}: the data has no other column")
-        numeric = config.data.numeric
-        is_log = numeric == "log" or (numeric == "auto" and info.kind == "sparse")
-        return cls(name, info.columns.index(name), is_log)
+        return cls(name, info.columns.index(name))
 
     def without(self, info: DataInfo) -> DataInfo:
         """Return the description of the data without the column."""
@@ -134,14 +130,12 @@ class WeightColumn(msgspec.Struct, frozen=True):
         )
 
     def _checked(self, numbers: npt.NDArray[np.float32] | npt.NDArray[np.float64]) -> Float32:
-        wide = numbers.astype(np.float64)
-        weights = np.expm1(wide) if self.is_log else wide
-        strange = np.flatnonzero(~(np.isfinite(weights) & (wide >= 0)))
+        strange = np.flatnonzero(~(np.isfinite(numbers) & (numbers >= 0)))
         if len(strange):
             raise DataError(
-                f"column '{self.name}': the weight {weights[strange[0]]:g} is not a number of 0 or more"
+                f"column '{self.name}': the weight {numbers[strange[0]]:g} is not a number of 0 or more"
             )
-        return weights.astype(np.float32)
+        return numbers.astype(np.float32)
 
 
 class ClassWeights(msgspec.Struct, frozen=True):

@@ -86,14 +86,14 @@ std::size_t count_csv_lines(const py::buffer& text) {
 }
 
 // Return a column's arrays as pointers, and check that they fit n records.
-data::CellColumn checked_column(const ColumnArrays& arrays, std::size_t n) {
+data::CellColumn checked_column(const ColumnArrays& arrays, bool logarithms, std::size_t n) {
   const auto& [numbers, key, codes, keys] = arrays;
   if (numbers.has_value() == codes.has_value() || codes.has_value() != keys.has_value())
     throw py::value_error("a column must have numbers, or codes and their keys");
   if (numbers) {
     require_vector(*numbers, "numbers");
     if (length(*numbers) != n) throw py::value_error("all columns must have the same length");
-    return {numbers->data(), key, nullptr, nullptr, 0};
+    return {numbers->data(), logarithms, key, nullptr, nullptr, 0};
   }
   require_vector(*codes, "codes");
   require_vector(*keys, "keys");
@@ -102,14 +102,17 @@ data::CellColumn checked_column(const ColumnArrays& arrays, std::size_t n) {
   const auto [least, most] = std::minmax_element(from, from + n);
   if (n > 0 && (*least < 0 || static_cast<std::size_t>(*most) >= length(*keys)))
     throw py::value_error("a code lies outside of its keys");
-  return {nullptr, 0, from, keys->data(), length(*keys)};
+  return {nullptr, false, 0, from, keys->data(), length(*keys)};
 }
 
 std::size_t interleave(const std::vector<ColumnArrays>& columns, std::size_t n_records,
-                       const std::optional<KeyArray>& own, bool logarithms, KeyArray keys,
-                       FloatArray values, CodeArray fields, KeyArray lengths) {
+                       const std::optional<KeyArray>& own, const std::vector<bool>& logarithms,
+                       KeyArray keys, FloatArray values, CodeArray fields, KeyArray lengths) {
   std::vector<data::CellColumn> found;
-  for (const ColumnArrays& arrays : columns) found.push_back(checked_column(arrays, n_records));
+  if (logarithms.size() != columns.size())
+    throw py::value_error("logarithms must have a value for each column");
+  for (std::size_t c = 0; c < columns.size(); ++c)
+    found.push_back(checked_column(columns[c], logarithms[c], n_records));
   const std::size_t n = own ? length(*own) : n_records;
   if (own) {
     const std::int64_t* const from = own->data();
@@ -123,8 +126,7 @@ std::size_t interleave(const std::vector<ColumnArrays>& columns, std::size_t n_r
   const data::EntryArrays out{keys.mutable_data(), values.mutable_data(), fields.mutable_data(),
                               lengths.mutable_data()};
   ReleaseGil release;
-  return data::interleave(found.data(), found.size(), own ? own->data() : nullptr, n, logarithms,
-                          out);
+  return data::interleave(found.data(), found.size(), own ? own->data() : nullptr, n, out);
 }
 
 py::tuple take_samples(const KeyArray& rows, const KeyArray& indptr, const KeyArray& indices,
@@ -196,7 +198,8 @@ void register_tables(py::module_& m) {
         py::arg("fields").noconvert(), py::arg("lengths").noconvert(),
         "Write the cells of columns as samples, record by record, without missing and empty ones;\n"
         "return the number of entries. Each column is (numbers, key, None, None) or (None, 0,\n"
-        "codes, keys): mpips/data/cells.py. Releases the GIL.");
+        "codes, keys): mpips/data/cells.py. `logarithms`: for each column whether\n"
+        "a number v becomes sign(v) log(1 + |v|). Releases the GIL.");
 }
 
 }  // namespace mpips

@@ -28,9 +28,10 @@ bool has_gap(const CellColumn& column, const std::int64_t* own, std::size_t n) n
 
 // Write the cells of a column in n records, none of which is missing, `stride` entries apart.
 void write_column(const CellColumn& column, const std::int64_t* own, std::size_t first,
-                  std::size_t n, bool logarithms, std::int32_t field, std::size_t stride,
+                  std::size_t n, std::int32_t field, std::size_t stride,
                   const EntryArrays& out) noexcept {
   std::size_t entry = first * stride + static_cast<std::size_t>(field);
+  const bool logarithms = column.logarithms;
   for (std::size_t i = first; i < first + n; ++i, entry += stride) {
     const std::size_t record = own == nullptr ? i : static_cast<std::size_t>(own[i]);
     out.fields[entry] = field;
@@ -46,7 +47,7 @@ void write_column(const CellColumn& column, const std::int64_t* own, std::size_t
 }
 
 std::size_t write_with_gaps(const CellColumn* columns, std::size_t n_columns,
-                            const std::int64_t* own, std::size_t n, bool logarithms,
+                            const std::int64_t* own, std::size_t n,
                             const EntryArrays& out) noexcept {
   std::size_t entry = 0;
   for (std::size_t i = 0; i < n; ++i) {
@@ -58,7 +59,7 @@ std::size_t write_with_gaps(const CellColumn* columns, std::size_t n_columns,
       out.fields[entry] = static_cast<std::int32_t>(c);
       if (column.numbers != nullptr) {
         double value = column.numbers[record];
-        if (logarithms) value = logarithm(value);
+        if (column.logarithms) value = logarithm(value);
         out.keys[entry] = column.key;
         out.values[entry] = static_cast<float>(value);
         entry += !std::isnan(value);
@@ -77,15 +78,14 @@ std::size_t write_with_gaps(const CellColumn* columns, std::size_t n_columns,
 }  // namespace
 
 std::size_t interleave(const CellColumn* columns, std::size_t n_columns, const std::int64_t* own,
-                       std::size_t n, bool logarithms, const EntryArrays& out) noexcept {
+                       std::size_t n, const EntryArrays& out) noexcept {
   const auto gaps = [&](const CellColumn& column) { return has_gap(column, own, n); };
   if (std::any_of(columns, columns + n_columns, gaps))
-    return write_with_gaps(columns, n_columns, own, n, logarithms, out);
+    return write_with_gaps(columns, n_columns, own, n, out);
   for (std::size_t first = 0; first < n; first += kBlock) {
     const std::size_t block = std::min(kBlock, n - first);
     for (std::size_t c = 0; c < n_columns; ++c)
-      write_column(columns[c], own, first, block, logarithms, static_cast<std::int32_t>(c),
-                   n_columns, out);
+      write_column(columns[c], own, first, block, static_cast<std::int32_t>(c), n_columns, out);
   }
   std::fill(out.lengths, out.lengths + n, static_cast<std::int64_t>(n_columns));
   return n * n_columns;

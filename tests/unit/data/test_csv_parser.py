@@ -238,8 +238,8 @@ def test_hashed_samples_have_the_cells_that_are_there_in_order() -> None:
     source = np.random.default_rng(4)
     for trial in range(120):
         first = columns_of(source, 0, False)
-        logarithms, hashed = bool(trial % 2), True
-        builder = SampleBuilder(len(first), hashed, logarithms)
+        logarithms = [bool((trial + i // 2) % 2) for i in range(len(first))]
+        builder = SampleBuilder(True, logarithms)
         if trial % 3 == 0:
             builder.expect(int(source.integers(0, 300)))
         expected, labels = [], 0
@@ -253,7 +253,7 @@ def test_hashed_samples_have_the_cells_that_are_there_in_order() -> None:
             records = range(n) if own is None else own.tolist()
             labels += len(records)
             for record in records:
-                found = [entry(column, record, logarithms) for column in columns]
+                found = [entry(c, record, log) for c, log in zip(columns, logarithms, strict=True)]
                 expected.append([(i, *e) for i, e in enumerate(found) if e is not None])
         data = builder.samples(np.zeros(labels))
         assert isinstance(data, SparseData)
@@ -266,7 +266,7 @@ def test_hashed_samples_have_the_cells_that_are_there_in_order() -> None:
 
 
 def test_dense_samples_are_rows_with_0_for_a_missing_number() -> None:
-    builder = SampleBuilder(2, hashed=False, logarithms=False)
+    builder = SampleBuilder(hashed=False, logarithms=[False, False])
     cells = [
         NumberCells(0, np.array([1.5, np.nan, 3.0])),
         NumberCells(0, np.array([4.0, 5.0, 6.0])),
@@ -279,7 +279,13 @@ def test_dense_samples_are_rows_with_0_for_a_missing_number() -> None:
 
 
 def test_arrays_that_do_not_fit_are_refused() -> None:
-    def outcome(numbers: Float64, codes: list[int], own: list[int] | None, room: int) -> int:
+    def outcome(
+        numbers: Float64,
+        codes: list[int],
+        own: list[int] | None,
+        room: int,
+        logarithms: tuple[bool, ...] = (False, False),
+    ) -> int:
         return interleave(
             [
                 (numbers, 1, None, None),
@@ -287,7 +293,7 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
             ],
             2,
             None if own is None else np.array(own, np.int64),
-            False,
+            logarithms,
             np.zeros(room, np.int64),
             np.zeros(room, np.float32),
             np.zeros(room, np.int32),
@@ -305,3 +311,5 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
         outcome(np.zeros(3), [0, 1], None, 4)
     with pytest.raises(ValueError, match="a record that is not there"):
         outcome(np.zeros(2), [0, 1], [0, 2], 4)
+    with pytest.raises(ValueError, match="a value for each column"):
+        outcome(np.zeros(2), [0, 1], None, 4, (False,))

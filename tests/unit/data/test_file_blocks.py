@@ -11,7 +11,7 @@ import pytest
 
 from mpips.data import DataInfo, Dataset, DenseData, ReadOptions, SparseData, align, read
 from mpips.data import file_blocks as blocks_module
-from mpips.data.file_blocks import BLOCKS, blocks
+from mpips.data.file_blocks import BLOCKS, blocks, labelled_blocks
 from mpips.data.readers import READERS
 from mpips.errors import ConfigError, DataError
 
@@ -218,3 +218,87 @@ def test_rows_of_another_width_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "text.npz", x=np.full((3, 6), "a"))
     with pytest.raises(DataError, match="has dtype"):
         list(blocks(tmp_path / "text.npz", ReadOptions(), info))
+
+
+@pytest.mark.parametrize("make", FORMS, ids=lambda make: make.__name__)
+def test_labelled_blocks_are_the_samples_and_labels_of_the_file(
+    make: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    path = make(tmp_path)
+    part = read(path, options=ReadOptions(empty="zero"))
+    expected = align(part.data, part.info)
+    found = [*labelled_blocks(path, ReadOptions(empty="zero"), part.info)]
+    assert len(found) >= 3
+    assert [row for block in found for row in rows_of(block)] == rows_of(expected)
+    assert np.concatenate([block.labels for block in found]).tolist() == expected.labels.tolist()
+
+
+@pytest.mark.parametrize(
+    ("trained_on", "labels", "classes"),
+    [
+        ("0 1", "2 2 2 2 2 2 2 2 1 1", [1] * 8 + [0] * 2),
+        ("-1 1", "1 1 1 1 1 1 1 1 0 1", [1] * 8 + [0, 1]),
+        ("1 2", "-1 1 -1", [0, 1, 0]),
+        # One label alone means itself.
+        ("0 1", "1 1 1", [1, 1, 1]),
+        ("1 2", "1 1 1", [0, 0, 0]),
+        ("3 4", "4 3 4", [1, 0, 1]),
+    ],
+)
+def test_two_classes_are_found_also_where_the_first_blocks_have_one(
+    trained_on: str, labels: str, classes: list[int], tmp_path: Path
+) -> None:
+    def lines(name: str, found: list[str]) -> Path:
+        # A block of 150 bytes has one line.
+        return write(tmp_path / name, "".join(f"{label} {KEYS}\n" for label in found))
+
+    info = read(lines("train.svm", trained_on.split())).info
+    path, notes = lines("test.svm", labels.split()), []
+    found = labelled_blocks(path, ReadOptions(), info, say=notes.append)
+    assert [label for block in found for label in block.labels.tolist()] == classes
+    known = sorted(map(float, set(labels.split())))
+    same = len(known) < 2 or tuple(known) == info.labels
+    assert len(notes) == (0 if same else 1)
+
+
+KEYS = " ".join(f"{key}:1" for key in range(1, 30))
+
+
+@pytest.mark.parametrize(
+    ("labels", "text"),
+    [
+        ("1 2 2 0", "label 0 is none of the two labels before it, 1 and 2"),
+        ("0 1 1 2", "label 2 does not occur in the training data, whose labels are 0, 1"),
+        ("7", "label 7 does not occur"),
+    ],
+)
+def test_a_third_label_is_refused(labels: str, text: str, tmp_path: Path) -> None:
+    info = read(write(tmp_path / "train.svm", "0 1:1\n1 1:2\n")).info
+    path = write(tmp_path / "a.svm", "".join(f"{label} {KEYS}\n" for label in labels.split()))
+    with pytest.raises(DataError, match=text):
+        list(labelled_blocks(path, ReadOptions(), info))
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_labels_of_text_are_those_of_the_training_data(ending: str, tmp_path: Path) -> None:
+    def table(name: str, labels: list[object]) -> Path:
+        path = tmp_path / f"{name}.{ending}"
+        if ending == "csv":
+            return write(path, "a,label\n" + "".join(f"{i}.25,{x}\n" for i, x in enumerate(labels)))
+        pyarrow = pytest.importorskip("pyarrow")
+        from pyarrow import parquet as files
+
+        a = [i + 0.25 for i in range(len(labels))]
+        files.write_table(pyarrow.table({"a": a, "label": labels}), path)
+        return path
+
+    info = read(table("train", ["no", "yes", "maybe"])).info
+    found = labelled_blocks(table("test", ["yes"] * 40 + ["maybe"]), ReadOptions(), info)
+    assert [x for block in found for x in block.labels.tolist()] == [2] * 40 + [0]
+    with pytest.raises(DataError, match="label 'never' does not occur in the training data"):
+        list(labelled_blocks(table("b", ["yes"] * 40 + ["never"]), ReadOptions(), info))
+    numbers = read(table("numbers", [0, 1])).info
+    with pytest.raises(DataError, match="its labels are no, yes, those of the training data 0, 1"):
+        list(labelled_blocks(table("c", ["yes", "no"]), ReadOptions(), numbers))
+    with pytest.raises(DataError, match=r"numbers, the labels|label '0' does not occur"):
+        list(labelled_blocks(table("d", [0, 1]), ReadOptions(), info))

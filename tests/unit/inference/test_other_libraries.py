@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -233,3 +236,26 @@ def test_a_sparse_model_is_an_estimator_too(logistic: Path) -> None:
     assert estimator.score(x, y) == np.mean(model.predict(x) == y)
     with pytest.raises(AttributeError, match="no named columns"):
         _ = estimator.feature_names_in_
+
+
+@pytest.mark.parametrize("kind", ["npz", "safetensors", "parquet"])
+def test_an_export_that_has_no_room_is_one_sentence_and_leaves_nothing(
+    kind: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("pyarrow")
+    make("softmax", tmp_path)
+    (tmp_path / "out").mkdir()
+    out = tmp_path / "out" / "model"
+    program = (
+        "import resource as r, sys; r.setrlimit(r.RLIMIT_FSIZE, (100, 100)); "
+        "from mpips.cli import main; sys.argv[1:1] = ['export']; main()"
+    )
+    arguments = [str(tmp_path / "checkpoints"), "--format", kind, "-o", str(out)]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == ConfigError.exit_code
+    assert re.fullmatch(
+        rf"mpips: error: {out}: cannot be written: .*File too large.*\n", done.stderr
+    )
+    assert not list(out.parent.iterdir())

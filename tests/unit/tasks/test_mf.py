@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import mpips
 from mpips.checkpoint import list_checkpoints, open_checkpoint
+from mpips.cli.predict import command as predict
+from mpips.cli.run import command as run
 from mpips.config.schema import load_config
 from mpips.data.quotients import Quotients
 from mpips.data.ratings import PairData, RatingColumns, read_ratings
 from mpips.data.rows import RowBatch
-from mpips.errors import DataError
+from mpips.errors import ConfigError, DataError
 from mpips.tasks.mf import MatrixFactorization
 from mpips.tasks.mf_options import MfOptions
 from mpips.tasks.mf_ranking import SeenItems, best_items, gains
+from mpips.training.preflight import preflight
 from mpips.training.train import train
 
 N_USERS, N_ITEMS = 60, 40
@@ -374,3 +379,95 @@ def test_training_from_a_checkpoint_gives_the_bits_of_a_run_without_a_break(
     a, b = (mpips.load(folder / "c").tables for folder in (whole, halves))
     for name in ("user", "item"):
         np.testing.assert_array_equal(a.table(name).values, b.table(name).values)
+
+
+def test_the_number_of_items_is_an_option_of_prediction(tmp_path: Path) -> None:
+    write(tmp_path)
+    train(job(tmp_path, ("train.epochs", 1)), "none", verbose=False)
+    (tmp_path / "ask.csv").write_text("user,item\nu1,?\n")
+    ten = mpips.load(tmp_path / "c").columns(tmp_path / "ask.csv")
+    three = mpips.load(tmp_path / "c", options={"top": 3}).columns(tmp_path / "ask.csv")
+    assert ten is not None
+    assert three is not None
+    assert len(ten["item"]) == 10
+    assert three["item"].tolist() == ten["item"][:3].tolist()
+    arguments = [str(tmp_path / "c"), "--data", str(tmp_path / "ask.csv"), "--set"]
+    lines = CliRunner().invoke(predict, [*arguments, "options.top=3"]).stdout.splitlines()
+    assert [line.split(",")[1] for line in lines] == ["item", *ten["item"][:3]]
+    for text, message in (
+        ("options.dim=3", r"^options.dim: is fixed by the training; task 'mf' lets options.top be"),
+        ("options.tip=3", r"^options.tip: is fixed by the training"),
+        ("options.top=0", r"options.top = 0"),
+        ("train.epochs=3", r"options of the task alone, such as options.top=5"),
+    ):
+        found = CliRunner().invoke(predict, [*arguments, text])
+        assert isinstance(found.exception, ConfigError)
+        assert re.search(message, str(found.exception)), found.exception
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ([("options.least_rating", 3)], "applies only with options.implicit = true"),
+        ([("options.implicit", True), ("options.rating", "r")], "for options.least_rating alone"),
+        ([("task", "kge"), ("options.norm", 1)], "only to transe, options.model is complex"),
+        ([("task", "kge"), ("options.margin", 2.0)], "only to the loss logistic"),
+        ([("task", "kge"), ("options.temperature", 2.0)], "only to the loss logistic"),
+    ],
+)
+def test_options_without_effect_are_refused(
+    more: list[tuple[str, Any]], text: str, tmp_path: Path
+) -> None:
+    write(tmp_path)
+    with pytest.raises(
+        ConfigError, match=rf"^options\.\w+ = .* has no effect: .*{text}.*leave it out$"
+    ):
+        preflight(
+            load_config(None, [("task", "mf"), ("data.train", str(tmp_path / "train.csv")), *more])
+        )
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        [("options.implicit", True), ("options.least_rating", 3), ("options.rating", "rating")],
+        [("options.rating", "rating")],
+        [("task", "kge"), ("options.model", "transe"), ("options.norm", 1), ("options.margin", 2)],
+        [("task", "kge"), ("options.loss", "logistic"), ("options.temperature", 0)],
+    ],
+)
+def test_options_with_an_effect_are_accepted(more: list[tuple[str, Any]], tmp_path: Path) -> None:
+    write(tmp_path)
+    preflight(
+        load_config(None, [("task", "mf"), ("data.train", str(tmp_path / "train.csv")), *more])
+    )
+
+
+def test_fit_takes_files_and_frames_but_no_arrays(tmp_path: Path) -> None:
+    write(tmp_path)
+    with pytest.raises(
+        DataError, match="the train data is tuple: task 'mf' reads its files itself; give the path"
+    ):
+        mpips.fit("mf", (np.zeros((3, 2)), np.zeros(3)))
+    with pytest.raises(DataError, match="the test data is tuple"):
+        mpips.fit("mf", tmp_path / "train.csv", (np.zeros((3, 2)), np.zeros(3)))
+    assert mpips.fit("mf", tmp_path / "train.csv", epochs=1, dim=2).epochs == 1
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.read_csv(tmp_path / "train.csv")
+    assert mpips.fit("mf", frame, epochs=1, dim=2).epochs == 1
+
+
+def test_run_takes_the_task_beside_a_folder_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mf").mkdir()
+    arguments = ["mf", "-n", "3", "--train", "train.csv", "--dry-run"]
+    found = CliRunner().invoke(run, arguments)
+    assert found.exit_code == 0, found.exception
+    assert "mpirun" in found.stdout or "mpiexec" in found.stdout
+    for wrong in (["--resume-run", "mf"], ["--discard-memory", "mf"]):
+        assert "is no run directory" in str(CliRunner().invoke(run, wrong).exception)
+    (tmp_path / "other").mkdir()
+    assert "is no run directory" in str(CliRunner().invoke(run, ["other"]).exception)

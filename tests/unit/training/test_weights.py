@@ -100,13 +100,18 @@ def test_a_column_of_weights_is_a_weight_and_no_feature(tmp_path: Path) -> None:
     assert model.evaluate(without) == model.evaluate(data[1])
 
 
-@pytest.mark.parametrize("form", ["csv", "parquet", "hashed"])
+@pytest.mark.parametrize(
+    ("form", "logarithms"),
+    [("csv", False), ("csv", True), ("parquet", False), ("parquet", True), ("hashed", True)],
+)
 @pytest.mark.parametrize("memory_mib", [1024.0, 0.004], ids=["in memory", "in windows"])
 @pytest.mark.parametrize("n_workers", [1, 3])
 def test_every_sample_has_its_weight(
-    tmp_path: Path, form: str, memory_mib: float, n_workers: int
+    tmp_path: Path, form: str, logarithms: bool, memory_mib: float, n_workers: int
 ) -> None:
-    path = csv(tmp_path, "i % 7 + (5 if label == 'b' else 0)", form == "hashed")
+    path = csv(
+        tmp_path, "(i % 7 + (5 if label == 'b' else 0)) / 7 * 10 ** (i % 9)", form == "hashed"
+    )
     text = path.read_text().split()
     if form == "parquet":
         pa = pytest.importorskip("pyarrow")
@@ -119,6 +124,7 @@ def test_every_sample_has_its_weight(
         )
     task = "logistic" if form == "hashed" else "softmax"
     pairs = [("task", task), ("data.train", str(path)), ("data.weight", "w")]
+    pairs += [("data.numeric", "log" if logarithms else "auto")]
     found = prepared(
         load_config(None, [*pairs, ("data.memory_mib", memory_mib), ("data.validation", 0.1)]),
         n_workers,
@@ -129,12 +135,13 @@ def test_every_sample_has_its_weight(
         assert inputs.test is not None
         batches += [data.take(np.arange(data.n)) for data in (inputs.train, inputs.test)]
     rows = sorted(
-        (int(label), round(float(weight), 4))
+        (int(label), float(weight))
         for batch in batches
         for label, weight in zip(batch.labels, batch.weights, strict=True)
     )
     cells = [line.split(",") for line in text[1:]]
-    assert rows == sorted(("ab".index(c[3]), float(c[1])) for c in cells)
+    # The very numbers of the file, also where the reader takes logarithms.
+    assert rows == sorted(("ab".index(c[3]), float(np.float32(c[1]))) for c in cells)
     if form == "hashed":
         assert {int(f) for batch in batches for f in batch.fields} == {0, 1}
     else:
