@@ -3,13 +3,16 @@
 Each worker writes its file into the folder of checkpoints, under a temporary name, before its cut record, so
 all files are there when the rings of all workers are held (mpips.worker.local_tables). Server 0 links them
 into the checkpoint before that gets its name. The manifest has their names, sizes and checksums.
+
+A finished worker has written its last file. Every later checkpoint of the launch contains it, so its
+temporary name stays until the last one is published.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -102,11 +105,28 @@ def sweep(folder: Path, workers: Sequence[WorkerState]) -> None:
 
 
 def remove(folder: Path, workers: Sequence[WorkerState]) -> None:
-    """Remove the temporary names of files that a published checkpoint has."""
+    """Remove the temporary names of files that a published checkpoint has; not of finished workers."""
     for state in workers:
-        if state.local is not None and state.local.name.startswith(PREFIX):
-            with suppress(OSError):
-                (folder / state.local.name).unlink()
+        if state.local is not None and not _is_last(state.local):
+            _unlink(folder, state.local)
+
+
+def remove_last(folder: Path, files: Iterable[LocalFile | None]) -> None:
+    """Remove the temporary names of all workers' files when the last checkpoint is published."""
+    for file in files:
+        if file is not None:
+            _unlink(folder, file)
+
+
+def _is_last(file: LocalFile) -> bool:
+    """Return True for a file of no cut: its worker has finished."""
+    return file.name.startswith(PREFIX) and file.name.split("-")[2] == "0"
+
+
+def _unlink(folder: Path, file: LocalFile) -> None:
+    if file.name.startswith(PREFIX):
+        with suppress(OSError):
+            (folder / file.name).unlink()
 
 
 def read(path: Path, expected: LocalFile) -> NDArray[np.uint8]:

@@ -19,6 +19,7 @@ from mpips.checkpoint import (
     CheckpointWriter,
     ManifestHead,
     ServerState,
+    local_files,
     plan,
     residuals,
     retain,
@@ -303,19 +304,18 @@ class ServerPart:
                 info, note = self._save(between)
                 break
             except DiskFullError as error:
-                pause_s = _FULL_S if self._run is not None else None
-                failure = str(error)
+                failure, pause_s = str(error), _FULL_S if self._run is not None else None
             except CheckpointError as error:
-                pause_s = next(pauses, None)
-                failure = str(error)
+                failure, pause_s = str(error), next(pauses, None)
             except MpipsError as error:
-                pause_s = None
-                failure = str(error)
+                failure, pause_s = str(error), None
             if pause_s is None:
                 self.result = {"error": failure}
                 return
             self._wait(failure, pause_s, between)
         self._waits = ""
+        if self._server.index == 0:
+            local_files.remove_last(self._saving.folder, [p.local for p in self._positions()])
         self.result = {
             "path": str(info.path),
             "bytes": info.n_bytes,

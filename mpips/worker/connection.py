@@ -243,8 +243,9 @@ class Connection:
 
     @property
     def has_pushed(self) -> bool:
-        """True if servers may have pushes of the current clock, so that the worker is not between clocks."""
-        return self.clock_state.pushed_at == self.now or self._repeats
+        """True if there may be pushes of the current clock, so that the worker is not between clocks."""
+        is_local = self.local is not None and self.local.has_pushed
+        return is_local or self.clock_state.pushed_at == self.now or self._repeats
 
     def _write_cut(self, number: int, clock: int, payload: bytes) -> None:
         if number and self.replicated is not None and not self.replicated.store_for_cut(number):
@@ -279,6 +280,8 @@ class Connection:
             return
         self._finished = True
         self.collectives.end()
+        if self.local is not None and self.local.has_pushed:
+            self.clock()
         self.synchronize()
         if self.clock_state.pushed_at == self.now:
             self.clock()

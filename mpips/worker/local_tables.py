@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from mpips import kernels
 from mpips.checkpoint.local_files import PREFIX
 from mpips.checkpoint.manifest import LocalFile
+from mpips.errors import ConfigError, StallError
 from mpips.model.local_sgd import mix_of
 from mpips.model.optimizer import Optimizer
 from mpips.model.served import fragments_of, local_of, times_of
@@ -159,6 +160,11 @@ class LocalTables:
             np.copyto(table.gradient, update)
         table.n_pushes += 1
 
+    @property
+    def has_pushed(self) -> bool:
+        """True if there were pushes since the last clock, to which no inner rule is applied yet."""
+        return any(table.n_pushes for table in self._tables.values())
+
     def set_rule(self, index: int, rule: Optimizer) -> None:
         """Let the inner steps of this clock and later ones use these hyperparameters."""
         self.table(index).state.rule = rule
@@ -191,7 +197,16 @@ class LocalTables:
 
         Returns:
             True if the connection must tick.
+
+        Raises:
+            ConfigError: There were pushes since the last clock.
         """
+        if self.has_pushed:
+            names = [repr(t.state.table.name) for t in self._tables.values() if t.n_pushes]
+            raise ConfigError(
+                f"synchronize: worker {self.connection.index} has pushed to {', '.join(names)} since its "
+                "last clock; call clock() first, which applies the pushes"
+            )
         self._begin()
         self._due = self.steps
         if self._synchronized == self.steps:
@@ -221,8 +236,19 @@ class LocalTables:
         fragment, self._pending = self._pending, None
         for table in self._tables.values():
             if fragment in (_ALL, table.fragment):
-                table.handle.pull(table.base.reshape(table.handle.shape))
+                self._pull(table, fragment)
                 _mix(table.state.values, table.base, 0.0 if fragment == _ALL else table.mix)
+
+    def _pull(self, table: _Table, fragment: int) -> None:
+        try:
+            table.handle.pull(table.base.reshape(table.handle.shape))
+        except StallError as error:
+            if fragment != _ALL:
+                raise
+            raise StallError(
+                f"{error}; after synchronize: a worker without a clock since its last outer step sends "
+                "nothing there, so either all workers or none must have ended one"
+            ) from None
 
     def _begin(self) -> None:
         """Make the tables at the first use, from the image or from the servers' values. Blocks then."""

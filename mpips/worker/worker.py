@@ -102,9 +102,11 @@ class Worker:
 
         At their next use all workers have the values of the servers, and a new period of inner steps begins.
         Without such tables, and if there was no inner step since the last outer step of all tables, nothing
-        is sent. The end of the job does the same.
+        is sent. The end of the job does the same. So either all workers or none must have ended a clock
+        since then: the others would wait for a worker that sends nothing, up to the job's timeout.
 
         Raises:
+            ConfigError: There were pushes to such a table since the last `clock`.
             StallError: A server has not taken records for the job's timeout.
         """
         self._connection.synchronize()

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +14,8 @@ import pytest
 from local_sgd import Simulation, gradient
 from playing import SIZE, Session, workers_with
 
-from mpips import SGD, DenseTable, DiLoCo, Nesterov, Worker
+from mpips import SGD, Adam, DenseTable, DiLoCo, Nesterov, Worker
+from mpips.checkpoint import list_checkpoints, open_checkpoint
 from mpips.model.served import fragments_of
 
 SIZES = (700, 40, 300, 9)
@@ -22,6 +28,18 @@ CASES: list[tuple[dict[str, Any], int, str]] = [
     ({"steps": 8, "fragments": 2, "delay": 3, "mix": 0.5, "lr": 0.5}, SERVERS, "rma"),
     ({"steps": 6, "delay": 5, "mix": 0.25}, SERVERS, "p2p"),
 ]
+MOST = 5000  # clocks after which worker 0 stops if there is no checkpoint
+
+
+@pytest.fixture
+def folder(comm: Any) -> Iterator[Path]:
+    """Return the same empty folder on all ranks."""
+    name = tempfile.mkdtemp(prefix="test-local-sgd-") if comm.Get_rank() == 0 else ""
+    path = Path(comm.bcast(name))
+    yield path
+    comm.Barrier()
+    if comm.Get_rank() == 0:
+        shutil.rmtree(path)
 
 
 @pytest.mark.parametrize(("options", "n_servers", "way"), CASES)
@@ -84,3 +102,58 @@ def test_workers_with_other_steps_end_without_waiting(session: Session) -> None:
     n = len(played.values)
     assert played.values[0] == pytest.approx(-4 - (4 + 3 * (n - 1)) / n - 2, rel=1e-6)
     assert played.values[1:] == pytest.approx([-7.0] * (n - 1))
+
+
+def test_checkpoints_go_on_after_a_worker_has_finished(
+    session: Session, comm: Any, parallel_assert: Any, folder: Path
+) -> None:
+    """Each of them contains the file that a finished worker has written once, at its end."""
+
+    def main(worker: Worker) -> int:
+        table, done = worker.table("w"), 0
+
+        def step() -> None:
+            nonlocal done
+            table.push(np.ones(64))
+            worker.clock()
+            done += 1
+
+        for _ in range(7):
+            step()
+        if worker.index:
+            return done
+        # The third outer step ends when all other workers have finished.
+        while done < 13:
+            step()
+        for enough in (1, 2):
+            while len(list_checkpoints(folder)) < enough and done < MOST:
+                # A request while a checkpoint is being written has no effect.
+                if done % 16 == 0:
+                    worker.checkpoint()
+                step()
+                time.sleep(1e-3)  # for a server on the same core
+        return done
+
+    played = session(
+        main,
+        [DenseTable("w", (64,), Adam(0.1), DiLoCo(4, SGD(1.0)))],
+        servers=1,
+        save=folder,
+        timeout_s=60.0,
+    )
+    said = played.statistics["scheduler"]["checkpoints"]
+    parallel_assert(comm, said["written"] >= 2 and not said["failed"], str(said))
+    last = played.statistics["servers"][0]["checkpoint"]
+    parallel_assert(comm, "path" in last, str(last))
+    if comm.Get_rank() == 0:
+        found = [entry.path for entry in list_checkpoints(folder)]
+        for path in found:
+            with open_checkpoint(path) as checkpoint:
+                checkpoint.verify()
+                workers = checkpoint.manifest.workers
+                assert [w.clock for w in workers[1:]] == played.values[1:]
+                assert [w.local.name for w in workers if w.local] == [
+                    f"worker-{w}.local" for w in range(len(workers))
+                ]
+        assert len(found) >= 3
+        assert list(folder.glob(".local*")) == []

@@ -14,12 +14,15 @@ import mpips
 from mpips import ASP, BSP, SSP, ConfigError, DenseTable, DiLoCo, EmbeddingTable, LocalSGD, Worker
 from mpips.checkpoint import open_checkpoint
 from mpips.config.options import SessionOptions
+from mpips.errors import StallError
 from mpips.model.optimizer import OPTIMIZERS, SGD, Adam, Momentum, Nesterov
 from mpips.model.python_rule import PythonRule, replace_values
 from mpips.model.served import fragments_of
 from mpips.model.table import check_tables
 from mpips.model.table_config import from_config, to_config
 from mpips.session.local import run_local
+from mpips.worker.best import can_cut_here
+from mpips.worker.dense import DenseHandle
 from mpips.worker.worker import connection_of
 
 N = 300
@@ -173,6 +176,59 @@ def test_pushes_and_bytes_are_those_of_outer_steps() -> None:
     assert sent["pushed"] == encoded["pushed"] == 2
     assert sent["pushed_bytes"] == 2 * 4 * N
     assert encoded["pushed_bytes"] < 0.3 * sent["pushed_bytes"]
+
+
+@pytest.mark.parametrize("consistency", [BSP(), LocalSGD(4), LocalSGD(3), LocalSGD(9)], ids=str)
+def test_the_end_of_the_job_ends_the_clock_of_the_last_pushes(consistency: Any) -> None:
+    def main(worker: Worker) -> None:
+        for _ in range(3):
+            worker.table("w").push(np.ones(N))
+            worker.clock()
+        worker.table("w").push(np.full(N, 100.0))
+
+    outcome = mpips.run(main, [DenseTable("w", (N,), SGD(1.0), consistency)], verbose=False)
+    assert outcome.tables["w"].tolist() == [-103.0] * N
+
+
+def test_between_a_push_and_its_clock_is_no_outer_step_and_no_cut() -> None:
+    def main(worker: Worker) -> None:
+        table = worker.table("w")
+        for _ in range(2):
+            table.push(np.ones(N))
+            assert not can_cut_here(worker)
+            worker.clock()
+            assert can_cut_here(worker)
+        table.push(np.full(N, 100.0))
+        with pytest.raises(
+            ConfigError,
+            match=r"^synchronize: worker 0 has pushed to 'w' since its last clock; call clock\(\) first",
+        ):
+            worker.synchronize()
+        worker.clock()
+        worker.synchronize()
+        assert table.pull().tolist() == [-102.0] * N
+
+    play(main, DenseTable("w", (N,), SGD(1.0), LocalSGD(4)))
+
+
+def test_a_stall_after_synchronize_says_who_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pull(_: Any, out: Any) -> None:
+        raise StallError("worker 1 is late")
+
+    def main(worker: Worker) -> None:
+        table = worker.table("w")
+        for synchronizes in (False, True):
+            table.push(np.ones(N))
+            worker.clock()
+            if synchronizes:
+                worker.synchronize()
+            with monkeypatch.context() as patch:
+                patch.setattr(DenseHandle, "pull", pull)
+                with pytest.raises(StallError, match="worker 1 is late") as caught:
+                    table.pull()
+            assert ("either all workers or none" in str(caught.value)) == synchronizes
+
+    play(main, DenseTable("w", (N,), SGD(1.0), LocalSGD(1)))
 
 
 def await_checkpoint(connection: Any) -> None:
