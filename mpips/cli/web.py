@@ -14,7 +14,6 @@ from mpips.errors import CapabilityError, ConfigError
 from mpips.monitor.runs import find_run
 
 _HOST = "127.0.0.1"
-_MOST_CONNECTIONS = 1000
 
 
 @click.command(short_help="Show runs on a page in the browser.")
@@ -41,6 +40,7 @@ def command(run: str | None, folder: str, port: int) -> None:
     try:
         import uvicorn
 
+        from mpips.web.connections import config_of
         from mpips.web.server import PageServer
     except ImportError as error:
         raise CapabilityError(
@@ -58,15 +58,7 @@ def command(run: str | None, folder: str, port: int) -> None:
         err=True,
     )
     page = PageServer(runs, token)
-    config = uvicorn.Config(
-        page.app(),
-        log_level="warning",
-        access_log=False,
-        limit_concurrency=_MOST_CONNECTIONS,
-        timeout_graceful_shutdown=5,
-        server_header=False,
-    )
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(config_of(page.app()))
     page.is_ending = lambda: server.should_exit
     try:
         server.run(sockets=[listening])
@@ -101,7 +93,7 @@ def _listen(port: int) -> socket.socket:
         ConfigError: The port cannot be used.
     """
     try:
-        return socket.create_server((_HOST, port), backlog=2048)
+        return socket.create_server((_HOST, port))
     except OSError as error:
         raise ConfigError(
             f"{_HOST}:{port} cannot be listened on: {error.strerror or error}; choose --port"

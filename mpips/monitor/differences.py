@@ -10,6 +10,7 @@ import msgspec
 
 from mpips.errors import ConfigError
 from mpips.rundir.directory import RunFolder
+from mpips.rundir.reading import DAMAGED, read_regular
 
 ABSENT = "-"
 # Keys of summary.json that differ between any two runs, or repeat the configuration or other files.
@@ -60,16 +61,16 @@ def differences(first: RunFolder, second: RunFolder) -> list[Difference]:
 
 def _read(path: Path, required: bool) -> dict[str, Any]:
     try:
-        content = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        content = msgspec.json.decode(read_regular(path), type=dict[str, Any])
+        return dict(_flat(content))
     except FileNotFoundError:
         if required:
             raise ConfigError(
                 f"{path}: does not exist; give two run directories of `mpips run`"
             ) from None
         return {}
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *DAMAGED) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
-    return dict(_flat(content))
 
 
 def values_of(run: RunFolder) -> tuple[dict[str, str], dict[str, str]]:

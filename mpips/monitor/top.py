@@ -19,6 +19,7 @@ from mpips.monitor.progress import Snapshot, fields, fit, plural
 from mpips.monitor.sparkline import BLOCKS, Point, over_time, read_points, sparkline
 from mpips.rundir.directory import STALE_S, RunFolder
 from mpips.rundir.files import Event, Lease, Load, RankRow, Ranks, Status
+from mpips.rundir.reading import read_regular
 from mpips.terminal.units import age_text
 
 _LATE_S = 3.0  # seconds by which a heartbeat may be later than expected before its rank is marked
@@ -26,6 +27,7 @@ _OVER = ("done", "failed", "stalled", "preempted", "interrupted")  # states at t
 _LONGEST_STATE = 24  # characters of a rank's activity that are shown
 _LONGEST_CURVE = 60  # characters of a curve
 _SHORTEST_CURVE = 10
+_LONGEST_SUMMARY = 1 << 20  # bytes of summary.txt
 _LEAST_ROWS = 8  # lines of the table that curves leave where the height is limited
 
 
@@ -102,7 +104,7 @@ def _quiet_s(table: Ranks) -> float:
 
 def _summary(run: RunFolder) -> str:
     try:
-        return (run.path / "summary.txt").read_text()
+        return read_regular(run.path / "summary.txt", _LONGEST_SUMMARY).decode(errors="replace")
     except OSError:
         return ""
 

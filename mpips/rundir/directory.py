@@ -58,6 +58,7 @@ import msgspec
 
 from mpips.errors import CheckpointError, ConfigError
 from mpips.rundir.files import Event, Finished, Lease, Places, Ranks, RunInfo, Status
+from mpips.rundir.reading import DAMAGED, open_regular, read_regular
 
 RUN_DIR = "MPIPS_RUN_DIR"
 GENERATION = "MPIPS_GENERATION"
@@ -108,13 +109,10 @@ def version_of(path: Path) -> tuple[int, int, int]:
     server for the current attributes.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd, status = open_regular(path)
     except OSError:
         return 0, 0, 0
-    try:
-        status = os.fstat(fd)
-    finally:
-        os.close(fd)
+    os.close(fd)
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
@@ -125,12 +123,12 @@ def read_json(path: Path, kind: type[Struct]) -> Struct | None:
         ConfigError: The file cannot be read, or its content is not what mpips writes there.
     """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return msgspec.json.decode(read_regular(path), type=kind)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except DAMAGED as error:
         raise ConfigError(f"{path}: is damaged ({error}); restore it, or begin a new run") from None
 
 
@@ -291,12 +289,12 @@ class RunFolder:
     def events(self) -> list[Event]:
         """Read failures and restarts, the oldest first; lines that are no events are skipped."""
         try:
-            lines = self.events_file.read_bytes().splitlines()
+            lines = read_regular(self.events_file).splitlines()
         except OSError:
             return []
         found = []
         for line in lines:
-            with contextlib.suppress(msgspec.DecodeError):
+            with contextlib.suppress(*DAMAGED):
                 found.append(msgspec.json.decode(line, type=Event))
         return found
 

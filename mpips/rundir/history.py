@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from mpips.rundir.reading import DAMAGED
 from mpips.rundir.thinning import interval_of
 
 _FULL_S = 600.0  # s, age to which lines stay as they are
@@ -135,7 +136,7 @@ def read_line(line: bytes) -> HistoryLine | None:
     try:
         found: HistoryLine = _decode(line)
         return found
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except DAMAGED:
         return None
 
 

@@ -7,24 +7,29 @@ one.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from mpips.rundir.reading import DAMAGED
+
 _MOST_ROWS = 3000  # rows above which neighbours are merged, to half of it
 _MOST_TESTS = 2000  # evaluations that are held; the page draws no more
+
+
+LATEST_S = 1e11  # Unix time; a later one, and one before 0, is none that a clock has shown
+_Whole = Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]  # a number that the page can represent
 
 
 class _Line(msgspec.Struct):
     """A line of metrics.jsonl: of progress, or with `test` of an evaluation."""
 
     time_s: float
-    generation: int
-    step: int = 0
-    epoch: int = 0
-    samples: int = 0
+    generation: _Whole
+    step: _Whole = 0
+    epoch: _Whole = 0
+    samples: _Whole = 0
     loss: float | None = None
     samples_per_s: float | None = None
     staleness: float | None = None
@@ -90,9 +95,9 @@ class Curve:
         for encoded in lines:
             try:
                 line = self._decode(encoded)
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except DAMAGED:
                 continue
-            if not math.isfinite(line.time_s):
+            if not is_sane(line.time_s):
                 continue
             if line.test is not None:
                 self._add_test(line)
@@ -170,6 +175,11 @@ class Curve:
             begin = end
         self.rows, self._weights = merged, sums
         self.epoch += 1
+
+
+def is_sane(time_s: float) -> bool:
+    """Return True if this is a Unix time that a clock can have shown."""
+    return 0.0 <= time_s <= LATEST_S
 
 
 def even_places(rows: Sequence[tuple[int, float]], n: int) -> list[tuple[int, int]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from mpips.rundir.reading import open_regular
+
 _MOST_BYTES = 4 << 20  # bytes that one call reads
 _LONGEST_LINE = 16 << 20  # bytes; a longer line is no line of mpips and is skipped
 
@@ -18,13 +20,18 @@ class LineFile:
     Attributes:
         offset: Bytes that were returned as lines.
         size: Bytes of the file at the last call.
+        at_end: The last call of `read` has come to the end of the file, or to an incomplete line, or the file
+            could not be read: there is nothing to read before it changes.
     """
 
     def __init__(self, path: Path) -> None:
         """Read nothing yet. `path`: the file, which need not exist."""
         self.path = path
         self.offset = self.size = 0
+        self.at_end = True
         self._inode = 0
+        # Version of the file in which only an incomplete line was left; None: there is none.
+        self._torn: tuple[int, int, int] | None = None
         self._head = b""  # first bytes of the file, because an inode may be used again
 
     def read(self) -> tuple[bool, list[bytes]]:
@@ -35,21 +42,25 @@ class LineFile:
             last line without its newline is returned by a later call, when it is complete.
         """
         try:
-            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd, status = open_regular(self.path, links=False)
         except OSError:
             replaced, self.offset, self.size, self._inode = self.offset > 0, 0, 0, 0
+            self.at_end, self._torn = True, None
             return replaced, []
         try:
-            status = os.fstat(fd)
             replaced = self._is_replaced(fd, status)
             self.size = status.st_size
-            if self.size == self.offset:
+            version = (status.st_ino, status.st_size, status.st_mtime_ns)
+            self.at_end = self.size == self.offset or version == self._torn
+            if self.at_end:
                 return replaced, []
             data = os.pread(fd, _MOST_BYTES, self.offset)
             while b"\n" not in data and len(data) < min(_LONGEST_LINE, self.size - self.offset):
                 data += os.pread(fd, _MOST_BYTES, self.offset + len(data)) or b"\n"
         except OSError:
-            # A network file system may refuse a handle whose file has just been replaced.
+            # A network file system may refuse a handle whose file has just been replaced. The next call tries
+            # again; at_end lets the caller wait before it.
+            self.at_end = True
             return False, []
         finally:
             os.close(fd)
@@ -57,7 +68,11 @@ class LineFile:
         if not end and len(data) >= _LONGEST_LINE:
             self.offset += len(data)
             return replaced, []
+        if not end:
+            # Do not read it again before the file changes.
+            self._torn = version
         self.offset += end
+        self.at_end = not end or self.size - self.offset < _MOST_BYTES
         return replaced, data[:end].splitlines()
 
     def _is_replaced(self, fd: int, status: os.stat_result) -> bool:
@@ -70,14 +85,9 @@ class LineFile:
             or head[: len(known)] != known
         )
         if replaced:
-            self.offset = 0
+            self.offset, self._torn = 0, None
         self._inode, self._head = status.st_ino, head[: max(head.find(b"\n"), 0)]
         return replaced
-
-    @property
-    def at_end(self) -> bool:
-        """True if the last call of `read` has come to the end of the file, or to an incomplete line."""
-        return self.size - self.offset < _MOST_BYTES
 
 
 def sample(path: Path, n: int) -> list[bytes]:
@@ -91,11 +101,11 @@ def sample(path: Path, n: int) -> list[bytes]:
     """
     found: list[bytes] = []
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd, status = open_regular(path, links=False)
     except OSError:
         return []
     try:
-        size = os.fstat(fd).st_size
+        size = status.st_size
         for i in range(n):
             parts = os.pread(fd, 2048, size * i // n).split(b"\n")
             # The first part is the end of a line, unless it is the first line of the file.

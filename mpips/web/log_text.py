@@ -64,7 +64,11 @@ def log_tail(
 
 def lies_in(run: RunFolder, path: Path) -> bool:
     """Return True if a path of a run directory leads to a file within it, whatever links there are."""
-    return path.resolve().is_relative_to(run.path.resolve())
+    try:
+        return path.resolve().is_relative_to(run.path.resolve())
+    except (OSError, RuntimeError):
+        # Links that lead to each other: RuntimeError before Python 3.13.
+        return False
 
 
 def _rank_of(log: LogFile) -> int:

@@ -29,7 +29,8 @@ from mpips.monitor.logs import attempts
 from mpips.monitor.top import View, look
 from mpips.rundir.directory import RunFolder, version_of
 from mpips.rundir.history import Counts, read_line
-from mpips.web.curve import COLUMNS, Curve, even_places
+from mpips.rundir.reading import DAMAGED, read_regular
+from mpips.web.curve import COLUMNS, Curve, even_places, is_sane
 from mpips.web.line_file import LineFile, sample
 from mpips.web.log_text import lies_in
 
@@ -57,8 +58,8 @@ class History:
     """Lines of history.jsonl, a bounded number. One thread uses it at a time.
 
     Attributes:
-        marks: Heads and checkpoints, as they are in the file.
-        rows: Counts, as they are in the file, each with its generation and Unix time.
+        marks: Heads and checkpoints as JSON.
+        rows: Counts as JSON, each with its generation and Unix time.
         epoch: A number that changes when lines other than new ones have changed.
     """
 
@@ -70,14 +71,18 @@ class History:
 
     def add(self, lines: list[bytes]) -> None:
         """Add lines of the file; those that are damaged or of another form are skipped."""
-        for encoded in lines:
-            line = read_line(encoded)
+        for given in lines:
+            line = read_line(given)
+            if line is None or not is_sane(line.time_s):
+                continue
+            # What the decoder skips need be no JSON, and a browser refuses the whole message then.
+            encoded = msgspec.json.encode(line)
             if isinstance(line, Counts):
                 self.rows.append((line.generation, line.time_s, encoded))
                 most = max(_MOST_VALUES // max(len(line.clock), 1), _LEAST_LINES)
                 if len(self.rows) > most:
                     self._thin(most // 2)
-            elif line is not None:
+            else:
                 self.marks.append(encoded)
 
     def _thin(self, n: int) -> None:
@@ -117,13 +122,29 @@ class RunData:
         self._config: dict[str, Any] = {}
         self._config_version: Any = None
         self._numbers = SentParts()  # -1: not read yet
+        self._failed = False  # the last reading ended in an error that is not known
 
     def refresh(self, now: float | None = None) -> None:
         """Read what has changed. Blocks for at most about a second, unless the file system does.
 
+        A run whose files make it fail in a way that nobody has thought of is shown as damaged: other runs of
+        the page must not suffer from it.
+
         Args:
             now: Unix time; None: the current time.
         """
+        try:
+            self._refresh(now)
+            self._failed = False
+        except Exception as error:
+            self._failed = True
+            state = self._damaged(error)
+            with self._lock:
+                if state != self._state:
+                    self._state = state
+                    self._numbers.state += 1
+
+    def _refresh(self, now: float | None) -> None:
         state = self._read_state(now)
         curve, sampled = self._read_metrics()
         replaced, lines = self._lines.read()
@@ -145,9 +166,9 @@ class RunData:
 
     @property
     def is_loading(self) -> bool:
-        """True while a long file has not been read to its end."""
+        """True while a long file has not been read to its end, and can be read."""
         with self._lock:
-            return not (self._metrics.at_end and self._lines.at_end)
+            return not self._failed and not (self._metrics.at_end and self._lines.at_end)
 
     @property
     def attempts(self) -> list[int]:
@@ -193,9 +214,13 @@ class RunData:
     def _read_state(self, now: float | None) -> dict[str, Any]:
         try:
             return _state_of(look(self.run, now, curves=False), self.run)
-        except ConfigError as error:
-            known = self._state or {"name": self.name, "ranks": [], "events": [], "progress": None}
-            return {**known, "state": "damaged", "alive": False, "note": str(error)}
+        except Exception as error:
+            return self._damaged(error)
+
+    def _damaged(self, error: Exception) -> dict[str, Any]:
+        """Return what is known of the state of a run that cannot be read."""
+        known = self._state or {"name": self.name, "ranks": [], "events": [], "progress": None}
+        return {**known, "state": "damaged", "alive": False, "note": note_of(error)}
 
     def _read_config(self) -> dict[str, Any] | None:
         """Return configuration, result and logs if they have changed, else None."""
@@ -210,9 +235,9 @@ class RunData:
             return found
         try:
             found["config"], found["result"] = values_of(self.run)
-            decided = msgspec.json.decode(self.run.placement_file.read_bytes())
+            decided = msgspec.json.decode(read_regular(self.run.placement_file))
             found["reasons"] = [str(text) for text in decided.get("reasons", [])]
-        except (ConfigError, OSError, msgspec.DecodeError, AttributeError):
+        except (ConfigError, OSError, AttributeError, TypeError, *DAMAGED):
             # A damaged file of the run is named by the state; a run need not have these files.
             return found
         return found
@@ -264,6 +289,13 @@ class RunData:
             "rows": [msgspec.Raw(line) for *_, line in history.rows[rows:]],
         }
         cursor.history = history.epoch, len(history.marks), len(history.rows)
+
+
+def note_of(error: Exception) -> str:
+    """Return a sentence on why a run cannot be read."""
+    if isinstance(error, ConfigError):
+        return str(error)
+    return f"its files cannot be read: {type(error).__name__}: {error}"
 
 
 def _state_of(view: View, run: RunFolder) -> dict[str, Any]:

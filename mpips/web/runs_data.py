@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,14 +15,14 @@ from mpips.monitor.top import look
 from mpips.rundir.directory import RunFolder, read_json
 from mpips.rundir.files import RunInfo
 from mpips.rundir.view import view_of
-from mpips.web.run_data import RunData
+from mpips.web.run_data import RunData, note_of
 
 MOST_RUNS = 200  # runs of a folder that are listed, the newest
 _LIST_S = 5.0  # s between two looks at the list of runs
 
 
 class RunsData:
-    """The data of one or several runs. `refresh` and `listed` are called from one thread at a time.
+    """The data of one or several runs. `refresh` is called from one thread at a time, the others from any.
 
     Only runs that were listed can be asked for, so a name leads to no other folder.
     """
@@ -43,7 +44,10 @@ class RunsData:
         self._where = where.absolute()
         self._runs: dict[str, RunData] = {}
         self._rows: list[dict[str, Any]] = []
-        self._next = 0.0  # monotonic s from which the list is to be read again
+        self._next = (
+            0.0  # monotonic s from which the list is to be read again; 0: it was not read yet
+        )
+        self._lock = threading.Lock()  # held while the list is read
 
     @property
     def where(self) -> str:
@@ -51,19 +55,25 @@ class RunsData:
         return self._where.name
 
     def listed(self) -> list[dict[str, Any]]:
-        """Return name, state, begin, step and loss of each run, the newest first, as of a few seconds ago."""
-        now = time.monotonic()
-        if now >= self._next:
-            self._rows = self._read_list()
-            self._next = time.monotonic() + _LIST_S
+        """Return name, state, begin, step and loss of each run, the newest first, as of a few seconds ago.
+
+        One thread reads the list; meanwhile others get the last one, and wait only for the first. It sets
+        `_runs` and `_rows` to new objects, so readers need no lock.
+        """
+        if time.monotonic() >= self._next and self._lock.acquire(blocking=not self._next):
+            try:
+                # Another thread may have read it while this one waited.
+                if time.monotonic() >= self._next:
+                    self._rows = self._read_list()
+                    self._next = time.monotonic() + _LIST_S
+            finally:
+                self._lock.release()
         return self._rows
 
     def _read_list(self) -> list[dict[str, Any]]:
         found = sorted(self._created(), reverse=True)[:MOST_RUNS]
-        names = {path.name for _, path in found}
-        self._runs = {name: run for name, run in self._runs.items() if name in names}
-        for _, path in found:
-            self._runs.setdefault(path.name, RunData(path))
+        known = self._runs
+        self._runs = {path.name: known.get(path.name) or RunData(path) for _, path in found}
         return [_row(path, created_s) for created_s, path in found]
 
     def _created(self) -> Iterable[tuple[float, Path]]:
@@ -119,8 +129,9 @@ def _row(path: Path, created_s: float) -> dict[str, Any]:
     }
     try:
         view = look(RunFolder(path), curves=False)
-    except ConfigError as error:
-        return {**row, "note": str(error)}
+    except Exception as error:
+        # One run must not take the others off the list.
+        return {**row, "note": note_of(error)}
     progress = view.status.progress if view.status is not None else None
     return {
         **row,

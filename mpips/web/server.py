@@ -22,6 +22,8 @@ import asyncio
 import contextlib
 import hmac
 import re
+import sys
+import traceback
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -36,7 +38,7 @@ from starlette.types import Receive, Scope, Send
 
 from mpips.web.files import MEDIA_TYPES, page_file
 from mpips.web.log_text import log_tail, logs_of
-from mpips.web.run_data import SentParts
+from mpips.web.run_data import RunData, SentParts
 from mpips.web.runs_data import RunsData
 
 MOST_STREAMS = 100  # browsers that are sent events at a time
@@ -85,6 +87,7 @@ class PageServer:
         self._list: bytes = b"[]"
         self._tick = 0  # readings so far
         self._wake = asyncio.Event()
+        self._reported = False  # an unexpected error was printed
 
     def app(self) -> Starlette:
         """Return the application."""
@@ -143,18 +146,34 @@ class PageServer:
             if not self.n_streams:
                 self._wake.clear()
                 await self._wake.wait()
-            await run_in_threadpool(self._runs.refresh, list(self._watched))
-            listed = await run_in_threadpool(self._runs.listed)
-            async with self._changed:
-                self._list = msgspec.json.encode(listed)
-                self._tick += 1
-                self._changed.notify_all()
+            pause = self._refresh_s
+            try:
+                await self._read_once()
+                # Go on at once with a long file.
+                pause = 0.0 if self._runs.is_loading(self._watched) else pause
+            except Exception:
+                # Without this task no page would ever change again.
+                self._report_once("the runs cannot be read")
             # A new browser need not wait for the next reading.
             self._wake.clear()
-            # Go on at once with a long file.
-            pause = 0.0 if self._runs.is_loading(self._watched) else self._refresh_s
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), pause)
+
+    async def _read_once(self) -> None:
+        await run_in_threadpool(self._runs.refresh, list(self._watched))
+        listed = await run_in_threadpool(self._runs.listed)
+        encoded = msgspec.json.encode(listed)
+        async with self._changed:
+            self._list = encoded
+            self._tick += 1
+            self._changed.notify_all()
+
+    def _report_once(self, what: str) -> None:
+        """Print the present error to stderr, unless one was printed before."""
+        if not self._reported:
+            self._reported = True
+            print(f"mpips web: {what}; it goes on trying", file=sys.stderr)
+            traceback.print_exc()
 
     async def _events(self, request: Request) -> Response:
         await run_in_threadpool(self._runs.listed)
@@ -185,13 +204,21 @@ class PageServer:
                 yield _event("list", sent_list)
             for name, cursor in cursors.items():
                 run = self._runs.get(name)
-                found = run.parts(cursor) if run is not None and self._tick else None
+                found = self._parts(run, cursor) if run is not None and self._tick else None
                 if found is not None:
                     quiet = False
                     yield _event("run", found)
             if quiet and seen >= 0:
                 yield b": nothing new\n\n"
             seen = await self._next_tick(seen)
+
+    def _parts(self, run: RunData, cursor: SentParts) -> bytes | None:
+        try:
+            return run.parts(cursor)
+        except Exception:
+            # Other runs of the page go on.
+            self._report_once(f"{run.name} cannot be sent")
+            return None
 
     async def _next_tick(self, seen: int) -> int:
         """Wait until the runs have been read again, or for a while; return the number of readings."""
@@ -256,4 +283,5 @@ def _event(name: str, data: bytes) -> bytes:
 
 async def _not_found(request: Request, error: Exception | None) -> Response:
     text = "no such page; the address that mpips web prints has a token, which must be right\n"
-    return PlainTextResponse(text, 404, headers=_HEADERS)
+    # Without the token a connection gets one answer, so none is held by asking again and again.
+    return PlainTextResponse(text, 404, headers={**_HEADERS, "Connection": "close"})

@@ -13,6 +13,7 @@ from typing import Any
 
 import uvicorn
 
+from mpips.web.connections import REQUEST_S, config_of
 from mpips.web.runs_data import RunsData
 from mpips.web.server import PageServer
 
@@ -63,17 +64,23 @@ def _events(answer: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
 
 
 @contextmanager
-def page_of(where: Path, most: int | None = None, refresh_s: float = REFRESH_S) -> Iterator[Page]:
-    """Serve the page of a run or a folder until the end of the block. `most`: connections at a time."""
+def page_of(
+    where: Path,
+    most: int | None = None,
+    refresh_s: float = REFRESH_S,
+    request_s: float = REQUEST_S,
+) -> Iterator[Page]:
+    """Serve the page of a run or a folder until the end of the block.
+
+    Args:
+        where: The run or the folder.
+        most: Connections at a time; None: as many as `mpips web` takes.
+        refresh_s: Seconds between two readings.
+        request_s: Seconds that a connection may take to ask.
+    """
     page = PageServer(RunsData(where), TOKEN, refresh_s)
-    config = uvicorn.Config(
-        page.app(),
-        port=0,
-        log_level="error",
-        access_log=False,
-        limit_concurrency=most,
-        timeout_graceful_shutdown=5,
-    )
+    config = config_of(page.app(), most, request_s)
+    config.port = 0
     server = uvicorn.Server(config)
     page.is_ending = lambda: server.should_exit
     thread = threading.Thread(target=server.run)
