@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -114,6 +114,8 @@ def this_machine() -> Hardware:
 def read_inputs(config: JobConfig, n_ranks: int) -> Inputs:
     """Check the job for `n_ranks` ranks and read all of its data in this process.
 
+    Batches and tables are those of a job of one worker; see `Inputs.for_workers`.
+
     Raises:
         MpipsError: `mpips train` would refuse the job, or the job writes checkpoints and h5py is missing.
     """
@@ -179,9 +181,14 @@ def make_plan(
                 f"--rows {name}: no such embedding table; there are: {', '.join(known) or 'none'}"
             )
     a = roles(n_ranks, per_node, options.servers or None)
-    inputs, assumed = assume_placement(config, inputs, a, hardware.shm, costs)
-    tables = served(inputs.tables)
     n_servers, n_workers = len(a.servers), len(a.workers)
+
+    def of(n: int) -> tuple[Inputs, str]:
+        """Return the inputs of a job of `n` workers with the placement of this one."""
+        return assume_placement(config, inputs.for_workers(n), a, hardware.shm, costs)
+
+    own, assumed = of(n_workers)
+    tables = served(own.tables)
     placement = place(
         tables,
         n_servers,
@@ -195,12 +202,12 @@ def make_plan(
     dense = sum(layout.total_bytes - layout.tables_offset for layout in placement.layouts)
     # Rehearse only what fits into the memory of this machine. Steps between outer steps are not alike.
     possible = n_steps > 0 and n_servers <= _MOST_SERVERS and 3 * dense < this_machine().memory
-    possible = possible and not local_tables(inputs.tables)
+    possible = possible and not local_tables(own.tables)
     same_node = any(a.node_of[s] == a.node_of[w] for s in a.servers for w in a.workers)
     rehearsal = None
     if possible:
         rehearsal = rehearse(
-            inputs,
+            own,
             options,
             n_servers,
             n_steps,
@@ -208,32 +215,34 @@ def make_plan(
             staged=same_node,
             threads=threads,
         )
-    found = _needs(config, inputs, a, placement, rehearsal, rows, program)
+    found = _needs(config, own, a, placement, rehearsal, rows, program)
     no_time = why_no_time(a, hardware.cores) if rehearsal else ""
     prediction, cells = None, []
     if rehearsal and not no_time:
         prediction = predict(rehearsal, tables, a, costs)
         if with_range:
-            cells = _range(config, inputs, a, hardware.cores, costs, rehearsal, threads)
-    assert inputs.train is not None
+            cells = _range(
+                config, own, lambda n: of(n)[0], a, hardware.cores, costs, rehearsal, threads
+            )
+    assert own.train is not None
     growth = Growth(
         tables,
         options,
         found,
         n_ranks,
         min(per_node, n_ranks),
-        inputs.train.n,
+        own.train.n,
         config.redundancy.warm,
     )
     return Plan(
         config,
-        inputs,
+        own,
         a,
         placement,
         hardware,
         found,
         costs,
-        need.steps_per_epoch(inputs.train.n, n_workers, inputs.batch_size),
+        need.steps_per_epoch(own.train.n, n_workers, own.batch_size),
         rehearsal,
         prediction,
         no_time,
@@ -322,31 +331,47 @@ def _problems(found: need.Needs, hardware: Hardware) -> list[str]:
 def _range(
     config: JobConfig,
     inputs: Inputs,
+    inputs_of: Callable[[int], Inputs],
     a: Assignment,
     cores: int,
     costs: Costs,
     own: Rehearsal,
     threads: int,
 ) -> list[Cell]:
-    """Predict the job with other numbers of servers and workers that one node has a core for each of."""
+    """Predict the job with other numbers of servers and workers that one node has a core for each of.
+
+    Args:
+        config: Configuration of the job.
+        inputs: Inputs of the job.
+        inputs_of: Returns those of a job with another number of workers, which may have other batches.
+        a: Roles of the job.
+        cores: Cores of a node.
+        costs: Costs for the prediction.
+        own: Rehearsal of the job.
+        threads: As of `rehearse`.
+    """
     cells = []
     assert inputs.train is not None
-    compute_s = own.seconds(lambda tally: tally.compute_s)
-    for n_servers in _around(len(a.servers), 4):
-        others = [n for n in _around(len(a.workers), 8) if n_servers + n <= cores]
-        if not others:
-            continue
-        # The servers' work depends on how many there are, so it is measured for each number.
-        rehearsal = own
-        if n_servers != own.n_servers:
-            rehearsal = rehearse(
-                inputs, config.cluster, n_servers, _RANGE_STEPS, max_s=_RANGE_S, threads=threads
+    measured = {(own.n_servers, inputs.batch_size): own}
+
+    def rehearsed(n_servers: int, of: Inputs) -> Rehearsal:
+        """Rehearse once for each number of servers and each batch size: the work depends on both."""
+        key = (n_servers, of.batch_size)
+        if key not in measured:
+            measured[key] = rehearse(
+                of, config.cluster, n_servers, _RANGE_STEPS, max_s=_RANGE_S, threads=threads
             )
-        for n_workers in others:
+        return measured[key]
+
+    for n_servers in _around(len(a.servers), 4):
+        for n_workers in (n for n in _around(len(a.workers), 8) if n_servers + n <= cores):
+            of = inputs if n_workers == len(a.workers) else inputs_of(n_workers)
+            # Computing does not depend on the servers.
+            compute_s = rehearsed(own.n_servers, of).seconds(lambda tally: tally.compute_s)
             n_ranks = 1 + n_servers + n_workers
             other = roles(n_ranks, n_ranks, n_servers)
-            found = predict(rehearsal, inputs.tables, other, costs, compute_s)
-            n_steps = need.steps_per_epoch(inputs.train.n, n_workers, inputs.batch_size)
+            found = predict(rehearsed(n_servers, of), of.tables, other, costs, compute_s)
+            n_steps = need.steps_per_epoch(inputs.train.n, n_workers, of.batch_size)
             rate = inputs.train.n / n_steps / found.step_s
             cells.append(Cell(n_servers, n_workers, found, rate))
     return cells

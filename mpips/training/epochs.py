@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -30,6 +30,7 @@ from mpips.training.best import BestCheckpoint
 from mpips.training.evaluation import evaluate
 from mpips.training.rates import Rates
 from mpips.training.result import Result, history
+from mpips.training.sizing import Sizing
 from mpips.training.stopping import EarlyStopping
 from mpips.training.weights import ClassWeights
 from mpips.worker.worker import Worker
@@ -73,6 +74,7 @@ class Inputs:
         block, window: Of training data that is read in windows; see `mpips.data.Shape`.
         on_epoch_end: Called after each epoch with its row of `Result.history`; if it returns True, training
             ends. Only in a job of one worker; None: nothing is called.
+        sizing: Determines batches and tables for other numbers of workers; see `for_workers`.
         unevaluated: The start is the end of an epoch whose evaluation `stopping` and `best` may lack.
     """
 
@@ -104,6 +106,15 @@ class Inputs:
     unevaluated: bool = False
     block: int = 0
     window: int = 0
+    sizing: Sizing | None = None
+
+    def for_workers(self, n_workers: int) -> Inputs:
+        """Return a copy with the task, the batch size and the tables of a job of so many workers."""
+        assert self.make_task is not None
+        assert self.sizing is not None
+        task = self.make_task(self.info)
+        size = self.sizing.batch_size(task, n_workers)
+        return replace(self, task=task, batch_size=size, tables=self.sizing.tables(task, n_workers))
 
     def cursor(self, worker: int) -> Cursor:
         """Return the position at which a worker starts."""

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from mpips.config.overrides import apply_overrides, asks_for_measurement
+from mpips.config.overrides import asks_for_measurement
 from mpips.config.schema import JobConfig
 from mpips.data import (
     DataInfo,
@@ -39,14 +39,11 @@ from mpips.data.rows import Arrays, Purpose, Samples, TaskPart
 from mpips.data.stream import StreamedData
 from mpips.data.summary import matching_text, summarise, summarise_test, summarise_validation
 from mpips.errors import ConfigError
-from mpips.model.consistency import BSP
 from mpips.model.distinct import distinct_counts
-from mpips.model.local_sgd import Local
 from mpips.model.partition import FrequencyPartition
-from mpips.model.table import Table
 from mpips.session.driver import JobRanks
 from mpips.snapshot import attachments
-from mpips.tasks import Schedule, Task, load_task
+from mpips.tasks import Task, load_task
 from mpips.tasks.base import reader_of
 from mpips.training.best import BestCheckpoint
 from mpips.training.epochs import Inputs, in_common_step
@@ -55,6 +52,7 @@ from mpips.training.moments import combine_moments, moments_of
 from mpips.training.own_data import check_changes, learn_own, read_own
 from mpips.training.preflight import task_options
 from mpips.training.rates import Rates
+from mpips.training.sizing import Sizing, earlier_batches
 from mpips.training.stopping import EarlyStopping, asked_metrics, watched
 from mpips.training.streaming import Streamed, Streaming, stream
 from mpips.training.weights import ClassWeights, WeightColumn
@@ -212,9 +210,9 @@ def prepare(
     )  # check names
     task = make_task(info)
     n_epochs = config.train.epochs or task.default_epochs
-    suitable = getattr(task, "suitable_batch_size", lambda *_: task.default_batch_size)
-    batch_size = config.train.batch_size or suitable(n_workers, n_epochs)
-    tables = _tables(task, config, measured, n_epochs, batch_size, n_workers)
+    sizing = Sizing(config, n_epochs, measured, earlier_batches(ranks, config))
+    batch_size, tables = sizing.batch_size(task, n_workers), sizing.tables(task, n_workers)
+    notes += sizing.note(task, n_workers)
     check_changes(task, tables, config)
     Rates(config.schedule, tables, n_epochs)  # refuse optimizers that cannot have the schedule
     given_name = (config.train.metric,) if config.watches else ()
@@ -246,30 +244,8 @@ def prepare(
         arrays=arrays,
         block=block,
         window=window,
+        sizing=sizing,
     )
-
-
-def _tables(
-    task: Task,
-    config: JobConfig,
-    measured: FrequencyPartition | None,
-    n_epochs: int,
-    batch_size: int,
-    n_workers: int,
-) -> list[Table]:
-    """Return the task's tables for a run of this length, with the overrides of the configuration."""
-    tables = apply_overrides(task.tables(), config, measured)
-    if not hasattr(task, "schedule") or type(task).schedule is Task.schedule:
-        return tables
-    # Let the task adapt its learning rates to the length of the run, then take its tables again.
-    averaged = frozenset(
-        table.name
-        for table in tables
-        if isinstance(table.consistency, Local)
-        or (isinstance(table.consistency, BSP) and table.consistency.reduce == "mean")
-    )
-    task.schedule(Schedule(n_epochs, batch_size, n_workers, averaged))
-    return apply_overrides(task.tables(), config, measured)
 
 
 def _aligned(

@@ -144,12 +144,13 @@ def rehearse(config: JobConfig, n_ranks: int | None = None) -> None:
         refuse_partner(config)
         refuse_best(config)
     if launch.launched_rank() == 0:
-        inputs = prepare(OneRank(), 1, config)
-        TrainingPlan(config, inputs, 1, None, "").choose()
-        if config.redundancy.partner:
-            check_tables(inputs.tables)
         size = n_ranks or launch.launched_size()
         servers = config.cluster.servers or (default_servers(size, 1) if size > 1 else 1)
+        n_workers = max(1, size - 1 - servers)
+        inputs = prepare(OneRank(), 1, config).for_workers(n_workers)
+        TrainingPlan(config, inputs, n_workers, None, "").choose()
+        if config.redundancy.partner:
+            check_tables(inputs.tables)
         tables = decided_alone(inputs.tables)  # the job decides at its start
         place(tables, servers, 1, config.cluster.ring_slots, config.cluster.slot_bytes)
 

@@ -1,0 +1,112 @@
+"""Samples of a batch and tables of a task, for any number of workers: a task may choose by it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from mpips.checkpoint import open_checkpoint
+from mpips.checkpoint.find import order
+from mpips.config.overrides import apply_overrides
+from mpips.config.schema import JobConfig
+from mpips.data import Sampling
+from mpips.errors import MpipsError
+from mpips.model.consistency import BSP
+from mpips.model.local_sgd import Local
+from mpips.model.partition import FrequencyPartition
+from mpips.model.table import Table
+from mpips.session.driver import JobRanks
+from mpips.tasks import Schedule, Task
+
+
+class Sizing(msgspec.Struct, frozen=True):
+    """What determines batches and tables of a job, beside its task and its number of workers.
+
+    Attributes:
+        config: The job.
+        n_epochs: Epochs of the run.
+        measured: Frequencies of the keys of the training data, for tables that are partitioned by them.
+        earlier: Workers, and samples of a batch of each, of the job whose checkpoint this job starts from;
+            None: there is none, or the configuration sets train.batch_size.
+    """
+
+    config: JobConfig
+    n_epochs: int
+    measured: FrequencyPartition | None = None
+    earlier: tuple[int, int] | None = None
+
+    def batch_size(self, task: Task, n_workers: int) -> int:
+        """Return the samples of a step of one worker.
+
+        Where the job sets none, it keeps those of the checkpoint: a task may choose others for more epochs.
+        With another number of workers the task chooses anew.
+        """
+        if self.config.train.batch_size:
+            return self.config.train.batch_size
+        if self.earlier is not None and self.earlier[0] == n_workers:
+            return self.earlier[1]
+        return self.suitable(task, n_workers)
+
+    def suitable(self, task: Task, n_workers: int) -> int:
+        """Return the samples of a step of one worker that the task would choose."""
+        if not hasattr(task, "suitable_batch_size"):
+            return task.default_batch_size
+        return task.suitable_batch_size(n_workers, self.n_epochs)
+
+    def note(self, task: Task, n_workers: int) -> list[str]:
+        """Return a sentence about a batch size that is kept but that the task would not choose; or none."""
+        size, suitable = self.batch_size(task, n_workers), self.suitable(task, n_workers)
+        if self.config.train.batch_size or size == suitable:
+            return []
+        return [
+            f"{size} samples per batch, as in the checkpoint; a new run would have {suitable} "
+            "(train.batch_size)"
+        ]
+
+    def tables(self, task: Task, n_workers: int) -> list[Table]:
+        """Return the task's tables for a run of this length, with the overrides of the configuration."""
+        tables = apply_overrides(task.tables(), self.config, self.measured)
+        if not hasattr(task, "schedule") or type(task).schedule is Task.schedule:
+            return tables
+        # Let the task adapt its learning rates to the length of the run, then take its tables again.
+        averaged = frozenset(
+            table.name
+            for table in tables
+            if isinstance(table.consistency, Local)
+            or (isinstance(table.consistency, BSP) and table.consistency.reduce == "mean")
+        )
+        size = self.batch_size(task, n_workers)
+        task.schedule(Schedule(self.n_epochs, size, n_workers, averaged))
+        return apply_overrides(task.tables(), self.config, self.measured)
+
+
+def earlier_batches(ranks: JobRanks, config: JobConfig) -> tuple[int, int] | None:
+    """Return `Sizing.earlier`. Collective over the ranks; blocks."""
+    wanted = config.checkpoint
+    automatic = wanted.resume == "auto"
+    if config.train.batch_size or wanted.resume == "never" or (automatic and not wanted.folder):
+        return None
+
+    def look() -> tuple[int, int] | None:
+        if not ranks.is_scheduler:
+            return None
+        # `find_start` verifies the start later and raises its errors. If the newest checkpoint is damaged, it
+        # takes the one before it, most likely of the same shape; if not, the epoch goes on in a new order.
+        try:
+            newest = order(Path(wanted.folder)).readable[:1] if automatic else ()
+            path = newest[0].path if newest else Path(wanted.resume)
+            if automatic and not newest:
+                return None
+            with open_checkpoint(path) as checkpoint:
+                sampling = checkpoint.manifest.sampling
+            if not sampling:
+                return None
+            shape = Sampling.from_config(dict(sampling)).shape
+        except (MpipsError, msgspec.ValidationError):
+            return None
+        return shape.n_workers, shape.batch_size
+
+    rows = ranks.agree("looking for a checkpoint", look, True)
+    found = next((row for row in rows if row is not None), None)
+    return (found[0], found[1]) if found is not None else None
