@@ -12,7 +12,8 @@ from mpips.cli.runs import folder_option, run_argument
 from mpips.errors import ConfigError
 from mpips.monitor.runs import find_run
 from mpips.monitor.trace import align, flows_of, read_trace, write_chrome
-from mpips.monitor.tracing import newest_trace, record_trace
+from mpips.monitor.tracing import newest_trace, notes_of, record_trace
+from mpips.process.terminating import terminating
 
 
 @click.command(short_help="Record what every rank does, for Perfetto.")
@@ -36,7 +37,7 @@ from mpips.monitor.tracing import newest_trace, record_trace
     type=click.FloatRange(0.0),
     default=300.0,
     show_default=True,
-    help="Seconds to wait for the trace, which is given up afterwards.",
+    help="Seconds after which all ranks end their parts, even if they have not done all steps.",
 )
 def command(run: str, folder: str, steps: int | None, output: Path, timeout: float) -> None:
     """Record what every rank of a run does, and write it in the format of Chrome's trace viewer.
@@ -46,7 +47,11 @@ def command(run: str, folder: str, steps: int | None, output: Path, timeout: flo
     what its server applies; arrows lead from a push to its application.
     """
     found = find_run(run, Path(folder))
-    trace = newest_trace(found) if steps is None else record_trace(found, steps, timeout)
+    if steps is None:
+        trace = newest_trace(found)
+    else:
+        with terminating():
+            trace = record_trace(found, steps, timeout)
     ranks = read_trace(trace)
     new = output.with_name(f".{output.name}-{secrets.token_hex(4)}")
     try:
@@ -64,12 +69,7 @@ def command(run: str, folder: str, steps: int | None, output: Path, timeout: flo
         f"{sum(len(flow.sent_ns) for flow in flows):,} updates"
     )
     index = trace.index()
-    missing = index.missing if index is not None else ()
-    notes = []
-    if missing:
-        notes.append(
-            f"the job ended before ranks {', '.join(map(str, missing))} had written their parts"
-        )
+    notes = notes_of(index) if index is not None else []
     if dropped := sum(rank.head.dropped for rank in ranks):
         notes.append(f"{dropped:,} older events did not fit; give fewer --steps")
     if alignment.backwards:

@@ -11,9 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -26,26 +24,10 @@ from mpips.inference.model import Model, load_model
 from mpips.inference.writing import ColumnsOf, OwnColumns, Writer, new_file, writer_of
 from mpips.mpi import launch
 from mpips.mpi.rounds import Rounds
+from mpips.process.terminating import terminating
 
 T = TypeVar("T")
 TIMEOUT_S = 300.0  # of a wait for a rank that neither computes nor answers
-
-
-@contextlib.contextmanager
-def terminating() -> Iterator[None]:
-    """Turn SIGTERM into SystemExit within the block, so that unfinished files are removed."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def leave(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    old = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, old)
 
 
 class Written(msgspec.Struct, frozen=True):

@@ -10,9 +10,10 @@ from mpips.errors import ConfigError
 from mpips.monitor.requesting import RequestError
 from mpips.monitor.top import look
 from mpips.rundir.directory import RunFolder
-from mpips.rundir.tracing import TraceFolder, traces
+from mpips.rundir.tracing import PARTS_S, TraceFolder, TraceIndex, traces
 
 _LOOK_S = 0.2  # seconds between two readings of the run directory
+_SLACK_S = 5.0  # seconds within which the scheduler sees a request and writes the index
 
 
 def newest_trace(run: RunFolder) -> TraceFolder:
@@ -21,7 +22,7 @@ def newest_trace(run: RunFolder) -> TraceFolder:
     Raises:
         ConfigError: The run has no complete trace.
     """
-    complete = [folder for folder in traces(run) if folder.index() is not None]
+    complete = [f for f in traces(run) if (index := f.index()) is not None and index.ranks]
     if not complete:
         raise ConfigError(
             f"{run.path.name} has no trace: record one with --steps while it runs, or set monitor.trace_steps"
@@ -35,11 +36,12 @@ def record_trace(run: RunFolder, steps: int, timeout_s: float) -> TraceFolder:
     Args:
         run: The run.
         steps: Number of clocks of each worker.
-        timeout_s: Longest wait, seconds; the trace is given up after it.
+        timeout_s: Seconds after which the ranks end their parts, whatever number of clocks they have done.
 
     Raises:
         ConfigError: The run is not running, or its directory cannot be written to.
-        RequestError: The trace is not complete within `timeout_s`, or the run ended without it.
+        RequestError: No rank has written its part within `timeout_s` and the time to write it, or the run
+            ended without the trace.
     """
     view = look(run)
     if not view.alive:
@@ -49,7 +51,7 @@ def record_trace(run: RunFolder, steps: int, timeout_s: float) -> TraceFolder:
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     folder = TraceFolder(run, name)
     try:
-        folder.ask(steps)
+        folder.ask(steps, timeout_s)
     except OSError as error:
         raise ConfigError(
             f"{folder.path}: cannot be written: {error.strerror}; trace as the owner of the run"
@@ -67,18 +69,34 @@ def record_trace(run: RunFolder, steps: int, timeout_s: float) -> TraceFolder:
 
 def _wait(run: RunFolder, folder: TraceFolder, steps: int, timeout_s: float) -> None:
     """Wait until a trace is complete; see `record_trace`."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + timeout_s + PARTS_S + _SLACK_S
     while True:
-        # Look at the run first: a trace may be completed directly before its end.
-        alive = look(run).alive
-        if folder.index() is not None:
+        # Look first at the run and the request: a trace may be completed directly before the end of both.
+        alive, is_asked = look(run).alive, folder.request_file.exists()
+        index = folder.index()
+        if index is not None and index.ranks:
             return
         if not alive:
             raise RequestError(f"{run.path.name}: ended before the trace was complete")
-        if time.monotonic() >= deadline:
-            known = sorted(p.stem.removeprefix("rank-") for p in folder.path.glob("rank-*.trace"))
+        if index is not None or not is_asked or time.monotonic() >= deadline:
             raise RequestError(
-                f"{run.path.name}: no trace of {steps} steps within {timeout_s:g} s (ranks that have written "
-                f"their part: {', '.join(known) or 'none'}); give fewer --steps or a longer --timeout"
+                f"{run.path.name}: no rank has written a trace of {steps} steps within {timeout_s:g} s; give "
+                "a longer --timeout, or wait until no other trace of the run is under way"
             )
         time.sleep(_LOOK_S)
+
+
+def notes_of(index: TraceIndex) -> list[str]:
+    """Return what is not whole in a complete trace, for people."""
+    notes = []
+    if index.late:
+        notes.append(
+            f"the time was over before all workers had done {index.steps:,} steps; give fewer --steps or a "
+            "longer --timeout"
+        )
+    if index.missing:
+        notes.append(
+            f"ranks {', '.join(map(str, index.missing))} had not written their parts when the time was over "
+            "or the job ended"
+        )
+    return notes

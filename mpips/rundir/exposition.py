@@ -86,7 +86,19 @@ class _Views(Collector):
             *_load_metrics(self._views),
             *_rank_metrics(self._views),
         )
-        return (metric for metric in found if metric.samples)
+        return (_encodable(metric) for metric in found if metric.samples)
+
+
+def _encodable(metric: Metric) -> Metric:
+    """Return a metric in whose labels surrogates, which UTF-8 cannot encode, are escaped with a backslash."""
+    for i, sample in enumerate(metric.samples):
+        if not all(map(str.isascii, sample.labels.values())):
+            labels = {
+                name: text.encode(errors="backslashreplace").decode()
+                for name, text in sample.labels.items()
+            }
+            metric.samples[i] = sample._replace(labels=labels)
+    return metric
 
 
 _Number = float | None

@@ -1,7 +1,8 @@
 """The metrics of a run as one series: lines of metrics.jsonl without those that a restart has repeated.
 
 An attempt that begins at step s repeats all steps after s, so lines of earlier attempts about these steps
-are not part of the series. Where attempts begin is in events.jsonl.
+are not part of the series. Where attempts begin is in events.jsonl. An attempt that begins at the end of an
+epoch may evaluate step s once more; then the earlier evaluation is not part of the series either.
 """
 
 from __future__ import annotations
@@ -66,4 +67,29 @@ def settled(lines: Iterable[Line], events: Sequence[Event]) -> list[Line]:
         later = [step for generation, step in limits if generation > line["generation"]]
         return not later or line["step"] <= min(later)
 
-    return [line for line in lines if is_settled(line)]
+    return _evaluated_once([line for line in lines if is_settled(line)])
+
+
+def evaluations_of(line: Line) -> set[tuple[int, str]]:
+    """Return step and name of each metric of a line; none if the line is no evaluation."""
+    test = line.get("test")
+    return {(line["step"], name) for name in test} if isinstance(test, dict) else set()
+
+
+def _evaluated_once(lines: Iterable[Line]) -> list[Line]:
+    """Return the lines without metrics that a later generation has evaluated at the same step."""
+    found = list(lines)
+    newest: dict[tuple[int, str], int] = {}  # greatest generation by step and metric
+    for line in found:
+        for key in evaluations_of(line):
+            newest[key] = max(newest.get(key, line["generation"]), line["generation"])
+    remaining = []
+    for line in found:
+        repeated = {key for key in evaluations_of(line) if newest[key] > line["generation"]}
+        if repeated:
+            left = {n: v for n, v in line["test"].items() if (line["step"], n) not in repeated}
+            if not left:
+                continue
+            line = {**line, "test": left}
+        remaining.append(line)
+    return remaining

@@ -1,7 +1,8 @@
 """Traces in a run directory: who asks for one, the files of the ranks, and the mark that it is complete.
 
     traces/NAME/request.json    asks for a trace; written by `mpips trace`, or by the scheduler at the begin
-                                of an attempt (monitor.trace_steps); removing it gives the trace up
+                                of an attempt (monitor.trace_steps); removing it gives the trace up, and
+                                the scheduler removes it if its time is over before the trace has begun
     traces/NAME/rank-R.trace    events of one rank; written by that rank when its part has ended
     traces/NAME/index.json      the trace is complete; written by the scheduler, last of all
 
@@ -38,6 +39,9 @@ EVENT = np.dtype(
     ]
 )
 Events = NDArray[Any]
+PARTS_S = 30.0  # s after the order to end, within which ranks write their parts
+_DEFAULT_S = 3600.0  # s, timeout of a trace that nobody waits for
+_LONGEST_S = 1e9  # s; JSON has no infinity
 
 
 class TraceRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,10 +50,13 @@ class TraceRequest(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         steps: Number of clocks of each worker to trace.
         time_s: Unix time of the request.
+        timeout_s: Seconds after which all ranks end their parts, measured by the scheduler from its first
+            look at the request on, because the hosts' clocks may differ.
     """
 
     steps: int
     time_s: float
+    timeout_s: float = _DEFAULT_S
 
 
 class TraceHead(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +89,9 @@ class TraceIndex(msgspec.Struct, frozen=True, kw_only=True):
         steps: Number of clocks that were asked for.
         time_s: Unix time of the end.
         ranks: Ranks whose files are there.
-        missing: Ranks that should have written a file and have not, because the job has ended.
+        missing: Ranks that should have written a file and have not, because the job has ended, or because
+            they could not or were late.
+        late: The time of the request was over before all workers had done their steps.
     """
 
     generation: int
@@ -90,6 +99,7 @@ class TraceIndex(msgspec.Struct, frozen=True, kw_only=True):
     time_s: float
     ranks: tuple[int, ...]
     missing: tuple[int, ...] = ()
+    late: bool = False
 
 
 class TraceFolder:
@@ -106,14 +116,20 @@ class TraceFolder:
         """Return the file of a rank."""
         return self.path / f"rank-{rank}.trace"
 
-    def ask(self, steps: int) -> None:
+    def ask(self, steps: int, timeout_s: float = _DEFAULT_S) -> None:
         """Write the request.
+
+        Args:
+            steps: As in TraceRequest.
+            timeout_s: As in TraceRequest.
 
         Raises:
             OSError: The folder cannot be written to.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        replace_json(self.request_file, TraceRequest(steps=steps, time_s=time.time()))
+        timeout_s = timeout_s if timeout_s < _LONGEST_S else _LONGEST_S
+        request = TraceRequest(steps=steps, time_s=time.time(), timeout_s=timeout_s)
+        replace_json(self.request_file, request)
 
     def request(self) -> TraceRequest | None:
         """Return the request; None if there is none or it is no request."""

@@ -1,8 +1,9 @@
 """The metrics of a run as CSV files: metrics.csv and evaluations.csv in the run directory.
 
 The columns are always the same. An unknown value is an empty cell. The files have the lines of metrics.jsonl
-that make one series, see `mpips.rundir.series`, so they are written anew at the begin of an attempt and after
-old lines have been merged, each by a rename. In between a row is added in one write.
+that make one series, see `mpips.rundir.series`, so they are written anew at the begin of an attempt, after
+old lines have been merged and when an evaluation of an earlier attempt is repeated, each by a rename. In
+between a row is added in one write.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mpips.rundir.directory import RunFolder
-from mpips.rundir.series import series
+from mpips.rundir.series import evaluations_of, series
 
 COLUMNS = (
     "time_s",
@@ -41,10 +42,12 @@ class CsvLog:
         self._run = run
         self._metrics = run.path / "metrics.csv"
         self._evaluations = run.path / "evaluations.csv"
+        self._evaluated: set[tuple[int, str]] = set()  # steps and metrics in it at `begin`
 
     def begin(self) -> None:
         """Write both files anew from metrics.jsonl; see MetricsLog."""
         lines = series(self._run)
+        self._evaluated = {key for line in lines for key in evaluations_of(line)}
         _replace(self._metrics, COLUMNS, (row for line in lines for row in _progress(line)))
         _replace(
             self._evaluations,
@@ -53,7 +56,10 @@ class CsvLog:
         )
 
     def add(self, line: dict[str, Any], staleness: Sequence[int]) -> None:
-        """Add the rows of a line; see MetricsLog."""
+        """Add the rows of a line, which metrics.jsonl has already; see MetricsLog."""
+        if not self._evaluated.isdisjoint(evaluations_of(line)):
+            self.begin()
+            return
         for path, rows in (
             (self._metrics, _progress(line)),
             (self._evaluations, _evaluation(line)),

@@ -2,7 +2,8 @@
 
 Each attempt writes one file. Its first event tells readers to forget all steps after the one with which the
 attempt begins (SessionLog.START), so restarts make one series. Names sort by attempt, in which order readers
-take them.
+take them. An attempt that begins at the end of an epoch may evaluate the step with which it begins once more:
+what an earlier attempt has logged of it stays, and is not written again.
 
 Readers cannot merge old points, so points become rarer while the run ages: as many seconds apart as the run
 is hours old, at least the interval of metrics.jsonl. In t hours that is about 3600 (1 + ln t) points. A
@@ -17,12 +18,14 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import HistogramProto, Summary
 from tensorboardX.record_writer import masked_crc32c
+
+from mpips.rundir.directory import RunFolder
+from mpips.rundir.series import evaluations_of, series
 
 _FULL_S = 3600.0  # s, age of a run for each second between two points
 _SCALARS = {
@@ -40,19 +43,22 @@ HISTOGRAM = "staleness/updates"
 class EventLog:
     """The event file of one attempt; see `mpips.scheduler.logs.MetricsLog`."""
 
-    def __init__(self, folder: Path, generation: int, start_step: int, created_s: float) -> None:
+    def __init__(self, run: RunFolder, generation: int, start_step: int) -> None:
         """Write nothing yet.
 
         Args:
-            folder: Folder of the event files, which need not exist.
+            run: The run.
             generation: Generation number of the attempt.
             start_step: Step of the run at which the attempt begins.
-            created_s: Unix time at which the run was made.
         """
-        self._folder = folder
-        self._name = f"attempt-{generation:06d}.out.tfevents.{max(int(created_s), 0):010d}"
+        self._run = run
+        self._folder = run.path / "tensorboard"
+        self._created_s = run.info().created_s
+        self._name = f"attempt-{generation:06d}.out.tfevents.{max(int(self._created_s), 0):010d}"
         self._start_step = start_step
-        self._created_s = created_s
+        self._evaluated: set[tuple[int, str]] = (
+            set()
+        )  # steps and metrics that earlier attempts have logged
         self._next_s = 0.0  # Unix time of the next point
         self._before: dict[str, Any] = {}  # the line of the last point
         self._loss_sum = self._loss_n = 0.0  # since the last point, weighted by samples
@@ -66,6 +72,10 @@ class EventLog:
     def begin(self) -> None:
         """Make the file, with the order to forget later steps of earlier attempts; see MetricsLog."""
         self._folder.mkdir(exist_ok=True)
+        # Without event files of earlier attempts, as when the log is new, nothing of them is logged.
+        if any(self._folder.iterdir()):
+            for line in series(self._run):
+                self._evaluated |= evaluations_of(line)
         self._file = (self._folder / self._name).open("ab", buffering=0)
         self._write(Event(file_version="brain.Event:2"))
         start = SessionLog(status=SessionLog.START)
@@ -74,10 +84,13 @@ class EventLog:
     def add(self, line: dict[str, Any], staleness: Sequence[int]) -> None:
         """Add a line, which becomes a point if one is due; see MetricsLog."""
         if "test" in line:
-            values = {f"test/{name}": value for name, value in line["test"].items()}
-            self._write_summary(
-                line, [_scalar(tag, v) for tag, v in values.items() if v is not None]
-            )
+            found = [
+                _scalar(f"test/{name}", value)
+                for name, value in line["test"].items()
+                if value is not None and (line["step"], name) not in self._evaluated
+            ]
+            if found:
+                self._write_summary(line, found)
             return
         n = line["samples"] - self._samples
         self._samples = line["samples"]

@@ -70,8 +70,5 @@ def make_logs(names: Sequence[str], run: Supervised, start_step: int) -> list[Me
     if "tensorboard" in names:
         from mpips.scheduler.event_log import EventLog
 
-        created_s = run.folder.info().created_s
-        found.append(
-            EventLog(run.folder.path / "tensorboard", run.generation, start_step, created_s)
-        )
+        found.append(EventLog(run.folder, run.generation, start_step))
     return found

@@ -34,7 +34,13 @@ _MOST_CONNECTIONS = 32
 _MOST_REQUEST = 16 << 10  # bytes of the head of a request
 _CLOSE_S = 5.0  # s that `close` waits for the thread
 
-_REASONS = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
+_REASONS = {
+    200: "OK",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    500: "Internal Server Error",
+    503: "Service Unavailable",
+}
 
 
 class MetricsServer:
@@ -63,7 +69,8 @@ class MetricsServer:
         self._view: RunView | None = None
         self._shown: tuple[RunView | None, bytes] = (None, b"")  # a state and its text
         self._open: set[asyncio.WriteTransport] = set()  # connections with a request
-        self._has_warned = False
+        self._has_warned = False  # that the port cannot be bound
+        self._has_failed = False  # to make a text, and said so
         self._socket: socket.socket | None = None
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
@@ -176,7 +183,14 @@ class MetricsServer:
         elif self._view is None:
             status, kind, body = 503, "text/plain", b"the job has not started yet\n"
         else:
-            body = self._text()
+            try:
+                body = self._text()
+            except Exception as error:
+                # A thread for people's eyes: whatever a state contains, training and later scrapes go on.
+                what = f"the metrics cannot be written: {type(error).__name__}: {error}"
+                status, kind = 500, "text/plain; charset=utf-8"
+                body = f"{what}\n".encode(errors="backslashreplace")
+                self._say_failed(what)
         lines = (
             f"HTTP/1.1 {status} {_REASONS[status]}",
             f"Content-Type: {kind}",
@@ -190,6 +204,14 @@ class MetricsServer:
         await writer.drain()
         # Wait until the reader has all of it: it closes its end, or sends more, which is not read.
         await reader.read(1)
+
+    def _say_failed(self, what: str) -> None:
+        """Say, once, that there is no text for a state."""
+        if not self._has_failed:
+            self._has_failed = True
+            self._say(
+                f"mpips: warning: /metrics answers 500, {ascii(what)[1:-1]}; training continues"
+            )
 
     def _text(self) -> bytes:
         """Return the text of the newest state, made once for each state."""

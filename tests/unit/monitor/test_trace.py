@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,8 @@ from click.testing import CliRunner
 from mpips._native import TraceKind, TraceRing
 from mpips.cli.trace import command
 from mpips.errors import ConfigError
+from mpips.monitor import tracing
+from mpips.monitor.requesting import RequestError
 from mpips.monitor.trace import align, flows_of, read_trace, write_chrome
 from mpips.rundir.directory import RunFolder, replace_json
 from mpips.rundir.tracing import EVENT, TraceFolder, TraceHead, TraceIndex
@@ -258,3 +263,73 @@ def test_the_command_writes_the_newest_trace(tmp_path: Path) -> None:
     assert "of 2 ranks, 1 updates" in done.output
     check_trace(output)
     assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["out.json"]
+
+
+class Watched:
+    """A run that is at work; `acts` are called one by one when the command looks at it."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *acts: Callable[[], object]):
+        self.run = RunFolder.create(folder, "job")
+        self.acts = list(acts)
+        monkeypatch.setattr(tracing, "look", self.look)
+        monkeypatch.setattr(tracing, "_LOOK_S", 0.0)
+
+    def look(self, run: RunFolder) -> Any:
+        if self.acts:
+            self.acts.pop(0)()
+        return SimpleNamespace(alive=True)
+
+    def trace(self, *options: str) -> Any:
+        output = str(self.run.path / "out.json")
+        return CliRunner().invoke(command, [str(self.run.path), "-o", output, *options])
+
+    @property
+    def request_file(self) -> Path:
+        (folder,) = (self.run.path / "traces").iterdir()
+        return folder / "request.json"
+
+
+def test_a_command_that_is_ended_gives_its_trace_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end() -> None:
+        assert watched.request_file.exists()
+        signal.raise_signal(signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+    watched = Watched(tmp_path, monkeypatch, lambda: None, end)
+    assert watched.trace("--steps", "1000000").exit_code == 128 + signal.SIGTERM
+    assert not watched.request_file.exists()
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_parts_that_are_short_or_missing_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def complete() -> None:
+        folder = TraceFolder(watched.run, watched.request_file.parent.name)
+        request = folder.request()
+        assert request is not None
+        assert (request.steps, request.timeout_s) == (50, 20.0)
+        folder.write(Part(1, "worker 0", "a").head, b"")
+        index = TraceIndex(
+            generation=0, steps=50, time_s=0.0, ranks=(1,), missing=(0, 2), late=True
+        )
+        replace_json(folder.index_file, index)
+
+    watched = Watched(tmp_path, monkeypatch, lambda: None, complete)
+    done = watched.trace("--steps", "50", "--timeout", "20")
+    assert done.exit_code == 0, done.output
+    assert "note: the time was over before all workers had done 50 steps" in done.output
+    assert "note: ranks 0, 2 had not written their parts" in done.output
+
+
+def test_a_request_that_the_scheduler_removes_is_an_error_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(
+        tmp_path, monkeypatch, lambda: None, lambda: None, lambda: watched.request_file.unlink()
+    )
+    done = watched.trace("--steps", "5", "--timeout", "inf")
+    assert isinstance(done.exception, RequestError)
+    assert "no rank has written a trace of 5 steps" in str(done.exception)

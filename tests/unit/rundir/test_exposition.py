@@ -84,6 +84,16 @@ def of(found: dict[Key, float], name: str, **labels: str) -> float:
     return found[name, tuple(sorted({"run": "one", **labels}.items()))]
 
 
+def test_labels_that_utf8_cannot_encode_are_escaped() -> None:
+    link = LinkLoad(worker_host="w\udcff", server_host="ü", pushed_bytes=10, pulled_bytes=0)
+    load = Load(tables=(TableLoad(name="t\udc80", updates=12),), links=(link,))
+    ranks = msgspec.structs.replace(RANKS, load=load)
+    found = values(exposition([msgspec.structs.replace(VIEW, ranks=ranks)]))
+    assert of(found, "mpips_table_updates_total", table="t\\udc80") == 12
+    hosts = {"worker_host": "w\\udcff", "server_host": "ü"}
+    assert of(found, "mpips_link_pushed_bytes_total", **hosts) == 10
+
+
 def test_every_number_of_a_run_has_its_name_and_unit() -> None:
     found = values(exposition([VIEW]))
     assert [of(found, "mpips_run_state", state=s) for s in STATES] == [0, 1, 0, 0, 0, 0, 0, 0]

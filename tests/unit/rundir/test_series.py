@@ -40,6 +40,25 @@ def test_steps_that_a_later_attempt_repeats_are_not_in_the_series() -> None:
     assert settled(lines, []) == lines
 
 
+def test_an_evaluation_that_a_later_attempt_repeats_counts_once() -> None:
+    def evaluation(generation: int, step: int, **test: float) -> dict[str, Any]:
+        return {**line(generation, step), "test": test}
+
+    lines = [
+        evaluation(0, 5, accuracy=0.1),
+        line(0, 10),
+        evaluation(0, 10, accuracy=0.2, auc=0.3),
+        evaluation(0, 10, loss=1.0),
+        evaluation(1, 10, accuracy=0.2),
+        evaluation(2, 10, accuracy=0.2),
+    ]
+    # Attempts that begin at step 10 repeat one metric of it; the others are kept.
+    kept = settled(lines, [began(0, 0), began(1, 10), began(2, 10)])
+    assert kept == [*lines[:2], evaluation(0, 10, auc=0.3), lines[3], lines[5]]
+    # One attempt may evaluate a step several times.
+    assert settled([lines[5], lines[5]], []) == [lines[5], lines[5]]
+
+
 def test_lines_that_are_cut_off_or_of_another_form_are_left_out(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path, "job")
     assert series(run) == []

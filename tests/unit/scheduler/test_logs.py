@@ -39,7 +39,11 @@ class Attempts:
         monkeypatch.setattr(time, "time", lambda: self.now)
 
     def begin(self, generation: int, step: int) -> None:
-        """Begin an attempt at a step of the run."""
+        """Begin an attempt at a step of the run; one before it is killed."""
+        if generation:
+            for log in self.recorder._metrics._logs:
+                if (file := getattr(log, "_file", None)) is not None:
+                    file.close()
         lease = Lease(generation=generation, host="h", pid=1, time_s=self.now)
         replace_json(self.folder.lease_file, lease)
         info = self.folder.info()
@@ -92,6 +96,36 @@ def test_csv_is_one_series_over_restarts(tmp_path: Path, monkeypatch: pytest.Mon
         ("3", "accuracy", "0.5"),
         ("3", "auc", ""),
     ]
+
+
+def test_an_attempt_that_evaluates_its_first_step_again_logs_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorboardX", reason="tensorboardX is not installed")
+    run = Attempts(tmp_path, ("csv", "tensorboard"), monkeypatch)
+
+    def rows() -> list[tuple[str, ...]]:
+        names = ("generation", "step", "metric", "value")
+        return [tuple(row[n] for n in names) for row in run.rows("evaluations.csv")]
+
+    run.begin(0, 0)
+    run.steps(4, 1.0)
+    run.evaluate(4, accuracy=0.5)
+    # Killed at the end of an epoch, once before and once after the evaluation is repeated.
+    run.begin(1, 4)
+    assert rows() == [("0", "4", "accuracy", "0.5")]
+    run.begin(2, 4)
+    run.evaluate(4, accuracy=0.5, auc=0.75)
+    first = [("2", "4", "accuracy", "0.5"), ("2", "4", "auc", "0.75")]
+    assert rows() == first
+    run.steps(4, 1.0)
+    run.evaluate(8, accuracy=0.625)
+    assert rows() == [*first, ("2", "8", "accuracy", "0.625")]
+    run.recorder.finish(NOTHING)
+    found = accumulated(run.folder.path)
+    assert [(e.step, e.value) for e in found.Scalars("test/accuracy")] == [(4, 0.5), (8, 0.625)]
+    assert [(e.step, e.value) for e in found.Scalars("test/auc")] == [(4, 0.75)]
+    assert [e.step for e in found.Scalars("train/loss")] == list(range(1, 9))
 
 
 def test_csv_follows_the_merging_of_old_lines(

@@ -99,6 +99,34 @@ def test_a_text_is_made_once_for_each_state(
     assert made == [1, 2]
 
 
+def test_a_state_without_a_text_is_an_error_that_is_said_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(views: list[RunView]) -> bytes:
+        if views[0].status.progress.step == 1:
+            raise ValueError("a \udc80 label")
+        return exposition(views)
+
+    monkeypatch.setattr(module, "exposition", broken)
+    said: list[str] = []
+    server = MetricsServer("127.0.0.1", 0, "job", said.append)
+    try:
+        del said[:]
+        server.observe(view(1))
+        answer = b"the metrics cannot be written: ValueError: a \\udc80 label\n"
+        assert [get(server) for _ in range(3)] == [(500, answer)] * 3
+        assert len(said) == 1
+        assert (
+            "/metrics answers 500, the metrics cannot be written: ValueError: a \\udc80" in said[0]
+        )
+        assert said[0].endswith("training continues")
+        said[0].encode()
+        server.observe(view(2))
+        assert get(server)[0] == 200
+    finally:
+        server.close()
+
+
 def test_slow_readers_are_dropped_and_do_not_keep_others_out(
     server: MetricsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,6 +95,65 @@ def test_a_later_attempt_traces_again_and_the_end_of_the_job_completes(tmp_path:
     assert (index.generation, index.ranks, index.missing) == (1, (3,), (1, 2))
 
 
+def test_a_trace_that_nobody_gives_up_ends_by_its_timeout(tmp_path: Path) -> None:
+    job = Orders(tmp_path)
+    TraceFolder(job.run, "killed").ask(1_000_000, 25.0)
+    assert job.poll() == [(rank, Trace("killed", 1_000_000)) for rank in (1, 2, 3)]
+    folder = TraceFolder(job.run, "t")
+    folder.ask(7, 300.0)
+    job.write("killed", 2)
+    assert job.poll() == job.poll() == []
+    # Those that still record are told to end, and write what they have.
+    assert job.poll() == [(rank, TraceEnd("killed")) for rank in (1, 3)]
+    job.write("killed", 1)
+    job.write("killed", 3)
+    assert job.poll() == []
+    index = TraceFolder(job.run, "killed").index()
+    assert index is not None
+    assert (index.ranks, index.missing, index.late) == ((1, 2, 3), (), True)
+    assert job.poll() == [(rank, Trace("t", 7)) for rank in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(("written", "end", "late"), [((2, 3), 1, False), ((1, 3), 2, True)])
+def test_a_rank_that_cannot_write_its_part_is_missing(
+    tmp_path: Path, written: tuple[int, int], end: int, late: bool
+) -> None:
+    job = Orders(tmp_path)
+    folder = TraceFolder(job.run, "t")
+    folder.ask(7, 35.0)
+    job.poll()
+    for rank in written:
+        job.write("t", rank)
+    while not (orders := job.poll()):
+        assert job.now < 100
+    assert orders == [(end, TraceEnd("t"))]
+    # The part of a busy server may take a while.
+    assert job.poll() == job.poll() == []
+    assert folder.index() is None
+    assert job.poll() == []
+    index = folder.index()
+    assert index is not None
+    assert (index.ranks, index.missing, index.late) == (written, (end,), late)
+
+
+def test_a_request_whose_time_is_over_before_its_turn_is_removed(tmp_path: Path) -> None:
+    job = Orders(tmp_path)
+    TraceFolder(job.run, "first").ask(7, 300.0)
+    job.poll()
+    queued, last = TraceFolder(job.run, "queued"), TraceFolder(job.run, "last")
+    queued.ask(7, 15.0)
+    last.ask(9, float("inf"))
+    job.poll()
+    assert queued.request_file.exists()
+    job.poll()
+    job.poll()
+    assert not queued.request_file.exists()
+    for rank in (1, 2, 3):
+        job.write("first", rank)
+    job.poll()
+    assert job.poll() == [(rank, Trace("last", 9)) for rank in (1, 2, 3)]
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"steps":0,"time_s":1}', '{"steps":"x"}', "\xff"])
 def test_what_is_no_request_has_no_effect(tmp_path: Path, text: str) -> None:
     job = Orders(tmp_path)
