@@ -9,6 +9,9 @@ into the checkpoint before it writes the manifest, which contains their checksum
 its worker could not write it, the checkpoint is not published. Files of cuts that were given up are removed
 with the next checkpoint.
 
+A worker that has finished writes no more cuts. It wrote the file of cut LAST before its finish record, and
+its residuals have not changed since. So checkpoints contain copies of that file until the last one moves it.
+
 Restart with another number of workers. Worker w of n takes the sum of the residuals of the workers w, w + n,
 w + 2 n, ... of the checkpoint, so the sum over all workers stays. Where servers apply the mean of the
 workers' updates, each sum is scaled by n / (number of workers before), so what it contributes to the mean
@@ -20,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -52,11 +56,13 @@ class ResidualCut(msgspec.Struct, frozen=True):
         launch: Generation number of the launch; 0 without a supervisor.
         number: Number of the cut in the launch; LAST: at its end.
         n_workers: Number of workers, each of which has written a file.
+        finished: Workers that had finished before the cut; their files are those of LAST.
     """
 
     launch: int
     number: int
     n_workers: int
+    finished: frozenset[int] = frozenset()
 
 
 class SavedJob(Protocol):
@@ -135,7 +141,10 @@ def collect(folder: Path, target: Path, job: SavedJob) -> ResidualEntry | None:
     for worker in range(cut.n_workers):
         name = _name(worker)
         try:
-            os.replace(_waiting(folder, cut.launch, cut.number, worker), target / name)
+            if worker in cut.finished and cut.number != LAST:
+                shutil.copyfile(_waiting(folder, cut.launch, LAST, worker), target / name)
+            else:
+                os.replace(_waiting(folder, cut.launch, cut.number, worker), target / name)
         except FileNotFoundError:
             if not (target / name).exists():
                 raise CheckpointError(
@@ -146,15 +155,22 @@ def collect(folder: Path, target: Path, job: SavedJob) -> ResidualEntry | None:
         if size != expected:
             raise CheckpointError(f"{target / name}: has {size} bytes instead of {expected}")
         files.append(ResidualFile(name=name, n_bytes=size, xxh3=found))
-    _remove_others(folder, cut)
+    # Until the last checkpoint, spare what workers write when they finish.
+    _remove(folder, cut.launch if cut.number != LAST else None)
     return ResidualEntry(tables=tuple(sizes), files=tuple(files))
 
 
-def _remove_others(folder: Path, cut: ResidualCut) -> None:
-    """Remove files of earlier cuts, but not those that workers write at the end of this launch."""
+def discard(folder: Path) -> None:
+    """Remove all files that wait for a checkpoint, after the last one. Blocking; on server 0."""
+    with contextlib.suppress(OSError):
+        _remove(folder, None)
+
+
+def _remove(folder: Path, spared: int | None) -> None:
+    """Remove files that wait for a checkpoint, but not those of cut LAST of launch `spared`."""
     for path in folder.iterdir():
         match = _WAITING.fullmatch(path.name)
-        if match and (int(match[1]), int(match[2])) != (cut.launch, LAST):
+        if match and (int(match[1]), int(match[2])) != (spared, LAST):
             path.unlink(missing_ok=True)
 
 

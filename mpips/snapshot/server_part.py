@@ -252,9 +252,7 @@ class ServerPart:
 
     def _await_attachments(self) -> Iterator[object]:
         """Wait on server 0 until the arrays beside the tables are there; see `Attachments.awaited`."""
-        return (
-            self._attachments.awaited(self._timeout_s / 2) if not self._server.index else iter(())
-        )
+        return iter(()) if self._server.index else self._attachments.awaited(self._timeout_s / 2)
 
     def _positions(self) -> list[PositionPart]:
         """Return the positions of all workers at their last cut records, by worker."""
@@ -347,6 +345,8 @@ class ServerPart:
         parts = self._positions()
         # No worker has ended a clock since the last checkpoint: it is the one to write.
         if self._last is not None and self._last[0] == parts:
+            if self._server.index == 0:
+                residuals.discard(self._last[1].path.parent)
             return self._last[1], ""
         # All rings are empty and stay empty, so the shards in place are a cut and need no copy.
         shards = shards_in_place(self._server, self._placement, self._tables)
@@ -382,6 +382,8 @@ class ServerPart:
         clocks = [part.steps or max(core.clock(w), part.clock) for w, part in enumerate(parts)]
         before = saving.origin.step if saving.origin is not None else 0
         launch = self._run.generation if self._run is not None else 0
+        # The rings are held or empty, so whoever is not among these has written a file for this cut.
+        finished = frozenset(w for w in range(self._n_workers) if core.finished(w))
         return ManifestHead(
             run_id=saving.run_id,
             generation=saving.checkpoint_generation(launch),
@@ -394,5 +396,5 @@ class ServerPart:
             data=saving.data,
             attachments=self._attachments.complete,
             best=self._best,
-            residuals=residuals.ResidualCut(launch, number, self._n_workers),
+            residuals=residuals.ResidualCut(launch, number, self._n_workers, finished),
         )

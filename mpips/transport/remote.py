@@ -108,10 +108,7 @@ class RemoteChannel:
             self._remote.leave()
 
     def publish(self) -> None:
-        """Make all records written so far visible to the server.
-
-        Small records may arrive after this returns; see `begin_fence`.
-        """
+        """Make all records so far visible to the server; small ones may arrive later: `begin_fence`."""
         self._put_new()
         self.complete()
 
@@ -123,14 +120,16 @@ class RemoteChannel:
             self._remote.fence()
 
     def wait_fence(self, max_s: float) -> bool:
-        """Wait until the fence is confirmed.
-
-        The flush waits for puts, the fence's answer for messages.
-        """
+        """Wait until all records so far are confirmed: flushes wait for puts, answers for messages."""
         self.complete()
-        if self._fence_open and not self._wait(self._remote.fenced, max_s):
-            return False
-        self._fence_open = False
+        end = time.monotonic() + max_s
+        while self._fence_open:
+            if not self._wait(self._remote.fenced, end - time.monotonic()):
+                return False
+            # The answer proves nothing about what was put since the fence, and only one can be open.
+            self._fence_open = False
+            self.begin_fence()
+            self.complete()
         return True
 
     def area_way(self) -> AreaWay | None:

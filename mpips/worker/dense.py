@@ -248,6 +248,7 @@ class DenseHandle(Handle):
 
         Raises:
             ConfigError: The table was closed in this clock.
+            MpipsError: With error feedback: an earlier push was interrupted when it was partly sent.
             TypeError: The update contains no real numbers (complex, text, objects), or is a masked array.
             ValueError: Wrong shape, NaN or infinity, or a number beyond float32.
             StallError: A server has taken no records for the job's timeout.
@@ -289,6 +290,9 @@ class DenseHandle(Handle):
             if request is not None:
                 return request
         update = converted
+        if isinstance(self._table.compression, Biased):
+            assert self._connection.residuals is not None
+            self._connection.residuals.check_complete(self._index, self.name)
         if base is not None:
             base = (
                 as_float32("base", base, self.shape)

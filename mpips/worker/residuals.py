@@ -56,6 +56,7 @@ from numpy.typing import NDArray
 
 from mpips import _native
 from mpips.checkpoint.residuals import ResidualFolder
+from mpips.errors import MpipsError
 from mpips.model.codec import Biased, OneBit
 from mpips.model.placement import Placement
 from mpips.model.table import DenseTable, Table, feedback_tables
@@ -180,6 +181,22 @@ class Residuals:
     def feedback(self, index: int, server: int) -> _native.Feedback:
         """Return the residual of a table at a server."""
         return self._feedback[index, server]
+
+    def check_complete(self, index: int, name: str) -> None:
+        """Verify that no push to a table has stopped half written.
+
+        Such a push cannot go on: its update belongs to the caller, who may have changed it since.
+
+        Raises:
+            MpipsError: A push has.
+        """
+        for (table, server), feedback in self._feedback.items():
+            if table == index and feedback.is_open:
+                raise MpipsError(
+                    f"an earlier push to table {name!r} was interrupted (by a stall or Ctrl-C) when a part "
+                    f"of it had been sent to server {server}, so this worker can push to the table no more: "
+                    "end the job and start it again"
+                )
 
     def values(self, only: Sequence[str] | None = None) -> dict[str, Float32]:
         """Return the residuals as whole tensors by table, float32, flat; `only` of these tables. Copies."""

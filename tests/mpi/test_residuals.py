@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from playing import SIZE, Session, counts, workers_with
 
 import mpips
 from mpips import BSP, DenseTable, Worker
-from mpips.checkpoint import find_newest, open_checkpoint
+from mpips.checkpoint import find_newest, list_checkpoints, open_checkpoint
 from mpips.checkpoint.residuals import read_file
 
 if TYPE_CHECKING:
@@ -102,3 +103,34 @@ def test_another_number_of_workers_keeps_what_the_residuals_contribute(
         else:
             assert np.allclose(taken / after, held / before, rtol=1e-6, atol=1e-6)
         assert np.any(held)
+
+
+@pytest.mark.skipif(SIZE < 4, reason="there is one worker")
+def test_checkpoints_are_written_after_a_worker_has_finished(
+    session: Session, folder: Path
+) -> None:
+    """Worker 0 goes on alone until there is a checkpoint of its clocks; the others have finished by then."""
+
+    def main(worker: Worker) -> dict[int, Any] | Any:
+        table, end = worker.table("topk"), time.monotonic() + 20
+        step = 0
+        while step < STEPS or worker.index == 0:
+            table.push(counts(worker.index, step, N))
+            worker.clock()
+            step += 1
+            found = [c for c in list_checkpoints(folder) if c.step > STEPS]
+            if worker.index == 0 and found:
+                with open_checkpoint(found[-1].path) as checkpoint:
+                    checkpoint.verify()
+                    entry = checkpoint.manifest.residuals
+                    assert entry is not None
+                    return {w: read_file(checkpoint.path, entry, w)["topk"] for w in range(workers)}
+            assert time.monotonic() < end, "there is no checkpoint of a clock of worker 0 alone"
+        return table.residual()
+
+    workers = workers_with(1)
+    outcome = session(main, tables()[:1], servers=1, save=folder, every_steps=2)
+    stored = outcome.values[0]
+    assert np.any(stored[0])
+    for worker in range(1, workers):
+        assert stored[worker].tobytes() == outcome.values[worker].tobytes()

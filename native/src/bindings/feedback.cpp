@@ -81,6 +81,7 @@ void register_feedback(py::module_& m) {
       .def_static("n_bytes", &Feedback::bytes, py::arg("n"), py::arg("halves"))
       .def_property_readonly("n", &Feedback::n)
       .def_property_readonly("pushed", &Feedback::pushed)
+      .def_property_readonly("is_open", &Feedback::is_open)
       .def_property_readonly("residual", &residual_view)
       .def("is_valid", &Feedback::is_valid, py::arg("next"))
       .def("forget", &Feedback::forget)

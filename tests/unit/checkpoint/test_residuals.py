@@ -41,10 +41,10 @@ def written(folder: Path, cut: residuals.ResidualCut = CUT, workers: int = 3) ->
         residuals.ResidualFolder(folder, cut.launch, worker).write(cut.number, values(worker))
 
 
-def collected(folder: Path) -> ResidualEntry:
+def collected(folder: Path, cut: residuals.ResidualCut = CUT) -> ResidualEntry:
     target = folder / "new"
     target.mkdir()
-    entry = residuals.collect(folder, target, ManifestHead("r", 0, 1, 0.0, tables(), residuals=CUT))
+    entry = residuals.collect(folder, target, ManifestHead("r", 0, 1, 0.0, tables(), residuals=cut))
     assert entry is not None
     return entry
 
@@ -147,3 +147,30 @@ def test_residuals_of_a_table_that_has_another_codec_now_are_not_used(tmp_path: 
     assert set(residuals.restored(tmp_path / "new", described, now, 0, 3)) == {"a"}
     assert residuals.unused(described, now) == ["b"]
     assert residuals.unused(manifest(None), now) == []
+
+
+def test_the_file_of_a_finished_worker_is_copied_until_the_last_checkpoint(tmp_path: Path) -> None:
+    """It has written only the file of the end; periodic checkpoints and the last one need it."""
+    written(tmp_path, residuals.ResidualCut(2, residuals.LAST, 3))
+    for worker in (0, 2):
+        residuals.ResidualFolder(tmp_path, 2, worker).write(5, values(worker + 10))
+    cut = msgspec.structs.replace(CUT, finished=frozenset({1}))
+    entry = collected(tmp_path, cut)
+    for worker, expected in enumerate((10, 1, 12)):
+        found = residuals.read_file(tmp_path / "new", entry, worker)
+        assert all((found[name] == array).all() for name, array in values(expected).items())
+    (tmp_path / "new").rename(tmp_path / "first")
+    # The servers of the last checkpoint know that all workers have finished. Of an earlier, larger job:
+    residuals.ResidualFolder(tmp_path, 2, 7).write(residuals.LAST, values(7))
+    everyone = frozenset(range(3))
+    entry = collected(tmp_path, residuals.ResidualCut(2, residuals.LAST, 3, everyone))
+    for worker in range(3):
+        found = residuals.read_file(tmp_path / "new", entry, worker)
+        assert all((found[name] == array).all() for name, array in values(worker).items())
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_without_the_last_file_of_a_finished_worker_there_is_no_checkpoint(tmp_path: Path) -> None:
+    written(tmp_path, workers=2)
+    with pytest.raises(CheckpointError, match="worker 2 has not written its residuals"):
+        collected(tmp_path, msgspec.structs.replace(CUT, finished=frozenset({2})))

@@ -11,6 +11,7 @@ from harness import Rig, dense, floats
 from ring_attack import BASE, FIRST, LAST, PUSH_DENSE, Attack
 
 from mpips import _native
+from mpips.errors import MpipsError
 from mpips.kernels import reference_feedback as reference
 from mpips.model.codec import Codec, OneBit, RandomK, TopK
 from mpips.model.consistency import ASP, BSP, SSP
@@ -170,3 +171,29 @@ def test_random_records_are_applied_or_refused(codec: Codec) -> None:
         refused += 1
         assert (attack.rig.values() == 0).all()
     assert 30 < refused < 149
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_after_an_interrupted_push_the_next_one_is_refused(
+    codec: Codec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script that catches Ctrl-C must not send the rest of the old update in place of a new one."""
+    rig = Rig(dense(40_001, compression=codec), n_slots=4)
+    worker = rig.worker(residuals=residuals_of(rig))
+    handle = worker.table("w")
+
+    def interrupt(server: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(worker._connection, "wait_credit", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            handle.push(np.ones(40_001, np.float32))
+    writer = worker._connection.channels[0].writer
+    before = writer.next_sequence
+    assert before > 0
+    with pytest.raises(
+        MpipsError, match=r"an earlier push to table 'w' was interrupted .* server 0"
+    ):
+        handle.push(np.ones(40_001, np.float32))
+    assert writer.next_sequence == before

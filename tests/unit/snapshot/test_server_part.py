@@ -85,3 +85,18 @@ def test_a_copy_without_memory_is_reported_with_its_reason_and_tried_once_per_cu
         "a checkpoint was given up: server 0 has no memory for the copy of its shards; training"
     )
     assert expected in capfd.readouterr().err
+
+
+def test_no_residuals_wait_for_a_checkpoint_after_the_job(tmp_path: Path) -> None:
+    """The last cut is the end of the job, so no checkpoint takes the files of the end."""
+
+    def main(worker: mpips.Worker) -> None:
+        for _ in range(4):
+            worker.table("w").push(np.ones(8, np.float32))
+            worker.clock()
+
+    table = dense(8, compression=mpips.TopK(0.5))
+    outcome = mpips.run(main, [table], save=tmp_path, every_steps=4)
+    assert outcome.statistics["scheduler"]["checkpoints"]["written"] == 1
+    assert len(list_checkpoints(tmp_path)) == 1
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".residual")]

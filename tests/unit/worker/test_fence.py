@@ -122,3 +122,21 @@ def test_a_server_that_confirms_nothing_is_named():
     job.networks[1].fenced = lambda: False
     with pytest.raises(StallError, match=r"server 1 has not confirmed that records of worker 0"):
         job.run(1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fence_that_is_asked_for_while_one_is_open_covers_later_records(kind):
+    """A wait that has given up leaves its fence open, and its program goes on."""
+    job = TwoServers(kind, 0, writes_position=True)
+    channel, network, end = job.connection.channels[0], job.networks[0], job.ends[0]
+    network.wander = lambda: None
+    channel.writer.tick(0)
+    channel.begin_fence()
+    assert not channel.wait_fence(0.0)
+    channel.writer.tick(1)
+    channel.begin_fence()
+    network.wander = lambda: network.arrive(min(1, len(network.messages)))
+    assert channel.wait_fence(TIMEOUT_S)
+    assert job.records(end) == [(TICK, 0), (TICK, 1)]
+    channel.begin_fence()
+    assert not network.messages, "nothing was written since, so there is nothing to ask"
