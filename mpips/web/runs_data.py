@@ -110,7 +110,8 @@ class RunsData:
         for row in self.listed():
             run = self.get(row["name"])
             if run is not None and (row["alive"] or self._single):
-                with contextlib.suppress(ConfigError):
+                # One run must not take the metrics of the others.
+                with contextlib.suppress(Exception):
                     views.append(view_of(run.run))
         return exposition([view for view in views if view is not None])
 
