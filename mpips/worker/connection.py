@@ -203,9 +203,12 @@ class Connection:
         if self.replicated is not None:
             self.replicated.tick()
         if self._writes_position:
+            # With local tables the program has ended its clock; without, this tick ends it.
             if self.local is not None:
                 self.local.store(self.now + 1)
-            self.snapshot.write_position(self.now, self.step)
+                self.snapshot.write_position(self.now, self.step)
+            else:
+                self.snapshot.write_position(self.now)
             self.arrivals.wait()
             if FAULTS:
                 _native.fault_point("placed")
