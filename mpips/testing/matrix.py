@@ -268,6 +268,8 @@ def covering(seed: int = 7, n_cells: int = 2) -> list[Run]:
             (_best(own, left, n_cells, rng) for own in by_shape.values()),
             key=lambda found: found[0],
         )
+        # What happens beside the run comes first, since the last launch may be over too soon for it.
+        chosen = sorted(chosen, key=lambda cell: not HOWS[cell.how].event)
         left -= {pair for cell in chosen for pair in cell.pairs}
         if gained:
             runs.append(Run(tuple(chosen), rng.randrange(1 << 30)))

@@ -1,7 +1,7 @@
 """A script with tables under DiLoCo: fragments, delay, mixing, Adam. Worker 0 prints a JSON line.
 
 usage: local_sgd.py STEPS [HOW:WORKER:STEP ...]   once in a run, at the end of that step. HOW: kill; or lose,
-where the memory of the worker's own values is gone, too, and the run has a checkpoint.
+where the memory of the worker's own values is gone, too: at the first step from there on with a checkpoint.
 """
 
 import hashlib
@@ -20,11 +20,14 @@ SIZES = (3000, 500, 1700)
 PERIOD = 6
 
 
+def has_checkpoint() -> bool:
+    """Return True if the run has a checkpoint; it is not written while a worker waits here."""
+    time.sleep(0.05)
+    return (Path(os.environ["MPIPS_RUN_DIR"]) / "checkpoints" / "latest").exists()
+
+
 def lose_memory(part: str) -> None:
-    """Wait for a checkpoint, and remove the file of this part of the run's shared memory."""
-    latest = Path(os.environ["MPIPS_RUN_DIR"]) / "checkpoints" / "latest"
-    while not latest.exists():
-        time.sleep(0.01)
+    """Remove the file of this part of the run's shared memory."""
     names = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
     (name,) = (name for name in names if name.endswith(part))
     Path(name).unlink()
@@ -35,7 +38,9 @@ def disturb(worker: mpips.Worker, step: int) -> None:
     for text in sys.argv[2:]:
         how, index, at = text.split(":")
         mark = Path(f"{how}-{index}-{at}")
-        if int(index) == worker.index and step == int(at) and not mark.exists():
+        if int(index) != worker.index or step < int(at) or mark.exists():
+            continue
+        if step == int(at) if how == "kill" else has_checkpoint():
             mark.touch()
             if how == "lose":
                 lose_memory(f"-l{index}")
