@@ -26,12 +26,21 @@ class Disk:
 
     def fill(self) -> None:
         """Leave no room, not for one byte."""
-        with self._filler.open("wb", buffering=0) as file:
+        with self._filler.open("ab", buffering=0) as file:
             try:
                 while True:
                     file.write(bytes(4096))
             except OSError:
                 return
+
+    def full_until(self, run: Run, said: str) -> bool:
+        """Fill it again and again, since the run removes files of its own, until the run has said this."""
+
+        def done() -> bool:
+            self.fill()
+            return said in run.launched.stderr()
+
+        return processes.until(done, 60.0)
 
     def free(self) -> None:
         """Make room again."""
@@ -54,10 +63,8 @@ def test_training_survives_a_full_disk(tmp_path: Path) -> None:
         run.pid_of("server 0")
         folder = run.path
         disk = Disk(run.launched.pid, tmp_path / "runs")
-        disk.fill()
-        said = run.launched.stderr
-        assert processes.until(lambda: "training continues" in said(), 30.0), run.launched.tail()
-        assert processes.until(lambda: "the run continues, but status.json" in said(), 20.0)
+        assert disk.full_until(run, "training continues"), run.launched.tail()
+        assert disk.full_until(run, "the run continues, but status.json"), run.launched.tail()
         before = newest(folder)
         disk.free()
         assert processes.until(lambda: newest(folder) > before, 30.0), run.launched.tail()
@@ -74,23 +81,20 @@ def test_the_last_checkpoint_and_the_next_attempt_wait_for_room(tmp_path: Path) 
         status = run.until(lambda s: bool(s["ranks"]))
         folder = run.path
         disk = Disk(run.launched.pid, tmp_path / "runs")
-        disk.fill()
-        said = run.launched.stderr
-        waits = "the job waits and tries again"
-        assert processes.until(lambda: waits in said(), 60.0), run.launched.tail()
+        assert disk.full_until(run, "the job waits and tries again"), run.launched.tail()
         # All training is done and nothing of it is on the disk. Now a server dies as well.
         server = next(place["pid"] for place in status["ranks"] if place["role"] == "server 1")
         os.kill(server, signal.SIGKILL)
         again = "the next attempt starts when there is room"
-        assert processes.until(lambda: again in said(), 30.0), run.launched.tail()
+        assert disk.full_until(run, again), run.launched.tail()
         disk.free()
         finished = folder / "finished.json"
         assert processes.until(finished.exists, 60.0), run.launched.tail()
         done = json.loads(finished.read_text())
         assert done["generation"] == 1
-        assert done["step"] == 3 * 44, said()  # of the only worker
+        assert done["step"] == 3 * 44, run.launched.tail()  # of the only worker
         assert run.launched.wait() == 0, run.launched.tail()
-        assert "from memory: step 132" in said()
+        assert "from memory: step 132" in run.launched.stderr()
 
 
 def start_on_small_disk(folder: Path, every_s: float = 0.2, epochs: int = 9) -> Run:

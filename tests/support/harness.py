@@ -76,6 +76,7 @@ class Rig:
         self.tables = list(tables)
         self.n_workers = n_workers
         near = [[w for w in range(n_workers) if w not in remote]]
+        self._has_local = False
         self.placement = place(
             self.tables, 1, n_workers, n_slots, slot_bytes, near, remote_staging_bytes
         )
@@ -99,6 +100,7 @@ class Rig:
 
     def channel(self, w: int, local: bool):
         if local:
+            self._has_local = True
             return LocalChannel(
                 self.region, self.layout, self.writers[w], self.n_workers, self.server.drain
             )
@@ -129,6 +131,7 @@ class Rig:
     @contextmanager
     def serving(self) -> Iterator[None]:
         """A thread that drains until the block ends; its error, if any, is raised here."""
+        assert not self._has_local, "one thread alone drains: a worker of the local kind does it"
         stop, errors = threading.Event(), []
 
         def serve() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -63,7 +64,8 @@ def test_direct_and_general_calls_take_time(local: bool) -> None:
     worker = rig.worker(local=local)
     dense, rows = worker.table("w"), worker.table("e")
     keys = np.arange(8)
-    with rig.serving():
+    # A worker with a local channel drains while it waits.
+    with nullcontext() if local else rig.serving():
         for _ in range(40):
             dense.pull()
             dense.push(np.ones(64, np.float32)).wait()
