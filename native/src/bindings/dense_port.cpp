@@ -96,12 +96,9 @@ class PushRequest {
   bool advance(double max_s) {
     if (missing() == ends_.size()) return true;
     if (max_s <= 0.0) return false;
-    const double began = now_s();
     MaybeRelease release(max_s > spin_s);
-    const bool found =
-        wait_until([&] { return missing() == ends_.size(); }, max_s, oversubscribed_);
-    clock_->wait_s += now_s() - began;
-    return found;
+    return wait_until([&] { return missing() == ends_.size(); }, max_s, oversubscribed_,
+                      &clock_->wait_s);
   }
 
   static py::object wait(py::object self, py::object timeout) {

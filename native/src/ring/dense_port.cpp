@@ -103,11 +103,7 @@ bool DensePort::wait_room(double max_s) {
 
 template <class Done>
 bool DensePort::wait_short(Done done) noexcept {
-  if (done()) return true;
-  const double began = now_s();
-  const bool found = wait_until(done, short_wait_s, oversubscribed_);
-  clock_->wait_s += now_s() - began;
-  return found;
+  return wait_until(done, short_wait_s, oversubscribed_, &clock_->wait_s);
 }
 
 // Condition of a pull. BSP: the values have all workers' previous clocks. SSP: no worker is more

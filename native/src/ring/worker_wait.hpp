@@ -10,17 +10,29 @@ namespace mpips {
 // Reached after 20 ms of waiting, since a sleep is 1 % of the wait.
 constexpr std::uint32_t max_worker_sleep_us = 200;
 
-// Wait until `done()`; return false if it is still false after `max_s` seconds.
+// Wait until `done()`; return false if it is still false after `max_s` seconds. Add the time to
+// `*waited_s`: up to the last read of the time, so that a wait reads it no more often than without.
 template <class Done>
-bool wait_until(Done done, double max_s, bool oversubscribed) {
+bool wait_until(Done done, double max_s, bool oversubscribed, double* waited_s) {
   if (done()) return true;
-  const double end = now_s() + max_s;
+  const double began = now_s();
+  double now = began;
   Backoff backoff(oversubscribed, max_worker_sleep_us);
+  bool found = false;
   do {
     backoff.pause();
-    if (done()) return true;
-  } while (now_s() < end);
-  return false;
+    found = done();
+    // A sleep is no short time: read its end.
+    if (!found || !backoff.spinning()) now = now_s();
+  } while (!found && now < began + max_s);
+  *waited_s += now - began;
+  return found;
+}
+
+template <class Done>
+bool wait_until(Done done, double max_s, bool oversubscribed) {
+  double ignored = 0.0;
+  return wait_until(done, max_s, oversubscribed, &ignored);
 }
 
 // Return true if a table has reached this version and all workers this clock; 0 requires nothing.
