@@ -16,6 +16,7 @@ from mpips.rundir.files import LinkLoad, Load, RankPlace, RowLoad, TableLoad
 
 MOST_TABLES = 16  # tables in a Load
 MOST_LINKS = 64  # links in a Load
+_MOST_SERVERS = 64  # servers up to which heartbeats have bytes by server
 _MOST_ROW_TABLES = 4  # embedding tables whose rows are shown,
 _MOST_ROWS = 8  # and number of rows of each
 
@@ -38,6 +39,12 @@ class LoadTable:
         found = (_server_of(place) for place in places)
         # Hosts of the servers, by index of the server.
         self._servers = [host for _, host in sorted(pair for pair in found if pair is not None)]
+
+    def servers_off(self, host: str) -> tuple[int, ...]:
+        """Return the indices of the servers on other hosts; none in a job of too many for bytes by link."""
+        if len(self._servers) > _MOST_SERVERS:
+            return ()
+        return tuple(i for i, other in enumerate(self._servers) if other != host)
 
     def summed(self, counts: Iterable[tuple[Figures, Figures, float]]) -> Load:
         """Return the load of the job.

@@ -71,8 +71,8 @@ const page = (() => {
 
   const connect = () => {
     if (source) source.close();
-    const query = shown.map(encodeURIComponent).join(",");
-    source = new EventSource("events?runs=" + query);
+    const query = shown.map((name) => "run=" + encodeURIComponent(name)).join("&");
+    source = new EventSource("events?" + query);
     const alive = () => { lastEvent = Date.now(); if (lost) { lost = false; schedule(); } };
     source.addEventListener("hello", (event) => { alive(); const hello = JSON.parse(event.data); element("where").textContent = hello.where; document.title = hello.where + " - mpips"; });
     source.addEventListener("list", (event) => { alive(); list = JSON.parse(event.data); choose(); schedule(); });
@@ -187,7 +187,7 @@ const page = (() => {
         serverCurve("load", "Server load", "records/s", run, view, (s, rank, one) => (one ? null : grown(s, "records", rank) / (s.to.time_s - s.from.time_s)), short),
         serverCurve("queue", "Queue depth", "records", run, view, (s, rank, one) => s.to.queue[rank], whole),
         serverCurve("server-memory", "Memory of servers", "tables and rings", run, view, (s, rank, one) => s.to.memory[rank], bytes),
-        tablesPanel(run), trafficPanel(run), linksPanel(run), placementPanel(run), memoryPanel(run, view),
+        tablesPanel(run), rowsPanel(run), trafficPanel(run), linksPanel(run), placementPanel(run), memoryPanel(run, view),
       ] : []),
       ranksPanel(run), several ? null : configPanel(all, view), logsPanel(run, view), summaryPanel(run),
     ].filter(Boolean);
