@@ -191,6 +191,9 @@ const page = (() => {
       ] : []),
       ranksPanel(run), several ? null : configPanel(all, view), logsPanel(run, view), summaryPanel(run),
     ].filter(Boolean);
+    // The last one of an odd number of half cards would leave a gap beside it.
+    const halves = own.filter((e) => e.className.trim() === "card");
+    if (halves.length % 2) halves[halves.length - 1].classList.add("wide");
     const tabs = several ? make("div", {class: "tabs", role: "tablist"}, make("h2", {}, "Details of"), all.map((r) => make("button", {type: "button", role: "tab", "aria-selected": String(r === run), "data-tab": r.name, onclick: () => { focus = r.name; schedule(); }}, r.name))) : null;
     const missing = !has && run.state.progress ? make("p", {class: "missing", id: "no-history"}, "This run directory has no history.jsonl, so there are no numbers of single ranks over time: a version of mpips before it wrote the run, or the run has just begun.") : null;
     return [...common.map((cards, i) => make("div", {class: "grid", id: "common-" + i}, cards)), several ? tabs : make("div", {class: "tabs"}), make("div", {class: "grid", id: "own"}, own), missing];
