@@ -27,6 +27,9 @@ void RowCounter::take(bool is_pull, std::int64_t key) noexcept {
   place.total += weight;
   place.seen[is_pull] += weight;
   if (place.n_samples < least_samples) ++place.n_samples;
+  if (++taken_ < most_taken_) return;
+  taken_ = 0;
+  if (mean_ < greatest_mean) mean_ *= 2;
 }
 
 // Return the place of a key; one without takes a free place, or that with the least count.
@@ -72,9 +75,12 @@ HotRows RowCounter::read(double now_s, std::size_t most) {
   found.rows.resize(n);
   fade(std::exp(-passed_s / fading_s));
   // Two reads close to each other say little about the rate.
-  if (passed_s > 0.1)
-    mean_ =
-        static_cast<std::size_t>(std::clamp(fresh / passed_s / samples_per_s, 1.0, most_distance));
+  if (passed_s > 0.1) {
+    mean_ = static_cast<std::size_t>(
+        std::clamp(fresh / passed_s / samples_per_s, 1.0, static_cast<double>(greatest_mean)));
+    taken_ = 0;
+    most_taken_ = static_cast<std::size_t>(2.0 * samples_per_s);
+  }
   return found;
 }
 

@@ -10,9 +10,10 @@
 //
 // The sample. The distance between two sampled keys is random: a fixed one would meet the same
 // places of records of equal length again and again, and a record's keys are sorted. Its mean is
-// chosen at each `read`, so that from the second one on about `samples_per_s` keys are taken in a
-// second however many the server reads. So the cost is bounded, and keys of a slow job are all
-// counted. A sampled key stands for as many as the mean distance.
+// chosen at each `read`, so that about `samples_per_s` keys are taken in a second however many the
+// server reads. If more come, it is doubled in between; so it also finds its first value from 1 on.
+// Thus the cost is bounded, and keys of a slow job are all counted. A sampled key stands for as
+// many as the mean distance at its time.
 //
 // The counts are those of the Space-Saving algorithm (Metwally, Agrawal and El Abbadi, "Efficient
 // computation of frequent and top-k elements in data streams", ICDT 2005): a key without a place
@@ -54,7 +55,7 @@ class RowCounter {
  private:
   static constexpr std::size_t places = 256;
   static constexpr double samples_per_s = 4096.0;
-  static constexpr double most_distance = 65536.0;  // mean distance of samples
+  static constexpr std::size_t greatest_mean = std::size_t{1} << 20;
   static constexpr double fading_s = 60.0;
   // A row is returned once it has been sampled so often, and with this share of all rows.
   static constexpr std::uint32_t least_samples = 4;
@@ -75,12 +76,14 @@ class RowCounter {
   std::array<std::int64_t, places> keys_{};  // beside each other: all are compared with one
   std::array<Place, places> places_{};
   std::size_t n_used_ = 0;
-  std::uint64_t seen_[2] = {};  // rows pushed and pulled since the last read
-  double faded_[2] = {};        // the same of all time, faded
-  double weight_s_ = 0.0;       // seconds that the faded counts stand for
-  double begun_s_;              // time of the last read
-  std::size_t mean_ = 4096;     // of the distance
-  std::size_t distance_ = 0;    // keys that are passed over before the next sample
+  std::uint64_t seen_[2] = {};     // rows pushed and pulled since the last read
+  double faded_[2] = {};           // the same of all time, faded
+  double weight_s_ = 0.0;          // seconds that the faded counts stand for
+  double begun_s_;                 // time of the last read
+  std::size_t mean_ = 1;           // of the distance
+  std::size_t taken_ = 0;          // samples with this mean since the last read
+  std::size_t most_taken_ = 1024;  // of them, before the mean is doubled
+  std::size_t distance_ = 0;       // keys that are passed over before the next sample
   std::uint64_t random_ = 0x9e3779b97f4a7c15ULL;
 };
 
