@@ -22,7 +22,7 @@ from mpips.errors import CapabilityError, DataError
 
 
 class PackedPlace:
-    """The place in a compressed file up to which it was read. One reader writes and reads it."""
+    """The place in a compressed file, or in its content, up to which it was read. Not thread-safe."""
 
     def __init__(self) -> None:
         """Begin before the file is opened."""
@@ -36,7 +36,7 @@ class PackedPlace:
 
     @property
     def share(self) -> float:
-        """Share of the file's bytes that were read, 0 to 1; 0 after the file was closed."""
+        """Share of the bytes that were read, 0 to 1; 0 after the file was closed."""
         if self._raw is None or self._raw.closed or not self._size:
             return 0.0
         return self._raw.tell() / self._size
@@ -113,6 +113,9 @@ def opened(path: str, place: PackedPlace | None = None) -> Iterator[IO[bytes]]:
             yield raw
             return
         with opener(raw, path) as file:
+            if place is not None and opener is _open_zst:
+                # The file has been read already; what is left to be read is its content.
+                place.follow(file)
             yield file
 
 

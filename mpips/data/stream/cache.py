@@ -30,7 +30,7 @@ from mpips.errors import DataError
 from mpips.model.distinct import distinct_counts
 
 INDEX = "index.json"
-VERSION = 2
+VERSION = 3
 _LOCAL_HEADER = 30  # bytes of a zip file's local header before the name
 
 
@@ -102,6 +102,7 @@ class Index(msgspec.Struct, frozen=True):
         n_features: One more than the greatest possible key, or the number of columns.
         columns, label_column, categorical: See `DataInfo`.
         notes: Sentences for the user.
+        n_skipped: Bad lines that were left out.
         pieces: The pieces, in the order of the samples.
     """
 
@@ -115,6 +116,7 @@ class Index(msgspec.Struct, frozen=True):
     label_column: str
     categorical: tuple[str, ...]
     notes: tuple[str, ...]
+    n_skipped: int
     pieces: tuple[CachePiece, ...]
 
     @property

@@ -193,7 +193,8 @@ class Conversion:
                 note(before + weights[place] * source.done)
             self._plan.files[span.file].check()
             before += weights[place]
-            note(before)
+            note(min(before, 1.0))
+        note(1.0)
         return found
 
     def _weights(self) -> dict[int, float]:
@@ -264,6 +265,7 @@ class Conversion:
             if columns is not None
             else (),
             notes=self._notes(bad or {}),
+            n_skipped=sum(lines.n for lines in (bad or {}).values()),
             pieces=ordered,
         )
 
