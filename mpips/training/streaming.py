@@ -196,7 +196,7 @@ def _found(
         if options.on_bad == "skip" and reader.name not in TEXT_FORMATS:
             raise ConfigError(
                 f"data.on_bad = 'skip': {path} is {reader.name}, which has no lines that could be left out; "
-                "the option is for LIBSVM and CSV"
+                "the option is for LIBSVM, CSV and Criteo"
             )
         files.append(File(path, found.st_size, found.st_mtime_ns, reader.name))
     fits = not is_streamed(files, options, n_workers, how.memory)
