@@ -66,7 +66,7 @@ EmptyCells: TypeAlias = Annotated[
 OnBad: TypeAlias = Annotated[
     Literal["error", "skip"],
     Meta(
-        description="LIBSVM, CSV, Criteo: a line that cannot be read is an error, or is left out and counted; "
+        description="LIBSVM, CSV, Criteo: a line that cannot be read is an error, or left out and counted; "
         "the files are then converted into a cache, as those larger than memory."
     ),
 ]
