@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import os
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click_logs import COLUMNS, click_lines, write_clicks
 
 import mpips
 from mpips.config.schema import load_config
@@ -25,35 +23,11 @@ from tests.support.streaming import streamed, whole
 
 DATA = Path(os.environ.get("MPIPS_TEST_DATA") or Path(__file__).parents[4] / "shared" / "data")
 SAMPLE = DATA / "criteo_sample.csv"
-COLUMNS = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
 N = 173
 
 
 def lines(n: int = N, seed: int = 1) -> list[list[str]]:
-    """Return cells; the first category tells the label of most samples."""
-    source = random.Random(seed)
-    words = [f"{source.getrandbits(32):08x}" for _ in range(40)]
-    # Categories that look like numbers.
-    words += ["00000012", "68131e01", "1e000000"]
-    rows = []
-    for _ in range(n):
-        numbers = [
-            "" if source.random() < 0.3 else str(source.randint(-3, 5000)) for _ in range(13)
-        ]
-        cells = ["" if source.random() < 0.2 else source.choice(words) for _ in range(26)]
-        place = source.randrange(8)
-        cells[0] = words[place]
-        label = (place < 3) ^ (source.random() < 0.1)
-        rows.append([str(int(label)), *numbers, *cells])
-    return rows
-
-
-def write(path: Path, rows: list[list[str]], with_label: bool = True) -> Path:
-    """Write click logs, compressed by the ending."""
-    text = "".join("\t".join(row if with_label else row[1:]) + "\n" for row in rows).encode()
-    pack: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".bz2": bz2.compress}
-    path.write_bytes(pack.get(path.suffix, bytes)(text))
-    return path
+    return click_lines(n, seed)
 
 
 def write_csv(path: Path, rows: list[list[str]]) -> Path:
@@ -78,7 +52,7 @@ def test_the_samples_are_those_of_csv_with_a_header(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, n_workers: int
 ) -> None:
     monkeypatch.setattr(conversion, "_LEAST_PIECE", 3000)
-    path, csv = write(tmp_path / name, lines()), write_csv(tmp_path / "b.csv", lines())
+    path, csv = write_clicks(tmp_path / name, lines()), write_csv(tmp_path / "b.csv", lines())
     # Categories are text, whatever they look like.
     options = ReadOptions(categorical=("C*",))
     for worker in range(n_workers):
@@ -95,7 +69,7 @@ def test_the_samples_are_those_of_csv_with_a_header(
 
 def test_a_number_has_its_logarithm_and_an_empty_cell_no_entry(tmp_path: Path) -> None:
     row = ["1", "7", "-2", *[""] * 10, "0", "0a1b2c3d", *[""] * 25]
-    data = read(write(tmp_path / "a", [row])).data
+    data = read(write_clicks(tmp_path / "a", [row])).data
     assert isinstance(data, SparseData)
     assert data.fields is not None
     assert data.fields.tolist() == [0, 1, 12, 13]
@@ -103,9 +77,9 @@ def test_a_number_has_its_logarithm_and_an_empty_cell_no_entry(tmp_path: Path) -
 
 
 def test_samples_without_labels_are_predicted(tmp_path: Path) -> None:
-    info = read(write(tmp_path / "train.txt", lines())).info
-    whole_file = list(blocks(write(tmp_path / "a.txt", lines(seed=2)), ReadOptions(), info))
-    bare = write(tmp_path / "b.txt", lines(seed=2), with_label=False)
+    info = read(write_clicks(tmp_path / "train.txt", lines())).info
+    whole_file = list(blocks(write_clicks(tmp_path / "a.txt", lines(seed=2)), ReadOptions(), info))
+    bare = write_clicks(tmp_path / "b.txt", lines(seed=2), with_label=False)
     for form in ("auto", "criteo"):
         for block, expected in zip(
             blocks(bare, ReadOptions(format=form), info), whole_file, strict=True
@@ -129,7 +103,7 @@ def test_an_error_names_line_and_column(
 ) -> None:
     rows = lines()
     change(rows)
-    path = write(tmp_path / name, rows)
+    path = write_clicks(tmp_path / name, rows)
     options = ReadOptions(format="criteo")
     with pytest.raises(DataError, match=text):
         read(path, options=options)
@@ -138,27 +112,27 @@ def test_an_error_names_line_and_column(
     # Or the line is left out.
     skip = ReadOptions(format="criteo", on_bad="skip")
     shares = streamed([path], tmp_path / "cache", options=skip, form="criteo")
-    same(whole(shares), read(write(tmp_path / "b.txt", rows[:3] + rows[4:])).data)
+    same(whole(shares), read(write_clicks(tmp_path / "b.txt", rows[:3] + rows[4:])).data)
 
 
 def test_a_table_with_a_header_is_no_click_log(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
     path.write_text("\t".join(COLUMNS) + "\n" + "".join("\t".join(r) + "\n" for r in lines()))
     options = ReadOptions(categorical=("C*",))
-    same(read(path, options=options).data, read(write(tmp_path / "b.tsv", lines())).data)
+    same(read(path, options=options).data, read(write_clicks(tmp_path / "b.tsv", lines())).data)
     path.write_text("a,b\n1,2\n")
     with pytest.raises(DataError, match="its first line has 1 cells: lines of Criteo's"):
         read(path, options=ReadOptions(format="criteo"))
 
 
 def test_a_byte_order_mark_is_no_label(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.txt", lines())
+    path = write_clicks(tmp_path / "a.txt", lines())
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
-    same(read(path).data, read(write(tmp_path / "b.txt", lines())).data)
+    same(read(path).data, read(write_clicks(tmp_path / "b.txt", lines())).data)
 
 
 def test_options_of_columns_apply(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.txt", lines())
+    path = write_clicks(tmp_path / "a.txt", lines())
     options = ReadOptions(ignore=("C*", "I1?"), empty="zero")
     info = read(path, options=options).info
     assert info.kind == "dense"
@@ -170,14 +144,13 @@ def test_options_of_columns_apply(tmp_path: Path) -> None:
 @pytest.mark.parametrize("task", ["logistic", "deepfm", "dcnv2", "wide_deep"])
 def test_tasks_learn_from_a_pattern_of_days(tmp_path: Path, task: str) -> None:
     for day in range(2):
-        write(tmp_path / f"day_{day}.gz", lines(300, seed=day + 1))
-    # The same categories, other samples.
-    test = write(tmp_path / "test.txt", lines(600)[300:])
+        write_clicks(tmp_path / f"day_{day}.gz", lines(600, seed=day + 1))
+    test = write_clicks(tmp_path / "test.txt", lines(400, seed=9))
     config = load_config(
         None,
         [
             ("task", task),
-            ("data.train", str(tmp_path / "day_0.gz")),
+            ("data.train", str(tmp_path / "day_*.gz")),
             ("data.test", str(test)),
             ("train.epochs", 8),
             ("checkpoint.folder", str(tmp_path / "model")),
@@ -185,7 +158,8 @@ def test_tasks_learn_from_a_pattern_of_days(tmp_path: Path, task: str) -> None:
     )
     train(config, "none", verbose=False)
     model = mpips.load(tmp_path / "model")
-    assert model.evaluate(test)["auc"] > 0.75
+    auc = model.evaluate(test)["auc"]
+    assert auc > 0.75
     assert 'categorical = ["C1", "C2"' in draft(str(tmp_path / "day_*.gz"))
 
 
@@ -196,7 +170,7 @@ def test_the_sample_of_the_challenge_is_read(tmp_path: Path) -> None:
     assert header == COLUMNS
     # That file has numbers such as 260.0, which the challenge writes as 260.
     raw = [[cell.removesuffix(".0") for cell in row[:14]] + row[14:] for row in rows]
-    path = write(tmp_path / "train.txt", raw)
+    path = write_clicks(tmp_path / "train.txt", raw)
     part = read(path)
     assert part.info.n_samples_total == len(rows) == 200
     same(part.data, read(SAMPLE, options=ReadOptions(categorical=("C*",))).data)
