@@ -9,42 +9,37 @@ import contextlib
 import tokenize
 import zipfile
 from collections.abc import Callable, Collection, Iterator
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib import format as npy
 
 from mpips.data.columns import TableColumns, part_of
 from mpips.data.dataset import Dataset, DenseData, Features
 from mpips.data.hdf5 import load_hdf5
 from mpips.data.info import Part, describe, narrow
 from mpips.data.options import ReadOptions, Share
+from mpips.data.stored_arrays import array_header, mapped_member, members_of
 from mpips.errors import DataError
 
-# What NumPy raises for a header that is none of an array.
-HEADER_ERRORS = (
-    ValueError,
-    TypeError,
-    SyntaxError,
-    OverflowError,
-    RecursionError,
-    MemoryError,
-    EOFError,
-    tokenize.TokenError,
-)
 BLOCK_BYTES = 16 << 20  # bytes of a dataset that are read at a time
 
 
 def read_npz(path: str, options: ReadOptions, share: Share) -> Part:
     """Read a share of `x`, shape (n, ...), and `y`, shape (n,), from an npz file.
 
-    Axes of `x` after the first are flattened. Each worker unpacks the whole of `x` temporarily; use HDF5 if
-    that is too much memory. Pickled objects are refused.
+    Axes of `x` after the first are flattened. Arrays that are not compressed are mapped, so that a worker
+    reads its own rows; of others each worker unpacks the whole of `x` temporarily. Pickled objects are
+    refused.
 
     Raises:
         DataError: The file is not npz, has no such array, or shapes or dtypes do not fit.
     """
+    mapped = _mapped_npz(path, options)
+    if mapped is not None:
+        x, y = mapped
+        check_arrays(path, x, y)
+        return array_part(path, read_blocks(x, share), read_blocks(y, share), len(y), options)
     with _npz_errors(path):
         archive = np.load(path, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
@@ -59,6 +54,21 @@ def read_npz(path: str, options: ReadOptions, share: Share) -> Part:
     check_arrays(path, x, y)
     own = share.numbers(0, len(y)) if share.stride > 1 else slice(None)
     return array_part(path, x[own], y[own], len(y), options)
+
+
+def _mapped_npz(
+    path: str, options: ReadOptions
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
+    """Map samples and labels; None: they are compressed or in the order of columns, or it is no such file."""
+    try:
+        members = members_of(path)
+        x_name, y_name = array_names(path, list(members), options.labelled)
+        x = mapped_member(path, members[x_name])
+        if not y_name:
+            return x, np.broadcast_to(np.zeros(()), x.shape[:1])
+        return x, mapped_member(path, members[y_name])
+    except (ValueError, OverflowError, zipfile.BadZipFile):
+        return None
 
 
 @contextlib.contextmanager
@@ -174,22 +184,6 @@ def _member(path: str, name: str) -> npt.NDArray[Any]:
     with np.load(path, allow_pickle=False) as loaded:
         found: npt.NDArray[Any] = loaded[name]
     return found
-
-
-def array_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return shape, whether columns are contiguous, and dtype of the NumPy array that begins here.
-
-    Raises:
-        ValueError: It is no such array.
-    """
-    try:
-        version = npy.read_magic(file)
-        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, by_columns, dtype = read(file)
-    except HEADER_ERRORS as error:
-        # NumPy's sentence about a long header has several lines, and a wrong one is evaluated as Python.
-        raise ValueError(str(error).partition("\n")[0] or type(error).__name__) from None
-    return tuple(shape), bool(by_columns), dtype
 
 
 class _Form(NamedTuple):

@@ -22,8 +22,6 @@ import numpy.typing as npt
 from numpy.lib import format as npy
 
 from mpips.data.arrays import (
-    HEADER_ERRORS,
-    array_header,
     array_part,
     block_of,
     check_arrays,
@@ -33,6 +31,7 @@ from mpips.data.columns import TableColumns, choose_columns
 from mpips.data.dataset import Dataset
 from mpips.data.info import Part
 from mpips.data.options import ReadOptions, Share
+from mpips.data.stored_arrays import HEADER_ERRORS, array_header
 from mpips.errors import DataError
 
 MAGIC = b"\x93NUMPY"

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mpips.data.arrays import array_header, array_names, check_arrays, float_rows, opened_hdf5
+from mpips.data.arrays import array_names, check_arrays, float_rows, opened_hdf5
 from mpips.data.columns import TableColumns
 from mpips.data.dataset import DenseData
 from mpips.data.npy import MAGIC, open_npy
 from mpips.data.options import ReadOptions
-from mpips.data.stream.cache import Converted, members_of, read_rows
+from mpips.data.stored_arrays import array_header, members_of, read_rows
+from mpips.data.stream.cache import Converted
 from mpips.data.stream.sources import Span
 from mpips.data.table_files import TableFile
 from mpips.data.typed_tables import TypedTable

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -328,3 +329,43 @@ def test_a_worker_reads_its_own_rows_alone(tmp_path: Path) -> None:
     assert n_own == n // 64
     # Own rows have 16 MiB; pages of the file count as memory while it is mapped.
     assert kib < 100 << 10
+
+
+def lying_npz(path: Path) -> Path:
+    """Write an npz file whose array and directory claim almost 4 GiB that are not there."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.npy", header(of("(536870000, 2)")) + b"\0" * 64)
+        archive.writestr("y.npy", header(of("(536870000,)", "'|u1'")) + b"\0" * 64)
+    content = bytearray(path.read_bytes())
+    for name in (b"x.npy", b"y.npy"):
+        find = content.index if name == b"x.npy" else content.rindex
+        entry = find(b"PK\x01\x02")
+        assert content[entry + 46 : entry + 51] == name
+        content[entry + 20 : entry + 28] = struct.pack("<II", 0xFFFFFFF0, 0xFFFFFFF0)
+    path.write_bytes(content)
+    return path
+
+
+def test_an_npz_file_whose_directory_lies_is_one_sentence(tmp_path: Path) -> None:
+    path = lying_npz(tmp_path / "a.npz")
+    with pytest.raises(MpipsError, match=r"a\.npz: ") as caught:
+        read(path)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(MpipsError, match=r"a\.npz: "):
+        streamed([path], tmp_path / "cache")
+
+
+@pytest.mark.parametrize("save_as", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_npz_is_the_same_mapped_or_unpacked(tmp_path: Path, save_as: Any, order: Any) -> None:
+    x = np.asarray(rng().normal(size=(N, 2, 3)), order=order)
+    y = np.arange(N) % 3
+    save_as(tmp_path / "a.npz", x=x, y=y)
+    for worker in range(3):
+        part = read(tmp_path / "a.npz", stride=3, offset=worker, shares="mixed")
+        own = numbers(N, 3, worker, "mixed")
+        assert isinstance(part.data, DenseData)
+        assert part.data.x.tolist() == x[own].reshape(-1, 6).tolist()
+        assert part.data.labels.tolist() == y[own].tolist()
+        # The samples outlive the file.
+        assert part.data.x.flags.owndata or part.data.x.base.flags.owndata

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from mpips.data import Cursor, DataInfo, Loader, ReadOptions, Sampling, Shape, read
+from mpips.data.stored_arrays import members_of
 from mpips.data.stream import StreamedData, cache, conversion, sources, windows
-from mpips.data.stream.cache import Index, members_of, read_index
+from mpips.data.stream.cache import Index, read_index
 from mpips.errors import CapabilityError, DataError
 from tests.support.streaming import (
     assert_same,
