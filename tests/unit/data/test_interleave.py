@@ -1,4 +1,4 @@
-"""Logarithms of hashed numbers: the float32 next to the double of the C library, bit by bit."""
+"""Entries of hashed samples: logarithms with the bits of the C library, and checks of what is outside."""
 
 from __future__ import annotations
 
@@ -54,3 +54,35 @@ def test_bits_are_those_of_the_library(kind: str) -> None:
     }[kind]()
     found, wanted = logarithms(numbers), expected(numbers)
     assert (found.view(np.int32) == wanted.view(np.int32)).all()
+
+
+@pytest.mark.parametrize("n", [1, 3, 4, 15, 16, 17, 1000])
+def test_codes_and_records_beyond_their_arrays_are_refused(n: int) -> None:
+    random = np.random.default_rng(n)
+    keys = np.arange(100, 105)
+
+    def entries(codes: np.ndarray, own: np.ndarray | None, n_keys: int = 5) -> np.ndarray:
+        n_own = len(codes) if own is None else len(own)
+        found = np.zeros(n_own, np.int64)
+        column = (None, 0, codes.astype(np.int32), keys[:n_keys])
+        more = np.zeros(n_own, np.float32), np.zeros(n_own, np.int32), np.zeros(n_own, np.int64)
+        interleave([column], len(codes), own, [False], found, *more)
+        return found
+
+    codes = random.integers(0, 5, n)
+    own = np.sort(random.integers(0, n, n)).astype(np.int64)
+    assert entries(codes, None).tolist() == keys[codes].tolist()
+    assert entries(codes, own).tolist() == keys[codes[own]].tolist()
+    for place in {0, n // 2, n - 1}:
+        for code in (5, -1, 2**31 - 1, -(2**31)):
+            wrong = codes.copy()
+            wrong[place] = code
+            with pytest.raises(ValueError, match="a code lies outside of its keys"):
+                entries(wrong, None)
+        for record in (n, -1, 2**63 - 1, -(2**63)):
+            outside = own.copy()
+            outside[place] = record
+            with pytest.raises(ValueError, match="own names a record that is not there"):
+                entries(codes, outside)
+    with pytest.raises(ValueError, match="a code lies outside of its keys"):
+        entries(codes, None, n_keys=0)
