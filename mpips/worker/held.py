@@ -1,4 +1,4 @@
-"""What the handles of tables share that a worker has itself: replicated ones, and local ones."""
+"""The common part of the handles of tables in a worker's own memory: replicated ones and local ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What start-up makes for the replicated tables of one worker."""
+"""The replicated tables of one worker, as start-up makes them."""
 
 from __future__ import annotations
 
