@@ -27,7 +27,7 @@ from mpips.data.csv_table import builder_of, csv_errors, read_records
 from mpips.data.dataset import Dataset, SparseData
 from mpips.data.info import DataInfo, align, has_usual_labels, meanings, relabel
 from mpips.data.libsvm import parse_text, whole_lines
-from mpips.data.npy import npy_blocks
+from mpips.data.npy import npy_blocks, open_npy
 from mpips.data.options import ReadOptions
 from mpips.data.readers import as_in_training, read, reader_of
 from mpips.data.several import files_of
@@ -242,7 +242,10 @@ def _npz(
 def _npy(
     path: str, options: ReadOptions, turns: Iterator[bool], say: Say
 ) -> Iterator[Converted | None]:
-    return _arrays(npy_blocks(path, options, turns, _n_rows))
+    file = open_npy(path, options)
+    for note in file.notes:
+        say(note)
+    return _arrays(npy_blocks(path, file, turns, _n_rows))
 
 
 def _hdf5(

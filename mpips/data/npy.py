@@ -68,13 +68,16 @@ def read_npy(path: str, options: ReadOptions, share: Share) -> Part:
 
 
 def npy_blocks(
-    path: str, options: ReadOptions, turns: Iterator[bool], n_rows: Callable[[int], int]
+    path: str, file: NpyFile, turns: Iterator[bool], n_rows: Callable[[int], int]
 ) -> Iterator[Dataset | None]:
     """Read the samples of an npy file in blocks; raises as `read_npy` does.
 
-    The arguments are those of `mpips.data.arrays.hdf5_blocks`.
+    Args:
+        path: The file, for errors.
+        file: What `open_npy` returned.
+        turns, n_rows: See `mpips.data.arrays.hdf5_blocks`.
     """
-    x, y, _, _ = open_npy(path, options)
+    x, y, _, _ = file
     step = n_rows(math.prod(x.shape[1:]))
     for start in range(0, len(x), step):
         own = slice(start, start + step)

@@ -142,7 +142,9 @@ def test_fields_are_columns_as_of_csv(tmp_path: Path) -> None:
     assert found.data.x.tolist() == expected.data.x.tolist()
     # A model that was trained on one format predicts from the other, also in another order of columns.
     turned = save(tmp_path / "b.npy", repack_fields(array[["time", "größe"]]))
-    [block] = blocks(turned, options, expected.info)
+    notes: list[str] = []
+    [block] = blocks(turned, options, expected.info, say=notes.append)
+    assert notes == []
     assert isinstance(block, DenseData)
     assert block.x.tolist() == found.data.x.tolist()
     shares = streamed([path], tmp_path / "cache", options=options, n_workers=3, memory=1 << 12)
@@ -151,6 +153,20 @@ def test_fields_are_columns_as_of_csv(tmp_path: Path) -> None:
     assert data.x.tolist() == found.data.x.tolist()
     assert shares[0].index.columns == ("größe", "time")
     assert shares[0].index.label_column == "label"
+
+
+def test_a_field_that_the_training_data_lacks_is_left_out_with_a_note(tmp_path: Path) -> None:
+    info = read(save(tmp_path / "a.npy", table()), options=ReadOptions(ignore=("id",))).info
+    more = save(tmp_path / "b.npy", table(9))
+    notes: list[str] = []
+    [block] = blocks(more, ReadOptions(), info, say=notes.append)
+    assert block.n == 9
+    assert notes == [f"{more}: column 'id' not in the training data: left out"]
+    # Where labels came from is said, too.
+    x, y = save(tmp_path / "x.npy", np.eye(4)), save(tmp_path / "y.npy", np.arange(4) % 2)
+    notes.clear()
+    list(labelled_blocks(x, ReadOptions(), read(x).info, say=notes.append))
+    assert f"{x}: labels from {y}" in notes
 
 
 def test_a_changed_file_of_labels_is_another_cache(tmp_path: Path) -> None:
