@@ -75,7 +75,8 @@ def npy_blocks(
     Args:
         path: The file, for errors.
         file: What `open_npy` returned.
-        turns, n_rows: See `mpips.data.arrays.hdf5_blocks`.
+        turns: For each block whether it is read; None is yielded in the place of one that is not.
+        n_rows: Returns the rows of a block from the number of columns.
     """
     x, y, _, _ = file
     step = n_rows(math.prod(x.shape[1:]))
