@@ -14,9 +14,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from heapq import nlargest
-from itertools import zip_longest
-from operator import itemgetter
 from typing import Any
 
 from mpips import _native
@@ -26,8 +23,8 @@ from mpips.model.initializer import Initializer, table_seed
 from mpips.model.optimizer import SGD, PythonRule
 from mpips.model.placement import Placement
 from mpips.model.table import EmbeddingTable, Table, native_codec, native_pull_codec
-from mpips.mpi.messages import Figures, TableRows
-from mpips.process.memory import heap_bytes, shared_memory_bytes
+from mpips.mpi.messages import Figures
+from mpips.server import heartbeat
 from mpips.server.durability import NEW, Durability, backup_workers, check_journal
 from mpips.transport.region import (
     MOST_RESERVED,
@@ -45,9 +42,6 @@ _SHARED_SLICE_S = 2e-4  # s for records between two steps of other work
 _SPIN_S = 1e-3  # s after the last work for which a server with remote peers does not pause
 _SERVED_S = 12e-6  # s, an entry into MPI that takes longer has served a put or get
 _LONG_SLICE_S = 10e-3  # s between two calls of `poll` on a server that has been idle for a while
-_MOST_TABLES = 16  # tables in a heartbeat
-_MOST_ROW_TABLES = 4  # embedding tables whose hottest rows are in a heartbeat,
-_MOST_ROWS = 8  # and number of these rows of each
 _MAX_SLEEP_US = 1000  # us, longest sleep; reached after a hundred times as long without a record
 
 
@@ -355,48 +349,15 @@ class Server:
 
     def figures(self) -> Figures:
         """Return this server's counts since its start, for a heartbeat. Cheap; call it between drains."""
-        c = self.core.counters()
-        f = Figures(at=time.monotonic(), records=c["records"], queue=self.core.queue())
-        f.pushed_bytes, f.pulled_bytes = c["bytes_in"], c["bytes_out"]
-        f.memory_bytes = self.region.n_bytes
-        f.heap_bytes = heap_bytes()
-        f.shm_used_bytes, f.shm_total_bytes = shared_memory_bytes()
-        histogram: list[int] = []
-        for i, table in enumerate(self._tables):
-            stats = self.core.stats(i)
-            f.tables[i] = stats["updates"]
-            histogram = list(map(sum, zip_longest(histogram, stats["staleness"], fillvalue=0)))
-            f.judged += stats["applied"] + stats["rejected"] + stats["late"]
-            f.staleness_sum += sum(s * n for s, n in enumerate(stats["staleness"]))
-            f.max_staleness = max(
-                [f.max_staleness, *(s for s, n in enumerate(stats["staleness"]) if n)]
-            )
-            if isinstance(table, EmbeddingTable):
-                f.memory_bytes += self.core.memory_bytes(i)
-        f.staleness = histogram[: max((s + 1 for s, n in enumerate(histogram) if n), default=0)]
-        f.tables = dict(nlargest(_MOST_TABLES, f.tables.items(), key=itemgetter(1)))
-        f.rows = self._hot_rows()
-        return f
+        found = heartbeat.figures(self.core, self._tables, self.region.n_bytes)
+        if self._observes_rows:
+            found.rows = heartbeat.hot_rows(self.core, len(self._tables))
+        return found
 
     def observe_rows(self) -> None:
         """Find from here on which rows are pushed and pulled most, for `figures`."""
         self._observes_rows = True
         self.core.observe_rows()
-
-    def _hot_rows(self) -> dict[int, TableRows]:
-        """Return the accesses to rows over about the last minute."""
-        found = dict[int, TableRows]()
-        for i in range(len(self._tables)) if self._observes_rows else ():
-            counted = self.core.hot_rows(i, _MOST_ROWS)
-            if counted is not None and counted[0] + counted[1] > 0:
-                rows = [(key, round(a, 3), round(b, 3)) for key, a, b in counted[2]]
-                found[i] = TableRows(round(counted[0], 3), round(counted[1], 3), rows)
-        if len(found) <= _MOST_ROW_TABLES:
-            return found
-        busiest = nlargest(
-            _MOST_ROW_TABLES, found.items(), key=lambda t: t[1].pulls_per_s + t[1].pushes_per_s
-        )
-        return dict(busiest)
 
     def statistics(self) -> dict[str, Any]:
         """Return this server's statistics since its start, as plain numbers."""
