@@ -17,6 +17,7 @@ from mpips.errors import DataError
 from mpips.model.distinct import distinct_counts
 
 MAX_CLASSES = 65536
+TOO_MANY = "check the label column (data.label), or predict numbers (options.labels = 'targets')"
 # Greatest error of rounding to float32, as a fraction of the standard deviation of the feature.
 ROUNDING = 1e-4
 
@@ -88,6 +89,11 @@ class DataInfo:
     def n_fields(self) -> int:
         """Number of columns from which the entries of sparse samples come; 0: the format has no columns."""
         return len(self.columns) if self.kind == "sparse" else 0
+
+    @property
+    def has_targets(self) -> bool:
+        """Labels are numbers to be predicted, in data that mpips reads."""
+        return self.wants == "targets" and self.kind != "own"
 
     @property
     def n_classes(self) -> int:
@@ -389,6 +395,5 @@ def check_class_count(count: int, source: str) -> None:
     """Raise DataError if `count` distinct labels are too many to be classes."""
     if count > MAX_CLASSES:
         raise DataError(
-            f"{source}: {count} distinct labels, at most {MAX_CLASSES} can be classes; check the label "
-            "column (data.label)"
+            f"{source}: {count} distinct labels, at most {MAX_CLASSES} can be classes; {TOO_MANY}"
         )

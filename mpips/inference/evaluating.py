@@ -64,7 +64,7 @@ def evaluated(
         The value of each metric by its name, equal to that of `mpips.training.evaluation.evaluate`.
     """
     own, totals, scores = own_names(task, more), Totals(), _Scores()
-    sums = Quotients.zero(own)
+    sums, more = Quotients.zero(own), (*more, *task.metrics)
     share: EvalShare | None = None
     for batch in batches:
         if has_scores(task):

@@ -154,6 +154,7 @@ class Task(Protocol):
     default_epochs: ClassVar[int] = 10
     default_batch_size: ClassVar[int] = 64
     labels: ClassVar[Wants] = "classes"
+    labels_option: ClassVar[str] = ""
     optimizer_options: ClassVar[dict[str, tuple[str, str]]] = {}
     metrics: tuple[str, ...] = ()
     own_metrics: ClassVar[Mapping[str, Direction]] = {}
@@ -311,6 +312,13 @@ class LearnsData(Protocol):
         Raises:
             DataError: A file cannot be read. Raise it within `agree`, or alike on all workers.
         """
+
+
+def labels_of(task: type[Task], options: msgspec.Struct) -> Wants:
+    """Return how a task uses labels with these options."""
+    option = getattr(task, "labels_option", "")
+    found: Wants = getattr(options, option) if option else getattr(task, "labels", "classes")
+    return found
 
 
 def reader_of(task: type[Task]) -> type[ReadsData] | None:

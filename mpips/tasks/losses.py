@@ -78,6 +78,21 @@ def softmax_loss(
     return float(losses.sum(dtype=np.float64)), logits
 
 
+def squared_loss(
+    outputs: Float32, targets: Float32, weights: Float32 | None = None
+) -> tuple[float, Float32]:
+    """Return half the sum of squared differences to the targets, and its gradient by the outputs.
+
+    Args:
+        outputs: float32, shape (n, k).
+        targets: float32, shape (n, k).
+        weights: Weights of the samples, float32, shape (n,); None: all are 1.
+    """
+    error = outputs - targets
+    gradient = error if weights is None else error * weights[:, np.newaxis]
+    return 0.5 * float(np.sum(error * gradient, dtype=np.float64)), gradient
+
+
 def class_count(info: DataInfo, task: str) -> int:
     """Return the number of classes.
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from glob import escape
 
-from mpips.data import DataInfo, read
+from mpips.data import DataInfo, Part, ReadOptions, read
 from mpips.data.summary import summarise
 from mpips.errors import DataError
 from mpips.tasks import TASKS
+from mpips.tasks.features import MAX_DENSE_FEATURES
 
 _MOST_CLASSES = 1000  # more distinct labels are rather numbers to be predicted
 
@@ -24,12 +26,11 @@ def draft(train: str, test: str = "") -> str:
     Raises:
         DataError: The data cannot be read, or no built-in task suits its labels.
     """
-    part = read(train)
+    part = _read(train)
     info = part.info
-    _check_labels(train, info)
     if test:
         read(test, like=info)
-    name, others = _tasks(info)
+    name, others = _tasks(train, info)
     task = TASKS[name]
     lines = [
         _comment(summarise(train, info).removeprefix("data: ")),
@@ -42,6 +43,8 @@ def draft(train: str, test: str = "") -> str:
     ]
     if info.columns:
         lines += _columns(info)
+    if info.wants == "targets":
+        lines += ["", "[options]", 'labels = "targets"  # numbers to be predicted, not classes']
     lines += [
         "",
         "[train]",
@@ -66,28 +69,55 @@ def draft(train: str, test: str = "") -> str:
     return "\n".join(lines)
 
 
-def _check_labels(train: str, info: DataInfo) -> None:
-    """Refuse labels that are rather numbers to be predicted, or of one class only."""
-    whole = all(label == int(label) for label in info.labels)
-    if info.n_classes > _MOST_CLASSES or not whole:
-        raise DataError(
-            f"{train}: has {info.n_classes:,} distinct labels, which look like numbers to be predicted; the "
-            "built-in tasks predict classes: write a task with labels = 'targets' (docs/howto/task.md), or "
-            "set data.label to another column"
-        )
-    if info.n_classes < 2:
-        raise DataError(
-            f"{train}: all samples have the label {info.class_names[0]}; nothing can be learned from it"
-        )
+def _read(train: str) -> Part:
+    """Read the training data; its labels are numbers to be predicted if they do not look like classes.
+
+    Raises:
+        DataError: The data cannot be read, or all labels are equal.
+    """
+    refused: DataError | None = None
+    try:
+        part = read(train)
+    except DataError as error:
+        refused = error
+    else:
+        info = part.info
+        if info.n_classes < 2:
+            raise DataError(
+                f"{train}: all samples have the label {info.class_names[0]}; nothing can be learned from it"
+            )
+        whole = all(label == int(label) for label in info.labels)
+        if whole and info.n_classes <= _MOST_CLASSES:
+            return part
+    try:
+        part = read(train, options=ReadOptions(wants="targets"))
+    except DataError:
+        raise refused or AssertionError from None
+    low, high = part.info.target_range
+    note = f"{train}: the labels look like numbers to be predicted, from {low:g} to {high:g}"
+    return replace(part, notes=(*part.notes, note))
 
 
-def _tasks(info: DataInfo) -> tuple[str, Sequence[str]]:
-    """Return the task to begin with, and others that suit the data."""
+def _tasks(train: str, info: DataInfo) -> tuple[str, Sequence[str]]:
+    """Return the task to begin with, and others that suit the data.
+
+    Raises:
+        DataError: No built-in task suits it.
+    """
+    if info.kind == "sparse" and info.n_fields:
+        others = ("logistic", "fm") if info.n_classes == 2 else ()
+        return "wide_deep", ("deepfm", "dcnv2", *others)
     if info.kind == "sparse" and info.n_classes == 2:
-        if info.n_fields:
-            return "wide_deep", ("deepfm", "dcnv2", "logistic", "fm")
         return "logistic", ("fm",)
-    return "mlp", ("softmax",)
+    if info.n_features > MAX_DENSE_FEATURES:
+        found = (
+            "numbers to be predicted" if info.wants == "targets" else f"{info.n_classes} classes"
+        )
+        raise DataError(
+            f"{train}: has {info.n_features:,} features and {found}, which no built-in task takes; write a "
+            "task (docs/howto/task.md)"
+        )
+    return "mlp", () if info.wants == "targets" else ("softmax",)
 
 
 def _columns(info: DataInfo) -> list[str]:

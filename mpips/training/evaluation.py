@@ -43,6 +43,7 @@ def evaluate(
     """
     collectives = connection_of(worker).collectives
     own = own_names(task, more)
+    more = (*more, *task.metrics)
     found: dict[str, float] | None = None
     if has_scores(task):
         shares = (scored(worker, task, batch) for batch in batches_of(test))

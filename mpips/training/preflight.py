@@ -49,11 +49,12 @@ def preflight(config: JobConfig, n_ranks: int | None = None, dry_run: bool = Fal
     """
     launch.refuse_lonely_tasks()
     task = load_task(config.task)
-    _refuse_idle(config, task_options(task, config.options))
+    options = task_options(task, config.options)
+    _refuse_idle(config, options)
     check_names(config.train, getattr(task, "own_metrics", {}))
     if reader_of(task) is not None:
         refuse_reader_options(config)
-    check_weights(config, task)
+    check_weights(config, task, options)
     check_replaced(task, config)
     _check_table("table", config.table)
     for name, table in config.tables.items():

@@ -44,7 +44,7 @@ from mpips.model.partition import FrequencyPartition
 from mpips.session.driver import JobRanks
 from mpips.snapshot import attachments
 from mpips.tasks import Task, load_task
-from mpips.tasks.base import reader_of
+from mpips.tasks.base import labels_of, reader_of
 from mpips.training.best import BestCheckpoint
 from mpips.training.epochs import Inputs, in_common_step
 from mpips.training.example import arrays_of
@@ -112,8 +112,8 @@ def prepare(
             error.
     """
     task_class = load_task(config.task)
-    wants: Wants = getattr(task_class, "labels", "classes")
     reads, given = reader_of(task_class), task_options(task_class, config.options)
+    wants = labels_of(task_class, given)
     own_metrics = getattr(task_class, "own_metrics", {})
     own: dict[str, Any] = {}
     fraction = config.data.validation
@@ -333,7 +333,8 @@ def ready(worker: Worker, inputs: Inputs, seed: int) -> Loader:
         moments = replace(none, count=inputs.info.n_samples_total)
         inputs.task.receive(inputs.arrays)
     else:
-        moments = combine_moments(collectives, moments_of(inputs.train))
+        own = moments_of(inputs.train, inputs.info.has_targets)
+        moments = combine_moments(collectives, own)
     inputs.class_weights = _class_weights(worker, inputs)
     inputs.task.prepare(worker, moments)
     if worker.index == 0 and inputs.saves:

@@ -113,7 +113,7 @@ class TrainingPlan(msgspec.Struct):
 
 def _moments(info: DataInfo) -> tuple[str, ...]:
     """Return the paths of the moments of such data in checkpoints."""
-    return tuple(Moments.empty(info.n_features, info.n_fields).to_arrays())
+    return tuple(Moments.empty(info.n_features, info.n_fields, info.has_targets).to_arrays())
 
 
 def beginning_of(inputs: Inputs, manifest: Manifest, n_workers: int) -> tuple[WorkerState, ...]:

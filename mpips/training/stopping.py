@@ -79,9 +79,12 @@ def more_metrics(
     others = tuple(name for name in own if name not in metrics)
     if not metrics:
         return (*MORE_BINARY, *MORE_REGRESSION, *others)
+    more: tuple[str, ...] = ()
     if "auc" in metrics:
-        return (*MORE_BINARY, *others)
-    return (*MORE_REGRESSION, *others) if "rmse" in metrics else others
+        more = MORE_BINARY
+    elif "rmse" in metrics:
+        more = MORE_REGRESSION
+    return (*(name for name in more if name not in metrics), *others)
 
 
 def asked_metrics(

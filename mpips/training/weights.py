@@ -22,14 +22,20 @@ from mpips.data import DataInfo, Dataset, SparseData
 from mpips.data.dataset import Batch
 from mpips.errors import ConfigError, DataError
 from mpips.tasks import Task
+from mpips.tasks.base import labels_of
 
 Float32: TypeAlias = npt.NDArray[np.float32]
 Int64: TypeAlias = npt.NDArray[np.int64]
 Change: TypeAlias = Callable[[Dataset], Dataset]
 
 
-def check_weights(config: JobConfig, task: type[Task]) -> None:
+def check_weights(config: JobConfig, task: type[Task], options: msgspec.Struct) -> None:
     """Check the options of weights, as far as that is possible before the data is read.
+
+    Args:
+        config: The job.
+        task: Its task.
+        options: Options of the task.
 
     Raises:
         ConfigError: The task uses no weights, or it has no classes, or a weight is not 0 or more.
@@ -40,7 +46,7 @@ def check_weights(config: JobConfig, task: type[Task]) -> None:
         raise ConfigError(
             f"{set_ones[0]}: task '{config.task}' does not use weights of samples; leave the option out"
         )
-    if data.class_weight and getattr(task, "labels", "classes") != "classes":
+    if data.class_weight and labels_of(task, options) != "classes":
         raise ConfigError(
             f"data.class_weight: task '{config.task}' predicts numbers, which have no classes; leave the "
             "option out"
