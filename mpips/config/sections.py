@@ -13,7 +13,6 @@ from mpips.data.options import (
     Format,
     Ignored,
     IndexBase,
-    Label,
     Numeric,
     OnBad,
 )
@@ -45,7 +44,14 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     ] = 0.0
     format: Format = "auto"
     index_base: IndexBase = "auto"
-    label: Label = None
+    label: Annotated[
+        str | tuple[str, ...] | None,
+        Meta(
+            description="CSV, Parquet: column of the label. By default the column label, or else the only "
+            "one that is named y, target or class in small or capital letters. Labels are numbers, or all of "
+            "them are text. A list: columns of several labels, each 0 or 1."
+        ),
+    ] = None
     categorical: Categorical = ()
     numeric: Numeric = "auto"
     ignore: Ignored = ()
@@ -91,6 +97,11 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     def test_files(self) -> str:
         """The test data as readers take it; "": none."""
         return self.test if isinstance(self.test, str) else FileList(self.test)
+
+    @property
+    def several_labels(self) -> tuple[str, ...]:
+        """Columns of several labels; (): a sample has one label."""
+        return self.label if isinstance(self.label, tuple) else ()
 
     @property
     def evaluates(self) -> str:

@@ -45,7 +45,7 @@ class Moments:
         keys: If d is 0, the keys that occur, int64, shape (m,), ascending.
         columns: Moments of the values in each column of a CSV file, whose cells are hashed; None for other
             data.
-        targets: Moments of the numbers to be predicted, of one feature; None if labels are none.
+        targets: Moments of the numbers to be predicted, one feature, or of several labels; None for classes.
     """
 
     count: int
@@ -62,12 +62,14 @@ class Moments:
 
         Args:
             data: The samples.
-            targets: Their labels are numbers to be predicted, so that these have moments, too.
+            targets: Labels are numbers to be predicted, or several, so that they have moments, too.
         """
         found = cls._of_features(data)
         if targets:
-            numbers = np.asarray(data.labels, np.float64)[:, np.newaxis]
-            found = replace(found, targets=_of_dense(DenseData(numbers, data.labels)))
+            # Several labels have a column each.
+            numbers = np.asarray(data.labels, np.float64)
+            numbers = numbers[:, np.newaxis] if numbers.ndim == 1 else numbers
+            found = replace(found, targets=_of_dense(DenseData(numbers, numbers[:, 0])))
         return found
 
     @classmethod
@@ -81,17 +83,17 @@ class Moments:
         return _of_sparse(data)
 
     @classmethod
-    def empty(cls, n_features: int, n_fields: int = 0, targets: bool = False) -> Moments:
+    def empty(cls, n_features: int, n_fields: int = 0, n_targets: int = 0) -> Moments:
         """Return the moments of no samples; d is 0 if there are more than `MAX_FEATURES` features.
 
         Args:
             n_features: Number of features.
             n_fields: Number of columns of hashed data; see `DataInfo.n_fields`.
-            targets: See `of`.
+            n_targets: See `DataInfo.n_targets`.
         """
         d = n_features if n_features <= MAX_FEATURES else 0
         columns = cls.empty(n_fields) if n_fields else None
-        numbers = cls.empty(1) if targets else None
+        numbers = cls.empty(n_targets) if n_targets else None
         return cls(0, np.zeros(d), np.zeros(d), np.zeros(d), columns=columns, targets=numbers)
 
     def to_arrays(self) -> dict[str, Vector]:

@@ -18,7 +18,7 @@ import msgspec
 from mpips.config.schema import JobConfig, load_config
 from mpips.errors import CapabilityError, ConfigError, DataError, MpipsError
 from mpips.inference.model import Model, load_model
-from mpips.inference.training_files import as_file
+from mpips.inference.training_files import as_file, several_of
 from mpips.monitor.summary import metric_names, metrics_text
 from mpips.mpi import launch
 from mpips.session.driver import Outcome
@@ -275,6 +275,8 @@ def _fit(
     for name, given in zip(("train", "test"), data, strict=True):
         if given is not None:
             found.append((f"data.{name}", as_file(given, own, name)))
+    if several_of(data[0]):
+        found.append(("data.label", several_of(data[0])))
     if isinstance(data[0], str) and data[0] == "digits" and data[1] is None:
         found.append(("data.test", "digits"))
     config = load_config(task if task.endswith(".toml") else None, [*found, *pairs.items()])

@@ -33,8 +33,9 @@ def fit(
         task: A task (softmax, mlp, logistic, fm, wide_deep, deepfm, dcnv2, kge, mf, module:Class), or a
             job file (.toml).
         train: Training data: a path or a pattern of files, as for `mpips train`; a pair (x, y) of an array or
-            a sparse matrix of SciPy, shape (n, d), and n labels, numbers or texts; or a frame of pandas with
-            a column of labels (label, y, target, class, or settings={"data.label": ...}).
+            a sparse matrix of SciPy, shape (n, d), and n labels, numbers or texts, or an array of 0 and 1,
+            shape (n, k), of several labels; or a frame of pandas with a column of labels (label, y, target,
+            class, or settings={"data.label": ...}, which is a list for several labels).
         test: Data to evaluate on, in any of these forms; None: none.
         ranks: 1: train in this process, without MPI. 3 or more: start a scheduler, servers and workers with
             `mpips run` on this machine, or on the hosts of the Slurm allocation.

@@ -1,7 +1,8 @@
 """`mpips serve`: predictions and rows of a model over HTTP, by Starlette and Uvicorn.
 
     POST /predict          {"rows": [[5.1, ...], ...]}, or rows as {"column": value}; the answer has labels
-                           and probabilities (or numbers), and the checkpoint that they are of
+                           and probabilities (or numbers), and the checkpoint that they are of. Of several
+                           labels of a sample, `predictions` are lists of the names of those that are 1
     POST /predict          application/octet-stream: float32, little-endian, n rows of d; so is the answer
     GET /rows/TABLE?keys=  rows of an embedding table, or the whole of a dense one
     GET /health            which checkpoint is loaded; needs no token
@@ -20,6 +21,7 @@ import hmac
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -179,10 +181,14 @@ class Service:
             if model.info.wants == "targets":
                 return {**found, "predictions": model.predict(data).tolist()}
             probabilities = model.predict_proba(data)
+            names, labels = model.classes.tolist(), model.labels_of(probabilities)
+            predictions = labels.tolist()
+            if model.info.wants == "several":
+                predictions = [list(compress(names, row)) for row in predictions]
             return {
                 **found,
-                "classes": model.classes.tolist(),
-                "predictions": model.labels_of(probabilities).tolist(),
+                "classes": names,
+                "predictions": predictions,
                 "probabilities": probabilities.tolist(),
             }
 

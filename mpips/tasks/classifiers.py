@@ -16,7 +16,7 @@ from mpips.tasks.outputs import outputs_of
 
 
 class DenseTask(Task):
-    """Task of two or more classes, or of a number, on standardised features.
+    """Task of classes, of a number or of several labels, on standardised features.
 
     A subclass defines `tables`, `step` and `evaluate`.
 
@@ -39,16 +39,16 @@ class DenseTask(Task):
         self.outputs.prepare(moments)
 
     def predict(self, worker: Worker, batch: Batch) -> Float32:
-        """Return probabilities of class 1, shape (n,), or of all classes, (n, k), or numbers, shape (n,)."""
+        """Return probabilities of class 1, shape (n,), of all classes or labels, (n, k), or numbers, (n,)."""
         return self.outputs.predict(self.evaluate(worker, batch))
 
     def logits(self, worker: Worker, batch: Batch) -> Scores | None:
-        """Return log(p1 / p0), shape (n,), or the logits of all classes, (n, k); None for numbers."""
+        """Return log(p1 / p0), shape (n,), or logits of all classes or labels, (n, k); None for numbers."""
         return self.outputs.logits(self.evaluate(worker, batch))
 
     def report(self) -> str:
-        """Return how many features were standardised, and which have no influence."""
-        return self.features.report()
+        """Return how many features were standardised, which have no influence, and constant labels."""
+        return self.features.report() + self.outputs.report()
 
     def evaluate(self, worker: Worker, batch: Batch) -> Float32:
         """Pull the model and return the outputs, float32, shape (n, k)."""

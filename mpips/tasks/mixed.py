@@ -8,8 +8,8 @@ between them. An output is that of the last layer and what a subclass adds to it
     deepfm      these weights, and the products of all pairs of embeddings
     dcnv2       cross layers
 
-There is one output for two classes (the logit) and for a number, else one for each class; `outputs.py` has
-their losses.
+There is one output for two classes (the logit) and for a number, else one for each class or label;
+`outputs.py` has their losses.
 """
 
 from __future__ import annotations
@@ -131,6 +131,7 @@ class MixedTask(Task):
 
     Options: ClassVar[type[msgspec.Struct]] = MixedOptions
     labels_option = "labels"
+    takes_several = True
     uses_weights = True
     default_epochs = 20
     default_batch_size = 64
@@ -204,11 +205,11 @@ class MixedTask(Task):
         return StepResult(loss_sum, batch.n)
 
     def predict(self, worker: Worker, batch: Batch) -> Float32:
-        """Return probabilities of class 1, shape (n,), or of all classes, (n, k), or numbers, shape (n,)."""
+        """Return probabilities of class 1, shape (n,), of all classes or labels, (n, k), or numbers, (n,)."""
         return self._outputs.predict(self.evaluate(worker, batch))
 
     def logits(self, worker: Worker, batch: Batch) -> Scores | None:
-        """Return the logits of class 1, shape (n,), or of all classes, (n, k); None for numbers."""
+        """Return the logits of class 1, shape (n,), or of all classes or labels, (n, k); None for numbers."""
         return self._outputs.logits(self.evaluate(worker, batch))
 
     def evaluate(self, worker: Worker, batch: Batch) -> Float32:
@@ -226,8 +227,8 @@ class MixedTask(Task):
         return _total(outputs, self.sides(step))
 
     def report(self) -> str:
-        """Return how many columns there are of each kind, and how they were scaled."""
-        return self._features.report()
+        """Return how many columns there are of each kind, how they were scaled, and constant labels."""
+        return self._features.report() + self._outputs.report()
 
 
 def _total(outputs: Float32, sides: SideOutputs) -> Float32:

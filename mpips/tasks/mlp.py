@@ -43,6 +43,7 @@ class Mlp(DenseTask):
     name = "mlp"
     Options = MlpOptions
     labels_option = "labels"
+    takes_several = True
     uses_weights = True
     default_epochs = 50
     default_batch_size = 32

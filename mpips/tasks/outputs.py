@@ -16,6 +16,7 @@ from mpips.data.dataset import Labels, Weights
 from mpips.data.info import DataInfo
 from mpips.data.metrics import (
     BINARY_METRICS,
+    LABEL_METRICS,
     MORE_REGRESSION,
     REGRESSION_METRICS,
     Scores,
@@ -67,7 +68,7 @@ class Outputs(Protocol):
 
         Args:
             outputs: See the class.
-            labels: Classes or targets, shape (n,).
+            labels: Classes or targets, shape (n,), or several labels, shape (n, k).
             weights: Weights of the samples, float32, shape (n,); None: all are 1.
         """
 
@@ -76,6 +77,9 @@ class Outputs(Protocol):
 
     def logits(self, outputs: Float32) -> Scores | None:
         """Return logits, as of `mpips.tasks.Task.logits`."""
+
+    def report(self) -> str:
+        """Return what is remarkable about the labels, after a semicolon; "": nothing."""
 
 
 class ClassOutputs:
@@ -103,6 +107,10 @@ class ClassOutputs:
         """Return log(p1 / p0), shape (n,), if there are two classes, else the logits, shape (n, k)."""
         return class_logits(outputs)
 
+    def report(self) -> str:
+        """Return "": nothing is remarkable."""
+        return ""
+
 
 class OneLogit:
     """Two classes with one output, the logit of class 1."""
@@ -127,6 +135,10 @@ class OneLogit:
     def logits(self, outputs: Float32) -> Float32:
         """Return the logit of class 1, shape (n,)."""
         return outputs[:, 0]
+
+    def report(self) -> str:
+        """Return "": nothing is remarkable."""
+        return ""
 
 
 class OneTarget:
@@ -181,6 +193,62 @@ class OneTarget:
     def logits(self, outputs: Float32) -> None:
         """Return None: numbers have no logits."""
 
+    def report(self) -> str:
+        """Return "": nothing is remarkable."""
+        return ""
+
+
+class LabelOutputs:
+    """Several labels, each 0 or 1, with an output for each: its logit."""
+
+    metrics: tuple[str, ...] = LABEL_METRICS
+
+    def __init__(self, info: DataInfo) -> None:
+        """Take the number of labels."""
+        self.n = len(info.label_names)
+        self._names = np.array(info.label_names)
+        self._constant: list[str] = []
+
+    def prepare(self, moments: Moments) -> None:
+        """Find labels that are equal in all samples.
+
+        Raises:
+            DataError: All labels are; or their moments are missing.
+        """
+        if moments.targets is None:
+            raise DataError("the moments of the labels of the training data are missing")
+        constant = moments.targets.constant()
+        if constant.all():
+            raise DataError(
+                "each label has one value in all samples, so nothing can be learned from them; check the "
+                "label columns (data.label)"
+            )
+        means = moments.targets.mean[constant]
+        pairs = zip(self._names[constant], means, strict=True)
+        self._constant = [f"'{name}' ({mean:g})" for name, mean in pairs]
+
+    def loss(
+        self, outputs: Float32, labels: Labels, weights: Weights | None
+    ) -> tuple[float, Float32]:
+        """Return the logistic loss, summed over samples and labels, and its gradient."""
+        each = weights[:, np.newaxis] if weights is not None else None
+        return logistic_loss(outputs, labels, each)
+
+    def predict(self, outputs: Float32) -> Float32:
+        """Return the probability that each label is 1, shape (n, k)."""
+        return sigmoid(outputs)
+
+    def logits(self, outputs: Float32) -> Float32:
+        """Return the outputs."""
+        return outputs
+
+    def report(self) -> str:
+        """Return which labels have one value in all samples."""
+        if not self._constant:
+            return ""
+        more = f" and {len(self._constant) - 10} more" if len(self._constant) > 10 else ""
+        return f"; labels that are equal in all samples: {', '.join(self._constant[:10])}{more}"
+
 
 def outputs_of(info: DataInfo, task: str, one_logit: bool) -> Outputs:
     """Return the outputs that suit the labels of the training data.
@@ -195,6 +263,8 @@ def outputs_of(info: DataInfo, task: str, one_logit: bool) -> Outputs:
     """
     if info.wants == "targets":
         return OneTarget(info, task)
+    if info.wants == "several":
+        return LabelOutputs(info)
     if one_logit and info.n_classes == 2:
         return OneLogit()
     return ClassOutputs(info, task)

@@ -12,6 +12,7 @@ import msgspec
 from mpips.data.metrics import (
     BINARY_METRICS,
     CLASS_METRICS,
+    LABEL_METRICS,
     MORE_BINARY,
     MORE_REGRESSION,
     REGRESSION_METRICS,
@@ -64,7 +65,8 @@ _RESERVED = frozenset(
             "samples_per_s",
         ),
         *("n_samples", "n_features", "loss", "checkpoint", "staleness", "transports", "auto"),
-        *(BINARY_METRICS + CLASS_METRICS + REGRESSION_METRICS + MORE_BINARY + MORE_REGRESSION),
+        *(BINARY_METRICS + CLASS_METRICS + REGRESSION_METRICS + LABEL_METRICS),
+        *(MORE_BINARY + MORE_REGRESSION),
     )
 )
 ATTRIBUTES = ("name", "Options", "default_epochs", "default_batch_size", "metrics")
@@ -126,10 +128,11 @@ def _check(name: str, found: type) -> None:
                 "subclass mpips.tasks.Task to inherit all but name"
             )
     wanted = getattr(found, "labels", "classes")
-    if wanted not in get_args(Wants):
+    # Whether there are several labels depends on the job; see `takes_several`.
+    known = [own for own in get_args(Wants) if own != "several"]
+    if wanted not in known:
         raise ConfigError(
-            f"task '{name}': {found.__name__}.labels = {wanted!r}: must be one of "
-            f"{', '.join(get_args(Wants))}"
+            f"task '{name}': {found.__name__}.labels = {wanted!r}: must be one of {', '.join(known)}"
         )
     _check_own_metrics(name, found)
     options = getattr(found, "Options", None)

@@ -27,6 +27,7 @@ from mpips.mpi import launch
 from mpips.session.session import check_launch
 from mpips.tasks import Task, load_task
 from mpips.tasks.base import reader_of
+from mpips.training.labels import wants_of
 from mpips.training.own_data import refuse_reader_options
 from mpips.training.stopping import check_names
 from mpips.training.weights import check_weights
@@ -54,7 +55,7 @@ def preflight(config: JobConfig, n_ranks: int | None = None, dry_run: bool = Fal
     check_names(config.train, getattr(task, "own_metrics", {}))
     if reader_of(task) is not None:
         refuse_reader_options(config)
-    check_weights(config, task, options)
+    check_weights(config, task, wants_of(config, task, options))
     check_replaced(task, config)
     _check_table("table", config.table)
     for name, table in config.tables.items():

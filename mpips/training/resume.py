@@ -113,7 +113,7 @@ class TrainingPlan(msgspec.Struct):
 
 def _moments(info: DataInfo) -> tuple[str, ...]:
     """Return the paths of the moments of such data in checkpoints."""
-    return tuple(Moments.empty(info.n_features, info.n_fields, info.has_targets).to_arrays())
+    return tuple(Moments.empty(info.n_features, info.n_fields, info.n_targets).to_arrays())
 
 
 def beginning_of(inputs: Inputs, manifest: Manifest, n_workers: int) -> tuple[WorkerState, ...]:
@@ -236,6 +236,8 @@ def _reordered(data: Dataset, order: list[int]) -> Dataset:
 def _label_text(info: DataInfo) -> str:
     if info.wants == "targets":
         return "numbers (targets)"
+    if info.wants == "several":
+        return f"labels {', '.join(info.label_names)}"
     shown = ", ".join(info.class_names[:10])
     return f"classes {shown}{', ...' if info.n_classes > 10 else ''}"
 

@@ -20,12 +20,14 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from model_rig import make
+from model_rig import labelled_csv, make, several_csv
 
 from mpips import load
 from mpips.cli.serve import command
+from mpips.config.schema import load_config
 from mpips.errors import ConfigError
 from mpips.inference.current import CurrentModel
+from mpips.training.train import train
 
 uvicorn = pytest.importorskip("uvicorn", reason="uvicorn is not installed")
 pytest.importorskip("starlette", reason="starlette is not installed")
@@ -94,12 +96,12 @@ def softmax(tmp_path_factory: Any) -> Path:
     return make("softmax", tmp_path_factory.mktemp("softmax"))[0]
 
 
-def rows_in(name: str, folder: Path) -> list[Any]:
+def rows_in(name: str, folder: Path, file: str = "test.csv") -> list[Any]:
     """Return the samples of the test file as rows of a request."""
     if name == "logistic":
         lines = [line.split()[1:] for line in (folder / "test.svm").read_text().splitlines()]
         return [{k: float(v) for k, v in (pair.split(":") for pair in line)} for line in lines]
-    header, *lines = [line.split(",") for line in (folder / "test.csv").read_text().splitlines()]
+    header, *lines = [line.split(",") for line in (folder / file).read_text().splitlines()]
     rows = [dict(zip(header, line, strict=True)) for line in lines]
     return [{k: v if k == "colour" else float(v) for k, v in row.items()} for row in rows]
 
@@ -115,6 +117,36 @@ def test_rows_are_predicted_as_the_file(model: tuple[str, Path]) -> None:
     assert found["classes"] == loaded.classes.tolist()
     assert found["predictions"] == loaded.predict(test).tolist()
     assert np.allclose(found["probabilities"], loaded.predict_proba(test), atol=1e-6)
+
+
+@pytest.mark.parametrize("labels", ["targets", "several"])
+def test_numbers_and_several_labels_are_answered(labels: str, tmp_path: Path) -> None:
+    write = labelled_csv if labels == "targets" else several_csv
+    file = write(tmp_path / "a.csv", 100, 1)
+    several = ["rare", "b", "a"]
+    pairs = [
+        ("task", "wide_deep"),
+        ("data.train", str(file)),
+        ("train.epochs", 1),
+        ("checkpoint.folder", str(tmp_path / "checkpoints")),
+        ("options.labels", "targets") if labels == "targets" else ("data.label", several),
+    ]
+    train(load_config(None, pairs), "none", verbose=False)
+    loaded = load(tmp_path / "checkpoints")
+    with served(tmp_path / "checkpoints") as (client, _):
+        status, found = client.json(
+            "POST", "/predict", {"rows": rows_in("wide_deep", tmp_path, "a.csv")}
+        )
+    assert status == 200, found
+    predicted = loaded.predict(file)
+    if labels == "targets":
+        assert np.allclose(found["predictions"], predicted, rtol=1e-5)
+        assert "classes" not in found
+        return
+    assert found["classes"] == several
+    names = [[n for n, y in zip(several, row, strict=True) if y] for row in predicted.tolist()]
+    assert found["predictions"] == names
+    assert np.allclose(found["probabilities"], loaded.predict_proba(file), atol=1e-6)
 
 
 def test_lists_and_raw_arrays(softmax: Path) -> None:

@@ -24,7 +24,7 @@ DIM = 3
 N = 30
 DEFAULTS = {"dim": DIM, "l2": 0.05, "prior": 7.0}
 NAMES = (("wide_deep", {}), ("deepfm", {}), ("dcnv2", {"cross": 3}))
-KINDS = ("two", "three", "targets")
+KINDS = ("two", "three", "targets", "several")
 CASES = [
     *(
         (name, {**DEFAULTS, "hidden": hidden, **more}, "two")
@@ -50,6 +50,8 @@ def info(
     if kind == "targets":
         reach = (-5e6, 8e6)
         return dataclasses.replace(own, labels=(), wants="targets", target_range=reach)
+    if kind == "several":
+        return dataclasses.replace(own, labels=(), wants="several", label_names=("p", "q"))
     return own
 
 
@@ -57,6 +59,8 @@ def labels_of(kind: str, n: int) -> np.ndarray[Any, Any]:
     rng = np.random.default_rng(5)
     if kind == "targets":
         return rng.normal(2e6, 1e6, n)
+    if kind == "several":
+        return rng.integers(0, 2, (n, 2))
     return rng.integers(0, 3 if kind == "three" else 2, n)
 
 
@@ -154,6 +158,11 @@ def losses_of(kind: str, outputs: list[np.ndarray[Any, Any]], labels: Any) -> li
             (float(z[0]) - float(np.float32(y))) ** 2 / 2
             for z, y in zip(outputs, standardised, strict=True)
         ]
+    if kind == "several":
+        return [
+            sum(log_sum_exp(np.array([0.0, z])) - z * y for z, y in zip(own, ys, strict=True))
+            for own, ys in zip(outputs, labels, strict=True)
+        ]
     if kind == "two":
         outputs = [np.array([0.0, z[0]]) for z in outputs]
     return [log_sum_exp(z) - z[y] for z, y in zip(outputs, labels, strict=True)]
@@ -162,7 +171,7 @@ def losses_of(kind: str, outputs: list[np.ndarray[Any, Any]], labels: Any) -> li
 def prepared(name: str, options: dict[str, Any], kind: str = "two") -> tuple[Any, FakeWorker]:
     task = make_task(TASKS[name], info(kind=kind), options, seed=0)
     worker = FakeWorker(task.tables())
-    task.prepare(worker, Moments.of(data_of(cells(), kind=kind), kind == "targets"))
+    task.prepare(worker, Moments.of(data_of(cells(), kind=kind), kind in ("targets", "several")))
     return task, worker
 
 
@@ -225,6 +234,11 @@ def test_predictions_of_samples_that_were_not_seen(name: str, kind: str) -> None
         np.testing.assert_allclose(found, expected, atol=2e-6 * float(np.abs(expected).max()))
         assert task.logits(worker, batch) is None
         assert none.shape == (0,)
+        return
+    if kind == "several":
+        np.testing.assert_allclose(found, 1 / (1 + np.exp(-outputs)), atol=2e-6)
+        np.testing.assert_allclose(task.logits(worker, batch), outputs, atol=1e-4, rtol=1e-4)
+        assert none.shape == (0, 2)
         return
     logits = outputs - outputs.max(axis=1, keepdims=True)
     expected = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
@@ -307,6 +321,23 @@ def test_other_data_is_refused(changes: dict[str, Any], said: str) -> None:
         ColumnFeatures(dataclasses.replace(info(), **changes), "wide_deep")
 
 
+def test_labels_of_one_value_are_reported_and_only_such_are_refused() -> None:
+    data = data_of(cells())
+    for columns, said in (
+        (np.array([[1, 0]] * N), ""),
+        (np.eye(N, 2, dtype=np.int64) * [1, 0], "q"),
+    ):
+        task = make_task(TASKS["dcnv2"], info(kind="several"), DEFAULTS, seed=0)
+        worker = FakeWorker(task.tables())
+        moments = Moments.of(replace(data, labels=columns), True)
+        if not said:
+            with pytest.raises(DataError, match="each label has one value in all samples"):
+                task.prepare(worker, moments)
+            continue
+        task.prepare(worker, moments)
+        assert task.report().endswith("; labels that are equal in all samples: 'q' (0)")
+
+
 def test_samples_without_named_columns_are_refused() -> None:
     task, worker = prepared("deepfm", DEFAULTS)
     nameless = replace(data_of(cells()).take(np.arange(3)), fields=None)
@@ -364,5 +395,5 @@ def test_moments_of_targets_of_all_workers_are_those_of_one(n_parts: int) -> Non
             np.testing.assert_allclose(mean, [labels.mean()], rtol=1e-12)
             np.testing.assert_allclose(scale, [1 / labels.std()], rtol=1e-9)
         n_fields = 5 if whole is data else 0
-        empty = Moments.empty(HASHED if whole is data else 2, n_fields, True)
+        empty = Moments.empty(HASHED if whole is data else 2, n_fields, 1)
         assert set(empty.to_arrays()) == set(combined.to_arrays())
