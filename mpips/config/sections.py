@@ -150,6 +150,14 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             "auto: log_loss, cross_entropy or rmse, whichever the task has, else the first metric of its own."
         ),
     ] = "auto"
+    on_epoch_end: Annotated[
+        str,
+        Meta(
+            description="Function to call after each epoch on the first worker, as module:function: its "
+            "argument is a dict with epoch, loss and, after an evaluation, metrics of the test file. If it "
+            "returns True, training ends. Empty: none."
+        ),
+    ] = ""
     min_delta: Annotated[
         float, Meta(ge=0, description="An improvement is a change of `metric` by more than this.")
     ] = 0.0

@@ -26,7 +26,7 @@ from mpips.supervisor import child
 from mpips.supervisor.plan import make_run
 from mpips.tasks import load_task
 from mpips.tasks.base import reader_of
-from mpips.training.epochs import OnEpochEnd
+from mpips.training.callback import OnEpochEnd
 from mpips.training.preflight import preflight
 from mpips.training.train import train
 
@@ -215,7 +215,7 @@ def fit_job(
     pairs: Mapping[str, Any],
     folder: Path | None,
     progress: bool,
-    on_epoch_end: OnEpochEnd | None = None,
+    on_epoch_end: OnEpochEnd | str | None = None,
 ) -> Fit:
     """Train; see `mpips.fit`. `pairs`: options of the job by their dotted names."""
     if launch.launched_size() > 1:
@@ -228,10 +228,13 @@ def fit_job(
             f"ranks = {ranks}: must be 1 (this process alone), or {_LEAST_RANKS} or more (a scheduler, a "
             "server, a worker)"
         )
+    if isinstance(on_epoch_end, str):
+        pairs, on_epoch_end = {**pairs, "train.on_epoch_end": on_epoch_end}, None
     if on_epoch_end is not None and ranks > 1:
         raise ConfigError(
-            f"on_epoch_end with ranks = {ranks}: the workers are other processes, which cannot call it; use "
-            "ranks = 1, or read `history` at the end"
+            f"on_epoch_end with ranks = {ranks}: the workers are other processes, which cannot call a "
+            "function of this one; give its name, 'module:function', of a module that they can import, or "
+            "use ranks = 1"
         )
     # A run on ranks of its own can be continued after a failure, so nothing of it is temporary.
     where = folder if folder is not None or ranks == 1 else Path("runs")
@@ -270,7 +273,7 @@ def _fit(
     on_epoch_end: OnEpochEnd | None,
 ) -> Fit:
     """Write the data into files where that is necessary, and train."""
-    found = [] if task.endswith(".toml") else [("task", task)]
+    found: list[tuple[str, Any]] = [] if task.endswith(".toml") else [("task", task)]
     _refuse_arrays(task, data)
     for name, given in zip(("train", "test"), data, strict=True):
         if given is not None:

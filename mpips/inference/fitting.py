@@ -24,7 +24,7 @@ def fit(
     folder: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
     progress: bool = False,
-    on_epoch_end: Callable[[dict[str, float]], object] | None = None,
+    on_epoch_end: Callable[[dict[str, float]], object] | str | None = None,
     **options: Any,
 ) -> Fit:
     """Train a task and return the model with its metrics. Not collective; blocks until training has ended.
@@ -52,8 +52,8 @@ def fit(
         progress: Print a progress line.
         on_epoch_end: Called once after each epoch with its row of `Fit.history`: epoch, loss, and metrics of
             the test data if it was evaluated (settings={"train.eval_every": 1}). If it returns True,
-            training ends after this epoch. An exception in it ends the training and is raised. With ranks = 1
-            only.
+            training ends after this epoch. An exception in it ends the training and is raised. With several
+            ranks its name, "module:function", of a module that they can import; the first worker calls it.
         options: Options of the task, such as hidden=[64].
 
     Returns:

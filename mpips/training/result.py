@@ -29,6 +29,7 @@ class Result:
         n_features: Features of the training data.
         stopped: Why training ended early, or "".
         best: The best checkpoint: its metric, value, epoch and path; None: there is none.
+        evaluated_epoch: The last epoch, from 0, that was evaluated, on all workers; -1: none was.
         is_ended_by_caller: `on_epoch_end` has ended it.
     """
 
@@ -44,6 +45,7 @@ class Result:
     n_features: int = 0
     stopped: str = ""
     best: dict[str, Any] | None = None
+    evaluated_epoch: int = -1
     is_ended_by_caller: bool = False
 
 

@@ -282,7 +282,8 @@ def set_place(
         shape: Shape of this job. A job of another shape reads what is left of the epoch in a new order.
     """
     cursors = [(w.epoch, w.step) for w in workers]
-    if (inputs.stopping is not None or inputs.best is not None) and cursors:
+    watched = (inputs.stopping, inputs.best, inputs.callback)
+    if any(one is not None for one in watched) and cursors:
         same = bool(sampling) and Sampling.from_config(sampling).shape == shape
         _restore_watch(inputs, workers, same)
     inputs.first_epoch = min((epoch for epoch, _ in cursors), default=0)
