@@ -98,7 +98,8 @@ def test_a_warm_restart_repeats_no_call(model: str, step: int, tmp_path: Path) -
     run = start(tmp_path, "-n", "5", "on_epochs:Dying", *job(tmp_path, "note", consistency))
     with run.launched:
         assert run.launched.wait() == 0, run.launched.tail(80)
-    assert "from memory: step" in run.launched.stderr()
+    said = run.launched.stderr()
+    assert "from memory: step" in said, said
     found, expected = rows(tmp_path), rows(undisturbed)
     if model == "asp":
         # Worker 0 may have stood before the first step of the epoch.
