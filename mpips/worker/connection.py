@@ -30,7 +30,8 @@ from mpips.worker.collectives import Collectives
 from mpips.worker.connection_options import ConnectionOptions, Disowning, needs_common_clock
 from mpips.worker.control_plane import ControlPlane
 from mpips.worker.local_tables import LocalPart, LocalTables
-from mpips.worker.replicated_tables import ReplicatedPart, ReplicatedTables
+from mpips.worker.replicated_part import ReplicatedPart
+from mpips.worker.replicated_tables import ReplicatedTables
 from mpips.worker.residuals import settled
 from mpips.worker.spent import TimeSpent
 from mpips.worker.staging import Staging

@@ -50,7 +50,7 @@ _LEAST_PIECE, _MOST_PIECE = 1 << 14, 32 << 20  # bytes of a file that are conver
 
 
 class Draft(msgspec.Struct, frozen=True):
-    """What all workers use alike.
+    """The settings that are equal on all workers.
 
     Attributes:
         source: The files, as the job names them.
