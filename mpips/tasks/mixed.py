@@ -37,8 +37,6 @@ from mpips.tasks.outputs import LabelKind, outputs_of
 class MixedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """[options] of the tasks `wide_deep` and `deepfm`."""
 
-    labels: LabelKind = "classes"
-
     dim: Annotated[Count, Meta(description="Length of an embedding.")] = 8
     hidden: Annotated[
         tuple[Count, ...],
@@ -62,6 +60,7 @@ class MixedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     init_std: Annotated[Rate, Meta(description="Standard deviation of the initial embeddings.")] = (
         0.01
     )
+    labels: LabelKind = "classes"
 
 
 class SideOutput(Protocol):

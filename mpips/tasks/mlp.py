@@ -25,8 +25,6 @@ from mpips.tasks.outputs import LabelKind
 class MlpOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """[options] of the task `mlp`."""
 
-    labels: LabelKind = "classes"
-
     hidden: Annotated[
         tuple[Count, ...],
         Meta(description="Widths of the hidden layers, from the input to the output."),
@@ -35,6 +33,7 @@ class MlpOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     l2: Annotated[
         Penalty, Meta(description="The loss has l2 / 2 times the sum of squared weights added.")
     ] = 1e-3
+    labels: LabelKind = "classes"
 
 
 class Mlp(DenseTask):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from glob import escape
@@ -12,6 +11,13 @@ from mpips.data.summary import summarise
 from mpips.errors import DataError
 from mpips.tasks import TASKS
 from mpips.tasks.features import MAX_DENSE_FEATURES
+from mpips.training.drafting_lines import (
+    CONSISTENCY,
+    as_comment,
+    last_sections,
+    quoted,
+    train_section,
+)
 
 _MOST_CLASSES = 1000  # more distinct labels are rather numbers to be predicted
 
@@ -33,13 +39,13 @@ def draft(train: str, test: str = "") -> str:
     name, others = _tasks(train, info)
     task = TASKS[name]
     lines = [
-        _comment(summarise(train, info).removeprefix("data: ")),
-        *map(_comment, part.notes),
-        f"task = {_text(name)}  # {_or(others)}mpips train --help lists all",
+        as_comment(summarise(train, info).removeprefix("data: ")),
+        *map(as_comment, part.notes),
+        f"task = {quoted(name)}  # {_or(others)}mpips train --help lists all",
         "",
         "[data]",
-        f"train = {_text(train)}",
-        f"test = {_text(test)}" if test else '# test = "FILE"  # evaluated at the end',
+        f"train = {quoted(train)}",
+        f"test = {quoted(test)}" if test else '# test = "FILE"  # evaluated at the end',
     ]
     if info.columns:
         lines += _columns(info)
@@ -47,24 +53,16 @@ def draft(train: str, test: str = "") -> str:
         lines += ["", "[options]", 'labels = "targets"  # numbers to be predicted, not classes']
     lines += [
         "",
-        "[train]",
-        f"epochs = {task.default_epochs}",
-        f"# batch_size = {task.default_batch_size}  # samples per step and worker",
-        "# eval_every = 5",
+        *train_section(task),
         "",
         "# [schedule]",
         '# name = "cosine"  # rates fall over the run; not with FTRL, the default of logistic, fm',
         "",
         "# [table]",
-        '# consistency = "bsp"  # bsp: equal bits in every run; ssp with bound = 2; asp',
+        CONSISTENCY,
         '# optimizer = { name = "adagrad", lr = 0.05 }',
         "",
-        "# [cluster]",
-        "# servers = 1  # by default chosen from the number of ranks",
-        "",
-        "[checkpoint]",
-        "every_s = 600.0  # mpips run keeps them in the run directory; mpips train needs --save FOLDER",
-        "",
+        *last_sections(),
     ]
     return "\n".join(lines)
 
@@ -122,22 +120,12 @@ def _tasks(train: str, info: DataInfo) -> tuple[str, Sequence[str]]:
 
 def _columns(info: DataInfo) -> list[str]:
     """Return the lines about the columns of a CSV file."""
-    lines = [f"label = {_text(info.label_column)}"]
+    lines = [f"label = {quoted(info.label_column)}"]
     if info.categorical:
-        names = ", ".join(_text(escape(name)) for name in info.categorical)
+        names = ", ".join(quoted(escape(name)) for name in info.categorical)
         lines.append(f"categorical = [{names}]  # hashed; other columns are numbers")
     return [*lines, '# ignore = ["id"]  # columns to leave out, as names or patterns']
 
 
-def _comment(text: str) -> str:
-    """Return a line of comment."""
-    return f"# {' '.join(text.split())}"
-
-
 def _or(names: Sequence[str]) -> str:
     return f"or {', '.join(names)}; " if names else ""
-
-
-def _text(value: str) -> str:
-    """Return a string of TOML."""
-    return json.dumps(value, ensure_ascii=False)

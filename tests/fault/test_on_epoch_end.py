@@ -99,12 +99,15 @@ def test_a_warm_restart_repeats_no_call(model: str, step: int, tmp_path: Path) -
     with run.launched:
         assert run.launched.wait() == 0, run.launched.tail(80)
     said = run.launched.stderr()
-    assert "from memory: step" in said, said
+    warm = "from memory: step" in said
+    assert warm or model == "asp", said
     found, expected = rows(tmp_path), rows(undisturbed)
     if model == "asp":
         # Worker 0 may have stood before the first step of the epoch.
         epochs = [row["epoch"] for row in found]
-        assert epochs in ([1, 2, 3, 4, 5], [1, 2, 2, 3, 4, 5])
+        # A step of ASP cannot always be repeated alike; then the run, which has no checkpoint, begins anew.
+        again = ([1, 2, 3, 4, 5], [1, 2, 2, 3, 4, 5]) if warm else ([1, 2, 1, 2, 3, 4, 5],)
+        assert epochs in again, said
         return
     if step == 0 and len(found) > EPOCHS:
         # Worker 0 stood at the beginning of the epoch: it cannot know that the call had returned.

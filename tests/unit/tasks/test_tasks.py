@@ -265,7 +265,7 @@ def test_data_that_does_not_suit_is_refused(name: str, data: DataInfo, complaint
     [
         (
             {"learning_rat": 1},
-            "unknown key 'options.learning_rat'; valid in .options. are labels, hidden",
+            "unknown key 'options.learning_rat'; valid in .options. are hidden",
         ),
         ({"learning_rate": 0}, "options.learning_rate = 0: must be greater than 0"),
         ({"l2": -1}, "options.l2 = -1: must be 0 or more"),
