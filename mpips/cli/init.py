@@ -12,6 +12,7 @@ from mpips.errors import ConfigError
 @click.command(short_help="Write a commented job file for a data file.")
 @click.argument("train")
 @click.option("--test", default="", help="File to evaluate on.")
+@click.option("--label", help="Where the labels are, as data.label, if no name tells it.")
 @click.option(
     "-o",
     "--out",
@@ -24,7 +25,7 @@ from mpips.errors import ConfigError
     "--task", default="", help="kge, mf or word2vec: the data is triples, ratings or text."
 )
 @click.option("--force", is_flag=True, help="Replace an existing file.")
-def command(train: str, test: str, out: Path, task: str, force: bool) -> None:
+def command(train: str, test: str, label: str | None, out: Path, task: str, force: bool) -> None:
     """Look at the data file TRAIN and write a commented job file with what was found and a task for it.
 
     The whole file is read, so that what it contains is accepted. Samples with features and labels decide
@@ -38,7 +39,9 @@ def command(train: str, test: str, out: Path, task: str, force: bool) -> None:
         raise ConfigError(
             f"{out}: already exists; use --force to replace it, or -o for another name"
         )
-    text = draft_own(task, train, test) if task else draft(train, test)
+    if task and label is not None:
+        raise ConfigError(f"--label has no effect with --task {task}, whose files have no labels")
+    text = draft_own(task, train, test) if task else draft(train, test, label)
     try:
         out.write_text(text)
     except OSError as error:

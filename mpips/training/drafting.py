@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from glob import escape
 
+from msgspec.structs import replace as replace_struct
+
 from mpips.data import DataInfo, Part, ReadOptions, read
 from mpips.data.summary import summarise
 from mpips.errors import DataError
@@ -22,20 +24,22 @@ from mpips.training.drafting_lines import (
 _MOST_CLASSES = 1000  # more distinct labels are rather numbers to be predicted
 
 
-def draft(train: str, test: str = "") -> str:
+def draft(train: str, test: str = "", label: str | None = None) -> str:
     """Return the text of a commented job file. Not collective; blocks for reading the data.
 
     Args:
         train: File to train on.
         test: File to evaluate on; "": none.
+        label: Where the labels are, as data.label; None: found by name.
 
     Raises:
         DataError: The data cannot be read, or no built-in task suits its labels.
     """
-    part = _read(train)
+    options = ReadOptions(label=label)
+    part = _read(train, options)
     info = part.info
     if test:
-        read(test, like=info)
+        read(test, options=options, like=info)
     name, others = _tasks(train, info)
     task = TASKS[name]
     lines = [
@@ -49,6 +53,8 @@ def draft(train: str, test: str = "") -> str:
     ]
     if info.columns:
         lines += _columns(info)
+    elif label is not None:
+        lines.append(f"label = {quoted(label)}")
     if info.wants == "targets":
         lines += ["", "[options]", 'labels = "targets"  # numbers to be predicted, not classes']
     lines += [
@@ -67,7 +73,7 @@ def draft(train: str, test: str = "") -> str:
     return "\n".join(lines)
 
 
-def _read(train: str) -> Part:
+def _read(train: str, options: ReadOptions) -> Part:
     """Read the training data; its labels are numbers to be predicted if they do not look like classes.
 
     Raises:
@@ -75,7 +81,7 @@ def _read(train: str) -> Part:
     """
     refused: DataError | None = None
     try:
-        part = read(train)
+        part = read(train, options=options)
     except DataError as error:
         refused = error
     else:
@@ -88,7 +94,7 @@ def _read(train: str) -> Part:
         if whole and info.n_classes <= _MOST_CLASSES:
             return part
     try:
-        part = read(train, options=ReadOptions(wants="targets"))
+        part = read(train, options=replace_struct(options, wants="targets"))
     except DataError:
         raise refused or AssertionError from None
     low, high = part.info.target_range

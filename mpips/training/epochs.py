@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -71,6 +71,7 @@ class Inputs:
             are no worker.
         block, window: Of training data that is read in windows; see `mpips.data.Shape`.
         callback: The function that is called after each epoch; None: none is.
+        skipped: Bad lines that were left out of the files for "train" and "test"; empty: none were converted.
         sizing: Determines batches and tables for other numbers of workers; see `for_workers`.
         unevaluated: The start is the end of an epoch whose evaluation `stopping` and `best` may lack.
     """
@@ -104,6 +105,7 @@ class Inputs:
     block: int = 0
     window: int = 0
     sizing: Sizing | None = None
+    skipped: Mapping[str, int] = field(default_factory=dict)
 
     def for_workers(self, n_workers: int) -> Inputs:
         """Return a copy with the task, the batch size and the tables of a job of so many workers."""
