@@ -10,6 +10,7 @@ from mpips.mpi import early_signals
 early_signals.begin()
 
 from mpips.errors import (
+    CallbackError,
     CapabilityError,
     CheckpointError,
     ConfigError,
@@ -48,6 +49,7 @@ from mpips.worker.worker import Worker
 __version__ = "0.2.0"
 
 __all__ = [
+    "CallbackError",
     "CapabilityError",
     "CheckpointError",
     "ConfigError",

@@ -43,6 +43,10 @@ class TransportError(CapabilityError):
     """Two ranks cannot be connected by the requested transport."""
 
 
+class CallbackError(MpipsError):
+    """A function of the user that mpips calls (train.on_epoch_end) raised an exception."""
+
+
 class ProtocolError(MpipsError):
     """A record was received that no correct peer sends: a gap, a bad checksum, another generation."""
 

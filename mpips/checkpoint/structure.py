@@ -58,6 +58,9 @@ ATTACHED = {
     "columns/present": ("samples that have a value in each column", "samples"),
     "columns/mean": ("mean of each column over these values", "column"),
     "columns/squares": ("sum of squared deviations from that mean", "column^2"),
+    "targets/present": ("samples that have a target", "samples"),
+    "targets/mean": ("mean of the targets", "target"),
+    "targets/squares": ("sum of squared deviations from that mean", "target^2"),
     "example/x": ("features of the example, a row for each sample", "feature"),
     "example/indptr": (
         "first entry of each sample of the example, and the end of the last one",

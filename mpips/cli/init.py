@@ -21,19 +21,27 @@ from mpips.errors import ConfigError
     show_default=True,
     help="Job file to write.",
 )
+@click.option(
+    "--task", default="", help="kge, mf or word2vec: the data is triples, ratings or text."
+)
 @click.option("--force", is_flag=True, help="Replace an existing file.")
-def command(train: str, test: str, label: str | None, out: Path, force: bool) -> None:
+def command(train: str, test: str, label: str | None, out: Path, task: str, force: bool) -> None:
     """Look at the data file TRAIN and write a commented job file with what was found and a task for it.
 
-    The whole file is read, so that what it contains is accepted. Start the job with `mpips run job.toml`.
+    The whole file is read, so that what it contains is accepted. Samples with features and labels decide
+    about the task; for triples of a graph, ratings or text name it with --task. Start the job with
+    `mpips run job.toml`.
     """
     from mpips.training.drafting import draft
+    from mpips.training.drafting_own import draft_own
 
     if out.exists() and not force:
         raise ConfigError(
             f"{out}: already exists; use --force to replace it, or -o for another name"
         )
-    text = draft(train, test, label)
+    if task and label is not None:
+        raise ConfigError(f"--label has no effect with --task {task}, whose files have no labels")
+    text = draft_own(task, train, test) if task else draft(train, test, label)
     try:
         out.write_text(text)
     except OSError as error:

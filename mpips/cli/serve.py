@@ -53,6 +53,7 @@ def command(
 
     \b
     POST /predict       {"rows": [[1.5, 2], ...]} or {"rows": [{"column": value}, ...]}
+    POST /predict       {"lines": ["u1,?"]} for kge, mf, word2vec: lines as for mpips predict
     GET  /rows/TABLE    rows of a table: ?keys=1,2
     GET  /health        the checkpoint that is loaded
     GET  /metrics       for Prometheus

@@ -13,7 +13,6 @@ from mpips.data.options import (
     Format,
     Ignored,
     IndexBase,
-    Label,
     Numeric,
     OnBad,
 )
@@ -46,7 +45,14 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     ] = 0.0
     format: Format = "auto"
     index_base: IndexBase = "auto"
-    label: Label = None
+    label: Annotated[
+        str | tuple[str, ...] | None,
+        Meta(
+            description="CSV, Parquet: column of the label. By default the column label, or else the only "
+            "one that is named y, target or class in small or capital letters. Labels are numbers, or all of "
+            "them are text. A list: columns of several labels, each 0 or 1."
+        ),
+    ] = None
     categorical: Categorical = ()
     numeric: Numeric = "auto"
     ignore: Ignored = ()
@@ -92,6 +98,11 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     def test_files(self) -> str:
         """The test data as readers take it; "": none."""
         return self.test if isinstance(self.test, str) else FileList(self.test)
+
+    @property
+    def several_labels(self) -> tuple[str, ...]:
+        """Columns of several labels; (): a sample has one label."""
+        return self.label if isinstance(self.label, tuple) else ()
 
     @property
     def evaluates(self) -> str:
@@ -140,6 +151,14 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             "auto: log_loss, cross_entropy or rmse, whichever the task has, else the first metric of its own."
         ),
     ] = "auto"
+    on_epoch_end: Annotated[
+        str,
+        Meta(
+            description="Function to call after each epoch on the first worker, as module:function: its "
+            "argument is a dict with epoch, loss and, after an evaluation, metrics of the test file. If it "
+            "returns True, training ends. Empty: none."
+        ),
+    ] = ""
     min_delta: Annotated[
         float, Meta(ge=0, description="An improvement is a change of `metric` by more than this.")
     ] = 0.0

@@ -113,12 +113,12 @@ def logarithms_of(
 
     Args:
         features: The features.
-        options: Options of the reader. The column of weights has none.
+        options: Options of the reader; the columns in `as_is` have none.
         hashed: Samples are lists of keys and values.
     """
     auto = "log" if hashed else "raw"
     takes = (auto if options.numeric == "auto" else options.numeric) == "log"
-    return tuple(takes and column.name != options.weight for column in features)
+    return tuple(takes and column.name not in options.as_is for column in features)
 
 
 def part_of(

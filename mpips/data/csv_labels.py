@@ -13,7 +13,7 @@ from mpips.data.columns import FLOAT32_MAX, Float64, listed
 from mpips.data.csv_dialect import is_text, number
 from mpips.data.csv_plan import CsvPlan
 from mpips.data.csv_rows import CsvRows, complaint
-from mpips.data.info import MAX_CLASSES
+from mpips.data.info import MAX_CLASSES, TOO_MANY
 from mpips.errors import DataError
 
 Int64: TypeAlias = npt.NDArray[np.int64]
@@ -116,9 +116,7 @@ class CsvLabels:
         if wrong or mixed:
             raise DataError(complaint(self._plan, text, self._plan.label, line))
         kind = "texts as labels" if text_here else "labels, which are too many to be classes"
-        raise DataError(
-            f"{where}: more than {MAX_CLASSES} distinct {kind}; check the label column (data.label)"
-        )
+        raise DataError(f"{where}: more than {MAX_CLASSES} distinct {kind}; {TOO_MANY}")
 
     def _refuse(self, rows: CsvRows, place: int) -> None:
         """Raise the error of a target that is no finite number."""

@@ -17,6 +17,7 @@ from mpips.errors import DataError
 from mpips.model.distinct import distinct_counts
 
 MAX_CLASSES = 65536
+TOO_MANY = "check the label column (data.label), or predict numbers (options.labels = 'targets')"
 # Greatest error of rounding to float32, as a fraction of the standard deviation of the feature.
 ROUNDING = 1e-4
 
@@ -28,20 +29,19 @@ class DataInfo:
     Attributes:
         n_samples_total: Samples in the whole file.
         n_local: Samples of one worker; after `combine`, of all workers.
-        n_features: Number of columns, or one more than the largest key.
+        n_features: Columns, or one more than the largest key.
         labels: The distinct labels as they are in the file, ascending; class c is `labels[c]`. () for
             targets.
         kind: "dense": samples are rows. "sparse": samples are lists of (key, value). "own": the task reads
             its files itself (`mpips.data.rows`), and `n_features` is 0.
         index_base: Number of the first feature in a LIBSVM file; 0 for all other formats.
-        wants: "classes"; "targets", numbers to be predicted (regression); or "none".
-        counts: Samples of each label, in the order of `labels`, of one worker; after `combine`, of all
-            workers. () for targets.
+        wants: "classes"; "targets", numbers to be predicted; "several" labels, each 0 or 1; or "none".
+        counts: Samples of each of `labels`, of one worker; after `combine`, of all. () for targets.
         target_range: The least and the greatest target; () for classes.
         columns: CSV: names of the feature columns; for dense data in the order of `x`.
         label_column: CSV: name of the label's column.
         label_names: CSV: labels that are text, sorted; class c, whose label is c, is `label_names[c]`. ():
-            labels are numbers.
+            labels are numbers. Names of several labels.
         categorical: CSV: names of the columns that are hashed.
         wide: float32 would lose differences between samples in a dense feature, such as seconds since 1970.
             Then `x` is float64, else float32.
@@ -81,13 +81,20 @@ class DataInfo:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The labels as text, in the order of the classes; () for targets."""
+        """Classes as text, in their order, or several labels; () for targets."""
         return self.label_names or tuple(f"{label:g}" for label in self.labels)
 
     @property
     def n_fields(self) -> int:
         """Number of columns from which the entries of sparse samples come; 0: the format has no columns."""
         return len(self.columns) if self.kind == "sparse" else 0
+
+    @property
+    def n_targets(self) -> int:
+        """Numbers of a sample that labels have moments of, in data that mpips reads; 0 for classes."""
+        if self.kind == "own":
+            return 0
+        return {"targets": 1, "several": len(self.label_names)}.get(self.wants, 0)
 
     @property
     def n_classes(self) -> int:
@@ -326,8 +333,8 @@ def align(data: Dataset, info: DataInfo) -> Dataset:
     Raises:
         DataError: A label, the number of columns or the kind differs from the training data.
     """
-    targets = info.wants == "targets"
-    labels = data.labels if targets else _to_classes(data.labels, info.labels)
+    is_class = info.wants == "classes"
+    labels = _to_classes(data.labels, info.labels) if is_class else data.labels
     if isinstance(data, SparseData) and info.kind == "sparse":
         return msgspec.structs.replace(_drop_unknown(data, info.n_features), labels=labels)
     if isinstance(data, DenseData) and info.kind == "dense":
@@ -389,6 +396,5 @@ def check_class_count(count: int, source: str) -> None:
     """Raise DataError if `count` distinct labels are too many to be classes."""
     if count > MAX_CLASSES:
         raise DataError(
-            f"{source}: {count} distinct labels, at most {MAX_CLASSES} can be classes; check the label "
-            "column (data.label)"
+            f"{source}: {count} distinct labels, at most {MAX_CLASSES} can be classes; {TOO_MANY}"
         )

@@ -11,8 +11,9 @@ Kinds of scores:
   the order.
 - "probabilities": shape (n,) of class 1 of two, or shape (n, k).
 - "values": shape (n,): predictions of a number (regression).
+- "labels": shape (n, k): logits of several labels, each 0 or 1 (`mpips.data.label_metrics`).
 
-Labels are classes, int64, shape (n,); for "values" the targets, float64.
+Labels are classes, int64, shape (n,); for "values" the targets, float64; for "labels" int64, shape (n, k).
 
 The value of a sample (its loss, its error) is computed in float64. Sums of these values are exact
 (`mpips.data.exact`) and rounded once, at the end. So a metric has the same bits for any number of workers and
@@ -48,20 +49,23 @@ from mpips.data.ranking import Pairs, Ranking
 
 Scores: TypeAlias = npt.NDArray[np.floating[Any]]
 Float64: TypeAlias = npt.NDArray[np.float64]
-Kind: TypeAlias = Literal["probabilities", "logits", "values"]
+Kind: TypeAlias = Literal["probabilities", "logits", "values", "labels"]
 
 # Lower bound of probabilities whose logarithm is taken; logits have no such bound.
 PROBABILITY_FLOOR = 1e-15
 
-# Names of the metrics of two classes, of more classes, and of numbers.
+# Names of the metrics of two classes, of more classes, of numbers, and of several labels.
 BINARY_METRICS = ("accuracy", "auc", "log_loss")
 CLASS_METRICS = ("accuracy", "cross_entropy")
 REGRESSION_METRICS = ("rmse", "r2")
+LABEL_METRICS = ("micro_f1", "macro_f1", "mean_auc", "hamming_loss", "log_loss")
 # Names of metrics that are computed on request only.
 MORE_BINARY = ("f1", "pr_auc", "calibration")
 MORE_REGRESSION = ("mae",)
-HIGHER_IS_BETTER = frozenset(("accuracy", "auc", "r2", "f1", "pr_auc"))
-LOWER_IS_BETTER = frozenset(("log_loss", "cross_entropy", "rmse", "mae"))
+HIGHER_IS_BETTER = frozenset(
+    ("accuracy", "auc", "r2", "f1", "pr_auc", "micro_f1", "macro_f1", "mean_auc")
+)
+LOWER_IS_BETTER = frozenset(("log_loss", "cross_entropy", "rmse", "mae", "hamming_loss"))
 
 _ZERO = ExactSum()
 
@@ -89,6 +93,14 @@ class EvalShare(msgspec.Struct, frozen=True):
     def ranked(self) -> bool:
         """True if there is an AUC."""
         return self.kind != "values" and self.scores.ndim == 1
+
+    def columns(self) -> list[EvalShare]:
+        """Return a share of two classes for each of several labels, else this share alone."""
+        if self.kind != "labels":
+            return [self]
+        _check(self)
+        pairs = zip(self.scores.T, self.labels.T, strict=True)
+        return [EvalShare(scores, labels, "logits") for scores, labels in pairs]
 
     def ranking(self) -> Ranking:
         """Return the ranking of the samples."""
@@ -295,6 +307,11 @@ def _check(share: EvalShare) -> None:
         raise ValueError(
             f"predicted values have shape {share.scores.shape}, expected (n,), one number for each sample"
         )
+    if share.kind == "labels" and share.scores.shape != share.labels.shape:
+        raise ValueError(
+            f"scores have shape {share.scores.shape} and several labels {share.labels.shape}: there must be "
+            "a score for each label"
+        )
     if len(share.scores) != len(share.labels):
         raise ValueError(
             f"scores have shape {share.scores.shape} and there are {len(share.labels)} labels: there must be "
@@ -340,12 +357,20 @@ def _losses(scores: Float64, labels: Labels, kind: Kind) -> Float64:
     return losses
 
 
-def pack(totals: Totals, pairs: Pairs) -> npt.NDArray[np.int64]:
-    """Return totals and pairs as int64 values."""
-    return exact.pack([*totals.to_numbers(), *pairs.to_numbers()])
+def pack(totals: Sequence[Totals], pairs: Sequence[Pairs]) -> npt.NDArray[np.int64]:
+    """Return totals and as many pairs as int64 values."""
+    both = zip(totals, pairs, strict=True)
+    return exact.pack([x for t, p in both for x in (*t.to_numbers(), *p.to_numbers())])
 
 
-def unpack(packed: npt.NDArray[np.int64]) -> tuple[Totals, Pairs]:
+def unpack(packed: npt.NDArray[np.int64]) -> tuple[list[Totals], list[Pairs]]:
     """Return the totals and pairs that `pack` packed."""
     numbers = exact.unpack(packed)
-    return Totals.from_numbers(numbers[:22]), Pairs.from_numbers(numbers[22:])
+    starts = range(0, len(numbers), _NUMBERS)
+    totals = [Totals.from_numbers(numbers[i : i + _OF_TOTALS]) for i in starts]
+    return totals, [Pairs.from_numbers(numbers[i + _OF_TOTALS : i + _NUMBERS]) for i in starts]
+
+
+# Numbers of packed totals, and of these with pairs.
+_OF_TOTALS = len(Totals().to_numbers())
+_NUMBERS = _OF_TOTALS + len(Pairs().to_numbers())

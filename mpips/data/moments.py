@@ -9,7 +9,7 @@ formulas of Chan, Golub and LeVeque ("Algorithms for computing the sample varian
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -45,6 +45,7 @@ class Moments:
         keys: If d is 0, the keys that occur, int64, shape (m,), ascending.
         columns: Moments of the values in each column of a CSV file, whose cells are hashed; None for other
             data.
+        targets: Moments of the numbers to be predicted, one feature, or of several labels; None for classes.
     """
 
     count: int
@@ -53,10 +54,26 @@ class Moments:
     squares: Vector
     keys: Keys = field(default_factory=_no_keys)
     columns: Moments | None = None
+    targets: Moments | None = None
 
     @classmethod
-    def of(cls, data: Dataset) -> Moments:
-        """Compute the moments of one worker's samples; not collective."""
+    def of(cls, data: Dataset, targets: bool = False) -> Moments:
+        """Compute the moments of one worker's samples; not collective.
+
+        Args:
+            data: The samples.
+            targets: Labels are numbers to be predicted, or several, so that they have moments, too.
+        """
+        found = cls._of_features(data)
+        if targets:
+            # Several labels have a column each.
+            numbers = np.asarray(data.labels, np.float64)
+            numbers = numbers[:, np.newaxis] if numbers.ndim == 1 else numbers
+            found = replace(found, targets=_of_dense(DenseData(numbers, numbers[:, 0])))
+        return found
+
+    @classmethod
+    def _of_features(cls, data: Dataset) -> Moments:
         if isinstance(data, DenseData):
             return _of_dense(data)
         if data.n_features > MAX_FEATURES:
@@ -66,16 +83,18 @@ class Moments:
         return _of_sparse(data)
 
     @classmethod
-    def empty(cls, n_features: int, n_fields: int = 0) -> Moments:
+    def empty(cls, n_features: int, n_fields: int = 0, n_targets: int = 0) -> Moments:
         """Return the moments of no samples; d is 0 if there are more than `MAX_FEATURES` features.
 
         Args:
             n_features: Number of features.
             n_fields: Number of columns of hashed data; see `DataInfo.n_fields`.
+            n_targets: See `DataInfo.n_targets`.
         """
         d = n_features if n_features <= MAX_FEATURES else 0
         columns = cls.empty(n_fields) if n_fields else None
-        return cls(0, np.zeros(d), np.zeros(d), np.zeros(d), columns=columns)
+        numbers = cls.empty(n_targets) if n_targets else None
+        return cls(0, np.zeros(d), np.zeros(d), np.zeros(d), columns=columns, targets=numbers)
 
     def to_arrays(self) -> dict[str, Vector]:
         """Return what prediction needs of the moments, for a checkpoint: arrays by path, each float64.
@@ -83,7 +102,8 @@ class Moments:
         The keys of hashed features are left out: only training needs their counts.
         """
         found = {"features/count": np.array(float(self.count))}
-        for group, own in (("features", self), ("columns", self.columns)):
+        parts = (("features", self), ("columns", self.columns), ("targets", self.targets))
+        for group, own in parts:
             if own is not None and own.n_features:
                 found[f"{group}/present"] = own.present
                 found[f"{group}/mean"] = own.mean
@@ -95,16 +115,25 @@ class Moments:
         """Return the moments that `to_arrays` returned as arrays."""
         count, empty = int(arrays["features/count"]), np.zeros(0)
 
-        def group(name: str, columns: Moments | None) -> Moments:
+        def group(name: str) -> Moments:
             names = (f"{name}/present", f"{name}/mean", f"{name}/squares")
             present, mean, squares = (arrays.get(path, empty) for path in names)
-            return cls(count, present, mean, squares, columns=columns)
+            return cls(count, present, mean, squares)
 
-        return group("features", group("columns", None) if "columns/mean" in arrays else None)
+        columns = group("columns") if "columns/mean" in arrays else None
+        targets = group("targets") if "targets/mean" in arrays else None
+        return replace(group("features"), columns=columns, targets=targets)
 
     @classmethod
     def combine(cls, parts: Sequence[Moments]) -> Moments:
         """Combine the moments of all workers. Their order determines the rounding."""
+        targets = [part.targets for part in parts if part.targets is not None]
+        return replace(
+            cls._combine_features(parts), targets=cls.combine(targets) if targets else None
+        )
+
+    @classmethod
+    def _combine_features(cls, parts: Sequence[Moments]) -> Moments:
         if not parts[0].n_features:
             return _sum_counts(parts)
         total = parts[0]

@@ -14,8 +14,9 @@ from msgspec import Meta
 
 from mpips.data.shares import Shares, check_shares, owners
 
-# How a task uses labels. "none": not at all, and all of its metrics are its own.
-Wants: TypeAlias = Literal["classes", "targets", "none"]
+# How a task uses labels. "several": each of several labels of a sample is 0 or 1. "none": not at all, and all
+# of its metrics are its own.
+Wants: TypeAlias = Literal["classes", "targets", "several", "none"]
 
 # Options of [data], by the annotation that the job file and the readers share.
 Format: TypeAlias = Annotated[
@@ -84,7 +85,8 @@ class ReadOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         format: A name in `READERS`, or "auto".
         index_base: LIBSVM: number of the first feature, or "auto".
-        label: CSV: column of the label; None: the default column. Plain npy: see `mpips.data.npy`.
+        label: CSV: column of the label; None: the default column; "": none, if labels are not read. Plain
+            npy: see `mpips.data.npy`.
         wants: "classes", or "targets", numbers to be predicted.
         columns: CSV: the feature columns to read, in this order; (): all but the label, in the order of the
             file.
@@ -94,7 +96,7 @@ class ReadOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         finds_text: CSV: columns of text are categorical if `categorical` is empty.
         label_names: CSV: the texts that are labels; (): numbers, or texts that are found.
         empty: CSV: meaning of an empty numeric cell.
-        weight: CSV: column of weights, of whose numbers no logarithms are taken; "": none.
+        as_is: CSV: columns of which no logarithms are taken, as those of weights and of several labels.
         labelled: False: labels are not read, and a file need not have any; they count as 0. In LIBSVM the
             first number of a line is the label in any case.
         on_bad: What is done with a line that cannot be read; "skip" is for conversions into a cache only.
@@ -115,7 +117,7 @@ class ReadOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     finds_text: bool = True
     label_names: tuple[str, ...] = ()
     empty: EmptyCells = "error"
-    weight: str = ""
+    as_is: tuple[str, ...] = ()
     labelled: bool = True
     on_bad: OnBad = "error"
     n_features: int = 0

@@ -146,9 +146,9 @@ def as_in_training(options: ReadOptions, like: DataInfo) -> ReadOptions:
         changes["n_features"] = like.n_features
     if like.kind == "sparse":
         changes["index_base"] = 1 if like.index_base else 0
-    if like.label_column:
+    if like.columns:
         changes |= {"label": like.label_column, "columns": like.columns, "finds_text": False}
-        changes["label_names"] = like.label_names
+        changes["label_names"] = like.label_names if like.wants == "classes" else ()
         if like.categorical:
             changes["categorical"] = tuple(map(escape, like.categorical))
     return msgspec.structs.replace(options, **changes)

@@ -126,7 +126,7 @@ def _like_first(options: ReadOptions, first: DataInfo) -> ReadOptions:
         return options
     return msgspec.structs.replace(
         options,
-        label=first.label_column or None,
+        label=first.label_column or options.label,
         columns=first.columns,
         categorical=tuple(map(glob.escape, first.categorical)),
         finds_text=False,

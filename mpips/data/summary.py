@@ -60,6 +60,10 @@ def _count(n: int, what: str) -> str:
 
 def _labels(info: DataInfo) -> str:
     column = f"label column '{info.label_column}'" if info.label_column else "labels"
+    if info.wants == "several":
+        names = ", ".join(f"'{name}'" for name in info.label_names[:_MOST])
+        more = ", ..." if len(info.label_names) > _MOST else ""
+        return f"{_count(len(info.label_names), 'label')} of a sample: {names}{more}"
     if info.wants == "targets":
         low, high = info.target_range
         return f"{column}: numbers from {low:g} to {high:g}"

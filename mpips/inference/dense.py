@@ -7,11 +7,14 @@ from msgspec import Struct
 
 from mpips.errors import ConfigError
 from mpips.inference.model import Model, Numbers
-from mpips.tasks.classifiers import DenseClassifier
+from mpips.tasks.classifiers import DenseTask
+from mpips.tasks.outputs import OneTarget
 
 
 class DenseLayers(Struct, frozen=True):
     """Standardised features x go through layers x W + b, with ReLU between them.
+
+    The outputs are logits, or the predicted number.
 
     Attributes:
         mean: What is subtracted from each feature, shape (d,), float32 or float64.
@@ -42,7 +45,7 @@ class DenseLayers(Struct, frozen=True):
 
 def is_dense(model: Model) -> bool:
     """Return True if the model consists of dense layers."""
-    return isinstance(model.task, DenseClassifier) and bool(_names(model))
+    return isinstance(model.task, DenseTask) and bool(_names(model))
 
 
 def dense_layers(model: Model) -> DenseLayers:
@@ -52,13 +55,19 @@ def dense_layers(model: Model) -> DenseLayers:
         ConfigError: The task has no dense layers.
     """
     task, names = model.task, _names(model)
-    if not isinstance(task, DenseClassifier) or not names:
+    if not isinstance(task, DenseTask) or not names:
         raise ConfigError(
             f"task '{model.manifest.config['task']}' is no network of dense layers: only softmax and mlp "
             "become a module of PyTorch; model.tables has the values of any task"
         )
     weights = [np.asarray(model.tables[name]) for name in names]
     biases = [np.asarray(model.tables[name.replace("weight", "bias")]) for name in names]
+    if isinstance(task.outputs, OneTarget):
+        # The last layer returns the number itself, not its standardised value.
+        deviation, mean = task.outputs.deviation, task.outputs.mean
+        weights[-1] = (weights[-1].astype(np.float64) * deviation).astype(np.float32)
+        last = biases[-1].astype(np.float64)
+        biases[-1] = (last * deviation + mean).astype(np.float32)
     return DenseLayers(task.features.mean, task.features.scale, weights, biases)
 
 

@@ -74,7 +74,7 @@ class LoadedClassifier(ClassifierMixin, _LoadedEstimator):
 
     @property
     def classes_(self) -> Numbers:
-        """The labels, ascending."""
+        """The labels, ascending; the names of several labels of a sample."""
         return self.model.classes
 
     def predict_proba(self, X: Any) -> Numbers:

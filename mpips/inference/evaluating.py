@@ -15,7 +15,14 @@ from mpips.data.ranking import Pairs, pairs_of
 from mpips.errors import DataError
 from mpips.tasks import Task
 from mpips.tasks.base import Worker
-from mpips.training.evaluation import BATCH, has_scores, measured_batch, own_names, scored
+from mpips.training.evaluation import (
+    BATCH,
+    has_scores,
+    measured_batch,
+    metrics_of,
+    own_names,
+    scored,
+)
 
 
 def batches_in(blocks: Iterable[Dataset], source: str, size: int = BATCH) -> Iterator[Batch]:
@@ -63,18 +70,26 @@ def evaluated(
     Returns:
         The value of each metric by its name, equal to that of `mpips.training.evaluation.evaluate`.
     """
-    own, totals, scores = own_names(task, more), Totals(), _Scores()
-    sums = Quotients.zero(own)
+    own = own_names(task, more)
+    totals: list[Totals] = []
+    scores: list[_Scores] = []
+    sums, more = Quotients.zero(own), (*more, *task.metrics)
     share: EvalShare | None = None
     for batch in batches:
         if has_scores(task):
             share = scored(tables, task, batch)
-            totals += Totals.of(share)
-            scores.add(share)
+            columns = share.columns()
+            if not totals:
+                totals, scores = [Totals() for _ in columns], [_Scores() for _ in columns]
+            for i, column in enumerate(columns):
+                totals[i] += Totals.of(column)
+                scores[i].add(column)
         if own and batch.n:
             sums += measured_batch(tables, task, batch, own)
-    found = totals.metrics(share, scores.pairs(), more) if share is not None else {}
-    return found | sums.values()
+    if share is None:
+        return sums.values()
+    pairs = [own_scores.pairs() for own_scores in scores]
+    return metrics_of(share, totals, pairs, more) | sums.values()
 
 
 class _Scores:

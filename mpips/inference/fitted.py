@@ -17,7 +17,7 @@ from mpips.config.schema import JobConfig, load_config
 from mpips.data.several import FileList, given_files
 from mpips.errors import CapabilityError, ConfigError, DataError, MpipsError
 from mpips.inference.model import Model, load_model
-from mpips.inference.training_files import as_file
+from mpips.inference.training_files import as_file, several_of
 from mpips.monitor.summary import metric_names, metrics_text
 from mpips.mpi import launch
 from mpips.session.driver import Outcome
@@ -25,7 +25,7 @@ from mpips.supervisor import child
 from mpips.supervisor.plan import make_run
 from mpips.tasks import load_task
 from mpips.tasks.base import reader_of
-from mpips.training.epochs import OnEpochEnd
+from mpips.training.callback import OnEpochEnd
 from mpips.training.preflight import preflight
 from mpips.training.train import train
 
@@ -214,7 +214,7 @@ def fit_job(
     pairs: Mapping[str, Any],
     folder: Path | None,
     progress: bool,
-    on_epoch_end: OnEpochEnd | None = None,
+    on_epoch_end: OnEpochEnd | str | None = None,
 ) -> Fit:
     """Train; see `mpips.fit`. `pairs`: options of the job by their dotted names."""
     if launch.launched_size() > 1:
@@ -227,10 +227,13 @@ def fit_job(
             f"ranks = {ranks}: must be 1 (this process alone), or {_LEAST_RANKS} or more (a scheduler, a "
             "server, a worker)"
         )
+    if isinstance(on_epoch_end, str):
+        pairs, on_epoch_end = {**pairs, "train.on_epoch_end": on_epoch_end}, None
     if on_epoch_end is not None and ranks > 1:
         raise ConfigError(
-            f"on_epoch_end with ranks = {ranks}: the workers are other processes, which cannot call it; use "
-            "ranks = 1, or read `history` at the end"
+            f"on_epoch_end with ranks = {ranks}: the workers are other processes, which cannot call a "
+            "function of this one; give its name, 'module:function', of a module that they can import, or "
+            "use ranks = 1"
         )
     # A run on ranks of its own can be continued after a failure, so nothing of it is temporary.
     where = folder if folder is not None or ranks == 1 else Path("runs")
@@ -275,6 +278,8 @@ def _fit(
         if given is not None:
             path = as_file(given, own, name)
             found.append((f"data.{name}", path.paths if isinstance(path, FileList) else path))
+    if several_of(data[0]):
+        found.append(("data.label", several_of(data[0])))
     if isinstance(data[0], str) and data[0] == "digits" and data[1] is None:
         found.append(("data.test", "digits"))
     config = load_config(task if task.endswith(".toml") else None, [*found, *pairs.items()])

@@ -24,7 +24,7 @@ def fit(
     folder: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
     progress: bool = False,
-    on_epoch_end: Callable[[dict[str, float]], object] | None = None,
+    on_epoch_end: Callable[[dict[str, float]], object] | str | None = None,
     **options: Any,
 ) -> Fit:
     """Train a task and return the model with its metrics. Not collective; blocks until training has ended.
@@ -33,8 +33,9 @@ def fit(
         task: A task (softmax, mlp, logistic, fm, wide_deep, deepfm, dcnv2, kge, mf, module:Class), or a
             job file (.toml).
         train: Training data: a path, a pattern of files or a list of both; a pair (x, y) of an array or
-            a sparse matrix of SciPy, shape (n, d), and n labels, numbers or texts; or a frame of pandas with
-            a column of labels (label, y, target, class, or settings={"data.label": ...}).
+            a sparse matrix of SciPy, shape (n, d), and n labels, numbers or texts, or an array of 0 and 1,
+            shape (n, k), of several labels; or a frame of pandas with a column of labels (label, y, target,
+            class, or settings={"data.label": ...}, which is a list for several labels).
         test: Data to evaluate on, in any of these forms; None: none.
         ranks: 1: train in this process, without MPI. 3 or more: start a scheduler, servers and workers with
             `mpips run` on this machine, or on the hosts of the Slurm allocation.
@@ -51,8 +52,8 @@ def fit(
         progress: Print a progress line.
         on_epoch_end: Called once after each epoch with its row of `Fit.history`: epoch, loss, and metrics of
             the test data if it was evaluated (settings={"train.eval_every": 1}). If it returns True,
-            training ends after this epoch. An exception in it ends the training and is raised. With ranks = 1
-            only.
+            training ends after this epoch. An exception in it ends the training and is raised. With several
+            ranks its name, "module:function", of a module that they can import; the first worker calls it.
         options: Options of the task, such as hidden=[64].
 
     Returns:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -11,19 +12,17 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from mpips.checkpoint import Checkpoint, Manifest, find_newest, open_checkpoint
-from mpips.checkpoint.find import choose_checkpoint, is_checkpoint
-from mpips.checkpoint.folder import find_folder, parse_name
-from mpips.checkpoint.structure import ATTACHED
+from mpips.checkpoint import Checkpoint, Manifest
 from mpips.config.schema import JobConfig, config_of
 from mpips.data import Batch, DataInfo, Dataset, Moments
 from mpips.data.file_blocks import blocks, labelled_blocks
-from mpips.data.hdf5 import load_hdf5
-from mpips.data.options import Share
+from mpips.data.label_columns import LabelColumns
+from mpips.data.options import ReadOptions, Share
 from mpips.data.rows import Arrays, Purpose, Samples
 from mpips.data.several import asked_files, given_files
-from mpips.errors import CapabilityError, CheckpointError, ConfigError, DataError
+from mpips.errors import CapabilityError, ConfigError, DataError
 from mpips.inference.evaluating import batches_in, evaluated
+from mpips.inference.opening import attached_of, open_undamaged
 from mpips.inference.samples import samples_of
 from mpips.inference.stored_tables import StoredTables
 from mpips.tasks import Task, load_task
@@ -98,6 +97,7 @@ class Model:
             self.task.receive(self.arrays)
         self.task.prepare(self.tables, moments)
         self._options = read_options(config, "test", info.wants)
+        self._several = LabelColumns(info.label_names) if info.wants == "several" else None
         self._metrics = config.train.metrics
 
     def __repr__(self) -> str:
@@ -109,7 +109,7 @@ class Model:
     def classes(self) -> Numbers:
         """The labels of the classes as in the training data, ascending, shape (k,); () for targets.
 
-        Texts are str, whole numbers int64, other numbers float64.
+        Of several labels their names. Texts are str, whole numbers int64, other numbers float64.
         """
         if self.info.label_names:
             return np.array(self.info.label_names)
@@ -120,6 +120,8 @@ class Model:
     def predict(self, data: Any) -> Numbers:
         """Return the most probable label of each sample, or the predicted number if the task has targets.
 
+        Of several labels, 1 where its probability is 0.5 or more, else 0.
+
         A file is read block by block, unless the task reads it itself.
 
         Args:
@@ -127,13 +129,14 @@ class Model:
                 `mpips.inference.samples.samples_of`. Labels in a file are not read.
 
         Returns:
-            Labels as in the training data, shape (n,); float32 numbers of a task that has no classes.
+            Labels as in the training data, shape (n,); several labels, int64, shape (n, k); float32 numbers
+            of a task that has no classes.
 
         Raises:
             DataError: The data does not fit the training data.
         """
         parts = self._parts(data)
-        if self.info.wants == "classes":
+        if self.info.wants in ("classes", "several"):
             parts = (self.labels_of(self.all_classes(scores)) for scores in parts)
         return np.concatenate([*parts])
 
@@ -142,7 +145,12 @@ class Model:
 
         Args:
             probabilities: Shape (n, k), as `predict_proba` returned them.
+
+        Returns:
+            Shape (n,); several labels, int64, shape (n, k).
         """
+        if self._several is not None:
+            return (probabilities >= np.float32(0.5)).astype(np.int64)
         if probabilities.shape[1] == 2:
             places = (probabilities[:, 1] >= np.float32(0.5)).astype(np.int64)
         else:
@@ -151,7 +159,7 @@ class Model:
         return labels
 
     def predict_proba(self, data: Any) -> Numbers:
-        """Return the probability of each class, float32, shape (n, k), in the order of `classes`.
+        """Return the probability of each class or label, float32, shape (n, k), in the order of `classes`.
 
         Args:
             data: As of `predict`.
@@ -159,7 +167,7 @@ class Model:
         Raises:
             ConfigError: The task predicts numbers, not classes.
         """
-        if self.info.wants != "classes":
+        if self.info.wants not in ("classes", "several"):
             raise ConfigError(
                 f"task '{self.manifest.config['task']}' predicts numbers, which have no probabilities; use "
                 "predict"
@@ -216,8 +224,7 @@ class Model:
             batches = batches_of(self._read_own(files, "test"))
         else:
             self.notes = ()
-            found = labelled_blocks(files, self._options, self.info, say=self._note)
-            batches = batches_in(found, files)
+            batches = batches_in(self._labelled(files), files)
         return evaluated(self.tables, self.task, batches, more)
 
     def columns(self, data: str | os.PathLike[str]) -> dict[str, Numbers] | None:
@@ -259,10 +266,27 @@ class Model:
             return self._predicted(batches_of(self._read_own(files, "predict")))
         if files is not None:
             self.notes = ()
-            found = blocks(files, self._options, self.info, say=self._note)
+            found = blocks(files, self._unlabelled(), self.info, say=self._note)
             return self._predicted(batches_in(found, files))
-        samples, self.notes = samples_of(data, self.info, self._options)
+        samples, self.notes = samples_of(data, self.info, self._unlabelled())
         return self._predicted(batches_of(samples))
+
+    def _labelled(self, path: str | os.PathLike[str]) -> Iterator[Dataset]:
+        """Yield the samples of a file with their labels, block by block."""
+        several = self._several
+        if several is None:
+            yield from labelled_blocks(path, self._options, self.info, say=self._note)
+            return
+        read_as = several.read_as(self.info)
+        for block in blocks(path, self._options, read_as, say=self._note):
+            yield several.taken_out(block, read_as.columns)
+
+    def _unlabelled(self) -> ReadOptions:
+        """Return the options for files whose labels are not read."""
+        if self._several is None:
+            return self._options
+        ignore = (*self._options.ignore, *map(escape, self._several.names))
+        return msgspec.structs.replace(self._options, ignore=ignore)
 
     def _note(self, note: str) -> None:
         self.notes += (note,)
@@ -302,11 +326,11 @@ class Model:
         self, path: str, part: int, parts: int, say: Callable[[str], None]
     ) -> Iterator[Dataset]:
         """Yield the samples of a file block by block; see `mpips.data.file_blocks.blocks`."""
-        return blocks(path, self._options, self.info, part=part, parts=parts, say=say)
+        return blocks(path, self._unlabelled(), self.info, part=part, parts=parts, say=say)
 
     @staticmethod
     def all_classes(scores: Numbers) -> Numbers:
-        """Return the probabilities of both classes, shape (n, 2), if `scores` are those of class 1."""
+        """Return the probabilities of both classes, shape (n, 2), if `scores` are those of class 1, (n,)."""
         return np.stack([1 - scores, scores], axis=1) if scores.ndim == 1 else scores
 
 
@@ -317,7 +341,7 @@ def load_model(
     options: Mapping[str, Any] | None = None,
 ) -> Model:
     """Load a model; see `mpips.inference.loading.load`."""
-    checkpoint, refused = _open(Path(path), best)
+    checkpoint, refused = open_undamaged(Path(path), best)
     try:
         manifest = checkpoint.manifest
         if not manifest.config.get("task") or not manifest.data:
@@ -328,7 +352,7 @@ def load_model(
             )
         info = DataInfo.from_config(manifest.data)
         config = _with_options(config_of(manifest.config), options or {})
-        attached = _attached(checkpoint, info)
+        attached = attached_of(checkpoint, info)
         moments = Moments.from_arrays(attached)
         own = {name: attached[name] for name in info.arrays}
         model = Model(checkpoint, config, info, moments, refused, own)
@@ -354,47 +378,3 @@ def _with_options(config: JobConfig, options: Mapping[str, Any]) -> JobConfig:
                 f"options.{name}: is fixed by the training; task '{config.task}' lets {accepted} be changed"
             )
     return msgspec.structs.replace(config, options={**config.options, **options})
-
-
-def _open(path: Path, best: bool) -> tuple[Checkpoint, tuple[str, ...]]:
-    """Open a checkpoint whose data is undamaged: this one, or the newest or best of a folder.
-
-    Returns:
-        The checkpoint, and why newer ones of the folder are not used.
-
-    Raises:
-        ConfigError: There is none.
-        CheckpointError: It is damaged; or all in the folder are, then the error is that of the newest.
-    """
-    if best or is_checkpoint(path) or parse_name(path) is not None:
-        checkpoint = open_checkpoint(choose_checkpoint(path, best))
-        try:
-            checkpoint.verify()
-        except BaseException:
-            checkpoint.close()
-            raise
-        return checkpoint, ()
-    found = find_newest(find_folder(path))
-    reasons = tuple(refusal.reason for refusal in found.refused)
-    if found.checkpoint is None:
-        raise CheckpointError(reasons[0] if reasons else f"{path}: contains no checkpoint")
-    return found.checkpoint, reasons
-
-
-def _attached(checkpoint: Checkpoint, info: DataInfo) -> dict[str, Numbers]:
-    """Read the arrays beside the tables, by their path in the file.
-
-    Raises:
-        ConfigError: An earlier version wrote the checkpoint, without them.
-    """
-    h5py = load_hdf5("reading the scale of the features")
-    with checkpoint.opened() as opened, h5py.File(opened, "r") as file:
-        arrays = {name: np.array(file[name]) for name in ATTACHED if name in file}
-        arrays |= {name: np.array(file[name]) for name in info.arrays}
-    if "features/count" not in arrays:
-        version = checkpoint.manifest.versions.get("mpips", "an earlier version")
-        raise ConfigError(
-            f"{checkpoint.path}: was written by mpips {version} without the scale of the features; continue "
-            "the training from it with this version, and use the checkpoint that this writes"
-        )
-    return arrays

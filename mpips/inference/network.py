@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Network(nn.Module):
-    """Standardises raw features, and returns logits of the classes.
+    """Standardises raw features, and returns logits of the classes, or the predicted number.
 
     Attributes:
         mean, scale: Buffers, shape (d,), float32, or float64 if float32 would lose differences of a feature.
@@ -31,7 +31,7 @@ class Network(nn.Module):
         """Make a network of these widths, from the features to the classes, with scale 1.
 
         Args:
-            widths: Number of features, widths of hidden layers, number of classes.
+            widths: Number of features, widths of hidden layers, number of outputs.
             wide: Scale in float64.
         """
         super().__init__()
@@ -44,7 +44,7 @@ class Network(nn.Module):
         self.layers = nn.Sequential(*layers[:-1])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the logits of the classes, float32, shape (n, k), for raw features, shape (n, d)."""
+        """Return logits, float32, shape (n, k), or numbers, (n, 1), for raw features, shape (n, d)."""
         scaled = (x.to(self.mean.dtype) - self.mean) * self.scale
         logits: torch.Tensor = self.layers(scaled.float().clamp(-MAX_DEVIATION, MAX_DEVIATION))
         return logits

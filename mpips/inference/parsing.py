@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,13 +45,42 @@ async def body_of(request: Request) -> bytes:
     return b"".join(parts)
 
 
-def rows_of(body: bytes) -> list[Any]:
-    """Return the rows in a body of JSON."""
+def content_of(body: bytes) -> dict[str, Any]:
+    """Return the object in a body of JSON; {} for another value."""
     try:
         content = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise RequestRefused(400, f"the body is not JSON: {error}") from None
-    rows = content.get("rows") if isinstance(content, dict) else None
+    return content if isinstance(content, dict) else {}
+
+
+def lines_of(content: dict[str, Any], model: Model) -> str:
+    """Return the lines of a request as the text of a file, for a task that reads its files itself.
+
+    Raises:
+        RequestRefused: The lines are no texts without line ends, or the model takes rows.
+    """
+    lines = content["lines"]
+    if model.info.kind != "own":
+        raise RequestRefused(400, 'this model takes {"rows": [...]}, samples with features')
+    fits = isinstance(lines, list) and lines and all(isinstance(line, str) for line in lines)
+    if not fits or any("\n" in line or "\r" in line for line in lines):
+        raise RequestRefused(400, 'the body must be {"lines": [...]}, texts of one line each')
+    return "\n".join(lines) + "\n"
+
+
+def plain_column(values: Any) -> list[Any]:
+    """Return a column as values of JSON; None for a number that is not finite."""
+    column = np.asarray(values)
+    if column.dtype.kind != "f":
+        found: list[Any] = column.tolist()
+        return found
+    return [value if math.isfinite(value) else None for value in column.tolist()]
+
+
+def rows_of(content: dict[str, Any]) -> list[Any]:
+    """Return the rows in the content of a request."""
+    rows = content.get("rows")
     if not isinstance(rows, list) or not rows:
         raise RequestRefused(400, 'the body must be {"rows": [...]} with at least one row')
     if len({type(row) for row in rows}) > 1 or not isinstance(rows[0], list | dict):
@@ -66,7 +96,9 @@ def samples_in(rows: list[Any], model: Model) -> Any:
     """
     if model.info.kind == "own":
         raise RequestRefused(
-            400, f"task '{model.manifest.config['task']}' reads files of its own: use mpips predict"
+            400,
+            f"task '{model.manifest.config['task']}' reads lines of its own: send {{\"lines\": [...]}} as in "
+            "a file for mpips predict",
         )
     if isinstance(rows[0], dict):
         return _frame(rows, model) if model.info.columns else _by_number(rows, model)

@@ -1,7 +1,10 @@
 """`mpips serve`: predictions and rows of a model over HTTP, by Starlette and Uvicorn.
 
     POST /predict          {"rows": [[5.1, ...], ...]}, or rows as {"column": value}; the answer has labels
-                           and probabilities (or numbers), and the checkpoint that they are of
+                           and probabilities (or numbers), and the checkpoint that they are of. Of several
+                           labels of a sample, `predictions` are lists of the names of those that are 1
+    POST /predict          {"lines": ["u1,?", ...]} for kge, mf and word2vec, the lines of a file for `mpips
+                           predict`; the answer has the columns that this writes, by name
     POST /predict          application/octet-stream: float32, little-endian, n rows of d; so is the answer
     GET /rows/TABLE?keys=  rows of an embedding table, or the whole of a dense one
     GET /health            which checkpoint is loaded; needs no token
@@ -18,8 +21,11 @@ import asyncio
 import contextlib
 import hmac
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import compress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,9 +36,18 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from mpips.errors import MpipsError
+from mpips.errors import DataError, MpipsError
 from mpips.inference.current import CurrentModel
-from mpips.inference.parsing import RequestRefused, body_of, keys_of, rows_of, samples_in
+from mpips.inference.parsing import (
+    RequestRefused,
+    body_of,
+    content_of,
+    keys_of,
+    lines_of,
+    plain_column,
+    rows_of,
+    samples_in,
+)
 from mpips.inference.stored_tables import StoredDense, StoredRows
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -154,7 +169,12 @@ class Service:
             headers = {"x-mpips-model": name, "x-mpips-shape": ",".join(map(str, values.shape))}
             data = np.ascontiguousarray(values, "<f4").tobytes()
             return Response(data, media_type="application/octet-stream", headers=headers)
-        rows = rows_of(body)
+        content = content_of(body)
+        if "lines" in content:
+            answer = await run_in_threadpool(self._of_lines, content)
+            self._note(len(content["lines"]), started)
+            return JSONResponse(answer)
+        rows = rows_of(content)
         found = await run_in_threadpool(self._of_rows, rows)
         self._note(len(rows), started)
         return JSONResponse(found)
@@ -182,12 +202,32 @@ class Service:
             if model.info.wants == "targets":
                 return {**found, "predictions": model.predict(data).tolist()}
             probabilities = model.predict_proba(data)
+            names, labels = model.classes.tolist(), model.labels_of(probabilities)
+            predictions = labels.tolist()
+            if model.info.wants == "several":
+                predictions = [list(compress(names, row)) for row in predictions]
             return {
                 **found,
-                "classes": model.classes.tolist(),
-                "predictions": model.labels_of(probabilities).tolist(),
+                "classes": names,
+                "predictions": predictions,
                 "probabilities": probabilities.tolist(),
             }
+
+    def _of_lines(self, content: dict[str, Any]) -> dict[str, Any]:
+        with self._current.use() as model, tempfile.TemporaryDirectory(prefix="mpips-") as folder:
+            path = Path(folder) / "request.txt"
+            path.write_text(lines_of(content, model), encoding="utf-8")
+            try:
+                columns = model.columns(path)
+                if columns is None:
+                    columns = {"prediction": model.predict(path)}
+            except DataError as error:
+                # Clients need not know where the server has its files.
+                text = str(error).replace(f"{path}, ", "").replace(str(path), "the lines")
+                raise RequestRefused(400, text) from None
+            plain = {name: plain_column(values) for name, values in columns.items()}
+            notes = [note.replace(str(path), "the lines") for note in model.notes]
+            return {"model": model.path.name, "columns": plain, "notes": notes}
 
     async def _rows(self, request: Request) -> Response:
         name, text = request.path_params["table"], request.query_params.get("keys")

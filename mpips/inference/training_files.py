@@ -44,10 +44,15 @@ def as_file(data: Any, place: DataFolder, name: str) -> str:
         )
     x, y = data[0], np.asarray(data[1])
     shape = getattr(x, "shape", None) or np.shape(x)
-    if len(shape) != 2 or y.ndim != 1 or shape[0] != len(y):
+    if len(shape) != 2 or y.ndim not in (1, 2) or shape[0] != len(y):
         raise DataError(
             f"the {name} data has samples of shape {tuple(shape)} and labels of shape {y.shape}: must be "
-            "(n, d) and (n,)"
+            "(n, d) and (n,), or (n, k) for several labels"
+        )
+    if y.ndim == 2 and (hasattr(x, "tocsr") or y.dtype.kind not in "biuf"):
+        raise DataError(
+            f"the {name} data has labels of shape {y.shape}: several labels are numbers 0 or 1, beside an "
+            "array of samples"
         )
     if hasattr(x, "tocsr"):
         return _write_svm(x.tocsr(), _as_numbers(y, name), place.path / f"{name}.svm")
@@ -57,11 +62,21 @@ def as_file(data: Any, place: DataFolder, name: str) -> str:
             f"the {name} data has samples of dtype {x.dtype}: must be numbers; give a frame of pandas, or "
             "a CSV file, for columns of text"
         )
+    if y.ndim == 2:
+        numbers = y.astype(np.int64) if y.dtype.kind == "b" else y
+        return _write_csv(x, numbers, several_of(data), place.path / f"{name}.csv")
     if y.dtype.kind in "biuf":
         path = place.path / f"{name}.npz"
         np.savez(path, x=x, y=y)
         return str(path)
-    return _write_csv(x, y, place.path / f"{name}.csv")
+    return _write_csv(x, y[:, np.newaxis], ["label"], place.path / f"{name}.csv")
+
+
+def several_of(data: Any) -> list[str]:
+    """Return the columns that several labels get in the file that `as_file` writes; []: others."""
+    if isinstance(data, tuple | list) and len(data) == 2 and np.ndim(data[1]) == 2:
+        return [f"y{i}" for i in range(np.shape(data[1])[1])]
+    return []
 
 
 def _as_numbers(y: Any, name: str) -> Any:
@@ -78,15 +93,15 @@ def _as_numbers(y: Any, name: str) -> Any:
     return y
 
 
-def _write_csv(x: Any, y: Any, path: Path) -> str:
-    """Write numbers and labels of text."""
+def _write_csv(x: Any, y: Any, names: list[str], path: Path) -> str:
+    """Write numbers, and labels, shape (n, k), in columns of these names."""
     import csv
 
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow([*(f"x{i}" for i in range(x.shape[1])), "label"])
-        for row, label in zip(x.tolist(), y.tolist(), strict=True):
-            writer.writerow([*row, str(label)])
+        writer.writerow([*(f"x{i}" for i in range(x.shape[1])), *names])
+        for row, labels in zip(x.tolist(), y.tolist(), strict=True):
+            writer.writerow([*row, *map(str, labels)])
     return str(path)
 
 

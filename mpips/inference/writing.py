@@ -47,21 +47,26 @@ class ColumnsOf:
 
     Attributes:
         names: "prediction", the label or the number of each sample; for classes also "probability_LABEL",
-            float32, for each label.
+            float32, for each label. For each of several labels its name (0 or 1), then the probabilities.
     """
 
     def __init__(self, model: Model) -> None:
         """Take the names of the classes."""
         self._model = model
-        classes = model.info.class_names if model.info.wants == "classes" else ()
-        self.names: tuple[str, ...] = ("prediction", *(f"probability_{name}" for name in classes))
+        wants = model.info.wants
+        classes = model.info.class_names if wants in ("classes", "several") else ()
+        probabilities = (f"probability_{name}" for name in classes)
+        first = classes if wants == "several" else ("prediction",)
+        self.names: tuple[str, ...] = (*first, *probabilities)
 
     def __call__(self, scores: Numbers) -> dict[str, Numbers]:
         """Return the columns of samples whose `scores` are those of `Model.scores`."""
         if len(self.names) == 1:
             return {"prediction": scores}
         probabilities = self._model.all_classes(scores)
-        columns = (self._model.labels_of(probabilities), *probabilities.T)
+        labels = self._model.labels_of(probabilities)
+        first = labels.T if labels.ndim > 1 else (labels,)
+        columns = (*first, *probabilities.T)
         return dict(zip(self.names, columns, strict=True))
 
 

@@ -344,7 +344,8 @@ def checkpoint_bytes(
     """
     workers = [WorkerState(worker=w, clock=0) for w in range(n_workers)]
     data = info.to_config()
-    attached = {**Moments.empty(info.n_features, info.n_fields).to_arrays(), **arrays}
+    moments = Moments.empty(info.n_features, info.n_fields, info.n_targets)
+    attached = {**moments.to_arrays(), **arrays}
     attached |= arrays_of(train, info) if train is not None else {}
     head = ManifestHead(new_token(), 0, 0, 0.0, list(tables), workers, config, {}, data, attached)
     hellos = [

@@ -27,13 +27,3 @@ def binary_loss(outputs: Float32, labels: NDArray[Any], weights: Float32) -> tup
 def class_loss(outputs: Float32, labels: NDArray[Any], weights: Float32) -> tuple[float, Float32]:
     """Return the cross-entropy of classes 0 .. k-1 by k logits, and its gradient."""
     return softmax_loss(outputs, labels, weights)
-
-
-def squared_loss(
-    outputs: Float32, targets: NDArray[Any], weights: Float32
-) -> tuple[float, Float32]:
-    """Return half the sum of squared differences to the targets, shape (n, k), and its gradient."""
-    error = outputs - targets
-    gradient = error * weights[:, np.newaxis]
-    error *= gradient
-    return 0.5 * float(error.sum(dtype=np.float64)), gradient

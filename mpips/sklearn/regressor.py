@@ -11,8 +11,8 @@ from sklearn.utils import column_or_1d
 from sklearn.utils.validation import _check_sample_weight
 
 from mpips.sklearn.estimator import LayeredEstimator
-from mpips.sklearn.losses import squared_loss
 from mpips.sklearn.settings import settings_of
+from mpips.tasks.losses import squared_loss
 
 
 class MpipsRegressor(RegressorMixin, LayeredEstimator):

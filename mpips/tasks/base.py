@@ -134,6 +134,9 @@ class Task(Protocol):
             probabilities. "targets": labels are the numbers of the file (float64), `predict` returns
             predicted numbers, and the metrics are RMSE and R2. "none": there are no labels, and all metrics
             are in `own_metrics`.
+        takes_several: A job can name several columns of labels (data.label), each 0 or 1. `DataInfo.wants` is
+            "several" then, `DataInfo.label_names` has their names, labels of a batch have shape (n, k), and
+            `predict` and `logits` return arrays of this shape.
         optimizer_options: For each option that sets a value of an optimizer: the table ("": all tables) and
             the name of the value.
         metrics: Names of the metrics that an evaluation always computes: those that
@@ -154,6 +157,8 @@ class Task(Protocol):
     default_epochs: ClassVar[int] = 10
     default_batch_size: ClassVar[int] = 64
     labels: ClassVar[Wants] = "classes"
+    labels_option: ClassVar[str] = ""
+    takes_several: ClassVar[bool] = False
     optimizer_options: ClassVar[dict[str, tuple[str, str]]] = {}
     metrics: tuple[str, ...] = ()
     own_metrics: ClassVar[Mapping[str, Direction]] = {}
@@ -311,6 +316,13 @@ class LearnsData(Protocol):
         Raises:
             DataError: A file cannot be read. Raise it within `agree`, or alike on all workers.
         """
+
+
+def labels_of(task: type[Task], options: msgspec.Struct) -> Wants:
+    """Return how a task uses labels with these options."""
+    option = getattr(task, "labels_option", "")
+    found: Wants = getattr(options, option) if option else getattr(task, "labels", "classes")
+    return found
 
 
 def reader_of(task: type[Task]) -> type[ReadsData] | None:

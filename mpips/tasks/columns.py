@@ -76,7 +76,7 @@ class ColumnFeatures:
     """
 
     def __init__(self, info: DataInfo, task: str) -> None:
-        """Raise DataError for data that has no columns of text, or does not have two classes."""
+        """Raise DataError for data that has no columns of text."""
         if not info.n_fields:
             found = "columns of numbers alone" if info.columns else "no named columns"
             raise DataError(

@@ -3,7 +3,7 @@
 Wang et al., "DCN V2: Improved Deep & Cross Network and Practical Lessons for Web-scale Learning to Rank
 Systems", WWW 2021, in its parallel form with full matrices. With the inputs x_0, cross layer l computes
 x_{l+1} = x_0 * (x_l W_l + b_l) + x_l, the product element by element, so that layer l adds products of l + 2
-inputs. The logit is the output of the network and a weighted sum of the last x.
+inputs. An output is that of the network and a weighted sum of the last x.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from mpips.model.table import DenseTable, Table
 from mpips.tasks.base import Float32
-from mpips.tasks.mixed import MixedClassifier, MixedOptions, MixedStep, SideOutputs
+from mpips.tasks.mixed import MixedOptions, MixedStep, MixedTask, SideOutputs
 from mpips.tasks.options import Count
 
 
@@ -29,7 +29,7 @@ class Cross:
     """The side with the cross layers.
 
     Attributes:
-        logits: float32, shape (n,).
+        outputs: float32, shape (n, k).
     """
 
     def __init__(self, step: MixedStep) -> None:
@@ -45,13 +45,13 @@ class Cross:
         for weight, bias in zip(self._weights, self._biases, strict=True):
             self._products.append(self._xs[-1] @ weight + bias)
             self._xs.append(x * self._products[-1] + self._xs[-1])
-        self.logits: Float32 = (self._xs[-1] @ self._output)[:, 0]
+        self.outputs: Float32 = self._xs[-1] @ self._output
 
     def push(self, error: Float32) -> Float32:
         """Push the gradients of the layers, the last one first; return that by the inputs."""
         step, x = self._step, self._step.inputs
-        step.push_dense("cross_output", self._xs[-1].T @ error[:, np.newaxis], self._output)
-        by_x: Float32 = error[:, np.newaxis] * self._output[:, 0]
+        step.push_dense("cross_output", self._xs[-1].T @ error, self._output)
+        by_x: Float32 = error @ self._output.T
         by_inputs = np.zeros_like(x)
         for i in reversed(range(len(self._weights))):
             by_products = by_x * x
@@ -63,7 +63,7 @@ class Cross:
         return by_inputs + by_x
 
 
-class DcnV2(MixedClassifier):
+class DcnV2(MixedTask):
     """A network and cross layers on the same inputs."""
 
     name = "dcnv2"
@@ -80,7 +80,8 @@ class DcnV2(MixedClassifier):
                 ),
                 DenseTable(f"cross_bias{i}", (width,), optimizer=optimizer),
             ]
-        output = DenseTable("cross_output", (width, 1), optimizer=optimizer, init="xavier_normal")
+        shape = (width, self._outputs.n)
+        output = DenseTable("cross_output", shape, optimizer=optimizer, init="xavier_normal")
         return [*tables, output]
 
     def sides(self, step: MixedStep) -> SideOutputs:

@@ -42,7 +42,7 @@ class DenseFeatures:
             raise DataError(
                 f"task '{task}' has a dense weight for each feature and takes 1 to "
                 f"{MAX_DENSE_FEATURES} features, the data has {found}; "
-                "use task 'logistic' or 'fm' for sparse data of two classes"
+                "use task 'logistic' or 'fm' for sparse data of two classes, 'wide_deep' for columns of text"
             )
         self.n_features = info.n_features
         self._info = info
@@ -188,16 +188,11 @@ class SparseFeatures:
     """Scaled features by unique key; stores the entries of the batch that was announced."""
 
     def __init__(self, info: DataInfo, task: str) -> None:
-        """Raise DataError for data that is not sparse or does not have two classes."""
+        """Raise DataError for data that is not sparse."""
         if info.kind != "sparse":
             raise DataError(
                 f"task '{task}' takes sparse data (LIBSVM, or CSV with categorical columns), "
                 "this is dense; use task 'softmax' or 'mlp'"
-            )
-        if info.n_classes != 2:
-            raise DataError(
-                f"task '{task}' takes two classes, the data has {info.n_classes}; "
-                "use task 'softmax' or 'mlp' for more"
             )
         # Hashed keys have no moments.
         self.hashed = info.n_features > MAX_FEATURES

@@ -26,14 +26,14 @@ def sigmoid(logits: Float32) -> Float32:
 def logistic_loss(
     logits: Float32, labels: Labels, weights: Float32 | None = None
 ) -> tuple[float, Float32]:
-    """Return the summed loss and its gradient by the logits, float32, shape (n,).
+    """Return the summed loss and its gradient by the logits, float32, of their shape.
 
     The loss of a sample is log(1 + exp(z)) - y z for class y in {0, 1}, times its weight.
 
     Args:
-        logits: float32, shape (n,).
-        labels: The classes, shape (n,).
-        weights: Weights of the samples, float32, shape (n,); None: all are 1.
+        logits: float32, shape (n,), or (n, k) of several labels.
+        labels: The classes, of this shape.
+        weights: Weights of the samples, float32, shape (n,) or (n, 1); None: all are 1.
     """
     target = labels.astype(np.float32)
     small = np.exp(-np.abs(logits))
@@ -76,6 +76,21 @@ def softmax_loss(
         losses *= weights
         logits *= weights[:, np.newaxis]
     return float(losses.sum(dtype=np.float64)), logits
+
+
+def squared_loss(
+    outputs: Float32, targets: Float32, weights: Float32 | None = None
+) -> tuple[float, Float32]:
+    """Return half the sum of squared differences to the targets, and its gradient by the outputs.
+
+    Args:
+        outputs: float32, shape (n, k).
+        targets: float32, shape (n, k).
+        weights: Weights of the samples, float32, shape (n,); None: all are 1.
+    """
+    error = outputs - targets
+    gradient = error if weights is None else error * weights[:, np.newaxis]
+    return 0.5 * float(np.sum(error * gradient, dtype=np.float64)), gradient
 
 
 def class_count(info: DataInfo, task: str) -> int:

@@ -1,13 +1,15 @@
-"""Base of the tasks that predict two classes from a table with columns of text and of numbers.
+"""Base of the tasks that predict from a table with columns of text and of numbers.
 
 Each text has an embedding, a row of the table `embedding`. The inputs are the embeddings of a sample's cells
 of text, column by column, and its standardised numbers. They go through fully connected layers with ReLU
-between them, the last of which has one output. The logit is this output and what a subclass adds to it, its
-side:
+between them. An output is that of the last layer and what a subclass adds to it, its side:
 
     wide_deep   a weight for each text and each number
     deepfm      these weights, and the products of all pairs of embeddings
     dcnv2       cross layers
+
+There is one output for two classes (the logit) and for a number, else one for each class or label;
+`outputs.py` has their losses.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from msgspec import Meta
 
 from mpips.data.dataset import Batch
 from mpips.data.info import DataInfo
-from mpips.data.metrics import BINARY_METRICS
+from mpips.data.metrics import Scores
 from mpips.data.moments import Moments
 from mpips.model.optimizer import Adagrad
 from mpips.model.table import EmbeddingTable, Table
@@ -28,8 +30,8 @@ from mpips.tasks.base import Float32, StepResult, Task, Worker
 from mpips.tasks.columns import ColumnBatch, ColumnFeatures
 from mpips.tasks.layers import backward, forward, layer_tables, pull_layers
 from mpips.tasks.logistic import prior_gradient
-from mpips.tasks.losses import logistic_loss, sigmoid
 from mpips.tasks.options import INITIAL_ACCUMULATOR, Count, Penalty, Rate
+from mpips.tasks.outputs import LabelKind, outputs_of
 
 
 class MixedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,22 +60,23 @@ class MixedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     init_std: Annotated[Rate, Meta(description="Standard deviation of the initial embeddings.")] = (
         0.01
     )
+    labels: LabelKind = "classes"
 
 
 class SideOutput(Protocol):
-    """What a task adds to the logits of one batch.
+    """What a task adds to the outputs for one batch.
 
     Attributes:
-        logits: float32, shape (n,).
+        outputs: float32, shape (n, k).
     """
 
-    logits: Float32
+    outputs: Float32
 
     def push(self, error: Float32) -> Float32 | None:
         """Push the gradients by the tables of the side.
 
         Args:
-            error: Gradient by the logits, float32, shape (n,).
+            error: Gradient by the outputs, float32, shape (n, k).
 
         Returns:
             The gradient by the inputs, float32, of their shape; None: it is 0.
@@ -107,20 +110,27 @@ class MixedStep:
         self.options = options
 
     def push_dense(self, name: str, gradient: Float32, base: Float32) -> None:
-        """Push the gradient of a dense table, with that of the penalty `l2`."""
+        """Push the gradient of a dense table, with that of the penalty `l2`.
+
+        Args:
+            name: The table.
+            gradient: As many values as the table has.
+            base: The values that the gradient was computed on, of the shape of the table.
+        """
         decay = np.float32(self.options.l2 * self.batch.weight)
-        self.worker.table(name).push(gradient + decay * base, base=base)
+        self.worker.table(name).push(gradient.reshape(base.shape) + decay * base, base=base)
 
 
-class MixedClassifier(Task):
-    """Task of two classes on columns of text and numbers.
+class MixedTask(Task):
+    """Task on columns of text and numbers.
 
     Tables: `embedding`, layers `weight<i>`, shape (width before, width after), and `bias<i>`; a subclass adds
     those of its side in `side_tables` and `sides`.
     """
 
-    metrics = tuple(BINARY_METRICS)
     Options: ClassVar[type[msgspec.Struct]] = MixedOptions
+    labels_option = "labels"
+    takes_several = True
     uses_weights = True
     default_epochs = 20
     default_batch_size = 64
@@ -129,14 +139,18 @@ class MixedClassifier(Task):
     def __init__(self, info: DataInfo, options: Any, seed: int) -> None:
         """Check that the data suits the task; see `Task`."""
         self._features = ColumnFeatures(info, self.name)
+        self._outputs = outputs_of(info, self.name, one_logit=True)
         self._options = options
+        self.labels = info.wants  # type: ignore[misc]
+        self.metrics = self._outputs.metrics
         self._width = self._features.n_texts * options.dim + self._features.n_inputs
-        self._widths = (self._width, *options.hidden, 1)
+        self._widths = (self._width, *options.hidden, self._outputs.n)
         self._n_layers = len(self._widths) - 1
 
     def prepare(self, worker: Worker, moments: Moments) -> None:
-        """Take the scale of the numbers."""
+        """Take the scale of the numbers, and that of the targets."""
         self._features.prepare(moments)
+        self._outputs.prepare(moments)
 
     def tables(self) -> list[Table]:
         """Return all tables."""
@@ -154,7 +168,7 @@ class MixedClassifier(Task):
         raise NotImplementedError
 
     def sides(self, step: MixedStep) -> SideOutputs:
-        """Pull the tables of the sides and compute their logits."""
+        """Pull the tables of the sides and compute their outputs."""
         raise NotImplementedError
 
     def prefetch(self, worker: Worker, batch: Batch) -> None:
@@ -169,12 +183,13 @@ class MixedClassifier(Task):
         weights, biases = pull_layers(worker, self._n_layers)
         inputs, outputs = forward(step.inputs, weights, biases)
         sides = self.sides(step)
-        loss_sum, error = logistic_loss(_total(outputs, sides), batch.labels, batch.weights)
+        total = _total(outputs, sides)
+        loss_sum, error = self._outputs.loss(total, batch.labels, batch.weights)
 
         # Turn the summed gradient into the weighted mean over the batch.
         error *= np.float32(batch.weight / batch.n)
         by_inputs = np.zeros_like(step.inputs)
-        for i, gradient, by_bias, by_outputs in backward(inputs, weights, error[:, np.newaxis]):
+        for i, gradient, by_bias, by_outputs in backward(inputs, weights, error):
             step.push_dense(f"weight{i}", gradient, weights[i])
             worker.table(f"bias{i}").push(by_bias, base=biases[i])
             if i == 0:
@@ -189,11 +204,15 @@ class MixedClassifier(Task):
         return StepResult(loss_sum, batch.n)
 
     def predict(self, worker: Worker, batch: Batch) -> Float32:
-        """Return the probability of class 1, shape (n,)."""
-        return sigmoid(self.logits(worker, batch))
+        """Return probabilities of class 1, shape (n,), of all classes or labels, (n, k), or numbers, (n,)."""
+        return self._outputs.predict(self.evaluate(worker, batch))
 
-    def logits(self, worker: Worker, batch: Batch) -> Float32:
-        """Pull what the batch needs and return the logits of class 1, float32, shape (n,).
+    def logits(self, worker: Worker, batch: Batch) -> Scores | None:
+        """Return the logits of class 1, shape (n,), or of all classes or labels, (n, k); None for numbers."""
+        return self._outputs.logits(self.evaluate(worker, batch))
+
+    def evaluate(self, worker: Worker, batch: Batch) -> Float32:
+        """Pull what the batch needs and return the outputs, float32, shape (n, k).
 
         A text that no training sample contains counts like an empty cell.
         """
@@ -207,13 +226,13 @@ class MixedClassifier(Task):
         return _total(outputs, self.sides(step))
 
     def report(self) -> str:
-        """Return how many columns there are of each kind, and how they were scaled."""
-        return self._features.report()
+        """Return how many columns there are of each kind, how they were scaled, and constant labels."""
+        return self._features.report() + self._outputs.report()
 
 
 def _total(outputs: Float32, sides: SideOutputs) -> Float32:
-    """Return the logits, float32, shape (n,), from the outputs of the last layer, shape (n, 1)."""
-    logits = outputs[:, 0].copy()
+    """Return the outputs of the last layer and of all sides together, float32, shape (n, k)."""
+    total = outputs.copy()
     for side in sides:
-        logits += side.logits
-    return logits
+        total += side.outputs
+    return total

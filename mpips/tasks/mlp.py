@@ -1,4 +1,7 @@
-"""Multi-layer perceptron: fully connected layers with ReLU between them and softmax at the end."""
+"""Multi-layer perceptron: fully connected layers with ReLU between them.
+
+The outputs are logits of the classes (softmax), or a standardised number; see `outputs.py`.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,10 @@ from mpips.data.info import DataInfo
 from mpips.model.optimizer import Adagrad
 from mpips.model.table import Table
 from mpips.tasks.base import Float32, StepResult, Worker
-from mpips.tasks.classifiers import DenseClassifier
+from mpips.tasks.classifiers import DenseTask
 from mpips.tasks.layers import backward, forward, layer_tables, pull_layers
-from mpips.tasks.losses import softmax_loss
 from mpips.tasks.options import INITIAL_ACCUMULATOR, Count, Penalty, Rate
+from mpips.tasks.outputs import LabelKind
 
 
 class MlpOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,13 +33,16 @@ class MlpOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     l2: Annotated[
         Penalty, Meta(description="The loss has l2 / 2 times the sum of squared weights added.")
     ] = 1e-3
+    labels: LabelKind = "classes"
 
 
-class Mlp(DenseClassifier):
+class Mlp(DenseTask):
     """Layer i has the tables `weight<i>`, shape (width before, width after), and `bias<i>`."""
 
     name = "mlp"
     Options = MlpOptions
+    labels_option = "labels"
+    takes_several = True
     uses_weights = True
     default_epochs = 50
     default_batch_size = 32
@@ -45,7 +51,7 @@ class Mlp(DenseClassifier):
     def __init__(self, info: DataInfo, options: MlpOptions, seed: int) -> None:
         """Check that the data suits the task; see `Task`."""
         super().__init__(info, options, seed)
-        self._widths = (info.n_features, *options.hidden, self._n_classes)
+        self._widths = (info.n_features, *options.hidden, self.outputs.n)
         self._n_layers = len(self._widths) - 1
 
     def tables(self) -> list[Table]:
@@ -58,8 +64,8 @@ class Mlp(DenseClassifier):
         # Prepare the features before the pull: the servers may still be applying the last updates.
         x = self.features.of(batch)
         weights, biases = pull_layers(worker, self._n_layers)
-        inputs, logits = forward(x, weights, biases)
-        loss_sum, error = softmax_loss(logits, batch.labels, batch.weights)
+        inputs, outputs = forward(x, weights, biases)
+        loss_sum, error = self.outputs.loss(outputs, batch.labels, batch.weights)
 
         error *= np.float32(batch.weight / batch.n)
         decay = np.float32(self._options.l2 * batch.weight)
@@ -70,5 +76,5 @@ class Mlp(DenseClassifier):
         return StepResult(loss_sum, batch.n)
 
     def evaluate(self, worker: Worker, batch: Batch) -> Float32:
-        """Pull all layers and return the logits of the classes, float32, shape (n, k)."""
+        """Pull all layers and return the outputs, float32, shape (n, k)."""
         return forward(self.features.of(batch), *pull_layers(worker, self._n_layers))[1]

@@ -12,6 +12,7 @@ import msgspec
 from mpips.data.metrics import (
     BINARY_METRICS,
     CLASS_METRICS,
+    LABEL_METRICS,
     MORE_BINARY,
     MORE_REGRESSION,
     REGRESSION_METRICS,
@@ -64,7 +65,8 @@ _RESERVED = frozenset(
             "samples_per_s",
         ),
         *("n_samples", "n_features", "loss", "checkpoint", "staleness", "transports", "auto"),
-        *(BINARY_METRICS + CLASS_METRICS + REGRESSION_METRICS + MORE_BINARY + MORE_REGRESSION),
+        *(BINARY_METRICS + CLASS_METRICS + REGRESSION_METRICS + LABEL_METRICS),
+        *(MORE_BINARY + MORE_REGRESSION),
     )
 )
 ATTRIBUTES = ("name", "Options", "default_epochs", "default_batch_size", "metrics")
@@ -85,14 +87,35 @@ def load_task(name: str) -> type[Task]:
         raise ConfigError(
             f"{unknown_name('task', name, TASKS)}; or write module:Class for your own"
         )
-    found = getattr(_import(name, module_name), class_name, None)
+    found = getattr(_import(f"task '{name}'", module_name), class_name, None)
     if not isinstance(found, type):
         raise ConfigError(f"task '{name}': module {module_name} has no class {class_name}")
     _check(name, found)
     return found
 
 
-def _import(name: str, module_name: str) -> Any:
+def load_named(what: str, name: str) -> Any:
+    """Return what a module of the user calls by a name.
+
+    The module is imported from PYTHONPATH or from the working folder.
+
+    Args:
+        what: The option, for errors.
+        name: `module:name`.
+
+    Raises:
+        ConfigError: There is no such module or name.
+    """
+    module_name, colon, own = name.partition(":")
+    if not colon or not module_name or not own:
+        raise ConfigError(f"{what}: must be module:function")
+    module = _import(what, module_name)
+    if not hasattr(module, own):
+        raise ConfigError(f"{what}: module {module_name} has no {own}")
+    return getattr(module, own)
+
+
+def _import(what: str, module_name: str) -> Any:
     here = os.getcwd()
     if here not in sys.path:
         sys.path.append(here)
@@ -101,15 +124,11 @@ def _import(name: str, module_name: str) -> Any:
     except ModuleNotFoundError as error:
         # Distinguish a missing module of the user from a module that it imports.
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise ConfigError(
-                f"task '{name}': {module_name} imports {error.name}: {error}"
-            ) from error
-        raise ConfigError(
-            f"task '{name}': no module {module_name} in {here} or on PYTHONPATH"
-        ) from error
+            raise ConfigError(f"{what}: {module_name} imports {error.name}: {error}") from error
+        raise ConfigError(f"{what}: no module {module_name} in {here} or on PYTHONPATH") from error
     except Exception as error:
         kind = type(error).__name__
-        raise ConfigError(f"task '{name}': importing {module_name}: {kind}: {error}") from error
+        raise ConfigError(f"{what}: importing {module_name}: {kind}: {error}") from error
 
 
 def _check(name: str, found: type) -> None:
@@ -126,10 +145,11 @@ def _check(name: str, found: type) -> None:
                 "subclass mpips.tasks.Task to inherit all but name"
             )
     wanted = getattr(found, "labels", "classes")
-    if wanted not in get_args(Wants):
+    # Whether there are several labels depends on the job; see `takes_several`.
+    known = [own for own in get_args(Wants) if own != "several"]
+    if wanted not in known:
         raise ConfigError(
-            f"task '{name}': {found.__name__}.labels = {wanted!r}: must be one of "
-            f"{', '.join(get_args(Wants))}"
+            f"task '{name}': {found.__name__}.labels = {wanted!r}: must be one of {', '.join(known)}"
         )
     _check_own_metrics(name, found)
     options = getattr(found, "Options", None)

@@ -12,7 +12,7 @@ from mpips.data.dataset import Batch
 from mpips.model.optimizer import Adagrad
 from mpips.model.table import DenseTable, Table
 from mpips.tasks.base import Float32, StepResult, Worker
-from mpips.tasks.classifiers import DenseClassifier
+from mpips.tasks.classifiers import DenseTask
 from mpips.tasks.losses import softmax_loss
 from mpips.tasks.options import INITIAL_ACCUMULATOR, Penalty, Rate
 
@@ -26,7 +26,7 @@ class SoftmaxOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 2e-3
 
 
-class Softmax(DenseClassifier):
+class Softmax(DenseTask):
     """Probabilities softmax(x W + b) of standardised features x."""
 
     name = "softmax"
@@ -40,7 +40,7 @@ class Softmax(DenseClassifier):
         """Return `weight`, shape (d, k), and `bias`, shape (k,), both initially 0: the problem is convex."""
         rate = self._options.learning_rate
         optimizer = Adagrad(lr=rate, initial_accumulator=INITIAL_ACCUMULATOR)
-        shape = (self.features.n_features, self._n_classes)
+        shape = (self.features.n_features, self.outputs.n)
         return [
             DenseTable("weight", shape, optimizer=optimizer),
             DenseTable("bias", shape[1:], optimizer=optimizer),

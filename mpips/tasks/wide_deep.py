@@ -7,20 +7,18 @@ authors chose, are what `deepfm` and `dcnv2` learn. All tables have Adagrad.
 
 from __future__ import annotations
 
-import numpy as np
-
 from mpips.data.dataset import Batch
 from mpips.model.table import DenseTable, EmbeddingTable, Table
 from mpips.tasks.base import Float32, Worker
 from mpips.tasks.logistic import prior_gradient
-from mpips.tasks.mixed import MixedClassifier, MixedStep, SideOutputs
+from mpips.tasks.mixed import MixedStep, MixedTask, SideOutputs
 
 
 class Linear:
-    """The side with a weight for each text, in the table `wide`, and each number, in `linear`.
+    """The side with k weights for each text, in the table `wide`, and each number, in `linear`.
 
     Attributes:
-        logits: float32, shape (n,).
+        outputs: float32, shape (n, k).
     """
 
     def __init__(self, step: MixedStep) -> None:
@@ -28,34 +26,37 @@ class Linear:
         self._step = step
         texts, numbers = step.columns.texts, step.columns.numbers
         self._rows = step.worker.table("wide").pull(texts.keys)
-        self.logits: Float32 = texts.sum_by_row(self._rows[texts.key_ids, 0])
+        self.outputs: Float32 = texts.sum_by_row(self._rows[texts.key_ids])
         if numbers.shape[1]:
             self._weights = step.worker.table("linear").pull()
-            self.logits = self.logits + numbers @ self._weights
+            self.outputs = self.outputs + numbers @ self._weights.reshape(numbers.shape[1], -1)
 
     def push(self, error: Float32) -> None:
         """Push the gradients by the weights. There is no gradient by the inputs of the network."""
         step = self._step
         texts, numbers = step.columns.texts, step.columns.numbers
-        gradient = texts.sum_by_key(error[texts.row_ids])[:, np.newaxis]
+        gradient = texts.sum_by_key(error[texts.row_ids])
         gradient = gradient + prior_gradient(texts, self._rows, step.options.prior, step.batch)
         step.worker.table("wide").push(texts.keys, gradient, base=self._rows)
         if numbers.shape[1]:
             step.push_dense("linear", numbers.T @ error, self._weights)
 
 
-class WideDeep(MixedClassifier):
+class WideDeep(MixedTask):
     """A network and a linear model on the same columns."""
 
     name = "wide_deep"
 
     def side_tables(self) -> list[Table]:
-        """Return `wide`, with rows of one value, and, if there are numbers, `linear`."""
-        tables: list[Table] = [EmbeddingTable("wide", 1, optimizer=self.adagrad())]
-        if self._features.n_inputs:
-            tables.append(
-                DenseTable("linear", (self._features.n_inputs,), optimizer=self.adagrad())
-            )
+        """Return `wide`, with a value for each output in a row, and, if there are numbers, `linear`.
+
+        `linear` has shape (numbers,) for one output, else (numbers, outputs).
+        """
+        k, n_inputs = self._outputs.n, self._features.n_inputs
+        tables: list[Table] = [EmbeddingTable("wide", k, optimizer=self.adagrad())]
+        if n_inputs:
+            shape = (n_inputs, k) if k > 1 else (n_inputs,)
+            tables.append(DenseTable("linear", shape, optimizer=self.adagrad()))
         return tables
 
     def prefetch(self, worker: Worker, batch: Batch) -> None:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from dataclasses import replace
 from glob import escape
 
-from mpips.data import DataInfo, ReadOptions, read
+from msgspec.structs import replace as replace_struct
+
+from mpips.data import DataInfo, Part, ReadOptions, read
 from mpips.data.summary import summarise
 from mpips.errors import DataError
 from mpips.tasks import TASKS
+from mpips.tasks.features import MAX_DENSE_FEATURES
+from mpips.training.drafting_lines import (
+    CONSISTENCY,
+    as_comment,
+    last_sections,
+    quoted,
+    train_section,
+)
 
 _MOST_CLASSES = 1000  # more distinct labels are rather numbers to be predicted
 
@@ -26,92 +36,102 @@ def draft(train: str, test: str = "", label: str | None = None) -> str:
         DataError: The data cannot be read, or no built-in task suits its labels.
     """
     options = ReadOptions(label=label)
-    part = read(train, options=options)
+    part = _read(train, options)
     info = part.info
-    _check_labels(train, info)
     if test:
         read(test, options=options, like=info)
-    name, others = _tasks(info)
+    name, others = _tasks(train, info)
     task = TASKS[name]
     lines = [
-        _comment(summarise(train, info).removeprefix("data: ")),
-        *map(_comment, part.notes),
-        f"task = {_text(name)}  # {_or(others)}mpips train --help lists all",
+        as_comment(summarise(train, info).removeprefix("data: ")),
+        *map(as_comment, part.notes),
+        f"task = {quoted(name)}  # {_or(others)}mpips train --help lists all",
         "",
         "[data]",
-        f"train = {_text(train)}",
-        f"test = {_text(test)}" if test else '# test = "FILE"  # evaluated at the end',
+        f"train = {quoted(train)}",
+        f"test = {quoted(test)}" if test else '# test = "FILE"  # evaluated at the end',
     ]
     if info.columns:
         lines += _columns(info)
     elif label is not None:
-        lines.append(f"label = {_text(label)}")
+        lines.append(f"label = {quoted(label)}")
+    if info.wants == "targets":
+        lines += ["", "[options]", 'labels = "targets"  # numbers to be predicted, not classes']
     lines += [
         "",
-        "[train]",
-        f"epochs = {task.default_epochs}",
-        f"# batch_size = {task.default_batch_size}  # samples per step and worker",
-        "# eval_every = 5",
+        *train_section(task),
         "",
         "# [schedule]",
         '# name = "cosine"  # rates fall over the run; not with FTRL, the default of logistic, fm',
         "",
         "# [table]",
-        '# consistency = "bsp"  # bsp: equal bits in every run; ssp with bound = 2; asp',
+        CONSISTENCY,
         '# optimizer = { name = "adagrad", lr = 0.05 }',
         "",
-        "# [cluster]",
-        "# servers = 1  # by default chosen from the number of ranks",
-        "",
-        "[checkpoint]",
-        "every_s = 600.0  # mpips run keeps them in the run directory; mpips train needs --save FOLDER",
-        "",
+        *last_sections(),
     ]
     return "\n".join(lines)
 
 
-def _check_labels(train: str, info: DataInfo) -> None:
-    """Refuse labels that are rather numbers to be predicted, or of one class only."""
-    whole = all(label == int(label) for label in info.labels)
-    if info.n_classes > _MOST_CLASSES or not whole:
-        raise DataError(
-            f"{train}: has {info.n_classes:,} distinct labels, which look like numbers to be predicted; the "
-            "built-in tasks predict classes: write a task with labels = 'targets' (docs/howto/task.md), or "
-            "set data.label to another column"
-        )
-    if info.n_classes < 2:
-        raise DataError(
-            f"{train}: all samples have the label {info.class_names[0]}; nothing can be learned from it"
-        )
+def _read(train: str, options: ReadOptions) -> Part:
+    """Read the training data; its labels are numbers to be predicted if they do not look like classes.
+
+    Raises:
+        DataError: The data cannot be read, or all labels are equal.
+    """
+    refused: DataError | None = None
+    try:
+        part = read(train, options=options)
+    except DataError as error:
+        refused = error
+    else:
+        info = part.info
+        if info.n_classes < 2:
+            raise DataError(
+                f"{train}: all samples have the label {info.class_names[0]}; nothing can be learned from it"
+            )
+        whole = all(label == int(label) for label in info.labels)
+        if whole and info.n_classes <= _MOST_CLASSES:
+            return part
+    try:
+        part = read(train, options=replace_struct(options, wants="targets"))
+    except DataError:
+        raise refused or AssertionError from None
+    low, high = part.info.target_range
+    note = f"{train}: the labels look like numbers to be predicted, from {low:g} to {high:g}"
+    return replace(part, notes=(*part.notes, note))
 
 
-def _tasks(info: DataInfo) -> tuple[str, Sequence[str]]:
-    """Return the task to begin with, and others that suit the data."""
+def _tasks(train: str, info: DataInfo) -> tuple[str, Sequence[str]]:
+    """Return the task to begin with, and others that suit the data.
+
+    Raises:
+        DataError: No built-in task suits it.
+    """
+    if info.kind == "sparse" and info.n_fields:
+        others = ("logistic", "fm") if info.n_classes == 2 else ()
+        return "wide_deep", ("deepfm", "dcnv2", *others)
     if info.kind == "sparse" and info.n_classes == 2:
-        if info.n_fields:
-            return "wide_deep", ("deepfm", "dcnv2", "logistic", "fm")
         return "logistic", ("fm",)
-    return "mlp", ("softmax",)
+    if info.n_features > MAX_DENSE_FEATURES:
+        found = (
+            "numbers to be predicted" if info.wants == "targets" else f"{info.n_classes} classes"
+        )
+        raise DataError(
+            f"{train}: has {info.n_features:,} features and {found}, which no built-in task takes; write a "
+            "task (docs/howto/task.md)"
+        )
+    return "mlp", () if info.wants == "targets" else ("softmax",)
 
 
 def _columns(info: DataInfo) -> list[str]:
     """Return the lines about the columns of a CSV file."""
-    lines = [f"label = {_text(info.label_column)}"]
+    lines = [f"label = {quoted(info.label_column)}"]
     if info.categorical:
-        names = ", ".join(_text(escape(name)) for name in info.categorical)
+        names = ", ".join(quoted(escape(name)) for name in info.categorical)
         lines.append(f"categorical = [{names}]  # hashed; other columns are numbers")
     return [*lines, '# ignore = ["id"]  # columns to leave out, as names or patterns']
 
 
-def _comment(text: str) -> str:
-    """Return a line of comment."""
-    return f"# {' '.join(text.split())}"
-
-
 def _or(names: Sequence[str]) -> str:
     return f"or {', '.join(names)}; " if names else ""
-
-
-def _text(value: str) -> str:
-    """Return a string of TOML."""
-    return json.dumps(value, ensure_ascii=False)

@@ -11,10 +11,9 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import msgspec
-import numpy as np
 
 from mpips.config.sections import ScheduleConfig
 from mpips.data import Cursor, DataInfo, Dataset, Loader, Sampling
@@ -27,15 +26,14 @@ from mpips.model.table import Table
 from mpips.scheduler.run_progress import RunProgress
 from mpips.tasks import StepResult, Task
 from mpips.training.best import BestCheckpoint
+from mpips.training.callback import EpochCallback
 from mpips.training.evaluation import evaluate
 from mpips.training.rates import Rates
-from mpips.training.result import Result, history
+from mpips.training.result import Result
 from mpips.training.sizing import Sizing
 from mpips.training.stopping import EarlyStopping
 from mpips.training.weights import ClassWeights
 from mpips.worker.worker import Worker
-
-OnEpochEnd: TypeAlias = Callable[[dict[str, float]], object]
 
 _REPORT_INTERVAL_S = 0.25  # seconds between two progress reports of a worker
 _PACE_STEPS = 8  # steps between two checks whether the worker is too far ahead
@@ -72,8 +70,7 @@ class Inputs:
         arrays: Arrays of a task that reads its files itself; see `mpips.data.rows.Arrays`. {} on ranks that
             are no worker.
         block, window: Of training data that is read in windows; see `mpips.data.Shape`.
-        on_epoch_end: Called after each epoch with its row of `Result.history`; if it returns True, training
-            ends. Only in a job of one worker; None: nothing is called.
+        callback: The function that is called after each epoch; None: none is.
         skipped: Bad lines that were left out of the files for "train" and "test"; empty: none were converted.
         sizing: Determines batches and tables for other numbers of workers; see `for_workers`.
         unevaluated: The start is the end of an epoch whose evaluation `stopping` and `best` may lack.
@@ -103,7 +100,7 @@ class Inputs:
     class_weights: ClassWeights | None = None
     metrics: tuple[str, ...] = ()
     arrays: Arrays = field(default_factory=dict)
-    on_epoch_end: OnEpochEnd | None = None
+    callback: EpochCallback | None = None
     unevaluated: bool = False
     block: int = 0
     window: int = 0
@@ -183,8 +180,10 @@ def train_epochs(
     last, epoch = (0.0, 0), loader.cursor.epoch
     result.epochs = max(inputs.n_epochs, inputs.first_epoch)
     if inputs.unevaluated and loader.cursor.step == 0 and epoch == inputs.latest_epoch:
+        last = _EpochSum.ended(worker, loader.cursor)
         _evaluate_epoch(worker, inputs, epoch - 1, eval_every, result)
-    worker.set_cursor(_position(done, loader.cursor, inputs))
+        _call_back(worker, inputs, epoch - 1, last, result)
+    worker.set_cursor(_position(done, last, loader.cursor, inputs))
     if result.stopped:
         return last
     for cursor, batch in loader.until(inputs.n_epochs):
@@ -208,14 +207,14 @@ def train_epochs(
         if ends:
             last, done = (done.loss, done.samples), _EpochSum()
             result.losses[cursor.epoch] = last
-        worker.set_cursor(_position(done, following, inputs))
+        worker.set_cursor(_position(done, last, following, inputs))
         worker.clock()
         if not in_step and cursor.step % _PACE_STEPS == 0:
             worker.keep_pace(ahead)
         if ends:
             report.flush(cursor.epoch, cursor.step)
             _evaluate_epoch(worker, inputs, cursor.epoch, eval_every, result)
-            _call_back(inputs, cursor.epoch, result)
+            _call_back(worker, inputs, cursor.epoch, last, result)
         epoch = following.epoch
         if result.stopped:
             return last
@@ -225,9 +224,15 @@ def train_epochs(
     return last
 
 
-def _position(done: _EpochSum, at: Cursor, inputs: Inputs) -> dict[str, Any]:
+def _position(
+    done: _EpochSum, last: tuple[float, int], at: Cursor, inputs: Inputs
+) -> dict[str, Any]:
     """Return the position for checkpoints: that of the next batch, with all that a restart needs."""
-    return done.cursor(at) | (inputs.stopping.position() if inputs.stopping is not None else {})
+    found = done.cursor(at)
+    if inputs.callback is not None and at.step == 0:
+        # A restart from here calls the function for the epoch before.
+        found |= {"ended_loss": _plain(last[0]), "ended_samples": last[1]}
+    return found | (inputs.stopping.position() if inputs.stopping is not None else {})
 
 
 def _checked(task: Task, step: object) -> StepResult:
@@ -265,6 +270,19 @@ def _has_backup(inputs: Inputs) -> bool:
     return any(isinstance(t.consistency, BSP) and t.consistency.backup for t in inputs.tables)
 
 
+def refuse_backup(inputs: Inputs) -> None:
+    """Check that all workers come to the end of each epoch, if a function is called there.
+
+    Raises:
+        ConfigError: The job has backup workers.
+    """
+    if inputs.callback is not None and _has_backup(inputs):
+        raise ConfigError(
+            "on_epoch_end does not work with backup workers, which may skip the end of an epoch: set "
+            "backup = 0, or leave on_epoch_end out"
+        )
+
+
 def _evaluate_epoch(
     worker: Worker, inputs: Inputs, epoch: int, eval_every: int, result: Result
 ) -> None:
@@ -284,6 +302,7 @@ def _evaluate_epoch(
         # Under LocalSGD and DiLoCo workers evaluate the values of the last outer step, which are the same.
         with worker.averaged():
             found = evaluate(worker, inputs.task, inputs.test, n_total, name, inputs.metrics)
+        result.evaluated_epoch = epoch
         if found is not None:
             result.evaluated[epoch] = found
             step = inputs.steps_before + worker.now
@@ -296,20 +315,20 @@ def _evaluate_epoch(
             inputs.best.agree(worker, epoch + 1, found)
 
 
-def _call_back(inputs: Inputs, epoch: int, result: Result) -> None:
-    """Call `on_epoch_end` after an epoch, and end training if it returns True.
+def _call_back(
+    worker: Worker, inputs: Inputs, epoch: int, losses: tuple[float, int], result: Result
+) -> None:
+    """Call the function of the job after an epoch, and end training if it says so. Collective.
 
-    After the last epoch, and after an end by early stopping, it is called with the last metrics of the job.
+    After the last epoch, and after an end by early stopping, it is called with the last metrics of the job
+    (`mpips.training.train`). As for evaluations, an epoch that some worker had completed before this launch
+    is skipped, but for the last such epoch if its call may be missing.
     """
-    if inputs.on_epoch_end is None or result.stopped or epoch + 1 >= inputs.n_epochs:
+    started = inputs.latest_epoch - inputs.unevaluated
+    over = result.stopped or epoch + 1 >= inputs.n_epochs or epoch < started
+    if inputs.callback is None or over:
         return
-    loss, n = result.losses[epoch]
-    sums = np.zeros((epoch + 1, 3))
-    sums[epoch] = loss, n, 1
-    row = history(sums, {k: v for k, v in result.evaluated.items() if k == epoch})[-1]
-    found = inputs.on_epoch_end(row)
-    # A comparison of NumPy's numbers is no bool of Python.
-    if found is True or (isinstance(found, np.bool_) and bool(found)):
+    if inputs.callback.ends(worker, epoch + 1, losses, result.evaluated.get(epoch)):
         result.is_ended_by_caller = True
         result.epochs, result.stopped = epoch + 1, f"after epoch {epoch + 1}: by on_epoch_end"
 
@@ -330,10 +349,23 @@ class _EpochSum(msgspec.Struct):
         # Checkpoints before 0.3 have null for infinity and NaN.
         return cls(float("nan" if loss is None else loss), int(found.get("samples", 0)))
 
+    @staticmethod
+    def ended(worker: Worker, cursor: Cursor) -> tuple[float, int]:
+        """Return loss and samples of the epoch that ended at the worker's start; zeros if unknown."""
+        found = worker.start.cursor if worker.start is not None else None
+        if not found or (found.get("epoch"), found.get("step")) != (cursor.epoch, cursor.step):
+            return 0.0, 0
+        return float(found.get("ended_loss", 0.0)), int(found.get("ended_samples", 0))
+
     def cursor(self, at: Cursor) -> dict[str, Any]:
         """Return the position for checkpoints: that of the next batch, and these sums."""
-        loss = self.loss if math.isfinite(self.loss) else repr(self.loss)
+        loss = _plain(self.loss)
         return {"epoch": at.epoch, "step": at.step, "loss": loss, "samples": self.samples}
+
+
+def _plain(loss: float) -> float | str:
+    """Return a loss as a value of JSON, which has neither infinity nor NaN."""
+    return loss if math.isfinite(loss) else repr(loss)
 
 
 class _Reporter:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpips.data import Batch
+from mpips.data.label_metrics import label_metrics
 from mpips.data.metrics import EvalShare, Kind, Scores, Totals, pack, unpack
 from mpips.data.quotients import Quotients
 from mpips.data.ranking import Pairs, Ranking
@@ -43,6 +44,7 @@ def evaluate(
     """
     collectives = connection_of(worker).collectives
     own = own_names(task, more)
+    more = (*more, *task.metrics)
     found: dict[str, float] | None = None
     if has_scores(task):
         shares = (scored(worker, task, batch) for batch in batches_of(test))
@@ -120,23 +122,47 @@ def combine(
         name: Name of the reductions.
         more: Names of metrics to add.
     """
-    totals, scores, positive = Totals(), [], []
+    totals: list[Totals] = []
+    scores: list[list[Scores]] = []
+    positive: list[list[Any]] = []
     for share in shares:
-        totals += Totals.of(share)
-        if share.ranked:
-            scores.append(share.scores.astype(np.float64))
-            positive.append(share.labels == 1)
+        columns = share.columns()
+        if not totals:
+            totals = [Totals() for _ in columns]
+            scores, positive = [[] for _ in columns], [[] for _ in columns]
+        for i, column in enumerate(columns):
+            totals[i] += Totals.of(column)
+            if column.ranked:
+                scores[i].append(column.scores.astype(np.float64))
+                positive[i].append(column.labels == 1)
     name = f"{name}, {share.form}"
-    pairs = Pairs()
-    if share.ranked:
-        own = Ranking.of(np.concatenate(scores), np.concatenate(positive))
-        del scores, positive
-        pairs = _pairs(collectives, own, n_total, name)
+    pairs = [Pairs() for _ in columns]
+    for i, column in enumerate(columns):
+        if column.ranked:
+            own = Ranking.of(np.concatenate(scores[i]), np.concatenate(positive[i]))
+            scores[i], positive[i] = [], []
+            each = f"{name}, label {i}" if len(columns) > 1 else name
+            pairs[i] = _pairs(collectives, own, n_total, each)
     packed = collectives.reduce(name, pack(totals, pairs), _add, everyone=False)
     if packed is None:
         return None
-    totals, pairs = unpack(packed)
-    return totals.metrics(share, pairs, more)
+    return metrics_of(share, *unpack(packed), more)
+
+
+def metrics_of(
+    share: EvalShare, totals: Sequence[Totals], pairs: Sequence[Pairs], more: Sequence[str]
+) -> dict[str, float]:
+    """Return the metrics of all samples.
+
+    Args:
+        share: Any share; its kind and shape are used.
+        totals: Of each of `share.columns()`.
+        pairs: Of each of them.
+        more: Names of metrics to add; see `Totals.metrics`.
+    """
+    if share.kind == "labels":
+        return label_metrics(totals, pairs)
+    return totals[0].metrics(share, pairs[0], more)
 
 
 def _pairs(collectives: Collectives, own: Ranking, n_total: int, name: str) -> Pairs:
@@ -156,7 +182,8 @@ def _merge(low: AnyArray, high: AnyArray) -> AnyArray:
 
 def _add(low: AnyArray, high: AnyArray) -> AnyArray:
     (low_totals, low_pairs), (high_totals, high_pairs) = unpack(low), unpack(high)
-    return pack(low_totals + high_totals, low_pairs.below(high_pairs))
+    totals = [a + b for a, b in zip(low_totals, high_totals, strict=True)]
+    return pack(totals, [a.below(b) for a, b in zip(low_pairs, high_pairs, strict=True)])
 
 
 def scored(worker: TaskWorker, task: Task, batch: Batch) -> EvalShare:
@@ -171,6 +198,8 @@ def _score(worker: TaskWorker, task: Task, batch: Batch) -> tuple[Kind, Scores]:
     """Return the kind and the values from which metrics are computed, one row or number for each sample."""
     if getattr(task, "labels", "classes") == "targets":
         return "values", _checked_scores(task, "predict", task.predict(worker, batch), batch.n)
+    if batch.labels.ndim > 1:
+        return "labels", _checked_scores(task, "logits", task.logits(worker, batch), batch.n)
     # Prefer logits, from which metrics are more exact. A task that is no subclass of Task may have none.
     logits = task.logits(worker, batch) if _has_logits(type(task)) else None
     if logits is not None:

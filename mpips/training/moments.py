@@ -12,15 +12,20 @@ from mpips.training.halving import sum_by_key
 from mpips.worker.collectives import AnyArray, Collectives
 
 
-def moments_of(data: Dataset | StreamedData) -> Moments:
-    """Return the moments of one worker's samples, in one pass over them. Not collective."""
+def moments_of(data: Dataset | StreamedData, targets: bool = False) -> Moments:
+    """Return the moments of one worker's samples, in one pass over them. Not collective.
+
+    Args:
+        data: The samples.
+        targets: Their labels have moments, too; see `Moments.of`.
+    """
     if not isinstance(data, StreamedData):
-        return Moments.of(data)
+        return Moments.of(data, targets)
     total: Moments | None = None
     for part in data.parts():
-        found = Moments.of(part)
+        found = Moments.of(part, targets)
         total = found if total is None else Moments.combine([total, found])
-    return total if total is not None else Moments.of(data.read(np.zeros(0, np.int64))[0])
+    return total if total is not None else Moments.of(data.read(np.zeros(0, np.int64))[0], targets)
 
 
 def combine_moments(collectives: Collectives, local: Moments, name: str = "moments") -> Moments:
@@ -34,6 +39,10 @@ def combine_moments(collectives: Collectives, local: Moments, name: str = "momen
         local: Moments of this worker's samples.
         name: Name of the exchange.
     """
+    if local.targets is not None:
+        numbers = combine_moments(collectives, local.targets, f"{name} of targets")
+        features = combine_moments(collectives, replace(local, targets=None), name)
+        return replace(features, targets=numbers)
     if not local.n_features:
         count = collectives.reduce(f"{name}: samples", np.array([local.count]))
         assert count is not None

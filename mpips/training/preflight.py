@@ -27,6 +27,8 @@ from mpips.mpi import launch
 from mpips.session.session import check_launch
 from mpips.tasks import Task, load_task
 from mpips.tasks.base import reader_of
+from mpips.training.callback import EpochCallback
+from mpips.training.labels import wants_of
 from mpips.training.own_data import refuse_reader_options
 from mpips.training.stopping import check_names
 from mpips.training.weights import check_weights
@@ -49,11 +51,13 @@ def preflight(config: JobConfig, n_ranks: int | None = None, dry_run: bool = Fal
     """
     launch.refuse_lonely_tasks()
     task = load_task(config.task)
-    _refuse_idle(config, task_options(task, config.options))
+    options = task_options(task, config.options)
+    _refuse_idle(config, options)
     check_names(config.train, getattr(task, "own_metrics", {}))
+    EpochCallback.of(config.train)  # check that there is such a function
     if reader_of(task) is not None:
         refuse_reader_options(config)
-    check_weights(config, task)
+    check_weights(config, task, wants_of(config, task, options))
     check_replaced(task, config)
     _check_table("table", config.table)
     for name, table in config.tables.items():

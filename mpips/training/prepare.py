@@ -48,6 +48,7 @@ from mpips.tasks.base import reader_of
 from mpips.training.best import BestCheckpoint
 from mpips.training.epochs import Inputs, in_common_step
 from mpips.training.example import arrays_of
+from mpips.training.labels import Apart, wants_of
 from mpips.training.moments import combine_moments, moments_of
 from mpips.training.own_data import check_changes, learn_own, read_own
 from mpips.training.preflight import task_options
@@ -55,7 +56,7 @@ from mpips.training.rates import Rates
 from mpips.training.sizing import Sizing, earlier_batches
 from mpips.training.stopping import EarlyStopping, asked_metrics, watched
 from mpips.training.streaming import Streamed, Streaming, stream
-from mpips.training.weights import ClassWeights, WeightColumn
+from mpips.training.weights import ClassWeights
 from mpips.worker.worker import Worker, connection_of
 
 
@@ -70,17 +71,19 @@ def read_options(config: JobConfig, split: str, wants: Wants = "classes") -> Rea
     Raises:
         ConfigError: A value is invalid for every reader.
     """
-    d = config.data
+    d, several = config.data, config.data.several_labels
     raw = {
         "format": d.format,
         "index_base": d.index_base,
-        "label": d.label,
+        # Several labels are read like features, and there is no other label.
+        "label": "" if several else d.label,
+        "labelled": not several,
         "wants": wants,
         "categorical": d.categorical,
         "numeric": d.numeric,
         "ignore": d.ignore,
         "empty": d.empty,
-        "weight": d.weight or "",
+        "as_is": (*((d.weight,) if d.weight else ()), *several),
         "split": split,
     }
     try:
@@ -112,8 +115,8 @@ def prepare(
             error.
     """
     task_class = load_task(config.task)
-    wants: Wants = getattr(task_class, "labels", "classes")
     reads, given = reader_of(task_class), task_options(task_class, config.options)
+    wants = wants_of(config, task_class, given)
     own_metrics = getattr(task_class, "own_metrics", {})
     own: dict[str, Any] = {}
     skipped: dict[str, int] = {}
@@ -173,16 +176,21 @@ def prepare(
 
     learned = learn_own(reads, given, config.data.train_files, ranks, n_workers)
     whole_info, notes_of_train = load_all(config.data.train_files, "train", None)
-    column = WeightColumn.of(config, whole_info)
-    info = column.without(whole_info) if column is not None else whole_info
+    apart = Apart.of(config, whole_info)
+    info = apart.without(whole_info)
     notes, n_test = [summarise(config.data.train_files, info), *notes_of_train], 0
     if holdout is not None:
         held = own["test"] = own["train"].validation
         n_test = held.info.n_samples_total
         notes.append(summarise_validation(config.data.train_files, held.info))
+    read_as = {
+        "train": whole_info,
+        "test": whole_info if holdout is not None else apart.read_as(info),
+    }
     meant: dict[float, float] = {}
     if config.data.test_files:
-        test_info, notes_of_test = load_all(config.data.test_files, "test", info)
+        test_info, notes_of_test = load_all(config.data.test_files, "test", read_as["test"])
+        test_info = apart.without(test_info)
         n_test = test_info.n_samples_total
         meant = matching_labels(info, test_info)
         if meant:
@@ -192,10 +200,7 @@ def prepare(
     samples: dict[str, Any] = {}
 
     def aligned() -> dict[str, Dataset | StreamedData | Samples]:
-        # The column of weights is in the files that were read with all columns.
-        has_column = ("train", "test") if holdout is not None else ("train",)
-        of = dict.fromkeys(has_column, (column, whole_info)) if column is not None else {}
-        return _aligned(own, info, meant, of)
+        return _aligned(own, info, meant, apart, read_as)
 
     ranks.agree("matching labels", lambda: samples.update(aligned()), True)
     streamed = own.get("train")
@@ -254,7 +259,8 @@ def _aligned(
     own: dict[str, Any],
     info: DataInfo,
     meant: dict[float, float],
-    weighted: Mapping[str, tuple[WeightColumn, DataInfo]],
+    apart: Apart,
+    read_as: Mapping[str, DataInfo],
 ) -> dict[str, Dataset | StreamedData | Samples]:
     """Return the samples of each split with the labels and columns of `info`.
 
@@ -262,7 +268,8 @@ def _aligned(
         own: The parts of this worker by split.
         info: Description of the training data.
         meant: Which label of the training data each label of the test data means; {}: itself.
-        weighted: Column of weights and description with it, of each split that has one.
+        apart: Columns that are no features.
+        read_as: Description of each split as it was read.
     """
     found: dict[str, Dataset | StreamedData | Samples] = {}
     for split, part in own.items():
@@ -271,16 +278,10 @@ def _aligned(
             continue
         labels = meant if split == "test" else {}
 
-        column, whole_info = weighted.get(split, (None, info))
-
         def change(
-            data: Dataset,
-            labels: dict[float, float] = labels,
-            column: WeightColumn | None = column,
-            like: DataInfo = whole_info,
+            data: Dataset, labels: dict[float, float] = labels, like: DataInfo = read_as[split]
         ) -> Dataset:
-            data = align(relabel(data, labels), like)
-            return column.taken_out(data) if column is not None else data
+            return apart.taken_out(align(relabel(data, labels), like), like.columns)
 
         if isinstance(part.data, SparseData | DenseData):
             found[split] = change(part.data)
@@ -335,7 +336,8 @@ def ready(worker: Worker, inputs: Inputs, seed: int) -> Loader:
         moments = replace(none, count=inputs.info.n_samples_total)
         inputs.task.receive(inputs.arrays)
     else:
-        moments = combine_moments(collectives, moments_of(inputs.train))
+        own = moments_of(inputs.train, bool(inputs.info.n_targets))
+        moments = combine_moments(collectives, own)
     inputs.class_weights = _class_weights(worker, inputs)
     inputs.task.prepare(worker, moments)
     if worker.index == 0 and inputs.saves:

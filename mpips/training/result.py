@@ -30,6 +30,7 @@ class Result:
         skipped: Bad lines that were left out, by "train" and "test"; only those above 0.
         stopped: Why training ended early, or "".
         best: The best checkpoint: its metric, value, epoch and path; None: there is none.
+        evaluated_epoch: The last epoch, from 0, that was evaluated, on all workers; -1: none was.
         is_ended_by_caller: `on_epoch_end` has ended it.
     """
 
@@ -46,6 +47,7 @@ class Result:
     skipped: dict[str, int] = field(default_factory=dict)
     stopped: str = ""
     best: dict[str, Any] | None = None
+    evaluated_epoch: int = -1
     is_ended_by_caller: bool = False
 
 

@@ -113,7 +113,7 @@ class TrainingPlan(msgspec.Struct):
 
 def _moments(info: DataInfo) -> tuple[str, ...]:
     """Return the paths of the moments of such data in checkpoints."""
-    return tuple(Moments.empty(info.n_features, info.n_fields).to_arrays())
+    return tuple(Moments.empty(info.n_features, info.n_fields, info.n_targets).to_arrays())
 
 
 def beginning_of(inputs: Inputs, manifest: Manifest, n_workers: int) -> tuple[WorkerState, ...]:
@@ -236,6 +236,8 @@ def _reordered(data: Dataset, order: list[int]) -> Dataset:
 def _label_text(info: DataInfo) -> str:
     if info.wants == "targets":
         return "numbers (targets)"
+    if info.wants == "several":
+        return f"labels {', '.join(info.label_names)}"
     shown = ", ".join(info.class_names[:10])
     return f"classes {shown}{', ...' if info.n_classes > 10 else ''}"
 
@@ -280,7 +282,8 @@ def set_place(
         shape: Shape of this job. A job of another shape reads what is left of the epoch in a new order.
     """
     cursors = [(w.epoch, w.step) for w in workers]
-    if (inputs.stopping is not None or inputs.best is not None) and cursors:
+    watched = (inputs.stopping, inputs.best, inputs.callback)
+    if any(one is not None for one in watched) and cursors:
         same = bool(sampling) and Sampling.from_config(sampling).shape == shape
         _restore_watch(inputs, workers, same)
     inputs.first_epoch = min((epoch for epoch, _ in cursors), default=0)

@@ -24,6 +24,7 @@ from mpips.data.metrics import (
     BINARY_METRICS,
     CLASS_METRICS,
     HIGHER_IS_BETTER,
+    LABEL_METRICS,
     LOWER_IS_BETTER,
     MORE_BINARY,
     MORE_REGRESSION,
@@ -57,7 +58,7 @@ def check_names(config: TrainConfig, own: Mapping[str, Direction]) -> None:
                 f"train.metrics: {name!r} is unknown: must be some of {', '.join((*more, *own))}"
             )
     watchable = (
-        *dict.fromkeys((*BINARY_METRICS, *CLASS_METRICS, *REGRESSION_METRICS)),
+        *dict.fromkeys((*BINARY_METRICS, *CLASS_METRICS, *REGRESSION_METRICS, *LABEL_METRICS)),
         *(name for name in more if name in HIGHER_IS_BETTER | LOWER_IS_BETTER),
         *(name for name, direction in own.items() if direction != "none"),
     )
@@ -79,9 +80,12 @@ def more_metrics(
     others = tuple(name for name in own if name not in metrics)
     if not metrics:
         return (*MORE_BINARY, *MORE_REGRESSION, *others)
+    more: tuple[str, ...] = ()
     if "auc" in metrics:
-        return (*MORE_BINARY, *others)
-    return (*MORE_REGRESSION, *others) if "rmse" in metrics else others
+        more = MORE_BINARY
+    elif "rmse" in metrics:
+        more = MORE_REGRESSION
+    return (*(name for name in more if name not in metrics), *others)
 
 
 def asked_metrics(

@@ -31,7 +31,8 @@ from mpips.recovery.saving import Saving, SavingPlan
 from mpips.rundir import directory
 from mpips.scheduler.run_progress import RunProgress
 from mpips.session.driver import JobRanks, JobView, OneRank, Outcome, drive
-from mpips.training.epochs import Inputs, OnEpochEnd, train_epochs
+from mpips.training.callback import EpochCallback, OnEpochEnd
+from mpips.training.epochs import Inputs, refuse_backup, train_epochs
 from mpips.training.evaluation import evaluate
 from mpips.training.preflight import preflight
 from mpips.training.prepare import prepare, ready
@@ -81,7 +82,8 @@ def train_worker(worker: Worker, inputs: Inputs, config: JobConfig) -> Result:
         # last outer step. `on_epoch_end` may end training without one.
         found = result.evaluated.get(result.epochs - 1, {})
         has_moved = bool(local_tables(inputs.tables))
-        is_due = not result.stopped or has_moved or (result.is_ended_by_caller and not found)
+        is_new = result.evaluated_epoch != result.epochs - 1
+        is_due = not result.stopped or has_moved or (result.is_ended_by_caller and is_new)
         if is_due:
             n, more = inputs.n_test, inputs.metrics
             evaluated = evaluate(worker, inputs.task, inputs.test, n, "final", more)
@@ -94,8 +96,10 @@ def train_worker(worker: Worker, inputs: Inputs, config: JobConfig) -> Result:
             worker.report_metrics(result.epochs, result.steps, found)
     result.history = history(sums[:-1], result.evaluated)
     result.best = inputs.best.report() if inputs.best is not None else None
-    if inputs.on_epoch_end is not None and result.history and not result.is_ended_by_caller:
-        inputs.on_epoch_end(dict(result.history[-1]))
+    # The others do not wait for worker 0, which alone has the metrics: nothing is left to decide.
+    calls = worker.index == 0 and result.history and not result.is_ended_by_caller
+    if inputs.callback is not None and calls:
+        inputs.callback.call(dict(result.history[-1]))
     return result
 
 
@@ -111,7 +115,7 @@ def train(
         config: The job, as of `mpips.config.schema.load_config`.
         progress: "auto", "rich", "plain" or "none"; see `mpips.monitor.progress.make_display`.
         verbose: Print roles and transports at the start.
-        on_epoch_end: See `mpips.training.epochs.Inputs`; for one rank.
+        on_epoch_end: Called on worker 0 as the function of train.on_epoch_end is; all ranks pass one.
 
     Returns:
         The outcome; on workers its `value` is the `Result`, which has test metrics on worker 0 only.
@@ -210,7 +214,7 @@ class TrainingProgram:
         self._config = config
         self._progress = progress
         self._verbose = verbose
-        self._on_epoch_end = on_epoch_end
+        self._callback = EpochCallback.of(config.train, on_epoch_end)
         self._notes: tuple[str, ...] = ()
         self._meter: ProgressMeter | None = None
 
@@ -221,7 +225,8 @@ class TrainingProgram:
         say = _say if self._verbose else lambda line: None
         self._inputs = prepare(ranks, n_workers, self._config, self._cache, say)
         self._inputs.verbose = self._verbose
-        self._inputs.on_epoch_end = self._on_epoch_end
+        self._inputs.callback = self._callback
+        refuse_backup(self._inputs)
         return TrainingPlan(self._config, self._inputs, n_workers, comm, run_id)
 
     def tables(self) -> list[Table]:

@@ -9,7 +9,7 @@ that every reader and cache has it. Then the data, its description and the model
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
@@ -18,8 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mpips.config.schema import JobConfig
-from mpips.data import DataInfo, Dataset, SparseData
+from mpips.data import DataInfo, Dataset
 from mpips.data.dataset import Batch
+from mpips.data.label_columns import take_out
+from mpips.data.options import Wants
 from mpips.errors import ConfigError, DataError
 from mpips.tasks import Task
 
@@ -28,8 +30,13 @@ Int64: TypeAlias = npt.NDArray[np.int64]
 Change: TypeAlias = Callable[[Dataset], Dataset]
 
 
-def check_weights(config: JobConfig, task: type[Task]) -> None:
+def check_weights(config: JobConfig, task: type[Task], wants: Wants) -> None:
     """Check the options of weights, as far as that is possible before the data is read.
+
+    Args:
+        config: The job.
+        task: Its task.
+        wants: How the job uses labels.
 
     Raises:
         ConfigError: The task uses no weights, or it has no classes, or a weight is not 0 or more.
@@ -40,9 +47,10 @@ def check_weights(config: JobConfig, task: type[Task]) -> None:
         raise ConfigError(
             f"{set_ones[0]}: task '{config.task}' does not use weights of samples; leave the option out"
         )
-    if data.class_weight and getattr(task, "labels", "classes") != "classes":
+    if data.class_weight and wants != "classes":
+        what = "several labels" if wants == "several" else "numbers"
         raise ConfigError(
-            f"data.class_weight: task '{config.task}' predicts numbers, which have no classes; leave the "
+            f"data.class_weight: task '{config.task}' predicts {what}, which are no classes; leave the "
             "option out"
         )
     if isinstance(data.class_weight, dict):
@@ -56,11 +64,9 @@ class WeightColumn(msgspec.Struct, frozen=True):
 
     Attributes:
         name: Its name.
-        place: Its place among the columns.
     """
 
     name: str
-    place: int
 
     @classmethod
     def of(cls, config: JobConfig, info: DataInfo) -> WeightColumn | None:
@@ -88,7 +94,7 @@ class WeightColumn(msgspec.Struct, frozen=True):
             raise ConfigError(f"data.weight = {name!r}: the column is text, weights are numbers")
         if len(info.columns) == 1:
             raise ConfigError(f"data.weight = {name!r}: the data has no other column")
-        return cls(name, info.columns.index(name))
+        return cls(name)
 
     def without(self, info: DataInfo) -> DataInfo:
         """Return the description of the data without the column."""
@@ -96,40 +102,22 @@ class WeightColumn(msgspec.Struct, frozen=True):
         n_features = info.n_features - (info.kind == "dense")
         return replace(info, columns=columns, n_features=n_features)
 
-    def taken_out(self, data: Dataset) -> Dataset:
+    def taken_out(self, data: Dataset, columns: Sequence[str]) -> Dataset:
         """Return the data without the column, with its numbers as weights.
+
+        Args:
+            data: The data as it was read.
+            columns: Names of its columns.
 
         Raises:
             DataError: A number is negative or infinite.
         """
-        if isinstance(data, SparseData):
-            return self._of_sparse(data)
-        weights = self._checked(data.x[:, self.place])
-        return msgspec.structs.replace(
-            data, x=np.delete(data.x, self.place, axis=1), weights=weights
-        )
+        rest, numbers = take_out(data, [columns.index(self.name)])
+        # An empty cell of sparse data counts as 0.
+        weights = np.where(np.isnan(numbers[:, 0]), 0.0, numbers[:, 0])
+        return msgspec.structs.replace(rest, weights=self._checked(weights))
 
-    def _of_sparse(self, data: SparseData) -> SparseData:
-        assert data.fields is not None
-        is_weight = data.fields == self.place
-        rows = np.repeat(np.arange(data.n), np.diff(data.indptr))[is_weight]
-        # An empty cell has no entry, and counts as 0.
-        weights = np.zeros(data.n)
-        weights[rows] = data.values[is_weight]
-        others = ~is_weight
-        before = np.concatenate(([0], np.cumsum(others, dtype=np.int64)))
-        fields = data.fields[others]
-        return msgspec.structs.replace(
-            data,
-            indptr=before[data.indptr],
-            indices=data.indices[others],
-            values=data.values[others],
-            fields=(fields - (fields > self.place)).astype(np.int32),
-            n_fields=data.n_fields - 1,
-            weights=self._checked(weights),
-        )
-
-    def _checked(self, numbers: npt.NDArray[np.float32] | npt.NDArray[np.float64]) -> Float32:
+    def _checked(self, numbers: npt.NDArray[np.float64]) -> Float32:
         strange = np.flatnonzero(~(np.isfinite(numbers) & (numbers >= 0)))
         if len(strange):
             raise DataError(

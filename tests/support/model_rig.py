@@ -50,6 +50,54 @@ def mixed_csv(path: Path, n: int, seed: int) -> Path:
     return path
 
 
+def labelled_csv(path: Path, n: int, seed: int, labels: str = "targets", text: bool = True) -> Path:
+    """Write a CSV with a text column and two of numbers, and labels of a known model with little noise.
+
+    Args:
+        path: The file.
+        n: Samples.
+        seed: Of the samples.
+        labels: "targets": a column `y` of numbers about 5000. "classes": a column `y` of three texts.
+        text: With the text column.
+    """
+    rng = np.random.default_rng(seed)
+    colours = rng.choice(["red", "green", "blue"], n)
+    size, age = rng.normal(3, 2, n), rng.uniform(1, 90, n)
+    base = np.select([colours == "red", colours == "green"], [2.0, -1.0], 0.0) if text else 0.0
+    score = base + 0.8 * size - 0.03 * age
+    header = ["colour", "size", "age", "y"]
+    y: Any = 5000 + 300 * (score + rng.normal(0, 0.1, n))
+    if labels == "classes":
+        y = np.select([score < 0, score < 2], ["low", "middle"], "high")
+    rows = [*zip(colours, size.round(4), age.round(3), y, strict=True)]
+    lines = [",".join(map(str, row if text else row[1:])) for row in rows]
+    path.write_text("\n".join([",".join(header if text else header[1:]), *lines]) + "\n")
+    return path
+
+
+def several_csv(path: Path, n: int, seed: int, text: bool = True) -> Path:
+    """Write a CSV with a text column, two of numbers and three labels of a known model: a, b and rare.
+
+    Args:
+        path: The file.
+        n: Samples.
+        seed: Of the samples.
+        text: With the text column.
+    """
+    rng = np.random.default_rng(seed)
+    colours = rng.choice(["red", "green", "blue"], n)
+    size, age = rng.normal(3, 2, n), rng.uniform(1, 90, n)
+    red = (colours == "red") * 1.0 if text else 0.5
+    logits = np.stack([2 * size - 6, 6 * red - 3 + 0.02 * age, 0.1 * age - 8], axis=1)
+    labels = (rng.random((n, 3)) < 1 / (1 + np.exp(-logits))).astype(int)
+    header = ["colour", "size", "a", "age", "b", "rare"]
+    columns = (colours, size.round(4), labels[:, 0], age.round(3), labels[:, 1], labels[:, 2])
+    first = 0 if text else 1
+    rows = [",".join(map(str, row[first:])) for row in zip(*columns, strict=True)]
+    path.write_text("\n".join([",".join(header[first:]), *rows]) + "\n")
+    return path
+
+
 def svm(path: Path, n: int, seed: int) -> Path:
     """Write LIBSVM text of two classes; feature 1 occurs in all samples, feature 9 only in few."""
     rng = np.random.default_rng(seed)

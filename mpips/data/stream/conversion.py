@@ -319,7 +319,7 @@ def _like_first(options: ReadOptions, columns: TableColumns) -> ReadOptions:
     """Return the options for files behind the first one: the same columns."""
     return msgspec.structs.replace(
         options,
-        label=columns.label.name if columns.label is not None else None,
+        label=columns.label.name if columns.label is not None else options.label,
         columns=tuple(column.name for column in columns.features),
         categorical=tuple(escape(c.name) for c in columns.features if c.categorical),
         finds_text=False,

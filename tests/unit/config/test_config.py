@@ -54,7 +54,7 @@ def sentence(call: Any, *arguments: Any, **keywords: Any) -> str:
         (
             "train.epoch=1",
             "unknown key 'train.epoch'; valid in [train] are epochs, batch_size, eval_every, "
-            "patience, metrics, metric, min_delta; "
+            "patience, metrics, metric, on_epoch_end, min_delta; "
             "did you mean 'train.epochs'?",
         ),
         (

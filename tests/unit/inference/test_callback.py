@@ -10,7 +10,7 @@ import pytest
 from model_rig import dense_csv
 
 import mpips
-from mpips.errors import ConfigError
+from mpips.errors import CallbackError, ConfigError
 
 pytest.importorskip("h5py")
 
@@ -90,3 +90,46 @@ def test_an_exception_in_it_ends_the_training(files: tuple[Path, Path], tmp_path
 def test_workers_of_other_processes_cannot_call_it(files: tuple[Path, Path]) -> None:
     with pytest.raises(ConfigError, match="on_epoch_end with ranks = 3: the workers are other"):
         mpips.fit("softmax", *files, ranks=3, on_epoch_end=print)
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("here", r"train\.on_epoch_end = 'here': must be module:function"),
+        (
+            "no_such_module:f",
+            r"train\.on_epoch_end = 'no_such_module:f': no module no_such_module in",
+        ),
+        ("json:epoch", r"train\.on_epoch_end = 'json:epoch': module json has no epoch"),
+        ("json:__name__", r"train\.on_epoch_end = 'json:__name__': is 'json', and no function"),
+    ],
+)
+def test_a_name_that_is_no_function_is_refused(
+    files: tuple[Path, Path], name: str, complaint: str
+) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        mpips.fit("softmax", *files, epochs=1, on_epoch_end=name)
+
+
+def test_functions_by_name_are_called_here_too(
+    files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "watching.py").write_text(
+        "rows = []\n"
+        "def ends(row):\n    rows.append(row)\n    return row['epoch'] == 2\n"
+        "def breaks(row):\n    raise SystemExit('enough')\n"
+    )
+    fit = mpips.fit("softmax", *files, epochs=5, on_epoch_end="watching:ends")
+    assert fit.stopped == "after epoch 2: by on_epoch_end"
+    with pytest.raises(
+        CallbackError, match="'watching:breaks' raised SystemExit after epoch 1: enough"
+    ):
+        mpips.fit("softmax", *files, epochs=2, on_epoch_end="watching:breaks")
+    settings = {"train.on_epoch_end": "watching:ends"}
+    with pytest.raises(ConfigError, match="and a function was given, too"):
+        mpips.fit("softmax", *files, settings=settings, on_epoch_end=print)
+    backup = {**settings, "table.consistency": {"name": "bsp", "backup": 1}}
+    with pytest.raises(ConfigError, match=r"backup"):
+        mpips.fit("softmax", *files, settings=backup)

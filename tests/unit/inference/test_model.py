@@ -263,7 +263,7 @@ def test_a_damaged_model_is_refused(softmax: Path, tmp_path: Path) -> None:
 def test_a_checkpoint_of_an_earlier_version_says_what_is_missing(
     softmax: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mpips.inference.model.ATTACHED", {})
+    monkeypatch.setattr("mpips.inference.opening.ATTACHED", {})
     with pytest.raises(
         ConfigError, match="without the scale of the features; continue the training"
     ):

@@ -13,85 +13,27 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from model_rig import make
+from model_rig import labelled_csv, make, several_csv
 
 from mpips import load
 from mpips.cli.serve import command
+from mpips.config.schema import load_config
 from mpips.errors import ConfigError
-from mpips.inference.current import CurrentModel
+from mpips.training.train import train
 
 uvicorn = pytest.importorskip("uvicorn", reason="uvicorn is not installed")
 pytest.importorskip("starlette", reason="starlette is not installed")
 pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
 
+from serving_rig import TOKEN, Client, served  # noqa: E402
+
 from mpips.inference.parsing import MOST_BYTES  # noqa: E402
-from mpips.inference.serving import Service  # noqa: E402
-from mpips.web.connections import config_of  # noqa: E402
-
-TOKEN = "a token of the tests"
-
-
-class Client:
-    """Requests to a server on a port of this machine."""
-
-    def __init__(self, port: int, token: str = TOKEN) -> None:
-        self.port = port
-        self.token = token
-
-    def ask(
-        self, method: str, path: str, body: bytes | None = None, **headers: str
-    ) -> tuple[int, bytes, dict[str, str]]:
-        """Return status, body and headers of the answer."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        if self.token:
-            headers["Authorization"] = f"Bearer {self.token}"
-        try:
-            connection.request(method, path, body, headers)
-            answer = connection.getresponse()
-            return answer.status, answer.read(), dict(answer.getheaders())
-        finally:
-            connection.close()
-
-    def json(self, method: str, path: str, content: Any = None) -> tuple[int, Any]:
-        """Return status and content of the answer; `content`: of the request."""
-        body = json.dumps(content).encode() if content is not None else None
-        status, found, _ = self.ask(method, path, body)
-        return status, json.loads(found)
-
-
-@contextmanager
-def served(
-    path: Path,
-    every_s: float = 0.0,
-    most: int | None = None,
-    request_s: float = 10.0,
-    body_s: float = 60.0,
-) -> Iterator[tuple[Client, CurrentModel]]:
-    """Serve a model until the end of the block."""
-    current = CurrentModel(path)
-    app = Service(current, TOKEN, every_s).app()
-    config = config_of(app, most, request_s, body_s)
-    config.port = 0
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.005)
-        yield Client(server.servers[0].sockets[0].getsockname()[1]), current
-    finally:
-        server.should_exit = True
-        thread.join(20)
-    assert not thread.is_alive()
 
 
 @pytest.fixture(scope="module", params=["softmax", "logistic", "hashed"])
@@ -104,12 +46,12 @@ def softmax(tmp_path_factory: Any) -> Path:
     return make("softmax", tmp_path_factory.mktemp("softmax"))[0]
 
 
-def rows_in(name: str, folder: Path) -> list[Any]:
+def rows_in(name: str, folder: Path, file: str = "test.csv") -> list[Any]:
     """Return the samples of the test file as rows of a request."""
     if name == "logistic":
         lines = [line.split()[1:] for line in (folder / "test.svm").read_text().splitlines()]
         return [{k: float(v) for k, v in (pair.split(":") for pair in line)} for line in lines]
-    header, *lines = [line.split(",") for line in (folder / "test.csv").read_text().splitlines()]
+    header, *lines = [line.split(",") for line in (folder / file).read_text().splitlines()]
     rows = [dict(zip(header, line, strict=True)) for line in lines]
     return [{k: v if k == "colour" else float(v) for k, v in row.items()} for row in rows]
 
@@ -125,6 +67,36 @@ def test_rows_are_predicted_as_the_file(model: tuple[str, Path]) -> None:
     assert found["classes"] == loaded.classes.tolist()
     assert found["predictions"] == loaded.predict(test).tolist()
     assert np.allclose(found["probabilities"], loaded.predict_proba(test), atol=1e-6)
+
+
+@pytest.mark.parametrize("labels", ["targets", "several"])
+def test_numbers_and_several_labels_are_answered(labels: str, tmp_path: Path) -> None:
+    write = labelled_csv if labels == "targets" else several_csv
+    file = write(tmp_path / "a.csv", 100, 1)
+    several = ["rare", "b", "a"]
+    pairs = [
+        ("task", "wide_deep"),
+        ("data.train", str(file)),
+        ("train.epochs", 1),
+        ("checkpoint.folder", str(tmp_path / "checkpoints")),
+        ("options.labels", "targets") if labels == "targets" else ("data.label", several),
+    ]
+    train(load_config(None, pairs), "none", verbose=False)
+    loaded = load(tmp_path / "checkpoints")
+    with served(tmp_path / "checkpoints") as (client, _):
+        status, found = client.json(
+            "POST", "/predict", {"rows": rows_in("wide_deep", tmp_path, "a.csv")}
+        )
+    assert status == 200, found
+    predicted = loaded.predict(file)
+    if labels == "targets":
+        assert np.allclose(found["predictions"], predicted, rtol=1e-5)
+        assert "classes" not in found
+        return
+    assert found["classes"] == several
+    names = [[n for n, y in zip(several, row, strict=True) if y] for row in predicted.tolist()]
+    assert found["predictions"] == names
+    assert np.allclose(found["probabilities"], loaded.predict_proba(file), atol=1e-6)
 
 
 def test_lists_and_raw_arrays(softmax: Path) -> None:

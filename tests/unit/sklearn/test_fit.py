@@ -25,8 +25,9 @@ import mpips
 from mpips.sklearn import MpipsClassifier, MpipsRegressor
 from mpips.sklearn.fit import FitArguments, LossCurve
 from mpips.sklearn.layout import ModelLayout
-from mpips.sklearn.losses import binary_loss, class_loss, squared_loss
+from mpips.sklearn.losses import binary_loss, class_loss
 from mpips.sklearn.settings import settings_of
+from mpips.tasks.losses import squared_loss
 
 pytestmark = pytest.mark.filterwarnings("ignore:max_iter = .* epochs")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 from objectives import FakeWorker, Values, log_sum_exp, make_task, numeric_gradient
 
-from mpips.data import DataInfo, Moments, SparseBatch, SparseData
+from mpips.data import DataInfo, DenseData, Moments, SparseBatch, SparseData
 from mpips.data.dataset import DenseBatch
 from mpips.errors import DataError
 from mpips.tasks import TASKS
@@ -23,17 +23,45 @@ NUMBERS = ("size", "flat", "age")
 DIM = 3
 N = 30
 DEFAULTS = {"dim": DIM, "l2": 0.05, "prior": 7.0}
+NAMES = (("wide_deep", {}), ("deepfm", {}), ("dcnv2", {"cross": 3}))
+KINDS = ("two", "three", "targets", "several")
 CASES = [
-    (name, {**DEFAULTS, "hidden": hidden, **more})
-    for name, more in (("wide_deep", {}), ("deepfm", {}), ("dcnv2", {"cross": 3}))
-    for hidden in ([], [5], [5, 4])
+    *(
+        (name, {**DEFAULTS, "hidden": hidden, **more}, "two")
+        for name, more in NAMES
+        for hidden in ([], [5], [5, 4])
+    ),
+    *(
+        (name, {**DEFAULTS, "hidden": [5], **more}, kind)
+        for name, more in NAMES
+        for kind in KINDS[1:]
+    ),
 ]
 
 
-def info(columns: tuple[str, ...] = COLUMNS, text: tuple[str, ...] = TEXT) -> DataInfo:
-    return DataInfo(
+def info(
+    columns: tuple[str, ...] = COLUMNS, text: tuple[str, ...] = TEXT, kind: str = "two"
+) -> DataInfo:
+    own = DataInfo(
         N, N, HASHED, (0.0, 1.0), "sparse", columns=columns, categorical=text, label_column="y"
     )
+    if kind == "three":
+        return dataclasses.replace(own, labels=(0.0, 1.0, 2.0))
+    if kind == "targets":
+        reach = (-5e6, 8e6)
+        return dataclasses.replace(own, labels=(), wants="targets", target_range=reach)
+    if kind == "several":
+        return dataclasses.replace(own, labels=(), wants="several", label_names=("p", "q"))
+    return own
+
+
+def labels_of(kind: str, n: int) -> np.ndarray[Any, Any]:
+    rng = np.random.default_rng(5)
+    if kind == "targets":
+        return rng.normal(2e6, 1e6, n)
+    if kind == "several":
+        return rng.integers(0, 2, (n, 2))
+    return rng.integers(0, 3 if kind == "three" else 2, n)
 
 
 def cells(seed: int = 3) -> list[list[float | None]]:
@@ -48,7 +76,9 @@ def cells(seed: int = 3) -> list[list[float | None]]:
     return found
 
 
-def data_of(samples: list[list[float | None]], columns: tuple[str, ...] = COLUMNS) -> SparseData:
+def data_of(
+    samples: list[list[float | None]], columns: tuple[str, ...] = COLUMNS, kind: str = "two"
+) -> SparseData:
     """Return the samples as the reader of CSV does; numbers have keys of their own."""
     keys, values, fields, indptr = [], [], [], [0]
     for sample in samples:
@@ -58,7 +88,7 @@ def data_of(samples: list[list[float | None]], columns: tuple[str, ...] = COLUMN
                 keys.append(int(cell) if name in TEXT else 1000 + NUMBERS.index(name))
                 values.append(1.0 if name in TEXT else cell)
         indptr.append(len(keys))
-    labels = np.random.default_rng(5).integers(0, 2, len(samples))
+    labels = labels_of(kind, len(samples))
     return SparseData(
         np.array(indptr),
         np.array(keys, np.int64),
@@ -86,8 +116,10 @@ def standardised(samples: list[list[float | None]]) -> np.ndarray[Any, Any]:
     return x
 
 
-def logits_of(name: str, samples: list[list[float | None]], values: Values) -> list[float]:
-    """Return the logits, written out with a loop over every pair."""
+def outputs_of(
+    name: str, samples: list[list[float | None]], values: Values
+) -> list[np.ndarray[Any, Any]]:
+    """Return the outputs of each sample, written out with a loop over every pair."""
     numbers, found = standardised(samples), []
     for sample, x in zip(samples, numbers, strict=True):
         keys = [sample[COLUMNS.index(column)] for column in TEXT]
@@ -97,38 +129,59 @@ def logits_of(name: str, samples: list[list[float | None]], values: Values) -> l
         for i in range(layers):
             h = h @ values[f"weight{i}"] + values[f"bias{i}"]
             h = np.maximum(h, 0) if i < layers - 1 else h
-        logit = float(h[0])
+        out = h.copy()
         if name != "dcnv2":
-            logit += sum(values["wide"][int(k) + 1, 0] for k in keys if k is not None)
-            logit += float(x @ values["linear"])
+            for k in keys:
+                out += 0 if k is None else values["wide"][int(k) + 1]
+            out += x @ values["linear"].reshape(6, -1)
         if name == "deepfm":
             factors = rows + [x[j] * values["number_factor"][j] for j in range(6)]
             for a in range(len(factors)):
                 for b in range(a):
-                    logit += float(factors[a] @ factors[b])
+                    # Several outputs weigh the terms of the product.
+                    out += (factors[a] * factors[b]) @ values.get("pair_output", np.ones((DIM, 1)))
         if name == "dcnv2":
             c = inputs
             for i in range(sum(table.startswith("cross_weight") for table in values)):
                 c = inputs * (c @ values[f"cross_weight{i}"] + values[f"cross_bias{i}"]) + c
-            logit += float(c @ values["cross_output"][:, 0])
-        found.append(logit)
+            out += c @ values["cross_output"]
+        found.append(out)
     return found
 
 
-def prepared(name: str, options: dict[str, Any]) -> tuple[Any, FakeWorker]:
-    task = make_task(TASKS[name], info(), options, seed=0)
+def losses_of(kind: str, outputs: list[np.ndarray[Any, Any]], labels: Any) -> list[float]:
+    """Return the loss of each sample."""
+    if kind == "targets":
+        whole = labels_of(kind, N)
+        standardised = (labels - whole.mean()) / whole.std()
+        return [
+            (float(z[0]) - float(np.float32(y))) ** 2 / 2
+            for z, y in zip(outputs, standardised, strict=True)
+        ]
+    if kind == "several":
+        return [
+            sum(log_sum_exp(np.array([0.0, z])) - z * y for z, y in zip(own, ys, strict=True))
+            for own, ys in zip(outputs, labels, strict=True)
+        ]
+    if kind == "two":
+        outputs = [np.array([0.0, z[0]]) for z in outputs]
+    return [log_sum_exp(z) - z[y] for z, y in zip(outputs, labels, strict=True)]
+
+
+def prepared(name: str, options: dict[str, Any], kind: str = "two") -> tuple[Any, FakeWorker]:
+    task = make_task(TASKS[name], info(kind=kind), options, seed=0)
     worker = FakeWorker(task.tables())
-    task.prepare(worker, Moments.of(data_of(cells())))
+    task.prepare(worker, Moments.of(data_of(cells(), kind=kind), kind in ("targets", "several")))
     return task, worker
 
 
 @pytest.mark.parametrize("chosen", [[0, 3, 6, 17, 8, 29], [3], [17], list(range(N))], ids=str)
-@pytest.mark.parametrize(("name", "options"), CASES, ids=str)
+@pytest.mark.parametrize(("name", "options", "kind"), CASES, ids=str)
 def test_step_pushes_the_gradient_of_the_objective(
-    name: str, options: dict[str, Any], chosen: list[int]
+    name: str, options: dict[str, Any], kind: str, chosen: list[int]
 ) -> None:
-    task, worker = prepared(name, options)
-    data = data_of(cells())
+    task, worker = prepared(name, options, kind)
+    data = data_of(cells(), kind=kind)
     samples = [cells()[i] for i in chosen]
     batch = data.take(np.array(chosen), weight=0.75)
     found = task.step(worker, batch)
@@ -136,9 +189,7 @@ def test_step_pushes_the_gradient_of_the_objective(
     in_all = np.bincount(data.indices[data.indices < 1000], minlength=5)
 
     def losses(values: Values) -> float:
-        logits = logits_of(name, samples, values)
-        pairs = zip(logits, batch.labels, strict=True)
-        return sum(log_sum_exp(np.array([0.0, z])) - z * y for z, y in pairs)
+        return sum(losses_of(kind, outputs_of(name, samples, values), batch.labels))
 
     def objective(values: Values) -> float:
         total = losses(values) / batch.n
@@ -159,9 +210,10 @@ def test_step_pushes_the_gradient_of_the_objective(
         np.testing.assert_allclose(pushed, expected, rtol=1e-3, atol=3e-5, err_msg=table)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["wide_deep", "deepfm", "dcnv2"])
-def test_probabilities_of_samples_that_were_not_seen(name: str) -> None:
-    task, worker = prepared(name, DEFAULTS)
+def test_predictions_of_samples_that_were_not_seen(name: str, kind: str) -> None:
+    task, worker = prepared(name, DEFAULTS, kind)
     # Key 4 was in no sample: its row has the initial value.
     embedding = worker.tables["embedding"]
     embedding.initial = lambda keys: embedding.values[keys + 1] * (keys == 4)[:, np.newaxis]
@@ -172,10 +224,50 @@ def test_probabilities_of_samples_that_were_not_seen(name: str) -> None:
     values = worker.values()
     if "wide" in values:
         values["wide"][5] = worker.tables["wide"].values[5] = 0
-    expected = [1 / (1 + math.exp(-z)) for z in logits_of(name, kept, values)]
+    outputs = np.array(outputs_of(name, kept, values))
     batch = data_of(samples).take(np.arange(N))
-    np.testing.assert_allclose(task.predict(worker, batch), expected, atol=2e-6)
-    assert task.predict(worker, batch_of_nothing()).shape == (0,)
+    found, none = task.predict(worker, batch), task.predict(worker, batch_of_nothing())
+    assert found.dtype == np.float32
+    if kind == "targets":
+        whole = labels_of(kind, N)
+        expected = outputs[:, 0] * whole.std() + whole.mean()
+        np.testing.assert_allclose(found, expected, atol=2e-6 * float(np.abs(expected).max()))
+        assert task.logits(worker, batch) is None
+        assert none.shape == (0,)
+        return
+    if kind == "several":
+        np.testing.assert_allclose(found, 1 / (1 + np.exp(-outputs)), atol=2e-6)
+        np.testing.assert_allclose(task.logits(worker, batch), outputs, atol=1e-4, rtol=1e-4)
+        assert none.shape == (0, 2)
+        return
+    logits = outputs - outputs.max(axis=1, keepdims=True)
+    expected = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    if kind == "two":
+        expected = 1 / (1 + np.exp(-outputs[:, 0]))
+    np.testing.assert_allclose(found, expected, atol=2e-6)
+    assert none.shape == ((0,) if kind == "two" else (0, 3))
+    np.testing.assert_allclose(
+        task.logits(worker, batch),
+        outputs[:, 0] if kind == "two" else outputs,
+        atol=1e-4,
+        rtol=1e-4,
+    )
+
+
+def test_targets_that_no_float32_can_show_are_refused() -> None:
+    data = replace(data_of(cells()), labels=1e9 + np.arange(N) / N)
+    task = make_task(TASKS["wide_deep"], info(kind="targets"), DEFAULTS, seed=0)
+    worker = FakeWorker(task.tables())
+    with pytest.raises(DataError, match=r"about 1e\+09 and differ by 0\.288.*subtract a constant"):
+        task.prepare(worker, Moments.of(data, True))
+    with pytest.raises(DataError, match="moments of the targets of the training data are missing"):
+        task.prepare(worker, Moments.of(data))
+    same = dataclasses.replace(info(kind="targets"), target_range=(3.5, 3.5))
+    with pytest.raises(DataError, match=r"task 'wide_deep': all targets are 3\.5, so nothing"):
+        make_task(TASKS["wide_deep"], same, DEFAULTS, seed=0)
+    one = dataclasses.replace(info(), labels=(4.0,))
+    with pytest.raises(DataError, match="task 'deepfm' needs two classes or more, the data has 1"):
+        make_task(TASKS["deepfm"], one, DEFAULTS, seed=0)
 
 
 def batch_of_nothing() -> SparseBatch:
@@ -221,15 +313,29 @@ def test_the_report_names_empty_and_constant_columns() -> None:
     [
         ({"columns": (), "categorical": ()}, "the data has no named columns; use task 'mlp'"),
         ({"kind": "dense", "categorical": ()}, "the data has columns of numbers alone"),
-        ({"labels": (0.0, 1.0, 2.0)}, "takes two classes, the data has 3"),
     ],
-    ids=["libsvm", "numbers", "classes"],
+    ids=["libsvm", "numbers"],
 )
 def test_other_data_is_refused(changes: dict[str, Any], said: str) -> None:
-    import dataclasses
-
     with pytest.raises(DataError, match=said):
         ColumnFeatures(dataclasses.replace(info(), **changes), "wide_deep")
+
+
+def test_labels_of_one_value_are_reported_and_only_such_are_refused() -> None:
+    data = data_of(cells())
+    for columns, said in (
+        (np.array([[1, 0]] * N), ""),
+        (np.eye(N, 2, dtype=np.int64) * [1, 0], "q"),
+    ):
+        task = make_task(TASKS["dcnv2"], info(kind="several"), DEFAULTS, seed=0)
+        worker = FakeWorker(task.tables())
+        moments = Moments.of(replace(data, labels=columns), True)
+        if not said:
+            with pytest.raises(DataError, match="each label has one value in all samples"):
+                task.prepare(worker, moments)
+            continue
+        task.prepare(worker, moments)
+        assert task.report().endswith("; labels that are equal in all samples: 'q' (0)")
 
 
 def test_samples_without_named_columns_are_refused() -> None:
@@ -264,3 +370,30 @@ def test_moments_of_columns_of_all_workers_are_those_of_one(n_parts: int) -> Non
     assert again.columns.mean.tobytes() == combined.columns.mean.tobytes()
     assert again.columns.count == N
     assert set(Moments.empty(HASHED, 5).to_arrays()) == set(combined.to_arrays())
+
+
+@pytest.mark.parametrize("n_parts", [1, 2, 7])
+def test_moments_of_targets_of_all_workers_are_those_of_one(n_parts: int) -> None:
+    labels = labels_of("targets", N)
+    data = replace(data_of(cells()), labels=labels)
+    dense = DenseData(np.ones((N, 2), np.float32), labels)
+    for whole in (data, dense):
+        parts = []
+        for offset in range(n_parts):
+            rows = np.arange(offset, N, n_parts)
+            own = (
+                DenseData(dense.x[rows], labels[rows])
+                if whole is dense
+                else replace(data, labels=labels[rows], indptr=np.zeros(len(rows) + 1, np.int64))
+            )
+            parts.append(Moments.of(own, True))
+        combined = Moments.combine(parts)
+        again = Moments.from_arrays(combined.to_arrays())
+        for found in (combined, again):
+            assert found.targets is not None
+            mean, scale = found.targets.standardise()
+            np.testing.assert_allclose(mean, [labels.mean()], rtol=1e-12)
+            np.testing.assert_allclose(scale, [1 / labels.std()], rtol=1e-9)
+        n_fields = 5 if whole is data else 0
+        empty = Moments.empty(HASHED if whole is data else 2, n_fields, 1)
+        assert set(empty.to_arrays()) == set(combined.to_arrays())

@@ -132,7 +132,7 @@ def test_a_model_of_a_task_that_reads_its_files_needs_no_training_data(
     pytest.importorskip("starlette", reason="the server needs it")
     from mpips.inference.parsing import RequestRefused, samples_in
 
-    with pytest.raises(RequestRefused, match="reads files of its own: use mpips predict"):
+    with pytest.raises(RequestRefused, match="reads lines of its own: send"):
         samples_in([[1.0]], model)
 
 

@@ -263,7 +263,10 @@ def test_data_that_does_not_suit_is_refused(name: str, data: DataInfo, complaint
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"learning_rat": 1}, "unknown key 'options.learning_rat'; valid in .options. are hidden"),
+        (
+            {"learning_rat": 1},
+            "unknown key 'options.learning_rat'; valid in .options. are hidden",
+        ),
         ({"learning_rate": 0}, "options.learning_rate = 0: must be greater than 0"),
         ({"l2": -1}, "options.l2 = -1: must be 0 or more"),
         ({"hidden": [0]}, r"options.hidden\[0\] = 0: must be 1 or more"),

@@ -70,7 +70,6 @@ def test_an_existing_file_is_not_replaced(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("y,a\n0.5,1\n1.25,2\n", "2 distinct labels, which look like numbers to be predicted"),
         ("y,a\n1,1\n1,2\n", "all samples have the label 1; nothing can be learned"),
         ("y,a\nyes,1\nyes,2\n", "all samples have the label yes; nothing can be learned"),
     ],
@@ -82,6 +81,49 @@ def test_labels_that_no_task_learns_are_refused(
     Path("a.csv").write_text(text)
     with pytest.raises(DataError, match=complaint):
         run("a.csv")
+    assert not Path("job.toml").exists()
+
+
+OWN = {
+    "kge": ("".join(f"a{i % 7} knows b{i % 11}\n" for i in range(70)), "18 entities, 1 relations"),
+    "mf": ("".join(f"u{i % 7}::i{i % 11}::{i % 5}\n" for i in range(60)), "11 items, 7 users"),
+    "word2vec": ("the cat sat on the mat and the dog sat too\n" * 30, "words"),
+}
+
+
+@pytest.mark.parametrize("task", OWN)
+def test_tasks_that_read_their_files_have_drafts_too(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = OWN[task][0].replace(" knows ", "\tknows\t")
+    Path("a.txt").write_text(text)
+    Path("b.txt").write_text("".join(text.splitlines(keepends=True)[:5]))
+    said = run("a.txt", "--test", "b.txt", "--task", task)
+    assert f'task = "{task}"' in said
+    assert OWN[task][1] in said.splitlines()[0]
+    config = load_config("job.toml", [("train.epochs", 1), ("options.dim", 4)])
+    assert (config.task, config.data.train, config.data.test) == (task, "a.txt", "b.txt")
+    metrics = train(config, "none", verbose=False).value.metrics
+    assert len(metrics) > 1
+    # What is commented out is accepted, too.
+    draft = Path("job.toml").read_text().splitlines()
+    begin, end = draft.index("# [options]"), draft.index("[train]")
+    Path("all.toml").write_text("\n".join(line.removeprefix("# ") for line in draft[begin:end]))
+    assert load_config("all.toml", [("task", task), ("data.train", "a.txt")]).options
+
+
+def test_a_task_for_init_must_read_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    dense_csv(tmp_path / "a.csv", 20, 1)
+    with pytest.raises(
+        ConfigError, match="task 'mlp': must be one of kge, mf, word2vec; for other"
+    ):
+        run("a.csv", "--task", "mlp")
+    with pytest.raises(DataError, match=r"a\.csv"):
+        run("a.csv", "--task", "kge")
     assert not Path("job.toml").exists()
 
 
