@@ -1,4 +1,4 @@
-"""After warm restarts a look-ahead begins with empty caches, and its run has the bits of an undisturbed one."""
+"""After warm restarts a look-ahead has empty caches, and its run has the bits of an undisturbed one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A script that trains rows under BSP. argv: the depth of its look-ahead (0: none), then steps to be killed at.
+"""A script that trains rows under BSP. argv: depth of its look-ahead (0: none), then steps to be killed at.
 
 In the launch of generation g worker g % 2 kills itself at the g-th of these steps, in the middle of a clock,
 while rows of the next batch are under way.
