@@ -107,20 +107,7 @@ def measure_codec(name: str, values: Float32, options: Options) -> Findings:
 
     works: Sequence[Callable[[], None]] = (encode, decode, copy)
     times = measure_alternately(works, (1, 1, 1), options.repetitions)
-    gigabytes = values.nbytes / 1e9
-    return Findings(
-        comparisons=[
-            Comparison(
-                name=f"{what}_vs_memcpy_{name}",
-                what=f"{what} {name}, {values.nbytes >> 20} MiB of float32, one thread",
-                unit="GB/s",
-                ours=rates(times[i], gigabytes),
-                baseline=rates(times[2], gigabytes),
-                baseline_name="memcpy",
-            )
-            for i, what in enumerate(("encode", "decode"))
-        ]
-    )
+    return _compared(name, name, times, values.nbytes)
 
 
 def measure_feedback(name: str, values: Float32, options: Options) -> Findings:
@@ -154,15 +141,26 @@ def measure_feedback(name: str, values: Float32, options: Options) -> Findings:
     encode()
     works: Sequence[Callable[[], None]] = (encode, decode, copy)
     times = measure_alternately(works, (1, 1, 1), options.repetitions)
-    gigabytes = values.nbytes / 1e9
+    return _compared(name, f"{name} with its residual", times, values.nbytes)
+
+
+def _compared(name: str, text: str, times: Sequence[Sequence[float]], n_bytes: int) -> Findings:
+    """Compare encoding and decoding with a copy.
+
+    Args:
+        name: Name of the codec, for the names of ratios.
+        text: The codec in words.
+        times: Seconds of encoding, of decoding and of copying.
+        n_bytes: Size of the values, float32.
+    """
     return Findings(
         comparisons=[
             Comparison(
                 name=f"{what}_vs_memcpy_{name}",
-                what=f"{what} {name} with its residual, {values.nbytes >> 20} MiB of float32, one thread",
+                what=f"{what} {text}, {n_bytes >> 20} MiB of float32, one thread",
                 unit="GB/s",
-                ours=rates(times[i], gigabytes),
-                baseline=rates(times[2], gigabytes),
+                ours=rates(times[i], n_bytes / 1e9),
+                baseline=rates(times[2], n_bytes / 1e9),
                 baseline_name="memcpy",
             )
             for i, what in enumerate(("encode", "decode"))

@@ -16,7 +16,6 @@ verified, shown, compared, exported and restored without an HDF5 library.
 from __future__ import annotations
 
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +175,7 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True):
         clock: Clock of the worker.
         epoch: Data cursor: epoch in which the worker continues to read.
         step: Data cursor: step at which it continues.
-        random: States of its random generators by name; see `pack_random`.
+        random: States of its random generators by name; see mpips.checkpoint.random_state.
         cursor: Argument of the worker's last `set_cursor`, with `epoch` and `step` if it has them.
         local: The file with the worker's values and inner states of tables under LocalSGD and DiLoCo; None:
             the job has no such tables.
@@ -365,37 +364,3 @@ def _check_names(table: TableEntry, where: Path) -> None:
             raise CheckpointError(
                 f"{where}: {entry.role!r} is no dataset of a table; do not use this checkpoint"
             )
-
-
-def pack_random(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a bit generator's state (`generator.bit_generator.state`) as plain JSON values.
-
-    Whole numbers become text, because JSON readers treat large ones differently. Arrays become lists of such
-    text.
-    """
-    return {key: _pack(value) for key, value in state.items()}
-
-
-def unpack_random(packed: dict[str, Any]) -> dict[str, Any]:
-    """Return the state from which `pack_random` made `packed`; arrays are uint64, which NumPy casts."""
-    return {key: _unpack(value) for key, value in packed.items()}
-
-
-def _pack(value: Any) -> Any:
-    if isinstance(value, dict):
-        return pack_random(value)
-    if isinstance(value, np.ndarray):
-        return [_pack(item) for item in value.tolist()]
-    if isinstance(value, int | np.integer):
-        return f"int:{int(value)}"
-    return value
-
-
-def _unpack(value: Any) -> Any:
-    if isinstance(value, dict):
-        return unpack_random(value)
-    if isinstance(value, list):
-        return np.array([_unpack(item) for item in value], np.uint64)
-    if isinstance(value, str) and re.fullmatch(r"int:-?\d+", value):
-        return int(value[4:])
-    return value

@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from mpips.checkpoint.manifest import LocalFile, WorkerState, pack_random, unpack_random
+from mpips.checkpoint.manifest import LocalFile, WorkerState
+from mpips.checkpoint.random_state import pack_random, unpack_random
 
 _STREAM = "worker"
 

@@ -66,7 +66,7 @@ class ResidualCut(msgspec.Struct, frozen=True):
 
 
 class SavedJob(Protocol):
-    """What ManifestHead has of the residuals: all tables of the job, and the cut; None: it has no files."""
+    """The part of ManifestHead on residuals: all tables of the job, and the cut; None: there are no files."""
 
     @property
     def tables(self) -> Sequence[Table]:

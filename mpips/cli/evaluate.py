@@ -12,7 +12,12 @@ from mpips.cli.choosing import best_option
 
 @click.command(short_help="Compute the metrics of a trained model on a file.")
 @click.argument("model", type=click.Path(path_type=Path))
-@click.option("--data", required=True, help="File of samples with labels.")
+@click.option(
+    "--data",
+    multiple=True,
+    required=True,
+    help="File of samples with labels, or a quoted pattern of several; may be repeated.",
+)
 @click.option(
     "--metric",
     "metrics",
@@ -21,7 +26,9 @@ from mpips.cli.choosing import best_option
 )
 @best_option
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
-def command(model: Path, data: str, metrics: tuple[str, ...], best: bool, as_json: bool) -> None:
+def command(
+    model: Path, data: tuple[str, ...], metrics: tuple[str, ...], best: bool, as_json: bool
+) -> None:
     """Compute the metrics of a trained model on a file with labels; writes nothing.
 
     MODEL is a checkpoint, a folder of checkpoints or a run directory, of which the newest good checkpoint is
@@ -32,9 +39,10 @@ def command(model: Path, data: str, metrics: tuple[str, ...], best: bool, as_jso
 
     loaded = load(model, best=best)
     found = loaded.evaluate(data, metrics)
+    files = ", ".join(data)
     for note in (*loaded.refused, *loaded.notes):
         click.echo(note, err=True)
     if as_json:
-        click.echo(json.dumps({"model": str(loaded.path), "data": data, **found}))
+        click.echo(json.dumps({"model": str(loaded.path), "data": files, **found}))
         return
-    click.echo(f"{metrics_text(found)}  ({data}; {loaded.path})")
+    click.echo(f"{metrics_text(found)}  ({files}; {loaded.path})")

@@ -12,6 +12,7 @@ from mpips.errors import ConfigError
 @click.command(short_help="Write a commented job file for a data file.")
 @click.argument("train")
 @click.option("--test", default="", help="File to evaluate on.")
+@click.option("--label", help="Where the labels are, as data.label, if no name tells it.")
 @click.option(
     "-o",
     "--out",
@@ -21,7 +22,7 @@ from mpips.errors import ConfigError
     help="Job file to write.",
 )
 @click.option("--force", is_flag=True, help="Replace an existing file.")
-def command(train: str, test: str, out: Path, force: bool) -> None:
+def command(train: str, test: str, label: str | None, out: Path, force: bool) -> None:
     """Look at the data file TRAIN and write a commented job file with what was found and a task for it.
 
     The whole file is read, so that what it contains is accepted. Start the job with `mpips run job.toml`.
@@ -32,7 +33,7 @@ def command(train: str, test: str, out: Path, force: bool) -> None:
         raise ConfigError(
             f"{out}: already exists; use --force to replace it, or -o for another name"
         )
-    text = draft(train, test)
+    text = draft(train, test, label)
     try:
         out.write_text(text)
     except OSError as error:

@@ -62,8 +62,8 @@ def command(
     job: str,
     n_ranks: int,
     ppn: int | None,
-    train_file: str | None,
-    test_file: str | None,
+    train_file: str | tuple[str, ...] | None,
+    test_file: str | tuple[str, ...] | None,
     servers: int | None,
     assignments: tuple[str, ...],
     rows: tuple[str, ...],
@@ -89,6 +89,7 @@ def command(
     from mpips.bench.report import calibration_path
     from mpips.data.hdf5 import keep_mpi_asleep
     from mpips.plan import planning, report
+    from mpips.plan.plot import plot
     from mpips.plan.predict import load_costs
 
     # Measure the memory of the program before it reads any data.
@@ -121,7 +122,7 @@ def command(
     )
     click.echo(json.dumps(report.as_json(plan)) if want_json else report.as_text(plan))
     if plot_file is not None:
-        report.plot(plan, plot_file)
+        plot(plan, plot_file)
     return ConfigError.exit_code if plan.problems else 0
 
 

@@ -17,8 +17,9 @@ from mpips.errors import ConfigError
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option(
     "--data",
+    multiple=True,
     required=True,
-    help="File of samples, or a quoted pattern of several; labels are not read.",
+    help="File of samples, or a quoted pattern of several; may be repeated. Labels are not read.",
 )
 @click.option(
     "--out",
@@ -41,7 +42,7 @@ from mpips.errors import ConfigError
 @best_option
 def command(
     model: Path,
-    data: str,
+    data: tuple[str, ...],
     out: Path | None,
     timeout: float | None,
     assignments: tuple[str, ...],
@@ -59,13 +60,14 @@ def command(
     probability_LABEL    the probability of each label
     Tasks that read their files themselves (kge, mf, word2vec) have other columns: see their pages.
     """
+    from mpips.data.several import given_files
     from mpips.inference.streaming import TIMEOUT_S, predict_file
     from mpips.mpi.launch import launched_rank
 
     options = dict(map(_option, assignments))
     written = predict_file(
         model,
-        data,
+        given_files(data) or "",
         out,
         lambda note: click.echo(note, err=True),
         timeout or TIMEOUT_S,

@@ -35,11 +35,23 @@ JOB_KEYS = {
     "resume": "checkpoint.resume",
 }
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-DATA = (
+
+
+def _files(context: click.Context, option: click.Parameter, given: tuple[str, ...]) -> Any:
+    """Return the value of data.train or data.test: None, one path or pattern, or several."""
+    return (given if len(given) > 1 else given[0]) if given else None
+
+
+DATA = tuple(
     click.option(
-        "--train", "train_file", help="Training data: a file, a quoted pattern, or 'digits'."
-    ),
-    click.option("--test", "test_file", help="Test data: a file, a quoted pattern, or 'digits'."),
+        f"--{name}",
+        f"{name}_file",
+        multiple=True,
+        callback=_files,
+        metavar="FILE",
+        help=f"{what} data: a file, a quoted pattern, or 'digits'; may be repeated.",
+    )
+    for name, what in (("train", "Training"), ("test", "Test"))
 )
 TUNING = (
     click.option(
@@ -212,6 +224,7 @@ def make_report(outcome: Outcome) -> dict[str, Any]:
         "samples_per_s": round(samples / max(result.seconds, 1e-9), 1),
         "n_samples": result.n_samples,
         "n_features": result.n_features,
+        "skipped": result.skipped,
         **summary.figures(outcome.statistics, outcome.transports),
     }
 

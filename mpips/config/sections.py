@@ -26,8 +26,9 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     train: Annotated[
         str | tuple[str, ...],
         Meta(
-            description="File to train on (.svm .libsvm .svmlight .csv .tsv .parquet .npz .h5 .hdf5), a "
-            "pattern of several such as day_*.csv, a list of files and patterns, or digits."
+            description="File to train on (.svm .libsvm .svmlight .csv .tsv .parquet .arrow .feather .npz "
+            ".npy .h5 .hdf5), a pattern of several such as day_*.csv, a list of files and patterns, or "
+            "digits."
         ),
     ] = ""
     test: Annotated[

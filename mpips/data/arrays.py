@@ -1,20 +1,25 @@
-"""Readers of dense arrays in npz and HDF5 files, with the names `x` (or `X`) and `y` (or `Y`)."""
+"""Readers of dense arrays in npz and HDF5 files, with the names `x` (or `X`) and `y` (or `Y`).
+
+`npy.py` has those in npy files.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import tokenize
 import zipfile
 from collections.abc import Callable, Collection, Iterator
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib import format as npy
 
+from mpips.data.columns import TableColumns, part_of
 from mpips.data.dataset import Dataset, DenseData, Features
 from mpips.data.hdf5 import load_hdf5
 from mpips.data.info import Part, describe, narrow
 from mpips.data.options import ReadOptions, Share
+from mpips.data.stored_arrays import array_header, mapped_member, members_of
 from mpips.errors import DataError
 
 BLOCK_BYTES = 16 << 20  # bytes of a dataset that are read at a time
@@ -23,17 +28,24 @@ BLOCK_BYTES = 16 << 20  # bytes of a dataset that are read at a time
 def read_npz(path: str, options: ReadOptions, share: Share) -> Part:
     """Read a share of `x`, shape (n, ...), and `y`, shape (n,), from an npz file.
 
-    Axes of `x` after the first are flattened. Each worker unpacks the whole of `x` temporarily; use HDF5 if
-    that is too much memory. Pickled objects are refused.
+    Axes of `x` after the first are flattened. Arrays that are not compressed are mapped, so that a worker
+    reads its own rows; of others each worker unpacks the whole of `x` temporarily. Pickled objects are
+    refused.
 
     Raises:
         DataError: The file is not npz, has no such array, or shapes or dtypes do not fit.
     """
+    mapped = _mapped_npz(path, options)
+    if mapped is not None:
+        x, y = mapped
+        check_arrays(path, x, y)
+        return array_part(path, read_blocks(x, share), read_blocks(y, share), len(y), options)
     with _npz_errors(path):
         archive = np.load(path, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise DataError(
-                f"{path}: is a single array; write an npz file by np.savez(file, x=x, y=y)"
+                f"{path}: is a single array, not an npz file: set data.format = 'npy', or write it by "
+                "np.savez(file, x=x, y=y)"
             )
         with archive:
             x_name, y_name = array_names(path, archive.files, options.labelled)
@@ -41,7 +53,22 @@ def read_npz(path: str, options: ReadOptions, share: Share) -> Part:
             y = archive[y_name] if y_name else np.zeros(len(x) if x.ndim else 0)
     check_arrays(path, x, y)
     own = share.numbers(0, len(y)) if share.stride > 1 else slice(None)
-    return _part(path, x[own], y[own], len(y), options)
+    return array_part(path, x[own], y[own], len(y), options)
+
+
+def _mapped_npz(
+    path: str, options: ReadOptions
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
+    """Map samples and labels; None: they are compressed or in the order of columns, or it is no such file."""
+    try:
+        members = members_of(path)
+        x_name, y_name = array_names(path, list(members), options.labelled)
+        x = mapped_member(path, members[x_name])
+        if not y_name:
+            return x, np.broadcast_to(np.zeros(()), x.shape[:1])
+        return x, mapped_member(path, members[y_name])
+    except (ValueError, OverflowError, zipfile.BadZipFile):
+        return None
 
 
 @contextlib.contextmanager
@@ -49,7 +76,7 @@ def _npz_errors(path: str) -> Iterator[None]:
     """Turn errors of a file that is no npz file in the block into a DataError."""
     try:
         yield
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (ValueError, EOFError, zipfile.BadZipFile, tokenize.TokenError) as error:
         raise DataError(
             f"{path}: is not an npz file of plain arrays: {error}; write it by np.savez(file, x=x, y=y)"
         ) from error
@@ -63,8 +90,8 @@ def read_hdf5(path: str, options: ReadOptions, share: Share) -> Part:
         DataError: The file is not HDF5, has no such dataset, or shapes or dtypes do not fit.
     """
     with opened_hdf5(path, options) as (x, y):
-        own_x, own_y = _read_blocks(x, share), _read_blocks(y, share)
-        return _part(path, own_x, own_y, len(y), options)
+        own_x, own_y = read_blocks(x, share), read_blocks(y, share)
+        return array_part(path, own_x, own_y, len(y), options)
 
 
 @contextlib.contextmanager
@@ -116,7 +143,7 @@ def hdf5_blocks(
         step = n_rows(int(np.prod(x.shape[1:])))
         for start in range(0, len(x), step):
             own = slice(start, start + step)
-            yield _block(path, x[own], y[own]) if next(turns) else None
+            yield block_of(path, x[own], y[own]) if next(turns) else None
 
 
 def npz_blocks(
@@ -143,13 +170,13 @@ def npz_blocks(
                 n, mine = min(step, shape[0] - start), next(turns)
                 labels = y[start : start + n]
                 if whole is not None:
-                    yield _block(path, whole[start : start + n], labels) if mine else None
+                    yield block_of(path, whole[start : start + n], labels) if mine else None
                     continue
                 data = file.read(n * row_bytes)
                 if len(data) < n * row_bytes:
                     raise EOFError(f"{x_name} ends early")
                 x = np.frombuffer(data, dtype).reshape(n, *shape[1:])
-                yield _block(path, x, labels) if mine else None
+                yield block_of(path, x, labels) if mine else None
 
 
 def _member(path: str, name: str) -> npt.NDArray[Any]:
@@ -159,18 +186,6 @@ def _member(path: str, name: str) -> npt.NDArray[Any]:
     return found
 
 
-def array_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return shape, whether columns are contiguous, and dtype of the NumPy array that begins here.
-
-    Raises:
-        ValueError: It is no such array.
-    """
-    version = npy.read_magic(file)
-    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    shape, by_columns, dtype = read(file)
-    return tuple(shape), bool(by_columns), dtype
-
-
 class _Form(NamedTuple):
     """Shape and dtype of an array that is not read."""
 
@@ -178,20 +193,36 @@ class _Form(NamedTuple):
     dtype: np.dtype[Any]
 
 
-def _block(path: str, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> Dataset:
+def block_of(path: str, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> Dataset:
+    """Return rows and labels as samples; raises as `float_rows`."""
     return DenseData(*float_rows(path, x, y))
 
 
-def _read_blocks(dataset: Any, share: Share) -> npt.NDArray[Any]:
-    """Read contiguous blocks and select the share of each: strided selections of HDF5 are slow."""
+def read_blocks(dataset: Any, share: Share) -> npt.NDArray[Any]:
+    """Read contiguous blocks and select the share of each: strided selections of HDF5 are slow.
+
+    Args:
+        dataset: A dataset of HDF5, or a mapped array.
+        share: The share.
+
+    Returns:
+        The rows of the share, a new array.
+    """
     n = len(dataset)
     row_bytes = max(1, dataset.dtype.itemsize * int(np.prod(dataset.shape[1:])))
     n_rows = max(1, BLOCK_BYTES // row_bytes)
-    chosen = [
-        dataset[start : start + n_rows][share.numbers(start, min(start + n_rows, n)) - start]
-        for start in range(0, n, n_rows)
-    ]
-    return np.concatenate(chosen) if chosen else np.empty((0, *dataset.shape[1:]), dataset.dtype)
+    own = share.numbers(0, n) if share.stride > 1 else None
+    out = np.empty((n if own is None else len(own), *dataset.shape[1:]), dataset.dtype)
+    done = 0
+    for start in range(0, n, n_rows):
+        block = dataset[start : start + n_rows]
+        if own is None:
+            out[start : start + len(block)] = block
+            continue
+        end = int(np.searchsorted(own, start + n_rows))
+        out[done:end] = block[own[done:end] - start]
+        done = end
+    return out
 
 
 def array_names(path: str, found: Collection[str], labelled: bool) -> tuple[str, str]:
@@ -219,12 +250,34 @@ def check_arrays(path: str, x: Any, y: Any) -> None:
         )
 
 
-def _part(
-    path: str, x: npt.NDArray[Any], y: npt.NDArray[Any], n_samples: int, options: ReadOptions
+def array_part(
+    path: str,
+    x: npt.NDArray[Any],
+    y: npt.NDArray[Any],
+    n_samples: int,
+    options: ReadOptions,
+    columns: TableColumns | None = None,
+    notes: tuple[str, ...] = (),
 ) -> Part:
-    rows, labels = float_rows(path, x, y)
+    """Make the `Part` of one worker from its rows and labels.
+
+    Args:
+        path: The file.
+        x: Samples, shape (n, ...).
+        y: Labels, shape (n,).
+        n_samples: Samples in the whole file.
+        options: Options of the reader.
+        columns: The columns; None: they have no names.
+        notes: Sentences for the user.
+
+    Raises:
+        DataError: As `float_rows`; there are no samples, or too many classes.
+    """
+    data = DenseData(*float_rows(path, x, y))
+    if columns is not None:
+        return part_of(path, data, n_samples, options, columns, ())
     wants = options.wants if options.labelled else "targets"
-    return describe(DenseData(rows, labels), n_samples, path, wants=wants)
+    return describe(data, n_samples, path, wants=wants, notes=notes)
 
 
 def float_rows(

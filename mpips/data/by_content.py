@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import re
 
-from mpips.data.compressed import opened
+from mpips.data.compressed import beginning
+from mpips.data.criteo import is_criteo
 from mpips.data.csv_dialect import DELIMITERS, SAMPLE_CHARACTERS, find_delimiter
+from mpips.data.npy import MAGIC
 
 _LIBSVM = re.compile(r"[-+.\deE]+(?:\s+(?:qid:\S+|\d+:[-+.\deE]+))*\s*(?:#.*)?")
 _PAIR = re.compile(r"\s\d+:")
@@ -14,17 +16,20 @@ _LINES = 20  # lines that are compared with the form of a format
 
 
 def format_of(path: str) -> str | None:
-    """Return the format whose files begin like this one: npz, parquet, hdf5, libsvm or csv; None: no one's.
+    """Return the format whose files begin like this one: npz, npy, parquet, ...; None: no one's.
 
     Raises:
         OSError: The file cannot be read.
     """
-    with opened(path) as file:
-        start = file.read(SAMPLE_CHARACTERS)
+    start = beginning(path, SAMPLE_CHARACTERS)
     if start.startswith(b"PK\x03\x04"):
         return "npz"
+    if start.startswith(MAGIC):
+        return "npy"
     if start.startswith(b"PAR1"):
         return "parquet"
+    if start.startswith((b"ARROW1", b"FEA1", b"\xff\xff\xff\xff")):
+        return "arrow"
     if start.startswith(b"\x89HDF\r\n\x1a\n"):
         return "hdf5"
     try:
@@ -38,6 +43,8 @@ def format_of(path: str) -> str | None:
     if len(start) == SAMPLE_CHARACTERS:
         lines = lines[:-1]
     lines = [line for line in lines if line.strip()][:_LINES]
+    if is_criteo(lines):
+        return "criteo"
     if lines and all(map(_LIBSVM.fullmatch, lines)) and any(map(_PAIR.search, lines)):
         return "libsvm"
     delimiter = find_delimiter(io.StringIO(text, newline=""))

@@ -21,6 +21,10 @@ Text: TypeAlias = bytes | memoryview
 
 MAX_RECORD_BYTES = 64 << 20  # a longer record is rather a quote that is not closed
 
+# Columns of Criteo's click logs; see `mpips.data.criteo`.
+CRITEO_TEXT = tuple(f"C{i}" for i in range(1, 27))
+CRITEO_COLUMNS = ("label", *(f"I{i}" for i in range(1, 14)), *CRITEO_TEXT)
+
 _BLOCK = 1 << 18  # bytes of the beginning in which the header and the first rows are sought first
 _WORDS = 64  # distinct texts that are looked at together
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -70,6 +74,8 @@ class CsvPlan(msgspec.Struct, frozen=True):
             DataError: The header is missing, or lacks a column.
             UnicodeDecodeError, csv.Error: The beginning is no text, or no CSV.
         """
+        if options.format == "criteo":
+            return cls._without_header(path, file, options)
         # Bad records that are left out later say nothing about the columns.
         strict = options.on_bad == "error"
         with _rows(file, strict) as text:
@@ -84,6 +90,26 @@ class CsvPlan(msgspec.Struct, frozen=True):
             places = _text_columns(file, start, delimiter, len(header), strict)
         chosen = choose_columns(path, header, options, [header[place] for place in places])
         return cls(path, options, delimiter, header, chosen, start, n_lines)
+
+    @classmethod
+    def _without_header(cls, path: str, file: IO[bytes], options: ReadOptions) -> CsvPlan:
+        """Return the plan of a file of Criteo's click logs; see `mpips.data.criteo`."""
+        file.seek(0)
+        first = file.readline(_BLOCK)
+        start = len(_BYTE_ORDER_MARK) if first.startswith(_BYTE_ORDER_MARK) else 0
+        width = first.count(b"\t") + 1
+        header = CRITEO_COLUMNS
+        if width == len(CRITEO_COLUMNS) - 1 and not options.labelled:
+            header = CRITEO_COLUMNS[1:]
+        elif width != len(CRITEO_COLUMNS):
+            without = ", so it has no labels" if width == len(CRITEO_COLUMNS) - 1 else ""
+            raise DataError(
+                f"{path}: its first line has {width} cells{without}: lines of Criteo's click logs have a "
+                "label, 13 numbers and 26 categories, with tabs between them"
+            )
+        finds_text = options.finds_text and not options.categorical
+        chosen = choose_columns(path, header, options, CRITEO_TEXT if finds_text else [])
+        return cls(path, options, "\t", header, chosen, start, 0)
 
     def texts(self, file: IO[bytes], size: int) -> Iterator[memoryview]:
         """Yield the text behind the header in pieces of whole records, of about `size` bytes each.

@@ -8,6 +8,7 @@ Every process passes over the whole file, but converts its own blocks only.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 from collections.abc import Callable, Generator, Iterator
@@ -18,6 +19,7 @@ import numpy as np
 from mpips._native import count_csv_lines
 from mpips.data.arrays import hdf5_blocks, npz_blocks
 from mpips.data.compressed import opened
+from mpips.data.criteo import criteo_options
 from mpips.data.csv_labels import CsvLabels
 from mpips.data.csv_plan import CsvPlan
 from mpips.data.csv_quick import QuickReader
@@ -25,12 +27,13 @@ from mpips.data.csv_table import builder_of, csv_errors, read_records
 from mpips.data.dataset import Dataset, SparseData
 from mpips.data.info import DataInfo, align, has_usual_labels, meanings, relabel
 from mpips.data.libsvm import parse_text, whole_lines
+from mpips.data.npy import npy_blocks, open_npy
 from mpips.data.options import ReadOptions
-from mpips.data.parquet import parquet_blocks
 from mpips.data.readers import as_in_training, read, reader_of
 from mpips.data.several import files_of
 from mpips.data.stream.cache import Converted
 from mpips.data.summary import matching_text
+from mpips.data.typed_tables import table_blocks
 from mpips.errors import CapabilityError, DataError
 from mpips.model.distinct import distinct
 
@@ -217,10 +220,10 @@ def _libsvm(
             line += text.count(b"\n")
 
 
-def _parquet(
-    path: str, options: ReadOptions, turns: Iterator[bool], say: Say
+def _table(
+    kind: str, path: str, options: ReadOptions, turns: Iterator[bool], say: Say
 ) -> Iterator[Converted | None]:
-    for found in parquet_blocks(path, options, turns, _n_rows):
+    for found in table_blocks(kind, path, options, turns, _n_rows):
         if found is None:
             yield None
             continue
@@ -234,6 +237,15 @@ def _npz(
     path: str, options: ReadOptions, turns: Iterator[bool], say: Say
 ) -> Iterator[Converted | None]:
     return _arrays(npz_blocks(path, options, turns, _n_rows))
+
+
+def _npy(
+    path: str, options: ReadOptions, turns: Iterator[bool], say: Say
+) -> Iterator[Converted | None]:
+    file = open_npy(path, options)
+    for note in file.notes:
+        say(note)
+    return _arrays(npy_blocks(path, file, turns, _n_rows))
 
 
 def _hdf5(
@@ -256,8 +268,11 @@ def _digits(
 BLOCKS: dict[str, Callable[[str, ReadOptions, Iterator[bool], Say], Iterator[Converted | None]]] = {
     "libsvm": _libsvm,
     "csv": _csv,
-    "parquet": _parquet,
+    "criteo": lambda path, options, *more: _csv(path, criteo_options(options), *more),
+    "parquet": functools.partial(_table, "parquet"),
+    "arrow": functools.partial(_table, "arrow"),
     "npz": _npz,
+    "npy": _npy,
     "hdf5": _hdf5,
     "digits": _digits,
 }

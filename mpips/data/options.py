@@ -19,9 +19,10 @@ Wants: TypeAlias = Literal["classes", "targets", "none"]
 
 # Options of [data], by the annotation that the job file and the readers share.
 Format: TypeAlias = Annotated[
-    Literal["auto", "libsvm", "csv", "parquet", "npz", "hdf5", "digits"],
+    Literal["auto", "libsvm", "csv", "criteo", "parquet", "arrow", "npz", "npy", "hdf5", "digits"],
     Meta(
-        description="Format of the files. auto: by the extension of the name, else by the content."
+        description="Format of the files. auto: by the extension of the name, else by the content. criteo: "
+        "click logs of Criteo, whose columns are called label, I1 to I13, C1 to C26."
     ),
 ]
 IndexBase: TypeAlias = Annotated[
@@ -34,8 +35,10 @@ IndexBase: TypeAlias = Annotated[
 Label: TypeAlias = Annotated[
     str | None,
     Meta(
-        description="CSV: column of the label. By default the column label, or else the only one that is "
-        "named y, target or class in small or capital letters. Labels are numbers, or all of them are text."
+        description="CSV, Parquet, fields of npy: column of the label. By default the column label, or else "
+        "the only one that is named y, target or class in small or capital letters. Labels are numbers, or "
+        "all of them are text. Plain npy: number of the label's column, such as 0 or -1 (the last), or the "
+        "file of the labels, such as labels.npy; by default y.npy beside x.npy, y_1.npy beside x_1.npy."
     ),
 ]
 Categorical: TypeAlias = Annotated[
@@ -63,8 +66,8 @@ EmptyCells: TypeAlias = Annotated[
 OnBad: TypeAlias = Annotated[
     Literal["error", "skip"],
     Meta(
-        description="LIBSVM, CSV: a line that cannot be read is an error, or is left out and counted; the "
-        "files are then converted into a cache, as those larger than memory."
+        description="LIBSVM, CSV, Criteo: a line that cannot be read is an error, or left out and counted; "
+        "the files are then converted into a cache, as those larger than memory."
     ),
 ]
 Ignored: TypeAlias = Annotated[
@@ -81,7 +84,7 @@ class ReadOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         format: A name in `READERS`, or "auto".
         index_base: LIBSVM: number of the first feature, or "auto".
-        label: CSV: column of the label; None: the default column.
+        label: CSV: column of the label; None: the default column. Plain npy: see `mpips.data.npy`.
         wants: "classes", or "targets", numbers to be predicted.
         columns: CSV: the feature columns to read, in this order; (): all but the label, in the order of the
             file.
@@ -95,6 +98,8 @@ class ReadOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         labelled: False: labels are not read, and a file need not have any; they count as 0. In LIBSVM the
             first number of a line is the label in any case.
         on_bad: What is done with a line that cannot be read; "skip" is for conversions into a cache only.
+        n_features: Plain npy: features of the training data, which tell whether an array to be predicted has
+            a column of labels; 0: unknown.
         split: digits: part of the data set.
         split_seed: digits: seed of the division into parts.
     """
@@ -113,6 +118,7 @@ class ReadOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weight: str = ""
     labelled: bool = True
     on_bad: OnBad = "error"
+    n_features: int = 0
     split: Literal["train", "test"] = "train"
     split_seed: int = 0
 

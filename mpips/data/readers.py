@@ -13,14 +13,16 @@ import msgspec
 from mpips.data.arrays import read_hdf5, read_npz
 from mpips.data.by_content import format_of
 from mpips.data.compressed import compression_of, inner_name
+from mpips.data.criteo import read_criteo
 from mpips.data.csv_table import read_csv
 from mpips.data.digits import read_digits
 from mpips.data.info import DataInfo, Part
 from mpips.data.libsvm import read_libsvm
+from mpips.data.npy import read_npy
 from mpips.data.options import ReadOptions, Share
-from mpips.data.parquet import read_parquet
 from mpips.data.several import files_of, read_files
 from mpips.data.shares import Shares
+from mpips.data.typed_tables import read_arrow, read_parquet
 from mpips.errors import CapabilityError, ConfigError, DataError
 from mpips.model.accepted import unknown_name
 
@@ -45,8 +47,11 @@ READERS: dict[str, Reader] = {
     for reader in (
         Reader("libsvm", (".svm", ".libsvm", ".svmlight"), read_libsvm),
         Reader("csv", (".csv", ".tsv"), read_csv),
+        Reader("criteo", (), read_criteo),
         Reader("parquet", (".parquet", ".pq"), read_parquet),
+        Reader("arrow", (".arrow", ".feather", ".arrows"), read_arrow),
         Reader("npz", (".npz",), read_npz),
+        Reader("npy", (".npy",), read_npy),
         Reader("hdf5", (".h5", ".hdf5"), read_hdf5),
         Reader("digits", (), read_digits),
     )
@@ -54,7 +59,7 @@ READERS: dict[str, Reader] = {
 
 
 # Formats of text, which can be compressed.
-TEXT_FORMATS = ("libsvm", "csv")
+TEXT_FORMATS = ("libsvm", "csv", "criteo")
 
 
 def read(
@@ -135,8 +140,10 @@ def reader_of(path: str, options: ReadOptions) -> Reader:
 
 
 def as_in_training(options: ReadOptions, like: DataInfo) -> ReadOptions:
-    """Return the options with base, columns, labels and label column of the training data."""
+    """Return the options with what the training data has decided: base, columns, labels and their column."""
     changes: dict[str, Any] = {"wants": like.wants}
+    if like.kind == "dense":
+        changes["n_features"] = like.n_features
     if like.kind == "sparse":
         changes["index_base"] = 1 if like.index_base else 0
     if like.label_column:
@@ -158,16 +165,19 @@ def choose_reader(path: str, name: str) -> Reader:
         if name not in READERS:
             raise unknown_name("data format", name, ["auto", *READERS])
         return READERS[name]
-    if path in READERS and not READERS[path].endings:
+    if path == "digits":
         return READERS[path]
     ending = os.path.splitext(inner_name(path))[1].lower()
-    for reader in READERS.values():
-        if ending in reader.endings:
-            return reader
+    named = next((reader for reader in READERS.values() if ending in reader.endings), None)
+    # Click logs of Criteo often have the ending of tables with a header.
+    if named is not None and ending != ".tsv":
+        return named
     try:
         found = format_of(path)
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if named is not None:
+        return READERS["criteo"] if found == "criteo" else named
     if found is not None:
         return READERS[found]
     first, *others = [name for name, reader in READERS.items() if reader.endings]

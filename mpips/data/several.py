@@ -11,6 +11,7 @@ import glob
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -35,6 +36,30 @@ class FileList(str):
         found = super().__new__(cls, ", ".join(paths))
         found.paths = tuple(paths)
         return found
+
+
+def given_files(data: Any) -> str | None:
+    """Return files as readers take them: a path, a pattern, or a `FileList` for a list of these.
+
+    None: `data` is something else, such as an array.
+    """
+    if isinstance(data, str | os.PathLike):
+        return os.fspath(data)
+    if not isinstance(data, list | tuple) or not data:
+        return None
+    if not all(isinstance(path, str | os.PathLike) for path in data):
+        return None
+    return FileList([os.fspath(path) for path in data]) if len(data) > 1 else os.fspath(data[0])
+
+
+def asked_files(data: Any) -> str:
+    """Return files as `given_files` does; raises DataError for something else."""
+    files = given_files(data)
+    if files is None:
+        raise DataError(
+            f"data of type {type(data).__name__}: must be a path, a pattern or a list of them"
+        )
+    return files
 
 
 def files_of(path: str) -> list[str]:

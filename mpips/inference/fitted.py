@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import html
-import os
 import shutil
 import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 import msgspec
 
 from mpips.config.schema import JobConfig, load_config
+from mpips.data.several import FileList, given_files
 from mpips.errors import CapabilityError, ConfigError, DataError, MpipsError
 from mpips.inference.model import Model, load_model
 from mpips.inference.training_files import as_file
@@ -252,7 +251,7 @@ def _refuse_arrays(task: str, data: tuple[Any, Any]) -> None:
     if task.endswith(".toml") or reader_of(load_task(task)) is None:
         return
     for name, given in zip(("train", "test"), data, strict=True):
-        if not isinstance(given, str | os.PathLike | NoneType) and not hasattr(given, "to_csv"):
+        if given is not None and given_files(given) is None and not hasattr(given, "to_csv"):
             raise DataError(
                 f"the {name} data is {type(given).__name__}: task '{task}' reads its files itself; give the "
                 "path of a file, or a frame of pandas, which is written as CSV"
@@ -270,11 +269,12 @@ def _fit(
     on_epoch_end: OnEpochEnd | None,
 ) -> Fit:
     """Write the data into files where that is necessary, and train."""
-    found = [] if task.endswith(".toml") else [("task", task)]
+    found: list[tuple[str, Any]] = [] if task.endswith(".toml") else [("task", task)]
     _refuse_arrays(task, data)
     for name, given in zip(("train", "test"), data, strict=True):
         if given is not None:
-            found.append((f"data.{name}", as_file(given, own, name)))
+            path = as_file(given, own, name)
+            found.append((f"data.{name}", path.paths if isinstance(path, FileList) else path))
     if isinstance(data[0], str) and data[0] == "digits" and data[1] is None:
         found.append(("data.test", "digits"))
     config = load_config(task if task.endswith(".toml") else None, [*found, *pairs.items()])

@@ -32,7 +32,7 @@ def fit(
     Args:
         task: A task (softmax, mlp, logistic, fm, wide_deep, deepfm, dcnv2, kge, mf, module:Class), or a
             job file (.toml).
-        train: Training data: a path or a pattern of files, as for `mpips train`; a pair (x, y) of an array or
+        train: Training data: a path, a pattern of files or a list of both; a pair (x, y) of an array or
             a sparse matrix of SciPy, shape (n, d), and n labels, numbers or texts; or a frame of pandas with
             a column of labels (label, y, target, class, or settings={"data.label": ...}).
         test: Data to evaluate on, in any of these forms; None: none.

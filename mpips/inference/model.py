@@ -21,6 +21,7 @@ from mpips.data.file_blocks import blocks, labelled_blocks
 from mpips.data.hdf5 import load_hdf5
 from mpips.data.options import Share
 from mpips.data.rows import Arrays, Purpose, Samples
+from mpips.data.several import asked_files, given_files
 from mpips.errors import CapabilityError, CheckpointError, ConfigError, DataError
 from mpips.inference.evaluating import batches_in, evaluated
 from mpips.inference.samples import samples_of
@@ -122,7 +123,7 @@ class Model:
         A file is read block by block, unless the task reads it itself.
 
         Args:
-            data: A path or a pattern of files, or an array of shape (n, d), a sparse matrix or a frame; see
+            data: Files as of `evaluate`, or an array of shape (n, d), a sparse matrix or a frame; see
                 `mpips.inference.samples.samples_of`. Labels in a file are not read.
 
         Returns:
@@ -193,15 +194,14 @@ class Model:
         return estimator_of(self)
 
     def evaluate(
-        self, path: str | os.PathLike[str], metrics: Sequence[str] = ()
+        self, path: str | os.PathLike[str] | Sequence[str], metrics: Sequence[str] = ()
     ) -> dict[str, float]:
         """Return the metrics of a file with labels, as `mpips train` computes them of its test file.
 
-        The file is read block by block, unless the task reads it itself. For areas under curves the scores
-        are held: 16 bytes a sample at the end.
+        Read block by block, unless the task reads files itself. Areas under curves need 16 bytes a sample.
 
         Args:
-            path: The file, or a pattern of files; its columns and labels are those of the training data.
+            path: The file, a pattern of files, or a list of both; columns and labels are as in training.
             metrics: Names of metrics to add: "f1", "pr_auc" and "calibration" of two classes, "mae" of
                 numbers. Those that the job asked for (train.metrics) are there in any case.
 
@@ -210,13 +210,14 @@ class Model:
             DataError: The file cannot be read, or does not fit the training data.
         """
         known = getattr(self.task, "own_metrics", {})
+        files = asked_files(path)
         more = asked_metrics((*self._metrics, *metrics), self.task.metrics, known)
         if self._own is not None:
-            batches = batches_of(self._read_own(os.fspath(path), "test"))
+            batches = batches_of(self._read_own(files, "test"))
         else:
             self.notes = ()
-            found = labelled_blocks(path, self._options, self.info, say=self._note)
-            batches = batches_in(found, os.fspath(path))
+            found = labelled_blocks(files, self._options, self.info, say=self._note)
+            batches = batches_in(found, files)
         return evaluated(self.tables, self.task, batches, more)
 
     def columns(self, data: str | os.PathLike[str]) -> dict[str, Numbers] | None:
@@ -245,22 +246,21 @@ class Model:
 
         Sets `notes`.
         """
+        files = given_files(data)
         if self._own is not None:
-            if not isinstance(data, str | os.PathLike):
-                name = self.manifest.config["task"]
+            name = self.manifest.config["task"]
+            if files is None:
                 raise DataError(
                     f"data of type {type(data).__name__}: task '{name}' reads its files itself; give a path"
                 )
             if type(self.task).predict is Task.predict:
-                name = self.manifest.config["task"]
-                raise ConfigError(
-                    f"task '{name}' predicts columns: use `mpips predict` or columns(path)"
-                )
-            return self._predicted(batches_of(self._read_own(os.fspath(data), "predict")))
-        if isinstance(data, str | os.PathLike):
+                how = "use `mpips predict` or columns(path)"
+                raise ConfigError(f"task '{name}' predicts columns: {how}")
+            return self._predicted(batches_of(self._read_own(files, "predict")))
+        if files is not None:
             self.notes = ()
-            found = blocks(data, self._options, self.info, say=self._note)
-            return self._predicted(batches_in(found, os.fspath(data)))
+            found = blocks(files, self._options, self.info, say=self._note)
+            return self._predicted(batches_in(found, files))
         samples, self.notes = samples_of(data, self.info, self._options)
         return self._predicted(batches_of(samples))
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from mpips.data.several import given_files
 from mpips.errors import DataError
 
 
@@ -20,7 +20,7 @@ class DataFolder(Protocol):
 
 
 def as_file(data: Any, place: DataFolder, name: str) -> str:
-    """Return the path of a file with this data; a path is returned as it is.
+    """Return the path of a file with this data; files are returned as they are.
 
     Args:
         data: See `mpips.fit`.
@@ -30,15 +30,17 @@ def as_file(data: Any, place: DataFolder, name: str) -> str:
     Raises:
         DataError: The data has none of the accepted forms, or samples and labels do not fit together.
     """
-    if isinstance(data, str | os.PathLike):
-        return os.fspath(data)
+    files = given_files(data)
+    if files is not None:
+        return files
     if hasattr(data, "to_csv") and hasattr(data, "columns"):
         path = place.path / f"{name}.csv"
         data.to_csv(path, index=False)
         return str(path)
     if not isinstance(data, tuple | list) or len(data) != 2:
         raise DataError(
-            f"the {name} data is {type(data).__name__}: must be a path, a pair (x, y) or a frame of pandas"
+            f"the {name} data is {type(data).__name__}: must be a path, a list of paths, a pair (x, y) or a "
+            "frame of pandas"
         )
     x, y = data[0], np.asarray(data[1])
     shape = getattr(x, "shape", None) or np.shape(x)

@@ -103,18 +103,10 @@ class Int8:
 
 
 @dataclass(frozen=True)
-class TopK:
-    """The values of the greatest magnitudes, as they are; the others stay in the residual.
-
-    See D. Alistarh et al., "The convergence of sparsified gradient methods", NeurIPS 2018. The threshold is
-    estimated, so a push sends up to 30 % more or fewer values.
-
-    Attributes:
-        fraction: Share of the values of each server's part that a push sends, above 0 and at most 1.
-    """
+class _Sparse:
+    """Some values, as they are; the others stay in the residual."""
 
     fraction: Share = 0.01
-    name: ClassVar[str] = "topk"
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a fraction that is not accepted."""
@@ -130,7 +122,21 @@ class TopK:
 
 
 @dataclass(frozen=True)
-class RandomK:
+class TopK(_Sparse):
+    """The values of the greatest magnitudes, as they are; the others stay in the residual.
+
+    See D. Alistarh et al., "The convergence of sparsified gradient methods", NeurIPS 2018. The threshold is
+    estimated, so a push sends up to 30 % more or fewer values.
+
+    Attributes:
+        fraction: Share of the values of each server's part that a push sends, above 0 and at most 1.
+    """
+
+    name: ClassVar[str] = "topk"
+
+
+@dataclass(frozen=True)
+class RandomK(_Sparse):
     """Values that are chosen at random, as they are; the others stay in the residual.
 
     See S. U. Stich et al., "Sparsified SGD with memory", NeurIPS 2018. The choice is a function of (seed,
@@ -140,20 +146,7 @@ class RandomK:
         fraction: Probability with which a value is sent, above 0 and at most 1.
     """
 
-    fraction: Share = 0.01
     name: ClassVar[str] = "randomk"
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError for a fraction that is not accepted."""
-        check_fields(self)
-
-    def native(self, block: int | None = None) -> _native.Codec:
-        """Return the codec of native code. `block`: None, since rows have no such codec."""
-        return _native.Codec("sparse", 1)
-
-    def bytes_per_value(self, dim: int | None) -> float:
-        """Return the bytes of a value: 4 and a distance for each one that is sent."""
-        return _SPARSE_BYTES * self.fraction
 
 
 @dataclass(frozen=True)

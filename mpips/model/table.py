@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import math
 import operator
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -376,10 +377,9 @@ def check_tables(tables: list[Table]) -> None:
         raise ConfigError(
             f"{len(tables)} tables are given: a job takes at most 65535; join small ones"
         )
-    names = [t.name for t in tables]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(f"two tables are named {name!r}; rename one")
+    name, count = Counter(t.name for t in tables).most_common(1)[0]
+    if count > 1:
+        raise ConfigError(f"two tables are named {name!r}; rename one")
     check_together(tables)
     backups = {t.consistency.backup for t in tables if isinstance(t.consistency, BSP)}
     if len(backups) > 1:

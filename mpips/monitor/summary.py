@@ -307,7 +307,9 @@ def _data(s: Mapping[str, Any]) -> str:
     if size and s["n_features"]:
         size += f", {_features(s['n_features'])}"
     held = f"; validation {s['validation']:g} of it" if s.get("validation") else ""
-    return f"{s['train']}{size}{held}" + (f"; test {s['test']}" if s["test"] else "")
+    bad = {split: f"; {plural(n, 'bad line')} skipped" for split, n in s.get("skipped", {}).items()}
+    test = f"; test {s['test']}{bad.get('test', '')}" if s["test"] else ""
+    return f"{s['train']}{size}{bad.get('train', '')}{held}{test}"
 
 
 def _features(n: int) -> str:

@@ -64,7 +64,7 @@ class RankTrace(msgspec.Struct):
 
 
 class Alignment(msgspec.Struct):
-    """What to add to the clocks of ranks.
+    """The offsets of the clocks of ranks.
 
     Attributes:
         offsets_ns: What to add to a rank's clock, ns, by the rank.

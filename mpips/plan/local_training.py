@@ -1,4 +1,4 @@
-"""What a plan says of tables under LocalSGD and DiLoCo: memory of a worker, and bytes of a period."""
+"""Tables under LocalSGD and DiLoCo in a plan: memory of a worker, and bytes of a period."""
 
 from __future__ import annotations
 

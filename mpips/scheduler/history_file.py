@@ -33,7 +33,7 @@ _MOST_BYTES = (
 
 
 class JobTables(msgspec.Struct, frozen=True):
-    """What does not change during an attempt, for its head.
+    """The facts that stay the same during an attempt, for its head.
 
     Attributes:
         tables: Name of each table.

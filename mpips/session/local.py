@@ -56,7 +56,7 @@ from mpips.transport.region import Regions, new_token
 from mpips.worker.connection import Connection
 from mpips.worker.connection_options import ConnectionOptions
 from mpips.worker.local_tables import LocalPart
-from mpips.worker.replicated_tables import ReplicatedPart
+from mpips.worker.replicated_part import ReplicatedPart
 from mpips.worker.worker import Worker
 
 Float32 = NDArray[np.float32]

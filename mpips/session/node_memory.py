@@ -17,7 +17,7 @@ from mpips.model.python_rule import PythonRule
 from mpips.model.table import DenseTable, Table, replicated_tables
 from mpips.server.server import Server
 from mpips.transport.region import Regions, as_region_error
-from mpips.worker.replicated_tables import ReplicatedPart
+from mpips.worker.replicated_part import ReplicatedPart
 
 Float32 = NDArray[np.float32]
 Rule = tuple[str, _native.OptimizerConfig, bool, int, bool]  # of one replicated table

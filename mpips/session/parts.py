@@ -26,7 +26,7 @@ from mpips.session.links import Links
 from mpips.transport.region import Regions
 from mpips.worker.local_state import LocalMemory
 from mpips.worker.local_tables import LocalPart
-from mpips.worker.replicated_tables import ReplicatedPart
+from mpips.worker.replicated_part import ReplicatedPart
 from mpips.worker.residuals import Residuals
 
 

@@ -24,7 +24,7 @@ from mpips.recovery.node_tables import memory_name
 from mpips.session.node_memory import array_of, make_memory, make_reduction, node_layout
 from mpips.session.parts import Parts
 from mpips.transport.region import as_region_error, attach
-from mpips.worker.replicated_tables import ReplicatedPart
+from mpips.worker.replicated_part import ReplicatedPart
 
 Float32 = NDArray[np.float32]
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from glob import escape
 
-from mpips.data import DataInfo, read
+from mpips.data import DataInfo, ReadOptions, read
 from mpips.data.summary import summarise
 from mpips.errors import DataError
 from mpips.tasks import TASKS
@@ -14,21 +14,23 @@ from mpips.tasks import TASKS
 _MOST_CLASSES = 1000  # more distinct labels are rather numbers to be predicted
 
 
-def draft(train: str, test: str = "") -> str:
+def draft(train: str, test: str = "", label: str | None = None) -> str:
     """Return the text of a commented job file. Not collective; blocks for reading the data.
 
     Args:
         train: File to train on.
         test: File to evaluate on; "": none.
+        label: Where the labels are, as data.label; None: found by name.
 
     Raises:
         DataError: The data cannot be read, or no built-in task suits its labels.
     """
-    part = read(train)
+    options = ReadOptions(label=label)
+    part = read(train, options=options)
     info = part.info
     _check_labels(train, info)
     if test:
-        read(test, like=info)
+        read(test, options=options, like=info)
     name, others = _tasks(info)
     task = TASKS[name]
     lines = [
@@ -42,6 +44,8 @@ def draft(train: str, test: str = "") -> str:
     ]
     if info.columns:
         lines += _columns(info)
+    elif label is not None:
+        lines.append(f"label = {_text(label)}")
     lines += [
         "",
         "[train]",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
@@ -74,6 +74,7 @@ class Inputs:
         block, window: Of training data that is read in windows; see `mpips.data.Shape`.
         on_epoch_end: Called after each epoch with its row of `Result.history`; if it returns True, training
             ends. Only in a job of one worker; None: nothing is called.
+        skipped: Bad lines that were left out of the files for "train" and "test"; empty: none were converted.
         sizing: Determines batches and tables for other numbers of workers; see `for_workers`.
         unevaluated: The start is the end of an epoch whose evaluation `stopping` and `best` may lack.
     """
@@ -107,6 +108,7 @@ class Inputs:
     block: int = 0
     window: int = 0
     sizing: Sizing | None = None
+    skipped: Mapping[str, int] = field(default_factory=dict)
 
     def for_workers(self, n_workers: int) -> Inputs:
         """Return a copy with the task, the batch size and the tables of a job of so many workers."""

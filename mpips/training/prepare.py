@@ -116,6 +116,7 @@ def prepare(
     reads, given = reader_of(task_class), task_options(task_class, config.options)
     own_metrics = getattr(task_class, "own_metrics", {})
     own: dict[str, Any] = {}
+    skipped: dict[str, int] = {}
     fraction = config.data.validation
     holdout = Holdout(fraction, config.cluster.seed) if fraction else None
     streaming = Streaming(
@@ -153,7 +154,7 @@ def prepare(
             held = holdout if like is None else None
             streamed = stream(ranks, n_workers, path, options, like, streaming, held)
             if streamed is not None:
-                own[split] = streamed
+                own[split], skipped[split] = streamed, streamed.n_skipped
                 return streamed.info, streamed.notes
             if held is not None or on_bad == "skip":
                 option = (
@@ -245,6 +246,7 @@ def prepare(
         block=block,
         window=window,
         sizing=sizing,
+        skipped=skipped,
     )
 
 

@@ -27,6 +27,7 @@ class Result:
             included.
         n_samples: Samples of the training data.
         n_features: Features of the training data.
+        skipped: Bad lines that were left out, by "train" and "test"; only those above 0.
         stopped: Why training ended early, or "".
         best: The best checkpoint: its metric, value, epoch and path; None: there is none.
         is_ended_by_caller: `on_epoch_end` has ended it.
@@ -42,6 +43,7 @@ class Result:
     steps: int = 0
     n_samples: int = 0
     n_features: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
     stopped: str = ""
     best: dict[str, Any] | None = None
     is_ended_by_caller: bool = False

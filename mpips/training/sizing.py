@@ -21,7 +21,7 @@ from mpips.tasks import Schedule, Task
 
 
 class Sizing(msgspec.Struct, frozen=True):
-    """What determines batches and tables of a job, beside its task and its number of workers.
+    """The settings that determine batches and tables of a job, with its task and its number of workers.
 
     Attributes:
         config: The job.

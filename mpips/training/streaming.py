@@ -63,6 +63,7 @@ class Streamed(msgspec.Struct, frozen=True):
         notes: Sentences for the user.
         data: The samples of this worker; None on ranks that are no worker.
         block, window: See `mpips.data.Shape`; 0: the samples are in memory.
+        n_skipped: Bad lines of the files that were left out.
         validation: The samples that are held out; None: none are.
     """
 
@@ -71,6 +72,7 @@ class Streamed(msgspec.Struct, frozen=True):
     data: StreamedData | Dataset | None
     block: int
     window: int
+    n_skipped: int = 0
     validation: Streamed | None = None
 
 
@@ -138,9 +140,9 @@ def stream(
     if holdout is None:
         some = StreamedData(folder, index, worker or 0, n_workers, how.memory)
         if row["fits"]:
-            return Streamed(info, notes, _in_memory(some, worker), 0, 0)
+            return Streamed(info, notes, _in_memory(some, worker), 0, 0, index.n_skipped)
         data = some if worker is not None else None
-        return Streamed(info, notes, data, some.blocks.block, some.window)
+        return Streamed(info, notes, data, some.blocks.block, some.window, index.n_skipped)
 
     def side(held: bool) -> Streamed:
         chosen = HoldoutSide(holdout, index.n, held)
@@ -164,7 +166,7 @@ def stream(
     found: list[tuple[Streamed, Streamed]] = []
     ranks.agree(f"dividing {source}", lambda: found.append(sides()), True)
     train, validation = found[0]
-    return msgspec.structs.replace(train, validation=validation)
+    return msgspec.structs.replace(train, n_skipped=index.n_skipped, validation=validation)
 
 
 def _in_memory(data: StreamedData, worker: int | None) -> Dataset | None:
@@ -194,7 +196,7 @@ def _found(
         if options.on_bad == "skip" and reader.name not in TEXT_FORMATS:
             raise ConfigError(
                 f"data.on_bad = 'skip': {path} is {reader.name}, which has no lines that could be left out; "
-                "the option is for LIBSVM and CSV"
+                "the option is for LIBSVM, CSV and Criteo"
             )
         files.append(File(path, found.st_size, found.st_mtime_ns, reader.name))
     fits = not is_streamed(files, options, n_workers, how.memory)
@@ -355,9 +357,9 @@ class ConversionProgress:
         self._next = self._begun + _FIRST_SAID_S
 
     def note(self, share: float) -> None:
-        """Note the share of the part that is converted, above 0 and at most 1."""
+        """Note the share of the part that is converted, 0 to 1."""
         now = time.monotonic()
-        if now < self._next or share >= 1:
+        if now < self._next or not 0 < share < 1:
             return
         self._next = now + _SAID_EVERY_S
         left = duration((now - self._begun) * (1 - share) / share)

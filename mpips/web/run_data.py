@@ -46,7 +46,7 @@ _MOST_EVENTS = 500  # events that are sent, the newest
 
 
 class SentParts(msgspec.Struct):
-    """What a browser has of one run: content numbers of the parts, and numbers of their rows."""
+    """The state of one run in a browser: content numbers of the parts, and numbers of their rows."""
 
     state: int = -1
     config: int = -1

@@ -8,7 +8,6 @@ it raises StallError with the name of the late server and of the rank for which 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -30,7 +29,8 @@ from mpips.worker.collectives import Collectives
 from mpips.worker.connection_options import ConnectionOptions, Disowning, needs_common_clock
 from mpips.worker.control_plane import ControlPlane
 from mpips.worker.local_tables import LocalPart, LocalTables
-from mpips.worker.replicated_tables import ReplicatedPart, ReplicatedTables
+from mpips.worker.replicated_part import ReplicatedPart
+from mpips.worker.replicated_tables import ReplicatedTables
 from mpips.worker.residuals import settled
 from mpips.worker.spent import TimeSpent
 from mpips.worker.staging import Staging
@@ -235,9 +235,8 @@ class Connection:
         self.control.poll()
         self.collectives.poll()
         if self.control.cut.pending is not None and not self._repeats:
-            began, wait_s = time.monotonic(), self.clock_state.wait_s
-            self.snapshot.at_tick(self.step, self.wait_until)
-            self.spent.cut(began, wait_s)
+            with self.spent.cut():
+                self.snapshot.at_tick(self.step, self.wait_until)
 
     @property
     def _repeats(self) -> bool:
@@ -363,23 +362,11 @@ class Connection:
 
     def wait_credit(self, server: int) -> None:
         """Wait until this worker's ring at a server has room for a record."""
-        channel = self.channels[server]
-        channel.writer.count_credit_stall()
-        self.wait_until(
-            lambda: channel.wait_credit(0.02),
-            lambda: f"server {server} has taken no record from its full ring{self.blame(server)}",
-        )
+        waits.credit(self, server)
 
     def wait_applied(self, server: int, count: int) -> None:
         """Wait until a server has consumed `count` records."""
-        channel = self.channels[server]
-        self.wait_until(
-            lambda: channel.wait_applied(count, 0.02),
-            lambda: (
-                f"server {server} has consumed {channel.writer.applied} of {count} records"
-                f"{self.blame(server)}"
-            ),
-        )
+        waits.applied(self, server, count)
 
     def wait_until(self, done: Callable[[], bool], late: Callable[[], str]) -> None:
         """Call `done`, which may block briefly, until it returns True.

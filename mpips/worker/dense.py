@@ -18,7 +18,7 @@ from mpips.transport.channel import MemoryChannel
 from mpips.worker.base import Handle
 from mpips.worker.paths import choose_path
 from mpips.worker.paths.direct import direct_path
-from mpips.worker.paths.encoded import EncodedPath
+from mpips.worker.paths.encoded import CodecPath, EncodedPath
 from mpips.worker.paths.feedback import FeedbackPath
 from mpips.worker.paths.path import DensePath
 from mpips.worker.requests import PolledRequest, PushResult, Request
@@ -48,7 +48,7 @@ class DenseHandle(Handle):
         self._writers = [(s.server, connection.channels[s.server].writer) for s in shards]
         self._direct = direct_path(connection, index, shards, table)
         self._paths: list[DensePath] = []
-        self._encoded_paths: list[EncodedPath | FeedbackPath] = []
+        self._encoded_paths: list[CodecPath] = []
         codec = native_codec(table)
         if isinstance(table.compression, Biased):
             residuals = connection.residuals

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from mpips.model.arrays import as_float32, check_out
 from mpips.model.optimizer import Optimizer
 from mpips.model.table import DenseTable
-from mpips.worker.base import Handle
+from mpips.worker.held import HeldHandle
 from mpips.worker.requests import PolledRequest, PushResult, Request
 
 if TYPE_CHECKING:
@@ -19,10 +19,8 @@ if TYPE_CHECKING:
 
 Float32 = NDArray[np.float32]
 
-_TAKEN = PushResult(applied=1)
 
-
-class LocalHandle(Handle):
+class LocalHandle(HeldHandle):
     """A worker's access to one table under LocalSGD or DiLoCo, with the methods of DenseHandle.
 
     Not thread-safe. No method communicates, except that the first use after an outer step (with a delay:
@@ -35,8 +33,7 @@ class LocalHandle(Handle):
 
     def __init__(self, connection: Connection, index: int, table: DenseTable) -> None:
         """`index`: of the table in the job; `table`: with the inner rule."""
-        super().__init__(connection, index, table, [])
-        self.shape = table.shape
+        super().__init__(connection, index, table)
         self._closed_step = -1  # clock of the worker at the newest push that closed the table
 
     @property
@@ -44,9 +41,6 @@ class LocalHandle(Handle):
         tables = self._connection.local
         assert tables is not None
         return tables
-
-    def disown(self) -> None:
-        """In a forked child every use raises ForkError: the connection refuses it."""
 
     def _check_open(self, what: str) -> None:
         """Raise ConfigError if the worker has closed the table in this clock."""
@@ -72,10 +66,7 @@ class LocalHandle(Handle):
         Raises:
             StallError: A worker or server was late for the job's timeout; the message names it.
         """
-        self._check_open("a pull of")
-        if out is None:
-            out = np.empty(self.shape, np.float32)
-        check_out(out, self.shape, True)
+        out = self._room(out)
         np.copyto(out.reshape(-1), self._tables.values(self._index))
         return out
 
@@ -98,11 +89,6 @@ class LocalHandle(Handle):
         values = self._tables.values(self._index).reshape(self.shape)
         values.flags.writeable = False
         return values
-
-    def views(self) -> list[tuple[int, int, Float32]]:
-        """Return [(0, n, read-only values)] of the flat tensor; see `view`."""
-        flat = self.view().reshape(-1)
-        return [(0, len(flat), flat)]
 
     def push(
         self, update: Float32, base: Float32 | None = None, *, closes: bool = False
@@ -128,17 +114,7 @@ class LocalHandle(Handle):
         connection = self._connection
         if closes:
             self._closed_step = connection.step
-        return PolledRequest(
-            lambda _: True, lambda: _TAKEN, str, connection.timeout_s, connection.poll
-        )
-
-    def push_pull(self, update: Float32, out: Float32 | None = None) -> Float32:
-        """Push an update, end the clock, and return the new values."""
-        if out is not None:
-            check_out(out, self.shape, contiguous=True)
-        self.push(update)
-        self._connection.clock()
-        return self.pull(out)
+        return self._taken()
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Change the hyperparameters of the inner rule from this worker's current clock on.

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from mpips.model.arrays import as_float32, check_out
 from mpips.model.optimizer import Optimizer
 from mpips.model.table import DenseTable
-from mpips.worker.base import Handle
+from mpips.worker.held import HeldHandle
 from mpips.worker.requests import PolledRequest, PushResult, Request
 
 if TYPE_CHECKING:
@@ -19,10 +19,8 @@ if TYPE_CHECKING:
 
 Float32 = NDArray[np.float32]
 
-_TAKEN = PushResult(applied=1)
 
-
-class ReplicatedHandle(Handle):
+class ReplicatedHandle(HeldHandle):
     """A worker's access to one replicated table, with the methods of DenseHandle. Not thread-safe.
 
     Attributes:
@@ -32,8 +30,7 @@ class ReplicatedHandle(Handle):
 
     def __init__(self, connection: Connection, index: int, table: DenseTable) -> None:
         """`index`: of the table in the job."""
-        super().__init__(connection, index, table, [])
-        self.shape = table.shape
+        super().__init__(connection, index, table)
         self._number = self._tables.place(index)
 
     @property
@@ -41,9 +38,6 @@ class ReplicatedHandle(Handle):
         tables = self._connection.replicated
         assert tables is not None
         return tables
-
-    def disown(self) -> None:
-        """In a forked child every use raises ForkError: the connection refuses it."""
 
     @property
     def paths(self) -> list[str]:
@@ -62,10 +56,7 @@ class ReplicatedHandle(Handle):
         Raises:
             StallError: A worker was late for the job's timeout; the message names it.
         """
-        self._check_open("a pull of")
-        if out is None:
-            out = np.empty(self.shape, np.float32)
-        check_out(out, self.shape, True)
+        out = self._room(out)
         self._tables.pull(self._number, out.reshape(-1))
         return out
 
@@ -92,11 +83,6 @@ class ReplicatedHandle(Handle):
         """
         self._check_open("a view of")
         return self._tables.view(self._number).reshape(self.shape)
-
-    def views(self) -> list[tuple[int, int, Float32]]:
-        """Return [(0, n, read-only values)] of the flat tensor; see `view`."""
-        flat = self.view().reshape(-1)
-        return [(0, len(flat), flat)]
 
     def push(
         self, update: Float32, base: Float32 | None = None, *, closes: bool = False
@@ -131,17 +117,7 @@ class ReplicatedHandle(Handle):
         if closes:
             self._closed_at = connection.now
             tables.close(self._number)
-        return PolledRequest(
-            lambda _: True, lambda: _TAKEN, str, connection.timeout_s, connection.poll
-        )
-
-    def push_pull(self, update: Float32, out: Float32 | None = None) -> Float32:
-        """Push an update, end the clock, and pull the new values. Blocks like `pull`."""
-        if out is not None:
-            check_out(out, self.shape, contiguous=True)
-        self.push(update)
-        self._connection.clock()
-        return self.pull(out)
+        return self._taken()
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Change the hyperparameters of the table's rule from this worker's current clock on.

@@ -15,8 +15,7 @@ finish (native/src/server/server_store.cpp).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,10 +24,9 @@ from numpy.typing import NDArray
 from mpips import _native
 from mpips.errors import ConfigError
 from mpips.model.placement import ShardRange
-from mpips.model.table import DenseTable
-from mpips.mpi.contributions import Contributions
 from mpips.mpi.messages import Figures, Waits
 from mpips.transport.region import as_region_error
+from mpips.worker.replicated_part import ReplicatedPart
 
 if TYPE_CHECKING:
     from mpips.worker.connection import Connection
@@ -38,33 +36,6 @@ Float32 = NDArray[np.float32]
 _WAIT_S = 0.02  # of one wait without messages
 _WAIT_BETWEEN_POLLS_S = 0.0002  # of one wait, where messages of other nodes must be taken
 _BEHIND_S = 0.1  # s of a wait at a cut after which the scheduler is informed
-
-
-@dataclass(frozen=True)
-class ReplicatedPart:
-    """The replicated tables of one worker, as start-up makes them.
-
-    Attributes:
-        tables: The replicated tables, by their index in the job.
-        shards: The servers' shards of each of them, in this order.
-        memory: The memory that the workers of this node share.
-        layout: Its layout.
-        reduction: This worker's end.
-        contributions: Messages between nodes; None: all workers are on this node.
-        stores: The job writes checkpoints, so servers need the values.
-        receivers: For each worker of another node the worker of this node that receives its updates.
-        had_finished: The worker had finished in the launch before.
-    """
-
-    tables: dict[int, DenseTable]
-    shards: Sequence[Sequence[ShardRange]]
-    memory: _native.SharedMemory
-    layout: _native.NodeLayout
-    reduction: _native.Reduction
-    contributions: Contributions | None = None
-    stores: bool = True
-    receivers: Mapping[int, int] = field(default_factory=dict)
-    had_finished: bool = False
 
 
 class ReplicatedTables:

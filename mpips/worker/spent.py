@@ -7,6 +7,8 @@ The native `WorkerClock` counts the time of pushes and pulls: of direct calls by
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from mpips import _native
 from mpips.mpi.messages import Figures
@@ -33,13 +35,11 @@ class TimeSpent:
         """Count the time of a wait."""
         self._clock.wait_s += seconds
 
-    def cut(self, began: float, wait_s: float) -> None:
-        """Count the time of a cut with all of its waits.
-
-        Args:
-            began: Monotonic time at its begin, seconds.
-            wait_s: Seconds of waits until then.
-        """
+    @contextmanager
+    def cut(self) -> Iterator[None]:
+        """Count the block as a cut, with all of its waits."""
+        began, wait_s = time.monotonic(), self._clock.wait_s
+        yield
         self._snapshot_s += time.monotonic() - began
         self._clock.wait_s = wait_s
 

@@ -59,6 +59,28 @@ def until(connection: Connection, done: Callable[[], bool], late: Callable[[], s
     connection.spent.waited(time.monotonic() - began)
 
 
+def credit(connection: Connection, server: int) -> None:
+    """Wait until the worker's ring at a server has room for a record."""
+    channel = connection.channels[server]
+    channel.writer.count_credit_stall()
+    connection.wait_until(
+        lambda: channel.wait_credit(0.02),
+        lambda: f"server {server} has taken no record from its full ring{connection.blame(server)}",
+    )
+
+
+def applied(connection: Connection, server: int, count: int) -> None:
+    """Wait until a server has consumed `count` records of the worker."""
+    channel = connection.channels[server]
+    connection.wait_until(
+        lambda: channel.wait_applied(count, 0.02),
+        lambda: (
+            f"server {server} has consumed {channel.writer.applied} of {count} records"
+            f"{connection.blame(server)}"
+        ),
+    )
+
+
 def minimum_clock(connection: Connection, table: Table) -> tuple[int, int]:
     """Return (version, minimum clock) that a pull of a table must see at this clock; 0: any."""
     if isinstance(table.consistency, BSP):

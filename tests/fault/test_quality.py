@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click_logs import click_lines, write_clicks
 from launcher import launch
 
 import mpips
@@ -70,6 +71,22 @@ def test_mlp_reads_digits() -> None:
     assert found["accuracy"] >= 0.96
     assert found["updates_pushed"] == found["updates_applied"] > 0
     assert found["transports"] == {"shm": 3}
+
+
+@pytest.mark.parametrize("n_workers", [1, 3])
+def test_deepfm_learns_from_click_logs_that_are_read_in_windows(
+    n_workers: int, tmp_path: Path
+) -> None:
+    rows = click_lines(2400)
+    days = [tmp_path / name for name in ("day_0.gz", "day_1", "day_2")]
+    for i, day in enumerate(days):
+        write_clicks(day, rows[800 * i : 800 * (i + 1)])
+    data = ("--train", str(days[0]), "--train", str(days[1]), "--test", str(days[2]))
+    options = ("--epochs", "4", "--set", "data.memory_mib=0.2")
+    found = trained(n_workers, "deepfm", *data, *options)
+    assert found["n_samples"] == 1600
+    assert found["samples"] == 4 * 1600
+    assert found["auc"] >= 0.85
 
 
 def test_mlp_reads_digits_with_an_outer_step_every_eight_steps() -> None:

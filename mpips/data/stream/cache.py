@@ -11,27 +11,22 @@ same cache at the same time write the same files.
 
 from __future__ import annotations
 
-import math
 import os
 import uuid
-import zipfile
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from mpips.data.arrays import array_header
 from mpips.data.dataset import Dataset, DenseData, SparseData
 from mpips.data.info import DataInfo, check_class_count, needs_float64
 from mpips.data.options import Wants
-from mpips.errors import DataError
 from mpips.model.distinct import distinct_counts
 
 INDEX = "index.json"
-VERSION = 2
-_LOCAL_HEADER = 30  # bytes of a zip file's local header before the name
+VERSION = 3
 
 
 class Converted(NamedTuple):
@@ -102,6 +97,7 @@ class Index(msgspec.Struct, frozen=True):
         n_features: One more than the greatest possible key, or the number of columns.
         columns, label_column, categorical: See `DataInfo`.
         notes: Sentences for the user.
+        n_skipped: Bad lines that were left out.
         pieces: The pieces, in the order of the samples.
     """
 
@@ -115,6 +111,7 @@ class Index(msgspec.Struct, frozen=True):
     label_column: str
     categorical: tuple[str, ...]
     notes: tuple[str, ...]
+    n_skipped: int
     pieces: tuple[CachePiece, ...]
 
     @property
@@ -246,64 +243,3 @@ def read_index(folder: Path) -> Index | None:
     except (OSError, msgspec.DecodeError):
         return None
     return index if whole and index.version == VERSION else None
-
-
-class Member(NamedTuple):
-    """An array in a file of the cache.
-
-    Attributes:
-        offset: Place of its first byte in the file.
-        dtype, shape: Of the array.
-    """
-
-    offset: int
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-
-
-Members: TypeAlias = dict[str, Member]
-
-
-def members_of(path: str) -> Members:
-    """Return the arrays of an npz file that are not compressed, by name.
-
-    Raises:
-        OSError, ValueError, zipfile.BadZipFile: It is no such file.
-    """
-    found = {}
-    with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
-        for entry in archive.infolist():
-            if entry.compress_type != zipfile.ZIP_STORED:
-                raise ValueError(f"{entry.filename} is compressed")
-            file.seek(entry.header_offset)
-            header = file.read(_LOCAL_HEADER)
-            lengths = [int.from_bytes(header[at : at + 2], "little") for at in (26, 28)]
-            begin = entry.header_offset + _LOCAL_HEADER + sum(lengths)
-            file.seek(begin)
-            shape, by_columns, dtype = array_header(file)
-            if (by_columns and len(shape) > 1) or dtype.hasobject:
-                raise ValueError(f"{entry.filename} is not in the order of rows")
-            n_bytes = dtype.itemsize * math.prod(shape)
-            if file.tell() - begin + n_bytes > entry.file_size:
-                raise ValueError(f"{entry.filename} has fewer bytes than its header says")
-            found[entry.filename.removesuffix(".npy")] = Member(file.tell(), dtype, shape)
-    return found
-
-
-def read_rows(file: int, path: str, member: Member, start: int, stop: int) -> npt.NDArray[Any]:
-    """Return rows of an array in an open file, a new array. Blocks; releases the GIL while reading.
-
-    Raises:
-        DataError: The file is shorter than it was.
-        OSError: It cannot be read.
-    """
-    out = np.empty((stop - start, *member.shape[1:]), member.dtype)
-    left = memoryview(out.reshape(-1).view(np.uint8).data)
-    row_bytes = member.dtype.itemsize * int(np.prod(member.shape[1:], dtype=np.int64))
-    at = member.offset + start * row_bytes
-    while len(left):
-        n = os.preadv(file, [left], at)
-        if n == 0:
-            raise DataError(f"{path}: is shorter than when the job began; start the job again")
-        left, at = left[n:], at + n
-    return out

@@ -12,6 +12,7 @@ its content depends on: the files with their sizes and times of change, and the 
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -23,34 +24,47 @@ from typing import Any
 import msgspec
 
 from mpips.data.columns import KEY_BITS, TableColumns
+from mpips.data.criteo import criteo_options
 from mpips.data.info import check_class_count
+from mpips.data.npy import label_files
 from mpips.data.options import ReadOptions
-from mpips.data.parquet import opened_parquet
 from mpips.data.stream.bad_lines import BadLines
 from mpips.data.stream.cache import VERSION, CachePiece, Index, read_index, write_piece
 from mpips.data.stream.files import File
 from mpips.data.stream.sources import CsvSource, LibsvmSource, Span, SpanSource, cut
-from mpips.data.stream.table_sources import ArraySource, ParquetSource, opened_arrays
+from mpips.data.stream.table_sources import ArraySource, TableSource, opened_arrays
+from mpips.data.table_files import OPENED_TABLES, opened_arrow, opened_parquet
 from mpips.errors import CapabilityError, DataError
 
-SOURCES: dict[str, Callable[[str, ReadOptions, int], SpanSource]] = {
-    "libsvm": LibsvmSource,
-    "csv": CsvSource,
-    "parquet": ParquetSource,
-    "npz": ArraySource,
-    "hdf5": ArraySource,
-}
+
+def _criteo(
+    path: str, options: ReadOptions, piece_bytes: int, bad: BadLines | None = None
+) -> CsvSource:
+    return CsvSource(path, criteo_options(options), piece_bytes, bad)
+
 
 _TEXT: dict[str, Callable[[str, ReadOptions, int, BadLines | None], SpanSource]] = {
     "libsvm": LibsvmSource,
     "csv": CsvSource,
+    "criteo": _criteo,
+}
+
+SOURCES: dict[str, Callable[[str, ReadOptions, int], SpanSource]] = {
+    "libsvm": LibsvmSource,
+    "csv": CsvSource,
+    "criteo": _criteo,
+    "parquet": functools.partial(TableSource, opened_parquet),
+    "arrow": functools.partial(TableSource, opened_arrow),
+    "npz": ArraySource,
+    "npy": ArraySource,
+    "hdf5": ArraySource,
 }
 
 _LEAST_PIECE, _MOST_PIECE = 1 << 14, 32 << 20  # bytes of a file that are converted at once
 
 
 class Draft(msgspec.Struct, frozen=True):
-    """What all workers use alike.
+    """The settings that are equal on all workers.
 
     Attributes:
         source: The files, as the job names them.
@@ -91,7 +105,11 @@ def draft(
         for place, file in enumerate(files)
         for span in _spans(place, file, options, piece_bytes)
     ]
-    places = [_identity(file.path) for file in files]
+    places = [
+        _identity(path)
+        for file in files
+        for path in (file.path, *(label_files(file.path, options) if file.format == "npy" else ()))
+    ]
     asked = msgspec.json.encode([VERSION, source, list(files), places, options, piece_bytes])
     key = blake2b(asked, digest_size=8).hexdigest()
     there = read_index(cache / key) is not None
@@ -118,13 +136,13 @@ class Conversion:
         self._options = options
         self.bad: dict[int, BadLines] = {}
         self._own = range(worker, len(plan.spans), n_workers)
-        self._first: TableColumns | None = None
+        self._first: tuple[TableColumns | None, tuple[str, ...]] | None = None
         self._open: tuple[int, SpanSource] | None = None
 
     @property
     def needs_survey(self) -> bool:
         """True if quotes may matter."""
-        return any(file.format == "csv" for file in self._plan.files)
+        return any(file.format in ("csv", "criteo") for file in self._plan.files)
 
     def survey(self) -> dict[int, tuple[bool, bool]]:
         """Return what `CsvSource.survey` returns for each of this worker's spans of CSV, by place. Blocks."""
@@ -147,7 +165,7 @@ class Conversion:
         Args:
             surveys: What `survey` returned on all workers; {} if it was left out.
             folder: The cache; it exists.
-            note: Called after each span with the share of this worker's spans that are converted.
+            note: Called after each piece with the share of this worker's spans that is converted.
 
         Raises:
             DataError: A file is malformed, or has changed.
@@ -156,11 +174,13 @@ class Conversion:
         """
         inside = _composed(self._plan.spans, surveys)
         found: dict[int, list[CachePiece]] = {}
+        before, weights = 0.0, self._weights()
         for place in self._own:
             span = self._plan.spans[place]
             self._plan.files[span.file].check()
             found[place] = []
-            for raw in self._source(span).pieces(span, inside[place]):
+            source = self._source(span)
+            for raw in source.pieces(span, inside[place]):
                 name = f"{place:06}-{len(found[place]):04}.npz"
                 try:
                     piece = write_piece(folder, name, raw, self._wants)
@@ -170,9 +190,27 @@ class Conversion:
                         "data.cache to a folder with more room, or raise data.memory_mib"
                     ) from None
                 found[place].append(piece)
+                note(before + weights[place] * source.done)
             self._plan.files[span.file].check()
-            note(len(found) / len(self._own))
+            before += weights[place]
+            note(min(before, 1.0))
+        note(1.0)
         return found
+
+    def _weights(self) -> dict[int, float]:
+        """Return the share of each span in the bytes of this worker's spans, by its place."""
+        extents = [0] * len(self._plan.files)
+        for span in self._plan.spans:
+            extents[span.file] += span.stop - span.start
+
+        def n_bytes(span: Span) -> float:
+            # A compressed file is one span, without an extent.
+            part = (span.stop - span.start) / extents[span.file] if extents[span.file] else 1.0
+            return self._plan.files[span.file].size * part
+
+        sizes = {place: n_bytes(self._plan.spans[place]) for place in self._own}
+        whole = sum(sizes.values()) or 1.0
+        return {place: size / whole for place, size in sizes.items()}
 
     def index(
         self, pieces: Mapping[int, Sequence[CachePiece]], bad: Mapping[int, BadLines] | None = None
@@ -226,17 +264,19 @@ class Conversion:
             categorical=tuple(c.name for c in columns.features if c.categorical)
             if columns is not None
             else (),
-            notes=self._notes(columns, bad or {}),
+            notes=self._notes(bad or {}),
+            n_skipped=sum(lines.n for lines in (bad or {}).values()),
             pieces=ordered,
         )
 
-    def _notes(self, columns: TableColumns | None, bad: Mapping[int, BadLines]) -> tuple[str, ...]:
+    def _notes(self, bad: Mapping[int, BadLines]) -> tuple[str, ...]:
         """Return sentences for the user."""
         paths = [file.path for file in self._plan.files]
         several = f"{self._plan.source}: {len(paths)} files, {paths[0]} to {paths[-1]}"
         notes = (several,) if len(paths) > 1 else ()
         skipped = (bad[place].text(paths[place]) for place in sorted(bad) if bad[place].n)
-        return (*notes, *(columns.notes if columns is not None else ()), *skipped)
+        self._columns()
+        return (*notes, *(self._first[1] if self._first is not None else ()), *skipped)
 
     @property
     def _wants(self) -> Any:
@@ -253,8 +293,9 @@ class Conversion:
     def _columns(self) -> TableColumns | None:
         """Return the columns, which the first file decides about."""
         if self._first is None:
-            self._first = self._made(0, self._options).columns
-        return self._first
+            source = self._made(0, self._options)
+            self._first = source.columns, source.notes
+        return self._first[0]
 
     def _source(self, span: Span) -> SpanSource:
         """Return the source of a span; that of the last file is kept."""
@@ -296,11 +337,11 @@ def _identity(path: str) -> tuple[str, int, int]:
 
 def _spans(place: int, file: File, options: ReadOptions, piece_bytes: int) -> list[Span]:
     """Return the spans of a file."""
-    if file.format == "parquet":
-        with opened_parquet(file.path) as table:
-            n = table.num_row_groups
+    if file.format in OPENED_TABLES:
+        with OPENED_TABLES[file.format](file.path) as table:
+            n = len(table.group_rows())
         return [Span(place, i, i + 1, i == n - 1) for i in range(n)]
-    if file.format in ("npz", "hdf5"):
+    if file.format in ("npz", "npy", "hdf5"):
         with opened_arrays(file.path, options) as (x, _):
             row_bytes = max(1, x.dtype.itemsize * math.prod(x.shape[1:]))
             n = max(1, len(x) * row_bytes // (4 * piece_bytes))

@@ -9,17 +9,17 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from mpips.data.compressed import compression_of, opened
+from mpips.data.compressed import beginning, compression_of
 from mpips.data.csv_dialect import DELIMITERS
 from mpips.data.options import ReadOptions
-from mpips.data.parquet import opened_parquet
 from mpips.data.stream.table_sources import array_form
+from mpips.data.table_files import OPENED_TABLES
 from mpips.errors import DataError
 
 # Bytes of text for each byte of a compressed file.
 _PACKED = {"": 1, ".gz": 4, ".bz2": 5, ".xz": 6, ".zst": 4}
 _SAMPLE = 1 << 20  # bytes of text by which its samples are estimated
-_ENTRY_BYTES = 20  # of a cell of Parquet in memory
+_ENTRY_BYTES = 20  # of a cell of Parquet or Arrow in memory
 
 
 class File(msgspec.Struct, frozen=True):
@@ -67,10 +67,10 @@ def _estimate(file: File, options: ReadOptions, densities: dict[str, float]) -> 
         options: Options of the readers.
         densities: Bytes in memory for each byte of text, by format; the first file of a format decides.
     """
-    if file.format == "parquet":
-        with opened_parquet(file.path) as table:
-            return int(table.metadata.num_rows * table.metadata.num_columns * _ENTRY_BYTES)
-    if file.format in ("npz", "hdf5"):
+    if file.format in OPENED_TABLES:
+        with OPENED_TABLES[file.format](file.path) as table:
+            return sum(table.group_rows()) * len(table.schema.names) * _ENTRY_BYTES
+    if file.format in ("npz", "npy", "hdf5"):
         shape, dtype = array_form(file.path, options)
         number = 4 if np.can_cast(dtype, np.float32) else 8
         return shape[0] * (8 + number * math.prod(shape[1:]))
@@ -81,8 +81,7 @@ def _estimate(file: File, options: ReadOptions, densities: dict[str, float]) -> 
 
 def _density(file: File) -> float:
     """Return the bytes that samples take in memory for each byte of text, by the beginning of a file."""
-    with opened(file.path) as opened_file:
-        text = opened_file.read(_SAMPLE)
+    text = beginning(file.path, _SAMPLE)
     if not text:
         return 0.0
     lines = text.count(b"\n") + 1

@@ -21,7 +21,7 @@ import msgspec
 
 from mpips._native import count_csv_lines, csv_record_end, csv_shift, scan_csv
 from mpips.data.columns import TableColumns
-from mpips.data.compressed import compression_of, opened
+from mpips.data.compressed import PackedPlace, compression_of, opened
 from mpips.data.csv_labels import CsvLabels
 from mpips.data.csv_plan import MAX_RECORD_BYTES, CsvPlan, Text
 from mpips.data.csv_quick import QuickReader
@@ -55,9 +55,13 @@ class SpanSource(Protocol):
 
     Attributes:
         columns: The columns that are used; None for formats without names.
+        notes: Sentences for the user.
+        done: Share of the present span that was read, 0 to 1; of compressed text, of the compressed bytes.
     """
 
     columns: TableColumns | None
+    notes: tuple[str, ...]
+    done: float
 
     def pieces(self, span: Span, inside: tuple[bool, bool]) -> Iterator[Converted]:
         """Yield the samples of a span in order, in pieces of bounded size. Blocks.
@@ -142,11 +146,13 @@ class LibsvmSource:
     """LIBSVM text; see SpanSource."""
 
     columns: TableColumns | None = None
+    notes: tuple[str, ...] = ()
 
     def __init__(
         self, path: str, options: ReadOptions, piece_bytes: int, bad: BadLines | None = None
     ) -> None:
         """Read nothing yet; `bad`: bad lines are left out and added here; None: they are errors."""
+        self.done = 0.0
         self._bad = bad
         self._path = path
         self._options = options
@@ -170,8 +176,9 @@ class LibsvmSource:
     def _unpacked(self) -> Iterator[Converted]:
         """Yield the samples of a compressed file."""
         line = 0
-        with opened(self._path) as file:
+        with opened(self._path, place := PackedPlace()) as file:
             for text in whole_lines(self._path, file, self._piece_bytes):
+                self.done = place.share
                 converted = self._converted(text, lambda before=line: before)  # type: ignore[misc]
                 line += text.count(b"\n")
                 if converted.data.n:
@@ -214,6 +221,8 @@ class CsvSource:
         with opened(path) as file, csv_errors(path):
             self._plan = CsvPlan.of(path, file, options)
         self.columns: TableColumns | None = self._plan.columns
+        self.notes = self._plan.columns.notes
+        self.done = 0.0
         self._quick = QuickReader(self._plan)
 
     def survey(self, span: Span) -> tuple[bool, bool]:
@@ -234,8 +243,9 @@ class CsvSource:
         with csv_errors(self._path):
             if compression_of(self._path):
                 line = self._plan.n_header_lines
-                with opened(self._path) as packed:
+                with opened(self._path, place := PackedPlace()) as packed:
                     for piece in self._plan.texts(packed, self._piece_bytes):
+                        self.done = place.share
                         yield from self._readable(piece, lambda before=line: before)  # type: ignore[misc]
                         line += count_csv_lines(piece)
                 return

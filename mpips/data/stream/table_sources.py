@@ -1,69 +1,81 @@
-"""Files of tables and arrays that are converted in spans of rows: Parquet, HDF5, npz."""
+"""Files of tables and arrays that are converted in spans of rows: Parquet, Arrow, HDF5, npz, npy."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mpips.data.arrays import array_header, array_names, check_arrays, float_rows, opened_hdf5
+from mpips.data.arrays import array_names, check_arrays, float_rows, opened_hdf5
 from mpips.data.columns import TableColumns
 from mpips.data.dataset import DenseData
+from mpips.data.npy import MAGIC, open_npy
 from mpips.data.options import ReadOptions
-from mpips.data.parquet import ParquetTable, opened_parquet
-from mpips.data.stream.cache import Converted, members_of, read_rows
+from mpips.data.stored_arrays import array_header, members_of, read_rows
+from mpips.data.stream.cache import Converted
 from mpips.data.stream.sources import Span
+from mpips.data.table_files import TableFile
+from mpips.data.typed_tables import TypedTable
 from mpips.errors import DataError
 
 _MAX_ROWS = 1 << 16  # rows of a piece
+_ZIP = b"PK\x03\x04"
 
 
-class ParquetSource:
-    """Parquet, a span for each group of rows; see SpanSource."""
+class TableSource:
+    """Parquet or Arrow, a span for some groups of rows; see SpanSource."""
 
-    def __init__(self, path: str, options: ReadOptions, piece_bytes: int) -> None:
-        """Read the schema. Raises as `mpips.data.parquet.read_parquet`."""
+    def __init__(
+        self,
+        opened: Callable[[str], contextlib.AbstractContextManager[TableFile]],
+        path: str,
+        options: ReadOptions,
+        piece_bytes: int,
+    ) -> None:
+        """Read the schema; `opened` opens the file. Raises as `mpips.data.typed_tables.read_parquet`."""
+        self._opened = opened
         self._path = path
         self._options = options
-        with opened_parquet(path) as file:
-            table = ParquetTable(path, options, file)
-            self._starts = np.cumsum(
-                [0, *(file.metadata.row_group(i).num_rows for i in range(file.num_row_groups))]
-            )
+        with opened(path) as file:
+            table = TypedTable(path, options, file)
+            self._starts = np.cumsum([0, *file.group_rows()])
         self.columns: TableColumns | None = table.columns
+        self.notes = table.columns.notes
+        self.done = 0.0
         row_bytes = 20 * max(1, len(table.wanted))
         self._n_rows = max(1, min(_MAX_ROWS, piece_bytes // row_bytes))
 
     def pieces(self, span: Span, inside: tuple[bool, bool]) -> Iterator[Converted]:
         """Yield the samples of a span."""
-        with opened_parquet(self._path) as file:
-            table = ParquetTable(self._path, self._options, file)
-            start = int(self._starts[span.start])
-            groups = list(range(span.start, span.stop))
-            batches = file.iter_batches(
-                self._n_rows, row_groups=groups, columns=table.wanted, use_threads=False
-            )
-            for batch in batches:
+        with self._opened(self._path) as file:
+            table = TypedTable(self._path, self._options, file)
+            first, last = int(self._starts[span.start]), int(self._starts[span.stop])
+            start, groups = first, range(span.start, span.stop)
+            for batch in file.batches(self._n_rows, table.wanted, groups):
+                before, start = start, start + batch.num_rows
+                self.done = (start - first) / max(last - first, 1)
                 if batch.num_rows:
-                    yield Converted(*table.convert(batch, start))
-                start += batch.num_rows
+                    yield Converted(*table.convert(batch, before))
 
 
 class ArraySource:
-    """The arrays `x` and `y` of an HDF5 or npz file; see SpanSource."""
-
-    columns: TableColumns | None = None
+    """The samples and labels of an HDF5, npz or npy file; see SpanSource."""
 
     def __init__(self, path: str, options: ReadOptions, piece_bytes: int) -> None:
-        """Read nothing yet."""
+        """Find the names of columns, which only a structured array of npy has."""
         self._path = path
         self._options = options
         self._piece_bytes = piece_bytes
+        self.columns: TableColumns | None = None
+        self.notes: tuple[str, ...] = ()
+        self.done = 0.0
+        if _begins(path, MAGIC):
+            _, _, self.columns, self.notes = open_npy(path, options)
 
     def pieces(self, span: Span, inside: tuple[bool, bool]) -> Iterator[Converted]:
         """Yield the samples of a span."""
@@ -74,6 +86,7 @@ class ArraySource:
                 stop = min(start + n_rows, span.stop)
                 labels = y[start:stop] if y is not None else np.zeros(stop - start)
                 rows, labels = float_rows(self._path, x[start:stop], labels)
+                self.done = (stop - span.start) / (span.stop - span.start)
                 yield Converted(DenseData(rows, labels))
 
 
@@ -104,39 +117,45 @@ class RowsOfFile:
 
 
 def array_form(path: str, options: ReadOptions) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Return shape and dtype of the samples of an HDF5 or npz file, which may be compressed.
+    """Return shape and dtype of the samples of an HDF5, npy or npz file, which may be compressed.
 
     Raises:
         DataError: As `opened_arrays`.
         CapabilityError: h5py is missing.
     """
-    if not _is_zip(path):
+    if _begins(path, MAGIC):
+        found = open_npy(path, options).x
+        return tuple(found.shape), found.dtype
+    if not _begins(path, _ZIP):
         with opened_hdf5(path, options) as (x, _):
             return tuple(x.shape), x.dtype
     try:
         with zipfile.ZipFile(path) as archive:
-            found = [name.removesuffix(".npy") for name in archive.namelist()]
-            x_name, _ = array_names(path, found, options.labelled)
+            names = [name.removesuffix(".npy") for name in archive.namelist()]
+            x_name, _ = array_names(path, names, options.labelled)
             with archive.open(f"{x_name}.npy") as member:
                 return array_header(member)[::2]
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{path}: is not an npz file of plain arrays: {error}") from None
 
 
-def _is_zip(path: str) -> bool:
+def _begins(path: str, magic: bytes) -> bool:
     with open(path, "rb") as file:
-        return file.read(4) == b"PK\x03\x04"
+        return file.read(len(magic)) == magic
 
 
 @contextlib.contextmanager
 def opened_arrays(path: str, options: ReadOptions) -> Iterator[tuple[Any, Any]]:
-    """Open samples and labels of an HDF5 or npz file; the labels are None if they are not read.
+    """Open samples and labels of an HDF5, npy or npz file; the labels are None if they are not read.
 
     Raises:
         DataError: The file has no such arrays, or they are compressed in npz.
         CapabilityError: h5py is missing.
     """
-    if not _is_zip(path):
+    if _begins(path, MAGIC):
+        yield open_npy(path, options)[:2]
+        return
+    if not _begins(path, _ZIP):
         with opened_hdf5(path, options) as (x, y):
             yield x, None if isinstance(y, np.ndarray) else y
         return

@@ -16,7 +16,8 @@ from mpips._native import read_parts
 from mpips.data.blocks import SampleBlocks
 from mpips.data.dataset import Batch, Dataset, DenseData, SparseData, join
 from mpips.data.holdout import HoldoutSide
-from mpips.data.stream.cache import Index, Members, members_of
+from mpips.data.stored_arrays import Members, members_of
+from mpips.data.stream.cache import Index
 from mpips.errors import DataError
 
 Int64: TypeAlias = npt.NDArray[np.int64]

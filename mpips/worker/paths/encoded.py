@@ -16,27 +16,23 @@ if TYPE_CHECKING:
     from mpips.worker.connection import Connection
 
 
-class EncodedPath:
-    """Updates of one dense table to one server, in the encoding of the table's codec."""
+class CodecPath:
+    """Updates of one dense table to one server, in records that a codec has encoded."""
 
-    name = "encoded"
+    name: str
 
-    def __init__(
-        self, connection: Connection, index: int, part: ShardRange, codec: _native.Codec
-    ) -> None:
+    def __init__(self, connection: Connection, index: int, part: ShardRange) -> None:
         """Take the way to a server.
 
         Args:
             connection: Connection of the worker.
             index: Index of the table.
             part: The server and its part of the flattened tensor.
-            codec: Codec of the table.
         """
         self.server = part.server
         self._connection = connection
         self._index = index
         self._part = part
-        self._codec = codec
 
     def push(self, update: Float32, random_key: int) -> int:
         """Write the records of an update. Blocks while there is no room for them.
@@ -52,19 +48,36 @@ class EncodedPath:
         Raises:
             StallError: The server has taken no record for the job's timeout.
         """
-        connection, part = self._connection, self._part
-        writer, done = connection.channels[self.server].writer, 0
+        writer, done = self._connection.channels[self.server].writer, 0
         while True:
-            done = writer.push_encoded(
-                self._index,
-                connection.now,
-                self._codec,
-                update,
-                part.start,
-                part.stop,
-                random_key,
-                done,
-            )
-            if done == part.stop - part.start:
+            done = self._write(writer, update, random_key, done)
+            if done == self._part.stop - self._part.start:
                 return writer.next_sequence - 1
-            connection.wait_credit(self.server)
+            self._connection.wait_credit(self.server)
+
+    def _write(
+        self, writer: _native.RingWriter, update: Float32, random_key: int, done: int
+    ) -> int:
+        """Write records from element `done` of the part on; return the element reached without room."""
+        raise NotImplementedError
+
+
+class EncodedPath(CodecPath):
+    """Updates in the encoding of a table's codec, without a residual."""
+
+    name = "encoded"
+
+    def __init__(
+        self, connection: Connection, index: int, part: ShardRange, codec: _native.Codec
+    ) -> None:
+        """As CodecPath. `codec`: of the table."""
+        super().__init__(connection, index, part)
+        self._codec = codec
+
+    def _write(
+        self, writer: _native.RingWriter, update: Float32, random_key: int, done: int
+    ) -> int:
+        part, now = self._part, self._connection.now
+        return writer.push_encoded(
+            self._index, now, self._codec, update, part.start, part.stop, random_key, done
+        )

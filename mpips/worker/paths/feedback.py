@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mpips import _native
+from mpips.worker.paths.encoded import CodecPath
 from mpips.worker.paths.path import Float32
 
 if TYPE_CHECKING:
@@ -15,49 +16,28 @@ if TYPE_CHECKING:
     from mpips.worker.connection import Connection
 
 
-class FeedbackPath:
-    """Updates of one dense table to one server, with a residual."""
+class FeedbackPath(CodecPath):
+    """Updates with a residual."""
 
     name = "feedback"
 
     def __init__(
         self, connection: Connection, index: int, part: ShardRange, feedback: _native.Feedback
     ) -> None:
-        """Take the way to a server.
-
-        Args:
-            connection: Connection of the worker.
-            index: Index of the table.
-            part: The server and its part of the flattened tensor.
-            feedback: Residual of this part.
-        """
-        self.server = part.server
-        self._connection = connection
-        self._index = index
-        self._part = part
+        """As CodecPath. `feedback`: residual of this part."""
+        super().__init__(connection, index, part)
         self._feedback = feedback
 
     def push(self, update: Float32, random_key: int) -> int:
-        """Write the records of an update. Blocks while there is no room for them.
+        """See CodecPath.push. Waits until the server has the push before, too."""
+        # It must survive the worker: its residual is the only one that stays valid meanwhile.
+        self._connection.arrivals.wait_for(self.server, self._feedback.pushed)
+        return super().push(update, random_key)
 
-        Args:
-            update: The whole flattened tensor, float32, C-contiguous, finite. Free at return.
-            random_key: Key of the push's random numbers.
-
-        Returns:
-            Sequence number of the last record.
-
-        Raises:
-            StallError: The server has taken no record for the job's timeout.
-        """
-        connection, part = self._connection, self._part
-        writer, values = connection.channels[self.server].writer, update[part.start : part.stop]
-        # The push before must survive the worker: its residual is the only one that stays valid meanwhile.
-        connection.arrivals.wait_for(self.server, self._feedback.pushed)
-        while True:
-            done = writer.push_feedback(
-                self._index, connection.now, self._feedback, values, random_key
-            )
-            if done == part.stop - part.start:
-                return writer.next_sequence - 1
-            connection.wait_credit(self.server)
+    def _write(
+        self, writer: _native.RingWriter, update: Float32, random_key: int, done: int
+    ) -> int:
+        values = update[self._part.start : self._part.stop]
+        return writer.push_feedback(
+            self._index, self._connection.now, self._feedback, values, random_key
+        )

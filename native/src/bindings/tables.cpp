@@ -85,6 +85,18 @@ std::size_t count_csv_lines(const py::buffer& text) {
                                static_cast<std::size_t>(info.size));
 }
 
+// Return true if all numbers lie in 0 to `end` - 1. Compilers vectorise it, unlike
+// std::minmax_element.
+template <typename Number>
+bool all_below(const Number* from, std::size_t n, std::size_t end) noexcept {
+  Number signs = 0, most = -1;
+  for (std::size_t i = 0; i < n; ++i) {
+    signs |= from[i];
+    most = std::max(most, from[i]);
+  }
+  return signs >= 0 && (most < 0 || static_cast<std::size_t>(most) < end);
+}
+
 // Return a column's arrays as pointers, and check that they fit n records.
 data::CellColumn checked_column(const ColumnArrays& arrays, bool logarithms, std::size_t n) {
   const auto& [numbers, key, codes, keys] = arrays;
@@ -99,9 +111,7 @@ data::CellColumn checked_column(const ColumnArrays& arrays, bool logarithms, std
   require_vector(*keys, "keys");
   if (length(*codes) != n) throw py::value_error("all columns must have the same length");
   const std::int32_t* const from = codes->data();
-  const auto [least, most] = std::minmax_element(from, from + n);
-  if (n > 0 && (*least < 0 || static_cast<std::size_t>(*most) >= length(*keys)))
-    throw py::value_error("a code lies outside of its keys");
+  if (!all_below(from, n, length(*keys))) throw py::value_error("a code lies outside of its keys");
   return {nullptr, false, 0, from, keys->data(), length(*keys)};
 }
 
@@ -115,9 +125,7 @@ std::size_t interleave(const std::vector<ColumnArrays>& columns, std::size_t n_r
     found.push_back(checked_column(columns[c], logarithms[c], n_records));
   const std::size_t n = own ? length(*own) : n_records;
   if (own) {
-    const std::int64_t* const from = own->data();
-    const auto [least, most] = std::minmax_element(from, from + n);
-    if (n > 0 && (*least < 0 || static_cast<std::size_t>(*most) >= n_records))
+    if (!all_below(own->data(), n, n_records))
       throw py::value_error("own names a record that is not there");
   }
   const std::size_t room = n * columns.size();

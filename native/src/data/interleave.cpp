@@ -3,14 +3,14 @@
 #include <algorithm>
 #include <cmath>
 
+#include "data/logarithm.hpp"
+
 namespace mpips::data {
 namespace {
 
 constexpr std::size_t kBlock = 64;  // records whose entries stay in the nearest cache
 
-double logarithm(double value) noexcept {
-  return std::copysign(std::log1p(std::fabs(value)), value);
-}
+const FloatLogarithm kLogarithm;
 
 bool has_gap(const CellColumn& column, const std::int64_t* own, std::size_t n) noexcept {
   // Mostly there is no empty text.
@@ -38,7 +38,7 @@ void write_column(const CellColumn& column, const std::int64_t* own, std::size_t
     if (column.numbers != nullptr) {
       const double value = column.numbers[record];
       out.keys[entry] = column.key;
-      out.values[entry] = static_cast<float>(logarithms ? logarithm(value) : value);
+      out.values[entry] = logarithms ? kLogarithm(value) : static_cast<float>(value);
     } else {
       out.keys[entry] = column.keys[column.codes[record]];
       out.values[entry] = 1.0F;
@@ -58,10 +58,9 @@ std::size_t write_with_gaps(const CellColumn* columns, std::size_t n_columns,
       // Write always, and count the entry if the cell is there: its place is free otherwise.
       out.fields[entry] = static_cast<std::int32_t>(c);
       if (column.numbers != nullptr) {
-        double value = column.numbers[record];
-        if (column.logarithms) value = logarithm(value);
+        const double value = column.numbers[record];
         out.keys[entry] = column.key;
-        out.values[entry] = static_cast<float>(value);
+        out.values[entry] = column.logarithms ? kLogarithm(value) : static_cast<float>(value);
         entry += !std::isnan(value);
       } else {
         const std::int64_t key = column.keys[column.codes[record]];

@@ -19,7 +19,8 @@ import mpips
 from mpips import _native
 from mpips.checkpoint import CheckpointWriter, open_checkpoint
 from mpips.checkpoint import sinks as sinks_module
-from mpips.checkpoint.manifest import MANIFEST, STATE, hexsum, pack_random, unpack_random
+from mpips.checkpoint.manifest import MANIFEST, STATE, hexsum
+from mpips.checkpoint.random_state import pack_random, unpack_random
 from mpips.checkpoint.sinks import boxes
 from mpips.checkpoint.sorting import find_keys, take_rows
 from mpips.checkpoint.steps import Peers, finish

@@ -87,8 +87,8 @@ def sentence(call: Any, *arguments: Any, **keywords: Any) -> str:
         ),
         (
             "data.format=svm",
-            "data.format = 'svm': must be one of auto, csv, digits, hdf5, libsvm, npz, parquet; "
-            "did you mean 'libsvm'?",
+            "data.format = 'svm': must be one of arrow, auto, criteo, csv, digits, hdf5, libsvm, npy, npz, "
+            "parquet; did you mean 'libsvm'?",
         ),
         (
             "tables.weight.bound=x",

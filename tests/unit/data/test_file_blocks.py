@@ -61,6 +61,29 @@ def parquet(folder: Path) -> Path:
     return folder / "a.parquet"
 
 
+def arrow(folder: Path) -> Path:
+    pytest.importorskip("pyarrow")
+    from pyarrow import feather
+    from pyarrow import parquet as files
+
+    table = files.read_table(parquet(folder))
+    feather.write_feather(table, folder / "a.feather", compression="zstd", chunksize=33)
+    return folder / "a.feather"
+
+
+def npy(folder: Path) -> Path:
+    np.save(folder / "x.npy", rng().random((N, 2, 3)))
+    np.save(folder / "y.npy", np.arange(N) % 2)
+    return folder / "x.npy"
+
+
+def records(folder: Path) -> Path:
+    array = np.zeros(N, [("a", "f4"), ("label", "i4"), ("b", "f8")])
+    array["a"], array["b"], array["label"] = rng().random(N), np.arange(N) / 7, np.arange(N) % 2
+    np.save(folder / "a.npy", array)
+    return folder / "a.npy"
+
+
 def npz(folder: Path) -> Path:
     np.savez(folder / "a.npz", x=rng().random((N, 2, 3), np.float32), y=np.arange(N) % 2)
     return folder / "a.npz"
@@ -91,7 +114,20 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-FORMS = [libsvm, compressed, text_csv, number_csv, parquet, npz, packed_npz, hdf5, several]
+FORMS = [
+    libsvm,
+    compressed,
+    text_csv,
+    number_csv,
+    parquet,
+    arrow,
+    npy,
+    records,
+    npz,
+    packed_npz,
+    hdf5,
+    several,
+]
 
 
 @pytest.fixture(autouse=True)

@@ -87,7 +87,7 @@ def test_the_samples_are_those_of_the_csv_file(
     rows: int,
     shares: Shares,
 ) -> None:
-    monkeypatch.setattr("mpips.data.parquet._ROWS", rows)
+    monkeypatch.setattr("mpips.data.typed_tables._ROWS", rows)
     columns = cells()
     files = [write(tmp_path / "a.parquet", columns), write_csv(tmp_path / "a.csv", columns)]
     if "flag" not in (*options.ignore, *options.categorical):

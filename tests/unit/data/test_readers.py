@@ -171,14 +171,14 @@ def test_missing_library_is_named(library: str, path: str, monkeypatch: pytest.M
 
 def test_unknown_format_and_content_list_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"valid are auto, {', '.join(READERS)}"):
-        read("a.csv", options=ReadOptions(format="feather"))
+        read("a.csv", options=ReadOptions(format="sav"))
     with pytest.raises(
         ConfigError,
-        match=r"extension '\.feather' or the content; add --set data\.format=libsvm \(or csv",
+        match=r"extension '\.sav' or the content; add --set data\.format=libsvm \(or csv",
     ):
-        read(write(tmp_path / "a.feather", "FEA1\x00"))
-    with pytest.raises(DataError, match=r"absent\.feather: cannot be read: No such file"):
-        read(tmp_path / "absent.feather")
+        read(write(tmp_path / "a.sav", "$FL2\x00"))
+    with pytest.raises(DataError, match=r"absent\.sav: cannot be read: No such file"):
+        read(tmp_path / "absent.sav")
 
 
 def test_explicit_format_overrules_the_ending(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from mpips.data import Cursor, DataInfo, Loader, ReadOptions, Sampling, Shape, read
+from mpips.data.stored_arrays import members_of
 from mpips.data.stream import StreamedData, cache, conversion, sources, windows
-from mpips.data.stream.cache import Index, members_of, read_index
+from mpips.data.stream.cache import Index, read_index
 from mpips.errors import CapabilityError, DataError
 from tests.support.streaming import (
     assert_same,
@@ -83,6 +84,33 @@ def arrays(path: Path) -> Path:
     return path
 
 
+def arrow(path: Path) -> Path:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import ipc
+    from pyarrow import parquet as files
+
+    table = files.read_table(parquet(path.with_suffix(".parquet")))
+    table = table.set_column(1, "word", table["word"].dictionary_encode())
+    new = ipc.new_stream if path.suffix == ".arrows" else ipc.new_file
+    with new(pyarrow.OSFile(str(path), "wb"), table.schema) as file:
+        file.write_table(table, max_chunksize=90)
+    return path
+
+
+def npy(path: Path, structured: bool = False) -> Path:
+    source = np.random.default_rng(3)
+    x = source.integers(-99, 99, (150, 3, 2)).astype(np.float32)
+    if structured:
+        records = np.zeros(150, [("a", "f4"), ("y", "i4"), ("b", "f8"), ("c", "i8")])
+        records["a"], records["b"], records["c"] = x[:, 0, 0], x[:, 1, 0] / 7, x[:, 2, 0]
+        records["y"] = source.integers(0, 4, 150)
+        np.save(path, records)
+        return path
+    np.save(path, np.asfortranarray(x))
+    np.save(path.with_name("y.npy"), source.integers(0, 4, 150))
+    return path
+
+
 def packed(path: Path) -> Path:
     (path.parent / "a.svm.gz").write_bytes(gzip.compress(libsvm(path).read_bytes()))
     return path.parent / "a.svm.gz"
@@ -101,6 +129,10 @@ MAKERS = {
     "dense csv": lambda folder: table(folder / "a.csv", text=False, label="number"),
     "csv.gz": lambda folder: packed_table(folder / "a.csv"),
     "parquet": lambda folder: parquet(folder / "a.parquet"),
+    "arrow": lambda folder: arrow(folder / "a.arrow"),
+    "arrow stream": lambda folder: arrow(folder / "a.arrows"),
+    "npy": lambda folder: npy(folder / "x.npy"),
+    "records": lambda folder: npy(folder / "a.npy", structured=True),
     "npz": lambda folder: arrays(folder / "a.npz"),
     "hdf5": lambda folder: arrays(folder / "a.h5"),
 }

@@ -207,7 +207,7 @@ def test_plot_draws_the_history() -> None:
 @pytest.mark.parametrize(
     ("data", "more", "message"),
     [
-        (7, {}, "the train data is int: must be a path, a pair"),
+        (7, {}, "the train data is int: must be a path, a list of paths, a pair"),
         ((np.zeros((3, 2)), np.zeros(4)), {}, r"shape \(3, 2\) and labels of shape \(4,\)"),
         ((np.array([["a"]]), [1]), {}, "samples of dtype <U1"),
         ((Matrix(np.eye(2)), ["a", "b"]), {}, "sparse samples and labels of dtype <U1"),

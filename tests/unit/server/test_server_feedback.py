@@ -197,3 +197,26 @@ def test_after_an_interrupted_push_the_next_one_is_refused(
     ):
         handle.push(np.ones(40_001, np.float32))
     assert writer.next_sequence == before
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_a_push_overwrites_no_half_before_the_push_before_it_has_arrived(codec: Codec) -> None:
+    """Until then the half that the next push overwrites may be the only one that stays valid."""
+    rig = Rig(dense(40, compression=codec), n_slots=8)
+    residuals = residuals_of(rig, halves=2)
+    worker = rig.worker(residuals=residuals)
+    connection, waits = worker._connection, []
+
+    def wait_for(server: int, sequence: int) -> None:
+        feedback = residuals.feedback(0, server)
+        # The halves are as the push before has left them.
+        waits.append((server, sequence, feedback.is_open, feedback.residual.tobytes()))
+
+    connection.arrivals.wait_for = wait_for
+    before = []
+    for number in range(3):
+        before.append(residuals.values()["w"].tobytes())
+        worker.table("w").push(floats(40, number))
+    ends = [0, *(w[1] for w in waits[1:])]
+    assert ends == sorted(set(ends))
+    assert [(s, opened, text) for s, _, opened, text in waits] == [(0, False, b) for b in before]

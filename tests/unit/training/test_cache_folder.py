@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import bz2
 import fcntl
+import gzip
+import lzma
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from streaming import drafted
 from thread_ranks import prepared
@@ -165,3 +169,46 @@ def test_the_progress_of_a_conversion_ends_with_all(tmp_path: Path) -> None:
     assert len(shares) > 1
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
+
+
+@pytest.mark.parametrize("ending", ["gz", "bz2", "xz", "zst", "parquet", "npz"])
+def test_the_progress_advances_within_a_file_that_one_worker_converts(
+    tmp_path: Path, ending: str
+) -> None:
+    path = write_large(tmp_path, ending)
+    shares: list[float] = []
+    options = ReadOptions()
+    plan = drafted([path], options, 1 << 17, tmp_path)
+    (tmp_path / "out").mkdir()
+    Conversion(plan, options, 0, 1).convert({}, tmp_path / "out", shares.append)
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+    inside = {round(share, 6) for share in shares if 0 < share < 1}
+    assert len(inside) >= 5
+    # The steps are about as large as the pieces.
+    assert max(np.diff([0, *sorted(inside), 1])) < 0.5
+
+
+def write_large(folder: Path, ending: str) -> Path:
+    """Write one file, compressed or with one group of rows."""
+    source = np.random.default_rng(1)
+    if ending == "parquet":
+        pyarrow = pytest.importorskip("pyarrow")
+        from pyarrow import parquet
+
+        table = pyarrow.table({"a": source.random(20_000), "label": np.arange(20_000) % 2})
+        parquet.write_table(table, folder / "a.parquet")
+        return folder / "a.parquet"
+    if ending == "npz":
+        np.savez(folder / "a.npz", x=source.random((20_000, 4)), y=np.arange(20_000) % 2)
+        return folder / "a.npz"
+    text = "".join(f"{i % 2} 1:{v}\n" for i, v in enumerate(source.random(40_000))).encode()
+    path = folder / f"a.svm.{ending}"
+    if ending == "zst":
+        path.write_bytes(pytest.importorskip("zstandard").compress(text))
+    else:
+        pack = {"gz": gzip.compress, "bz2": lambda t: bz2.compress(t, 1), "xz": lzma.compress}[
+            ending
+        ]
+        path.write_bytes(pack(text))
+    return path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from model_rig import dense_csv, hashed_csv, svm
@@ -82,3 +83,40 @@ def test_labels_that_no_task_learns_are_refused(
     with pytest.raises(DataError, match=complaint):
         run("a.csv")
     assert not Path("job.toml").exists()
+
+
+def test_the_label_of_an_array_or_a_table_can_be_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(1)
+    array = np.column_stack([random.random((60, 3)), np.arange(60) % 2])
+    np.save("a.npy", array)
+    with pytest.raises(DataError, match="where its labels are is not clear"):
+        run("a.npy")
+    run("a.npy", "--test", "a.npy", "--label", "-1", "-o", "array.toml")
+    np.savetxt("a.csv", array, delimiter=",", header="a,b,c,clicked", comments="")
+    with pytest.raises(DataError, match=r"set data\.label to one of"):
+        run("a.csv")
+    run("a.csv", "--label", "clicked", "-o", "table.toml")
+    for name, label in (("array", "-1"), ("table", "clicked")):
+        config = load_config(f"{name}.toml", [("train.epochs", 1)])
+        assert (config.task, config.data.label) == ("mlp", label)
+        assert train(config, "none", verbose=False).value.n_samples == 60
+
+
+def test_files_of_arrow_and_of_two_arrays_are_drafted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", np.random.default_rng(1).random((60, 3)))
+    np.save("y.npy", np.arange(60) % 2)
+    assert 'task = "mlp"' in run("x.npy", "-o", "array.toml")
+    feather = pytest.importorskip("pyarrow.feather")
+    table = pytest.importorskip("pyarrow").table
+    feather.write_feather(table({"w": ["a", "b", "c"] * 20, "y": [0, 1] * 30}), "a.feather")
+    assert 'task = "wide_deep"' in run("a.feather", "-o", "table.toml")
+    assert 'categorical = ["w"]' in Path("table.toml").read_text()
+    for name in ("array", "table"):
+        config = load_config(f"{name}.toml", [("train.epochs", 1)])
+        assert train(config, "none", verbose=False).value.n_samples == 60

@@ -118,7 +118,7 @@ def test_without_memory_that_outlives_the_launch_no_worker_waits(kind):
 
 
 def test_a_server_that_confirms_nothing_is_named():
-    job = TwoServers("rma", 0, writes_position=True, timeout_s=0.05)
+    job = TwoServers("rma", 0, writes_position=True, timeout_s=0.5)
     job.networks[1].fenced = lambda: False
     with pytest.raises(StallError, match=r"server 1 has not confirmed that records of worker 0"):
         job.run(1)

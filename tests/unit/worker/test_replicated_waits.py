@@ -16,7 +16,7 @@ from mpips.mpi.messages import Abandon, Waits
 from mpips.session.local_scheduler import LocalScheduler
 from mpips.session.node_memory import make_memory, make_reduction, node_layout
 from mpips.worker.connection import Connection
-from mpips.worker.replicated_tables import ReplicatedPart
+from mpips.worker.replicated_part import ReplicatedPart
 from mpips.worker.worker import Worker, connection_of
 
 ONES = np.ones(3000, np.float32)

@@ -33,10 +33,9 @@ def test_a_wait_within_a_push_counts_as_a_wait() -> None:
     time.sleep(0.01)
     clock.end_pull()
     spent.fetched(0.5)
-    began, wait_s = time.monotonic(), clock.wait_s
-    time.sleep(0.01)
-    spent.waited(5.0)
-    spent.cut(began, wait_s)
+    with spent.cut():
+        time.sleep(0.01)
+        spent.waited(5.0)
     f = figures_of(spent)
     assert f.wait_s == 0.02, "the waits of a cut are part of the cut"
     assert 0.01 <= f.push_s <= f.elapsed_s - 0.04

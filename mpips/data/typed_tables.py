@@ -1,4 +1,4 @@
-"""Reader of Parquet files with columns of numbers and text, as of CSV (`csv_table.py`).
+"""Reader of Parquet and Arrow files with columns of numbers and text, as of CSV (`csv_table.py`).
 
 A cell has the key that it has in a CSV file, so a model that was trained on one format reads the other. Text
 columns are those of type string, or a dictionary of strings. A null is an empty cell, and so is NaN in a
@@ -7,7 +7,6 @@ column of numbers. Only the columns that are used are read, a few thousand rows 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -27,7 +26,14 @@ from mpips.data.columns import (
 from mpips.data.dataset import Dataset
 from mpips.data.info import MAX_CLASSES, Part
 from mpips.data.options import ReadOptions, Share
-from mpips.errors import CapabilityError, DataError
+from mpips.data.table_files import (
+    OPENED_TABLES,
+    TableFile,
+    is_text,
+    opened_arrow,
+    opened_parquet,
+)
+from mpips.errors import DataError
 
 Float64: TypeAlias = npt.NDArray[np.float64]
 Int64: TypeAlias = npt.NDArray[np.int64]
@@ -45,66 +51,49 @@ def read_parquet(path: str, options: ReadOptions, share: Share) -> Part:
         OSError: The file cannot be opened.
     """
     with opened_parquet(path) as file:
-        return ParquetTable(path, options, file).read(share)
+        return TypedTable(path, options, file).read(share)
 
 
-def parquet_blocks(
-    path: str, options: ReadOptions, turns: Iterator[bool], n_rows: Callable[[int], int]
+def read_arrow(path: str, options: ReadOptions, share: Share) -> Part:
+    """Read a share of an Arrow file; see `read_parquet`."""
+    with opened_arrow(path) as file:
+        return TypedTable(path, options, file).read(share)
+
+
+def table_blocks(
+    kind: str,
+    path: str,
+    options: ReadOptions,
+    turns: Iterator[bool],
+    n_rows: Callable[[int], int],
 ) -> Iterator[tuple[Dataset, tuple[str, ...], tuple[str, ...]] | None]:
-    """Read the samples of a Parquet file in blocks; raises as `read_parquet` does.
+    """Read the samples of a file in blocks; raises as `read_parquet` does.
 
     Args:
+        kind: The format, a key of `OPENED_TABLES`.
         path: The file.
         options: Options of the reader.
         turns: For each block whether it is read; None is yielded in the place of one that is not.
         n_rows: Returns the rows of a block from the number of columns.
 
     Yields:
-        The samples, the labels that are text (see `ParquetTable.convert`), and sentences for the user.
+        The samples, the labels that are text (see `TypedTable.convert`), and sentences for the user.
     """
-    with opened_parquet(path) as file:
-        yield from ParquetTable(path, options, file).blocks(turns, n_rows)
+    with OPENED_TABLES[kind](path) as file:
+        yield from TypedTable(path, options, file).blocks(turns, n_rows)
 
 
-@contextlib.contextmanager
-def opened_parquet(path: str) -> Iterator[Any]:
-    """Open a file such that columns of text are read as places in a dictionary, as most files have them.
-
-    Raises:
-        CapabilityError: pyarrow is missing.
-        OSError: The file cannot be opened.
-        DataError: Within the block, too: it is no Parquet file, or a damaged one.
-    """
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise CapabilityError(
-            f"{path}: reading Parquet needs pyarrow (pip install pyarrow): {error}"
-        ) from None
-    # Raise the usual errors of files before those of pyarrow.
-    with open(path, "rb"):
-        pass
-    try:
-        schema = parquet.read_schema(path)
-        text = [field.name for field in schema if _is_text(field.type)]
-        with parquet.ParquetFile(path, memory_map=True, read_dictionary=text) as file:
-            yield file
-    except pyarrow.ArrowException as error:
-        raise DataError(f"{path}: is no Parquet file, or a damaged one: {error}") from None
-
-
-class ParquetTable:
+class TypedTable:
     """The reader of one open file, with the meaning of its columns."""
 
-    def __init__(self, path: str, options: ReadOptions, file: Any) -> None:
+    def __init__(self, path: str, options: ReadOptions, file: TableFile) -> None:
         """Choose the columns of an open file; raises DataError as `read_parquet`."""
-        schema = file.schema_arrow
+        schema = file.schema
         self._path = path
         self._file = file
         self._options = options
         self._types = dict(zip(schema.names, schema.types, strict=True))
-        text = [name for name in schema.names if _is_text(self._types[name])]
+        text = [name for name in schema.names if is_text(self._types[name])]
         finds_text = options.finds_text and not options.categorical
         self.columns = choose_columns(path, schema.names, options, text if finds_text else [])
         self._check_types(text)
@@ -146,12 +135,12 @@ class ParquetTable:
         label = self.columns.label if self._options.labelled else None
         wanted = self.wanted
         builder = self._builder()
-        builder.expect(self._file.metadata.num_rows // share.stride + 1)
+        builder.expect(sum(self._file.group_rows()) // share.stride + 1)
         labels: list[Any] = []
         rows: list[Int64] = []
         all_labels: set[str] = set()
         start = 0
-        for batch in self._file.iter_batches(_ROWS, columns=wanted, use_threads=False):
+        for batch in self._file.batches(_ROWS, wanted):
             own = share.numbers(start, start + batch.num_rows)
             taken = batch.take(_indices(own - start)) if len(own) < batch.num_rows else batch
             builder.add(self._cells(taken, own), len(own))
@@ -175,9 +164,9 @@ class ParquetTable:
     def blocks(
         self, turns: Iterator[bool], n_rows: Callable[[int], int]
     ) -> Iterator[tuple[Dataset, tuple[str, ...], tuple[str, ...]] | None]:
-        """Read the samples in blocks; see `parquet_blocks`."""
+        """Read the samples in blocks; see `table_blocks`."""
         names, start = self.wanted, 0
-        for batch in self._file.iter_batches(n_rows(len(names)), columns=names, use_threads=False):
+        for batch in self._file.batches(n_rows(len(names)), names):
             yield (*self.convert(batch, start), self.columns.notes) if next(turns) else None
             start += batch.num_rows
 
@@ -294,14 +283,6 @@ def _indices(rows: Int64) -> Any:
     import pyarrow
 
     return pyarrow.array(rows)
-
-
-def _is_text(kind: Any) -> bool:
-    from pyarrow import types
-
-    if types.is_dictionary(kind):
-        kind = kind.value_type
-    return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
 def _is_number(kind: Any) -> bool:

@@ -1,0 +1,275 @@
+"""Reader of npy files: an array of samples, mapped into memory; labels lie in a column or in a second file.
+
+A plain array has the shape (n, d), or (n, ...) with labels in a second file. `data.label` is the number of
+its label column, as NumPy counts (0 the first, -1 the last), or the name of the second file, such as
+"labels.npy", in the folder of the samples. Without the option, the second file is that of the same name with
+y in the place of x: y.npy beside x.npy, y_train.npy beside X_train.npy.
+
+The fields of a structured array are named columns, as those of CSV. The array is mapped, so a worker reads
+the pages with its own rows only, also where the columns are contiguous (Fortran order).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib import format as npy
+
+from mpips.data.arrays import (
+    array_part,
+    block_of,
+    check_arrays,
+    read_blocks,
+)
+from mpips.data.columns import TableColumns, choose_columns
+from mpips.data.dataset import Dataset
+from mpips.data.info import Part
+from mpips.data.options import ReadOptions, Share
+from mpips.data.stored_arrays import HEADER_ERRORS, array_header
+from mpips.errors import DataError
+
+MAGIC = b"\x93NUMPY"
+_NUMBER = re.compile(r"[-+]?\d{1,9}")
+_X = re.compile(r"(?<![A-Za-z0-9])[xX](?![A-Za-z0-9])")
+
+
+class NpyFile(NamedTuple):
+    """An open file.
+
+    Attributes:
+        x: Samples; has `shape`, `dtype`, a length and rows, as an array of shape (n, ...).
+        y: Labels, shape (n,); zeros that take no memory if labels are not read.
+        columns: The fields that are used; None for a plain array.
+        notes: Sentences for the user.
+    """
+
+    x: Any
+    y: npt.NDArray[Any]
+    columns: TableColumns | None
+    notes: tuple[str, ...]
+
+
+def read_npy(path: str, options: ReadOptions, share: Share) -> Part:
+    """Read a share of the samples of an npy file.
+
+    Raises:
+        DataError: The file is damaged or no array of numbers, or it is not clear where its labels are.
+        OSError: A file cannot be read.
+    """
+    file = open_npy(path, options)
+    x, y = read_blocks(file.x, share), read_blocks(file.y, share)
+    return array_part(path, x, y, len(file.y), options, file.columns, file.notes)
+
+
+def npy_blocks(
+    path: str, file: NpyFile, turns: Iterator[bool], n_rows: Callable[[int], int]
+) -> Iterator[Dataset | None]:
+    """Read the samples of an npy file in blocks; raises as `read_npy` does.
+
+    Args:
+        path: The file, for errors.
+        file: What `open_npy` returned.
+        turns: For each block whether it is read; None is yielded in the place of one that is not.
+        n_rows: Returns the rows of a block from the number of columns.
+    """
+    x, y, _, _ = file
+    step = n_rows(math.prod(x.shape[1:]))
+    for start in range(0, len(x), step):
+        own = slice(start, start + step)
+        yield block_of(path, x[own], y[own]) if next(turns) else None
+
+
+def open_npy(path: str, options: ReadOptions) -> NpyFile:
+    """Map a file, and that of its labels. Reads no samples; raises as `read_npy`."""
+    array = _mapped(path)
+    if array.dtype.names is not None:
+        file = _structured(path, array, options)
+    else:
+        file = _plain(path, array, options)
+    check_arrays(path, file.x, file.y)
+    if not math.prod(file.x.shape[1:]):
+        raise DataError(f"{path}: has no column of features: its shape is {array.shape}")
+    return file
+
+
+def label_files(path: str, options: ReadOptions) -> tuple[str, ...]:
+    """Return the files beside `path` that a reader of npy takes labels from: none or one."""
+    label = options.label
+    if not options.labelled or (label is not None and not label.endswith(".npy")):
+        return ()
+    if label is not None:
+        return (os.path.join(os.path.dirname(path), label),)
+    folder, name = os.path.split(path)
+    found = list(_X.finditer(name))
+    if len(found) != 1:
+        return ()
+    begin, end = found[0].span()
+    names = (os.path.join(folder, f"{name[:begin]}{y}{name[end:]}") for y in "yY")
+    return next(((other,) for other in names if os.path.exists(other)), ())
+
+
+def _plain(path: str, array: npt.NDArray[Any], options: ReadOptions) -> NpyFile:
+    """Return the samples of an array without names."""
+    label = options.label
+    if label is not None and _NUMBER.fullmatch(label):
+        return _with_column(path, array, int(label), options)
+    if label is not None and not label.endswith(".npy"):
+        raise DataError(
+            f"{path}: data.label = '{label}', but the columns of this array have no names: set it to the "
+            "number of the label's column, such as 0 or -1 (the last), or to the file of the labels, such as "
+            "labels.npy"
+        )
+    if not options.labelled:
+        return NpyFile(array, _no_labels(array), None, ())
+    others = label_files(path, options)
+    if not others:
+        raise DataError(
+            f"{path}: where its labels are is not clear: set data.label to the number of their column, such "
+            "as 0 or -1 (the last), or to their file, such as labels.npy; or call the files x.npy and y.npy"
+        )
+    y = _mapped(others[0])
+    _check_labels(others[0], y)
+    return NpyFile(array, y, None, (f"{path}: labels from {others[0]}",))
+
+
+def _check_labels(path: str, y: npt.NDArray[Any]) -> None:
+    if y.ndim != 1 or y.dtype.kind not in "fiub":
+        raise DataError(
+            f"{path}: has shape {y.shape} and dtype {y.dtype}: labels are numbers, shape (n,)"
+        )
+
+
+def _with_column(path: str, array: npt.NDArray[Any], number: int, options: ReadOptions) -> NpyFile:
+    """Return the samples of an array one of whose columns has the labels."""
+    if array.ndim != 2:
+        raise DataError(
+            f"{path}: has shape {array.shape}: labels can be a column of an array of shape (n, d) only; "
+            "set data.label to the file of the labels"
+        )
+    width = array.shape[1]
+    # An array to be predicted may have no labels.
+    if not options.labelled and width == options.n_features:
+        return NpyFile(array, _no_labels(array), None, ())
+    if not -width <= number < width:
+        raise DataError(
+            f"{path}: data.label = {number}: the array has {width} columns, 0 to {width - 1}"
+        )
+    place = number % width
+    y = array[:, place] if options.labelled else _no_labels(array)
+    note = f"{path}: labels from column {place} of {width} columns, 0 to {width - 1}"
+    return NpyFile(_without(array, place), y, None, (note,) if options.labelled else ())
+
+
+def _without(array: npt.NDArray[Any], place: int) -> Any:
+    """Return an array of shape (n, d) without a column, as a view if that is possible."""
+    if place == 0:
+        return array[:, 1:]
+    if place == array.shape[1] - 1:
+        return array[:, :-1]
+    return _ColumnRows(
+        len(array),
+        array.shape[1] - 1,
+        array.dtype,
+        lambda rows: np.delete(array[rows], place, axis=1),
+    )
+
+
+def _structured(path: str, array: npt.NDArray[Any], options: ReadOptions) -> NpyFile:
+    """Return the samples of an array with named fields."""
+    names = array.dtype.names
+    assert names is not None
+    if array.ndim != 1:
+        raise DataError(
+            f"{path}: is an array of records of shape {array.shape}: must be (n,), a record a sample"
+        )
+    columns = choose_columns(path, names, options, [])
+    label = columns.label if options.labelled else None
+    features = [column.name for column in columns.features]
+    for name in [*features, *([label.name] if label is not None else [])]:
+        kind = array.dtype[name]
+        if kind.kind not in "fiub" or kind.shape:
+            raise DataError(
+                f"{path}: field '{name}' has dtype {kind}, expected numbers; leave it out: data.ignore = "
+                f'["{name}"]; text can be read from CSV, Parquet and Arrow'
+            )
+    hashed = [column.name for column in columns.features if column.categorical]
+    if hashed:
+        raise DataError(
+            f"{path}: data.categorical names field '{hashed[0]}': fields of npy are numbers; use "
+            "CSV, Parquet or Arrow to hash columns"
+        )
+    x = _ColumnRows(
+        len(array),
+        len(features),
+        np.result_type(*(array.dtype[name] for name in features)) if features else np.dtype("f4"),
+        lambda rows: _stacked(array[rows], features),
+    )
+    y = array[label.name] if label is not None else _no_labels(array)
+    return NpyFile(x, y, columns, columns.notes)
+
+
+def _stacked(records: npt.NDArray[Any], names: Sequence[str]) -> npt.NDArray[Any]:
+    """Return fields of records as rows."""
+    return np.stack([records[name] for name in names], axis=1)
+
+
+def _no_labels(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return a zero for each sample, without memory for them."""
+    return np.broadcast_to(np.zeros(()), array.shape[:1])
+
+
+class _ColumnRows:
+    """Rows of some columns of a mapped array, which are made when they are read."""
+
+    def __init__(
+        self,
+        n: int,
+        width: int,
+        dtype: np.dtype[Any],
+        rows: Callable[[slice], npt.NDArray[Any]],
+    ) -> None:
+        self.shape, self.dtype = (n, width), dtype
+        self._rows = rows
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> npt.NDArray[Any]:
+        """Return consecutive rows, a new array."""
+        return self._rows(rows)
+
+
+def _mapped(path: str) -> npt.NDArray[Any]:
+    """Map an array.
+
+    Raises:
+        DataError: It is none, has Python objects, or is longer than the file.
+        OSError: The file cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            shape, _, dtype = array_header(file)
+            there = os.fstat(file.fileno()).st_size - file.tell()
+        if dtype.hasobject:
+            raise DataError(
+                f"{path}: contains Python objects, which are not unpickled; save an array of numbers"
+            )
+        n_bytes = dtype.itemsize * math.prod(shape)
+        if min(shape, default=0) < 0 or n_bytes > there:
+            raise DataError(
+                f"{path}: its header names shape {shape} and dtype {dtype}, {n_bytes:,} bytes, and "
+                f"{there:,} follow: the file is cut off or damaged; write it again by np.save"
+            )
+        # An array without elements cannot be mapped.
+        return npy.open_memmap(path, mode="r") if n_bytes else np.empty(shape, dtype)
+    except HEADER_ERRORS as error:
+        raise DataError(
+            f"{path}: is not an array of NumPy: {error}; write it by np.save(file, x)"
+        ) from None
